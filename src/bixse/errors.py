@@ -1,0 +1,113 @@
+"""Error types: each message says what was got, what was expected and how to mend it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+FAULTS_SHOWN = 20
+"""How many faults of one file a message lists; the rest are counted."""
+
+
+class BixseError(Exception):
+    """Base class of the errors a user can mend; the command line prints it without a traceback."""
+
+    exit_code = 1
+    """Process exit code of a command that ends with this error."""
+
+
+class InputError(BixseError):
+    """Wrong usage or unusable input."""
+
+    exit_code = 2
+
+
+class ConfigError(InputError):
+    """A configuration holds an unknown key or a value outside its range."""
+
+
+class OutputExistsError(InputError):
+    """The output folder already holds the results of another run."""
+
+
+class ModelError(InputError):
+    """A model name or folder that cannot be used as an encoder."""
+
+
+class StorageError(BixseError):
+    """Writing failed: the disk is full or the folder is not writable."""
+
+
+class TrainingError(BixseError):
+    """Training cannot go on; the last checkpoint is kept."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One fault of an input file.
+
+    Example:
+        >>> print(Fault(3, "relevance", "1.7", "a number in [0, 1]", "divide by the largest grade"))
+        row 3, column 'relevance': got 1.7; expected a number in [0, 1]; to mend: divide by the largest grade
+    """
+
+    row: int | None
+    """1-based data row (the header does not count), or None for a fault of the whole file."""
+    column: str | None
+    """Column or key, or None."""
+    found: str
+    """What is there, quoted and shortened."""
+    expected: str
+    """What should be there."""
+    fix: str
+    """How to mend it."""
+
+    def __str__(self) -> str:
+        """One line: place, found, expected, mend."""
+        place = [f"row {self.row}"] if self.row is not None else []
+        place += [f"column {self.column!r}"] if self.column is not None else []
+        prefix = f"{', '.join(place)}: " if place else ""
+        return f"{prefix}got {self.found}; expected {self.expected}; to mend: {self.fix}"
+
+
+@dataclass
+class InvalidFileError(InputError):
+    """All faults of one input file together, the first 20 listed and the rest counted.
+
+    Example:
+        >>> fault = Fault(None, "document", "no such column", "a text column", "rename yours")
+        >>> print(InvalidFileError(Path("pairs.csv"), [fault]))
+        pairs.csv: 1 fault
+          column 'document': got no such column; expected a text column; to mend: rename yours
+    """
+
+    path: Path
+    """The file at fault."""
+    faults: Sequence[Fault] = field(default_factory=list)
+    """Every fault listed, in file order."""
+    total: int | None = None
+    """How many faults there are when more were counted than listed."""
+
+    def __str__(self) -> str:
+        """A head line with the count, then a line a fault."""
+        total = self.total if self.total is not None else len(self.faults)
+        lines = [f"{self.path}: {total} fault{'s' if total != 1 else ''}"]
+        lines += [f"  {fault}" for fault in self.faults[:FAULTS_SHOWN]]
+        if total > FAULTS_SHOWN:
+            lines.append(f"  ... and {total - FAULTS_SHOWN} more")
+        return "\n".join(lines)
+
+
+def shorten(value: object, width: int = 60) -> str:
+    """Quote a value found in data for a message, cut to `width` characters.
+
+    Example:
+        >>> shorten("a" * 100, width=10)
+        "'aaaaaaa...'"
+    """
+    text = repr(value)
+    if len(text) <= width:
+        return text
+    closing = text[-1] if text[-1] in "'\"" else ""
+    return text[: width - 2] + "..." + closing

@@ -1,0 +1,59 @@
+"""Grades and relevance: the affine map between an ordinal scale and [0, 1]."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from bixse.errors import InputError
+
+Qrels: TypeAlias = Mapping[str, Mapping[str, float]]
+"""Judgements: query id -> document id -> grade (0 and up; judged zeros included)."""
+Run: TypeAlias = Mapping[str, Mapping[str, float]]
+"""A system's answers: query id -> document id -> score, higher is better."""
+
+
+@dataclass(frozen=True)
+class GradeScale:
+    """An ordinal grade scale and its affine map to relevance z in [0, 1].
+
+    z = (grade - minimum) / (maximum - minimum): 0 is irrelevant, 1 perfectly relevant
+    (BiXSE paper, section 3; the expected grade over option tokens takes the same map).
+
+    Raises:
+        InputError: if maximum is not above minimum.
+
+    Example:
+        >>> GradeScale(0, 3).to_relevance(2.25)
+        0.75
+        >>> GradeScale(1, 5).to_grade(0.5)
+        3.0
+    """
+
+    minimum: float = 0.0
+    """Grade of an irrelevant document."""
+    maximum: float = 3.0
+    """Grade of a perfectly relevant document."""
+
+    def __post_init__(self) -> None:
+        """Refuse an empty or reversed scale."""
+        if not self.maximum > self.minimum:
+            raise InputError(
+                f"grade scale: got {self.minimum} to {self.maximum}; expected the maximum above the minimum; "
+                "to mend: give the lowest grade first"
+            )
+
+    def to_relevance(self, grade: float) -> float:
+        """Relevance in [0, 1] of a grade; raises InputError for a grade off the scale."""
+        if not self.minimum <= grade <= self.maximum:
+            raise InputError(
+                f"grade {grade}: expected {self.minimum} to {self.maximum}; to mend: state the scale of your grades"
+            )
+        return (grade - self.minimum) / (self.maximum - self.minimum)
+
+    def to_grade(self, relevance: float) -> float:
+        """The (fractional) grade of a relevance in [0, 1]; raises InputError outside it."""
+        if not 0.0 <= relevance <= 1.0:
+            raise InputError(f"relevance {relevance}: expected 0 to 1; to mend: map grades with to_relevance first")
+        return self.minimum + relevance * (self.maximum - self.minimum)
