@@ -1,1 +1,66 @@
-"""bixse."""
+"""bixse: train dense retrievers from graded relevance."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from bixse.data.collection_files import load_collection as load_collection
+    from bixse.data.graded_pairs import GradedPairs as GradedPairs
+    from bixse.data.pairs_files import load_graded_pairs as load_graded_pairs
+    from bixse.encoders.relevance_model import RelevanceModel as RelevanceModel
+    from bixse.encoders.relevance_model import load_relevance_model as load_relevance_model
+    from bixse.evaluation.local import evaluate as evaluate
+    from bixse.losses.bixse import BiXSELoss as BiXSELoss
+    from bixse.losses.infonce import InfoNCELoss as InfoNCELoss
+    from bixse.losses.infonce import SoftInfoNCELoss as SoftInfoNCELoss
+    from bixse.relevance import GradeScale as GradeScale
+    from bixse.training.config import TrainConfig as TrainConfig
+    from bixse.training.recipe import train as train
+    from bixse.training.trainer import GradedTrainer as GradedTrainer
+    from bixse.training.trainer import GradedTrainingArguments as GradedTrainingArguments
+
+_HOMES = {
+    "BiXSELoss": "losses.bixse",
+    "GradeScale": "relevance",
+    "GradedPairs": "data.graded_pairs",
+    "GradedTrainer": "training.trainer",
+    "GradedTrainingArguments": "training.trainer",
+    "InfoNCELoss": "losses.infonce",
+    "RelevanceModel": "encoders.relevance_model",
+    "SoftInfoNCELoss": "losses.infonce",
+    "TrainConfig": "training.config",
+    "evaluate": "evaluation.local",
+    "load_collection": "data.collection_files",
+    "load_graded_pairs": "data.pairs_files",
+    "load_relevance_model": "encoders.relevance_model",
+    "train": "training.recipe",
+}
+"""Public name -> module; imported on first use, so that `import bixse` is light."""
+
+__all__ = [
+    "BiXSELoss",
+    "GradeScale",
+    "GradedPairs",
+    "GradedTrainer",
+    "GradedTrainingArguments",
+    "InfoNCELoss",
+    "RelevanceModel",
+    "SoftInfoNCELoss",
+    "TrainConfig",
+    "__version__",
+    "evaluate",
+    "load_collection",
+    "load_graded_pairs",
+    "load_relevance_model",
+    "train",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'bixse' has no attribute {name!r}")
+    return getattr(import_module(f"bixse.{_HOMES[name]}"), name)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
 
 FAULTS_SHOWN = 20
 """How many faults of one file a message lists; the rest are counted."""
@@ -41,6 +44,12 @@ class StorageError(BixseError):
 
 class TrainingError(BixseError):
     """Training cannot go on; the last checkpoint is kept."""
+
+
+class InterruptedRunError(BixseError):
+    """Stopped by Ctrl-C after a checkpoint was written; the same command goes on from there."""
+
+    exit_code = 130
 
 
 @dataclass(frozen=True)

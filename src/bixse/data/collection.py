@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from bixse.relevance import Qrels
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from bixse.relevance import Qrels
 
 
 class Document(NamedTuple):

@@ -1,0 +1,42 @@
+# `make quickstart` and `make test` do all the set-up they need; a second call reuses the environment.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: quickstart test test-all lint bench-loss clean help
+
+help:  ## list the targets
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
+
+$(READY): pyproject.toml constraints.txt
+	@echo "== making the environment in $(VENV) (a few minutes the first time)"
+	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 10) else "Python 3.10 or newer is needed, got " + sys.version.split()[0])'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[demo,dev]'
+	@touch $(READY)
+	@echo "== environment ready"
+
+quickstart: $(READY)  ## train and compare four systems on Python's own documentation, with a verdict
+	$(BIN)/bixse quickstart $(ARGS)
+
+test: $(READY)  ## check style and types and run the default tests
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest
+
+test-all: $(READY)  ## every test, the slow ones too
+	$(BIN)/python -m pytest -m 'not gpu and not net'
+
+lint: $(READY)  ## style and types alone
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench-loss: $(READY)  ## the fused loss against plain PyTorch and the bare matrix products
+	$(BIN)/python benchmarks/bench_loss.py $(ARGS)
+
+clean:  ## remove the environment
+	rm -rf $(VENV)

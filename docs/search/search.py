@@ -1,0 +1,144 @@
+"""The search behind the defaults: train on the train queries of pydocs, score on its dev queries.
+
+Every cell is one training run; a row is added to the table as soon as the cell is done, and a cell that is in the
+table already is not run again. The test queries are never read.
+
+    python docs/search/search.py --stage rates --out docs/search/search.csv
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import itertools
+import shutil
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from bixse.data.collection import Collection
+from bixse.data.collection_files import save_collection
+from bixse.data.graded_pairs import GradedPairs
+from bixse.data.pairs_files import save_graded_pairs
+from bixse.data.pydocs.collection import PYDOCS_RELEVANT_GRADE, PYDOCS_SCALE, load_pydocs
+from bixse.encoders.build import build_encoder
+from bixse.encoders.relevance_model import load_relevance_model
+from bixse.evaluation.systems import (
+    GradedRetrievalEvaluator,
+    candidate_corpus,
+    encode_collection,
+    search_bm25,
+)
+from bixse.training.config import TrainConfig
+from bixse.training.recipe import train
+
+BASE: dict[str, Any] = {
+    "loss": "bixse",
+    "learning_rate": 5e-5,
+    "epochs": 2,
+    "batch_size": 16,
+    "documents_per_query": 4,
+    "bias_lr_multiplier": 100.0,
+    "bias": "fit",
+    "scale": 20.0,
+    "learn_scale": False,
+    "max_grad_norm": 0.0,
+    "dropout": None,
+    "cutoff": 0.5,
+    "train_max_length": 64,
+    "seed": 0,
+}
+"""The cell that every stage varies."""
+
+CANDIDATES = 10
+"""Documents a dev query that BM25 and the untrained encoder each add to the judged ones."""
+
+
+def grid(**choices: list[Any]) -> list[dict[str, Any]]:
+    """Every combination of the choices, on top of the base cell."""
+    names = list(choices)
+    return [{**BASE, **dict(zip(names, values, strict=True))} for values in itertools.product(*choices.values())]
+
+
+STAGES: dict[str, list[dict[str, Any]]] = {
+    "rates": grid(loss=["bixse", "infonce", "soft-infonce"], learning_rate=[2e-5, 5e-5, 1e-4, 2e-4]),
+}
+
+
+def main() -> None:
+    """Run the cells of one stage that are not in the table yet."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--stage", choices=sorted(STAGES), required=True)
+    parser.add_argument("--out", type=Path, default=Path(__file__).with_name("search.csv"))
+    arguments = parser.parse_args()
+    work = Path(tempfile.mkdtemp(prefix="bixse-search-"))
+    collection, _ = load_pydocs()
+    save_graded_pairs(GradedPairs.from_collection(collection, "train", PYDOCS_SCALE), work / "train.jsonl")
+    save_collection(collection, work)
+    evaluator = dev_evaluator(collection)
+    done = {tuple(sorted(cell.items())) for cell in read_cells(arguments.out)}
+    for cell in STAGES[arguments.stage]:
+        key = tuple(sorted((name, str(value)) for name, value in cell.items()))
+        if key in done:
+            continue
+        started = time.perf_counter()
+        figures = evaluator(train_cell(cell, work))
+        row = {**cell, **{name: round(value, 4) for name, value in figures.items()}}
+        row["seconds"] = round(time.perf_counter() - started, 1)
+        append_row(arguments.out, row)
+        print(row, flush=True)
+    shutil.rmtree(work)
+
+
+def dev_evaluator(collection: Collection) -> GradedRetrievalEvaluator:
+    """Graded nDCG@10 on the dev queries over the documents that are judged or hard for BM25 or the base model."""
+    qrels = collection.qrels["dev"]
+    base = encode_collection(build_encoder("demo", 128), collection, list(qrels))
+    runs = [search_bm25(collection, list(qrels)), base.search(list(qrels))]
+    queries = {query_id: collection.queries[query_id] for query_id in qrels}
+    corpus = candidate_corpus(collection, qrels, runs, CANDIDATES)
+    return GradedRetrievalEvaluator(corpus, queries, qrels, PYDOCS_RELEVANT_GRADE)
+
+
+def train_cell(cell: dict[str, Any], work: Path) -> torch.nn.Module:
+    """Train one cell and load its model."""
+    names = {"bixse": ("bias", "scale", "learn_scale"), "infonce": ("scale", "cutoff"), "soft-infonce": ("scale",)}
+    optimizer = ("learning_rate", "epochs", "batch_size", "documents_per_query", "bias_lr_multiplier", "max_grad_norm")
+    config = TrainConfig(
+        pairs=work / "train.jsonl",
+        loss=cell["loss"],
+        loss_options={name: cell[name] for name in names[cell["loss"]]},
+        train_max_length=cell["train_max_length"],
+        dropout=cell["dropout"],
+        seed=cell["seed"],
+        optimizer={name: cell[name] for name in optimizer},
+    )
+    out = Path(tempfile.mkdtemp(dir=work))
+    result = train(config, out, progress=False)
+    model = build_encoder(result.model_path) if cell["loss"] != "bixse" else load_relevance_model(result.model_path)
+    shutil.rmtree(out)
+    return model
+
+
+def read_cells(path: Path) -> list[dict[str, str]]:
+    """The cells of the table, as text."""
+    if not path.is_file():
+        return []
+    with path.open(encoding="utf-8", newline="") as file:
+        return [{name: row[name] if row[name] else "None" for name in BASE} for row in csv.DictReader(file)]
+
+
+def append_row(path: Path, row: dict[str, Any]) -> None:
+    """Add one row; the header comes with the first."""
+    new = not path.is_file()
+    with path.open("a", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, list(row), lineterminator="\n")
+        if new:
+            writer.writeheader()
+        writer.writerow(row)
+
+
+if __name__ == "__main__":
+    main()

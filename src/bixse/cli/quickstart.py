@@ -1,0 +1,49 @@
+"""`bixse quickstart`: the main job on the embedded default."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bixse.cli.result import CommandResult
+
+if TYPE_CHECKING:
+    import argparse
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The verb's flags."""
+    parser.add_argument("--out", type=Path, default=Path("runs/quickstart"), metavar="DIR",
+                        help="default: runs/quickstart")  # fmt: skip
+    parser.add_argument("--fast", action="store_true", help="a smaller run for a quick look")
+    parser.add_argument("--seed", type=int, default=0, help="of training (default: 0)")
+
+
+def run(args: argparse.Namespace) -> CommandResult:
+    """Run it and print the table, the verdict, the report's path and what to do next."""
+    from bixse.cli.progress import progress_bar
+    from bixse.report.table import results_text
+    from bixse.studies.quickstart import quickstart
+
+    def say(line: str) -> None:
+        sys.stderr.write(f"{line}\n")
+
+    result = quickstart(args.out, args.fast, args.seed, say, None if args.json else progress_bar)
+    report = result.report
+    lines = [results_text(report), "", *(f"verdict: {line}" for line in report.verdicts), ""]
+    lines += [f"probabilities, {c.name}: Brier {c.brier:.3f} (a constant: {c.constant_brier:.3f}), ECE {c.ece:.3f}"
+              for c in report.calibrations if c.name.startswith("BiXSE")]  # fmt: skip
+    lines += ["", f"report: {result.artifacts['report']}", "to go on:", *(f"  {line}" for line in report.commands)]
+    warnings = [*result.warnings, *(["this run was finished before: its results are shown"] if result.reused else [])]
+    return CommandResult(
+        "\n".join(lines),
+        {
+            "systems": {system.name: system.metrics for system in report.systems},
+            "comparisons": [comparison.model_dump() for comparison in report.comparisons],
+            "calibrations": [c.model_dump(exclude={"curve"}) for c in report.calibrations],
+            "verdicts": report.verdicts,
+        },
+        result.artifacts,
+        warnings,
+    )

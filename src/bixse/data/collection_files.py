@@ -1,0 +1,147 @@
+"""Collections from and to folders in the BEIR layout: corpus.jsonl, queries.jsonl, qrels/<split>.tsv."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bixse.data.collection import Collection, Document
+from bixse.data.files import read_text, write_atomically
+from bixse.data.trec import read_qrels, write_qrels
+from bixse.errors import Fault, InputError, InvalidFileError, shorten
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from bixse.relevance import Qrels
+
+
+def load_collection(folder: str | Path, splits: list[str] | None = None) -> Collection:
+    """Read a collection folder and check that its qrels name only documents and queries it holds.
+
+    Args:
+        folder: holds `corpus.jsonl` ({_id, title, text}), `queries.jsonl` ({_id, text}) and `qrels/<split>.tsv`.
+        splits: the splits to read; None reads every qrels file.
+
+    Raises:
+        InputError: a file or split is missing, or a split has no judged query.
+        InvalidFileError: every faulty row of a file together.
+
+    Example:
+        >>> import tempfile
+        >>> folder = Path(tempfile.mkdtemp())
+        >>> toy = Collection("toy", {"d1": Document("", "copies a file")}, {"q1": "copy"}, {"test": {"q1": {"d1": 2}}})
+        >>> save_collection(toy, folder)
+        >>> load_collection(folder).qrels["test"]
+        {'q1': {'d1': 2.0}}
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise InputError(
+            f"{folder}: got {'a file' if folder.exists() else 'no such folder'}; expected a collection folder with "
+            "corpus.jsonl, queries.jsonl and qrels/<split>.tsv; to mend: check the path"
+        )
+    corpus = {
+        identifier: Document(str(row.get("title") or ""), str(row.get("text") or ""))
+        for identifier, row in _read_rows(folder / "corpus.jsonl", ("title", "text")).items()
+    }
+    queries = {
+        identifier: str(row["text"]) for identifier, row in _read_rows(folder / "queries.jsonl", ("text",)).items()
+    }
+    available = {path.stem: path for path in sorted((folder / "qrels").glob("*.tsv"))}
+    qrels = {}
+    for split in splits if splits is not None else available:
+        if split not in available:
+            raise InputError(
+                f"{folder / 'qrels'}: got split {split!r}; expected one of {sorted(available) or 'qrels/<split>.tsv'}; "
+                "to mend: name a split that has a qrels file"
+            )
+        qrels[split] = _checked_qrels(available[split], corpus, queries)
+    return Collection(folder.resolve().name, corpus, queries, qrels)
+
+
+def save_collection(collection: Collection, folder: str | Path) -> None:
+    """Write a collection folder in the BEIR layout; each file appears whole or not at all.
+
+    Raises:
+        StorageError: the disk is full or the folder cannot be written.
+    """
+    folder = Path(folder)
+    write_atomically(
+        folder / "corpus.jsonl",
+        "".join(
+            json.dumps({"_id": identifier, "title": document.title, "text": document.text}, ensure_ascii=False) + "\n"
+            for identifier, document in collection.corpus.items()
+        ),
+    )
+    write_atomically(
+        folder / "queries.jsonl",
+        "".join(
+            json.dumps({"_id": identifier, "text": text}, ensure_ascii=False) + "\n"
+            for identifier, text in collection.queries.items()
+        ),
+    )
+    for split, qrels in collection.qrels.items():
+        write_qrels(folder / "qrels" / f"{split}.tsv", qrels)
+
+
+def _read_rows(path: Path, text_keys: tuple[str, ...]) -> dict[str, dict[str, Any]]:
+    """Rows of a JSONL file by `_id`; a row needs an id seen once and text in one of `text_keys`."""
+    if not path.is_file():
+        raise InputError(f"{path}: got no such file; expected the collection's {path.name}; to mend: add it")
+    faults: list[Fault] = []
+    rows: dict[str, dict[str, Any]] = {}
+    for number, line in enumerate(read_text(path).split("\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            faults.append(Fault(number, None, shorten(line), "one JSON object a line", f"mend the line ({error})"))
+            continue
+        if not isinstance(row, dict) or row.get("_id") in (None, ""):
+            faults.append(Fault(number, "_id", shorten(row), "an object with an _id", "give the row an _id"))
+            continue
+        identifier = str(row["_id"])
+        if identifier in rows:
+            faults.append(Fault(number, "_id", shorten(identifier), "an id used once", "drop or rename the repeat"))
+        elif not any(isinstance(row.get(key), str) and row[key].strip() for key in text_keys):
+            faults.append(Fault(number, text_keys[-1], "an empty text", "a text", "fill it in or drop the row"))
+        else:
+            rows[identifier] = row
+    if faults:
+        raise InvalidFileError(path, faults)
+    if not rows:
+        raise InputError(f"{path}: got no rows; expected at least one; to mend: check the export")
+    return rows
+
+
+def _checked_qrels(path: Path, corpus: Mapping[str, Document], queries: Mapping[str, str]) -> Qrels:
+    """The judgements of one split; ids the collection lacks are faults."""
+    qrels = read_qrels(path)
+    faults = []
+    for query_id, judged in qrels.items():
+        if query_id not in queries:
+            faults.append(
+                Fault(None, "query-id", shorten(query_id), "an id of queries.jsonl", "add the query or drop its rows")
+            )
+        faults.extend(
+            Fault(
+                None,
+                "corpus-id",
+                f"{shorten(document_id)} (judged for query {query_id!r})",
+                "an id of corpus.jsonl",
+                "add the document or drop the row",
+            )
+            for document_id in judged
+            if document_id not in corpus
+        )
+    if faults:
+        raise InvalidFileError(path, faults)
+    if not any(grade > 0 for judged in qrels.values() for grade in judged.values()):
+        raise InputError(
+            f"{path}: got no judgement above 0; expected at least one relevant document; "
+            "to mend: choose a split with judged queries"
+        )
+    return qrels

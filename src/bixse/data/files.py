@@ -1,0 +1,78 @@
+"""Reading and writing small files so that nothing is ever half-written and every failure is explained."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bixse.errors import InputError, StorageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+def read_text(path: Path) -> str:
+    """The UTF-8 text of a file; a byte order mark is dropped and line ends become newlines.
+
+    Raises:
+        InputError: the file is missing, unreadable, or not UTF-8 (names the byte and its line).
+    """
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        found = error.strerror or str(error)
+        raise InputError(f"{path}: got {found!r}; expected a readable file; to mend: check the path") from error
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data[: error.start].count(b"\n") + 1
+        raise InputError(
+            f"{path}: got byte {data[error.start]:#04x} in line {line}; expected UTF-8 text; "
+            "to mend: convert it, for example with `iconv -f latin1 -t utf-8`"
+        ) from error
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+@contextmanager
+def storage_errors(path: Path) -> Iterator[None]:
+    """Turn a failed write below `path` into a StorageError that says how to mend it."""
+    try:
+        yield
+    except OSError as error:
+        raise StorageError(
+            f"{path}: got {error.strerror or error}; expected to write there; "
+            "to mend: free disk space or choose another --out folder"
+        ) from error
+
+
+def write_atomically(path: Path, content: str | bytes) -> None:
+    """Write a file so that it appears whole or not at all (a temporary file beside it, then a rename).
+
+    Raises:
+        StorageError: the disk is full or the folder cannot be written; the old file is left as it was.
+    """
+    data = content.encode("utf-8") if isinstance(content, str) else content
+    with storage_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(data)
+            Path(name).chmod(0o644)
+            Path(name).replace(path)
+        except BaseException:
+            Path(name).unlink(missing_ok=True)
+            raise
+
+
+def file_hash(path: Path) -> str:
+    """SHA-256 of a file's bytes, in hexadecimal."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()

@@ -1,0 +1,151 @@
+"""Build an encoder from a folder or a hub name, and refuse what is none before any work begins."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bixse.errors import ModelError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from sentence_transformers import SentenceTransformer
+
+    from bixse.encoders.relevance_model import RelevanceModel
+
+
+def build_encoder(
+    name_or_path: str | Path,
+    max_length: int | None = None,
+    device: str | None = None,
+    trust_remote_code: bool = False,
+) -> RelevanceModel:
+    """Load a sentence-transformers model, or a transformers backbone with mean pooling.
+
+    Args:
+        name_or_path: a folder or a hub name; "demo" is the model of the `bixse[demo]` extra.
+        max_length: tokens of a text that are read, the rest is cut; None keeps the model's own.
+        device: "cpu", "cuda", ...; None chooses.
+        trust_remote_code: run code that comes with the model; only for sources you trust.
+
+    Returns:
+        The model, ready to encode and to train.
+
+    Raises:
+        ModelError: no such folder, a folder that holds no encoder, a name the hub does not answer for, or a
+            maximum length the model cannot take.
+
+    Example:
+        >>> build_encoder("no/such/folder/here")
+        Traceback (most recent call last):
+        ...
+        bixse.errors.ModelError: model 'no/such/folder/here': got no such folder; expected a folder with a \
+sentence-transformers or transformers model, or a hub name (owner/name); to mend: check the path
+    """
+    from bixse.encoders.relevance_model import RelevanceModel
+
+    source = str(_resolve(name_or_path))
+    try:
+        with quiet_loading():
+            model = RelevanceModel(source, device=device, trust_remote_code=trust_remote_code)
+    except Exception as error:
+        raise ModelError(
+            f"model {str(name_or_path)!r}: got {type(error).__name__}: {_first_line(error)}; expected a "
+            "sentence-transformers or transformers encoder; to mend: check the name, that the folder holds "
+            "config.json and model.safetensors, and that a hub name can be reached"
+        ) from error
+    _check_is_encoder(model, str(name_or_path))
+    if max_length is not None:
+        own = _longest_input(model)
+        if max_length < 4 or (own is not None and max_length > own):
+            raise ModelError(
+                f"max_length: got {max_length}; expected 4 to {own if own is not None else 'the context of the model'} "
+                f"tokens for model {str(name_or_path)!r}; to mend: lower it or leave it out"
+            )
+        model.max_seq_length = max_length
+    return model
+
+
+def set_dropout(model: SentenceTransformer, probability: float) -> None:
+    """Set every dropout layer of the encoder, attention included, to one probability in [0, 1)."""
+    from torch import nn
+
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = probability
+
+
+@contextlib.contextmanager
+def quiet_loading() -> Iterator[None]:
+    """Keep the libraries' own progress bars and notices off the terminal while a model loads or is saved."""
+    from transformers.utils import logging
+
+    had_bar, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    try:
+        with contextlib.redirect_stderr(io.StringIO()):
+            yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if had_bar:
+            logging.enable_progress_bar()
+
+
+def _resolve(name_or_path: str | Path) -> str | Path:
+    """The demo model's folder, an existing folder, or a name for the hub."""
+    if str(name_or_path) == "demo":
+        from bixse.encoders.demo import demo_model_path
+
+        return demo_model_path()
+    path = Path(name_or_path)
+    if path.is_dir():
+        if not any((path / name).is_file() for name in ("modules.json", "config.json")):
+            raise ModelError(
+                f"model {str(path)!r}: got a folder without modules.json or config.json; expected a saved model; "
+                "to mend: name the folder that holds them (a run keeps its model in <out>/model)"
+            )
+        return path
+    if path.exists():
+        raise ModelError(
+            f"model {str(path)!r}: got a file; expected a model folder or a hub name; to mend: name its folder"
+        )
+    looks_like_path = isinstance(name_or_path, Path) or str(name_or_path).count("/") != 1 or path.parent.is_dir()
+    if looks_like_path and "/" in str(name_or_path):
+        raise ModelError(
+            f"model {str(name_or_path)!r}: got no such folder; expected a folder with a sentence-transformers or "
+            "transformers model, or a hub name (owner/name); to mend: check the path"
+        )
+    return name_or_path
+
+
+def _check_is_encoder(model: SentenceTransformer, name: str) -> None:
+    """One sentence must give one finite vector."""
+    import numpy as np
+
+    try:
+        vector = np.asarray(model.encode(["probe"], show_progress_bar=False))
+    except Exception as error:
+        raise ModelError(
+            f"model {name!r}: got {type(error).__name__} on a first sentence ({_first_line(error)}); expected an "
+            "encoder of text; to mend: choose an embedding model"
+        ) from error
+    if vector.ndim != 2 or vector.shape[1] < 2 or not np.isfinite(vector).all():
+        raise ModelError(
+            f"model {name!r}: got an output of shape {vector.shape} on one sentence; expected one finite embedding; "
+            "to mend: choose an embedding model (a cross-encoder or a classifier is none)"
+        )
+
+
+def _longest_input(model: SentenceTransformer) -> int | None:
+    """Positions of the backbone, or None where it has no such limit."""
+    config = getattr(model[0], "config", None) or getattr(getattr(model[0], "auto_model", None), "config", None)
+    positions = getattr(config, "max_position_embeddings", None)
+    return int(positions) if positions else None
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or ["no message"])[0][:200]

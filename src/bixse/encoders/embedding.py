@@ -1,0 +1,69 @@
+"""From tokenised features to embeddings: short texts are not padded to the longest of the batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+Features: TypeAlias = Mapping[str, Any]
+"""Tokenised texts as sentence-transformers' models take them: `input_ids` (N, T), `attention_mask` (N, T), ..."""
+Encoder: TypeAlias = Callable[[dict[str, Any]], Mapping[str, Tensor]]
+"""A SentenceTransformer, or the distributed wrapper around one."""
+
+
+def embed_features(model: Encoder, features: Features, texts_per_pass: int = 32) -> Tensor:
+    """Embed N tokenised texts in passes of similar length, each trimmed to its own longest text.
+
+    A batch of documents padded to its longest one spends most of its time on padding. Sorting by length and
+    trimming each pass changes no embedding (the attention mask hides padding) and keeps autograd intact.
+
+    Args:
+        model: called with a feature dictionary, returns `sentence_embedding` (n, D).
+        features: tokenised texts, N rows; tensors whose first two axes are (N, T) are trimmed.
+        texts_per_pass: rows of one pass through the model.
+
+    Returns:
+        (N, D) embeddings in the order of the rows, not normalised.
+    """
+    mask = features.get("attention_mask")
+    if not isinstance(mask, Tensor) or mask.ndim != 2 or mask.shape[0] <= texts_per_pass:
+        return model(dict(features))["sentence_embedding"]
+    order = torch.argsort(mask.sum(dim=1), stable=True)
+    parts = [model(_rows(features, mask, rows))["sentence_embedding"] for rows in order.split(texts_per_pass)]
+    return torch.cat(parts)[torch.argsort(order)]
+
+
+def _rows(features: Features, mask: Tensor, rows: Tensor) -> dict[str, Any]:
+    """The chosen rows, without the token positions that are padding in all of them (left or right)."""
+    kept = mask[rows].any(dim=0).nonzero().squeeze(1)
+    taken: dict[str, Any] = {}
+    for name, value in features.items():
+        if isinstance(value, Tensor) and value.shape[:2] == mask.shape:
+            taken[name] = value[rows][:, kept]
+        elif isinstance(value, Tensor) and value.shape[:1] == mask.shape[:1]:
+            taken[name] = value[rows]
+        else:
+            taken[name] = value
+    return taken
+
+
+def identical_texts(features: Features) -> tuple[Tensor, Tensor]:
+    """Which rows of tokenised texts are the same text.
+
+    Returns:
+        (first, index): `first` (U,) the row at which each distinct text first stands, in order of appearance;
+        `index` (N,) for each row the position of its text in `first`.
+    """
+    tokens = features["input_ids"]
+    mask = features.get("attention_mask")
+    if isinstance(mask, Tensor) and mask.shape == tokens.shape:
+        tokens = torch.where(mask.bool(), tokens, -1)
+    _, inverse = torch.unique(tokens, dim=0, return_inverse=True)
+    position = torch.arange(len(inverse), device=inverse.device)
+    first = torch.full((int(inverse.max()) + 1,), len(inverse), device=inverse.device)
+    first = first.scatter_reduce(0, inverse, position, reduce="amin")
+    by_appearance = torch.argsort(first)
+    return first[by_appearance], torch.argsort(by_appearance)[inverse]

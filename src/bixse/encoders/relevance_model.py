@@ -1,0 +1,84 @@
+"""A SentenceTransformer that also knows how probable it is that a document is relevant."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from sentence_transformers import SentenceTransformer
+
+from bixse.encoders.encode import encode_texts
+from bixse.encoders.head import RelevanceHead
+from bixse.errors import ModelError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+
+class RelevanceModel(SentenceTransformer):
+    """A SentenceTransformer with a relevance head; saved folders load in plain SentenceTransformer too.
+
+    `head` is read from the model folder when it holds one, else None.
+    """
+
+    def __init__(self, model_name_or_path: str | None = None, **kwargs: Any) -> None:
+        super().__init__(model_name_or_path, **kwargs)
+        folder = Path(model_name_or_path) if model_name_or_path is not None else None
+        self.head: RelevanceHead | None = RelevanceHead.load(folder) if folder and folder.is_dir() else None
+
+    def relevance(self, query: str, documents: Sequence[str]) -> NDArray[np.float64]:
+        """Probability of relevance of each document for the query.
+
+        Args:
+            query: the query text.
+            documents: N document texts.
+
+        Returns:
+            (N,) probabilities in [0, 1].
+
+        Raises:
+            ModelError: the model has no relevance head.
+        """
+        if self.head is None:
+            raise ModelError(
+                "relevance: got a model without a relevance head; expected one trained or calibrated by bixse; "
+                "to mend: run `bixse calibrate MODEL --pairs FILE`"
+            )
+        queries = encode_texts(self, [query], "query")
+        return self.head.probability((queries @ encode_texts(self, documents, "document").T)[0].astype(np.float64))
+
+    def save_pretrained(self, path: str, *args: Any, **kwargs: Any) -> None:
+        """Save as sentence-transformers does, and the relevance head beside it."""
+        super().save_pretrained(path, *args, **kwargs)
+        if self.head is not None:
+            self.head.save(Path(path))
+
+
+def load_relevance_model(path: str | Path, device: str | None = None) -> RelevanceModel:
+    """Load a model that gives probabilities of relevance.
+
+    Args:
+        path: a folder saved by bixse.
+        device: "cpu", "cuda", ...; None chooses.
+
+    Raises:
+        ModelError: no such folder, no encoder, or an encoder without a relevance head.
+
+    Example:
+        Probabilities for three documents::
+
+            model = load_relevance_model("runs/quickstart/bixse/model")
+            model.relevance("copy a folder", ["shutil.copytree ...", "shutil.copy ...", "os.remove ..."])
+    """
+    from bixse.encoders.build import build_encoder
+
+    model = build_encoder(path, device=device)
+    if not isinstance(model, RelevanceModel) or model.head is None:
+        raise ModelError(
+            f"{path}: got a model without a relevance head; expected a folder saved by bixse; "
+            "to mend: run `bixse calibrate MODEL --pairs FILE`, or use SentenceTransformer for embeddings alone"
+        )
+    return model

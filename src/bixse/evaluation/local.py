@@ -1,0 +1,155 @@
+"""Evaluate a model, or BM25, on a collection folder; every figure with its run on disk."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
+
+from bixse.data.collection_files import load_collection
+from bixse.data.files import file_hash, read_text, write_atomically
+from bixse.data.run_record import open_run
+from bixse.data.trec import read_run, write_run
+from bixse.errors import InputError
+from bixse.evaluation.metrics import PerQuery, evaluate_run, mean
+
+if TYPE_CHECKING:
+    from bixse.data.collection import Collection
+    from bixse.evaluation.systems import EncodedCollection
+    from bixse.relevance import Run
+
+ProgressBars: TypeAlias = Callable[[str, int], Callable[[int], None]]
+"""Makes a progress callback from a title and a total."""
+BM25_NAME = "bm25"
+"""The word that stands for the lexical baseline where a model is asked for."""
+RUN_NAME = "run.trec"
+PER_QUERY_NAME = "per_query.json"
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What one system reached on one split."""
+
+    metrics: dict[str, float]
+    """Metric -> mean over the judged queries."""
+    per_query: PerQuery
+    """Metric -> query id -> value."""
+    run: Run
+    """The answers: query id -> document id -> score."""
+    seconds: float
+    """Wall time of encoding and search."""
+    reused: bool = False
+    """Read from an output folder that held this very evaluation."""
+
+
+def evaluate(
+    model: str,
+    collection: str | Path,
+    split: str = "test",
+    out: str | Path | None = None,
+    relevance_level: float = 1.0,
+    max_length: int | None = None,
+    trust_remote_code: bool = False,
+    progress: ProgressBars | None = None,
+) -> Evaluation:
+    """Search a collection with a model and score the answers against its graded judgements.
+
+    Args:
+        model: model folder, hub name, "demo", or "bm25".
+        collection: folder in the BEIR layout.
+        split: qrels file to score against.
+        out: folder for run.json, run.trec and per_query.json; None writes nothing.
+        relevance_level: grade from which a document counts as relevant for recall and MRR.
+        max_length: tokens of a text that are read; None keeps the model's own.
+        trust_remote_code: run code that comes with the model.
+        progress: makes a progress callback from a title and a total.
+
+    Raises:
+        InputError: collection, split or model cannot be used.
+        OutputExistsError: `out` holds another run.
+
+    Example:
+        Compare a trained model with BM25::
+
+            evaluate("runs/quickstart/bixse/model", "runs/quickstart/collection", split="test").metrics
+            evaluate("bm25", "runs/quickstart/collection", split="test").metrics
+    """
+    from bixse.evaluation.systems import METRICS, search_bm25
+
+    folder = Path(collection)
+    data = load_collection(folder, [split])
+    qrels = data.qrels[split]
+    record = None
+    if out is not None:
+        inputs = {n: file_hash(folder / n) for n in ("corpus.jsonl", "queries.jsonl", f"qrels/{split}.tsv")}
+        config = {"model": model, "split": split, "relevance_level": relevance_level, "max_length": max_length}
+        if Path(model).is_dir():
+            weights = sorted(Path(model).rglob("*.safetensors"))
+            inputs.update({f"model/{path.relative_to(model)}": file_hash(path) for path in weights})
+        record = open_run(Path(out), "evaluate", config, inputs)
+        if record.status == "finished":
+            return _read(Path(out), record.results)
+    started = time.perf_counter()
+    if model == BM25_NAME:
+        run: Run = search_bm25(data, list(qrels))
+    else:
+        from bixse.encoders.build import build_encoder
+
+        encoder = build_encoder(model, max_length, trust_remote_code=trust_remote_code)
+        run = encode_stored(encoder, data, folder, list(qrels), progress).search(list(qrels))
+    seconds = time.perf_counter() - started
+    per_query = evaluate_run(qrels, run, METRICS, relevance_level)
+    result = Evaluation(mean(per_query), per_query, run, seconds)
+    if record is not None:
+        write_run(record.folder / RUN_NAME, run, tag=Path(model).name)
+        write_atomically(record.folder / PER_QUERY_NAME, json.dumps(per_query, indent=1) + "\n")
+        record.results = {"metrics": result.metrics, "seconds": seconds}
+        record.timings["search"] = seconds
+        record.save("finished")
+    return result
+
+
+def encode_stored(
+    model: object,
+    collection: Collection,
+    folder: Path,
+    query_ids: list[str],
+    progress: ProgressBars | None = None,
+) -> EncodedCollection:
+    """Embed a collection, taking document embeddings from its folder when this very model made them before.
+
+    Args:
+        model: a SentenceTransformer.
+        collection: what `folder` holds.
+        folder: the collection folder; embeddings are kept inside it.
+        query_ids: the queries to embed.
+        progress: makes a progress callback from a title and a total.
+    """
+    from bixse.encoders.encode import encode_texts
+    from bixse.evaluation.systems import EncodedCollection
+    from bixse.retrieval.store import EmbeddingStore, embeddings_key
+
+    store = EmbeddingStore(folder)
+    key = embeddings_key(model, collection.corpus)  # type: ignore[arg-type]
+    documents = store.load(key)
+    if documents is None or len(documents) != len(collection.corpus):
+        texts = [document.content for document in collection.corpus.values()]
+        step = progress("encode documents", len(texts)) if progress is not None else None
+        documents = encode_texts(model, texts, "document", progress=step)  # type: ignore[arg-type]
+        store.save(key, documents, list(collection.corpus))
+    queries = encode_texts(model, [collection.queries[q] for q in query_ids], "query")  # type: ignore[arg-type]
+    return EncodedCollection(list(collection.corpus), documents, query_ids, queries)
+
+
+def _read(out: Path, results: dict[str, object]) -> Evaluation:
+    """A finished evaluation from its folder."""
+    try:
+        per_query = json.loads(read_text(out / PER_QUERY_NAME))
+        return Evaluation(mean(per_query), per_query, read_run(out / RUN_NAME), float(str(results["seconds"])), True)
+    except (ValueError, KeyError) as error:
+        raise InputError(
+            f"{out}: got damaged results; expected {PER_QUERY_NAME}; to mend: delete the folder"
+        ) from error

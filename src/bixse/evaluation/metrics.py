@@ -1,0 +1,185 @@
+"""Graded retrieval metrics, equal to trec_eval's where it has them."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from bixse.data.trec import ranked
+from bixse.errors import InputError
+
+if TYPE_CHECKING:
+    from bixse.relevance import Qrels, Run
+
+PerQuery: TypeAlias = dict[str, dict[str, float]]
+"""Metric name -> query id -> value in [0, 1]."""
+Floats: TypeAlias = npt.NDArray[np.float64]
+DEFAULT_METRICS = ("ndcg@10", "recall@100", "mrr@10")
+"""The headline metrics of BEIR, its recall, and MS MARCO's."""
+
+
+@dataclass(frozen=True)
+class _Judged:
+    """One query's ranking and judgements, as the metrics need them."""
+
+    gains: Floats
+    """Grade of each ranked document, best first; 0 where unjudged or below 0."""
+    ideal: Floats
+    """All grades above 0, highest first."""
+    hits: Floats
+    """1 where a ranked document is relevant, else 0."""
+    relevant: int
+    """Relevant documents, ranked or not."""
+
+
+def evaluate_run(
+    qrels: Qrels, run: Run, metrics: Iterable[str] = DEFAULT_METRICS, relevance_level: float = 1
+) -> PerQuery:
+    """Score every judged query of a run.
+
+    The metrics, with an optional cut-off `@k` (rank k counts; without it the whole ranking):
+    `ndcg` (gain = grade, discount log2(rank + 1), ideal ranking of all judged documents; Järvelin and Kekäläinen
+    2002, doi:10.1145/582415.582418, in trec_eval's linear form), `recall`, `precision` (always with @k), `mrr`
+    (reciprocal rank of the first relevant document) and `map` (average precision). The last four are binary: a
+    document is relevant from grade `relevance_level` on. Ties and float32 scores as trec_eval (see
+    `bixse.data.trec.ranked`). Grades may be fractional; grades below 0 count as 0; unjudged documents as 0.
+
+    A query counts when it has a grade above 0. One that the run lacks scores 0, where trec_eval and pytrec_eval by
+    default leave it out of the mean (their option -c counts it). One without a document at `relevance_level` scores
+    0 in the binary metrics, as in trec_eval. Queries of the run without judgements are ignored.
+
+    Args:
+        qrels: query id -> document id -> grade.
+        run: query id -> document id -> score; order does not matter.
+        metrics: names such as "ndcg@10".
+        relevance_level: grade from which a document is relevant, above 0; TREC Deep Learning uses 2.
+
+    Raises:
+        InputError: an unknown metric, a relevance level of 0 or below, no query with a grade above 0, a grade or
+            score that is not a number, or a run that shares no query with the judgements.
+
+    Example:
+        >>> evaluate_run({"q1": {"d1": 3, "d2": 1}}, {"q1": {"d2": 0.9, "d1": 0.8}}, ["ndcg@10", "mrr@10"])
+        {'ndcg@10': {'q1': 0.7967...}, 'mrr@10': {'q1': 1.0}}
+    """
+    measures = {name: _parse(name) for name in metrics}
+    if not measures:
+        raise InputError(f"metrics: got none; expected some such as {', '.join(DEFAULT_METRICS)}; to mend: name one")
+    if not relevance_level > 0:
+        raise InputError(
+            f"relevance_level: got {relevance_level}; expected above 0 (unjudged documents have grade 0); "
+            "to mend: use the lowest grade that counts as relevant"
+        )
+    judged_queries = [query_id for query_id, judged in qrels.items() if _has_relevant(query_id, judged)]
+    if not judged_queries:
+        raise InputError(
+            f"qrels: got {len(qrels)} queries and none with a grade above 0; expected at least one relevant document; "
+            "to mend: choose a split with judgements"
+        )
+    if run and not any(query_id in run for query_id in judged_queries):
+        raise InputError(
+            f"run: got queries such as {next(iter(run))!r}; expected judged ones such as {judged_queries[0]!r}; "
+            "to mend: use the run and the judgements of one collection and split"
+        )
+    values: PerQuery = {name: {} for name in measures}
+    for query_id in judged_queries:
+        judged = _judge(qrels[query_id], run.get(query_id, {}), relevance_level)
+        for name, (measure, cutoff) in measures.items():
+            values[name][query_id] = measure(judged, cutoff)
+    return values
+
+
+def mean(per_query: PerQuery) -> dict[str, float]:
+    """The mean of each metric over its queries.
+
+    Example:
+        >>> mean({"mrr@10": {"q1": 1.0, "q2": 0.5}})
+        {'mrr@10': 0.75}
+    """
+    return {name: math.fsum(values.values()) / len(values) for name, values in per_query.items()}
+
+
+def _has_relevant(query_id: str, judged: Mapping[str, float]) -> bool:
+    grades = np.fromiter(judged.values(), dtype=np.float64, count=len(judged))
+    if not np.isfinite(grades).all():
+        raise InputError(
+            f"qrels of query {query_id!r}: got a grade not finite; expected a number; to mend: drop the judgement"
+        )
+    return bool((grades > 0).any())
+
+
+def _judge(grades: Mapping[str, float], scores: Mapping[str, float], relevance_level: float) -> _Judged:
+    """Rank a query's documents and look up their grades."""
+    order = ranked(scores)
+    gains = np.fromiter((max(grades.get(document_id, 0), 0) for document_id in order), np.float64, len(order))
+    ideal = np.array(sorted((grade for grade in grades.values() if grade > 0), reverse=True), dtype=np.float64)
+    return _Judged(
+        gains=gains,
+        ideal=ideal,
+        hits=(gains >= relevance_level).astype(np.float64),
+        relevant=int((ideal >= relevance_level).sum()),
+    )
+
+
+def _dcg(gains: Floats) -> float:
+    """Discounted gain summed from rank 1 down, the order in which trec_eval adds."""
+    if not len(gains):
+        return 0.0
+    discounts = np.array([math.log2(rank + 1) for rank in range(1, len(gains) + 1)])
+    return float(np.add.accumulate(gains / discounts)[-1])
+
+
+def _ndcg(judged: _Judged, cutoff: int | None) -> float:
+    return _dcg(judged.gains[:cutoff]) / _dcg(judged.ideal[:cutoff])
+
+
+def _recall(judged: _Judged, cutoff: int | None) -> float:
+    return float(judged.hits[:cutoff].sum()) / judged.relevant if judged.relevant else 0.0
+
+
+def _precision(judged: _Judged, cutoff: int | None) -> float:
+    return float(judged.hits[:cutoff].sum()) / (cutoff or 1)
+
+
+def _reciprocal_rank(judged: _Judged, cutoff: int | None) -> float:
+    positions = np.flatnonzero(judged.hits[:cutoff])
+    return 1.0 / (int(positions[0]) + 1) if len(positions) else 0.0
+
+
+def _average_precision(judged: _Judged, cutoff: int | None) -> float:
+    positions = np.flatnonzero(judged.hits[:cutoff])
+    if not len(positions):
+        return 0.0
+    precisions = np.arange(1, len(positions) + 1) / (positions + 1)
+    return float(np.add.accumulate(precisions)[-1]) / judged.relevant
+
+
+_Measure: TypeAlias = Callable[[_Judged, "int | None"], float]
+_MEASURES: dict[str, _Measure] = {
+    "ndcg": _ndcg,
+    "recall": _recall,
+    "precision": _precision,
+    "mrr": _reciprocal_rank,
+    "map": _average_precision,
+}
+
+
+def _parse(name: str) -> tuple[_Measure, int | None]:
+    """The measure and cut-off of a metric name such as `ndcg@10`."""
+    match = re.fullmatch(r"([a-z]+)(?:@([1-9][0-9]*))?", name)
+    if match is not None and match[1] in _MEASURES and not (match[1] == "precision" and match[2] is None):
+        return _MEASURES[match[1]], int(match[2]) if match[2] else None
+    base, _, digits = name.lower().partition("@")
+    close = difflib.get_close_matches(base, _MEASURES, n=1, cutoff=0.5)
+    cutoff = digits if re.fullmatch(r"[1-9][0-9]*", digits) else "10"
+    hint = f"did you mean {close[0]}@{cutoff}?" if close else "write a known name"
+    raise InputError(
+        f"metric: got {name!r}; expected {', '.join(_MEASURES)} with a cut-off such as @10; to mend: {hint}"
+    )

@@ -1,0 +1,146 @@
+"""Search a collection with an encoder or with BM25 and score the answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from sentence_transformers.base.evaluation import BaseEvaluator
+
+from bixse.encoders.encode import encode_texts
+from bixse.evaluation.metrics import evaluate_run, mean
+from bixse.retrieval.bm25 import BM25
+from bixse.retrieval.exact import exact_search, to_run
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+    from sentence_transformers import SentenceTransformer
+
+    from bixse.data.collection import Collection
+    from bixse.relevance import Qrels, Run
+
+METRICS = ("ndcg@10", "recall@100", "mrr@10")
+"""What every system is measured by; nDCG@10 is the headline."""
+DEPTH = 100
+"""Documents of a query that are retrieved."""
+
+
+@dataclass(frozen=True)
+class EncodedCollection:
+    """A corpus and queries under one encoder, computed once and used for every figure of that model."""
+
+    document_ids: Sequence[str]
+    """N ids."""
+    documents: NDArray[np.float32]
+    """(N, D), L2-normalised."""
+    query_ids: Sequence[str]
+    """Q ids."""
+    queries: NDArray[np.float32]
+    """(Q, D), L2-normalised."""
+
+    def search(self, query_ids: Sequence[str], depth: int = DEPTH) -> dict[str, dict[str, float]]:
+        """The `depth` documents of highest cosine of each query: a run."""
+        rows = self._rows(self.query_ids, query_ids)
+        scores, indices = exact_search(self.queries[rows], self.documents, depth)
+        return to_run(list(query_ids), list(self.document_ids), scores, indices)
+
+    def cosines(self, pairs: Sequence[tuple[str, str]]) -> NDArray[np.float64]:
+        """Cosine of each (query id, document id) pair, (M,) in [-1, 1]."""
+        queries = self.queries[self._rows(self.query_ids, [query for query, _ in pairs])]
+        documents = self.documents[self._rows(self.document_ids, [document for _, document in pairs])]
+        cosines: NDArray[np.float64] = np.einsum("md,md->m", queries.astype(np.float64), documents.astype(np.float64))
+        return cosines
+
+    @staticmethod
+    def _rows(ids: Sequence[str], wanted: Sequence[str]) -> list[int]:
+        row_of = {identifier: row for row, identifier in enumerate(ids)}
+        return [row_of[identifier] for identifier in wanted]
+
+
+def encode_collection(
+    model: SentenceTransformer,
+    collection: Collection,
+    query_ids: Sequence[str],
+    progress: Callable[[int], None] | None = None,
+) -> EncodedCollection:
+    """Embed every document of a collection and the named queries, once.
+
+    Args:
+        model: the encoder.
+        collection: corpus and queries.
+        query_ids: the queries to embed.
+        progress: called with the number of texts done since the last call.
+    """
+    return EncodedCollection(
+        document_ids=list(collection.corpus),
+        documents=encode_texts(model, [d.content for d in collection.corpus.values()], "document", progress=progress),
+        query_ids=list(query_ids),
+        queries=encode_texts(model, [collection.queries[q] for q in query_ids], "query", progress=progress),
+    )
+
+
+def search_bm25(collection: Collection, query_ids: Sequence[str], depth: int = DEPTH) -> dict[str, dict[str, float]]:
+    """The `depth` documents of highest BM25 score of each query: a run."""
+    index = BM25(list(collection.corpus), [document.content for document in collection.corpus.values()])
+    found: Run = index.search({query_id: collection.queries[query_id] for query_id in query_ids}, depth)
+    return {query_id: dict(scores) for query_id, scores in found.items()}
+
+
+class GradedRetrievalEvaluator(BaseEvaluator):
+    """Graded nDCG@10 and its companions on a small collection, for choosing a checkpoint during training.
+
+    Args:
+        corpus: document id -> text; for a quick figure the judged documents and hard ones beside them.
+        queries: query id -> text.
+        qrels: judgements of these queries.
+        relevance_level: grade from which a document counts as relevant for the binary metrics.
+        name: prefix of the metrics, for example "dev".
+    """
+
+    def __init__(
+        self,
+        corpus: Mapping[str, str],
+        queries: Mapping[str, str],
+        qrels: Qrels,
+        relevance_level: float = 1.0,
+        name: str = "dev",
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.corpus = dict(corpus)
+        self.queries = dict(queries)
+        self.qrels = qrels
+        self.relevance_level = relevance_level
+        self.name = name
+        self.primary_metric = f"{name}_ndcg@10"
+
+    def __call__(
+        self, model: Any, output_path: str | Path | None = None, epoch: float = -1, steps: int = -1
+    ) -> dict[str, float]:
+        """Encode, search and score; the headline is `<name>_ndcg@10`."""
+        encoded = EncodedCollection(
+            document_ids=list(self.corpus),
+            documents=encode_texts(model, list(self.corpus.values()), "document"),
+            query_ids=list(self.queries),
+            queries=encode_texts(model, list(self.queries.values()), "query"),
+        )
+        run = encoded.search(encoded.query_ids)
+        per_query = evaluate_run(self.qrels, run, METRICS, self.relevance_level)
+        return {f"{self.name}_{metric}": value for metric, value in mean(per_query).items()}
+
+
+def candidate_corpus(collection: Collection, qrels: Qrels, runs: Sequence[Run], depth: int) -> dict[str, str]:
+    """The judged documents of some queries and the top `depth` of each run: a small corpus that stays hard.
+
+    A full corpus is too slow to encode at each evaluation during training; random documents beside the judged ones
+    would be too easy.
+    """
+    chosen = {document_id for judged in qrels.values() for document_id in judged}
+    for run in runs:
+        for query_id in qrels:
+            scores = run.get(query_id, {})
+            chosen.update(sorted(scores, key=lambda d: (-scores[d], d))[:depth])
+    return {document_id: d.content for document_id, d in collection.corpus.items() if document_id in chosen}

@@ -1,0 +1,128 @@
+"""The form every loss takes: embed, build the targets, then pure tensor arithmetic."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import normalize
+
+from bixse.encoders.embedding import Features, embed_features, identical_texts
+from bixse.errors import InputError
+from bixse.losses.targets import GradedTargets
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Iterable, Sequence
+
+    from sentence_transformers import SentenceTransformer
+
+InBatch = Literal["known", "paper"]
+"""What stands in the cells of other queries' documents: every known grade, or 0 as in the paper."""
+
+
+class GradedLoss(nn.Module, ABC):
+    """Base of the losses on graded (query, document) pairs.
+
+    A loss works with `bixse.training.GradedTrainer` and with sentence-transformers' own trainer. What it is given as
+    `labels` says which:
+
+    - (B,) relevance of flat (query, document) pairs: the columns query, document, label of a stock data set;
+    - (B, K) relevance of K document columns beside the query;
+    - (M, 3) a table of [query row, document column, relevance] over distinct documents, relevance NaN for a cell
+      that counts neither way: ragged K, as `GradedTrainer` collates it.
+
+    Documents that occur twice in a batch are one column; every cell without a known relevance is irrelevant.
+
+    Args:
+        model: the encoder that is trained.
+        in_batch: "known" uses every grade the batch knows, "paper" only a row's own documents (all else 0).
+        texts_per_pass: texts of one pass through the encoder.
+    """
+
+    learned_parameters: ClassVar[tuple[str, ...]] = ()
+    """Parameters of the loss itself; saved beside every checkpoint and restored."""
+
+    def __init__(self, model: SentenceTransformer, in_batch: InBatch = "known", texts_per_pass: int = 32) -> None:
+        super().__init__()
+        if in_batch not in ("known", "paper"):
+            raise InputError(f"in_batch: got {in_batch!r}; expected 'known' or 'paper'; to mend: choose one of them")
+        self.model = model
+        self.in_batch: InBatch = in_batch
+        self.texts_per_pass = texts_per_pass
+        self.statistics: dict[str, Tensor] = {}
+        """Figures of the last batch for the log, detached."""
+
+    def forward(self, sentence_features: Iterable[Features], labels: Tensor) -> Tensor:
+        """Loss of one batch: the first feature set holds the queries, the others documents."""
+        query_features, *document_features = list(sentence_features)
+        if not document_features:
+            raise InputError(
+                "loss: got one text column; expected a query column and at least one document column; "
+                "to mend: give the data set the columns query, document, label"
+            )
+        first, targets = self.targets(query_features, document_features, labels)
+        documents = torch.cat([embed_features(self.model, f, self.texts_per_pass) for f in document_features])
+        queries = embed_features(self.model, query_features, self.texts_per_pass)
+        chosen = documents if first is None else documents[first]
+        return self.compute_loss_from_embeddings(normalize(queries, dim=-1), normalize(chosen, dim=-1), targets)
+
+    def targets(
+        self, query_features: Features, document_features: Sequence[Features], labels: Tensor
+    ) -> tuple[Tensor | None, GradedTargets]:
+        """The targets of a batch, and the rows of the documents that become columns (None: every row)."""
+        rows = len(query_features["input_ids"])
+        if len(document_features) == 1 and labels.ndim == 2:
+            return None, GradedTargets.from_table(labels, (rows, len(document_features[0]["input_ids"])))
+        relevance = labels.reshape(rows, -1)
+        if relevance.shape[1] != len(document_features):
+            raise InputError(
+                f"loss: got labels of shape {tuple(labels.shape)} for {rows} queries and {len(document_features)} "
+                "document columns; expected a relevance for each document; to mend: one label a document column"
+            )
+        first, columns = _merge_documents(document_features)
+        columns = columns.reshape(len(document_features), rows).T  # (B, K)
+        _, query_ids = identical_texts(query_features)
+        graded: dict[Hashable, dict[Hashable, float]] = {}
+        for query, own, values in zip(query_ids.tolist(), columns.tolist(), relevance.tolist(), strict=True):
+            graded.setdefault(query, {}).update(zip(own, values, strict=True))
+        targets = GradedTargets.from_ids(
+            query_ids.tolist(), range(len(first)), graded, own=columns.tolist(), in_batch=self.in_batch
+        )
+        return first, targets.to(labels.device)
+
+    def can_use(self, relevance: Sequence[float]) -> bool:
+        """Whether a query with K documents of this relevance teaches anything; by default one above 0 is needed."""
+        return any(z > 0 for z in relevance)
+
+    @abstractmethod
+    def compute_loss_from_embeddings(self, queries: Tensor, documents: Tensor, targets: GradedTargets) -> Tensor:
+        """The loss as pure tensor arithmetic.
+
+        Args:
+            queries: (B, D), L2-normalised.
+            documents: (N, D), L2-normalised.
+            targets: known relevance of the (B, N) cells.
+
+        Returns:
+            A scalar.
+        """
+
+    def get_config_dict(self) -> dict[str, Any]:
+        """Settings for the model card, as sentence-transformers' losses give them."""
+        return {"in_batch": self.in_batch}
+
+
+def _merge_documents(document_features: Sequence[Features]) -> tuple[Tensor, Tensor]:
+    """Distinct documents over all columns: their first rows in the concatenation, and each row's column."""
+    width = max(features["input_ids"].shape[1] for features in document_features)
+    padded = [
+        torch.nn.functional.pad(
+            torch.where(features["attention_mask"].bool(), features["input_ids"], -1),
+            (0, width - features["input_ids"].shape[1]),
+            value=-1,
+        )
+        for features in document_features
+    ]
+    return identical_texts({"input_ids": torch.cat(padded)})

@@ -1,0 +1,69 @@
+"""Where the logit bias starts: it decides whether training harms or helps a model that is already good."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal, TypeAlias
+
+import torch
+from torch import Tensor
+
+from bixse.errors import InputError
+
+BiasStart: TypeAlias = float | Literal["fit", "prior"]
+"""A number, "fit" (mean predicted relevance = mean target) or "prior" (log-odds of the mean target)."""
+
+LARGEST_BIAS = 100.0
+"""Search range of "fit": the start lies in [-100, 100]."""
+
+
+def fit_bias(cosines: Tensor, relevance: Tensor, weight: Tensor, scale: float) -> float:
+    """The bias at which the mean of sigma(scale * cosine + bias) equals the mean relevance, by bisection.
+
+    Args:
+        cosines: (B, N) similarities under the untrained encoder.
+        relevance: (B, N) targets in [0, 1].
+        weight: (B, N) 1 for cells that count, 0 for masked ones.
+        scale: the logit scale alpha.
+
+    Returns:
+        The start of the logit bias, within [-100, 100].
+
+    Example:
+        >>> cosines = torch.tensor([[0.8, 0.1], [0.2, 0.6]])
+        >>> beta = fit_bias(cosines, torch.eye(2), torch.ones(2, 2), scale=20.0)
+        >>> round(float(torch.sigmoid(20.0 * cosines + beta).mean()), 4)
+        0.5
+    """
+    counted = weight.bool()
+    logits = scale * cosines.detach().double()[counted]
+    wanted = float(relevance.detach().double()[counted].mean()) if logits.numel() else 0.5
+    low, high = -LARGEST_BIAS, LARGEST_BIAS
+    for _ in range(60):
+        middle = (low + high) / 2
+        if float(torch.sigmoid(logits + middle).mean()) < wanted:
+            low = middle
+        else:
+            high = middle
+    return (low + high) / 2
+
+
+def prior_bias(relevance: Tensor, weight: Tensor) -> float:
+    """The log-odds of the mean relevance; ignores that cosines are not centred at 0.
+
+    Example:
+        >>> round(prior_bias(torch.tensor([[1.0, 0.0, 0.0, 0.0]]), torch.ones(1, 4)), 4)
+        -1.0986
+    """
+    counted = weight.bool()
+    mean = float(relevance.detach().double()[counted].mean()) if bool(counted.any()) else 0.5
+    mean = min(max(mean, 1e-6), 1 - 1e-6)
+    return math.log(mean / (1 - mean))
+
+
+def check_bias_start(bias: BiasStart) -> BiasStart:
+    """The start as given, or an InputError naming the choices."""
+    number = isinstance(bias, (int, float)) and not isinstance(bias, bool) and math.isfinite(bias)
+    if not number and bias not in ("fit", "prior"):
+        raise InputError(f"bias: got {bias!r}; expected 'fit', 'prior' or a number; to mend: leave it out for 'fit'")
+    return bias

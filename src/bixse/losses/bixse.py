@@ -1,0 +1,120 @@
+"""The BiXSE loss: binary cross-entropy of graded relevance over every cell of the batch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from bixse.errors import InputError
+from bixse.losses.base import GradedLoss, InBatch
+from bixse.losses.bias_start import BiasStart, check_bias_start, fit_bias, prior_bias
+from bixse.losses.graded_bce import graded_bce, graded_bce_statistics
+
+if TYPE_CHECKING:
+    from sentence_transformers import SentenceTransformer
+
+    from bixse.losses.targets import GradedTargets
+
+
+class BiXSELoss(GradedLoss):
+    """Pointwise sigmoid loss against graded relevance, every other document of the batch a negative.
+
+    L = -(1/B) sum_ij [ z_ij log sigma(s_ij) + (1 - z_ij) log sigma(-s_ij) ], s_ij = alpha cos(q_i, d_j) + beta
+    (BiXSE paper, equation 2). alpha is the logit scale, fixed unless `learn_scale`; beta the logit bias, learned at
+    a much higher rate than the encoder (`GradedTrainer` gives it one). Computed tile by tile: the B x N matrix is
+    never kept.
+
+    Args:
+        model: the encoder that is trained.
+        scale: logit scale alpha, above 0.
+        bias: start of the logit bias beta: "fit" makes the mean predicted relevance of the first training batch
+            equal its mean target; "prior" is the log-odds of the mean target; or a number.
+        learn_scale: learn alpha too.
+        learn_bias: False keeps beta at its start (with `bias=0.0`: the paper's ablation without bias).
+        in_batch: "known" uses every grade the batch knows, "paper" only a row's own documents (all else 0).
+        reduction: "query" divides by B (the paper's sum), "mean" by the number of cells.
+        binarise_at: None keeps the grades; a number replaces z by 1[z >= number] (the paper's ablation).
+        texts_per_pass: texts of one pass through the encoder.
+
+    Raises:
+        InputError: an argument is outside its range.
+
+    Example:
+        Drop-in for sentence-transformers' own trainer on the columns query, document, label::
+
+            from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer
+            from bixse import BiXSELoss
+
+            model = SentenceTransformer("sentence-transformers/all-MiniLM-L6-v2")
+            trainer = SentenceTransformerTrainer(model, train_dataset=dataset, loss=BiXSELoss(model))
+            trainer.train()
+    """
+
+    learned_parameters: ClassVar[tuple[str, ...]] = ("logit_scale", "logit_bias", "bias_is_set")
+
+    def __init__(
+        self,
+        model: SentenceTransformer,
+        scale: float = 20.0,
+        bias: BiasStart = "fit",
+        learn_scale: bool = False,
+        learn_bias: bool = True,
+        in_batch: InBatch = "known",
+        reduction: Literal["query", "mean"] = "query",
+        binarise_at: float | None = None,
+        texts_per_pass: int = 32,
+    ) -> None:
+        super().__init__(model, in_batch, texts_per_pass)
+        if not scale > 0:
+            raise InputError(f"scale: got {scale}; expected a number above 0; to mend: 20 is the paper's")
+        if reduction not in ("query", "mean"):
+            raise InputError(f"reduction: got {reduction!r}; expected 'query' or 'mean'; to mend: choose one of them")
+        self.bias: BiasStart = check_bias_start(bias)
+        self.reduction: Literal["query", "mean"] = reduction
+        self.binarise_at = binarise_at
+        start = 0.0 if isinstance(bias, str) else float(bias)
+        self.logit_scale = nn.Parameter(torch.tensor(float(scale)), requires_grad=learn_scale)
+        self.logit_bias = nn.Parameter(torch.tensor(start), requires_grad=learn_bias)
+        self.bias_is_set: Tensor
+        self.register_buffer("bias_is_set", torch.tensor(not isinstance(bias, str)))
+
+    def compute_loss_from_embeddings(self, queries: Tensor, documents: Tensor, targets: GradedTargets) -> Tensor:
+        """The loss of (B, D) queries and (N, D) documents, both normalised; sets the bias on the first call."""
+        if self.binarise_at is not None:
+            targets = targets.binarised(self.binarise_at)
+        if not bool(self.bias_is_set):
+            self.start_bias(queries, documents, targets)
+        with torch.no_grad():
+            relevant, irrelevant = graded_bce_statistics(queries, documents, targets, self.logit_scale, self.logit_bias)
+            self.statistics = {
+                "logit_bias": self.logit_bias.detach().clone(),
+                "logit_scale": self.logit_scale.detach().clone(),
+                "mean_logit_relevant": relevant,
+                "mean_logit_irrelevant": irrelevant,
+            }
+        return graded_bce(queries, documents, targets, self.logit_scale, self.logit_bias, self.reduction)
+
+    @torch.no_grad()
+    def start_bias(self, queries: Tensor, documents: Tensor, targets: GradedTargets) -> None:
+        """Set the logit bias from one batch's (B, D) and (N, D) embeddings, as `bias` says."""
+        relevance, weight = targets.dense()
+        if self.bias == "fit":
+            start = fit_bias(queries.float() @ documents.float().T, relevance, weight, float(self.logit_scale))
+        else:
+            start = prior_bias(relevance, weight)
+        self.logit_bias.fill_(start)
+        self.bias_is_set.fill_(True)
+
+    def get_config_dict(self) -> dict[str, Any]:
+        """Settings for the model card."""
+        return {
+            **super().get_config_dict(),
+            "scale": float(self.logit_scale),
+            "bias": self.bias,
+            "learn_scale": self.logit_scale.requires_grad,
+            "learn_bias": self.logit_bias.requires_grad,
+            "reduction": self.reduction,
+            "binarise_at": self.binarise_at,
+        }

@@ -1,0 +1,125 @@
+"""`GradedTargets`: the known relevance of a batch's (query, document) cells, kept sparse."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from bixse.errors import InputError
+
+
+@dataclass(frozen=True)
+class GradedTargets:
+    """Known relevance of the (B, N) cells of one batch; every cell not listed is 0 (irrelevant).
+
+    Example:
+        >>> targets = GradedTargets.from_ids(["q1", "q2"], ["d1", "d2"], {"q1": {"d1": 1.0}, "q2": {"d1": 0.5}})
+        >>> targets.dense()[0].tolist()
+        [[1.0, 0.0], [0.5, 0.0]]
+    """
+
+    rows: Tensor
+    """(M,) int64 query of each known cell."""
+    columns: Tensor
+    """(M,) int64 document of each known cell."""
+    relevance: Tensor
+    """(M,) float in [0, 1]; NaN marks a masked cell: it counts neither way."""
+    shape: tuple[int, int]
+    """(B, N)."""
+
+    @classmethod
+    def from_table(cls, table: Tensor, shape: tuple[int, int]) -> GradedTargets:
+        """From a (M, 3) table of [row, column, relevance]; relevance NaN masks the cell.
+
+        Raises:
+            InputError: the table has another shape.
+        """
+        if table.ndim != 2 or table.shape[1] != 3:
+            raise InputError(
+                f"targets: got a table of shape {tuple(table.shape)}; expected (M, 3) with row, column, relevance; "
+                "to mend: build it with GradedTargets.table()"
+            )
+        return cls(table[:, 0].long(), table[:, 1].long(), table[:, 2], shape)
+
+    @classmethod
+    def from_ids(
+        cls,
+        query_ids: Sequence[Hashable],
+        document_ids: Sequence[Hashable],
+        graded: Mapping[Hashable, Mapping[Hashable, float]],
+        own: Sequence[Sequence[int]] | None = None,
+        in_batch: Literal["known", "paper"] = "known",
+    ) -> GradedTargets:
+        """From the ids of a batch and every grade that is known.
+
+        Args:
+            query_ids: B ids; a query may stand in several rows.
+            document_ids: N ids, each once.
+            graded: query id -> document id -> relevance, of at least the batch's own pairs; NaN masks.
+            own: for each row the columns of its own documents; needed for "paper".
+            in_batch: "known" fills every cell whose grade is known; "paper" only a row's own cells, all else 0.
+
+        Raises:
+            InputError: a document id occurs twice, or "paper" without `own`.
+        """
+        if len(set(document_ids)) != len(document_ids):
+            raise InputError(
+                "targets: got a document id twice; expected each document as one column; to mend: deduplicate first"
+            )
+        if in_batch == "paper":
+            if own is None:
+                raise InputError("targets: got in_batch='paper' without own columns; expected `own`; to mend: pass it")
+            known = [
+                (row, column, graded[query_id][document_ids[column]])
+                for row, (query_id, columns) in enumerate(zip(query_ids, own, strict=True))
+                for column in dict.fromkeys(columns)
+            ]
+        else:
+            column_of = {document_id: column for column, document_id in enumerate(document_ids)}
+            known = [
+                (row, column_of[document_id], relevance)
+                for row, query_id in enumerate(query_ids)
+                for document_id, relevance in graded.get(query_id, {}).items()
+                if document_id in column_of
+            ]
+        table = torch.tensor(known, dtype=torch.float64).reshape(-1, 3)
+        return cls.from_table(table, (len(query_ids), len(document_ids)))
+
+    def validate(self) -> GradedTargets:
+        """These targets, or an InputError for a cell outside the batch, given twice, or off [0, 1]."""
+        queries, documents = self.shape
+        inside = (self.rows >= 0) & (self.rows < queries) & (self.columns >= 0) & (self.columns < documents)
+        if not bool(inside.all()):
+            raise InputError(f"targets: got a cell outside {self.shape}; expected rows and columns of the batch")
+        if len(torch.unique(self.rows * documents + self.columns)) != len(self.rows):
+            raise InputError("targets: got a cell twice; expected one relevance a cell; to mend: deduplicate pairs")
+        known = self.relevance[~self.relevance.isnan()]
+        if not bool(((known >= 0) & (known <= 1)).all()):
+            raise InputError("targets: got a relevance outside [0, 1]; expected 0 to 1; to mend: map the grades first")
+        return self
+
+    def table(self) -> Tensor:
+        """(M, 3) float64 table of [row, column, relevance]: one tensor that a batch can carry."""
+        return torch.stack([self.rows.double(), self.columns.double(), self.relevance.double()], dim=1)
+
+    def to(self, device: torch.device | str) -> GradedTargets:
+        """The same targets on another device."""
+        return GradedTargets(self.rows.to(device), self.columns.to(device), self.relevance.to(device), self.shape)
+
+    def binarised(self, threshold: float) -> GradedTargets:
+        """Relevance replaced by 1[z >= threshold]; masked cells stay masked."""
+        hard = torch.where(self.relevance.isnan(), self.relevance, (self.relevance >= threshold).to(self.relevance))
+        return GradedTargets(self.rows, self.columns, hard, self.shape)
+
+    def dense(self) -> tuple[Tensor, Tensor]:
+        """(z, weight), both (B, N) float32: relevance, and 1 for cells that count, 0 for masked ones."""
+        z = torch.zeros(self.shape, device=self.relevance.device)
+        weight = torch.ones(self.shape, device=self.relevance.device)
+        masked = self.relevance.isnan()
+        z[self.rows, self.columns] = self.relevance.nan_to_num(0.0).float()
+        weight[self.rows[masked], self.columns[masked]] = 0.0
+        return z, weight

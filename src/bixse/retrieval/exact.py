@@ -1,0 +1,176 @@
+"""Exact nearest documents by inner product, in chunks, with ties that never depend on the chunks."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from bixse.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy as np
+    import numpy.typing as npt
+
+QUERY_BLOCK = 256
+"""Queries scored at once; with the default chunk the block of scores takes about 50 MB."""
+_INDEX_BITS = 32
+"""Low bits of a sort key that hold the document's position."""
+
+
+def exact_search(
+    query_embeddings: torch.Tensor | npt.NDArray[Any],
+    document_embeddings: torch.Tensor | npt.NDArray[Any],
+    top_k: int,
+    chunk_size: int = 16_384,
+    device: str | torch.device | None = None,
+) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
+    """The `top_k` documents with the highest inner product for every query, found by scoring all of them.
+
+    The inner product is the cosine when both sides are L2-normalised. Memory is bounded by one chunk of documents
+    and a block of queries, so `document_embeddings` may be a memory map of any length. Equal scores are ordered by
+    position, the earlier document first.
+
+    Args:
+        query_embeddings: shape (Q, D), any float type; scored in float32.
+        document_embeddings: shape (N, D).
+        top_k: documents to return for each query, at least 1; all of them when it exceeds N.
+        chunk_size: documents scored at once.
+        device: where to score; None means where the documents lie (numpy arrays: the CPU).
+
+    Returns:
+        Scores, shape (Q, k) float32, highest first, and positions of the documents, shape (Q, k) int64, where
+        k = min(top_k, N).
+
+    Raises:
+        InputError: shapes that do not fit, a value that is not finite, `top_k` or `chunk_size` below 1.
+
+    Example:
+        >>> import numpy as np
+        >>> scores, indices = exact_search(np.eye(2), np.array([[0.0, 1.0], [0.6, 0.8], [1.0, 0.0]]), top_k=2)
+        >>> indices.tolist()
+        [[2, 1], [0, 1]]
+    """
+    _check_shapes(query_embeddings, document_embeddings, top_k, chunk_size)
+    home = document_embeddings.device if isinstance(document_embeddings, torch.Tensor) else "cpu"
+    target = torch.device(device if device is not None else home)
+    queries = _float32(query_embeddings, "query embeddings", target)
+    count = min(top_k, len(document_embeddings))
+    best = torch.empty((len(queries), 0), dtype=torch.int64, device=target)
+    for start in range(0, len(document_embeddings), chunk_size):
+        chunk = _float32(document_embeddings[start : start + chunk_size], "document embeddings", target)
+        blocks = [slice(first, first + QUERY_BLOCK) for first in range(0, max(len(queries), 1), QUERY_BLOCK)]
+        best = torch.cat([_best_keys(queries[block] @ chunk.T, start, best[block], count) for block in blocks])
+    scores, indices = _from_keys(best)
+    return scores.cpu().numpy(), indices.cpu().numpy()
+
+
+def to_run(
+    query_ids: Sequence[str],
+    document_ids: Sequence[str],
+    scores: npt.NDArray[np.floating[Any]],
+    indices: npt.NDArray[np.integer[Any]],
+    exclude_self: bool = False,
+) -> dict[str, dict[str, float]]:
+    """Name the queries and documents of a search result.
+
+    Args:
+        query_ids: Q ids, one a row of `scores`.
+        document_ids: N ids, in the order the documents were searched.
+        scores: shape (Q, k).
+        indices: shape (Q, k), positions in `document_ids`.
+        exclude_self: drop a document whose id equals the query's id, for collections whose queries are also
+            documents (ArguAna, Quora). Such a query keeps k - 1 documents: search for one more than you need.
+
+    Returns:
+        Query id -> document id -> score, best first.
+
+    Raises:
+        InputError: the number of ids does not match the result, or an id is used twice.
+
+    Example:
+        >>> import numpy as np
+        >>> to_run(["q"], ["q", "d"], np.array([[1.0, 0.5]]), np.array([[0, 1]]), exclude_self=True)
+        {'q': {'d': 0.5}}
+    """
+    if not scores.shape == indices.shape == (len(query_ids), *scores.shape[1:2]):
+        raise InputError(
+            f"search result: got {len(query_ids)} query ids, scores {scores.shape} and indices {indices.shape}; "
+            "expected one row of both a query; to mend: pass the ids that were searched"
+        )
+    if indices.size and not 0 <= int(indices.min()) <= int(indices.max()) < len(document_ids):
+        raise InputError(
+            f"search result: got positions {indices.min()} to {indices.max()} for {len(document_ids)} document ids; "
+            "expected an id for each position; to mend: pass the ids of all documents searched"
+        )
+    for name, ids in (("query", query_ids), ("document", document_ids)):
+        if len(set(ids)) != len(ids):
+            repeated = Counter(ids).most_common(1)[0][0]
+            raise InputError(
+                f"{name} ids: got {repeated!r} twice; expected each id once; to mend: drop or rename the repeat"
+            )
+    return {
+        query_id: {
+            document_ids[index]: score
+            for score, index in zip(row_scores, row_indices, strict=True)
+            if not (exclude_self and document_ids[index] == query_id)
+        }
+        for query_id, row_scores, row_indices in zip(query_ids, scores.tolist(), indices.tolist(), strict=True)
+    }
+
+
+def _best_keys(scores: torch.Tensor, start: int, known: torch.Tensor, count: int) -> torch.Tensor:
+    """The `count` highest sort keys among the known ones and a new chunk's scores, highest first."""
+    keys = torch.cat([known, _to_keys(scores, start)], dim=1)
+    return keys.topk(min(count, keys.shape[1]), dim=1).values
+
+
+def _to_keys(scores: torch.Tensor, start: int) -> torch.Tensor:
+    """Integers that order as (score descending, position ascending): no two are equal, so a top-k is unique.
+
+    The bits of a float32 order like an integer once those below the sign of a negative number are flipped.
+    """
+    bits = (scores + 0.0).view(torch.int32).to(torch.int64)  # + 0.0 makes -0.0 equal to 0.0
+    ordered = torch.where(bits >= 0, bits, bits ^ 0x7FFFFFFF)
+    positions = torch.arange(start, start + scores.shape[1], device=scores.device)
+    return (ordered << _INDEX_BITS) + ((1 << _INDEX_BITS) - 1 - positions)
+
+
+def _from_keys(keys: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Scores (float32) and positions (int64) of sort keys."""
+    ordered = keys >> _INDEX_BITS
+    bits = torch.where(ordered >= 0, ordered, ordered ^ 0x7FFFFFFF)
+    positions = (1 << _INDEX_BITS) - 1 - (keys & ((1 << _INDEX_BITS) - 1))
+    return bits.to(torch.int32).view(torch.float32), positions
+
+
+def _float32(embeddings: torch.Tensor | npt.NDArray[Any], name: str, device: torch.device) -> torch.Tensor:
+    """The embeddings as a float32 tensor on the device; refuses NaN and infinity."""
+    if not isinstance(embeddings, torch.Tensor):
+        embeddings = torch.tensor(embeddings)  # copies: the array may be a read-only memory map
+    values = embeddings.detach().to(device=device, dtype=torch.float32)
+    if not bool(torch.isfinite(values).all()):
+        raise InputError(
+            f"{name}: got NaN or infinity; expected finite numbers; to mend: check the model (half precision overflow "
+            "or a diverged training run)"
+        )
+    return values
+
+
+def _check_shapes(
+    queries: torch.Tensor | npt.NDArray[Any],
+    documents: torch.Tensor | npt.NDArray[Any],
+    top_k: int,
+    chunk_size: int,
+) -> None:
+    if queries.ndim != 2 or documents.ndim != 2 or queries.shape[1] != documents.shape[1]:
+        raise InputError(
+            f"embeddings: got queries {tuple(queries.shape)} and documents {tuple(documents.shape)}; expected (Q, D) "
+            "and (N, D) with one D; to mend: encode both sides with one model"
+        )
+    for name, value in (("top_k", top_k), ("chunk_size", chunk_size)):
+        if value < 1:
+            raise InputError(f"{name}: got {value}; expected at least 1; to mend: ask for at least one document")

@@ -1,0 +1,1 @@
+"""Studies: several systems on the same data, compared with intervals."""

@@ -1,0 +1,198 @@
+"""`TrainConfig`: everything a training run depends on, validated once."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from bixse.data.files import read_text
+from bixse.errors import ConfigError, shorten
+from bixse.losses import LOSSES
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Self, TypeVar
+
+    ConfigType = TypeVar("ConfigType", bound=BaseModel)
+
+
+class OptimizerConfig(BaseModel):
+    """How the weights are moved: the paper's Adam with linear warm-up and decay.
+
+    The defaults of rate, epochs, batch and documents a query were chosen on the dev queries of `pydocs`.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    learning_rate: float = Field(default=5e-5, gt=0)
+    """Peak rate of the encoder; the bias learns `bias_lr_multiplier` times as fast."""
+    bias_lr_multiplier: float = Field(default=100.0, ge=0)
+    """Rate of the logit bias over the encoder's."""
+    epochs: int = Field(default=3, ge=1)
+    """Passes over the queries."""
+    batch_size: int = Field(default=16, ge=1)
+    """Queries in a batch."""
+    documents_per_query: int | None = Field(default=4, ge=1)
+    """Graded documents of a query in a batch (the best one and others drawn anew each epoch); null takes all."""
+    warmup: float = Field(default=0.05, ge=0, lt=1)
+    """Share of the steps over which the rate rises from 0."""
+    adam_beta2: float = Field(default=0.98, gt=0, lt=1)
+    """Second moment decay of Adam; the first is 0.9."""
+    weight_decay: float = Field(default=0.0, ge=0)
+    """Weight decay of the encoder; scale and bias take none."""
+    max_grad_norm: float = Field(default=0.0, ge=0)
+    """Clip the encoder's gradient to this norm; 0 does not clip."""
+    gradient_accumulation_steps: int = Field(default=1, ge=1)
+    """Batches summed before a step; in-batch negatives stay within one batch."""
+
+
+class TrainConfig(BaseModel):
+    """Settings of `bixse train`; also the keys of its YAML file.
+
+    Example:
+        >>> TrainConfig(pairs="pairs.jsonl", loss="infonce", loss_options={"cutoff": 0.7}).optimizer.batch_size
+        16
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    pairs: Path
+    """File of graded pairs (.parquet, .jsonl, .csv, .tsv)."""
+    dev: Path | None = None
+    """Collection folder; the checkpoint with the best graded nDCG@10 on it is kept."""
+    dev_split: str = "dev"
+    """Split of the collection for that choice."""
+    dev_candidates: int = Field(default=30, ge=1)
+    """Documents a dev query that BM25 and the untrained encoder add to the judged ones for that choice."""
+    relevance_level: float = Field(default=1.0, gt=0)
+    """Grade from which a document of the collection counts as relevant for recall and MRR."""
+    model: str = "demo"
+    """Folder or hub name of the encoder; "demo" is the one of the extra `bixse[demo]`."""
+    max_length: int | None = Field(default=128, ge=4)
+    """Tokens of a text that are read; saved with the model; null keeps the model's own."""
+    train_max_length: int | None = Field(default=64, ge=4)
+    """Tokens of a text that are read while training, never above max_length; null: the same."""
+    dropout: float | None = Field(default=None, ge=0, lt=1)
+    """Dropout of the encoder while training; null keeps the model's own."""
+    trust_remote_code: bool = False
+    """Run code that comes with the model."""
+    loss: str = "bixse"
+    """One of the losses of `bixse.losses.LOSSES`."""
+    loss_options: dict[str, Any] = Field(default_factory=dict)
+    """Arguments of the loss, for example scale, bias, cutoff, in_batch."""
+    optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig)
+    """Rates, epochs and batches."""
+    seed: int = Field(default=0, ge=0)
+    """Of batches, draws and dropout."""
+    bf16: bool | None = None
+    """Compute in bf16; null: where the processor is fast at it."""
+    evaluations_per_epoch: int = Field(default=1, ge=1)
+    """How often the dev collection is searched, and a checkpoint written, in an epoch."""
+
+    @field_validator("loss")
+    @classmethod
+    def _known_loss(cls, value: str) -> str:
+        if value not in LOSSES:
+            close = difflib.get_close_matches(value, LOSSES, n=1)
+            hint = f"did you mean {close[0]!r}?" if close else "choose one of them"
+            raise ValueError(f"expected one of {', '.join(LOSSES)}; {hint}")
+        return value
+
+    def with_loss(self, loss: str, **options: Any) -> Self:
+        """The same run with another loss."""
+        return self.model_copy(update={"loss": loss, "loss_options": options})
+
+
+def check_loss_options(loss: str, options: Mapping[str, Any]) -> None:
+    """Refuse an option the loss does not take, before anything is loaded.
+
+    Raises:
+        ConfigError: names the option, the ones there are and the closest.
+    """
+    import bixse.losses
+
+    parameters = inspect.signature(getattr(bixse.losses, LOSSES[loss]).__init__).parameters
+    known = [name for name in parameters if name not in ("self", "model")]
+    for name in options:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {close[0]!r}?" if close else "drop it"
+            raise ConfigError(
+                f"loss_options: got {name!r}; expected one of {', '.join(known)} for loss {loss!r}; to mend: {hint}"
+            )
+
+
+def load_config(kind: type[ConfigType], path: Path | None, overrides: Mapping[str, Any]) -> ConfigType:
+    """A configuration from a YAML file and overrides on top (dotted keys reach into sections).
+
+    Relative paths in the file are taken from the file's own folder.
+
+    Raises:
+        ConfigError: the file is no YAML mapping, a key is unknown (with the closest known one), or a value is
+            outside its range; all faults together.
+    """
+    values: dict[str, Any] = {}
+    if path is not None:
+        try:
+            loaded = yaml.safe_load(read_text(path))
+        except yaml.YAMLError as error:
+            raise ConfigError(
+                f"{path}: got no valid YAML ({error}); expected `key: value` lines; to mend: see docs/training.md"
+            ) from error
+        if not isinstance(loaded, dict):
+            raise ConfigError(
+                f"{path}: got {shorten(loaded)}; expected `key: value` lines; to mend: see docs/training.md"
+            )
+        values = loaded
+        for name in _path_fields(kind):
+            if isinstance(values.get(name), str):
+                values[name] = str(path.parent / values[name])
+    for key, value in overrides.items():
+        section = values
+        *parents, last = key.split(".")
+        for parent in parents:
+            section = section.setdefault(parent, {})
+        section[last] = value
+    try:
+        return kind.model_validate(values)
+    except ValidationError as error:
+        where = str(path) if path is not None else "settings"
+        lines = [_explain(kind, fault) for fault in error.errors()]
+        raise ConfigError(
+            "\n".join([f"{where}: {len(lines)} fault{'s' if len(lines) != 1 else ''}", *lines])
+        ) from error
+
+
+def _path_fields(kind: type[BaseModel]) -> list[str]:
+    return [name for name, field in kind.model_fields.items() if "Path" in str(field.annotation)]
+
+
+def _explain(kind: type[BaseModel], fault: Mapping[str, Any]) -> str:
+    """One validation fault as a line: key, found, expected, mend."""
+    key = ".".join(str(part) for part in fault["loc"])
+    if fault["type"] == "extra_forbidden":
+        known = _known_keys(kind)
+        close = (
+            difflib.get_close_matches(key, known, n=1)
+            or [name for name in known if name.endswith(f".{fault['loc'][-1]}")][:1]
+        )
+        hint = f"did you mean {close[0]!r}?" if close else f"known keys: {', '.join(known)}"
+        return f"  {key}: got an unknown key; expected a known one; to mend: {hint}"
+    if fault["type"] == "missing":
+        return f"  {key}: got nothing; expected a value; to mend: set {key!r} in the file or with its flag"
+    message = fault["msg"].removeprefix("Value error, ")
+    return f"  {key}: got {shorten(fault['input'])}; {message[0].lower() + message[1:]}"
+
+
+def _known_keys(kind: type[BaseModel]) -> list[str]:
+    keys = []
+    for name, field in kind.model_fields.items():
+        keys.append(name)
+        if inspect.isclass(field.annotation) and issubclass(field.annotation, BaseModel):
+            keys += [f"{name}.{inner}" for inner in field.annotation.model_fields]
+    return keys

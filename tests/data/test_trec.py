@@ -1,0 +1,199 @@
+import math
+import random
+import re
+
+import numpy as np
+import pytest
+import pytrec_eval
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bixse.data.trec import ranked, read_qrels, read_run, write_qrels, write_run
+from bixse.errors import InputError, InvalidFileError, StorageError
+from bixse.evaluation.metrics import evaluate_run
+
+
+def write(tmp_path, content, name="file.txt"):
+    path = tmp_path / name
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return path
+
+
+@pytest.mark.parametrize("content", ["", "\n \n\t\n", "\ufeff"])
+@pytest.mark.parametrize("read", [read_run, read_qrels])
+def test_empty_file_is_refused(tmp_path, read, content):
+    with pytest.raises(InputError, match="got no"):
+        read(write(tmp_path, content))
+
+
+@pytest.mark.parametrize("read", [read_run, read_qrels])
+def test_missing_file_and_folder_are_refused(tmp_path, read):
+    with pytest.raises(InputError, match="check the path"):
+        read(tmp_path / "absent")
+    with pytest.raises(InputError, match="check the path"):
+        read(tmp_path)
+
+
+@pytest.mark.parametrize("read", [read_run, read_qrels])
+@pytest.mark.parametrize("encoding", ["latin-1", "utf-16"])
+def test_wrong_encoding_is_refused(tmp_path, read, encoding):
+    with pytest.raises(InputError, match="expected UTF-8"):
+        read(write(tmp_path, "q1 0 dé 1\n".encode(encoding)))
+
+
+def test_all_faults_of_a_run_are_reported_with_their_lines(tmp_path):
+    lines = ["q1 Q0 d1 1 2.5 tag", "q1 Q0 d2 2 high tag", "q1 Q0 d3 3", "", "q1 Q0 d1 4 1 tag", "q1 Q0 d5 5 nan tag"]
+    with pytest.raises(InvalidFileError) as error:
+        read_run(write(tmp_path, "\n".join(lines)))
+    assert [fault.row for fault in error.value.faults] == [2, 3, 5, 6]
+    assert [fault.column for fault in error.value.faults] == ["score", None, "document id", "score"]
+    assert all("to mend:" in line for line in str(error.value).splitlines()[1:])
+
+
+@pytest.mark.parametrize("separator", [" ", "\t", "   "])
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+@pytest.mark.parametrize("start", ["", "\ufeff"])
+def test_run_with_any_separator_line_end_and_byte_order_mark(tmp_path, separator, end, start):
+    text = start + end.join(separator.join(row.split()) for row in ("q1 Q0 d1 1 2.5 t", "q2 Q0 d1 1 -1e-3 t")) + end
+    assert read_run(write(tmp_path, text)) == {"q1": {"d1": 2.5}, "q2": {"d1": -0.001}}
+
+
+def test_written_run_is_ranked_as_trec_eval_ranks(tmp_path):
+    path = tmp_path / "new" / "bm25.run"
+    write_run(path, {"q": {"a": 1.0, "b": 2, "c": np.float32(1.0), "d": 1.0 + 1e-12}}, "bm25")
+    assert path.read_text().splitlines() == [
+        "q Q0 b 1 2.0 bm25",
+        "q Q0 d 2 1.000000000001 bm25",
+        "q Q0 c 3 1.0 bm25",
+        "q Q0 a 4 1.0 bm25",
+    ]
+    assert [file.name for file in path.parent.iterdir()] == ["bm25.run"]
+
+
+word = st.text(st.characters(blacklist_categories=("Z", "C")), min_size=1, max_size=4)
+run_of = st.dictionaries(word, st.dictionaries(word, st.floats(allow_nan=False), max_size=6), min_size=1, max_size=4)
+
+
+@settings(max_examples=100, deadline=None)
+@given(run_of.filter(lambda run: any(run.values())))
+def test_run_read_again_is_the_same(tmp_path_factory, run):
+    path = tmp_path_factory.mktemp("runs") / "any.run"
+    write_run(path, run, "tag")
+    again = read_run(path)
+    assert again == {query_id: scores for query_id, scores in run.items() if scores}
+    assert all(list(scores) == ranked(run[query_id]) for query_id, scores in again.items())
+    assert pytrec_eval.parse_run(path.read_text().splitlines()) == again
+
+
+def test_run_read_again_evaluates_to_the_same_numbers(tmp_path):
+    draw = random.Random(0)
+    qrels = {f"q{i}": {f"d{j}": draw.randint(0, 3) for j in range(20)} for i in range(10)}
+    run = {q: {f"d{j}": draw.choice([0.1, draw.random()]) for j in range(30)} for q in [*qrels, "q-extra"]}
+    run["q3"] = {}
+    write_run(tmp_path / "x.run", run, "x")
+    metrics = ("ndcg@10", "recall@5", "mrr@10", "map")
+    assert evaluate_run(qrels, read_run(tmp_path / "x.run"), metrics) == evaluate_run(qrels, run, metrics)
+
+
+@pytest.mark.parametrize(
+    ("run", "tag", "message"),
+    [
+        ({"q 1": {"d": 1.0}}, "t", "query id: got 'q 1'"),
+        ({"q": {"d\u00a01": 1.0}}, "t", "document id: got"),
+        ({"q": {"": 1.0}}, "t", "document id: got ''"),
+        ({"q": {"d": 1.0}}, "my run", "tag: got 'my run'"),
+        ({"q": {"d": 1.0}}, "", "tag: got ''"),
+        ({"q": {"d": math.nan}}, "t", "score of document 'd'"),
+        ({"q": {}}, "t", "without documents"),
+        ({}, "t", "without documents"),
+    ],
+)
+def test_unwritable_run_is_refused_and_leaves_the_old_file(tmp_path, run, tag, message):
+    path = write(tmp_path, "old", "old.run")
+    with pytest.raises(InputError, match=message):
+        write_run(path, run, tag)
+    assert path.read_text() == "old"
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_unwritable_folder_is_a_storage_error(tmp_path):
+    blocker = write(tmp_path, "a file")
+    with pytest.raises(StorageError):
+        write_run(blocker / "x.run", {"q": {"d": 1.0}}, "t")
+    with pytest.raises(StorageError):
+        write_qrels(blocker / "test.tsv", {"q": {"d": 1}})
+
+
+JUDGED = {"q1": {"d1": 3.0, "d2": 0.0}, "q2": {"d1": -1.0, "d3": 0.25}}
+TREC = ["q1 0 d1 3", "q1 0 d2 0", "q2 0 d1 -1", "q2 0 d3 0.25"]
+BEIR = ["query-id\tcorpus-id\tscore", "q1\td1\t3", "q1\td2\t0", "q2\td1\t-1", "q2\td3\t0.25"]
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+@pytest.mark.parametrize("start", ["", "\ufeff", "\n"])
+@pytest.mark.parametrize(
+    "lines", [TREC, [line.replace(" ", "\t") for line in TREC], BEIR, ["Query_ID\tCorpus_ID\tScore", *BEIR[1:]]]
+)
+def test_both_formats_are_told_apart(tmp_path, lines, start, end):
+    assert read_qrels(write(tmp_path, start + end.join(lines) + end)) == JUDGED
+
+
+def test_ids_of_beir_files_may_hold_spaces_and_ids_of_either_may_be_odd(tmp_path):
+    assert read_qrels(write(tmp_path, BEIR[0] + "\na b\t#1 \u2028x\t1\n")) == {"a b": {"#1 \u2028x": 1.0}}
+    assert read_qrels(write(tmp_path, "query-id 0 corpus-id 1\n")) == {"query-id": {"corpus-id": 1.0}}
+
+
+def test_a_repeated_judgement_is_kept_once_and_a_conflict_is_a_fault(tmp_path):
+    assert read_qrels(write(tmp_path, "q 0 d 1\nq 0 d 1\n")) == {"q": {"d": 1.0}}
+    with pytest.raises(InvalidFileError, match="row 3, column 'score': got 2 where row 1 has 1"):
+        read_qrels(write(tmp_path, "q 0 d 1\nq 0 e 1\nq 0 d 2\n"))
+
+
+def test_all_faults_of_trec_qrels_are_reported_with_their_lines(tmp_path):
+    lines = ["q1 0 d1 3", "q1 0 d2 relevant", "q1 0 d3", "q1 0 d4 1 extra", "q1 0 d5 nan", "q1 0 d6 inf", "q1 0 d7 1_0"]
+    with pytest.raises(InvalidFileError) as error:
+        read_qrels(write(tmp_path, "\n".join(lines)))
+    assert [fault.row for fault in error.value.faults] == [2, 3, 4, 5, 6, 7]
+
+
+def test_all_faults_of_beir_qrels_are_reported_with_their_data_rows(tmp_path):
+    lines = [BEIR[0], "q1\td1\t1", "q1 d2 1", "q1\td3\t", "\td4\t1", "q1\td5\tyes", "q1\td1\t2"]
+    with pytest.raises(InvalidFileError) as error:
+        read_qrels(write(tmp_path, "\n".join(lines)))
+    assert [fault.row for fault in error.value.faults] == [2, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize("content", ["q1\td1\t1\n", "q1 d1 1\n", "a,b,c,d\n", '{"_id": 1, "x": 2, "y": 3, "z": 4}\n'])
+def test_other_formats_are_refused(tmp_path, content):
+    with pytest.raises(InvalidFileError):
+        read_qrels(write(tmp_path, content))
+
+
+def test_header_alone_is_refused(tmp_path):
+    with pytest.raises(InputError, match="got no judgement"):
+        read_qrels(write(tmp_path, BEIR[0] + "\n"))
+
+
+def test_written_qrels_are_beir_tsv_and_read_back(tmp_path):
+    path = tmp_path / "qrels" / "test.tsv"
+    write_qrels(path, JUDGED)
+    assert path.read_text() == "\n".join(BEIR) + "\n"
+    assert read_qrels(path) == JUDGED
+
+
+@pytest.mark.parametrize(
+    ("qrels", "message"),
+    [
+        ({"q\t": {"d": 1}}, "got query id 'q\\t'"),
+        ({"q": {"d\n": 1}}, "got document id"),
+        ({"q": {"": 1}}, "got document id ''"),
+        ({"q": {"d": math.nan}}, "got grade nan"),
+        ({"q": {"d": math.inf}}, "got grade inf"),
+        ({}, "got no judgements"),
+        ({"q": {}}, "got no judgements"),
+    ],
+)
+def test_unwritable_qrels_are_refused(tmp_path, qrels, message):
+    with pytest.raises(InputError, match=re.escape(message)):
+        write_qrels(tmp_path / "test.tsv", qrels)
+    assert not list(tmp_path.iterdir())

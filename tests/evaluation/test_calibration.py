@@ -1,0 +1,235 @@
+import math
+
+import numpy as np
+import pytest
+import scipy.optimize
+import scipy.stats
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import brier_score_loss
+
+from bixse.errors import InputError
+from bixse.evaluation.calibration import (
+    brier,
+    calibration_report,
+    expected_calibration_error,
+    fit_platt,
+    intervals_by_query,
+    reliability_curve,
+)
+
+
+def sigmoid(x):
+    return 1 / (1 + np.exp(-x))
+
+
+def binary_pairs(seed, count=400, slope=1.0, intercept=0.0):
+    generator = np.random.default_rng(seed)
+    logits = generator.normal(size=count) * 2 - 1
+    return logits, (generator.random(count) < sigmoid(slope * logits + intercept)).astype(float)
+
+
+def naive_ece(p, z, bins):
+    total = 0.0
+    for index in range(bins):
+        low, high = index / bins, (index + 1) / bins
+        members = [i for i in range(len(p)) if low <= p[i] < high or (index == bins - 1 and p[i] == 1.0)]
+        if members:
+            gap = abs(sum(p[i] for i in members) / len(members) - sum(z[i] for i in members) / len(members))
+            total += len(members) / len(p) * gap
+    return total
+
+
+def weighted_logistic_regression(logits, targets):
+    """Soft targets as two weighted rows a pair: the independent fit Platt scaling must match."""
+    model = LogisticRegression(C=math.inf, tol=1e-10, max_iter=10_000)
+    x = np.concatenate([logits, logits])[:, None]
+    y = np.repeat([1, 0], len(logits))
+    model.fit(x, y, sample_weight=np.concatenate([targets, 1 - targets]))
+    return float(model.coef_[0, 0]), float(model.intercept_[0])
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_brier_equals_sklearn_on_binary_relevance(seed):
+    logits, z = binary_pairs(seed)
+    assert brier(sigmoid(logits), z) == pytest.approx(brier_score_loss(z, sigmoid(logits)), abs=1e-15)
+
+
+@pytest.mark.parametrize("bins", [1, 4, 10])
+def test_calibration_error_equals_a_plain_loop(bins):
+    generator = np.random.default_rng(bins)
+    p = np.concatenate([generator.random(200), [0.0, 0.25, 0.5, 0.75, 1.0]])
+    z = generator.random(205)
+    assert expected_calibration_error(p, z, bins) == pytest.approx(naive_ece(p, z, bins), abs=1e-14)
+
+
+def test_a_constant_has_little_calibration_error_and_only_brier_tells():
+    logits, z = binary_pairs(0, count=2000, slope=2.0)
+    ids = [f"q{i // 10}" for i in range(2000)]
+    constant = calibration_report(np.full(2000, z.mean()), z, ids, samples=50)
+    informed = calibration_report(sigmoid(2 * logits), z, ids, samples=50)
+    assert constant.ece < 1e-12 < informed.ece
+    assert constant.brier == pytest.approx(constant.base_rate_brier, abs=1e-12)
+    assert informed.brier < 0.7 * informed.base_rate_brier
+
+
+def test_curve_means_counts_and_wilson_interval():
+    curve = reliability_curve([0.05, 0.05, 0.05, 0.05, 1.0], [0, 0, 1, 0.5, 1], bins=10)
+    assert [(round(point.predicted, 12), point.observed, point.count) for point in curve] == [
+        (0.05, 0.375, 4),
+        (1.0, 1.0, 1),
+    ]
+    binary = reliability_curve(np.full(40, 0.5), np.repeat([0.0, 1.0], [28, 12]), bins=2)[0]
+    oracle = scipy.stats.binomtest(12, 40).proportion_ci(method="wilson")
+    assert (binary.low, binary.high) == pytest.approx((oracle.low, oracle.high), abs=1e-12)
+    assert all(point.low <= point.observed <= point.high for point in curve)
+
+
+def test_brier_interval_agrees_with_scipy_over_queries():
+    generator = np.random.default_rng(3)
+    sizes = np.full(80, 5)
+    ids = np.repeat([f"q{i}" for i in range(80)], sizes)
+    p, z = generator.random(400), generator.random(400)
+    ours = intervals_by_query(p, z, list(ids), samples=5000).brier
+    by_query = ((p - z) ** 2).reshape(80, 5).mean(axis=1)
+    oracle = scipy.stats.bootstrap((by_query,), np.mean, n_resamples=5000, method="basic", rng=1).confidence_interval
+    assert ours == pytest.approx((oracle.low, oracle.high), abs=0.06 * by_query.std() / math.sqrt(80) * 2)
+
+
+def test_intervals_resample_whole_queries_of_unequal_size():
+    p = np.array([0.5] * 6)
+    z = np.array([0.0, 0.0, 0.0, 0.0, 0.0, 1.0])
+    intervals = intervals_by_query(p, z, ["a", "a", "a", "a", "a", "b"], samples=400)
+    assert intervals.brier == (0.25, 0.25)
+    ece = expected_calibration_error(p, z)
+    possible = [0.5, ece]  # only query a or only b: .5; both: the whole sample
+    assert intervals.ece == pytest.approx((2 * ece - max(possible), 2 * ece - min(possible)), abs=1e-12)
+
+
+def test_pairs_of_one_query_widen_the_interval():
+    generator = np.random.default_rng(5)
+    level = np.repeat(generator.random(40), 20)
+    p, z = np.full(800, 0.5), np.clip(level + 0.02 * generator.normal(size=800), 0, 1)
+    clustered = intervals_by_query(p, z, [f"q{i // 20}" for i in range(800)]).brier
+    independent = intervals_by_query(p, z, [f"q{i}" for i in range(800)]).brier
+    assert clustered[1] - clustered[0] > 3 * (independent[1] - independent[0])
+
+
+def test_report_is_the_sum_of_its_parts_and_repeats():
+    logits, z = binary_pairs(2)
+    p, ids = sigmoid(logits), [f"q{i // 8}" for i in range(400)]
+    report = calibration_report(p, z, ids, samples=200)
+    assert report == calibration_report(p, z, ids, samples=200)
+    assert (report.pairs, report.queries) == (400, 50)
+    assert (report.brier, report.ece) == (brier(p, z), expected_calibration_error(p, z))
+    assert report.brier_interval[0] < report.brier < report.brier_interval[1]
+    assert sum(point.count for point in report.curve) == 400
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_platt_without_prior_equals_sklearn(seed):
+    logits, z = binary_pairs(seed, slope=0.5 + seed, intercept=seed - 1)
+    model = LogisticRegression(C=math.inf, tol=1e-10, max_iter=10_000).fit(logits[:, None], z)
+    assert fit_platt(logits, z, prior=False) == pytest.approx((model.coef_[0, 0], model.intercept_[0]), abs=1e-5)
+
+
+@pytest.mark.parametrize("prior", [False, True])
+def test_platt_on_graded_relevance_equals_weighted_sklearn(prior):
+    generator = np.random.default_rng(0)
+    logits = 30 * generator.normal(size=300) + 500  # far from 0 and wide: conditioning must not matter
+    z = np.round(np.clip(sigmoid((logits - 510) / 20) + 0.2 * generator.normal(size=300), 0, 1), 1)
+    top, bottom = (z.sum() + 1) / (z.sum() + 2), 1 / ((1 - z).sum() + 2)
+    targets = bottom + (top - bottom) * z if prior else z
+    slope, intercept = weighted_logistic_regression((logits - 500) / 30, targets)
+    assert fit_platt(logits, z, prior=prior) == pytest.approx((slope / 30, intercept - slope * 500 / 30), rel=1e-5)
+
+
+def test_platt_recovers_the_true_slope_and_makes_scores_calibrated():
+    logits, z = binary_pairs(7, count=40_000, slope=0.6, intercept=0.8)
+    slope, intercept = fit_platt(logits, z)
+    assert (slope, intercept) == pytest.approx((0.6, 0.8), abs=0.05)
+    assert expected_calibration_error(sigmoid(slope * logits + intercept), z) < 0.01
+    assert expected_calibration_error(sigmoid(logits), z) > 0.05
+
+
+def test_platt_never_reverses_a_ranking():
+    logits, z = binary_pairs(1)
+    slope, intercept = fit_platt(-logits, z, prior=False)
+    assert slope == 0.0
+    assert sigmoid(intercept) == pytest.approx(z.mean(), abs=1e-9)
+
+
+def test_platt_on_separable_relevance_equals_the_minimum_under_the_prior():
+    logits, z = np.array([-2.0, -1.0, 1.0, 3.0]), np.array([0.0, 0.0, 1.0, 1.0])
+    targets = np.array([0.25, 0.25, 0.75, 0.75])
+
+    def loss(weights):
+        s = weights[0] * logits + weights[1]
+        return np.sum(np.logaddexp(0, s) - targets * s)
+
+    oracle = scipy.optimize.minimize(loss, [0.0, 0.0], method="Nelder-Mead", options={"xatol": 1e-9, "fatol": 1e-14}).x
+    assert fit_platt(logits, z) == pytest.approx(tuple(oracle), abs=1e-6)
+    assert all(map(math.isfinite, fit_platt(logits, z, prior=False)))
+
+
+@pytest.mark.parametrize("prior", [False, True])
+@pytest.mark.parametrize("z", [[0.0, 0.0, 0.0], [1.0, 1.0, 1.0], [0.5, 0.5, 0.5]])
+def test_platt_on_constant_relevance_is_flat_and_finite(z, prior):
+    slope, intercept = fit_platt([-1.0, 0.0, 3.0], z, prior=prior)
+    assert slope == pytest.approx(0.0, abs=1e-9)
+    assert math.isfinite(intercept)
+    assert abs(sigmoid(intercept) - z[0]) <= (0.25 if prior else 1e-9)
+
+
+def test_platt_on_constant_logits_is_the_base_rate():
+    slope, intercept = fit_platt([4.2] * 10, [0.0] * 7 + [1.0] * 3, prior=False)
+    assert slope == 0.0
+    assert sigmoid(intercept) == pytest.approx(0.3, abs=1e-12)
+
+
+def test_platt_on_extreme_logits_is_finite():
+    slope, intercept = fit_platt([-1e6, -1e6, 1e6, 1e6, 0.0], [0, 0, 1, 1, 0])
+    assert slope > 0
+    assert math.isfinite(intercept)
+
+
+@pytest.mark.parametrize(
+    ("p", "z", "message"),
+    [
+        ([], [], "at least 1"),
+        ([0.5], [0.5, 0.5], "one length"),
+        ([[0.5]], [[0.5]], "two vectors"),
+        ([1.1], [1.0], "predictions: got 1.1.*sigmoid"),
+        ([0.5], [3.0], "relevance: got 3.0.*GradeScale"),
+        ([math.nan], [1.0], "predictions: got nan"),
+        ([0.5], [math.nan], "relevance: got nan"),
+        ([0.5], [-0.1], "relevance: got -0.1"),
+    ],
+)
+def test_unusable_pairs_are_refused(p, z, message):
+    for function in (brier, expected_calibration_error, reliability_curve):
+        with pytest.raises(InputError, match=message):
+            function(p, z)
+
+
+@pytest.mark.parametrize(
+    ("ids", "options", "message"),
+    [
+        (["q1"], {}, "1 query ids for 2 pairs"),
+        (["q1", "q1"], {}, "at least 2 queries"),
+        (["q1", "q2"], {"bins": 0}, "bins: got 0"),
+        (["q1", "q2"], {"samples": 0}, "samples: got 0"),
+        (["q1", "q2"], {"confidence": 1.0}, "confidence: got 1.0"),
+    ],
+)
+def test_unusable_interval_arguments_are_refused(ids, options, message):
+    with pytest.raises(InputError, match=message):
+        intervals_by_query([0.5, 0.5], [0.0, 1.0], ids, **options)
+
+
+def test_platt_refuses_unusable_logits():
+    with pytest.raises(InputError, match="logits: got NaN"):
+        fit_platt([math.inf, 0.0], [1.0, 0.0])
+    with pytest.raises(InputError, match=r"relevance: got 2\.0"):
+        fit_platt([1.0], [2.0])
+    with pytest.raises(InputError, match="one length"):
+        fit_platt([1.0, 2.0], [1.0])

@@ -1,0 +1,138 @@
+import numpy as np
+import pytest
+import scipy.stats
+
+from bixse.errors import InputError
+from bixse.evaluation.significance import Difference, paired_bootstrap, randomisation_test, resamples, verdict
+
+
+def systems(seed, queries=60, shift=0.05):
+    generator = np.random.default_rng(seed)
+    base = generator.random(queries)
+    other = np.clip(base + shift + 0.15 * generator.normal(size=queries), 0, 1)
+    ids = [f"q{number}" for number in range(queries)]
+    return dict(zip(ids, other, strict=True)), dict(zip(ids, base, strict=True))
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("confidence", [0.8, 0.95])
+def test_interval_agrees_with_scipy(seed, confidence):
+    a, b = systems(seed)
+    ours = paired_bootstrap(a, b, samples=20_000, confidence=confidence, seed=seed)
+    differences = np.array([a[q] - b[q] for q in a])
+    oracle = scipy.stats.bootstrap(
+        (differences,), np.mean, n_resamples=20_000, confidence_level=confidence, method="percentile", rng=99
+    ).confidence_interval
+    spread = differences.std() / np.sqrt(len(differences))
+    assert ours.mean == pytest.approx(differences.mean(), abs=1e-15)
+    assert abs(ours.low - oracle.low) < 0.12 * spread
+    assert abs(ours.high - oracle.high) < 0.12 * spread
+    assert (ours.queries, ours.confidence) == (60, confidence)
+
+
+def test_small_randomisation_test_is_exact():
+    for seed in range(6):
+        a, b = systems(seed, queries=11, shift=0.03 * seed)
+        oracle = scipy.stats.permutation_test(
+            (list(a.values()), list(b.values())),
+            lambda x, y, axis: np.mean(x - y, axis=axis),
+            permutation_type="samples",
+            n_resamples=np.inf,
+            vectorized=True,
+        ).pvalue
+        assert randomisation_test(a, b) == pytest.approx(oracle, abs=1e-12)
+
+
+def test_drawn_randomisation_test_agrees_with_the_exact_one():
+    for seed in range(4):
+        a, b = systems(seed, queries=12)
+        exact = randomisation_test(a, b, samples=2**12)
+        drawn = randomisation_test(a, b, samples=4000, seed=seed)
+        assert drawn == pytest.approx(exact, abs=5 * np.sqrt(exact * (1 - exact) / 4000) + 1e-3)
+
+
+def test_blocks_of_many_queries_cover_all_samples():
+    blocks = list(resamples(1_000_000, samples=10, seed=0))
+    assert [block.shape for block in blocks] == [(4, 1_000_000), (4, 1_000_000), (2, 1_000_000)]
+    assert min(block.min() for block in blocks) == 0
+    assert max(block.max() for block in blocks) == 999_999
+
+
+def test_same_seed_same_numbers_whatever_the_order():
+    a, b = systems(1)
+    backwards = dict(reversed(a.items()))
+    assert paired_bootstrap(a, b, samples=500) == paired_bootstrap(backwards, b, samples=500)
+    assert paired_bootstrap(a, b, samples=500) != paired_bootstrap(a, b, samples=500, seed=1)
+    assert randomisation_test(a, b, samples=500) == randomisation_test(backwards, b, samples=500)
+
+
+def test_swapping_the_systems_mirrors_the_interval():
+    a, b = systems(2)
+    forward, backward = paired_bootstrap(a, b, samples=2000), paired_bootstrap(b, a, samples=2000)
+    assert (backward.mean, backward.p_value) == (-forward.mean, forward.p_value)
+    assert [backward.low, backward.high] == pytest.approx([-forward.high, -forward.low], abs=1e-12)
+
+
+def test_equal_systems_show_no_difference():
+    a, _ = systems(0)
+    difference = paired_bootstrap(a, a, samples=200)
+    assert (difference.mean, difference.low, difference.high, difference.p_value) == (0.0, 0.0, 0.0, 1.0)
+    assert verdict(difference) == "no difference"
+    assert randomisation_test(a, a, samples=200) == 1.0
+
+
+def test_p_value_and_verdict_say_the_same():
+    seen = set()
+    for seed in range(30):
+        a, b = systems(seed, shift=0.02 * (seed % 5 - 2))
+        difference = paired_bootstrap(a, b, samples=4000)
+        seen.add(verdict(difference))
+        if abs(difference.p_value - 0.05) > 0.003:
+            assert (verdict(difference) != "no difference") == (difference.p_value < 0.05)
+    assert seen == {"better", "no difference", "worse"}
+
+
+def test_false_alarms_are_as_rare_as_the_confidence_says():
+    alarms = sum(
+        verdict(paired_bootstrap(*systems_without_difference(seed), samples=400)) != "no difference"
+        for seed in range(400)
+    )
+    assert 8 <= alarms <= 40  # 20 expected at 95 %; the percentile interval is slightly narrow
+
+
+def systems_without_difference(seed):
+    generator = np.random.default_rng(seed)
+    ids = [f"q{number}" for number in range(80)]
+    return tuple(dict(zip(ids, generator.random(80), strict=True)) for _ in range(2))
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "expected"),
+    [(0.01, 0.2, "better"), (-0.2, -0.01, "worse"), (-0.1, 0.1, "no difference"), (0.0, 0.1, "no difference")],
+)
+def test_verdict_reads_the_interval(low, high, expected):
+    assert verdict(Difference((low + high) / 2, low, high, 0.1, 50, 0.95)) == expected
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "options", "message"),
+    [
+        ({"q1": 1.0, "q2": 1.0}, {"q1": 1.0}, {}, "such as 'q2'"),
+        ({"q1": 1.0}, {"q2": 1.0}, {}, "1 only in the first system and 1 only in the second"),
+        ({"q1": 1.0}, {"q1": 0.0}, {}, "at least 2"),
+        ({}, {}, {}, "at least 2"),
+        ({"q1": 1.0, "q2": float("nan")}, {"q1": 1.0, "q2": 0.0}, {}, "query 'q2'"),
+        ({"q1": 1.0, "q2": 1.0}, {"q1": 1.0, "q2": 0.0}, {"samples": 0}, "samples: got 0"),
+    ],
+)
+def test_unusable_input_is_refused(a, b, options, message):
+    with pytest.raises(InputError, match=message):
+        paired_bootstrap(a, b, **options)
+    with pytest.raises(InputError, match=message):
+        randomisation_test(a, b, **options)
+
+
+@pytest.mark.parametrize("confidence", [0.0, 1.0, 95, float("nan")])
+def test_confidence_out_of_range_is_refused(confidence):
+    with pytest.raises(InputError, match="expected between 0 and 1"):
+        paired_bootstrap({"q1": 1.0, "q2": 1.0}, {"q1": 1.0, "q2": 0.0}, confidence=confidence)

@@ -1,0 +1,223 @@
+"""Report data for the tests: a full one as a quickstart would give, and the smallest."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from bixse.report.schema import (
+    Calibration,
+    CalibrationBin,
+    Comparison,
+    QueryChange,
+    RankedDocument,
+    ReportData,
+    SideBySide,
+    SystemScores,
+    TrainingCurve,
+    TrainingPoint,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+NAMES_OF_KEYS = {"metrics", "facts", "timings"}
+"""Fields whose keys come from data too."""
+CONSTRAINED = {"created", "verdict"}
+"""Text fields that the schema holds to a form."""
+
+
+def full_report_data() -> ReportData:
+    """A made-up but realistic result: four systems, two training runs, two calibrations, 113 queries."""
+    rng = np.random.default_rng(0)
+    before = rng.beta(1.2, 1.3, 113)
+    after = np.where(rng.random(113) < 0.35, before, np.clip(before + rng.normal(0.06, 0.2, 113), 0, 1))
+    kinds = ["keyword", "symptom", "concept", "task"]
+    texts = ["last in first out thread safe", "script hangs because the child's output pipe filled up", "copy a folder"]
+    changes = [
+        QueryChange(
+            query_id=f"q-{i:03d}",
+            query=f"{texts[i % 3]} ({i})",
+            kind=kinds[i % 4],
+            baseline_score=float(before[i]),
+            system_score=float(after[i]),
+        )
+        for i in range(113)
+    ]
+    return ReportData(
+        title="pydocs: BiXSE against the model it started from",
+        description="A small retriever, tuned on graded relevance of the Python documentation, on held-out queries.",
+        created="2026-01-31T12:00:00+00:00",
+        verdicts=[
+            "The tuned model ranks better than the model it started from; InfoNCE on the same rows shows no difference."
+        ],
+        systems=[
+            SystemScores(name="bm25", label="BM25", metrics={"ndcg@10": 0.411, "recall@100": 0.86, "mrr@10": 0.49}),
+            SystemScores(
+                name="base",
+                label="MiniLM, untrained",
+                metrics={"ndcg@10": 0.4731, "recall@100": 0.91, "mrr@10": 0.552},
+                seconds=3.1,
+                note="all-MiniLM-L6-v2 as published",
+            ),
+            SystemScores(name="infonce", label="InfoNCE", metrics={"ndcg@10": 0.462, "recall@100": 0.913}, seconds=301),
+            SystemScores(
+                name="bixse",
+                label="BiXSE",
+                metrics={"ndcg@10": 0.526, "recall@100": 0.934, "mrr@10": 0.6},
+                seconds=318.4,
+                note="start of the bias fitted, learning rate 5e-5",
+            ),
+        ],
+        primary_metric="ndcg@10",
+        comparisons=[
+            _comparison("bixse", "base", "ndcg@10", 0.0531, 0.012, 0.094, 0.0004, "better"),
+            _comparison("infonce", "base", "ndcg@10", -0.011, -0.044, 0.021, 0.51, "no difference"),
+            _comparison("bm25", "base", "ndcg@10", -0.062, -0.11, -0.013, 0.013, "worse"),
+            _comparison("bixse", "bm25", "ndcg@10", 0.115, 0.06, 0.171, 0.0002, "better"),
+            _comparison("bixse", "base", "recall@100", 0.024, -0.003, 0.05, None, "no difference"),
+        ],
+        calibrations=[
+            _calibration("BiXSE, as trained", rng, spread=0.7, brier=0.151),
+            _calibration("BiXSE, calibrated on the development queries", rng, spread=1.0, brier=0.118),
+        ],
+        training=[_curve("bixse", rng, 8.1, "fitted"), _curve("infonce", rng, 2.4, None)],
+        per_query_baseline="base",
+        per_query_system="bixse",
+        per_query=changes,
+        side_by_side=[_side_by_side(change, i) for i, change in enumerate(changes[:3])],
+        facts={
+            "data set": "pydocs",
+            "queries": "113 (test)",
+            "documents": "2,874",
+            "model": "all-MiniLM-L6-v2",
+            "seed": "0",
+            "command": "bixse quickstart --out runs/quickstart",
+            "versions": "bixse 0.1.0, torch 2.13, sentence-transformers 6.2.0",
+        },
+        timings={"read data": 0.04, "train": 619.4, "evaluate": 21.7, "report": 3.2},
+        commands=[
+            "bixse search runs/quickstart/model --collection pydocs 'copy a folder' --top 10 --threshold 0.5",
+            "bixse train --pairs yours.jsonl --out runs/yours",
+        ],
+        notes=["One seed.", "The calibration was fitted on development queries and measured on test queries."],
+    )
+
+
+def minimal_report_data() -> ReportData:
+    """One system, nothing else."""
+    return ReportData(
+        title="BM25 alone",
+        created="2026-01-31",
+        systems=[SystemScores(name="bm25", label="BM25", metrics={"ndcg@10": 0.0})],
+        primary_metric="ndcg@10",
+    )
+
+
+def with_text(data: ReportData, change: Callable[[str], str]) -> ReportData:
+    """The same data with every text from outside changed; names change alike, so references hold."""
+
+    def walk(value: Any, field: str) -> Any:
+        if isinstance(value, str):
+            return value if field in CONSTRAINED else change(value) if value else value
+        if isinstance(value, list):
+            return [walk(item, field) for item in value]
+        if isinstance(value, dict):
+            rename = change if field in NAMES_OF_KEYS else str
+            return {rename(key): walk(item, key if rename is str else "") for key, item in value.items()}
+        return value
+
+    return ReportData.model_validate(walk(data.model_dump(), ""))
+
+
+@pytest.fixture
+def full_data() -> ReportData:
+    return full_report_data()
+
+
+@pytest.fixture
+def minimal_data() -> ReportData:
+    return minimal_report_data()
+
+
+@pytest.fixture
+def change_text() -> Callable[[ReportData, Callable[[str], str]], ReportData]:
+    return with_text
+
+
+def _comparison(
+    system: str, baseline: str, metric: str, mean: float, low: float, high: float, p: float | None, verdict: Any
+) -> Comparison:
+    return Comparison(
+        system=system, baseline=baseline, metric=metric, mean=mean, low=low, high=high, p_value=p, verdict=verdict,
+        queries=113,
+    )  # fmt: skip
+
+
+def _calibration(name: str, rng: np.random.Generator, spread: float, brier: float) -> Calibration:
+    bins = []
+    for centre in np.linspace(0.05, 0.95, 10):
+        observed = float(np.clip(0.25 + (centre - 0.25) * spread + rng.normal(0, 0.02), 0, 1))
+        bins.append(
+            CalibrationBin(
+                predicted=float(centre),
+                observed=observed,
+                count=int(900 * np.exp(-4 * centre)) + 12,
+                low=max(0.0, observed - 0.06),
+                high=min(1.0, observed + 0.07),
+            )
+        )
+    return Calibration(
+        name=name, pairs=2200, queries=113, brier=brier, brier_low=brier - 0.02, brier_high=brier + 0.021,
+        ece=0.12 * (1.2 - spread), ece_low=0.01, ece_high=0.13, constant_brier=0.163, curve=bins,
+    )  # fmt: skip
+
+
+def _curve(system: str, rng: np.random.Generator, start: float, bias: str | None) -> TrainingCurve:
+    points = []
+    for step in range(0, 401, 5):
+        share = step / 400
+        points.append(
+            TrainingPoint(
+                step=step,
+                epoch=4 * share,
+                loss=start * float(np.exp(-1.2 * share)) + float(rng.normal(0, 0.12)),
+                logit_bias=-8.2 + 1.4 * share if bias else None,
+                logit_scale=20.0,
+                gradient_norm=90.0,
+                learning_rate=5e-5 * (1 - share),
+                mean_logit_relevant=-1.5 + 2.4 * share if bias else None,
+                mean_logit_irrelevant=-6.0 - 1.1 * share if bias else None,
+                dev_ndcg=0.47 + (0.06 if bias else 0.02) * share * (1.8 - share) if step % 50 == 0 else None,
+            )
+        )
+    return TrainingCurve(system=system, points=points, best_step=350 if bias else 400)
+
+
+def _side_by_side(change: QueryChange, number: int) -> SideBySide:
+    def ranking(order: list[int], probabilities: bool) -> list[RankedDocument]:
+        return [
+            RankedDocument(
+                rank=rank,
+                document_id=f"shutil.{name}",
+                title=["shutil.copytree", "shutil.copy", "", "os.walk", "pathlib.Path.copy"][name],
+                text="Recursively copy an entire directory tree rooted at src to a directory named dst. " * (name + 1),
+                grade=[3.0, 1.5, 0.0, None, 2.0][name],
+                score=9.1 - 1.7 * rank,
+                probability=0.97 / rank if probabilities else None,
+            )
+            for rank, name in enumerate(order, start=1)
+        ]
+
+    return SideBySide(
+        query_id=change.query_id,
+        query=change.query,
+        baseline_name="base",
+        system_name="bixse",
+        baseline_score=change.baseline_score,
+        system_score=change.system_score,
+        baseline=ranking([3, 2, 1, 0], probabilities=False),
+        system=ranking([0, 1, 4, 3], probabilities=True) if number < 2 else [],
+    )
