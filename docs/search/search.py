@@ -15,10 +15,8 @@ import shutil
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from bixse.data.collection import Collection
 from bixse.data.collection_files import save_collection
 from bixse.data.graded_pairs import GradedPairs
 from bixse.data.pairs_files import save_graded_pairs
@@ -33,6 +31,11 @@ from bixse.evaluation.systems import (
 )
 from bixse.training.config import TrainConfig
 from bixse.training.recipe import train
+
+if TYPE_CHECKING:
+    import torch
+
+    from bixse.data.collection import Collection
 
 BASE: dict[str, Any] = {
     "loss": "bixse",
@@ -62,8 +65,37 @@ def grid(**choices: list[Any]) -> list[dict[str, Any]]:
     return [{**BASE, **dict(zip(names, values, strict=True))} for values in itertools.product(*choices.values())]
 
 
+def around(loss: str, learning_rate: float, **choices: list[Any]) -> list[dict[str, Any]]:
+    """Cells that change one setting at a time."""
+    start = {**BASE, "loss": loss, "learning_rate": learning_rate}
+    return [{**start, name: value} for name, values in choices.items() for value in values]
+
+
 STAGES: dict[str, list[dict[str, Any]]] = {
     "rates": grid(loss=["bixse", "infonce", "soft-infonce"], learning_rate=[2e-5, 5e-5, 1e-4, 2e-4]),
+    "bixse": around(
+        "bixse",
+        1e-4,
+        epochs=[3],
+        scale=[10.0, 30.0],
+        documents_per_query=[8],
+        batch_size=[32],
+        learn_scale=[True],
+        bias_lr_multiplier=[10.0, 1000.0],
+        bias=["prior", -8.0],
+        max_grad_norm=[1.0],
+        dropout=[0.0],
+    ),
+    "infonce": around(
+        "infonce",
+        1e-4,
+        epochs=[3],
+        cutoff=[0.3, 0.9],
+        scale=[10.0, 30.0],
+        documents_per_query=[8],
+        batch_size=[32],
+        dropout=[0.0],
+    ),
 }
 
 
@@ -80,8 +112,7 @@ def main() -> None:
     evaluator = dev_evaluator(collection)
     done = {tuple(sorted(cell.items())) for cell in read_cells(arguments.out)}
     for cell in STAGES[arguments.stage]:
-        key = tuple(sorted((name, str(value)) for name, value in cell.items()))
-        if key in done:
+        if tuple(sorted((name, str(value)) for name, value in cell.items())) in done:
             continue
         started = time.perf_counter()
         figures = evaluator(train_cell(cell, work))

@@ -132,12 +132,12 @@ def with_text(data: ReportData, change: Callable[[str], str]) -> ReportData:
     return ReportData.model_validate(walk(data.model_dump(), ""))
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def full_data() -> ReportData:
     return full_report_data()
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def minimal_data() -> ReportData:
     return minimal_report_data()
 

@@ -11,6 +11,8 @@ from bixse.cli.result import CommandResult
 if TYPE_CHECKING:
     import argparse
 
+    from bixse.report.schema import ReportData
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The verb's flags."""
@@ -23,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> CommandResult:
     """Run it and print the table, the verdict, the report's path and what to do next."""
     from bixse.cli.progress import progress_bar
-    from bixse.report.table import results_text
+    from bixse.report.table import format_table
     from bixse.studies.quickstart import quickstart
 
     def say(line: str) -> None:
@@ -31,7 +33,11 @@ def run(args: argparse.Namespace) -> CommandResult:
 
     result = quickstart(args.out, args.fast, args.seed, say, None if args.json else progress_bar)
     report = result.report
-    lines = [results_text(report), "", *(f"verdict: {line}" for line in report.verdicts), ""]
+    rows = [
+        [s.label, *(s.metrics[name] for name in report.metrics), *_differences(report, s.name)] for s in report.systems
+    ]
+    table = format_table(rows, ["system", *report.metrics, "against base", "against InfoNCE"])
+    lines = [table, "", *(f"verdict: {line}" for line in result.verdicts), ""]
     lines += [f"probabilities, {c.name}: Brier {c.brier:.3f} (a constant: {c.constant_brier:.3f}), ECE {c.ece:.3f}"
               for c in report.calibrations if c.name.startswith("BiXSE")]  # fmt: skip
     lines += ["", f"report: {result.artifacts['report']}", "to go on:", *(f"  {line}" for line in report.commands)]
@@ -42,8 +48,16 @@ def run(args: argparse.Namespace) -> CommandResult:
             "systems": {system.name: system.metrics for system in report.systems},
             "comparisons": [comparison.model_dump() for comparison in report.comparisons],
             "calibrations": [c.model_dump(exclude={"curve"}) for c in report.calibrations],
-            "verdicts": report.verdicts,
+            "verdicts": result.verdicts,
         },
         result.artifacts,
         warnings,
     )
+
+
+def _differences(report: ReportData, system: str) -> list[str]:
+    """Difference of the primary metric against base and InfoNCE, where it was measured."""
+    from bixse.report.table import find_comparison, format_difference
+
+    found = [find_comparison(report, system, baseline) for baseline in ("base", "infonce")]
+    return [format_difference(c.mean) if c is not None else "" for c in found]

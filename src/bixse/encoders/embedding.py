@@ -50,20 +50,26 @@ def _rows(features: Features, mask: Tensor, rows: Tensor) -> dict[str, Any]:
     return taken
 
 
+def tokens_without_padding(features: Features) -> Tensor:
+    """(N, T) tokens of each text from position 0 on, then -1: the same whichever side was padded."""
+    tokens: Tensor = features["input_ids"]
+    mask = features.get("attention_mask")
+    if not isinstance(mask, Tensor) or mask.shape != tokens.shape:
+        return tokens
+    own_first = torch.argsort(mask.bool().logical_not().long(), dim=1, stable=True)
+    return torch.where(mask.bool(), tokens, -1).gather(1, own_first)
+
+
 def identical_texts(features: Features) -> tuple[Tensor, Tensor]:
-    """Which rows of tokenised texts are the same text.
+    """Which rows of tokenised texts are the same text, padding aside.
 
     Returns:
         (first, index): `first` (U,) the row at which each distinct text first stands, in order of appearance;
         `index` (N,) for each row the position of its text in `first`.
     """
-    tokens = features["input_ids"]
-    mask = features.get("attention_mask")
-    if isinstance(mask, Tensor) and mask.shape == tokens.shape:
-        tokens = torch.where(mask.bool(), tokens, -1)
-    _, inverse = torch.unique(tokens, dim=0, return_inverse=True)
+    _, inverse = torch.unique(tokens_without_padding(features), dim=0, return_inverse=True)
     position = torch.arange(len(inverse), device=inverse.device)
-    first = torch.full((int(inverse.max()) + 1,), len(inverse), device=inverse.device)
+    first = torch.full((int(inverse.max()) + 1 if len(inverse) else 0,), len(inverse), device=inverse.device)
     first = first.scatter_reduce(0, inverse, position, reduce="amin")
     by_appearance = torch.argsort(first)
     return first[by_appearance], torch.argsort(by_appearance)[inverse]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from bixse.encoders.embedding import Features, embed_features, identical_texts
+from bixse.encoders.embedding import Features, embed_features, identical_texts, tokens_without_padding
 from bixse.errors import InputError
 from bixse.losses.targets import GradedTargets
 
@@ -54,33 +54,45 @@ class GradedLoss(nn.Module, ABC):
         self.statistics: dict[str, Tensor] = {}
         """Figures of the last batch for the log, detached."""
 
-    def forward(self, sentence_features: Iterable[Features], labels: Tensor) -> Tensor:
-        """Loss of one batch: the first feature set holds the queries, the others documents."""
+    def forward(self, sentence_features: Iterable[Features], labels: Tensor | None) -> Tensor:
+        """Loss of one batch: the first feature set holds the queries, the others documents.
+
+        The arithmetic after the encoder is float32 whatever autocast says.
+
+        Raises:
+            InputError: no document column, no labels, or labels that do not fit the columns.
+        """
         query_features, *document_features = list(sentence_features)
         if not document_features:
             raise InputError(
                 "loss: got one text column; expected a query column and at least one document column; "
                 "to mend: give the data set the columns query, document, label"
             )
+        if labels is None:
+            raise InputError(
+                "loss: got no labels; expected a relevance in [0, 1] for each pair; "
+                "to mend: give the data set a column named label"
+            )
         first, targets = self.targets(query_features, document_features, labels)
         documents = torch.cat([embed_features(self.model, f, self.texts_per_pass) for f in document_features])
         queries = embed_features(self.model, query_features, self.texts_per_pass)
         chosen = documents if first is None else documents[first]
-        return self.compute_loss_from_embeddings(normalize(queries, dim=-1), normalize(chosen, dim=-1), targets)
+        with torch.autocast(queries.device.type, enabled=False):
+            return self.compute_loss_from_embeddings(_unit_length(queries), _unit_length(chosen), targets)
 
     def targets(
         self, query_features: Features, document_features: Sequence[Features], labels: Tensor
     ) -> tuple[Tensor | None, GradedTargets]:
         """The targets of a batch, and the rows of the documents that become columns (None: every row)."""
         rows = len(query_features["input_ids"])
-        if len(document_features) == 1 and labels.ndim == 2:
+        if len(document_features) == 1 and labels.ndim == 2 and labels.shape[1] == 3:
             return None, GradedTargets.from_table(labels, (rows, len(document_features[0]["input_ids"])))
-        relevance = labels.reshape(rows, -1)
-        if relevance.shape[1] != len(document_features):
+        if labels.ndim == 0 or len(labels) != rows or labels.numel() != rows * len(document_features):
             raise InputError(
                 f"loss: got labels of shape {tuple(labels.shape)} for {rows} queries and {len(document_features)} "
                 "document columns; expected a relevance for each document; to mend: one label a document column"
             )
+        relevance = labels.reshape(rows, -1)  # (B, K)
         first, columns = _merge_documents(document_features)
         columns = columns.reshape(len(document_features), rows).T  # (B, K)
         _, query_ids = identical_texts(query_features)
@@ -116,13 +128,12 @@ class GradedLoss(nn.Module, ABC):
 
 def _merge_documents(document_features: Sequence[Features]) -> tuple[Tensor, Tensor]:
     """Distinct documents over all columns: their first rows in the concatenation, and each row's column."""
-    width = max(features["input_ids"].shape[1] for features in document_features)
-    padded = [
-        torch.nn.functional.pad(
-            torch.where(features["attention_mask"].bool(), features["input_ids"], -1),
-            (0, width - features["input_ids"].shape[1]),
-            value=-1,
-        )
-        for features in document_features
-    ]
+    tokens = [tokens_without_padding(features) for features in document_features]
+    width = max(part.shape[1] for part in tokens)
+    padded = [torch.nn.functional.pad(part, (0, width - part.shape[1]), value=-1) for part in tokens]
     return identical_texts({"input_ids": torch.cat(padded)})
+
+
+def _unit_length(vectors: Tensor) -> Tensor:
+    """(N, D) rows of length 1, in float32 at least."""
+    return normalize(vectors.to(torch.promote_types(vectors.dtype, torch.float32)), dim=-1)

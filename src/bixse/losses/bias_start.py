@@ -14,7 +14,7 @@ BiasStart: TypeAlias = float | Literal["fit", "prior"]
 """A number, "fit" (mean predicted relevance = mean target) or "prior" (log-odds of the mean target)."""
 
 LARGEST_BIAS = 100.0
-"""Search range of "fit": the start lies in [-100, 100]."""
+"""Search range of "fit": the start lies in [-100, 100] (a scale above 100 may need more: give a number then)."""
 
 
 def fit_bias(cosines: Tensor, relevance: Tensor, weight: Tensor, scale: float) -> float:
@@ -35,9 +35,8 @@ def fit_bias(cosines: Tensor, relevance: Tensor, weight: Tensor, scale: float) -
         >>> round(float(torch.sigmoid(20.0 * cosines + beta).mean()), 4)
         0.5
     """
-    counted = weight.bool()
-    logits = scale * cosines.detach().double()[counted]
-    wanted = float(relevance.detach().double()[counted].mean()) if logits.numel() else 0.5
+    logits = scale * cosines.detach()[weight.bool()].cpu().double()
+    wanted = _mean_relevance(relevance, weight) if logits.numel() else 0.5
     low, high = -LARGEST_BIAS, LARGEST_BIAS
     for _ in range(60):
         middle = (low + high) / 2
@@ -55,9 +54,7 @@ def prior_bias(relevance: Tensor, weight: Tensor) -> float:
         >>> round(prior_bias(torch.tensor([[1.0, 0.0, 0.0, 0.0]]), torch.ones(1, 4)), 4)
         -1.0986
     """
-    counted = weight.bool()
-    mean = float(relevance.detach().double()[counted].mean()) if bool(counted.any()) else 0.5
-    mean = min(max(mean, 1e-6), 1 - 1e-6)
+    mean = _mean_relevance(relevance, weight)
     return math.log(mean / (1 - mean))
 
 
@@ -67,3 +64,9 @@ def check_bias_start(bias: BiasStart) -> BiasStart:
     if not number and bias not in ("fit", "prior"):
         raise InputError(f"bias: got {bias!r}; expected 'fit', 'prior' or a number; to mend: leave it out for 'fit'")
     return bias
+
+
+def _mean_relevance(relevance: Tensor, weight: Tensor) -> float:
+    """Mean over the cells that count, within [1e-6, 1 - 1e-6]; 0.5 when none counts."""
+    counted = relevance.detach()[weight.bool()].cpu().double()
+    return min(max(float(counted.mean()), 1e-6), 1 - 1e-6) if counted.numel() else 0.5

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
     from bixse.losses.targets import GradedTargets
 
+CELLS_FOR_START = 2**22
+"""Cells that `start_bias` looks at, at most: 16 MB of cosines."""
+
 
 class BiXSELoss(GradedLoss):
     """Pointwise sigmoid loss against graded relevance, every other document of the batch a negative.
@@ -98,7 +101,13 @@ class BiXSELoss(GradedLoss):
 
     @torch.no_grad()
     def start_bias(self, queries: Tensor, documents: Tensor, targets: GradedTargets) -> None:
-        """Set the logit bias from one batch's (B, D) and (N, D) embeddings, as `bias` says."""
+        """Set the logit bias from one batch's (B, D) and (N, D) embeddings, as `bias` says.
+
+        Of a batch of more than 4 million cells a sample of its queries, evenly spaced, is looked at.
+        """
+        stride = -(-len(queries) * len(documents) // CELLS_FOR_START)
+        if stride > 1:
+            queries, targets = queries[::stride], targets.every(stride)
         relevance, weight = targets.dense()
         if self.bias == "fit":
             start = fit_bias(queries.float() @ documents.float().T, relevance, weight, float(self.logit_scale))

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from bixse.errors import InputError
-from bixse.losses.targets import GradedTargets
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from bixse.losses.targets import GradedTargets
 
 TILE_ROWS = 512
 """Queries of a tile: with its columns it fits the processor's cache."""
@@ -81,7 +84,7 @@ def graded_bce(
     scale = torch.as_tensor(logit_scale, dtype=dtype, device=queries.device)
     bias = torch.as_tensor(logit_bias, dtype=dtype, device=queries.device)
     with torch.autocast(queries.device.type, enabled=False):
-        loss: Tensor = _GradedBCE.apply(
+        loss: Tensor = _GradedBCE.apply(  # type: ignore[no-untyped-call]
             queries.to(dtype), documents.to(dtype), scale, bias, targets, reduction, (tile_rows, tile_columns)
         )
     return loss

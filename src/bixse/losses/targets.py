@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
 
 from bixse.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Mapping, Sequence
 
 
 @dataclass(frozen=True)
@@ -36,14 +38,14 @@ class GradedTargets:
         """From a (M, 3) table of [row, column, relevance]; relevance NaN masks the cell.
 
         Raises:
-            InputError: the table has another shape.
+            InputError: the table has another shape, or a cell is outside the batch, given twice, or off [0, 1].
         """
         if table.ndim != 2 or table.shape[1] != 3:
             raise InputError(
                 f"targets: got a table of shape {tuple(table.shape)}; expected (M, 3) with row, column, relevance; "
                 "to mend: build it with GradedTargets.table()"
             )
-        return cls(table[:, 0].long(), table[:, 1].long(), table[:, 2], shape)
+        return cls(table[:, 0].long(), table[:, 1].long(), table[:, 2], shape).validate()
 
     @classmethod
     def from_ids(
@@ -64,7 +66,7 @@ class GradedTargets:
             in_batch: "known" fills every cell whose grade is known; "paper" only a row's own cells, all else 0.
 
         Raises:
-            InputError: a document id occurs twice, or "paper" without `own`.
+            InputError: a document id occurs twice, "paper" without `own`, or a relevance off [0, 1].
         """
         if len(set(document_ids)) != len(document_ids):
             raise InputError(
@@ -86,7 +88,7 @@ class GradedTargets:
                 for document_id, relevance in graded.get(query_id, {}).items()
                 if document_id in column_of
             ]
-        table = torch.tensor(known, dtype=torch.float64).reshape(-1, 3)
+        table = torch.tensor(known, dtype=torch.float32).reshape(-1, 3)
         return cls.from_table(table, (len(query_ids), len(document_ids)))
 
     def validate(self) -> GradedTargets:
@@ -94,7 +96,10 @@ class GradedTargets:
         queries, documents = self.shape
         inside = (self.rows >= 0) & (self.rows < queries) & (self.columns >= 0) & (self.columns < documents)
         if not bool(inside.all()):
-            raise InputError(f"targets: got a cell outside {self.shape}; expected rows and columns of the batch")
+            raise InputError(
+                f"targets: got a cell outside {self.shape}; expected rows and columns of the batch; "
+                "to mend: build the table for this batch"
+            )
         if len(torch.unique(self.rows * documents + self.columns)) != len(self.rows):
             raise InputError("targets: got a cell twice; expected one relevance a cell; to mend: deduplicate pairs")
         known = self.relevance[~self.relevance.isnan()]
@@ -103,16 +108,23 @@ class GradedTargets:
         return self
 
     def table(self) -> Tensor:
-        """(M, 3) float64 table of [row, column, relevance]: one tensor that a batch can carry."""
-        return torch.stack([self.rows.double(), self.columns.double(), self.relevance.double()], dim=1)
+        """(M, 3) float32 table of [row, column, relevance]: one tensor that a batch can carry on any device."""
+        return torch.stack([self.rows.float(), self.columns.float(), self.relevance.float()], dim=1)
 
     def to(self, device: torch.device | str) -> GradedTargets:
         """The same targets on another device."""
         return GradedTargets(self.rows.to(device), self.columns.to(device), self.relevance.to(device), self.shape)
 
+    def every(self, stride: int) -> GradedTargets:
+        """The targets of queries 0, stride, 2 stride, ... against all documents."""
+        kept = self.rows % stride == 0
+        shape = (-(-self.shape[0] // stride), self.shape[1])
+        return GradedTargets(self.rows[kept] // stride, self.columns[kept], self.relevance[kept], shape)
+
     def binarised(self, threshold: float) -> GradedTargets:
-        """Relevance replaced by 1[z >= threshold]; masked cells stay masked."""
-        hard = torch.where(self.relevance.isnan(), self.relevance, (self.relevance >= threshold).to(self.relevance))
+        """Relevance replaced by 1[z >= threshold], compared in float32; masked cells stay masked."""
+        reached = (self.relevance.float() >= threshold).to(self.relevance)
+        hard = torch.where(self.relevance.isnan(), self.relevance, reached)
         return GradedTargets(self.rows, self.columns, hard, self.shape)
 
     def dense(self) -> tuple[Tensor, Tensor]:

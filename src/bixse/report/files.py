@@ -2,46 +2,22 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from pydantic import ValidationError
 
-from bixse.errors import Fault, InputError, InvalidFileError, StorageError, shorten
+from bixse.data.files import write_atomically
+from bixse.errors import Fault, InputError, InvalidFileError, shorten
 from bixse.report.schema import ReportData
-
-
-def write_text(path: Path | str, text: str) -> None:
-    """Write a text file so that a reader sees the old file or the new one, never half of one.
-
-    The folder is made when it is missing. The text goes to a temporary file beside the target, then takes its
-    name.
-
-    Raises:
-        StorageError: if the folder cannot be made or written, or the disk is full.
-    """
-    target = Path(path)
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(text, encoding="utf-8", newline="\n")
-        temporary.replace(target)
-    except OSError as error:
-        if temporary.is_file():
-            temporary.unlink()
-        raise StorageError(
-            f"{target}: got {error.strerror or error} while writing; expected a folder that can be written; "
-            "to mend: free some space or name another place"
-        ) from error
 
 
 def save_report_data(data: ReportData, path: Path | str) -> None:
     """Write the data of a report as JSON, so that the page can be drawn again.
 
     Raises:
-        StorageError: as `write_text`.
+        StorageError: the disk is full or the folder cannot be written.
     """
-    write_text(path, data.model_dump_json(indent=2) + "\n")
+    write_atomically(Path(path), data.model_dump_json(indent=2) + "\n")
 
 
 def load_report_data(path: Path | str) -> ReportData:

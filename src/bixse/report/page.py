@@ -9,18 +9,18 @@ from __future__ import annotations
 from datetime import datetime
 from functools import cache
 from importlib.resources import files
+from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
 
 from jinja2 import Environment, StrictUndefined, Template
 from markupsafe import Markup
 
+from bixse.data.files import write_atomically
 from bixse.report import plots, table
-from bixse.report.files import write_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
 
     from bixse.report.schema import Calibration, Comparison, QueryChange, RankedDocument, ReportData
 
@@ -78,7 +78,7 @@ def write_report(data: ReportData, path: Path | str) -> None:
     Raises:
         StorageError: if the folder cannot be made or written, or the disk is full.
     """
-    write_text(path, render_report(data))
+    write_atomically(Path(path), render_report(data))
 
 
 @cache

@@ -9,7 +9,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,6 +20,8 @@ Verdict = Literal["better", "no difference", "worse"]
 """What the interval of a difference says: above zero, across zero, below zero."""
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 """A probability, rate or score in [0, 1]."""
+Text = Annotated[str, AfterValidator(lambda text: text.encode("utf-16", "surrogatepass").decode("utf-16", "replace"))]
+"""A text; half a surrogate pair, which no file could hold, becomes the replacement character."""
 Count = Annotated[int, Field(ge=0)]
 """A number of things, 0 and up."""
 
@@ -55,26 +57,26 @@ class SystemScores(_Plain):
         True
     """
 
-    name: str
+    name: Text
     """Unique key, used by comparisons."""
-    label: str
+    label: Text
     """What the table shows."""
-    metrics: dict[str, float]
+    metrics: dict[Text, float]
     """Metric name -> mean over the queries."""
     seconds: Annotated[float, Field(ge=0.0)] | None = None
     """Time to train or score the system, in seconds."""
-    note: str = ""
+    note: Text = ""
     """One line below the label."""
 
 
 class Comparison(_Plain):
     """The difference system - baseline on one metric, paired by query."""
 
-    system: str
+    system: Text
     """Name of the system."""
-    baseline: str
+    baseline: Text
     """Name of the system it is compared with."""
-    metric: str
+    metric: Text
     """Metric name."""
     mean: float
     """Mean difference over the queries, in the metric's unit; above 0 the system is ahead."""
@@ -118,7 +120,7 @@ class CalibrationBin(_Plain):
 class Calibration(_Plain):
     """How far the probabilities of one system can be believed."""
 
-    name: str
+    name: Text
     """For example "raw" or "calibrated"."""
     pairs: Count
     """Number of judged (query, document) pairs."""
@@ -176,7 +178,7 @@ class TrainingPoint(_Plain):
 class TrainingCurve(_Plain):
     """The log of one training run."""
 
-    system: str
+    system: Text
     """Name of the system trained."""
     points: list[TrainingPoint]
     """By step."""
@@ -195,11 +197,11 @@ class TrainingCurve(_Plain):
 class QueryChange(_Plain):
     """One query's score before and after."""
 
-    query_id: str
+    query_id: Text
     """Id of the query."""
-    query: str
+    query: Text
     """Its text."""
-    kind: str | None = None
+    kind: Text | None = None
     """Kind of query, where the collection has kinds."""
     baseline_score: float
     """Primary metric of the baseline on this query."""
@@ -217,11 +219,11 @@ class RankedDocument(_Plain):
 
     rank: Annotated[int, Field(ge=1)]
     """1 is the top."""
-    document_id: str
+    document_id: Text
     """Id of the document."""
-    title: str = ""
+    title: Text = ""
     """Its title, may be empty."""
-    text: str = ""
+    text: Text = ""
     """Its text; the page shows the start."""
     grade: float | None = None
     """Judged grade, or None when nobody judged the pair."""
@@ -234,13 +236,13 @@ class RankedDocument(_Plain):
 class SideBySide(_Plain):
     """The two rankings of one query."""
 
-    query_id: str
+    query_id: Text
     """Id of the query."""
-    query: str
+    query: Text
     """Its text."""
-    baseline_name: str
+    baseline_name: Text
     """Name of the baseline."""
-    system_name: str
+    system_name: Text
     """Name of the system."""
     baseline_score: float
     """Primary metric of the baseline on this query."""
@@ -266,19 +268,19 @@ class ReportData(_Plain):
         True
     """
 
-    title: str
+    title: Text
     """Head line."""
-    created: str
+    created: Text
     """When the results were made: ISO 8601."""
-    description: str = ""
+    description: Text = ""
     """One sentence below the title."""
-    verdicts: list[str] = Field(default_factory=list)
+    verdicts: list[Text] = Field(default_factory=list)
     """What was found, in plain sentences."""
     systems: list[SystemScores] = Field(min_length=1)
     """Rows of the results table, in order."""
     comparisons: list[Comparison] = Field(default_factory=list)
     """Differences with intervals, in order."""
-    primary_metric: str
+    primary_metric: Text
     """The metric that decides."""
     confidence: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.95
     """Level of every interval of the report."""
@@ -286,21 +288,21 @@ class ReportData(_Plain):
     """One for each set of probabilities, for example raw and calibrated."""
     training: list[TrainingCurve] = Field(default_factory=list)
     """One for each trained system."""
-    per_query_baseline: str = ""
+    per_query_baseline: Text = ""
     """Name of the baseline of `per_query`."""
-    per_query_system: str = ""
+    per_query_system: Text = ""
     """Name of the system of `per_query`."""
     per_query: list[QueryChange] = Field(default_factory=list)
     """Every query's change of the primary metric."""
     side_by_side: list[SideBySide] = Field(default_factory=list)
     """Both rankings of the queries that moved most."""
-    facts: dict[str, str] = Field(default_factory=dict)
+    facts: dict[Text, Text] = Field(default_factory=dict)
     """Name -> value: data set, queries, documents, model, seed, versions, command."""
-    timings: dict[str, Annotated[float, Field(ge=0.0)]] = Field(default_factory=dict)
+    timings: dict[Text, Annotated[float, Field(ge=0.0)]] = Field(default_factory=dict)
     """Stage -> seconds."""
-    commands: list[str] = Field(default_factory=list)
+    commands: list[Text] = Field(default_factory=list)
     """Shell commands to go on with."""
-    notes: list[str] = Field(default_factory=list)
+    notes: list[Text] = Field(default_factory=list)
     """Caveats."""
 
     @field_validator("created")

@@ -128,7 +128,7 @@ def format_markdown(rows: Sequence[Sequence[Cell]], headers: Sequence[str]) -> s
         >>> print(format_markdown([["a|b", 0.41]], ["system", "ndcg@10"]))
         | system | ndcg@10 |
         | :-- | --: |
-        | a\\|b | 0.410 |
+        | a\|b | 0.410 |
     """
     cells = [[_cell_text(cell) for cell in row] for row in _checked(rows, headers)]
     rule = ["--:" if _is_number_column([row[j] for row in cells]) else ":--" for j in range(len(headers))]

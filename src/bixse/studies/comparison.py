@@ -157,6 +157,13 @@ class Comparer:
             f"95 % interval {found.low:+.3f} to {found.high:+.3f}, {found.queries} held-out queries)"
         )
 
+    def summary(self, system: str, against: Sequence[str]) -> str:
+        """One sentence: what the verdicts say, without figures."""
+        labels = {entry.name: entry.label for entry in self.systems}
+        words = {"better": "better than", "worse": "worse than", "no difference": "not shown to differ from"}
+        parts = [f"{words[self.find(system, other).verdict]} {labels[other]}" for other in against]
+        return f"{labels[system]} is {' and '.join(parts)} on the held-out queries."
+
     def changes(self, system: str, baseline: str, kinds: Mapping[str, str]) -> list[QueryChange]:
         """Every query's primary metric under both systems."""
         after, before = self.per_query[system][PRIMARY_METRIC], self.per_query[baseline][PRIMARY_METRIC]
@@ -226,7 +233,7 @@ class Comparer:
             description: one sentence below it.
             system: the system in question.
             baseline: the one its rankings are shown beside.
-            against: the baselines of the verdict lines, in order.
+            against: the baselines the summary names, in order.
             head: gives the system's probabilities in the rankings.
             curves: training logs.
             kinds: query id -> kind, may be empty.
@@ -237,7 +244,7 @@ class Comparer:
             title=title,
             created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
             description=description,
-            verdicts=[self.verdict_line(system, other) for other in against],
+            verdicts=[self.summary(system, against)],
             systems=[
                 SystemScores(name=entry.name, label=entry.label, metrics=mean(self.per_query[entry.name]))
                 for entry in self.systems

@@ -44,6 +44,10 @@ INFONCE_OPTIONS: dict[str, Any] = {"cutoff": 0.5}
 """Options of the InfoNCE baseline, chosen on dev."""
 INFONCE_OPTIMIZER: dict[str, Any] = {}
 """Where the search on dev chose other settings for InfoNCE than for BiXSE."""
+MAX_LENGTH = 128
+"""Tokens of a text that are read; longer docstrings gain little (docs/search)."""
+FAST_MAX_LENGTH = 64
+"""The same with `--fast`."""
 DEV_CANDIDATES = 3
 """Documents a dev query that BM25 adds to the judged ones when a checkpoint is chosen."""
 NOTES = [
@@ -60,6 +64,8 @@ class QuickstartResult:
 
     report: ReportData
     """Every figure."""
+    verdicts: list[str]
+    """Better, no difference or worse, against the base model and against InfoNCE, with the interval."""
     artifacts: dict[str, str]
     """Name -> path."""
     warnings: list[str]
@@ -121,9 +127,8 @@ def quickstart(
     settings = {"fast": fast, "seed": seed, "model": MODEL}
     record = open_run(out, "quickstart", settings, {"python": coverage.python_version})
     if record.status == "finished":
-        return QuickstartResult(
-            load_report_data(out / "results.json"), _artifacts(out), record.results["warnings"], True
-        )
+        report, done = load_report_data(out / "results.json"), record.results
+        return QuickstartResult(report, done["verdicts"], _artifacts(out), done["warnings"], reused=True)
     stages = Stages(say, record.timings)
     folder = out / "collection"
     with stages.stage("read corpus and grades") as notes:
@@ -186,11 +191,11 @@ def quickstart(
         write_report(report, out / "report.html")
     record.results = {
         "warnings": warnings,
-        "verdicts": report.verdicts,
+        "verdicts": [comparer.verdict_line("bixse", baseline) for baseline in ("base", "infonce")],
         "metrics": {entry.name: entry.metrics for entry in report.systems},
     }
     record.save("finished")
-    return QuickstartResult(report, _artifacts(out), warnings)
+    return QuickstartResult(report, record.results["verdicts"], _artifacts(out), warnings)
 
 
 def quickstart_config(out: Path, fast: bool, seed: int) -> TrainConfig:
@@ -201,7 +206,7 @@ def quickstart_config(out: Path, fast: bool, seed: int) -> TrainConfig:
         dev_candidates=DEV_CANDIDATES,
         relevance_level=PYDOCS_RELEVANT_GRADE,
         model=MODEL,
-        max_length=64 if fast else 128,
+        max_length=FAST_MAX_LENGTH if fast else MAX_LENGTH,
         seed=seed,
         optimizer=OptimizerConfig(epochs=1) if fast else OptimizerConfig(),
     )

@@ -1,0 +1,206 @@
+"""Time and memory of the fused graded BCE, beside plain PyTorch and the matrix products nothing exact avoids.
+
+    python benchmarks/bench_loss.py [--sizes 4096 16384] [--dims 384 1024] [--repeats 5] [--out FILE] [--quick]
+
+One row a method and size; forward and backward together, B = N = size, float32, on the processor:
+
+- `fused`: `bixse.losses.graded_bce`;
+- `plain`: dense `binary_cross_entropy_with_logits` with autograd, scale and bias included;
+- `products`: the three bare matrix products S = Q D^T, G D and G^T Q, nothing else, on whole matrices;
+- `products, tiled`: the same in the tiles of the fused loss.
+
+Times are medians of runs interleaved in one process, so that another program on the machine slows all alike; the
+ratio is the median over rounds of a method's time to that of the faster products in the same round. Memory is
+measured in a process of its own for each method: the peak of the resident memory beyond inputs and gradients.
+The number of threads is PyTorch's: set OMP_NUM_THREADS to change it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from bixse.losses.graded_bce import TILE_COLUMNS, TILE_ROWS, graded_bce
+from bixse.losses.targets import GradedTargets
+from torch import Tensor
+from torch.nn.functional import binary_cross_entropy_with_logits, normalize
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+COLUMNS = ("size", "dim", "threads", "method", "seconds", "ratio_to_products", "extra_mib")
+
+
+class Problem:
+    """Unit embeddings of B = N texts and one graded document for each query."""
+
+    def __init__(self, size: int, dim: int) -> None:
+        generator = torch.Generator().manual_seed(0)
+        self.queries = normalize(torch.randn(size, dim, generator=generator), dim=1).requires_grad_()
+        self.documents = normalize(torch.randn(size, dim, generator=generator), dim=1).requires_grad_()
+        self.scale = torch.tensor(20.0, requires_grad=True)
+        self.bias = torch.tensor(-8.0, requires_grad=True)
+        rows = torch.arange(size)
+        self.targets = GradedTargets(rows, rows, torch.rand(size, generator=generator), (size, size))
+
+    @property
+    def inputs(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """What is differentiated."""
+        return self.queries, self.documents, self.scale, self.bias
+
+
+def fused(problem: Problem) -> Tensor:
+    """Loss and all four gradients, tile by tile."""
+    loss = graded_bce(problem.queries, problem.documents, problem.targets, problem.scale, problem.bias)
+    _gradients = torch.autograd.grad(loss, problem.inputs)
+    return loss
+
+
+def plain(problem: Problem) -> Tensor:
+    """Loss and all four gradients through the dense matrix; the dense targets are part of the method."""
+    relevance, _ = problem.targets.dense()
+    logits = problem.scale * (problem.queries @ problem.documents.T) + problem.bias
+    loss = binary_cross_entropy_with_logits(logits, relevance, reduction="sum") / len(relevance)
+    _gradients = torch.autograd.grad(loss, problem.inputs)
+    return loss
+
+
+@torch.no_grad()
+def products(problem: Problem) -> Tensor:
+    """The three products on whole matrices; the scores stand in for their gradient."""
+    scores = problem.queries @ problem.documents.T
+    _gradients = scores @ problem.documents, scores.T @ problem.queries
+    return scores[0, 0]
+
+
+@torch.no_grad()
+def products_tiled(problem: Problem) -> Tensor:
+    """The three products in the tiles of the fused loss."""
+    queries, documents = problem.queries, problem.documents
+    gradients = torch.zeros_like(queries), torch.zeros_like(documents)
+    buffer = queries.new_empty(TILE_ROWS * TILE_COLUMNS)
+    for row in range(0, len(queries), TILE_ROWS):
+        q = queries[row : row + TILE_ROWS]
+        for column in range(0, len(documents), TILE_COLUMNS):
+            d = documents[column : column + TILE_COLUMNS]
+            scores = torch.mm(q, d.T, out=buffer[: len(q) * len(d)].view(len(q), len(d)))
+            gradients[0][row : row + TILE_ROWS].addmm_(scores, d)
+            gradients[1][column : column + TILE_COLUMNS].addmm_(scores.T, q)
+    return scores[-1, -1]
+
+
+METHODS: dict[str, Callable[[Problem], Tensor]] = {
+    "fused": fused,
+    "plain": plain,
+    "products": products,
+    "products, tiled": products_tiled,
+}
+
+
+def measure_times(size: int, dim: int, repeats: int) -> dict[str, list[float]]:
+    """Seconds of each method in each round; the order turns from round to round."""
+    problem = Problem(size, dim)
+    losses = [float(fused(problem).detach()), float(plain(problem).detach())]
+    if abs(losses[0] - losses[1]) > 1e-5 * abs(losses[1]):
+        raise SystemExit(f"the losses differ: fused {losses[0]}, plain {losses[1]}")
+    names = list(METHODS)
+    seconds: dict[str, list[float]] = {name: [] for name in names}
+    for turn in range(repeats):
+        for name in names[turn % len(names) :] + names[: turn % len(names)]:
+            start = time.perf_counter()
+            METHODS[name](problem)
+            seconds[name].append(time.perf_counter() - start)
+    return seconds
+
+
+def measure_memory(method: str, size: int, dim: int) -> float:
+    """Peak resident memory in MiB beyond inputs and gradients, of one run in this (fresh) process."""
+    METHODS[method](Problem(64, dim))  # load the kernels
+    problem = Problem(size, dim)
+    gradients = [torch.ones_like(part) for part in problem.inputs]
+    level = resident("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # the peak starts anew
+    del gradients
+    METHODS[method](problem)
+    return max(0.0, resident("VmHWM") - level)
+
+
+def resident(field: str) -> float:
+    """VmRSS (now) or VmHWM (peak) of this process in MiB."""
+    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(field)) / 1024
+
+
+def memory_in_a_process_of_its_own(method: str, size: int, dim: int) -> float:
+    """`measure_memory` in a child process; NaN on a system without /proc."""
+    if not Path("/proc/self/clear_refs").exists():
+        return float("nan")
+    command = [sys.executable, __file__, "--memory-of", method, "--sizes", str(size), "--dims", str(dim)]
+    return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+
+
+def rows_of(size: int, dim: int, repeats: int) -> list[dict[str, object]]:
+    """One table row a method."""
+    seconds = measure_times(size, dim, repeats)
+    yardstick = min((seconds[name] for name in METHODS if name.startswith("products")), key=statistics.median)
+    return [
+        {
+            "size": size,
+            "dim": dim,
+            "threads": torch.get_num_threads(),
+            "method": name,
+            "seconds": round(statistics.median(seconds[name]), 4),
+            "ratio_to_products": round(
+                statistics.median(own / bare for own, bare in zip(seconds[name], yardstick, strict=True)), 3
+            ),
+            "extra_mib": round(memory_in_a_process_of_its_own(name, size, dim), 1),
+        }
+        for name in METHODS
+    ]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure, print the table, write the CSV."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--sizes", type=int, nargs="+", default=[4096, 16384], help="B = N")
+    parser.add_argument("--dims", type=int, nargs="+", default=[384, 1024], help="D")
+    parser.add_argument("--repeats", type=int, default=5, help="rounds; the median counts")
+    parser.add_argument("--out", type=Path, help="write the table here as CSV")
+    parser.add_argument("--quick", action="store_true", help="small sizes, a few seconds: a look, not a measurement")
+    parser.add_argument("--memory-of", choices=list(METHODS), help=argparse.SUPPRESS)
+    options = parser.parse_args(arguments)
+    if options.repeats < 1 or min(options.sizes + options.dims) < 1:
+        parser.error("expected --repeats, --sizes and --dims of at least 1")
+    if options.memory_of:
+        print(measure_memory(options.memory_of, options.sizes[0], options.dims[0]))
+        return
+    if options.quick:
+        options.sizes, options.dims, options.repeats = [1024], [64], 3
+    print(f"{'size':>6} {'dim':>5} {'threads':>7}  {'method':<16} {'seconds':>9} {'x products':>10} {'extra MiB':>10}")
+    rows: list[dict[str, object]] = []
+    for size in options.sizes:
+        for dim in options.dims:
+            for row in rows_of(size, dim, options.repeats):
+                rows.append(row)
+                print(
+                    f"{row['size']:>6} {row['dim']:>5} {row['threads']:>7}  {row['method']:<16} {row['seconds']:>9} "
+                    f"{row['ratio_to_products']:>10} {row['extra_mib']:>10}",
+                    flush=True,
+                )
+    if options.out:
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        with options.out.open("w", encoding="utf-8", newline="") as file:
+            writer = csv.DictWriter(file, COLUMNS)
+            writer.writeheader()
+            writer.writerows(rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,114 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+import yaml
+
+from bixse.cli.main import main
+from bixse.data.trec import read_run
+from bixse.encoders.head import RelevanceHead
+from bixse.errors import OutputExistsError
+from bixse.studies import quickstart as module
+from bixse.training.config import TrainConfig, load_config
+
+
+@pytest.fixture(scope="module")
+def finished(tiny_model_path, tmp_path_factory):
+    """The whole main job on the real collection, with a tiny random encoder in place of the demo model."""
+    out = tmp_path_factory.mktemp("quickstart") / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "MODEL", str(tiny_model_path))
+        patch.setattr(module, "FAST_MAX_LENGTH", 16)
+        lines: list[str] = []
+        result = module.quickstart(out, fast=True, say=lines.append)
+        again = module.quickstart(out, fast=True)
+        with pytest.raises(OutputExistsError, match="changed: seed"):
+            module.quickstart(out, fast=True, seed=1)
+    return out, result, again, lines
+
+
+def test_it_leaves_model_runs_report_and_record(finished):
+    out, result, _, lines = finished
+    assert all(path.exists() for path in map(type(out), result.artifacts.values()))
+    record = json.loads((out / "run.json").read_text())
+    assert record["status"] == "finished"
+    assert record["versions"]["torch"]
+    assert set(record["timings"]) >= {"train BiXSE", "train InfoNCE", "search with BM25"}
+    assert {path.stem for path in (out / "runs").iterdir()} == {"bm25", "base", "infonce", "bixse"}
+    assert len(read_run(out / "runs" / "bixse.trec")) == 90
+    assert any("train BiXSE" in line for line in lines)
+    assert not (out / "bixse" / "checkpoints").exists()
+
+
+def test_the_verdict_follows_from_the_intervals(finished):
+    _, result, _, _ = finished
+    for line, baseline in zip(result.verdicts, ("base", "infonce"), strict=True):
+        found = next(
+            c for c in result.report.comparisons if (c.system, c.baseline, c.metric) == ("bixse", baseline, "ndcg@10")
+        )
+        expected = "better" if found.low > 0 else "worse" if found.high < 0 else "no difference"
+        assert f": {expected} (nDCG@10 {found.mean:+.3f}" in line
+        assert f"{found.low:+.3f} to {found.high:+.3f}" in line
+
+
+def test_bm25_does_not_depend_on_training(finished):
+    _, result, _, _ = finished
+    bm25 = next(system for system in result.report.systems if system.name == "bm25")
+    assert bm25.metrics["ndcg@10"] == pytest.approx(0.227, abs=0.01)
+
+
+def test_the_saved_head_is_calibrated_on_dev_and_never_on_test(finished):
+    out, result, _, _ = finished
+    head = RelevanceHead.load(out / "bixse" / "model")
+    assert head is not None
+    assert "'dev'" in str(head.calibrated_on)
+    names = [calibration.name for calibration in result.report.calibrations]
+    assert names[:2] == ["BiXSE, as trained", "BiXSE, calibrated on dev"]
+    assert all(calibration.pairs == 1061 for calibration in result.report.calibrations)
+
+
+def test_a_second_call_shows_the_same_results_without_work(finished):
+    _, result, again, _ = finished
+    assert again.reused
+    assert again.report == result.report
+    assert again.verdicts == result.verdicts
+
+
+def test_the_configuration_it_writes_is_one_that_train_takes(finished):
+    out, _, _, _ = finished
+    config = load_config(TrainConfig, out / "train.yaml", {})
+    assert config.pairs == out / "train.jsonl"
+    assert config.pairs.is_file()
+    assert config.dev is not None
+    assert config.dev.is_dir()
+    assert yaml.safe_load((out / "train.yaml").read_text())["loss"] == "bixse"
+
+
+def test_the_commands_it_prints_run(finished, capsys):
+    out, result, _, _ = finished
+    assert result.report.commands[0].startswith("bixse search ")
+    code = main(["search", str(out / "bixse" / "model"), "--collection", str(out / "collection"), "copy a folder"])
+    assert code == 0
+    assert "p=0." in capsys.readouterr().out
+
+
+def test_the_report_opens_without_a_network(finished):
+    out, _, _, _ = finished
+    page = (out / "report.html").read_text(encoding="utf-8")
+    assert "http-equiv" in page
+    assert "src=" not in page.replace("src='data:", "").replace('src="data:', "")
+    assert "<script" not in page
+
+
+def test_the_command_prints_table_verdict_report_and_what_to_do_next(finished, tiny_model_path, capsys, monkeypatch):
+    out, result, _, _ = finished
+    monkeypatch.setattr(module, "MODEL", str(tiny_model_path))
+    assert main(["quickstart", "--fast", "--out", str(out)]) == 0
+    text, errors = capsys.readouterr()
+    assert "BM25" in text
+    assert f"verdict: {result.verdicts[0]}" in text
+    assert f"report: {out / 'report.html'}" in text
+    assert f"  {result.report.commands[1]}" in text
+    assert "finished before" in errors
+    assert max(map(len, text.split("\n\n")[0].splitlines())) <= 100

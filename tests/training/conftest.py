@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING
+
+import pytest
+
+from bixse.data.collection import Collection, Document
+from bixse.data.collection_files import save_collection
+from bixse.data.graded_pairs import GradedPairs
+from bixse.data.pairs_files import save_graded_pairs
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+ACTIONS = ["copy", "move", "delete", "open", "read", "write", "sort", "join", "split", "replace"]
+THINGS = ["file", "folder", "path", "name", "text", "line"]
+
+
+@pytest.fixture(scope="session")
+def graded_collection() -> Collection:
+    """Documents about an action on a thing; the right one has grade 3, the same action on another thing grade 1."""
+    corpus = {f"{a}-{t}": Document(f"{a} {t}", f"{a} a {t} in the tree") for a in ACTIONS for t in THINGS}
+    rng = random.Random(0)
+    queries, qrels = {}, {"train": {}, "dev": {}}
+    for number, key in enumerate(rng.sample(sorted(corpus), 40)):
+        action, thing = key.split("-")
+        queries[f"q{number}"] = f"how do i {action} the {thing}"
+        others = rng.sample([d for d in sorted(corpus) if d != key], 4)
+        judged = {key: 3.0, **{d: 1.0 if d.startswith(action) else 0.0 for d in others}}
+        qrels["train" if number < 30 else "dev"][f"q{number}"] = judged
+    return Collection("toy", corpus, queries, qrels)
+
+
+@pytest.fixture(scope="session")
+def graded_pairs(graded_collection: Collection) -> GradedPairs:
+    from bixse.relevance import GradeScale
+
+    return GradedPairs.from_collection(graded_collection, "train", GradeScale(0, 3))
+
+
+@pytest.fixture(scope="session")
+def training_files(
+    tmp_path_factory: pytest.TempPathFactory, graded_collection: Collection, graded_pairs: GradedPairs
+) -> Path:
+    """A folder with pairs.jsonl and the collection."""
+    folder = tmp_path_factory.mktemp("training-files")
+    save_graded_pairs(graded_pairs, folder / "pairs.jsonl")
+    save_collection(graded_collection, folder / "collection")
+    return folder

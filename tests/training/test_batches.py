@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+from itertools import chain
+
+import pytest
+import torch
+
+from bixse.data.graded_pairs import GradedPairs
+from bixse.errors import InputError
+from bixse.training.batches import GradedCollator, GroupBatchSampler, GroupDataset
+
+
+def test_documents_per_query_below_one_is_refused(graded_pairs):
+    with pytest.raises(InputError, match="got 0; expected at least 1"):
+        GroupDataset(graded_pairs, 0)
+
+
+def test_the_most_relevant_document_is_always_drawn_and_the_others_change_with_the_epoch(graded_pairs):
+    dataset = GroupDataset(graded_pairs, 2, seed=3)
+    drawn = [dataset[epoch, 0] for epoch in range(20)]
+    best = max(zip(graded_pairs.groups()[0].relevance, graded_pairs.groups()[0].document_ids, strict=True))[1]
+    assert all(group.document_ids[0] == best and len(group.documents) == 2 for group in drawn)
+    assert len({group.document_ids[1] for group in drawn}) > 1
+
+
+def test_a_draw_depends_on_seed_epoch_and_group_alone(graded_pairs):
+    first, second = (GroupDataset(graded_pairs, 3, seed=7) for _ in range(2))
+    second[5, 4], second[0, 1]
+    assert all(first[epoch, n] == second[epoch, n] for epoch in range(3) for n in range(len(first)))
+    assert any(first[0, n] != GroupDataset(graded_pairs, 3, seed=8)[0, n] for n in range(len(first)))
+
+
+@pytest.mark.parametrize("batch_size", [1, 7, 30, 64])
+def test_every_group_comes_once_an_epoch(batch_size):
+    sampler = GroupBatchSampler(30, batch_size, seed=1)
+    batches = list(sampler)
+    assert len(batches) == len(sampler)
+    assert sorted(number for _, number in chain(*batches)) == list(range(30))
+    sampler.set_epoch(1)
+    assert list(sampler) != batches
+    assert {epoch for epoch, _ in chain(*sampler)} == {1}
+
+
+def shared_pairs() -> GradedPairs:
+    """Two queries that both judge document d; query b also judges e."""
+    rows = [("a", "d", 1.0), ("b", "e", 0.5), ("b", "d", 0.25)]
+    return GradedPairs.from_rows(
+        {"query_id": q, "query": f"how do i {q}", "document_id": d, "document": f"the {d}", "relevance": z}
+        for q, d, z in rows
+    )
+
+
+@pytest.mark.parametrize(
+    ("in_batch", "expected"),
+    [("known", [[0, 0, 1.0], [1, 0, 0.25], [1, 1, 0.5]]), ("paper", [[0, 0, 1.0], [1, 1, 0.5]])],
+)
+def test_a_known_grade_of_another_rows_document_fills_its_cell_unless_paper_is_asked_for(
+    tiny_model, in_batch, expected
+):
+    pairs = shared_pairs()
+    group_a, group_b = pairs.groups()
+    group_b = type(group_b)("b", group_b.query, ["e"], ["the e"], [0.5])
+    batch = GradedCollator(tiny_model.preprocess, pairs, in_batch)([group_a, group_b])
+    assert sorted(batch["label"].tolist()) == expected
+
+
+def test_a_document_of_two_queries_is_one_column(tiny_model):
+    pairs = shared_pairs()
+    batch = GradedCollator(tiny_model.preprocess, pairs)(pairs.groups())
+    assert batch["document_input_ids"].shape[0] == 2
+    assert batch["query_input_ids"].shape[0] == 2
+
+
+def test_prompts_are_put_before_their_own_column(tiny_model):
+    pairs = shared_pairs()
+    plain = GradedCollator(tiny_model.preprocess, pairs)(pairs.groups())
+    prompted = GradedCollator(tiny_model.preprocess, pairs, prompts={"query": "find "})(pairs.groups())
+    assert prompted["query_attention_mask"].sum() > plain["query_attention_mask"].sum()
+    assert torch.equal(prompted["document_input_ids"], plain["document_input_ids"])
