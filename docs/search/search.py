@@ -65,37 +65,32 @@ def grid(**choices: list[Any]) -> list[dict[str, Any]]:
     return [{**BASE, **dict(zip(names, values, strict=True))} for values in itertools.product(*choices.values())]
 
 
-def around(loss: str, learning_rate: float, **choices: list[Any]) -> list[dict[str, Any]]:
+def around(loss: str, center: dict[str, Any], **choices: list[Any]) -> list[dict[str, Any]]:
     """Cells that change one setting at a time."""
-    start = {**BASE, "loss": loss, "learning_rate": learning_rate}
+    start = {**BASE, "loss": loss, **center}
     return [{**start, name: value} for name, values in choices.items() for value in values]
 
 
 STAGES: dict[str, list[dict[str, Any]]] = {
     "rates": grid(loss=["bixse", "infonce", "soft-infonce"], learning_rate=[2e-5, 5e-5, 1e-4, 2e-4]),
+    "bixse-scale": around("bixse", {"learning_rate": 1e-4}, epochs=[3], scale=[5.0, 10.0, 30.0]),
     "bixse": around(
         "bixse",
-        1e-4,
-        epochs=[3],
-        scale=[10.0, 30.0],
-        documents_per_query=[8],
-        batch_size=[32],
-        learn_scale=[True],
-        bias_lr_multiplier=[10.0, 1000.0],
-        bias=["prior", -8.0],
-        max_grad_norm=[1.0],
+        {"learning_rate": 1e-4, "scale": 10.0},
         dropout=[0.0],
+        learning_rate=[2e-4, 5e-5],
+        epochs=[3],
+        bias=["prior", -8.0],
+        bias_lr_multiplier=[10.0, 1000.0],
+        documents_per_query=[8],
+        learn_scale=[True],
+        batch_size=[32],
+        max_grad_norm=[1.0],
     ),
     "infonce": around(
-        "infonce",
-        1e-4,
-        epochs=[3],
-        cutoff=[0.3, 0.9],
-        scale=[10.0, 30.0],
-        documents_per_query=[8],
-        batch_size=[32],
-        dropout=[0.0],
+        "infonce", {"learning_rate": 1e-4}, epochs=[3], cutoff=[0.3, 0.9], scale=[10.0, 30.0], documents_per_query=[8]
     ),
+    "soft-infonce": around("soft-infonce", {"learning_rate": 1e-4}, scale=[10.0, 30.0], epochs=[3]),
 }
 
 

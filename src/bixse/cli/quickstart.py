@@ -33,7 +33,7 @@ def run(args: argparse.Namespace) -> CommandResult:
 
     result = quickstart(args.out, args.fast, args.seed, say, None if args.json else progress_bar)
     report = result.report
-    rows = [
+    rows: list[list[str | float]] = [
         [s.label, *(s.metrics[name] for name in report.metrics), *_differences(report, s.name)] for s in report.systems
     ]
     table = format_table(rows, ["system", *report.metrics, "against base", "against InfoNCE"])

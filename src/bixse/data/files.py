@@ -7,16 +7,20 @@ import os
 import tempfile
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from bixse.errors import InputError, StorageError
+from bixse.errors import ConfigError, InputError, StorageError, shorten
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-def read_text(path: Path) -> str:
+def read_text(path: Path, keep_line_ends: bool = False) -> str:
     """The UTF-8 text of a file; a byte order mark is dropped and line ends become newlines.
+
+    Args:
+        path: the file.
+        keep_line_ends: leave carriage returns as they are (inside a quoted CSV field they are part of the text).
 
     Raises:
         InputError: the file is missing, unreadable, or not UTF-8 (names the byte and its line).
@@ -34,7 +38,45 @@ def read_text(path: Path) -> str:
             f"{path}: got byte {data[error.start]:#04x} in line {line}; expected UTF-8 text; "
             "to mend: convert it, for example with `iconv -f latin1 -t utf-8`"
         ) from error
-    return text.replace("\r\n", "\n").replace("\r", "\n")
+    return text if keep_line_ends else text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def read_settings(path: Path) -> dict[str, Any]:
+    """The settings of a YAML file: a mapping whose keys are names.
+
+    Raises:
+        InputError: the file is missing, unreadable, or not UTF-8.
+        ConfigError: the file is no YAML mapping.
+    """
+    import yaml
+
+    try:
+        loaded = yaml.safe_load(read_text(path))
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        where = " ".join(str(error).split()) or type(error).__name__
+        raise ConfigError(
+            f"{path}: got no valid YAML ({where}); expected lines of the form `key: value`; to mend: correct that place"
+        ) from error
+    if not isinstance(loaded, dict) or not all(isinstance(key, str) for key in loaded):
+        found = "an empty file" if loaded is None else shorten(loaded)
+        raise ConfigError(
+            f"{path}: got {found}; expected lines of the form `key: value`; to mend: name every setting by its key"
+        )
+    return loaded
+
+
+def is_unicode(text: str) -> bool:
+    """Whether a text can be written as UTF-8; half of a surrogate pair, which JSON can spell, cannot.
+
+    Example:
+        >>> is_unicode("naïve"), is_unicode(chr(0xD83D))
+        (True, False)
+    """
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 @contextmanager
