@@ -78,19 +78,15 @@ STAGES: dict[str, list[dict[str, Any]]] = {
         "bixse",
         {"learning_rate": 1e-4, "scale": 10.0},
         dropout=[0.0],
-        learning_rate=[2e-4, 5e-5],
         epochs=[3],
-        bias=["prior", -8.0],
+        learning_rate=[2e-4],
+        bias=["prior"],
         bias_lr_multiplier=[10.0, 1000.0],
         documents_per_query=[8],
-        learn_scale=[True],
         batch_size=[32],
-        max_grad_norm=[1.0],
     ),
-    "infonce": around(
-        "infonce", {"learning_rate": 1e-4}, epochs=[3], cutoff=[0.3, 0.9], scale=[10.0, 30.0], documents_per_query=[8]
-    ),
-    "soft-infonce": around("soft-infonce", {"learning_rate": 1e-4}, scale=[10.0, 30.0], epochs=[3]),
+    "infonce": around("infonce", {"learning_rate": 1e-4}, epochs=[3], scale=[10.0], cutoff=[0.3]),
+    "soft-infonce": around("soft-infonce", {"learning_rate": 1e-4}, scale=[20.0, 10.0]),
 }
 
 

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from bixse.encoders.relevance_model import load_relevance_model
-from bixse.errors import InputError, InvalidFileError, OutputExistsError, StorageError
+from bixse.errors import InputError, InvalidFileError, ModelError, OutputExistsError, StorageError
 from bixse.training.config import OptimizerConfig, TrainConfig
-from bixse.training.recipe import train
+from bixse.training.recipe import last_whole_checkpoint, train
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -61,6 +61,20 @@ class TestUnhappyPaths:
         monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10, 10, 1000))
         with pytest.raises(StorageError, match="to mend: free disk space"):
             train(config(training_files, tiny_model_path), tmp_path / "out", progress=False)
+        assert not (tmp_path / "out").exists()
+
+    def test_a_half_written_checkpoint_is_passed_over(self, tmp_path):
+        for step, state in ((2, "{}"), (10, "{}"), (12, "")):
+            (tmp_path / f"checkpoint-{step}").mkdir()
+            (tmp_path / f"checkpoint-{step}" / "trainer_state.json").write_text(state)
+        (tmp_path / "checkpoint-14").mkdir()
+        assert last_whole_checkpoint(tmp_path) == str(tmp_path / "checkpoint-10")
+        assert last_whole_checkpoint(tmp_path / "none") is None
+
+    def test_a_model_that_is_none_leaves_no_folder_behind(self, training_files, tmp_path):
+        with pytest.raises(ModelError, match="got no such folder"):
+            train(config(training_files, tmp_path / "no" / "model"), tmp_path / "out", progress=False)
+        assert not (tmp_path / "out").exists()
 
     def test_another_runs_folder_is_refused_and_left_as_it_was(self, training_files, tiny_model_path, tmp_path):
         train(config(training_files, tiny_model_path), tmp_path / "out", progress=False)

@@ -13,12 +13,20 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The verb's flags."""
-    parser.add_argument("model", metavar="MODEL", help="model folder, hub name, demo, or bm25")
-    parser.add_argument("--collection", type=Path, required=True, metavar="DIR", help="corpus, queries and qrels")
-    parser.add_argument("--split", default="test", help="qrels file to score against (default: test)")
+    parser.add_argument(
+        "model", metavar="MODEL", help="model folder, Hugging Face name, demo (the small model of bixse[demo]) or bm25"
+    )
+    parser.add_argument(
+        "--collection",
+        type=Path,
+        required=True,
+        metavar="DIR",
+        help="folder with corpus.jsonl, queries.jsonl and qrels",
+    )
+    parser.add_argument("--split", default="test", metavar="NAME", help="score against qrels/NAME.tsv (default: test)")
     parser.add_argument("--relevance-level", type=float, default=1.0, metavar="GRADE",
-                        help="grade from which a document counts for recall and MRR (default: 1)")  # fmt: skip
-    parser.add_argument("--max-length", type=int, metavar="TOKENS", help="tokens of a text that are read")
+                        help="grade from which a document is relevant for recall and MRR (default: 1)")  # fmt: skip
+    parser.add_argument("--max-length", type=int, metavar="TOKENS", help="read only the first TOKENS of a text")
     parser.add_argument("--out", type=Path, metavar="DIR", help="write run.json, run.trec and per_query.json here")
 
 

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import difflib
+import io
 import json
 import os
 import sys
 import traceback
 from importlib import import_module
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from bixse.cli.result import CommandResult
-from bixse.errors import BixseError
+from bixse.errors import BixseError, InputError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
 VERBS = {
     "quickstart": "train and compare four systems on Python's own documentation, with a verdict",
@@ -26,32 +29,66 @@ VERBS = {
     "doctor": "show what this machine can do and what is missing",
 }
 """Verb -> one line of help; `bixse.cli.<verb>` holds `add_arguments` and `run`."""
+CONFIG_VERBS = ("quickstart", "evaluate", "calibrate", "search")
+"""Verbs whose arguments may come from a YAML file; `train` has settings of its own."""
+
+INTERRUPTED = "stopped by Ctrl-C; the same command goes on with what is finished"
+"""Said when a verb without checkpoints is interrupted."""
 
 
 class _Parser(argparse.ArgumentParser):
-    """Wrong usage ends with exit code 2 and, where there is one, the closest right word."""
+    """Wrong usage is an InputError that names, where there is one, the closest right word."""
+
+    given: Sequence[str] = ()
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        self.given = list(args) if args is not None else []
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            self.error(f"got {' '.join(unknown)}; expected no such argument")
+        return found, unknown
 
     def error(self, message: str) -> NoReturn:
-        words = [word for word in sys.argv[1:] if word in message]
-        known = [*VERBS, *(option for action in self._actions for option in action.option_strings)]
-        close = [match for word in words for match in difflib.get_close_matches(word.split("=")[0], known, n=1)]
-        hint = f"; did you mean {close[0]!r}?" if close and close[0] not in words else ""
-        self.exit(2, f"{self.prog}: {message}{hint}\nSee: {self.prog} --help\n")
+        known = [option for action in self._actions for option in action.option_strings]
+        flags = [word.partition("=")[0] for word in self.given if word.startswith("-")]
+        close = [match for flag in flags if flag not in known for match in difflib.get_close_matches(flag, known, n=1)]
+        if self._subparsers is not None:
+            verb = next((word for word in self.given if not word.startswith("-")), "")
+            close = [] if verb in VERBS else difflib.get_close_matches(verb, VERBS, n=1)
+        hint = f"did you mean {close[0]!r}? See" if close else "see"
+        raise InputError(f"{self.prog}: {message}; to mend: {hint} `{self.prog} --help`")
 
 
-def build_parser(verb: str | None = None) -> argparse.ArgumentParser:
-    """The command's parser; only the named verb's own arguments are loaded (all when None)."""
+def build_parser(verb: str | None = None, config: Path | None = None) -> argparse.ArgumentParser:
+    """The command's parser; only the named verb's own arguments are loaded (all when None).
+
+    Args:
+        verb: the verb that will run.
+        config: YAML file with arguments of that verb, see `bixse.cli.config_file`.
+
+    Raises:
+        ConfigError: the file cannot be used.
+    """
     parser = _Parser(
         prog="bixse",
         description="Train dense retrievers from graded relevance: a better retriever whose scores are probabilities.",
-        epilog="Begin with: bixse quickstart",
+        epilog="Begin with: bixse quickstart. The options of a verb: bixse VERB --help",
+        formatter_class=_Help,
+        allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=_version())
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
     for name, summary in VERBS.items():
-        sub = verbs.add_parser(name, help=summary, description=summary[0].upper() + summary[1:] + ".")
+        about = summary[0].upper() + summary[1:] + "."
+        sub = verbs.add_parser(name, help=summary, description=about, formatter_class=_Help, allow_abbrev=False)
         if verb in (None, name):
             import_module(f"bixse.cli.{name}").add_arguments(sub)
+            if name in CONFIG_VERBS:
+                sub.add_argument("--config", metavar="FILE", help="YAML file of these arguments; flags override it")
+        if config is not None and name == verb and name in CONFIG_VERBS:
+            from bixse.cli.config_file import apply_config
+
+            apply_config(sub, config)
         sub.add_argument("--json", action="store_true", help="print one JSON object instead of text")
         sub.add_argument("--debug", action="store_true", help="show the traceback of an unexpected error")
     return parser
@@ -60,42 +97,71 @@ def build_parser(verb: str | None = None) -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code: 0 ok, 1 failed, 2 wrong usage or input, 130 interrupted."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    verb = next((word for word in words if word in VERBS), None)
-    args = build_parser(verb or "").parse_args(words)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     try:
-        result = import_module(f"bixse.cli.{args.verb}").run(args)
+        result = _run(words)
     except BixseError as error:
         result = CommandResult(text="", errors=[str(error)], exit_code=error.exit_code)
     except KeyboardInterrupt:
-        result = CommandResult(text="", errors=["stopped by Ctrl-C; the same command starts over"], exit_code=130)
-    except BrokenPipeError:
-        sys.stderr.close()
-        return 1
+        result = CommandResult(text="", errors=[INTERRUPTED], exit_code=130)
     except Exception as error:
-        if args.debug:
+        if "--debug" in words:
             traceback.print_exc()
-        message = (
-            f"unexpected {type(error).__name__}: {error}; this is a fault of bixse: please report it "
-            "with the output of the same command and --debug"
+        result = CommandResult(text="", errors=[_unexpected(error)], exit_code=1)
+    try:
+        _show(result, "--json" in words)
+    except BrokenPipeError:  # the reader, such as `head`, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return result.exit_code
+
+
+def _run(words: Sequence[str]) -> CommandResult:
+    verb = next((word for word in words if not word.startswith("-")), "")
+    config = None
+    if verb in CONFIG_VERBS and any(word.partition("=")[0] == "--config" for word in words):
+        from bixse.cli.config_file import config_path
+
+        config = config_path(words)
+    args = build_parser(verb, config).parse_args(words)
+    with contextlib.redirect_stdout(sys.stderr):  # whatever a library prints: standard output holds the result alone
+        result: CommandResult = import_module(f"bixse.cli.{args.verb}").run(args)
+    return result
+
+
+def _unexpected(error: Exception) -> str:
+    """What to say of an error that is no BixseError."""
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return (
+            "got no more memory; expected the batch to fit; to mend: a smaller --batch-size, --max-length or model, "
+            "or a machine with more memory"
         )
-        result = CommandResult(text="", errors=[message], exit_code=1)
-    _show(result, args.json)
-    code: int = result.exit_code
-    return code
+    return (
+        f"unexpected {type(error).__name__}: {error}; this is a fault of bixse: please report it "
+        "with the output of the same command and --debug"
+    )
 
 
 def _show(result: CommandResult, as_json: bool) -> None:
     """Text to standard output, warnings and errors to standard error; or one JSON envelope."""
     if as_json:
-        sys.stdout.write(json.dumps(result.envelope(), ensure_ascii=False) + "\n")
-        return
-    for warning in result.warnings:
-        sys.stderr.write(f"warning: {warning}\n")
-    for error in result.errors:
-        sys.stderr.write(f"error: {error}\n")
-    if result.text:
-        sys.stdout.write(result.text.rstrip("\n") + "\n")
+        sys.stdout.write(json.dumps(result.envelope()) + "\n")
+    else:
+        for warning in result.warnings:
+            sys.stderr.write(f"warning: {warning}\n")
+        for error in result.errors:
+            sys.stderr.write(f"error: {error}\n")
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(errors="replace")  # a terminal that is not UTF-8 shows ? for what it lacks
+        if result.text:
+            sys.stdout.write(result.text.rstrip("\n") + "\n")
+    sys.stdout.flush()
+
+
+class _Help(argparse.HelpFormatter):
+    """Help with names and explanations side by side."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=32)
 
 
 def _version() -> str:

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The verb's flags."""
     parser.add_argument("--out", type=Path, default=Path("runs/quickstart"), metavar="DIR",
-                        help="default: runs/quickstart")  # fmt: skip
+                        help="folder for models and report (default: runs/quickstart)")  # fmt: skip
     parser.add_argument("--fast", action="store_true", help="a smaller run for a quick look")
-    parser.add_argument("--seed", type=int, default=0, help="of training (default: 0)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of training (default: 0)")
 
 
 def run(args: argparse.Namespace) -> CommandResult:

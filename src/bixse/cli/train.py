@@ -28,21 +28,37 @@ FLAGS = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The verb's flags; every other setting is a key of the YAML file."""
-    parser.add_argument("--config", type=Path, metavar="FILE", help="YAML file of settings; flags override it")
     parser.add_argument(
-        "--pairs", metavar="FILE", help="graded pairs: query, document, relevance (.parquet .jsonl .csv)"
+        "--config", type=Path, metavar="FILE", help="YAML file of settings, more than have flags; flags override it"
     )
-    parser.add_argument("--dev", metavar="DIR", help="collection folder; the checkpoint that ranks it best is kept")
+    parser.add_argument(
+        "--pairs", metavar="FILE", help="graded pairs: query, document, relevance in [0, 1] (.parquet .jsonl .csv .tsv)"
+    )
+    parser.add_argument(
+        "--dev",
+        metavar="DIR",
+        help="collection folder (corpus.jsonl, queries.jsonl, qrels); the checkpoint that ranks it best is kept",
+    )
     parser.add_argument("--dev-split", metavar="NAME", help="split of the dev collection (default: dev)")
-    parser.add_argument("--model", metavar="NAME_OR_PATH", help="encoder to train (default: demo)")
+    parser.add_argument(
+        "--model",
+        metavar="NAME_OR_PATH",
+        help="encoder to train: model folder or Hugging Face name (default: demo, the small model of bixse[demo])",
+    )
     parser.add_argument("--loss", metavar="NAME", help="bixse (default), infonce or soft-infonce")
     parser.add_argument("--epochs", type=int, metavar="N", help="passes over the queries")
     parser.add_argument("--batch-size", type=int, metavar="N", help="queries in a batch")
     parser.add_argument("--documents-per-query", type=int, metavar="K", help="graded documents of a query in a batch")
-    parser.add_argument("--learning-rate", type=float, metavar="RATE", help="peak rate of the encoder")
-    parser.add_argument("--max-length", type=int, metavar="TOKENS", help="tokens of a text that are read")
+    parser.add_argument("--learning-rate", type=float, metavar="RATE", help="peak learning rate of the encoder")
+    parser.add_argument("--max-length", type=int, metavar="TOKENS", help="read only the first TOKENS of a text")
     parser.add_argument("--seed", type=int, metavar="N", help="seed of batches and dropout (default: 0)")
-    parser.add_argument("--out", type=Path, default=Path("runs/train"), metavar="DIR", help="default: runs/train")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path("runs/train"),
+        metavar="DIR",
+        help="folder for the model and run.json (default: runs/train)",
+    )
 
 
 def run(args: argparse.Namespace) -> CommandResult:
@@ -58,7 +74,7 @@ def run(args: argparse.Namespace) -> CommandResult:
     figures = [entry["eval_dev_ndcg@10"] for entry in result.history if "eval_dev_ndcg@10" in entry]
     metrics: dict[str, Any] = {"best_step": result.best_step}
     lines = [f"{'already trained' if result.reused else 'trained'}: {result.model_path}"]
-    if figures:
+    if len(figures) > 1:
         metrics |= {"dev_ndcg@10_before": figures[0], "dev_ndcg@10": max(figures[1:])}
         lines.append(f"dev nDCG@10: {figures[0]:.4f} before, {max(figures[1:]):.4f} at step {result.best_step}")
     lines.append(f"to go on: bixse evaluate {result.model_path} --collection DIR")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bixse.data.collection import Collection, Document
-from bixse.data.files import read_text, write_atomically
+from bixse.data.files import is_unicode, read_text, write_atomically
 from bixse.data.trec import read_qrels, write_qrels
 from bixse.errors import Fault, InputError, InvalidFileError, shorten
 
@@ -37,18 +37,8 @@ def load_collection(folder: str | Path, splits: list[str] | None = None) -> Coll
         {'q1': {'d1': 2.0}}
     """
     folder = Path(folder)
-    if not folder.is_dir():
-        raise InputError(
-            f"{folder}: got {'a file' if folder.exists() else 'no such folder'}; expected a collection folder with "
-            "corpus.jsonl, queries.jsonl and qrels/<split>.tsv; to mend: check the path"
-        )
-    corpus = {
-        identifier: Document(str(row.get("title") or ""), str(row.get("text") or ""))
-        for identifier, row in _read_rows(folder / "corpus.jsonl", ("title", "text")).items()
-    }
-    queries = {
-        identifier: str(row["text"]) for identifier, row in _read_rows(folder / "queries.jsonl", ("text",)).items()
-    }
+    corpus = load_corpus(folder)
+    queries = {identifier: row["text"] for identifier, row in _read_rows(folder / "queries.jsonl", ("text",)).items()}
     available = {path.stem: path for path in sorted((folder / "qrels").glob("*.tsv"))}
     qrels = {}
     for split in splits if splits is not None else available:
@@ -59,6 +49,23 @@ def load_collection(folder: str | Path, splits: list[str] | None = None) -> Coll
             )
         qrels[split] = _checked_qrels(available[split], corpus, queries)
     return Collection(folder.resolve().name, corpus, queries, qrels)
+
+
+def load_corpus(folder: str | Path) -> dict[str, Document]:
+    """Read only the documents of a collection folder: document id -> document.
+
+    Raises:
+        InputError: the folder or its `corpus.jsonl` is missing or holds no document.
+        InvalidFileError: every faulty row together.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise InputError(
+            f"{folder}: got {'a file' if folder.exists() else 'no such folder'}; expected a collection folder with "
+            "corpus.jsonl, queries.jsonl and qrels/<split>.tsv; to mend: check the path"
+        )
+    rows = _read_rows(folder / "corpus.jsonl", ("title", "text"))
+    return {name: Document(row.get("title") or "", row.get("text") or "") for name, row in rows.items()}
 
 
 def save_collection(collection: Collection, folder: str | Path) -> None:
@@ -89,7 +96,8 @@ def save_collection(collection: Collection, folder: str | Path) -> None:
 def _read_rows(path: Path, text_keys: tuple[str, ...]) -> dict[str, dict[str, Any]]:
     """Rows of a JSONL file by `_id`; a row needs an id seen once and text in one of `text_keys`."""
     if not path.is_file():
-        raise InputError(f"{path}: got no such file; expected the collection's {path.name}; to mend: add it")
+        found = "a folder" if path.is_dir() else "no such file"
+        raise InputError(f"{path}: got {found}; expected the collection's {path.name}; to mend: add it")
     faults: list[Fault] = []
     rows: dict[str, dict[str, Any]] = {}
     for number, line in enumerate(read_text(path).split("\n"), start=1):
@@ -97,24 +105,37 @@ def _read_rows(path: Path, text_keys: tuple[str, ...]) -> dict[str, dict[str, An
             continue
         try:
             row = json.loads(line)
-        except ValueError as error:
-            faults.append(Fault(number, None, shorten(line), "one JSON object a line", f"mend the line ({error})"))
+        except (ValueError, RecursionError) as error:
+            faults.append(Fault(number, None, shorten(line), "one JSON object a line", f"correct the line ({error})"))
             continue
-        if not isinstance(row, dict) or row.get("_id") in (None, ""):
-            faults.append(Fault(number, "_id", shorten(row), "an object with an _id", "give the row an _id"))
-            continue
-        identifier = str(row["_id"])
-        if identifier in rows:
-            faults.append(Fault(number, "_id", shorten(identifier), "an id used once", "drop or rename the repeat"))
-        elif not any(isinstance(row.get(key), str) and row[key].strip() for key in text_keys):
-            faults.append(Fault(number, text_keys[-1], "an empty text", "a text", "fill it in or drop the row"))
-        else:
+        fault = _row_fault(number, row, text_keys)
+        if fault is None and (identifier := str(row["_id"])) in rows:
+            fault = Fault(number, "_id", shorten(identifier), "an id used once", "drop or rename the repeat")
+        if fault is None:
             rows[identifier] = row
+        else:
+            faults.append(fault)
     if faults:
         raise InvalidFileError(path, faults)
     if not rows:
         raise InputError(f"{path}: got no rows; expected at least one; to mend: check the export")
     return rows
+
+
+def _row_fault(number: int, row: Any, text_keys: tuple[str, ...]) -> Fault | None:
+    """The first fault of a row by itself, or None."""
+    identifier = row.get("_id") if isinstance(row, dict) else None
+    if identifier in (None, ""):
+        return Fault(number, "_id", shorten(row), "an object with an _id", "give the row an _id")
+    if not isinstance(identifier, (str, int)) or isinstance(identifier, bool) or not is_unicode(str(identifier)):
+        return Fault(number, "_id", shorten(identifier), "a text or a whole number", "write ids as strings")
+    for key in text_keys:
+        value = row.get(key)
+        if value is not None and (not isinstance(value, str) or not is_unicode(value)):
+            return Fault(number, key, shorten(value), "a text", "write it as a string of whole characters")
+    if not any((row.get(key) or "").strip() for key in text_keys):
+        return Fault(number, text_keys[-1], "an empty text", "a text", "fill it in or drop the row")
+    return None
 
 
 def _checked_qrels(path: Path, corpus: Mapping[str, Document], queries: Mapping[str, str]) -> Qrels:

@@ -33,10 +33,11 @@ def read_text(path: Path, keep_line_ends: bool = False) -> str:
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        line = data[: error.start].count(b"\n") + 1
+        rest, line = error.object[error.start], error.object[: error.start].count(b"\n") + 1
+        guess = "utf-16" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else "latin1"
         raise InputError(
-            f"{path}: got byte {data[error.start]:#04x} in line {line}; expected UTF-8 text; "
-            "to mend: convert it, for example with `iconv -f latin1 -t utf-8`"
+            f"{path}: got byte {rest:#04x} in line {line}; expected UTF-8 text; "
+            f"to mend: convert it, for example with `iconv -f {guess} -t utf-8`"
         ) from error
     return text if keep_line_ends else text.replace("\r\n", "\n").replace("\r", "\n")
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from bixse.relevance import GradeScale
 
 OPTIONAL_COLUMNS = ("task", "grade", "grade_probs", "judge")
-"""Columns carried along beside the ones that training needs."""
+"""Columns carried along: task name, grade on its scale, the judge's probability of each grade (a list), its name."""
 
 
 def text_id(text: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import json
@@ -9,26 +10,27 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bixse.data.files import read_text, write_atomically
+from bixse.data.files import is_unicode, read_text, write_atomically
 from bixse.data.graded_pairs import OPTIONAL_COLUMNS, GradedPairs, text_id
 from bixse.errors import Fault, InputError, InvalidFileError, shorten
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
 REQUIRED_COLUMNS = ("query", "document", "relevance")
 """Columns every file must have."""
 KNOWN_COLUMNS = (*REQUIRED_COLUMNS, "query_id", "document_id", *OPTIONAL_COLUMNS)
 """Columns that are read; others are ignored."""
 FORMATS = (".parquet", ".jsonl", ".csv", ".tsv")
+"""Suffixes that are read and written."""
 
 
 def load_graded_pairs(path: str | Path) -> GradedPairs:
     r"""Read graded pairs from a .parquet, .jsonl, .csv or .tsv file and check every row.
 
     Columns: `query`, `document` (text) and `relevance` (a number in [0, 1]); optional `query_id`, `document_id`
-    (made from a hash of the text when absent), `task`, `grade`, `grade_probs`, `judge`. A pair given twice with the
-    same relevance is kept once.
+    (made from a hash of the text when absent), `task`, `grade`, `grade_probs` (a list, JSON in CSV), `judge`; other
+    columns are ignored. A pair given twice with the same relevance is kept once.
 
     Raises:
         InputError: the file is missing, empty or of another format.
@@ -37,7 +39,7 @@ def load_graded_pairs(path: str | Path) -> GradedPairs:
     Example:
         >>> import tempfile, pathlib
         >>> path = pathlib.Path(tempfile.mkdtemp()) / "pairs.csv"
-        >>> _ = path.write_text("query,document,relevance\\ncopy a folder,shutil.copytree,1.0\\n")
+        >>> _ = path.write_text("query,document,relevance\ncopy a folder,shutil.copytree,1.0\n")
         >>> load_graded_pairs(path).relevance.tolist()
         [1.0]
     """
@@ -51,38 +53,44 @@ def load_graded_pairs(path: str | Path) -> GradedPairs:
         raise InputError(f"{path}: got {found}; expected a file of graded pairs; to mend: check the path")
     checker = _Checker(path)
     if path.suffix.lower() == ".parquet":
-        rows = _parquet_rows(path)
+        rows = _parquet_rows(path, checker)
     elif path.suffix.lower() == ".jsonl":
         rows = _json_rows(path, checker)
     else:
-        rows = _csv_rows(path, "\t" if path.suffix.lower() == ".tsv" else ",")
+        rows = _csv_rows(path, checker)
     for number, row in rows:
         checker.add(number, row)
     return checker.result()
 
 
 def save_graded_pairs(pairs: GradedPairs, path: str | Path) -> None:
-    """Write graded pairs to .parquet, .jsonl or .csv; the file appears whole or not at all.
+    """Write graded pairs to .parquet, .jsonl, .csv or .tsv; the file appears whole or not at all.
 
     Raises:
-        InputError: the suffix names no known format.
+        InputError: the suffix names no known format, or there is no pair to write.
         StorageError: the disk is full or the folder cannot be written.
     """
     path = Path(path)
-    if path.suffix == ".parquet":
+    suffix = path.suffix.lower()
+    if len(pairs) == 0:
+        raise InputError(f"{path}: got no pairs; expected at least one; to mend: check what was selected")
+    if suffix == ".parquet":
         import pyarrow.parquet as pq
 
         buffer = io.BytesIO()
         pq.write_table(pairs.to_arrow(), buffer)
         write_atomically(path, buffer.getvalue())
-    elif path.suffix == ".jsonl":
+    elif suffix == ".jsonl":
         write_atomically(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in pairs.rows()))
-    elif path.suffix in (".csv", ".tsv"):
+    elif suffix in (".csv", ".tsv"):
         text = io.StringIO()
         columns = ["query_id", "query", "document_id", "document", "relevance", *pairs.extra]
-        writer = csv.DictWriter(text, columns, delimiter="\t" if path.suffix == ".tsv" else ",", lineterminator="\n")
+        writer = csv.DictWriter(text, columns, delimiter=_delimiter(path), lineterminator="\r\n")
         writer.writeheader()
-        writer.writerows(pairs.rows())
+        for row in pairs.rows():
+            if row.get("grade_probs") is not None:
+                row["grade_probs"] = json.dumps(row["grade_probs"])
+            writer.writerow(row)
         write_atomically(path, text.getvalue())
     else:
         raise InputError(
@@ -90,24 +98,29 @@ def save_graded_pairs(pairs: GradedPairs, path: str | Path) -> None:
         )
 
 
-def _parquet_rows(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
+def _delimiter(path: Path) -> str:
+    return "\t" if path.suffix.lower() == ".tsv" else ","
+
+
+def _parquet_rows(path: Path, checker: _Checker) -> Iterator[tuple[int, Mapping[str, Any]]]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    try:
-        file = pq.ParquetFile(path)
-    except (pa.ArrowInvalid, pa.ArrowException, OSError) as error:
-        raise InputError(
-            f"{path}: got a file that is no Parquet ({str(error).splitlines()[0]}); expected Parquet; "
-            "to mend: write it again or name it by its real format"
-        ) from error
-    columns = [name for name in file.schema_arrow.names if name in KNOWN_COLUMNS]
-    _require_columns(path, file.schema_arrow.names)
     number = 0
-    for batch in file.iter_batches(columns=columns):
-        for row in batch.to_pylist():
-            number += 1
-            yield number, row
+    try:
+        with pq.ParquetFile(path) as file:
+            checker.require_columns(file.schema_arrow.names)
+            columns = [name for name in file.schema_arrow.names if name in KNOWN_COLUMNS]
+            for batch in file.iter_batches(columns=columns):
+                for row in batch.to_pylist():
+                    number += 1
+                    yield number, row
+    except (pa.ArrowException, OSError, ValueError) as error:
+        found = " ".join(str(error).split()) or type(error).__name__
+        raise InputError(
+            f"{path}: got unreadable Parquet after row {number} ({found[:200]}); expected a whole Parquet file; "
+            "to mend: write it again, or name it by its real format"
+        ) from error
 
 
 def _json_rows(path: Path, checker: _Checker) -> Iterator[tuple[int, Mapping[str, Any]]]:
@@ -116,8 +129,8 @@ def _json_rows(path: Path, checker: _Checker) -> Iterator[tuple[int, Mapping[str
             continue
         try:
             row = json.loads(line)
-        except ValueError as error:
-            checker.fault(number, None, shorten(line), "one JSON object a line", f"mend the line ({error})")
+        except (ValueError, RecursionError) as error:
+            checker.fault(number, None, shorten(line), "one JSON object a line", f"correct the line ({error})")
             continue
         if isinstance(row, dict):
             yield number, row
@@ -125,26 +138,39 @@ def _json_rows(path: Path, checker: _Checker) -> Iterator[tuple[int, Mapping[str
             checker.fault(number, None, shorten(row), "a JSON object", "write {...} with query, document, relevance")
 
 
-def _csv_rows(path: Path, delimiter: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
+def _csv_rows(path: Path, checker: _Checker) -> Iterator[tuple[int, Mapping[str, Any]]]:
     csv.field_size_limit(2**31 - 1)
-    reader = csv.DictReader(io.StringIO(read_text(path), newline=""), delimiter=delimiter, strict=True)
+    text = io.StringIO(read_text(path, keep_line_ends=True), newline="")
+    reader = csv.reader(text, delimiter=_delimiter(path), strict=True)
+    number = 0
     try:
-        if reader.fieldnames is not None:
-            _require_columns(path, reader.fieldnames)
-        yield from enumerate(reader, start=1)
+        names = next(reader, None)
+        if names is None:
+            return
+        checker.require_columns(names)
+        for fields in reader:
+            if not fields:
+                continue
+            number += 1
+            if len(fields) == len(names):
+                yield number, _typed(dict(zip(names, fields, strict=True)))
+            else:
+                fix = "put a text that holds the separator, a quote or a line end in double quotes"
+                checker.fault(number, None, f"{len(fields)} columns", f"{len(names)} as in the header", fix)
     except csv.Error as error:
-        fault = Fault(reader.line_num, None, str(error), "well-formed CSV", "quote texts that hold commas or quotes")
-        raise InvalidFileError(path, [fault]) from error
+        fix = 'close every double quote, and write a quote inside a text as ""'
+        checker.fault(number + 1, None, str(error), "well-formed CSV from here on", fix)
 
 
-def _require_columns(path: Path, names: list[str] | Any) -> None:
-    faults = [
-        Fault(None, column, f"columns {', '.join(map(str, names))}", f"a column {column!r}", "rename or add the column")
-        for column in REQUIRED_COLUMNS
-        if column not in names
-    ]
-    if faults:
-        raise InvalidFileError(path, faults)
+def _typed(row: dict[str, Any]) -> dict[str, Any]:
+    """A CSV row with its optional columns read: an empty one is absent, grades are numbers, probabilities JSON."""
+    for name in OPTIONAL_COLUMNS:
+        row[name] = row.get(name) or None
+    for name, convert in (("grade", float), ("grade_probs", json.loads)):
+        if row[name] is not None:
+            with contextlib.suppress(ValueError, RecursionError):
+                row[name] = convert(row[name])
+    return row
 
 
 class _Checker:
@@ -157,6 +183,18 @@ class _Checker:
         self._pairs: dict[tuple[str, str], tuple[int, float]] = {}
         self._texts: dict[tuple[str, str], tuple[int, str]] = {}
 
+    def require_columns(self, names: Sequence[str]) -> None:
+        """Stop at once where a needed column is missing or a known one is there twice."""
+        found = f"columns {shorten(', '.join(map(str, names)), 120)}"
+        for column in REQUIRED_COLUMNS:
+            if column not in names:
+                self.fault(None, column, found, f"a column {column!r}", "rename or add the column")
+        for column in KNOWN_COLUMNS:
+            if list(names).count(column) > 1:
+                self.fault(None, column, f"{list(names).count(column)} columns of that name", "one", "rename the other")
+        if self.faults:
+            raise InvalidFileError(self.path, self.faults)
+
     def fault(self, row: int | None, column: str | None, found: str, expected: str, fix: str) -> None:
         self.faults.append(Fault(row, column, found, expected, fix))
 
@@ -165,6 +203,7 @@ class _Checker:
         for column in ("query", "document"):
             self._check_text(number, column, row.get(column, _MISSING))
         relevance = self._relevance(number, row.get("relevance", _MISSING))
+        optional = {name: self._optional(number, name, row.get(name)) for name in OPTIONAL_COLUMNS}
         if relevance is None or len(self.faults) > before:
             return
         named = {name: self._identify(number, name, row) for name in ("query", "document")}
@@ -178,36 +217,60 @@ class _Checker:
                 self.fault(number, "relevance", found, "one relevance a pair", "keep one of the two rows")
             return
         self._pairs[key] = (number, relevance)
-        self.rows.append({**row, "query_id": key[0], "document_id": key[1], "relevance": relevance})
+        texts = {"query": row["query"], "document": row["document"]}
+        self.rows.append({"query_id": key[0], "document_id": key[1], "relevance": relevance, **texts, **optional})
 
     def _check_text(self, number: int, column: str, value: Any) -> None:
         if value is _MISSING:
             self.fault(number, column, "nothing", "a text", f"add the key {column!r}")
+        elif value is None:
+            self.fault(number, column, "null", "a text", "fill it in or drop the row")
         elif not isinstance(value, str):
             self.fault(number, column, shorten(value), "a text", "write it as a string")
         elif not value.strip():
             self.fault(number, column, "an empty text", "a text", "fill it in or drop the row")
+        elif not is_unicode(value):
+            self.fault(number, column, shorten(value), "text that UTF-8 can write", "drop the half of a surrogate pair")
 
     def _relevance(self, number: int, value: Any) -> float | None:
         if value is _MISSING:
             self.fault(number, "relevance", "nothing", "a number in [0, 1]", "add the key 'relevance'")
             return None
-        try:
-            relevance = math.nan if isinstance(value, bool) else float(value)
-        except (TypeError, ValueError):
-            relevance = math.nan
+        relevance = _number(value)
         if 0.0 <= relevance <= 1.0:
             return relevance
         fix = "drop the row: an unusable grade is no 0"
         if math.isfinite(relevance):
             fix = "map grades to [0, 1]: (grade - lowest) / (highest - lowest)"
-        self.fault(number, "relevance", shorten(value), "a number in [0, 1]", fix)
+        self.fault(number, "relevance", "null" if value is None else shorten(value), "a number in [0, 1]", fix)
         return None
+
+    def _optional(self, number: int, column: str, value: Any) -> Any:
+        """The value of an optional column: a text, a number or a list of numbers; None where it is absent."""
+        if _is_absent(value):
+            return None
+        if column == "grade":
+            if math.isfinite(grade := _number(value)):
+                return grade
+            self.fault(number, column, shorten(value), "a finite number", "leave it out where there is no grade")
+        elif column == "grade_probs":
+            if isinstance(value, list) and all(math.isfinite(_number(item)) for item in value):
+                return [_number(item) for item in value]
+            self.fault(number, column, shorten(value), "a list of numbers, one a grade", "write it as [0.1, 0.9]")
+        elif not isinstance(value, str) or not is_unicode(value):
+            self.fault(number, column, shorten(value), "a text", "write it as a string")
+        return value
 
     def _identify(self, number: int, name: str, row: Mapping[str, Any]) -> str:
         """The id of a row's query or document; one id must always carry one text."""
         given = row.get(f"{name}_id")
-        identifier = str(given) if given not in (None, "") else text_id(row[name])
+        if _is_absent(given):
+            identifier = text_id(row[name])
+        elif isinstance(given, (str, int)) and not isinstance(given, bool) and is_unicode(str(given)):
+            identifier = str(given)
+        else:
+            self.fault(number, f"{name}_id", shorten(given), "a text or a whole number", "write ids as strings")
+            return ""
         first, text = self._texts.setdefault((name, identifier), (number, row[name]))
         if text != row[name]:
             found = f"{shorten(identifier)} with another text than in row {first}"
@@ -220,6 +283,21 @@ class _Checker:
         if not self.rows:
             raise InputError(f"{self.path}: got no rows; expected at least one graded pair; to mend: check the export")
         return GradedPairs.from_rows(self.rows)
+
+
+def _is_absent(value: Any) -> bool:
+    """Whether an optional value is not there: null, an empty text, or the NaN of a data frame."""
+    return value is None or value == "" or (isinstance(value, float) and math.isnan(value))
+
+
+def _number(value: Any) -> float:
+    """The number a value holds or spells, NaN where it is none (a bool, bytes, and Python's 1_000 are none)."""
+    if isinstance(value, (bool, bytes)) or (isinstance(value, str) and "_" in value):
+        return math.nan
+    try:
+        return float(value)
+    except (TypeError, ValueError, OverflowError):
+        return math.nan
 
 
 _MISSING = object()

@@ -12,7 +12,7 @@ from datetime import datetime, timezone
 from importlib import metadata
 from typing import TYPE_CHECKING, Any, Literal
 
-from bixse.data.files import read_text, write_atomically
+from bixse.data.files import read_text, storage_errors, write_atomically
 from bixse.errors import InputError, OutputExistsError
 
 if TYPE_CHECKING:
@@ -84,7 +84,10 @@ class RunRecord:
 
 
 def open_run(folder: Path, command: str, config: Mapping[str, Any], inputs: Mapping[str, str]) -> RunRecord:
-    """Claim an output folder: new, to continue, or finished already; never another run's.
+    """Look at an output folder: new, to continue, or finished already; never another run's.
+
+    Nothing is written yet: call `save` on the record when the inputs are checked and the work begins, so that a
+    command refused for its input leaves no folder behind.
 
     Returns:
         A record whose status is "running" (new or to continue) or "finished" (the same run is done; reuse it).
@@ -92,48 +95,57 @@ def open_run(folder: Path, command: str, config: Mapping[str, Any], inputs: Mapp
     Raises:
         OutputExistsError: the folder holds another run, or files that no run left there.
         InputError: run.json is damaged.
+        StorageError: the folder cannot be read.
     """
     record = RunRecord(folder, command, config, inputs)
-    path = folder / RUN_FILE
-    if not path.exists():
-        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            found = "files that are no run of bixse" if folder.is_dir() else "a file"
-            raise OutputExistsError(
-                f"{folder}: got {found}; expected a new or empty folder; to mend: choose another --out"
-            )
-        record.save()
+    with storage_errors(folder):
+        is_file = folder.exists() and not folder.is_dir()
+        names = [entry.name for entry in folder.iterdir()] if folder.is_dir() else []
+    visible = sorted(name for name in names if not name.startswith("."))
+    if is_file or (visible and RUN_FILE not in visible):
+        found = "a file" if is_file else f"files that are no run of bixse ({', '.join(visible[:3])})"
+        raise OutputExistsError(f"{folder}: got {found}; expected a new or empty folder; to mend: choose another --out")
+    if not visible:
         return record
-    try:
-        earlier = json.loads(read_text(path))
-        same, status = earlier["fingerprint"] == record.fingerprint, earlier["status"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{path}: got a damaged record; expected JSON; to mend: choose another --out") from error
-    if not same:
+    earlier = _read_record(folder / RUN_FILE)
+    if earlier["fingerprint"] != record.fingerprint:
         changed = _changes(earlier, record)
         raise OutputExistsError(
             f"{folder}: got the folder of another run ({changed}); expected a new folder or the same settings; "
             "to mend: choose another --out, or delete the folder"
         )
-    record.started = earlier.get("started", record.started)
-    record.results = earlier.get("results", {})
-    record.timings = earlier.get("timings", {})
-    if status == "finished":
-        record.status = "finished"
-    else:
-        record.save("running")
+    record.started, record.results, record.timings = earlier["started"], earlier["results"], earlier["timings"]
+    record.status = "finished" if earlier["status"] == "finished" else "running"
     return record
+
+
+def _read_record(path: Path) -> dict[str, Any]:
+    """The content of a run.json; raises InputError where it is damaged."""
+    kinds: dict[str, type] = dict.fromkeys(("fingerprint", "status", "started", "command"), str)
+    kinds |= dict.fromkeys(("config", "inputs", "results", "timings"), dict)
+    try:
+        earlier = json.loads(read_text(path))
+        found = [key for key, kind in kinds.items() if not isinstance(earlier[key], kind)]
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        found = [f"{type(error).__name__}: {error}"]
+    if found:
+        raise InputError(
+            f"{path}: got a damaged record ({', '.join(found)}); expected the JSON that bixse wrote; "
+            "to mend: choose another --out, or delete the folder"
+        )
+    return dict(earlier)
 
 
 def _changes(earlier: Mapping[str, Any], record: RunRecord) -> str:
     """What differs between two runs, in words."""
-    if earlier.get("command") != record.command:
-        return f"`bixse {earlier.get('command')}`, now `bixse {record.command}`"
+    if earlier["command"] != record.command:
+        return f"`bixse {earlier['command']}`, now `bixse {record.command}`"
     now = json.loads(json.dumps({"config": record.config, "inputs": record.inputs}, default=str))
     names = [
         name
         for part in ("config", "inputs")
-        for name in sorted({*earlier.get(part, {}), *now[part]})
-        if earlier.get(part, {}).get(name) != now[part].get(name)
+        for name in sorted({*earlier[part], *now[part]})
+        if earlier[part].get(name) != now[part].get(name)
     ]
     return f"changed: {', '.join(names)}" if names else "changed settings"
 

@@ -51,6 +51,8 @@ sentence-transformers or transformers model, or a hub name (owner/name); to mend
     try:
         with quiet_loading():
             model = RelevanceModel(source, device=device, trust_remote_code=trust_remote_code)
+    except ModelError:
+        raise  # a damaged relevance head says so itself
     except Exception as error:
         raise ModelError(
             f"model {str(name_or_path)!r}: got {type(error).__name__}: {_first_line(error)}; expected a "
@@ -81,14 +83,20 @@ def set_dropout(model: SentenceTransformer, probability: float) -> None:
 @contextlib.contextmanager
 def quiet_loading() -> Iterator[None]:
     """Keep the libraries' own progress bars and notices off the terminal while a model loads or is saved."""
+    with no_library_bars(), contextlib.redirect_stderr(io.StringIO()):
+        yield
+
+
+@contextlib.contextmanager
+def no_library_bars() -> Iterator[None]:
+    """Keep transformers' own progress bars and notices away; ours and errors still show."""
     from transformers.utils import logging
 
     had_bar, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
     logging.disable_progress_bar()
     logging.set_verbosity_error()
     try:
-        with contextlib.redirect_stderr(io.StringIO()):
-            yield
+        yield
     finally:
         logging.set_verbosity(verbosity)
         if had_bar:
@@ -101,6 +109,11 @@ def _resolve(name_or_path: str | Path) -> str | Path:
         from bixse.encoders.demo import demo_model_path
 
         return demo_model_path()
+    if str(name_or_path) == "bm25":
+        raise ModelError(
+            "model 'bm25': got the word-matching baseline, which has no embeddings; expected an encoder; "
+            "to mend: name a model folder, a hub name or demo (only `bixse evaluate` takes bm25)"
+        )
     path = Path(name_or_path)
     if path.is_dir():
         if not any((path / name).is_file() for name in ("modules.json", "config.json")):

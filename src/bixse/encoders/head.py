@@ -81,12 +81,12 @@ class RelevanceHead:
             values = json.loads(path.read_text(encoding="utf-8"))
             head = cls(**{field.name: values[field.name] for field in fields(cls)})
             numbers = (head.logit_scale, head.logit_bias, head.slope, head.intercept)
-            usable = all(isinstance(number, (int, float)) and math.isfinite(number) for number in numbers)
-        except (ValueError, KeyError, TypeError):
+            usable = all(math.isfinite(number) for number in numbers) and head.logit_scale > 0 and head.slope >= 0
+        except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
             usable = False
         if not usable:
             raise ModelError(
-                f"{path}: got no readable relevance head; expected finite logit_scale, logit_bias, slope and "
-                "intercept; to mend: run `bixse calibrate` on the model, or delete the file"
+                f"{path}: got no readable relevance head; expected a finite logit_scale above 0, logit_bias, slope and "
+                "intercept; to mend: delete the file and run `bixse calibrate` on the model"
             )
         return head

@@ -10,7 +10,7 @@ from sentence_transformers import SentenceTransformer
 
 from bixse.encoders.encode import encode_texts
 from bixse.encoders.head import RelevanceHead
-from bixse.errors import ModelError
+from bixse.errors import InputError, ModelError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -41,7 +41,12 @@ class RelevanceModel(SentenceTransformer):
 
         Raises:
             ModelError: the model has no relevance head.
+            InputError: the documents are one string instead of a list.
         """
+        if isinstance(documents, str):
+            raise InputError(
+                "relevance: got one string as documents; expected a list of texts; to mend: write [document]"
+            )
         if self.head is None:
             raise ModelError(
                 "relevance: got a model without a relevance head; expected one trained or calibrated by bixse; "

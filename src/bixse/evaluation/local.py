@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from collections.abc import Callable
@@ -13,13 +14,13 @@ from bixse.data.collection_files import load_collection
 from bixse.data.files import file_hash, read_text, write_atomically
 from bixse.data.run_record import open_run
 from bixse.data.trec import read_run, write_run
-from bixse.errors import InputError
+from bixse.errors import InputError, StorageError
 from bixse.evaluation.metrics import PerQuery, evaluate_run, mean
 
 if TYPE_CHECKING:
     from bixse.data.collection import Collection
     from bixse.evaluation.systems import EncodedCollection
-    from bixse.relevance import Run
+    from bixse.relevance import Qrels, Run
 
 ProgressBars: TypeAlias = Callable[[str, int], Callable[[int], None]]
 """Makes a progress callback from a title and a total."""
@@ -82,29 +83,37 @@ def evaluate(
     folder = Path(collection)
     data = load_collection(folder, [split])
     qrels = data.qrels[split]
+    if not relevance_level > 0:
+        raise InputError(
+            f"relevance level: got {relevance_level}; expected a grade above 0; "
+            "to mend: give the lowest grade that counts as relevant"
+        )
     record = None
     if out is not None:
+        _check_writable_ids(data, qrels)
         inputs = {n: file_hash(folder / n) for n in ("corpus.jsonl", "queries.jsonl", f"qrels/{split}.tsv")}
         config = {"model": model, "split": split, "relevance_level": relevance_level, "max_length": max_length}
-        if Path(model).is_dir():
-            weights = sorted(Path(model).rglob("*.safetensors"))
-            inputs.update({f"model/{path.relative_to(model)}": file_hash(path) for path in weights})
+        inputs |= model_hashes(model)
         record = open_run(Path(out), "evaluate", config, inputs)
         if record.status == "finished":
             return _read(Path(out), record.results)
-    started = time.perf_counter()
-    if model == BM25_NAME:
-        run: Run = search_bm25(data, list(qrels))
-    else:
+    encoder = None
+    if model != BM25_NAME:
         from bixse.encoders.build import build_encoder
 
         encoder = build_encoder(model, max_length, trust_remote_code=trust_remote_code)
+    if record is not None:
+        record.save("running")
+    started = time.perf_counter()
+    if encoder is None:
+        run: Run = search_bm25(data, list(qrels))
+    else:
         run = encode_stored(encoder, data, folder, list(qrels), progress).search(list(qrels))
     seconds = time.perf_counter() - started
     per_query = evaluate_run(qrels, run, METRICS, relevance_level)
     result = Evaluation(mean(per_query), per_query, run, seconds)
     if record is not None:
-        write_run(record.folder / RUN_NAME, run, tag=Path(model).name)
+        write_run(record.folder / RUN_NAME, run, tag="-".join(Path(model).name.split()) or "model")
         write_atomically(record.folder / PER_QUERY_NAME, json.dumps(per_query, indent=1) + "\n")
         record.results = {"metrics": result.metrics, "seconds": seconds}
         record.timings["search"] = seconds
@@ -139,9 +148,31 @@ def encode_stored(
         texts = [document.content for document in collection.corpus.values()]
         step = progress("encode documents", len(texts)) if progress is not None else None
         documents = encode_texts(model, texts, "document", progress=step)  # type: ignore[arg-type]
-        store.save(key, documents, list(collection.corpus))
+        with contextlib.suppress(StorageError):  # a read-only collection is encoded anew each time
+            store.save(key, documents, list(collection.corpus))
     queries = encode_texts(model, [collection.queries[q] for q in query_ids], "query")  # type: ignore[arg-type]
     return EncodedCollection(list(collection.corpus), documents, query_ids, queries)
+
+
+def model_hashes(model: str | Path) -> dict[str, str]:
+    """Content hashes of what a model folder's ranking depends on (not its relevance head); {} for a hub name."""
+    from bixse.encoders.head import HEAD_FILE
+
+    if not Path(model).is_dir():
+        return {}
+    files = sorted(path for path in Path(model).rglob("*") if path.suffix in (".safetensors", ".bin", ".json", ".txt"))
+    return {f"model/{path.relative_to(model)}": file_hash(path) for path in files if path.name != HEAD_FILE}
+
+
+def _check_writable_ids(data: Collection, qrels: Qrels) -> None:
+    """Refuse ids that a TREC run file cannot hold before any work is done."""
+    for name, ids in (("document", data.corpus), ("query", qrels)):
+        for identifier in ids:
+            if identifier.split() != [identifier]:
+                raise InputError(
+                    f"{name} id: got {identifier!r}; expected no white space (it separates the columns of run.trec); "
+                    "to mend: rename it, or evaluate without --out"
+                )
 
 
 def _read(out: Path, results: dict[str, object]) -> Evaluation:
@@ -149,7 +180,8 @@ def _read(out: Path, results: dict[str, object]) -> Evaluation:
     try:
         per_query = json.loads(read_text(out / PER_QUERY_NAME))
         return Evaluation(mean(per_query), per_query, read_run(out / RUN_NAME), float(str(results["seconds"])), True)
-    except (ValueError, KeyError) as error:
+    except (InputError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(
-            f"{out}: got damaged results; expected {PER_QUERY_NAME}; to mend: delete the folder"
+            f"{out}: got missing or damaged results; expected the {PER_QUERY_NAME} and {RUN_NAME} of a finished run; "
+            "to mend: delete the folder and evaluate again"
         ) from error

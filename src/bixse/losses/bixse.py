@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
@@ -70,7 +71,7 @@ class BiXSELoss(GradedLoss):
         texts_per_pass: int = 32,
     ) -> None:
         super().__init__(model, in_batch, texts_per_pass)
-        if not scale > 0:
+        if not 0 < scale < math.inf:
             raise InputError(f"scale: got {scale}; expected a number above 0; to mend: 20 is the paper's")
         if reduction not in ("query", "mean"):
             raise InputError(f"reduction: got {reduction!r}; expected 'query' or 'mean'; to mend: choose one of them")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -116,7 +117,7 @@ class SoftInfoNCELoss(GradedLoss):
 
 
 def _check_scale(scale: float) -> None:
-    if not scale > 0:
+    if not 0 < scale < math.inf:
         raise InputError(f"scale: got {scale}; expected a number above 0; to mend: 20 is temperature 0.05")
 
 

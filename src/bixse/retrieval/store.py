@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
@@ -26,7 +26,7 @@ STORE_FOLDER = ".bixse-embeddings"
 
 
 def embeddings_key(model: SentenceTransformer, corpus: Mapping[str, Document]) -> str:
-    """Hash of everything document embeddings depend on: weights, prompts, length limit, ids and texts.
+    """Hash of everything document embeddings depend on: weights, modules, prompts, length limit, ids and texts.
 
     Args:
         model: the encoder.
@@ -36,6 +36,11 @@ def embeddings_key(model: SentenceTransformer, corpus: Mapping[str, Document]) -
     for name, tensor in sorted(model.state_dict().items()):
         digest.update(name.encode())
         digest.update(tensor.detach().cpu().contiguous().view(-1).float().numpy().tobytes())
+    for module in model:
+        backbone = getattr(getattr(module, "auto_model", None), "config", None)
+        own: dict[str, Any] = getattr(module, "get_config_dict", dict)()
+        settings = (own, {n: v for n, v in backbone.to_dict().items() if n != "_name_or_path"} if backbone else {})
+        digest.update(json.dumps([type(module).__name__, settings], sort_keys=True, default=str).encode())
     digest.update(repr((model.max_seq_length, sorted((model.prompts or {}).items()))).encode())
     for identifier, document in corpus.items():
         digest.update(repr((identifier, document.content)).encode())

@@ -129,6 +129,7 @@ def quickstart(
     if record.status == "finished":
         report, done = load_report_data(out / "results.json"), record.results
         return QuickstartResult(report, done["verdicts"], _artifacts(out), done["warnings"], reused=True)
+    record.save("running")
     stages = Stages(say, record.timings)
     folder = out / "collection"
     with stages.stage("read corpus and grades") as notes:

@@ -7,10 +7,9 @@ import inspect
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from bixse.data.files import read_text
+from bixse.data.files import read_settings
 from bixse.errors import ConfigError, shorten
 from bixse.losses import LOSSES
 
@@ -27,7 +26,7 @@ class OptimizerConfig(BaseModel):
     The defaults of rate, epochs, batch and documents a query were chosen on the dev queries of `pydocs`.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     learning_rate: float = Field(default=5e-5, gt=0)
     """Peak rate of the encoder; the bias learns `bias_lr_multiplier` times as fast."""
@@ -59,7 +58,7 @@ class TrainConfig(BaseModel):
         16
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     pairs: Path
     """File of graded pairs (.parquet, .jsonl, .csv, .tsv)."""
@@ -100,7 +99,7 @@ class TrainConfig(BaseModel):
         if value not in LOSSES:
             close = difflib.get_close_matches(value, LOSSES, n=1)
             hint = f"did you mean {close[0]!r}?" if close else "choose one of them"
-            raise ValueError(f"expected one of {', '.join(LOSSES)}; {hint}")
+            raise ValueError(f"expected one of {', '.join(LOSSES)}; to mend: {hint}")
         return value
 
     def with_loss(self, loss: str, **options: Any) -> Self:
@@ -133,31 +132,25 @@ def load_config(kind: type[ConfigType], path: Path | None, overrides: Mapping[st
     Relative paths in the file are taken from the file's own folder.
 
     Raises:
+        InputError: the file is missing, unreadable, or not UTF-8.
         ConfigError: the file is no YAML mapping, a key is unknown (with the closest known one), or a value is
             outside its range; all faults together.
     """
     values: dict[str, Any] = {}
     if path is not None:
-        try:
-            loaded = yaml.safe_load(read_text(path))
-        except yaml.YAMLError as error:
-            raise ConfigError(
-                f"{path}: got no valid YAML ({error}); expected `key: value` lines; to mend: see docs/training.md"
-            ) from error
-        if not isinstance(loaded, dict):
-            raise ConfigError(
-                f"{path}: got {shorten(loaded)}; expected `key: value` lines; to mend: see docs/training.md"
-            )
-        values = loaded
+        values = read_settings(path)
         for name in _path_fields(kind):
             if isinstance(values.get(name), str):
                 values[name] = str(path.parent / values[name])
     for key, value in overrides.items():
-        section = values
+        section: Any = values
         *parents, last = key.split(".")
         for parent in parents:
             section = section.setdefault(parent, {})
-        section[last] = value
+            if not isinstance(section, dict):
+                break  # the file holds no section there: a fault that validation names
+        else:
+            section[last] = value
     try:
         return kind.model_validate(values)
     except ValidationError as error:
@@ -176,17 +169,15 @@ def _explain(kind: type[BaseModel], fault: Mapping[str, Any]) -> str:
     """One validation fault as a line: key, found, expected, mend."""
     key = ".".join(str(part) for part in fault["loc"])
     if fault["type"] == "extra_forbidden":
-        known = _known_keys(kind)
-        close = (
-            difflib.get_close_matches(key, known, n=1)
-            or [name for name in known if name.endswith(f".{fault['loc'][-1]}")][:1]
-        )
-        hint = f"did you mean {close[0]!r}?" if close else f"known keys: {', '.join(known)}"
+        known = {name.rpartition(".")[2]: name for name in _known_keys(kind)}
+        close = difflib.get_close_matches(str(fault["loc"][-1]), known, n=1)
+        hint = f"did you mean {known[close[0]]!r}?" if close else f"known keys: {', '.join(known.values())}"
         return f"  {key}: got an unknown key; expected a known one; to mend: {hint}"
     if fault["type"] == "missing":
         return f"  {key}: got nothing; expected a value; to mend: set {key!r} in the file or with its flag"
-    message = fault["msg"].removeprefix("Value error, ")
-    return f"  {key}: got {shorten(fault['input'])}; {message[0].lower() + message[1:]}"
+    message = fault["msg"].removeprefix("Value error, ").replace("Input should be", "expected")
+    mend = "" if "to mend:" in message else "; to mend: correct it, or leave it out for the default"
+    return f"  {key}: got {shorten(fault['input'])}; {message}{mend}"
 
 
 def _known_keys(kind: type[BaseModel]) -> list[str]:

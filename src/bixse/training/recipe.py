@@ -62,21 +62,22 @@ def train(config: TrainConfig, out: Path, progress: bool = True, title: str | No
     pairs = load_graded_pairs(config.pairs)
     collection = load_collection(config.dev, [config.dev_split]) if config.dev is not None else None
     record = open_run(out, "train", config.model_dump(mode="json"), _input_hashes(config))
-    if record.status == "finished":
+    if record.status == "finished" and (out / MODEL_FOLDER).is_dir():
         return TrainResult(out / MODEL_FOLDER, **record.results, reused=True)
-    started = time.perf_counter()
 
     from transformers import set_seed
 
-    from bixse.encoders.build import build_encoder, set_dropout
+    from bixse.encoders.build import build_encoder, no_library_bars, set_dropout
 
     set_seed(config.seed)
     model = build_encoder(config.model, config.max_length, trust_remote_code=config.trust_remote_code)
     if config.dropout is not None:
         set_dropout(model, config.dropout)
-    _check_disk(out, model)
     loss = _build_loss(config, model)
     warnings = _check_pairs(config, loss, pairs)
+    _check_disk(out, model)
+    record.save("running")
+    started = time.perf_counter()
     evaluator = None
     if collection is not None:
         from bixse.evaluation.systems import GradedRetrievalEvaluator, candidate_corpus, search_bm25
@@ -87,7 +88,7 @@ def train(config: TrainConfig, out: Path, progress: bool = True, title: str | No
         )
         queries = {query_id: collection.queries[query_id] for query_id in qrels}
         evaluator = GradedRetrievalEvaluator(corpus, queries, qrels, config.relevance_level)
-    with storage_errors(out):
+    with storage_errors(out), no_library_bars():
         trainer = _run_trainer(config, out, model, loss, pairs, evaluator, record, progress, title or config.loss)
     history = [entry for entry in trainer.state.log_history if "train_runtime" not in entry]
     best_step = trainer.state.best_global_step if evaluator is not None else None
@@ -116,7 +117,6 @@ def _run_trainer(
 ) -> GradedTrainer:
     """Train, from the last checkpoint when there is one; a Ctrl-C leaves a checkpoint and ends the run."""
     from transformers import PrinterCallback, ProgressCallback
-    from transformers.trainer_utils import get_last_checkpoint
 
     from bixse.training.callbacks import ProgressBar, StopOnInterrupt
     from bixse.training.trainer import GradedTrainer
@@ -132,11 +132,9 @@ def _run_trainer(
     )
     trainer.remove_callback(PrinterCallback)
     trainer.remove_callback(ProgressCallback)
-    folder = out / CHECKPOINT_FOLDER
-    checkpoint = get_last_checkpoint(str(folder)) if folder.is_dir() else None
     started = time.perf_counter()
     try:
-        trainer.train(resume_from_checkpoint=checkpoint)
+        trainer.train(resume_from_checkpoint=last_whole_checkpoint(out / CHECKPOINT_FOLDER))
     finally:
         stop.release()
         if trainer.state.global_step < trainer.state.max_steps:
@@ -149,6 +147,15 @@ def _run_trainer(
             "written; to go on: give the same command again"
         )
     return trainer
+
+
+def last_whole_checkpoint(folder: Path) -> str | None:
+    """The newest checkpoint that was written to its end, or None; a process killed while saving leaves half of one.
+
+    The trainer's state is the last file of a checkpoint.
+    """
+    whole = [path.parent for path in folder.glob("checkpoint-*/trainer_state.json") if path.stat().st_size > 0]
+    return str(max(whole, key=lambda path: int(path.name.rpartition("-")[2]))) if whole else None
 
 
 def training_arguments(
@@ -232,7 +239,8 @@ def _check_disk(out: Path, model: RelevanceModel) -> None:
     """Refuse to start where the checkpoints would not fit (weights and two moments, kept twice, and the model)."""
     weights = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
     needed = weights * (3 * 3 + 1)
-    free = shutil.disk_usage(out).free
+    existing = next(parent for parent in (out.absolute(), *out.absolute().parents) if parent.exists())
+    free = shutil.disk_usage(existing).free
     if free < needed:
         raise StorageError(
             f"{out}: got {free / 1e9:.2f} GB free; expected {needed / 1e9:.2f} GB for checkpoints and the model; "

@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from bixse.encoders.embedding import embed_features, identical_texts, tokens_without_padding
+
+TEXTS = [
+    "copy a file",
+    "move",
+    "read the text in the folder of a file and write it in a line",
+    "find a path in the tree",
+    "sort the list of words",
+    "open",
+    "delete the folder or not",
+]
+
+
+def padded_left(features):
+    """The same tokens with the padding moved to the left."""
+    mask = features["attention_mask"]
+    order = torch.argsort(mask, dim=1, stable=True)
+    return {name: value.gather(1, order) if value.shape == mask.shape else value for name, value in features.items()}
+
+
+class TestEmbedFeatures:
+    @pytest.mark.parametrize("texts_per_pass", [1, 2, 3, 6, 7, 100])
+    @pytest.mark.parametrize("side", ["right", "left"])
+    def test_passes_equal_one_pass(self, tiny_model, texts_per_pass, side):
+        features = tiny_model.preprocess(TEXTS)
+        if side == "left":
+            features = padded_left(features)
+            assert features["attention_mask"][1, 0] == 0
+        whole = tiny_model(dict(features))["sentence_embedding"]
+        parts = embed_features(tiny_model, features, texts_per_pass)
+        torch.testing.assert_close(parts, whole, rtol=1e-5, atol=1e-6)
+
+    def test_gradients_equal_those_of_one_pass(self, tiny_model):
+        features = tiny_model.preprocess(TEXTS)
+        target = torch.linspace(-1, 1, len(TEXTS) * 32).view(len(TEXTS), 32)
+        gradients = []
+        for size in (100, 2):
+            tiny_model.zero_grad()
+            (embed_features(tiny_model, features, size) * target).sum().backward()
+            gradients.append([p.grad.clone() for p in tiny_model.parameters() if p.grad is not None])
+        for one, many in zip(*gradients, strict=True):
+            torch.testing.assert_close(many, one, rtol=1e-4, atol=1e-5)
+
+    def test_a_pass_reads_no_padding_and_every_row_once(self):
+        mask = torch.tensor([[1, 1, 1, 1], [1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 0, 0], [1, 1, 1, 0]])
+        features = {"input_ids": torch.arange(20).view(5, 4), "attention_mask": mask, "row": torch.arange(5), "x": "y"}
+        seen = []
+
+        def encoder(part):
+            seen.append((part["input_ids"].shape, part["row"].tolist(), part["x"]))
+            return {"sentence_embedding": part["row"][:, None].float()}
+
+        embeddings = embed_features(encoder, features, 2)
+        assert seen == [((2, 1), [1, 3], "y"), ((2, 3), [2, 4], "y"), ((1, 4), [0], "y")]
+        assert embeddings[:, 0].tolist() == [0, 1, 2, 3, 4]
+
+    def test_features_without_a_mask_go_in_one_pass(self):
+        shapes = []
+
+        def encoder(part):
+            shapes.append(part["input_ids"].shape)
+            return {"sentence_embedding": part["input_ids"].float()}
+
+        embed_features(encoder, {"input_ids": torch.zeros(9, 4)}, 2)
+        assert shapes == [(9, 4)]
+
+
+class TestIdenticalTexts:
+    def test_no_texts(self):
+        first, index = identical_texts({"input_ids": torch.zeros(0, 3, dtype=torch.long)})
+        assert first.tolist() == index.tolist() == []
+
+    def test_first_rows_stand_in_order_of_appearance(self, tiny_model):
+        texts = ["sort a list", "copy", "sort a list", "delete", "copy", "copy"]
+        first, index = identical_texts(tiny_model.preprocess(texts))
+        assert first.tolist() == [0, 1, 3]
+        assert index.tolist() == [0, 1, 0, 2, 1, 1]
+
+    def test_a_longer_text_with_the_same_start_is_another_text(self, tiny_model):
+        first, _ = identical_texts(tiny_model.preprocess(["copy", "copy copy", "copy copy copy"]))
+        assert len(first) == 3
+
+    def test_what_stands_in_the_padding_does_not_matter(self):
+        mask = torch.tensor([[1, 1, 0], [1, 1, 0], [1, 1, 1]])
+        tokens = torch.tensor([[5, 6, 0], [5, 6, 9], [5, 6, 0]])
+        assert identical_texts({"input_ids": tokens, "attention_mask": mask})[1].tolist() == [0, 0, 1]
+
+    def test_the_side_of_the_padding_does_not_matter(self, tiny_model):
+        features = tiny_model.preprocess(TEXTS)
+        right, left = (tokens_without_padding(f) for f in (features, padded_left(features)))
+        assert torch.equal(right, left)
+        assert bool((right == -1).any())

@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import pytest
+import torch
+from bixse.losses.targets import GradedTargets
+from torch import Tensor
+
+
+@dataclass
+class Batch:
+    """Float64 leaves and the targets of one batch."""
+
+    queries: Tensor
+    documents: Tensor
+    scale: Tensor
+    bias: Tensor
+    targets: GradedTargets
+
+    @property
+    def leaves(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        return self.queries, self.documents, self.scale, self.bias
+
+    def as_type(self, dtype: torch.dtype) -> Batch:
+        return Batch(*(x.detach().to(dtype).requires_grad_() for x in self.leaves), self.targets)
+
+
+def make_batch(
+    rows: int, columns: int, dim: int = 5, known: float = 0.3, masked: float = 0.1, scale=3.0, bias=-0.7, seed=0
+) -> Batch:
+    """Random unit vectors; a `known` share of the cells is graded, `masked` of these are NaN."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def unit(number: int) -> Tensor:
+        vectors = torch.randn(number, dim, generator=generator, dtype=torch.float64)
+        return torch.nn.functional.normalize(vectors, dim=1).requires_grad_()
+
+    cells = torch.rand(rows, columns, generator=generator) < known
+    row, column = cells.nonzero(as_tuple=True)
+    relevance = torch.rand(len(row), generator=generator, dtype=torch.float64)
+    relevance[torch.rand(len(row), generator=generator) < masked] = math.nan
+    table = torch.stack([row.double(), column.double(), relevance], dim=1)
+    table = table[torch.randperm(len(table), generator=generator)]
+    leaf = [torch.tensor(value, dtype=torch.float64, requires_grad=True) for value in (scale, bias)]
+    return Batch(unit(rows), unit(columns), *leaf, GradedTargets.from_table(table, (rows, columns)))
+
+
+@pytest.fixture
+def random_batch():
+    return make_batch
+
+
+def naive_bce(batch: Batch, reduction: str = "query") -> tuple[float, list[Tensor]]:
+    """Loss and its four gradients by two Python loops, cell by cell, from the formula alone."""
+    q, d = batch.queries.detach(), batch.documents.detach()
+    alpha, beta = batch.scale.item(), batch.bias.item()
+    known = {
+        (int(i), int(j)): float(z)
+        for i, j, z in zip(batch.targets.rows, batch.targets.columns, batch.targets.relevance, strict=True)
+    }
+    loss, cells, d_alpha, d_beta = 0.0, 0, 0.0, 0.0
+    d_q, d_d = torch.zeros_like(q), torch.zeros_like(d)
+    for i in range(len(q)):
+        for j in range(len(d)):
+            z = known.get((i, j), 0.0)
+            if math.isnan(z):
+                continue
+            cosine = math.fsum(x * y for x, y in zip(q[i].tolist(), d[j].tolist(), strict=True))
+            s = alpha * cosine + beta
+            p = 1 / (1 + math.exp(-s)) if s >= 0 else math.exp(s) / (1 + math.exp(s))
+            loss += max(s, 0.0) + math.log1p(math.exp(-abs(s))) - z * s
+            d_q[i] += (p - z) * alpha * d[j]
+            d_d[j] += (p - z) * alpha * q[i]
+            d_alpha += (p - z) * cosine
+            d_beta += p - z
+            cells += 1
+    count = len(q) if reduction == "query" else cells
+    d_scale, d_bias = torch.tensor([d_alpha / count, d_beta / count], dtype=torch.float64)
+    return loss / count, [d_q / count, d_d / count, d_scale, d_bias]
+
+
+@pytest.fixture
+def naive():
+    return naive_bce

@@ -1,0 +1,260 @@
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+
+import pytest
+import torch
+from bixse.encoders.embedding import embed_features
+from bixse.errors import InputError
+from bixse.losses import bixse as bixse_module
+from bixse.losses.bixse import BiXSELoss
+from bixse.losses.targets import GradedTargets
+from torch.nn.functional import normalize
+
+QUERIES = ["how do i copy a file", "how do i sort a list", "find the path"]
+OWN = [["copy the file", "move the file"], ["sort the list", "copy the file"], ["the path name", "move the file"]]
+GRADES = [[1.0, 0.5], [0.75, 0.125], [0.5, 0.25]]
+COLUMNS = ["copy the file", "move the file", "sort the list", "the path name"]
+KNOWN = [[1.0, 0.5, 0.0, 0.0], [0.125, 0.0, 0.75, 0.0], [0.0, 0.25, 0.0, 0.5]]
+
+
+def loss_of(model, texts, labels, **options):
+    """The loss of a batch given as text columns, the query column first."""
+    loss = BiXSELoss(model, **{"bias": -3.0, **options})
+    return loss([model.preprocess(column) for column in texts], labels), loss
+
+
+def by_hand(model, queries, columns, relevance, bias=-3.0):
+    """Two Python loops over embeddings of the plain model."""
+    q, d = (normalize(model(model.preprocess(t))["sentence_embedding"].double(), dim=1) for t in (queries, columns))
+    total = 0.0
+    for i, row in enumerate(relevance):
+        for j, z in enumerate(row):
+            s = 20.0 * (q[i] @ d[j]).item() + bias
+            total += 0.0 if math.isnan(z) else math.log1p(math.exp(s)) - z * s
+    return total / len(queries)
+
+
+class TestRefused:
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ({"scale": 0.0}, "scale: got 0.0"),
+            ({"scale": -1.0}, "scale: got -1.0"),
+            ({"scale": math.nan}, "scale: got nan"),
+            ({"scale": math.inf}, "scale: got inf"),
+            ({"bias": "middle"}, "bias: got 'middle'"),
+            ({"reduction": "sum"}, "reduction: got 'sum'"),
+            ({"in_batch": "all"}, "in_batch: got 'all'"),
+        ],
+    )
+    def test_arguments_outside_their_range(self, tiny_model, options, message):
+        with pytest.raises(InputError, match=message):
+            BiXSELoss(tiny_model, **options)
+
+    def test_a_single_column(self, tiny_model):
+        with pytest.raises(InputError, match="got one text column"):
+            loss_of(tiny_model, [QUERIES], torch.ones(3))
+
+    def test_no_labels(self, tiny_model):
+        with pytest.raises(InputError, match="got no labels"):
+            loss_of(tiny_model, [QUERIES, COLUMNS[:3]], None)
+
+    @pytest.mark.parametrize("shape", [(2,), (6,), (3, 2), (), (2, 3, 1)])
+    def test_labels_that_do_not_fit_the_columns(self, tiny_model, shape):
+        with pytest.raises(InputError, match=r"got labels of shape .* for 3 queries and 1 document columns"):
+            loss_of(tiny_model, [QUERIES, COLUMNS[:3]], torch.zeros(shape))
+
+    def test_labels_that_are_no_relevance(self, tiny_model):
+        with pytest.raises(InputError, match=r"outside \[0, 1\]"):
+            loss_of(tiny_model, [QUERIES, COLUMNS[:3]], torch.tensor([5.0, 0.0, 1.0]))
+
+
+class TestForms:
+    def test_columns_and_table_give_the_loss_computed_by_hand(self, tiny_model):
+        expected = by_hand(tiny_model, QUERIES, COLUMNS, KNOWN)
+        wide, _ = loss_of(tiny_model, [QUERIES, *zip(*OWN, strict=True)], torch.tensor(GRADES))
+        table = torch.tensor([[i, j, z] for i, row in enumerate(KNOWN) for j, z in enumerate(row) if z])
+        listed, _ = loss_of(tiny_model, [QUERIES, COLUMNS], table)
+        flat, _ = loss_of(
+            tiny_model,
+            [[q for q in QUERIES for _ in range(2)], [d for row in OWN for d in row]],
+            torch.tensor(GRADES).flatten(),
+        )
+        assert wide.item() == pytest.approx(expected, rel=1e-5)
+        assert listed.item() == pytest.approx(expected, rel=1e-5)
+        # Six flat rows are six queries, each of which stands twice: the sum over cells doubles, and so does B.
+        assert flat.item() == pytest.approx(expected, rel=1e-5)
+
+    def test_flat_columns_and_table_agree_on_one_document_a_query(self, tiny_model):
+        documents, labels = ["copy the file", "sort the list", "the path name"], torch.tensor([1.0, 0.25, 0.5])
+        flat, _ = loss_of(tiny_model, [QUERIES, documents], labels)
+        wide, _ = loss_of(tiny_model, [QUERIES, documents], labels[:, None])
+        table = torch.stack([torch.arange(3.0), torch.arange(3.0), labels], dim=1)
+        listed, _ = loss_of(tiny_model, [QUERIES, documents], table)
+        assert flat.item() == wide.item() == listed.item()
+
+    @pytest.mark.parametrize(("in_batch", "same_document"), [("known", 0.5), ("paper", 0.0)])
+    def test_a_document_of_two_rows_is_one_column_and_its_other_grade_counts_when_known(
+        self, tiny_model, in_batch, same_document
+    ):
+        queries = [QUERIES[0], QUERIES[1], QUERIES[0]]
+        documents = ["copy the file", "copy the file", "move the file"]
+        labels = torch.tensor([1.0, 0.25, 0.5])
+        value, _ = loss_of(tiny_model, [queries, documents], labels, in_batch=in_batch)
+        again = 1.0 if in_batch == "known" else 0.0
+        cells = [[1.0, same_document], [0.25, 0.0], [again, 0.5]]
+        assert value.item() == pytest.approx(by_hand(tiny_model, queries, documents[1:], cells), rel=1e-5)
+
+    def test_duplicates_across_columns_are_found_when_padding_is_on_the_left(self, tiny_model):
+        def left(texts):
+            features = tiny_model.preprocess(texts)
+            order = torch.argsort(features["attention_mask"], dim=1, stable=True)
+            return {n: v.gather(1, order) if v.shape == order.shape else v for n, v in features.items()}
+
+        loss = BiXSELoss(tiny_model, bias=0.0)
+        features = [left([QUERIES[0]]), left(["copy"]), left(["copy"]), left(["sort the list of words in a file"])]
+        narrow = {n: v[:, 1:] if v.ndim == 2 else v for n, v in left(["copy", "move the file"]).items()}
+        wide = left(["move the file", "delete", "sort the list of words in a file"])
+        first, targets = loss.targets(left(QUERIES[:2] * 1), [narrow, {n: v[:2] for n, v in wide.items()}], torch.ones(2, 2))
+        assert first.tolist() == [0, 1, 3]
+        assert targets.dense()[0].tolist() == [[1.0, 1.0, 0.0], [0.0, 1.0, 1.0]]
+        assert loss(features, torch.tensor([[1.0, 1.0, 0.0]])).isfinite()
+
+    def test_a_nan_in_a_table_counts_neither_way(self, tiny_model):
+        table = torch.tensor([[0, 0, 1.0], [1, 1, math.nan], [2, 3, 0.5]])
+        value, _ = loss_of(tiny_model, [QUERIES, COLUMNS], table)
+        cells = [[1.0, 0, 0, 0], [0, math.nan, 0, 0], [0, 0, 0, 0.5]]
+        assert value.item() == pytest.approx(by_hand(tiny_model, QUERIES, COLUMNS, cells), rel=1e-5)
+
+    def test_fewer_documents_than_queries(self, tiny_model):
+        value, _ = loss_of(tiny_model, [QUERIES, COLUMNS[:1]], torch.tensor([[0, 0, 1.0]]))
+        assert value.item() == pytest.approx(by_hand(tiny_model, QUERIES, COLUMNS[:1], [[1.0], [0], [0]]), rel=1e-5)
+
+    def test_binarised_at_the_threshold(self, tiny_model):
+        texts = [QUERIES, COLUMNS[1:]]
+        hard, _ = loss_of(tiny_model, texts, torch.tensor([0.7, 0.69, 0.8]), binarise_at=0.7)
+        expected, _ = loss_of(tiny_model, texts, torch.tensor([1.0, 0.0, 1.0]))
+        assert hard.item() == expected.item()
+
+    def test_autocast_keeps_the_arithmetic_after_the_encoder_in_float32(self, tiny_model, monkeypatch):
+        features = [tiny_model.preprocess(QUERIES), tiny_model.preprocess(COLUMNS[:3])]
+        fixed = {id(f): embed_features(tiny_model, f).detach() for f in features}
+        monkeypatch.setattr("bixse.losses.base.embed_features", lambda model, f, n: fixed[id(f)])
+        labels, biases = torch.tensor([1.0, 0.0, 0.5]), []
+        for enabled in (False, True):
+            loss = BiXSELoss(tiny_model)
+            with torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled):
+                value = loss(features, labels)
+            biases.append((loss.logit_bias.item(), value.item(), float(loss.statistics["mean_logit_irrelevant"])))
+        assert biases[0] == biases[1]
+
+
+class TestBiasStart:
+    def test_fit_makes_the_mean_prediction_of_the_first_batch_the_mean_target(self, tiny_model):
+        value, loss = loss_of(tiny_model, [QUERIES, *zip(*OWN, strict=True)], torch.tensor(GRADES), bias="fit")
+        q, d = (normalize(tiny_model(tiny_model.preprocess(t))["sentence_embedding"], dim=1) for t in (QUERIES, COLUMNS))
+        predicted = torch.sigmoid(20.0 * q @ d.T + loss.logit_bias)
+        assert predicted.mean().item() == pytest.approx(torch.tensor(KNOWN).mean().item(), abs=1e-5)
+        assert bool(loss.bias_is_set)
+        assert value.isfinite()
+
+    def test_prior_is_the_log_odds_of_the_mean_target(self, tiny_model):
+        _, loss = loss_of(tiny_model, [QUERIES, *zip(*OWN, strict=True)], torch.tensor(GRADES), bias="prior")
+        mean = torch.tensor(KNOWN).mean().item()
+        assert loss.logit_bias.item() == pytest.approx(math.log(mean / (1 - mean)), rel=1e-5)
+
+    @pytest.mark.parametrize("bias", [-8, 0.0, 2.5])
+    def test_a_number_is_the_start(self, tiny_model, bias):
+        _, loss = loss_of(tiny_model, [QUERIES, COLUMNS[:3]], torch.ones(3), bias=bias)
+        assert loss.logit_bias.item() == bias
+
+    def test_the_second_batch_does_not_start_again(self, tiny_model):
+        _, loss = loss_of(tiny_model, [QUERIES, COLUMNS[:3]], torch.tensor([1.0, 0.0, 0.0]), bias="fit")
+        start = loss.logit_bias.item()
+        loss([tiny_model.preprocess(QUERIES), tiny_model.preprocess(COLUMNS[:3])], torch.ones(3))
+        assert loss.logit_bias.item() == start
+
+    @pytest.mark.parametrize("bias", ["fit", "prior"])
+    def test_a_large_batch_is_sampled_and_starts_nearly_the_same(self, tiny_model, monkeypatch, bias):
+        generator = torch.Generator().manual_seed(0)
+        q, d = (normalize(torch.randn(400, 8, generator=generator), dim=1) for _ in range(2))
+        rows = torch.arange(400)
+        targets = GradedTargets(rows, rows, torch.rand(400, generator=generator), (400, 400))
+        starts = []
+        for cells in (400 * 400, 400 * 50):
+            monkeypatch.setattr(bixse_module, "CELLS_FOR_START", cells)
+            loss = BiXSELoss(tiny_model, bias=bias)
+            loss.start_bias(q, d, targets)
+            starts.append(loss.logit_bias.item())
+        assert starts[0] != starts[1]
+        assert starts[1] == pytest.approx(starts[0], abs=0.5)
+
+    def test_a_bias_that_is_not_learned_gets_no_gradient(self, tiny_model):
+        value, loss = loss_of(tiny_model, [QUERIES, COLUMNS[:3]], torch.ones(3), learn_bias=False, learn_scale=True)
+        value.backward()
+        assert loss.logit_bias.grad is None
+        assert loss.logit_scale.grad is not None
+
+
+class TestAlone:
+    def test_statistics_are_those_of_the_batch(self, tiny_model):
+        _, loss = loss_of(tiny_model, [QUERIES, *zip(*OWN, strict=True)], torch.tensor(GRADES))
+        q, d = (normalize(tiny_model(tiny_model.preprocess(t))["sentence_embedding"], dim=1) for t in (QUERIES, COLUMNS))
+        s, relevant = 20.0 * q @ d.T - 3.0, torch.tensor(KNOWN) >= 0.5
+        figures = {name: float(value) for name, value in loss.statistics.items()}
+        assert figures == {
+            "logit_bias": -3.0,
+            "logit_scale": 20.0,
+            "mean_logit_relevant": pytest.approx(s[relevant].mean().item(), abs=1e-4),
+            "mean_logit_irrelevant": pytest.approx(s[~relevant].mean().item(), abs=1e-4),
+        }
+        assert not any(value.requires_grad for value in loss.statistics.values())
+
+    def test_settings_for_the_model_card(self, tiny_model):
+        assert BiXSELoss(tiny_model, bias="prior", in_batch="paper").get_config_dict() == {
+            "in_batch": "paper",
+            "scale": 20.0,
+            "bias": "prior",
+            "learn_scale": False,
+            "learn_bias": True,
+            "reduction": "query",
+            "binarise_at": None,
+        }
+
+    def test_drop_in_for_sentence_transformers_own_trainer(self, tiny_model_path, tmp_path):
+        from datasets import Dataset
+        from sentence_transformers import (
+            SentenceTransformer,
+            SentenceTransformerTrainer,
+            SentenceTransformerTrainingArguments,
+        )
+
+        model = SentenceTransformer(str(tiny_model_path), device="cpu")
+        rows = [(q, d, z) for q, own, grades in zip(QUERIES, OWN, GRADES, strict=True) for d, z in zip(own, grades)]
+        data = Dataset.from_dict(dict(zip(("query", "document", "label"), map(list, zip(*rows)), strict=True)))
+        loss = BiXSELoss(model)
+        weights = {name: value.clone() for name, value in model.state_dict().items()}
+        arguments = SentenceTransformerTrainingArguments(
+            str(tmp_path),
+            per_device_train_batch_size=6,
+            max_steps=4,
+            learning_rate=5e-3,
+            learning_rate_mapping={r"^logit_bias$": 0.1},
+            logging_steps=1,
+            save_strategy="no",
+            report_to="none",
+            disable_tqdm=True,
+            use_cpu=True,
+        )
+        trainer = SentenceTransformerTrainer(model, arguments, train_dataset=data, loss=loss)
+        starts = []
+        forward = loss.forward
+        loss.forward = lambda *a: (forward(*a), starts.append(loss.logit_bias.item()))[0]
+        trainer.train()
+        losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+        assert len(losses) == 4
+        assert losses[-1] < losses[0]
+        assert all(a != b for a, b in pairwise([*starts, loss.logit_bias.item()]))
+        assert any(not torch.equal(weights[name], value) for name, value in model.state_dict().items())
