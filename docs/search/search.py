@@ -73,20 +73,29 @@ def around(loss: str, center: dict[str, Any], **choices: list[Any]) -> list[dict
 
 STAGES: dict[str, list[dict[str, Any]]] = {
     "rates": grid(loss=["bixse", "infonce", "soft-infonce"], learning_rate=[2e-5, 5e-5, 1e-4, 2e-4]),
-    "bixse-scale": around("bixse", {"learning_rate": 1e-4}, epochs=[3], scale=[5.0, 10.0, 30.0]),
+    "bixse-scale": [
+        *around("bixse", {"learning_rate": 1e-4}, epochs=[3], scale=[5.0, 10.0, 30.0]),
+        *around("bixse", {"learning_rate": 1e-4, "scale": 10.0}, dropout=[0.0]),
+    ],
     "bixse": around(
         "bixse",
-        {"learning_rate": 1e-4, "scale": 10.0},
-        dropout=[0.0],
-        epochs=[3],
-        learning_rate=[2e-4],
-        bias=["prior"],
+        {"learning_rate": 2e-4, "scale": 10.0},
+        learning_rate=[2e-4, 4e-4],
+        seed=[1],
         bias_lr_multiplier=[10.0, 1000.0],
         documents_per_query=[8],
+        bias=["prior"],
+        epochs=[3],
         batch_size=[32],
     ),
-    "infonce": around("infonce", {"learning_rate": 1e-4}, epochs=[3], scale=[10.0], cutoff=[0.3]),
-    "soft-infonce": around("soft-infonce", {"learning_rate": 1e-4}, scale=[20.0, 10.0]),
+    "infonce": [
+        *around("infonce", {"learning_rate": 1e-4}, epochs=[3], scale=[10.0], cutoff=[0.3]),
+        *around("infonce", {"learning_rate": 2e-4, "scale": 10.0}, seed=[0, 1]),
+    ],
+    "soft-infonce": [
+        *around("soft-infonce", {"learning_rate": 1e-4}, scale=[20.0, 10.0]),
+        *around("soft-infonce", {"learning_rate": 2e-4, "scale": 10.0}, seed=[0, 1]),
+    ],
 }
 
 
@@ -126,12 +135,14 @@ def dev_evaluator(collection: Collection) -> GradedRetrievalEvaluator:
 
 def train_cell(cell: dict[str, Any], work: Path) -> torch.nn.Module:
     """Train one cell and load its model."""
-    names = {"bixse": ("bias", "scale", "learn_scale"), "infonce": ("scale", "cutoff"), "soft-infonce": ("scale",)}
+    options = {"bixse": ("bias", "learn_scale"), "infonce": ("cutoff",), "soft-infonce": ()}
     optimizer = ("learning_rate", "epochs", "batch_size", "documents_per_query", "bias_lr_multiplier", "max_grad_norm")
     config = TrainConfig(
         pairs=work / "train.jsonl",
         loss=cell["loss"],
-        loss_options={name: cell[name] for name in names[cell["loss"]]},
+        scale=cell["scale"],
+        loss_options={name: cell[name] for name in options[cell["loss"]]},
+        max_length=128,
         train_max_length=cell["train_max_length"],
         dropout=cell["dropout"],
         seed=cell["seed"],

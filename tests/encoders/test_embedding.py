@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 from bixse.encoders.embedding import embed_features, identical_texts, tokens_without_padding
 
 TEXTS = [
@@ -19,19 +20,55 @@ def padded_left(features):
     """The same tokens with the padding moved to the left."""
     mask = features["attention_mask"]
     order = torch.argsort(mask, dim=1, stable=True)
-    return {name: value.gather(1, order) if value.shape == mask.shape else value for name, value in features.items()}
+    return {
+        name: value.gather(1, order) if isinstance(value, torch.Tensor) and value.shape == mask.shape else value
+        for name, value in features.items()
+    }
+
+
+@pytest.fixture(scope="module")
+def tiny_decoder():
+    """A random decoder with rotary positions and mean pooling, called like a SentenceTransformer."""
+    from transformers import Qwen2Config, Qwen2Model
+
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        vocab_size=200,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        attn_implementation="eager",
+    )
+    model = Qwen2Model(config).eval()
+
+    def encode(features):
+        mask = features["attention_mask"]
+        with torch.no_grad():
+            states = model(input_ids=features["input_ids"], attention_mask=mask).last_hidden_state
+        return {"sentence_embedding": (states * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)}
+
+    return encode
 
 
 class TestEmbedFeatures:
     @pytest.mark.parametrize("texts_per_pass", [1, 2, 3, 6, 7, 100])
-    @pytest.mark.parametrize("side", ["right", "left"])
-    def test_passes_equal_one_pass(self, tiny_model, texts_per_pass, side):
+    def test_passes_equal_one_pass(self, tiny_model, texts_per_pass):
         features = tiny_model.preprocess(TEXTS)
-        if side == "left":
-            features = padded_left(features)
-            assert features["attention_mask"][1, 0] == 0
         whole = tiny_model(dict(features))["sentence_embedding"]
         parts = embed_features(tiny_model, features, texts_per_pass)
+        torch.testing.assert_close(parts, whole, rtol=1e-5, atol=1e-6)
+
+    @pytest.mark.parametrize("texts_per_pass", [1, 3, 7])
+    @pytest.mark.parametrize("side", [padded_left, dict])
+    def test_passes_equal_one_pass_in_a_decoder_padded_on_either_side(
+        self, tiny_model, tiny_decoder, texts_per_pass, side
+    ):
+        features = side(tiny_model.preprocess(TEXTS))
+        assert bool(features["attention_mask"][1, 0]) == (side is dict)
+        whole = tiny_decoder(features)["sentence_embedding"]
+        parts = embed_features(tiny_decoder, features, texts_per_pass)
         torch.testing.assert_close(parts, whole, rtol=1e-5, atol=1e-6)
 
     def test_gradients_equal_those_of_one_pass(self, tiny_model):

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from bixse.losses.targets import GradedTargets
 from torch import Tensor
+
+from bixse.losses.targets import GradedTargets
 
 
 @dataclass

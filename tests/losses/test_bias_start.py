@@ -4,9 +4,10 @@ import math
 
 import pytest
 import torch
+from scipy.optimize import brentq
+
 from bixse.errors import InputError
 from bixse.losses.bias_start import check_bias_start, fit_bias, prior_bias
-from scipy.optimize import brentq
 
 
 @pytest.mark.parametrize("bias", ["middle", "", None, True, math.nan, math.inf, [0.0]])

@@ -5,12 +5,13 @@ from itertools import pairwise
 
 import pytest
 import torch
+from torch.nn.functional import normalize
+
 from bixse.encoders.embedding import embed_features
 from bixse.errors import InputError
 from bixse.losses import bixse as bixse_module
 from bixse.losses.bixse import BiXSELoss
 from bixse.losses.targets import GradedTargets
-from torch.nn.functional import normalize
 
 QUERIES = ["how do i copy a file", "how do i sort a list", "find the path"]
 OWN = [["copy the file", "move the file"], ["sort the list", "copy the file"], ["the path name", "move the file"]]
@@ -25,9 +26,14 @@ def loss_of(model, texts, labels, **options):
     return loss([model.preprocess(column) for column in texts], labels), loss
 
 
+def unit(model, texts):
+    """Embeddings of the plain model, normalised."""
+    return normalize(model(model.preprocess(texts))["sentence_embedding"], dim=1)
+
+
 def by_hand(model, queries, columns, relevance, bias=-3.0):
     """Two Python loops over embeddings of the plain model."""
-    q, d = (normalize(model(model.preprocess(t))["sentence_embedding"].double(), dim=1) for t in (queries, columns))
+    q, d = (unit(model, texts).double() for texts in (queries, columns))
     total = 0.0
     for i, row in enumerate(relevance):
         for j, z in enumerate(row):
@@ -111,16 +117,14 @@ class TestForms:
         def left(texts):
             features = tiny_model.preprocess(texts)
             order = torch.argsort(features["attention_mask"], dim=1, stable=True)
-            return {n: v.gather(1, order) if v.shape == order.shape else v for n, v in features.items()}
+            return {name: features[name].gather(1, order) for name in ("input_ids", "attention_mask")}
 
-        loss = BiXSELoss(tiny_model, bias=0.0)
-        features = [left([QUERIES[0]]), left(["copy"]), left(["copy"]), left(["sort the list of words in a file"])]
-        narrow = {n: v[:, 1:] if v.ndim == 2 else v for n, v in left(["copy", "move the file"]).items()}
-        wide = left(["move the file", "delete", "sort the list of words in a file"])
-        first, targets = loss.targets(left(QUERIES[:2] * 1), [narrow, {n: v[:2] for n, v in wide.items()}], torch.ones(2, 2))
+        narrow, wide = left(["copy", "move the file"]), left(["move the file", "sort the list of words in a file"])
+        assert narrow["input_ids"].shape != wide["input_ids"].shape
+        labels = torch.tensor([[1.0, 0.5], [0.25, 0.125]])
+        first, targets = BiXSELoss(tiny_model).targets(left(QUERIES[:2]), [narrow, wide], labels)
         assert first.tolist() == [0, 1, 3]
-        assert targets.dense()[0].tolist() == [[1.0, 1.0, 0.0], [0.0, 1.0, 1.0]]
-        assert loss(features, torch.tensor([[1.0, 1.0, 0.0]])).isfinite()
+        assert targets.dense()[0].tolist() == [[1.0, 0.5, 0.0], [0.0, 0.25, 0.125]]
 
     def test_a_nan_in_a_table_counts_neither_way(self, tiny_model):
         table = torch.tensor([[0, 0, 1.0], [1, 1, math.nan], [2, 3, 0.5]])
@@ -154,7 +158,7 @@ class TestForms:
 class TestBiasStart:
     def test_fit_makes_the_mean_prediction_of_the_first_batch_the_mean_target(self, tiny_model):
         value, loss = loss_of(tiny_model, [QUERIES, *zip(*OWN, strict=True)], torch.tensor(GRADES), bias="fit")
-        q, d = (normalize(tiny_model(tiny_model.preprocess(t))["sentence_embedding"], dim=1) for t in (QUERIES, COLUMNS))
+        q, d = (unit(tiny_model, texts) for texts in (QUERIES, COLUMNS))
         predicted = torch.sigmoid(20.0 * q @ d.T + loss.logit_bias)
         assert predicted.mean().item() == pytest.approx(torch.tensor(KNOWN).mean().item(), abs=1e-5)
         assert bool(loss.bias_is_set)
@@ -201,7 +205,7 @@ class TestBiasStart:
 class TestAlone:
     def test_statistics_are_those_of_the_batch(self, tiny_model):
         _, loss = loss_of(tiny_model, [QUERIES, *zip(*OWN, strict=True)], torch.tensor(GRADES))
-        q, d = (normalize(tiny_model(tiny_model.preprocess(t))["sentence_embedding"], dim=1) for t in (QUERIES, COLUMNS))
+        q, d = (unit(tiny_model, texts) for texts in (QUERIES, COLUMNS))
         s, relevant = 20.0 * q @ d.T - 3.0, torch.tensor(KNOWN) >= 0.5
         figures = {name: float(value) for name, value in loss.statistics.items()}
         assert figures == {
@@ -232,8 +236,13 @@ class TestAlone:
         )
 
         model = SentenceTransformer(str(tiny_model_path), device="cpu")
-        rows = [(q, d, z) for q, own, grades in zip(QUERIES, OWN, GRADES, strict=True) for d, z in zip(own, grades)]
-        data = Dataset.from_dict(dict(zip(("query", "document", "label"), map(list, zip(*rows)), strict=True)))
+        data = Dataset.from_dict(
+            {
+                "query": [query for query in QUERIES for _ in range(2)],
+                "document": [document for own in OWN for document in own],
+                "label": [z for grades in GRADES for z in grades],
+            }
+        )
         loss = BiXSELoss(model)
         weights = {name: value.clone() for name, value in model.state_dict().items()}
         arguments = SentenceTransformerTrainingArguments(

@@ -4,10 +4,11 @@ import math
 
 import pytest
 import torch
+from torch.nn.functional import binary_cross_entropy_with_logits, cosine_similarity
+
 from bixse.errors import InputError
 from bixse.losses.graded_bce import graded_bce, graded_bce_statistics
 from bixse.losses.targets import GradedTargets
-from torch.nn.functional import binary_cross_entropy_with_logits, cosine_similarity
 
 NO_TARGETS = torch.zeros(0, 3, dtype=torch.float64)
 
@@ -65,6 +66,11 @@ class TestExtremes:
         for leaf, gradient in zip(own.leaves, gradients, strict=True):
             assert bool(leaf.grad.isfinite().all())
             torch.testing.assert_close(leaf.grad.double(), gradient, **tolerance)
+
+    def test_softplus_just_above_20_is_not_cut_off_beside_a_large_logit(self):
+        q, d = torch.tensor([[1.0]]).double(), torch.tensor([[20.5], [90.0]]).double()
+        loss = graded_bce(q, d, GradedTargets.from_table(torch.tensor([[0, 1, 1.0]]), (1, 2)), 1.0, 0.0)
+        assert float(loss) == pytest.approx(20.5 + math.log1p(math.exp(-20.5)), abs=1e-13)
 
     def test_a_nan_embedding_gives_a_nan_loss(self, random_batch):
         batch = random_batch(3, 4)

@@ -4,10 +4,11 @@ import math
 
 import pytest
 import torch
+from torch.nn.functional import cross_entropy, normalize
+
 from bixse.errors import InputError
 from bixse.losses.infonce import InfoNCELoss, SoftInfoNCELoss
 from bixse.losses.targets import GradedTargets
-from torch.nn.functional import cross_entropy, normalize
 
 NAN = math.nan
 RELEVANCE = [
@@ -85,7 +86,8 @@ class TestInfoNCE:
         terms = []
         for row, s in zip(RELEVANCE, scores(queries, documents, 7.0), strict=True):
             negatives = math.fsum(math.exp(x) for z, x in zip(row, s, strict=True) if z < cutoff)
-            terms += [-math.log(math.exp(x) / (math.exp(x) + negatives)) for z, x in zip(row, s) if z >= cutoff]
+            positives = [math.exp(x) for z, x in zip(row, s, strict=True) if z >= cutoff]
+            terms += [-math.log(x / (x + negatives)) for x in positives]
         assert value.item() == pytest.approx(sum(terms) / len(terms), rel=1e-5)
 
     def test_known_positives_of_other_rows_are_no_negatives_unless_paper(self, tiny_model):
@@ -136,9 +138,7 @@ class TestSoftInfoNCE:
         whole = loss.compute_loss_from_embeddings(
             queries, documents, targets_of([RELEVANCE[0], [0.0] * 5, RELEVANCE[2], [0.0] * 5])
         )
-        part = loss.compute_loss_from_embeddings(
-            queries[[0, 2]], documents, targets_of([RELEVANCE[0], RELEVANCE[2]])
-        )
+        part = loss.compute_loss_from_embeddings(queries[[0, 2]], documents, targets_of([RELEVANCE[0], RELEVANCE[2]]))
         torch.testing.assert_close(whole, part)
 
     def test_equals_infonce_with_one_fully_relevant_document_a_query(self, tiny_model):

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+
 from bixse.errors import InputError
 from bixse.losses.targets import GradedTargets
 

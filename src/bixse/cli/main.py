@@ -52,8 +52,8 @@ class _Parser(argparse.ArgumentParser):
         known = [option for action in self._actions for option in action.option_strings]
         flags = [word.partition("=")[0] for word in self.given if word.startswith("-")]
         close = [match for flag in flags if flag not in known for match in difflib.get_close_matches(flag, known, n=1)]
-        if self._subparsers is not None:
-            verb = next((word for word in self.given if not word.startswith("-")), "")
+        verb = next((word for word in self.given if not word.startswith("-")), None)
+        if self._subparsers is not None and verb is not None:
             close = [] if verb in VERBS else difflib.get_close_matches(verb, VERBS, n=1)
         hint = f"did you mean {close[0]!r}? See" if close else "see"
         raise InputError(f"{self.prog}: {message}; to mend: {hint} `{self.prog} --help`")
@@ -162,6 +162,7 @@ class _Help(argparse.HelpFormatter):
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=32)
+        self._action_max_length = 14  # argparse forgets the indentation of verbs when it measures their names
 
 
 def _version() -> str:

@@ -16,6 +16,7 @@ FLAGS = {
     "dev_split": "dev_split",
     "model": "model",
     "loss": "loss",
+    "scale": "scale",
     "seed": "seed",
     "max_length": "max_length",
     "epochs": "optimizer.epochs",
@@ -46,6 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="encoder to train: model folder or Hugging Face name (default: demo, the small model of bixse[demo])",
     )
     parser.add_argument("--loss", metavar="NAME", help="bixse (default), infonce or soft-infonce")
+    parser.add_argument("--scale", type=float, metavar="ALPHA", help="logit scale of the loss (default: 10)")
     parser.add_argument("--epochs", type=int, metavar="N", help="passes over the queries")
     parser.add_argument("--batch-size", type=int, metavar="N", help="queries in a batch")
     parser.add_argument("--documents-per-query", type=int, metavar="K", help="graded documents of a query in a batch")

@@ -45,9 +45,10 @@ def build_encoder(
         bixse.errors.ModelError: model 'no/such/folder/here': got no such folder; expected a folder with a \
 sentence-transformers or transformers model, or a hub name (owner/name); to mend: check the path
     """
+    source = str(_resolve(name_or_path))  # before the heavy import, so that a wrong path is said at once
+
     from bixse.encoders.relevance_model import RelevanceModel
 
-    source = str(_resolve(name_or_path))
     try:
         with quiet_loading():
             model = RelevanceModel(source, device=device, trust_remote_code=trust_remote_code)

@@ -18,7 +18,8 @@ def embed_features(model: Encoder, features: Features, texts_per_pass: int = 32)
     """Embed N tokenised texts in passes of similar length, each trimmed to its own longest text.
 
     A batch of documents padded to its longest one spends most of its time on padding. Sorting by length and
-    trimming each pass changes no embedding (the attention mask hides padding) and keeps autograd intact.
+    trimming each pass changes no embedding (the attention mask hides padding) and keeps autograd intact. With padding
+    on the left this needs relative positions, as decoders have; absolute ones are counted from the padding on.
 
     Args:
         model: called with a feature dictionary, returns `sentence_embedding` (n, D).

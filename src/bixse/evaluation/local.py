@@ -15,6 +15,7 @@ from bixse.data.files import file_hash, read_text, write_atomically
 from bixse.data.run_record import open_run
 from bixse.data.trec import read_run, write_run
 from bixse.errors import InputError, StorageError
+from bixse.evaluation.baseline import METRICS, search_bm25
 from bixse.evaluation.metrics import PerQuery, evaluate_run, mean
 
 if TYPE_CHECKING:
@@ -78,8 +79,6 @@ def evaluate(
             evaluate("runs/quickstart/bixse/model", "runs/quickstart/collection", split="test").metrics
             evaluate("bm25", "runs/quickstart/collection", split="test").metrics
     """
-    from bixse.evaluation.systems import METRICS, search_bm25
-
     folder = Path(collection)
     data = load_collection(folder, [split])
     qrels = data.qrels[split]
@@ -178,7 +177,8 @@ def _check_writable_ids(data: Collection, qrels: Qrels) -> None:
 def _read(out: Path, results: dict[str, object]) -> Evaluation:
     """A finished evaluation from its folder."""
     try:
-        per_query = json.loads(read_text(out / PER_QUERY_NAME))
+        stored = json.loads(read_text(out / PER_QUERY_NAME))
+        per_query = {name: stored[name] for name in METRICS}
         return Evaluation(mean(per_query), per_query, read_run(out / RUN_NAME), float(str(results["seconds"])), True)
     except (InputError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(

@@ -1,4 +1,4 @@
-"""Search a collection with an encoder or with BM25 and score the answers."""
+"""Search a collection with an encoder and score the answers."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import numpy as np
 from sentence_transformers.base.evaluation import BaseEvaluator
 
 from bixse.encoders.encode import encode_texts
+from bixse.evaluation.baseline import DEPTH, METRICS
 from bixse.evaluation.metrics import evaluate_run, mean
-from bixse.retrieval.bm25 import BM25
 from bixse.retrieval.exact import exact_search, to_run
 
 if TYPE_CHECKING:
@@ -22,11 +22,6 @@ if TYPE_CHECKING:
 
     from bixse.data.collection import Collection
     from bixse.relevance import Qrels, Run
-
-METRICS = ("ndcg@10", "recall@100", "mrr@10")
-"""What every system is measured by; nDCG@10 is the headline."""
-DEPTH = 100
-"""Documents of a query that are retrieved."""
 
 
 @dataclass(frozen=True)
@@ -81,13 +76,6 @@ def encode_collection(
         query_ids=list(query_ids),
         queries=encode_texts(model, [collection.queries[q] for q in query_ids], "query", progress=progress),
     )
-
-
-def search_bm25(collection: Collection, query_ids: Sequence[str], depth: int = DEPTH) -> dict[str, dict[str, float]]:
-    """The `depth` documents of highest BM25 score of each query: a run."""
-    index = BM25(list(collection.corpus), [document.content for document in collection.corpus.values()])
-    found: Run = index.search({query_id: collection.queries[query_id] for query_id in query_ids}, depth)
-    return {query_id: dict(scores) for query_id, scores in found.items()}
 
 
 class GradedRetrievalEvaluator(BaseEvaluator):

@@ -62,6 +62,7 @@ def graded_bce(
         InputError: the shapes do not fit together, or a tile is empty.
 
     Example:
+        >>> from bixse.losses import GradedTargets
         >>> q, d = torch.eye(2, requires_grad=True), torch.eye(2)
         >>> targets = GradedTargets.from_ids(["a", "b"], ["x", "y"], {"a": {"x": 1.0}, "b": {"y": 0.5}})
         >>> loss = graded_bce(q, d, targets, logit_scale=20.0, logit_bias=-10.0)

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bixse.data.trec import ranked
+from bixse.evaluation.baseline import METRICS, search_bm25
 from bixse.evaluation.calibration import CalibrationReport, calibration_report
 from bixse.evaluation.head_fit import fit_head
 from bixse.evaluation.metrics import PerQuery, evaluate_run, mean
 from bixse.evaluation.significance import paired_bootstrap, verdict
-from bixse.evaluation.systems import METRICS, EncodedCollection, search_bm25
 from bixse.report.schema import (
     Calibration,
     CalibrationBin,
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from bixse.data.collection import Collection
     from bixse.encoders.head import RelevanceHead
+    from bixse.evaluation.systems import EncodedCollection
     from bixse.relevance import GradeScale, Run
 
 PRIMARY_METRIC = "ndcg@10"

@@ -46,6 +46,8 @@ INFONCE_OPTIMIZER: dict[str, Any] = {}
 """Where the search on dev chose other settings for InfoNCE than for BiXSE."""
 MAX_LENGTH = 128
 """Tokens of a text that are read; longer docstrings gain little (docs/search)."""
+TRAIN_MAX_LENGTH = 64
+"""Tokens of a text that are read while training: the main job has to end in minutes on two cores."""
 FAST_MAX_LENGTH = 64
 """The same with `--fast`."""
 DEV_CANDIDATES = 3
@@ -208,6 +210,7 @@ def quickstart_config(out: Path, fast: bool, seed: int) -> TrainConfig:
         relevance_level=PYDOCS_RELEVANT_GRADE,
         model=MODEL,
         max_length=FAST_MAX_LENGTH if fast else MAX_LENGTH,
+        train_max_length=TRAIN_MAX_LENGTH,
         seed=seed,
         optimizer=OptimizerConfig(epochs=1) if fast else OptimizerConfig(),
     )

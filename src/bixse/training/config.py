@@ -15,7 +15,7 @@ from bixse.losses import LOSSES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from typing import Self, TypeVar
+    from typing import TypeVar
 
     ConfigType = TypeVar("ConfigType", bound=BaseModel)
 
@@ -28,11 +28,11 @@ class OptimizerConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
-    learning_rate: float = Field(default=5e-5, gt=0)
+    learning_rate: float = Field(default=2e-4, gt=0)
     """Peak rate of the encoder; the bias learns `bias_lr_multiplier` times as fast."""
     bias_lr_multiplier: float = Field(default=100.0, ge=0)
     """Rate of the logit bias over the encoder's."""
-    epochs: int = Field(default=3, ge=1)
+    epochs: int = Field(default=2, ge=1)
     """Passes over the queries."""
     batch_size: int = Field(default=16, ge=1)
     """Queries in a batch."""
@@ -67,14 +67,14 @@ class TrainConfig(BaseModel):
     dev_split: str = "dev"
     """Split of the collection for that choice."""
     dev_candidates: int = Field(default=30, ge=1)
-    """Documents a dev query that BM25 and the untrained encoder add to the judged ones for that choice."""
+    """Documents a dev query that BM25 adds to the judged ones for that choice: the judged alone would be too easy."""
     relevance_level: float = Field(default=1.0, gt=0)
     """Grade from which a document of the collection counts as relevant for recall and MRR."""
     model: str = "demo"
     """Folder or hub name of the encoder; "demo" is the one of the extra `bixse[demo]`."""
-    max_length: int | None = Field(default=128, ge=4)
+    max_length: int | None = Field(default=None, ge=4)
     """Tokens of a text that are read; saved with the model; null keeps the model's own."""
-    train_max_length: int | None = Field(default=64, ge=4)
+    train_max_length: int | None = Field(default=None, ge=4)
     """Tokens of a text that are read while training, never above max_length; null: the same."""
     dropout: float | None = Field(default=None, ge=0, lt=1)
     """Dropout of the encoder while training; null keeps the model's own."""
@@ -82,8 +82,10 @@ class TrainConfig(BaseModel):
     """Run code that comes with the model."""
     loss: str = "bixse"
     """One of the losses of `bixse.losses.LOSSES`."""
+    scale: float = Field(default=10.0, gt=0)
+    """Logit scale alpha: 1 / temperature. The paper's is 20; 10 was better on dev for every loss (docs/search)."""
     loss_options: dict[str, Any] = Field(default_factory=dict)
-    """Arguments of the loss, for example scale, bias, cutoff, in_batch."""
+    """Other arguments of the loss, for example bias, cutoff, in_batch."""
     optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig)
     """Rates, epochs and batches."""
     seed: int = Field(default=0, ge=0)
@@ -102,10 +104,6 @@ class TrainConfig(BaseModel):
             raise ValueError(f"expected one of {', '.join(LOSSES)}; to mend: {hint}")
         return value
 
-    def with_loss(self, loss: str, **options: Any) -> Self:
-        """The same run with another loss."""
-        return self.model_copy(update={"loss": loss, "loss_options": options})
-
 
 def check_loss_options(loss: str, options: Mapping[str, Any]) -> None:
     """Refuse an option the loss does not take, before anything is loaded.
@@ -116,7 +114,9 @@ def check_loss_options(loss: str, options: Mapping[str, Any]) -> None:
     import bixse.losses
 
     parameters = inspect.signature(getattr(bixse.losses, LOSSES[loss]).__init__).parameters
-    known = [name for name in parameters if name not in ("self", "model")]
+    known = [name for name in parameters if name not in ("self", "model", "scale")]
+    if "scale" in options:
+        raise ConfigError("loss_options: got 'scale'; expected it beside `loss`; to mend: set `scale` there")
     for name in options:
         if name not in known:
             close = difflib.get_close_matches(name, known, n=1)

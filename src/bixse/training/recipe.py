@@ -80,7 +80,8 @@ def train(config: TrainConfig, out: Path, progress: bool = True, title: str | No
     started = time.perf_counter()
     evaluator = None
     if collection is not None:
-        from bixse.evaluation.systems import GradedRetrievalEvaluator, candidate_corpus, search_bm25
+        from bixse.evaluation.baseline import search_bm25
+        from bixse.evaluation.systems import GradedRetrievalEvaluator, candidate_corpus
 
         qrels = collection.qrels[config.dev_split]
         corpus = candidate_corpus(
@@ -90,7 +91,11 @@ def train(config: TrainConfig, out: Path, progress: bool = True, title: str | No
         evaluator = GradedRetrievalEvaluator(corpus, queries, qrels, config.relevance_level)
     with storage_errors(out), no_library_bars():
         trainer = _run_trainer(config, out, model, loss, pairs, evaluator, record, progress, title or config.loss)
-    history = [entry for entry in trainer.state.log_history if "train_runtime" not in entry]
+    history = [
+        {name: value for name, value in entry.items() if not name.endswith(("_runtime", "_per_second"))}
+        for entry in trainer.state.log_history
+        if "train_runtime" not in entry
+    ]
     best_step = trainer.state.best_global_step if evaluator is not None else None
     warnings += _warn_if_worse(history, best_step)
     _save_model(config, model, loss, out)
@@ -217,7 +222,7 @@ def _build_loss(config: TrainConfig, model: RelevanceModel) -> GradedLoss:
     import bixse.losses
     from bixse.losses import LOSSES
 
-    loss: GradedLoss = getattr(bixse.losses, LOSSES[config.loss])(model, **config.loss_options)
+    loss: GradedLoss = getattr(bixse.losses, LOSSES[config.loss])(model, scale=config.scale, **config.loss_options)
     return loss
 
 

@@ -1,0 +1,351 @@
+"""The verbs end to end on a tiny collection and a tiny model, unhappy paths first."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from bixse.cli.main import main
+from bixse.data.collection import Collection, Document
+from bixse.data.collection_files import save_collection
+from bixse.data.graded_pairs import GradedPairs
+from bixse.data.pairs_files import save_graded_pairs
+from bixse.data.trec import read_run
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+HEAD = {"logit_scale": 20.0, "logit_bias": -15.0, "slope": 1.0, "intercept": 0.0, "calibrated_on": None}
+
+
+@pytest.fixture
+def collection(tmp_path: Path) -> Path:
+    corpus = {
+        "d1": Document("copy", "copy a file to a folder"),
+        "d2": Document("move", "move a file"),
+        "d3": Document("sleep", "wait in a thread"),
+    }
+    queries = {"q1": "copy a file", "q2": "sleep in a thread"}
+    save_collection(
+        Collection("toy", corpus, queries, {"test": {"q1": {"d1": 3, "d2": 1}, "q2": {"d3": 2}}}), tmp_path / "toy"
+    )
+    return tmp_path / "toy"
+
+
+@pytest.fixture
+def model(tmp_path: Path, tiny_model_path: Path) -> Path:
+    """A copy of the tiny model that a test may spoil."""
+    shutil.copytree(tiny_model_path, tmp_path / "model")
+    return tmp_path / "model"
+
+
+def call(capsys: pytest.CaptureFixture[str], *words: Any) -> tuple[int, dict[str, Any]]:
+    """Exit code and envelope; standard output must hold the envelope alone."""
+    code = main([str(word) for word in words] + ["--json"])
+    envelope: dict[str, Any] = json.loads(capsys.readouterr().out)
+    assert envelope["status"] == ("ok" if code == 0 else "failed")
+    return code, envelope
+
+
+def refused(capsys: pytest.CaptureFixture[str], *words: Any) -> str:
+    """The one message of a command that wrong input ends."""
+    code, envelope = call(capsys, *words)
+    assert code == 2, envelope
+    (message,) = envelope["errors"]
+    assert isinstance(message, str)
+    assert "got " in message and "expected " in message and "to mend: " in message, message
+    return message
+
+
+# --- models that are none
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("./no/such/folder", "got no such folder"),
+        ("toy", "a folder without modules.json or config.json"),
+        ("toy/corpus.jsonl", "got a file"),
+        ("bm25", "only `bixse evaluate` takes bm25"),
+        ("owner/name", "check the name"),
+    ],
+)
+def test_a_model_that_is_none(
+    capsys: pytest.CaptureFixture[str], collection: Path, monkeypatch: pytest.MonkeyPatch, name: str, said: str
+) -> None:
+    monkeypatch.chdir(collection.parent)
+    assert said in refused(capsys, "search", name, "copy", "--collection", "toy")
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "{}", '{"model_type": "no-such-kind"}'])
+def test_a_folder_with_a_damaged_config(
+    capsys: pytest.CaptureFixture[str], collection: Path, tmp_path: Path, content: str
+) -> None:
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "config.json").write_text(content)
+    assert "expected a sentence-transformers or transformers encoder" in refused(
+        capsys, "search", tmp_path / "broken", "copy", "--collection", collection
+    )
+
+
+def test_damaged_weights(capsys: pytest.CaptureFixture[str], collection: Path, model: Path) -> None:
+    (model / "model.safetensors").write_bytes(b"x" * 100)
+    assert "config.json and model.safetensors" in refused(capsys, "evaluate", model, "--collection", collection)
+
+
+def test_weights_that_are_not_numbers(capsys: pytest.CaptureFixture[str], collection: Path, model: Path) -> None:
+    weights = load_file(model / "model.safetensors")
+    save_file({name: np.full_like(value, np.nan) for name, value in weights.items()}, model / "model.safetensors")
+    assert "expected one finite embedding" in refused(capsys, "evaluate", model, "--collection", collection)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "{",
+        "[]",
+        "{}",
+        json.dumps({**HEAD, "logit_bias": None}),
+        json.dumps({**HEAD, "logit_scale": "20"}),
+        json.dumps({**HEAD, "logit_scale": 0}),
+        json.dumps({**HEAD, "slope": -1}),
+        json.dumps({**HEAD, "intercept": float("nan")}),
+    ],
+)
+def test_a_damaged_relevance_head(
+    capsys: pytest.CaptureFixture[str], collection: Path, model: Path, content: str
+) -> None:
+    (model / "relevance_head.json").write_text(content)
+    message = refused(capsys, "search", model, "copy", "--collection", collection)
+    assert message.startswith(f"{model / 'relevance_head.json'}: got no readable relevance head")
+
+
+# --- evaluate
+
+
+def test_evaluate_refuses_before_it_writes(
+    capsys: pytest.CaptureFixture[str], collection: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    options = ("--collection", collection, "--out", out)
+    assert "got split 'dev'" in refused(capsys, "evaluate", "bm25", *options, "--split", "dev")
+    assert "expected a grade above 0" in refused(capsys, "evaluate", "bm25", *options, "--relevance-level", "0")
+    assert "expected a grade above 0" in refused(capsys, "evaluate", "bm25", *options, "--relevance-level", "nan")
+    assert "got no such folder" in refused(capsys, "evaluate", "./nothing", *options)
+    assert not out.exists()
+    assert "got no such folder" in refused(capsys, "evaluate", "bm25", "--collection", tmp_path / "none", "--out", out)
+
+
+def test_evaluate_refuses_a_length_the_model_cannot_take(
+    capsys: pytest.CaptureFixture[str], collection: Path, model: Path
+) -> None:
+    for length in ("3", "65", "-1"):
+        assert "expected 4 to 64" in refused(
+            capsys, "evaluate", model, "--collection", collection, "--max-length", length
+        )
+
+
+def test_evaluate_refuses_ids_that_a_run_file_cannot_hold(
+    capsys: pytest.CaptureFixture[str], collection: Path, tmp_path: Path
+) -> None:
+    with (collection / "corpus.jsonl").open("a") as file:
+        file.write('{"_id": "d 4", "text": "copy"}\n')
+    assert "'d 4'" in refused(capsys, "evaluate", "bm25", "--collection", collection, "--out", tmp_path / "out")
+    assert call(capsys, "evaluate", "bm25", "--collection", collection)[0] == 0
+
+
+def test_evaluate_bm25_reuses_the_same_and_refuses_other_settings(
+    capsys: pytest.CaptureFixture[str], collection: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    words = ("evaluate", "bm25", "--collection", collection, "--out", out)
+    code, first = call(capsys, *words)
+    assert (code, first["metrics"]["mrr@10"]) == (0, 1.0)
+    assert sorted(path.name for path in out.iterdir()) == ["per_query.json", "run.json", "run.trec"]
+    assert first["artifacts"] == {"run": str(out / "run.trec"), "record": str(out / "run.json")}
+    assert set(read_run(out / "run.trec")) == {"q1", "q2"}
+    before = {path: path.read_bytes() for path in out.iterdir()}
+    assert call(capsys, *words) == (0, first)
+    assert "changed: relevance_level" in refused(capsys, *words, "--relevance-level", "2")
+    with (collection / "corpus.jsonl").open("a") as file:
+        file.write('{"_id": "d4", "text": "copy"}\n')
+    assert "changed: corpus.jsonl" in refused(capsys, *words)
+    assert {path: path.read_bytes() for path in out.iterdir()} == before
+
+
+@pytest.mark.parametrize("name", ["per_query.json", "run.trec"])
+@pytest.mark.parametrize("content", [None, "{", "[]", "{}", '{"ndcg@10": 5}'])
+def test_results_that_were_damaged_since(
+    capsys: pytest.CaptureFixture[str], collection: Path, tmp_path: Path, name: str, content: str | None
+) -> None:
+    out = tmp_path / "out"
+    words = ("evaluate", "bm25", "--collection", collection, "--out", out)
+    assert call(capsys, *words)[0] == 0
+    (out / name).unlink()
+    if content is not None:
+        (out / name).write_text(content)
+    assert "delete the folder and evaluate again" in refused(capsys, *words)
+
+
+def test_evaluate_a_model_notices_that_it_changed(
+    capsys: pytest.CaptureFixture[str], collection: Path, model: Path, tmp_path: Path
+) -> None:
+    words = ("evaluate", model, "--collection", collection, "--out", tmp_path / "out")
+    code, first = call(capsys, *words)
+    assert (code, first["metrics"]["recall@100"]) == (0, 1.0)
+    (model / "relevance_head.json").write_text(json.dumps(HEAD))  # changes probabilities, not the ranking
+    assert call(capsys, *words) == (0, first)
+    pooling = model / "1_Pooling" / "config.json"
+    pooling.write_text(pooling.read_text().replace('"mean"', '"cls"'))
+    assert "changed: model/1_Pooling/config.json" in refused(capsys, *words)
+
+
+def test_evaluate_from_a_config_file(capsys: pytest.CaptureFixture[str], collection: Path, tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text("model: bm25\ncollection: toy\nsplit: dev\n")
+    assert call(capsys, "evaluate", "--config", tmp_path / "run.yaml", "--split", "test")[0] == 0
+    (tmp_path / "run.yaml").write_text("model: bm25\ncolection: toy\n")
+    code, envelope = call(capsys, "evaluate", "--config", tmp_path / "run.yaml")
+    assert (code, "did you mean 'collection'?" in envelope["errors"][0]) == (2, True)
+
+
+# --- search
+
+
+def test_search_refuses_wrong_values(capsys: pytest.CaptureFixture[str], collection: Path, model: Path) -> None:
+    words = ("--collection", collection)
+    assert "got an empty query" in refused(capsys, "search", model, " ", *words)
+    assert "not UTF-8" in refused(capsys, "search", model, "caf\udce9", *words)
+    assert "expected at least 1" in refused(capsys, "search", model, "copy", *words, "--top", "0")
+    for threshold in ("1.5", "nan"):
+        assert "expected 0 to 1" in refused(capsys, "search", model, "copy", *words, "--threshold", threshold)
+    assert "without a relevance head" in refused(capsys, "search", model, "copy", *words, "--threshold", "0.5")
+
+
+def test_search_needs_only_the_corpus(capsys: pytest.CaptureFixture[str], collection: Path, model: Path) -> None:
+    (collection / "queries.jsonl").unlink()
+    code, envelope = call(capsys, "search", model, "copy a file", "--collection", collection, "--top", "99")
+    found = envelope["metrics"]["results"]
+    assert (code, [hit["rank"] for hit in found]) == (0, [1, 2, 3])
+    assert found[0]["cosine"] >= found[1]["cosine"] >= found[2]["cosine"]
+    assert {hit["probability"] for hit in found} == {None}
+
+
+def test_search_with_a_head(capsys: pytest.CaptureFixture[str], collection: Path, model: Path) -> None:
+    (model / "relevance_head.json").write_text(json.dumps(HEAD))
+    words = ("search", model, "copy a file", "--collection", collection)
+    found = call(capsys, *words)[1]["metrics"]["results"]
+    for hit in found:
+        assert hit["probability"] == pytest.approx(1 / (1 + np.exp(15 - 20 * hit["cosine"])), abs=2e-3)
+    threshold = (found[0]["probability"] + found[1]["probability"]) / 2
+    assert call(capsys, *words, "--threshold", threshold)[1]["metrics"]["results"] == found[:1]
+    assert main([str(word) for word in words] + ["--threshold", "1"]) == 0
+    assert capsys.readouterr().out == "no document reaches the threshold\n"
+
+
+def test_search_shows_no_control_characters(capsys: pytest.CaptureFixture[str], collection: Path, model: Path) -> None:
+    (collection / "corpus.jsonl").write_text('{"_id": "d1", "title": "red \\u001b[31m", "text": "a\\u0007b\\nc"}\n')
+    assert main(["search", str(model), "copy", "--collection", str(collection)]) == 0
+    shown = capsys.readouterr().out
+    assert "red [31m\n     ab c\n" in shown
+    assert "\x1b" not in shown
+
+
+def test_a_collection_that_cannot_be_written_is_searched_all_the_same(
+    capsys: pytest.CaptureFixture[str], collection: Path, model: Path
+) -> None:
+    (collection / ".bixse-embeddings").write_text("a file where the folder of embeddings should be")
+    assert call(capsys, "search", model, "copy", "--collection", collection)[0] == 0
+
+
+# --- calibrate
+
+
+def make_pairs(folder: Path, queries: int) -> Path:
+    words = ["copy", "move", "delete", "open", "read", "write", "list", "sort", "find", "split"]
+    rows = [
+        {"query": f"how to {query}", "document": f"{other} a file", "relevance": 1.0 if query == other else 0.0}
+        for query in words[:queries]
+        for other in words
+    ]
+    save_graded_pairs(GradedPairs.from_rows(rows), folder / "pairs.csv")
+    return folder / "pairs.csv"
+
+
+def test_calibrate_refuses(capsys: pytest.CaptureFixture[str], model: Path, tmp_path: Path) -> None:
+    pairs, out = make_pairs(tmp_path, 3), tmp_path / "out"
+    assert "expected at least 4" in refused(capsys, "calibrate", model, "--pairs", pairs)
+    assert "got no such file" in refused(capsys, "calibrate", model, "--pairs", tmp_path / "none.csv", "--out", out)
+    assert "got no such folder" in refused(capsys, "calibrate", "./none", "--pairs", pairs, "--out", out)
+    assert "no --out" in refused(capsys, "calibrate", "demo", "--pairs", pairs)
+    assert not out.exists()
+    assert "got a file" in refused(capsys, "calibrate", model, "--pairs", pairs, "--out", pairs)
+    assert "no run of bixse" in refused(capsys, "calibrate", model, "--pairs", pairs, "--out", model)
+    assert not (model / "relevance_head.json").exists()
+
+
+def test_calibrate_in_place(capsys: pytest.CaptureFixture[str], model: Path, tmp_path: Path) -> None:
+    (model / "relevance_head.json").write_text(json.dumps({**HEAD, "logit_bias": 0.0}))  # says 1 to everything
+    code, envelope = call(capsys, "calibrate", model, "--pairs", make_pairs(tmp_path, 10))
+    metrics = envelope["metrics"]
+    assert (code, metrics["kept"]) == (0, True)
+    assert metrics["before"]["brier"] > 0.8
+    assert metrics["calibrated"]["brier"] < 0.2
+    head = json.loads((model / "relevance_head.json").read_text())
+    assert head["calibrated_on"] == "100 pairs of pairs.csv"
+    assert (head["logit_scale"], head["logit_bias"]) == (20.0, 0.0)
+
+
+def test_calibrate_into_a_new_folder_and_again(capsys: pytest.CaptureFixture[str], model: Path, tmp_path: Path) -> None:
+    (model / "relevance_head.json").write_text(json.dumps({**HEAD, "logit_bias": 0.0}))
+    before = (model / "relevance_head.json").read_bytes()
+    words = ("calibrate", model, "--pairs", make_pairs(tmp_path, 10), "--out", tmp_path / "out")
+    code, first = call(capsys, *words)
+    assert (code, first["artifacts"]) == (0, {"model": str(tmp_path / "out" / "model")})
+    assert (model / "relevance_head.json").read_bytes() == before
+    assert json.loads((tmp_path / "out" / "run.json").read_text())["status"] == "finished"
+    code, again = call(capsys, *words)
+    assert (code, again["metrics"], again["warnings"]) == (
+        0,
+        first["metrics"],
+        ["this run was finished before: its results are shown"],
+    )
+    assert "changed: seed" in refused(capsys, *words, "--seed", "1")
+    from bixse.encoders.relevance_model import load_relevance_model
+
+    assert load_relevance_model(tmp_path / "out" / "model").relevance("copy", ["a file"]).shape == (1,)
+
+
+def test_a_calibration_that_does_not_help_changes_nothing(
+    capsys: pytest.CaptureFixture[str], model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from bixse.evaluation import head_fit
+
+    monkeypatch.setattr(head_fit.HeldOutCheck, "helps", property(lambda check: False))
+    code, envelope = call(capsys, "calibrate", model, "--pairs", make_pairs(tmp_path, 10))
+    assert (code, envelope["metrics"]["kept"], envelope["artifacts"]) == (0, False, {})
+    assert not (model / "relevance_head.json").exists()
+
+
+# --- doctor and train
+
+
+def test_doctor(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor"]) in (0, 1)
+    shown = capsys.readouterr().out
+    assert all(word in shown for word in ("Python", "torch", "memory", "disk here", "demo model"))
+
+
+def test_train_refuses_before_it_writes(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    pairs = make_pairs(tmp_path, 4)
+    assert "pairs: got nothing" in call(capsys, "train", "--out", out)[1]["errors"][0]
+    assert "did you mean 'bixse'?" in refused(capsys, "train", "--pairs", pairs, "--loss", "bixs", "--out", out)
+    assert "got no such folder" in refused(capsys, "train", "--pairs", pairs, "--model", "./none", "--out", out)
+    assert "got no such file" in refused(capsys, "train", "--pairs", tmp_path / "none.csv", "--out", out)
+    assert "got no such folder" in refused(capsys, "train", "--pairs", pairs, "--dev", tmp_path / "x", "--out", out)
+    assert not out.exists()

@@ -1,0 +1,137 @@
+from __future__ import annotations
+
+import errno
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bixse.data.run_record import open_run
+from bixse.errors import InputError, OutputExistsError, StorageError
+
+CONFIG: dict[str, Any] = {"model": "demo", "seed": 0, "pairs": Path("pairs.csv")}
+INPUTS = {"pairs": "abc"}
+
+
+def finish(folder: Path) -> None:
+    record = open_run(folder, "train", CONFIG, INPUTS)
+    record.results = {"ndcg": 0.5}
+    record.timings["train"] = 1.234
+    record.save("finished")
+
+
+def test_looking_at_a_new_folder_writes_nothing(tmp_path: Path) -> None:
+    assert open_run(tmp_path / "new", "train", CONFIG, INPUTS).status == "running"
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_file_where_the_folder_should_be(tmp_path: Path) -> None:
+    (tmp_path / "out").write_text("x")
+    with pytest.raises(OutputExistsError, match="got a file"):
+        open_run(tmp_path / "out", "train", CONFIG, INPUTS)
+
+
+def test_a_folder_with_files_of_somebody_else(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("x")
+    with pytest.raises(OutputExistsError, match=r"no run of bixse \(thesis\.tex\).*choose another --out"):
+        open_run(tmp_path, "train", CONFIG, INPUTS)
+
+
+def test_hidden_files_do_not_count(tmp_path: Path) -> None:
+    (tmp_path / ".gitkeep").write_text("")
+    open_run(tmp_path, "train", CONFIG, INPUTS).save("running")
+    assert open_run(tmp_path, "train", CONFIG, INPUTS).status == "running"
+
+
+def test_the_same_run_finished_is_reused(tmp_path: Path) -> None:
+    finish(tmp_path)
+    record = open_run(tmp_path, "train", dict(reversed(CONFIG.items())), INPUTS)
+    assert (record.status, record.results, record.timings) == ("finished", {"ndcg": 0.5}, {"train": 1.23})
+
+
+@pytest.mark.parametrize("status", ["running", "interrupted", "failed"])
+def test_the_same_run_unfinished_goes_on(tmp_path: Path, status: Any) -> None:
+    first = open_run(tmp_path, "train", CONFIG, INPUTS)
+    first.started = "2001-01-01T00:00:00+00:00"
+    first.save(status)
+    second = open_run(tmp_path, "train", CONFIG, INPUTS)
+    assert (second.status, second.started) == ("running", first.started)
+    assert json.loads((tmp_path / "run.json").read_text())["status"] == status
+
+
+@pytest.mark.parametrize(
+    ("command", "config", "inputs", "named"),
+    [
+        ("evaluate", CONFIG, INPUTS, "`bixse train`, now `bixse evaluate`"),
+        ("train", {**CONFIG, "seed": 1}, INPUTS, "changed: seed"),
+        ("train", {**CONFIG, "seed": 1, "model": "x"}, {"pairs": "xyz"}, "changed: model, seed, pairs"),
+        ("train", {**CONFIG, "new": 1}, INPUTS, "changed: new"),
+        ("train", {"model": "demo", "seed": 0}, INPUTS, "changed: pairs"),
+    ],
+)
+def test_another_run_is_refused_and_named(
+    tmp_path: Path, command: str, config: dict[str, Any], inputs: dict[str, str], named: str
+) -> None:
+    finish(tmp_path)
+    before = (tmp_path / "run.json").read_bytes()
+    with pytest.raises(OutputExistsError) as caught:
+        open_run(tmp_path, command, config, inputs)
+    assert named in str(caught.value)
+    assert (tmp_path / "run.json").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"{", b"[]", b"null", b"{}", b'"text"', b"\xff", b"[" * 100_000, b'{"fingerprint": 5}'],
+)
+def test_a_damaged_record(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "run.json").write_bytes(content)
+    with pytest.raises(InputError, match=r"run\.json: got .*; expected .*; to mend: "):
+        open_run(tmp_path, "train", CONFIG, INPUTS)
+
+
+@pytest.mark.parametrize("key", ["fingerprint", "status", "config", "inputs", "results", "timings", "command"])
+def test_a_record_with_one_part_damaged(tmp_path: Path, key: str) -> None:
+    finish(tmp_path)
+    path = tmp_path / "run.json"
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps({**content, key: 5}))
+    with pytest.raises(InputError, match=rf"got a damaged record \({key}\)"):
+        open_run(tmp_path, "train", CONFIG, INPUTS)
+    del content[key]
+    path.write_text(json.dumps(content))
+    with pytest.raises(InputError, match=f"damaged record.*{key}"):
+        open_run(tmp_path, "train", CONFIG, INPUTS)
+
+
+def test_a_folder_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def denied(*_: object) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(Path, "iterdir", denied)
+    with pytest.raises(StorageError, match="Permission denied"):
+        open_run(tmp_path, "train", CONFIG, INPUTS)
+
+
+def test_a_full_disk_keeps_the_old_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    record = open_run(tmp_path, "train", CONFIG, INPUTS)
+    record.save("running")
+
+    def no_space(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, "replace", no_space)
+    with pytest.raises(StorageError):
+        record.save("finished")
+    assert json.loads((tmp_path / "run.json").read_text())["status"] == "running"
+    assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
+
+
+def test_the_record_says_what_is_needed_to_repeat_the_run(tmp_path: Path) -> None:
+    finish(tmp_path)
+    content = json.loads((tmp_path / "run.json").read_text())
+    assert content["config"] == {"model": "demo", "seed": 0, "pairs": "pairs.csv"}
+    assert content["inputs"] == INPUTS
+    assert {"python", "platform", "bixse", "torch", "sentence-transformers"} <= set(content["versions"])

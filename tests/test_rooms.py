@@ -1,0 +1,76 @@
+"""Data flows one way: a room imports only rooms above it (and itself)."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import bixse
+
+SOURCE = Path(bixse.__file__).parent
+NOUNS = {"errors", "relevance"}
+ORDER = ["data", "encoders", "losses", "retrieval", "evaluation", "training", "report", "studies", "cli"]
+"""Rooms from the top down; each may import the nouns, itself and what stands before it."""
+ALLOWED = {room: NOUNS | set(ORDER[: position + 1]) for position, room in enumerate(ORDER)}
+ALLOWED["report"] = NOUNS | {"data", "report"}  # results only, as plain data
+ALLOWED |= {"errors": set(), "relevance": {"errors"}}
+PACKAGE = "the package itself"  # from bixse import ...: the catalogue, which only the command may ask (for the version)
+FILES = sorted(SOURCE.rglob("*.py"))
+
+
+def room_of(path: Path) -> str:
+    return path.relative_to(SOURCE).parts[0].removesuffix(".py")
+
+
+def imported_rooms(path: Path, text: str | None = None) -> set[str]:
+    """Rooms a file imports anywhere: at its top, in functions, under TYPE_CHECKING, by import_module."""
+    package = ["bixse", *path.relative_to(SOURCE).parts[:-1]]
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(text or path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            module = ".".join([*base, *([node.module] if node.module else [])])
+            names |= {f"{module}.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module") and node.args:
+            first = node.args[0]
+            names |= {first.value} if isinstance(first, ast.Constant) else set()
+    ours = {name.split(".")[1] if "." in name else "" for name in names if name.split(".")[0] == "bixse"}
+    return {name if name in ALLOWED else PACKAGE for name in ours}
+
+
+def test_every_room_has_a_place() -> None:
+    rooms = {room_of(path) for path in FILES} - {"__init__"}
+    assert rooms == set(ALLOWED), "give the new room its place in ORDER"
+
+
+@pytest.mark.parametrize("path", FILES, ids=[str(path.relative_to(SOURCE)) for path in FILES])
+def test_a_room_imports_only_rooms_above_it(path: Path) -> None:
+    if path == SOURCE / "__init__.py":
+        return  # the catalogue names every public thing, lazily
+    allowed = ALLOWED[room_of(path)] | ({PACKAGE} if room_of(path) == "cli" else set())
+    below = imported_rooms(path) - allowed
+    assert not below, f"{room_of(path)} imports {sorted(below)}"
+
+
+@pytest.mark.parametrize(
+    ("text", "rooms"),
+    [
+        ("import bixse.cli.main", {"cli"}),
+        ("from bixse.training import recipe", {"training"}),
+        ("from bixse import evaluation", {"evaluation"}),
+        ("from bixse import train", {PACKAGE}),
+        ("import bixse", {PACKAGE}),
+        ("from ..losses.base import GradedLoss", {"losses"}),
+        ("from . import files", {"data"}),
+        ("def f():\n    from bixse.report.page import write_report", {"report"}),
+        ("if TYPE_CHECKING:\n    from bixse.studies.quickstart import x", {"studies"}),
+        ("import_module('bixse.losses')", {"losses"}),
+        ("import numpy, json", set()),
+    ],
+)
+def test_the_reader_of_imports_sees_them_all(text: str, rooms: set[str]) -> None:
+    assert imported_rooms(SOURCE / "data" / "probe.py", text) == rooms

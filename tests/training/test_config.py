@@ -1,0 +1,159 @@
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bixse.errors import ConfigError, InputError
+from bixse.training.config import TrainConfig, check_loss_options, load_config
+
+
+def yaml_file(folder: Path, text: str) -> Path:
+    path = folder / "run.yaml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def faults(path: Path | None, overrides: dict[str, Any] | None = None) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        load_config(TrainConfig, path, overrides or {})
+    head, *lines = str(caught.value).splitlines()
+    assert head == f"{path or 'settings'}: {len(lines)} fault{'s' if len(lines) != 1 else ''}"
+    assert all(": got " in line and "expected " in line and "; to mend: " in line for line in lines), lines
+    return lines
+
+
+def test_no_file(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"run\.yaml: got 'No such file or directory'"):
+        load_config(TrainConfig, tmp_path / "run.yaml", {})
+    with pytest.raises(InputError, match="Is a directory"):
+        load_config(TrainConfig, tmp_path, {})
+
+
+@pytest.mark.parametrize("text", ["", "pairs", "- pairs", "pairs: [", "pairs: a: b", "1: 2"])
+def test_no_yaml_mapping(tmp_path: Path, text: str) -> None:
+    with pytest.raises(ConfigError, match="expected lines of the form `key: value`"):
+        load_config(TrainConfig, yaml_file(tmp_path, text), {})
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "hint"),
+    [
+        ("pair: x", "pair", "did you mean 'pairs'?"),
+        ("learning_rate: 1e-4", "learning_rate", "did you mean 'optimizer.learning_rate'?"),
+        ("epoch: 3", "epoch", "did you mean 'optimizer.epochs'?"),
+        ("optimizer: {epoch: 3}", "optimizer.epoch", "did you mean 'optimizer.epochs'?"),
+        ("optimizer: {seed: 3}", "optimizer.seed", "did you mean 'seed'?"),
+        ("optimiser: {epochs: 3}", "optimiser", "did you mean 'optimizer'?"),
+        ("max-length: 64", "max-length", "did you mean 'max_length'?"),
+        ("zzzz: 1", "zzzz", "known keys: pairs, dev,"),
+    ],
+)
+def test_an_unknown_key_says_the_closest(tmp_path: Path, text: str, key: str, hint: str) -> None:
+    (line,) = faults(yaml_file(tmp_path, f"pairs: p.csv\n{text}\n"))
+    assert line.startswith(f"  {key}: got an unknown key")
+    assert hint in line
+
+
+@pytest.mark.parametrize(
+    ("text", "start"),
+    [
+        ("seed: many", "  seed: got 'many'; expected a valid integer"),
+        ("seed: -1", "  seed: got -1; expected greater than or equal to 0"),
+        ("seed: 1.5", "  seed: got 1.5; expected a valid integer"),
+        ("bf16: perhaps", "  bf16: got 'perhaps'; expected a valid boolean"),
+        ("max_length: 3", "  max_length: got 3; expected greater than or equal to 4"),
+        ("dropout: 1.0", "  dropout: got 1.0; expected less than 1"),
+        ("relevance_level: .nan", "  relevance_level: got nan; expected"),
+        ("relevance_level: .inf", "  relevance_level: got inf; expected a finite number"),
+        ("loss_options: 5", "  loss_options: got 5; expected a valid dictionary"),
+        ("optimizer: 5", "  optimizer: got 5; expected a valid dictionary"),
+        ("optimizer: {learning_rate: 0}", "  optimizer.learning_rate: got 0; expected greater than 0"),
+        ("optimizer: {learning_rate: .inf}", "  optimizer.learning_rate: got inf; expected a finite number"),
+        ("optimizer: {epochs: null}", "  optimizer.epochs: got None; expected a valid integer"),
+        ("model: [a]", "  model: got ['a']; expected a valid string"),
+        (
+            "loss: bixes",
+            "  loss: got 'bixes'; expected one of bixse, infonce, soft-infonce; to mend: did you mean 'bix",
+        ),
+        ("loss: zzz", "  loss: got 'zzz'; expected one of bixse, infonce, soft-infonce; to mend: choose one of them"),
+    ],
+)
+def test_a_wrong_value(tmp_path: Path, text: str, start: str) -> None:
+    (line,) = faults(yaml_file(tmp_path, f"pairs: p.csv\n{text}\n"))
+    assert line.startswith(start), line
+
+
+def test_all_faults_together(tmp_path: Path) -> None:
+    lines = faults(yaml_file(tmp_path, "sed: 1\nmax_length: x\noptimizer: {epochs: 0, warm: 1}\nloss: no\n"))
+    assert [line.split(":")[0].strip() for line in lines] == [
+        "pairs",
+        "max_length",
+        "loss",
+        "optimizer.epochs",
+        "optimizer.warm",
+        "sed",
+    ]
+    assert "set 'pairs' in the file or with its flag" in lines[0]
+
+
+def test_faults_of_flags_alone() -> None:
+    assert faults(None, {"optimizer.epochs": 0})[-1].startswith("  optimizer.epochs: got 0")
+
+
+@pytest.mark.parametrize("section", ["5", "null", "[1]"])
+def test_a_flag_below_a_key_that_is_no_section(tmp_path: Path, section: str) -> None:
+    (line,) = faults(yaml_file(tmp_path, f"pairs: p.csv\noptimizer: {section}\n"), {"optimizer.epochs": 2})
+    assert line.startswith("  optimizer: got ")
+
+
+def test_relative_paths_are_taken_from_the_folder_of_the_file(tmp_path: Path) -> None:
+    (tmp_path / "configs").mkdir()
+    path = yaml_file(tmp_path / "configs", "pairs: ../data/p.csv\ndev: /absolute/dev\nmodel: some/model\n")
+    config = load_config(TrainConfig, path, {})
+    assert config.pairs == tmp_path / "configs" / "../data/p.csv"
+    assert config.dev == Path("/absolute/dev")
+    assert config.model == "some/model"
+    assert load_config(TrainConfig, path, {"pairs": "here.csv"}).pairs == Path("here.csv")
+
+
+def test_flags_override_the_file_and_leave_the_rest(tmp_path: Path) -> None:
+    path = yaml_file(tmp_path, "pairs: p.csv\nseed: 7\noptimizer:\n  epochs: 9\n  batch_size: 4\n")
+    config = load_config(TrainConfig, path, {"optimizer.epochs": 1, "seed": 8})
+    assert (config.seed, config.optimizer.epochs, config.optimizer.batch_size) == (8, 1, 4)
+    assert load_config(TrainConfig, None, {"pairs": "p.csv", "optimizer.epochs": 1}).optimizer.epochs == 1
+
+
+def test_a_rate_written_as_people_write_it(tmp_path: Path) -> None:
+    path = yaml_file(tmp_path, "pairs: p.csv\noptimizer: {learning_rate: 5e-5}\n")  # a text to YAML 1.1
+    assert math.isclose(load_config(TrainConfig, path, {}).optimizer.learning_rate, 5e-5)
+
+
+def test_a_configuration_is_frozen_and_survives_json() -> None:
+    config = TrainConfig(pairs=Path("p.csv"), loss_options={"bias": -8.0})
+    with pytest.raises(ValueError, match="frozen"):
+        config.seed = 3
+    assert TrainConfig.model_validate(config.model_dump(mode="json")) == config
+
+
+@pytest.mark.parametrize(
+    ("loss", "option", "hint"),
+    [
+        ("infonce", "cutof", "did you mean 'cutoff'?"),
+        ("infonce", "bias", "expected one of cutoff, in_batch"),
+        ("bixse", "model", "for loss 'bixse'"),
+        ("bixse", "self", "for loss 'bixse'"),
+        ("infonce", "scale", "to mend: set `scale` there"),
+        ("soft-infonce", "zzz", "to mend: drop it"),
+    ],
+)
+def test_an_unknown_loss_option(loss: str, option: str, hint: str) -> None:
+    with pytest.raises(ConfigError, match=f"loss_options: got '{option}'") as caught:
+        check_loss_options(loss, {option: 1})
+    assert hint in str(caught.value)
+
+
+def test_known_loss_options() -> None:
+    check_loss_options("bixse", {"bias": "prior", "learn_scale": True, "in_batch": "paper"})
