@@ -101,7 +101,7 @@ def test_damaged_weights(capsys: pytest.CaptureFixture[str], collection: Path, m
 def test_weights_that_are_not_numbers(capsys: pytest.CaptureFixture[str], collection: Path, model: Path) -> None:
     weights = load_file(model / "model.safetensors")
     save_file({name: np.full_like(value, np.nan) for name, value in weights.items()}, model / "model.safetensors")
-    assert "expected one finite embedding" in refused(capsys, "evaluate", model, "--collection", collection)
+    assert "expected one finite embedding a text" in refused(capsys, "evaluate", model, "--collection", collection)
 
 
 @pytest.mark.parametrize(
@@ -123,6 +123,32 @@ def test_a_damaged_relevance_head(
     (model / "relevance_head.json").write_text(content)
     message = refused(capsys, "search", model, "copy", "--collection", collection)
     assert message.startswith(f"{model / 'relevance_head.json'}: got no readable relevance head")
+
+
+def test_weights_that_are_not_there(capsys: pytest.CaptureFixture[str], collection: Path, model: Path) -> None:
+    weights = load_file(model / "model.safetensors")
+    save_file(
+        {f"other.{name}": value for name, value in weights.items()}, model / "model.safetensors", {"format": "pt"}
+    )
+    message = refused(capsys, "evaluate", model, "--collection", collection)  # transformers would fill in random ones
+    assert "got no weights for" in message
+    assert "embeddings.LayerNorm.bias" in message
+
+
+def test_a_model_without_its_tokenizer(capsys: pytest.CaptureFixture[str], collection: Path, model: Path) -> None:
+    for name in ("tokenizer.json", "tokenizer_config.json", "vocab.txt"):
+        (model / name).unlink(missing_ok=True)
+    assert "tokenizer" in refused(capsys, "evaluate", model, "--collection", collection)
+
+
+def test_a_pooler_without_weights_is_no_matter(
+    capsys: pytest.CaptureFixture[str], collection: Path, model: Path
+) -> None:
+    weights = load_file(model / "model.safetensors")
+    kept = {name: value for name, value in weights.items() if not name.startswith("pooler.")}
+    assert len(kept) < len(weights)
+    save_file(kept, model / "model.safetensors", {"format": "pt"})
+    assert call(capsys, "evaluate", model, "--collection", collection)[0] == 0
 
 
 # --- evaluate

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import io
+import logging
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -35,8 +37,8 @@ def build_encoder(
         The model, ready to encode and to train.
 
     Raises:
-        ModelError: no such folder, a folder that holds no encoder, a name the hub does not answer for, or a
-            maximum length the model cannot take.
+        ModelError: no such folder, a folder that holds no encoder or lacks weights or the tokenizer, a name the hub
+            does not answer for, or a maximum length the model cannot take.
 
     Example:
         >>> build_encoder("no/such/folder/here")
@@ -50,7 +52,7 @@ sentence-transformers or transformers model, or a hub name (owner/name); to mend
     from bixse.encoders.relevance_model import RelevanceModel
 
     try:
-        with quiet_loading():
+        with quiet_loading(), _missing_weights() as missing:
             model = RelevanceModel(source, device=device, trust_remote_code=trust_remote_code)
     except ModelError:
         raise  # a damaged relevance head says so itself
@@ -60,6 +62,12 @@ sentence-transformers or transformers model, or a hub name (owner/name); to mend
             "sentence-transformers or transformers encoder; to mend: check the name, that the folder holds "
             "config.json and model.safetensors, and that a hub name can be reached"
         ) from error
+    if missing:
+        shown = ", ".join(sorted(missing)[:3])
+        raise ModelError(
+            f"model {str(name_or_path)!r}: got no weights for {len(missing)} of its parameters ({shown}); expected all "
+            "in the model's files; to mend: check that config.json and the weights belong together"
+        )
     _check_is_encoder(model, str(name_or_path))
     if max_length is not None:
         own = _longest_input(model)
@@ -104,6 +112,30 @@ def no_library_bars() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
+@contextlib.contextmanager
+def _missing_weights() -> Iterator[set[str]]:
+    """Names of weights that the files of a model lack; transformers fills them at random with only a warning.
+
+    The pooler of a backbone is no matter: embeddings are pooled from its last layer.
+    """
+    missing: set[str] = set()
+
+    def read(record: logging.LogRecord) -> bool:
+        rows = re.findall(r"^(\S+)\s*\|\s*(?:\x1b\[[\d;]*m)*MISSING", record.getMessage(), re.MULTILINE)
+        missing.update(name for name in rows if not name.startswith("pooler."))
+        return False
+
+    logger = logging.getLogger("transformers.modeling_utils")
+    level = logger.level
+    logger.setLevel(logging.WARNING)
+    logger.addFilter(read)
+    try:
+        yield missing
+    finally:
+        logger.removeFilter(read)
+        logger.setLevel(level)
+
+
 def _resolve(name_or_path: str | Path) -> str | Path:
     """The demo model's folder, an existing folder, or a name for the hub."""
     if str(name_or_path) == "demo":
@@ -137,20 +169,25 @@ def _resolve(name_or_path: str | Path) -> str | Path:
 
 
 def _check_is_encoder(model: SentenceTransformer, name: str) -> None:
-    """One sentence must give one finite vector."""
+    """Every text must give one finite vector, and different words different ones."""
     import numpy as np
 
     try:
-        vector = np.asarray(model.encode(["probe"], show_progress_bar=False))
+        vectors = np.asarray(model.encode(["cat", "dog"], show_progress_bar=False))
     except Exception as error:
         raise ModelError(
             f"model {name!r}: got {type(error).__name__} on a first sentence ({_first_line(error)}); expected an "
             "encoder of text; to mend: choose an embedding model"
         ) from error
-    if vector.ndim != 2 or vector.shape[1] < 2 or not np.isfinite(vector).all():
+    if vectors.ndim != 2 or vectors.shape[1] < 2 or not np.isfinite(vectors).all():
         raise ModelError(
-            f"model {name!r}: got an output of shape {vector.shape} on one sentence; expected one finite embedding; "
-            "to mend: choose an embedding model (a cross-encoder or a classifier is none)"
+            f"model {name!r}: got an output of shape {vectors.shape} on two texts; expected one finite embedding a "
+            "text; to mend: choose an embedding model (a cross-encoder or a classifier is none)"
+        )
+    if np.abs(vectors[0] - vectors[1]).max() <= 1e-5 * np.abs(vectors).max():
+        raise ModelError(
+            f"model {name!r}: got the same embedding for two different words; expected different ones; "
+            "to mend: check that the folder holds the model's tokenizer (tokenizer.json or its vocabulary)"
         )
 
 

@@ -58,9 +58,9 @@ def train(config: TrainConfig, out: Path, progress: bool = True, title: str | No
         StorageError: the disk is full.
         InterruptedRunError: stopped by Ctrl-C after a checkpoint.
     """
-    check_loss_options(config.loss, config.loss_options)
     pairs = load_graded_pairs(config.pairs)
     collection = load_collection(config.dev, [config.dev_split]) if config.dev is not None else None
+    check_loss_options(config.loss, config.loss_options)
     record = open_run(out, "train", config.model_dump(mode="json"), _input_hashes(config))
     if record.status == "finished" and (out / MODEL_FOLDER).is_dir():
         return TrainResult(out / MODEL_FOLDER, **record.results, reused=True)
