@@ -4,6 +4,7 @@ Every cell is one training run; a row is added to the table as soon as the cell 
 table already is not run again. The test queries are never read.
 
     python docs/search/search.py --stage rates --out docs/search/search.csv
+    python docs/search/search.py --stage full-corpus --out docs/search/full-corpus.csv
 """
 
 from __future__ import annotations
@@ -23,12 +24,8 @@ from bixse.data.pairs_files import save_graded_pairs
 from bixse.data.pydocs.collection import PYDOCS_RELEVANT_GRADE, PYDOCS_SCALE, load_pydocs
 from bixse.encoders.build import build_encoder
 from bixse.encoders.relevance_model import load_relevance_model
-from bixse.evaluation.systems import (
-    GradedRetrievalEvaluator,
-    candidate_corpus,
-    encode_collection,
-    search_bm25,
-)
+from bixse.evaluation.baseline import search_bm25
+from bixse.evaluation.systems import GradedRetrievalEvaluator, candidate_corpus, encode_collection
 from bixse.training.config import TrainConfig
 from bixse.training.recipe import train
 
@@ -92,6 +89,7 @@ STAGES: dict[str, list[dict[str, Any]]] = {
         *around("infonce", {"learning_rate": 1e-4}, epochs=[3], scale=[10.0], cutoff=[0.3]),
         *around("infonce", {"learning_rate": 2e-4, "scale": 10.0}, seed=[0, 1]),
     ],
+    "full-corpus": grid(learning_rate=[5e-5, 1e-4], scale=[10.0], loss=["bixse", "infonce"]),
     "soft-infonce": [
         *around("soft-infonce", {"learning_rate": 1e-4}, scale=[20.0, 10.0]),
         *around("soft-infonce", {"learning_rate": 2e-4, "scale": 10.0}, seed=[0, 1]),
@@ -109,7 +107,7 @@ def main() -> None:
     collection, _ = load_pydocs()
     save_graded_pairs(GradedPairs.from_collection(collection, "train", PYDOCS_SCALE), work / "train.jsonl")
     save_collection(collection, work)
-    evaluator = dev_evaluator(collection)
+    evaluator = dev_evaluator(collection, full=arguments.stage == "full-corpus")
     done = {tuple(sorted(cell.items())) for cell in read_cells(arguments.out)}
     for cell in STAGES[arguments.stage]:
         if tuple(sorted((name, str(value)) for name, value in cell.items())) in done:
@@ -123,12 +121,15 @@ def main() -> None:
     shutil.rmtree(work)
 
 
-def dev_evaluator(collection: Collection) -> GradedRetrievalEvaluator:
-    """Graded nDCG@10 on the dev queries over the documents that are judged or hard for BM25 or the base model."""
+def dev_evaluator(collection: Collection, full: bool) -> GradedRetrievalEvaluator:
+    """Graded nDCG@10 on the dev queries, over the full corpus or the documents judged or hard before training."""
     qrels = collection.qrels["dev"]
+    queries = {query_id: collection.queries[query_id] for query_id in qrels}
+    if full:
+        texts = {document_id: document.content for document_id, document in collection.corpus.items()}
+        return GradedRetrievalEvaluator(texts, queries, qrels, PYDOCS_RELEVANT_GRADE)
     base = encode_collection(build_encoder("demo", 128), collection, list(qrels))
     runs = [search_bm25(collection, list(qrels)), base.search(list(qrels))]
-    queries = {query_id: collection.queries[query_id] for query_id in qrels}
     corpus = candidate_corpus(collection, qrels, runs, CANDIDATES)
     return GradedRetrievalEvaluator(corpus, queries, qrels, PYDOCS_RELEVANT_GRADE)
 

@@ -28,7 +28,7 @@ class OptimizerConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
-    learning_rate: float = Field(default=2e-4, gt=0)
+    learning_rate: float = Field(default=1e-4, gt=0)
     """Peak rate of the encoder; the bias learns `bias_lr_multiplier` times as fast."""
     bias_lr_multiplier: float = Field(default=100.0, ge=0)
     """Rate of the logit bias over the encoder's."""
