@@ -85,6 +85,7 @@ class InvalidFileError(InputError):
     """All faults of one input file together, the first 20 listed and the rest counted.
 
     Example:
+        >>> from pathlib import Path
         >>> fault = Fault(None, "document", "no such column", "a text column", "rename yours")
         >>> print(InvalidFileError(Path("pairs.csv"), [fault]))
         pairs.csv: 1 fault
