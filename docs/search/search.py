@@ -5,6 +5,7 @@ table already is not run again. The test queries are never read.
 
     python docs/search/search.py --stage rates --out docs/search/search.csv
     python docs/search/search.py --stage full-corpus --out docs/search/full-corpus.csv
+    OMP_NUM_THREADS=1 python docs/search/search.py --stage full-corpus --part 1/2   # and 2/2: two processes at once
 """
 
 from __future__ import annotations
@@ -52,6 +53,9 @@ BASE: dict[str, Any] = {
 }
 """The cell that every stage varies."""
 
+CENTER: dict[str, Any] = {"learning_rate": 1e-4, "scale": 10.0}
+"""Where the search over the full corpus stands, on top of the base cell."""
+
 CANDIDATES = 10
 """Documents a dev query that BM25 and the untrained encoder each add to the judged ones."""
 
@@ -89,7 +93,23 @@ STAGES: dict[str, list[dict[str, Any]]] = {
         *around("infonce", {"learning_rate": 1e-4}, epochs=[3], scale=[10.0], cutoff=[0.3]),
         *around("infonce", {"learning_rate": 2e-4, "scale": 10.0}, seed=[0, 1]),
     ],
-    "full-corpus": grid(learning_rate=[5e-5, 1e-4], scale=[10.0], loss=["bixse", "infonce"]),
+    "full-corpus": [
+        *grid(learning_rate=[1e-4], scale=[10.0], seed=[0, 1, 2], loss=["bixse", "infonce", "soft-infonce"]),
+        *around("bixse", CENTER, bias=["prior", -3.0], bias_lr_multiplier=[1.0, 10.0, 1000.0], learn_scale=[True]),
+        *(
+            cell
+            for name, values in {
+                "learning_rate": [5e-5, 2e-4],
+                "scale": [5.0, 20.0],
+                "epochs": [1, 3],
+                "batch_size": [8, 32],
+                "documents_per_query": [2, 8],
+            }.items()
+            for value in values
+            for loss in ("bixse", "infonce", "soft-infonce")
+            for cell in around(loss, CENTER, **{name: [value]})
+        ),
+    ],
     "soft-infonce": [
         *around("soft-infonce", {"learning_rate": 1e-4}, scale=[20.0, 10.0]),
         *around("soft-infonce", {"learning_rate": 2e-4, "scale": 10.0}, seed=[0, 1]),
@@ -102,6 +122,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--stage", choices=sorted(STAGES), required=True)
     parser.add_argument("--out", type=Path, default=Path(__file__).with_name("search.csv"))
+    parser.add_argument("--part", default="1/1", help="K/N: every N-th cell from the K-th on, for N processes at once")
     arguments = parser.parse_args()
     work = Path(tempfile.mkdtemp(prefix="bixse-search-"))
     collection, _ = load_pydocs()
@@ -109,7 +130,8 @@ def main() -> None:
     save_collection(collection, work)
     evaluator = dev_evaluator(collection, full=arguments.stage == "full-corpus")
     done = {tuple(sorted(cell.items())) for cell in read_cells(arguments.out)}
-    for cell in STAGES[arguments.stage]:
+    part, parts = (int(number) for number in arguments.part.split("/"))
+    for cell in STAGES[arguments.stage][part - 1 :: parts]:
         if tuple(sorted((name, str(value)) for name, value in cell.items())) in done:
             continue
         started = time.perf_counter()
