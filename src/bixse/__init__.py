@@ -11,12 +11,16 @@ if TYPE_CHECKING:
     from bixse.data.collection_files import load_collection as load_collection
     from bixse.data.graded_pairs import GradedPairs as GradedPairs
     from bixse.data.pairs_files import load_graded_pairs as load_graded_pairs
+    from bixse.encoders.build import build_encoder as build_encoder
     from bixse.encoders.relevance_model import RelevanceModel as RelevanceModel
     from bixse.encoders.relevance_model import load_relevance_model as load_relevance_model
     from bixse.evaluation.local import evaluate as evaluate
     from bixse.losses.bixse import BiXSELoss as BiXSELoss
     from bixse.losses.infonce import InfoNCELoss as InfoNCELoss
-    from bixse.losses.infonce import SoftInfoNCELoss as SoftInfoNCELoss
+    from bixse.losses.lambda_loss import LambdaLoss as LambdaLoss
+    from bixse.losses.margin_mse import MarginMSELoss as MarginMSELoss
+    from bixse.losses.pairwise_bce import PairwiseBCELoss as PairwiseBCELoss
+    from bixse.losses.soft_infonce import SoftInfoNCELoss as SoftInfoNCELoss
     from bixse.relevance import GradeScale as GradeScale
     from bixse.training.config import TrainConfig as TrainConfig
     from bixse.training.recipe import train as train
@@ -30,9 +34,13 @@ _HOMES = {
     "GradedTrainer": "training.trainer",
     "GradedTrainingArguments": "training.trainer",
     "InfoNCELoss": "losses.infonce",
+    "LambdaLoss": "losses.lambda_loss",
+    "MarginMSELoss": "losses.margin_mse",
+    "PairwiseBCELoss": "losses.pairwise_bce",
     "RelevanceModel": "encoders.relevance_model",
-    "SoftInfoNCELoss": "losses.infonce",
+    "SoftInfoNCELoss": "losses.soft_infonce",
     "TrainConfig": "training.config",
+    "build_encoder": "encoders.build",
     "evaluate": "evaluation.local",
     "load_collection": "data.collection_files",
     "load_graded_pairs": "data.pairs_files",
@@ -48,10 +56,14 @@ __all__ = [
     "GradedTrainer",
     "GradedTrainingArguments",
     "InfoNCELoss",
+    "LambdaLoss",
+    "MarginMSELoss",
+    "PairwiseBCELoss",
     "RelevanceModel",
     "SoftInfoNCELoss",
     "TrainConfig",
     "__version__",
+    "build_encoder",
     "evaluate",
     "load_collection",
     "load_graded_pairs",

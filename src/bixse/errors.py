@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+import difflib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
     from pathlib import Path
+
+
+def did_you_mean(word: str, known: Iterable[str], otherwise: str = "choose one of them") -> str:
+    """A hint for an unknown word.
+
+    Example:
+        >>> did_you_mean("inforce", ["bixse", "infonce"])
+        "did you mean 'infonce'?"
+    """
+    close = difflib.get_close_matches(word, list(known), n=1)
+    return f"did you mean {close[0]!r}?" if close else otherwise
+
 
 FAULTS_SHOWN = 20
 """How many faults of one file a message lists; the rest are counted."""

@@ -24,6 +24,32 @@ class Batch:
     def leaves(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         return self.queries, self.documents, self.scale, self.bias
 
+    def scores(self, scale: float) -> list[list[Tensor]]:
+        """Scalars of the autograd graph: scale times the cosine of each cell."""
+        return [list(row) for row in scale * (self.queries @ self.documents.T)]
+
+    def known_cells(self) -> dict[tuple[int, int], float]:
+        """(row, column) -> relevance, NaN where masked."""
+        rows, columns, relevance = (
+            part.tolist() for part in (self.targets.rows, self.targets.columns, self.targets.relevance)
+        )
+        return dict(zip(zip(rows, columns, strict=True), relevance, strict=True))
+
+    def relevance(self) -> list[list[float]]:
+        """Every cell as a Python number: 0 where nothing is known, NaN where masked."""
+        known = self.known_cells()
+        return [[known.get((i, j), 0.0) for j in range(len(self.documents))] for i in range(len(self.queries))]
+
+    def with_cells(self, cells: list[tuple[int, int, float]]) -> Batch:
+        """The same embeddings with these cells known and no others."""
+        table = torch.tensor(cells, dtype=torch.float64).reshape(-1, 3)
+        targets = GradedTargets.from_table(table, self.targets.shape)
+        return Batch(self.queries, self.documents, self.scale, self.bias, targets)
+
+    def with_documents(self, documents: Tensor) -> Batch:
+        """The same targets over other documents."""
+        return Batch(self.queries, documents, self.scale, self.bias, self.targets)
+
     def as_type(self, dtype: torch.dtype) -> Batch:
         return Batch(*(x.detach().to(dtype).requires_grad_() for x in self.leaves), self.targets)
 
@@ -85,3 +111,20 @@ def naive_bce(batch: Batch, reduction: str = "query") -> tuple[float, list[Tenso
 @pytest.fixture
 def naive():
     return naive_bce
+
+
+@pytest.fixture
+def same_as_naive():
+    """Value and both gradients of a loss equal those of a scalar computed by loops in float64."""
+
+    def check(loss, batch, expected):
+        leaves = (batch.queries, batch.documents)
+        value = loss.compute_loss_from_embeddings(*leaves, batch.targets)
+        torch.testing.assert_close(value, expected, rtol=1e-9, atol=1e-12)
+        for own, other in zip(
+            torch.autograd.grad(value, leaves), torch.autograd.grad(expected, leaves, allow_unused=True), strict=True
+        ):
+            torch.testing.assert_close(own, torch.zeros_like(own) if other is None else other, rtol=1e-8, atol=1e-12)
+        assert value > 0
+
+    return check

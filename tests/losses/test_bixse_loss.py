@@ -145,7 +145,7 @@ class TestForms:
     def test_autocast_keeps_the_arithmetic_after_the_encoder_in_float32(self, tiny_model, monkeypatch):
         features = [tiny_model.preprocess(QUERIES), tiny_model.preprocess(COLUMNS[:3])]
         fixed = {id(f): embed_features(tiny_model, f).detach() for f in features}
-        monkeypatch.setattr("bixse.losses.base.embed_features", lambda model, f, n: fixed[id(f)])
+        monkeypatch.setattr("bixse.losses.base.embed_features", lambda _, f, *__: fixed[id(f)])
         labels, biases = torch.tensor([1.0, 0.0, 0.5]), []
         for enabled in (False, True):
             loss = BiXSELoss(tiny_model)
@@ -219,6 +219,7 @@ class TestAlone:
     def test_settings_for_the_model_card(self, tiny_model):
         assert BiXSELoss(tiny_model, bias="prior", in_batch="paper").get_config_dict() == {
             "in_batch": "paper",
+            "cached": False,
             "scale": 20.0,
             "bias": "prior",
             "learn_scale": False,

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from bixse.errors import ConfigError, InputError
-from bixse.training.config import TrainConfig, check_loss_options, load_config
+from bixse.losses.catalogue import LOSSES
+from bixse.training.config import TrainConfig, load_config
 
 
 def yaml_file(folder: Path, text: str) -> Path:
@@ -76,9 +77,9 @@ def test_an_unknown_key_says_the_closest(tmp_path: Path, text: str, key: str, hi
         ("model: [a]", "  model: got ['a']; expected a valid string"),
         (
             "loss: bixes",
-            "  loss: got 'bixes'; expected one of bixse, infonce, soft-infonce; to mend: did you mean 'bix",
+            f"  loss: got 'bixes'; expected one of {', '.join(LOSSES)}; to mend: did you mean 'bix",
         ),
-        ("loss: zzz", "  loss: got 'zzz'; expected one of bixse, infonce, soft-infonce; to mend: choose one of them"),
+        ("loss: zzz", f"  loss: got 'zzz'; expected one of {', '.join(LOSSES)}; to mend: choose one of them"),
     ],
 )
 def test_a_wrong_value(tmp_path: Path, text: str, start: str) -> None:
@@ -136,24 +137,3 @@ def test_a_configuration_is_frozen_and_survives_json() -> None:
     with pytest.raises(ValueError, match="frozen"):
         config.seed = 3
     assert TrainConfig.model_validate(config.model_dump(mode="json")) == config
-
-
-@pytest.mark.parametrize(
-    ("loss", "option", "hint"),
-    [
-        ("infonce", "cutof", "did you mean 'cutoff'?"),
-        ("infonce", "bias", "expected one of cutoff, in_batch"),
-        ("bixse", "model", "for loss 'bixse'"),
-        ("bixse", "self", "for loss 'bixse'"),
-        ("infonce", "scale", "to mend: set `scale` there"),
-        ("soft-infonce", "zzz", "to mend: drop it"),
-    ],
-)
-def test_an_unknown_loss_option(loss: str, option: str, hint: str) -> None:
-    with pytest.raises(ConfigError, match=f"loss_options: got '{option}'") as caught:
-        check_loss_options(loss, {option: 1})
-    assert hint in str(caught.value)
-
-
-def test_known_loss_options() -> None:
-    check_loss_options("bixse", {"bias": "prior", "learn_scale": True, "in_batch": "paper"})

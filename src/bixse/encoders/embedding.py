@@ -7,6 +7,7 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 Features: TypeAlias = Mapping[str, Any]
 """Tokenised texts as sentence-transformers' models take them: `input_ids` (N, T), `attention_mask` (N, T), ..."""
@@ -14,7 +15,7 @@ Encoder: TypeAlias = Callable[[dict[str, Any]], Mapping[str, Tensor]]
 """A SentenceTransformer, or the distributed wrapper around one."""
 
 
-def embed_features(model: Encoder, features: Features, texts_per_pass: int = 32) -> Tensor:
+def embed_features(model: Encoder, features: Features, texts_per_pass: int = 32, cached: bool = False) -> Tensor:
     """Embed N tokenised texts in passes of similar length, each trimmed to its own longest text.
 
     A batch of documents padded to its longest one spends most of its time on padding. Sorting by length and
@@ -25,15 +26,26 @@ def embed_features(model: Encoder, features: Features, texts_per_pass: int = 32)
         model: called with a feature dictionary, returns `sentence_embedding` (n, D).
         features: tokenised texts, N rows; tensors whose first two axes are (N, T) are trimmed.
         texts_per_pass: rows of one pass through the model.
+        cached: keep no activations; the backward pass computes those of one pass at a time, dropout drawn as before.
 
     Returns:
         (N, D) embeddings in the order of the rows, not normalised.
     """
+
+    def one_pass(given: dict[str, Any]) -> Tensor:
+        return model(dict(given))["sentence_embedding"]  # the encoder adds its states to the dictionary it is given
+
+    def embed(given: dict[str, Any]) -> Tensor:
+        if cached and torch.is_grad_enabled():
+            embedded: Tensor = checkpoint(one_pass, given, use_reentrant=False)
+            return embedded
+        return one_pass(given)
+
     mask = features.get("attention_mask")
     if not isinstance(mask, Tensor) or mask.ndim != 2 or mask.shape[0] <= texts_per_pass:
-        return model(dict(features))["sentence_embedding"]
+        return embed(dict(features))
     order = torch.argsort(mask.sum(dim=1), stable=True)
-    parts = [model(_rows(features, mask, rows))["sentence_embedding"] for rows in order.split(texts_per_pass)]
+    parts = [embed(_rows(features, mask, rows)) for rows in order.split(texts_per_pass)]
     return torch.cat(parts)[torch.argsort(order)]
 
 

@@ -8,24 +8,43 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from bixse.losses.base import GradedLoss as GradedLoss
     from bixse.losses.bixse import BiXSELoss as BiXSELoss
+    from bixse.losses.catalogue import LOSSES as LOSSES
+    from bixse.losses.catalogue import build_loss as build_loss
     from bixse.losses.graded_bce import graded_bce as graded_bce
     from bixse.losses.infonce import InfoNCELoss as InfoNCELoss
-    from bixse.losses.infonce import SoftInfoNCELoss as SoftInfoNCELoss
+    from bixse.losses.lambda_loss import LambdaLoss as LambdaLoss
+    from bixse.losses.margin_mse import MarginMSELoss as MarginMSELoss
+    from bixse.losses.pairwise_bce import PairwiseBCELoss as PairwiseBCELoss
+    from bixse.losses.soft_infonce import SoftInfoNCELoss as SoftInfoNCELoss
     from bixse.losses.targets import GradedTargets as GradedTargets
 
-LOSSES = {"bixse": "BiXSELoss", "infonce": "InfoNCELoss", "soft-infonce": "SoftInfoNCELoss"}
-"""The catalogue: word in a config or on the command line -> class."""
-
 _HOMES = {
+    "LOSSES": "catalogue",
     "BiXSELoss": "bixse",
     "GradedLoss": "base",
     "GradedTargets": "targets",
     "InfoNCELoss": "infonce",
-    "SoftInfoNCELoss": "infonce",
+    "LambdaLoss": "lambda_loss",
+    "MarginMSELoss": "margin_mse",
+    "PairwiseBCELoss": "pairwise_bce",
+    "SoftInfoNCELoss": "soft_infonce",
+    "build_loss": "catalogue",
     "graded_bce": "graded_bce",
 }
 
-__all__ = ["LOSSES", "BiXSELoss", "GradedLoss", "GradedTargets", "InfoNCELoss", "SoftInfoNCELoss", "graded_bce"]
+__all__ = [
+    "LOSSES",
+    "BiXSELoss",
+    "GradedLoss",
+    "GradedTargets",
+    "InfoNCELoss",
+    "LambdaLoss",
+    "MarginMSELoss",
+    "PairwiseBCELoss",
+    "SoftInfoNCELoss",
+    "build_loss",
+    "graded_bce",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -39,18 +39,28 @@ class GradedLoss(nn.Module, ABC):
         model: the encoder that is trained.
         in_batch: "known" uses every grade the batch knows, "paper" only a row's own documents (all else 0).
         texts_per_pass: texts of one pass through the encoder.
+        cached: hold the activations of one pass at a time and compute them again in the backward pass (gradient
+            caching, Gao et al. 2021, arXiv:2101.06983): a third more time, and the batch is bound by its embeddings
+            alone. All gradients are the same.
     """
 
     learned_parameters: ClassVar[tuple[str, ...]] = ()
     """Parameters of the loss itself; saved beside every checkpoint and restored."""
 
-    def __init__(self, model: SentenceTransformer, in_batch: InBatch = "known", texts_per_pass: int = 32) -> None:
+    def __init__(
+        self, model: SentenceTransformer, in_batch: InBatch = "known", texts_per_pass: int = 32, cached: bool = False
+    ) -> None:
         super().__init__()
         if in_batch not in ("known", "paper"):
             raise InputError(f"in_batch: got {in_batch!r}; expected 'known' or 'paper'; to mend: choose one of them")
+        if isinstance(texts_per_pass, bool) or not isinstance(texts_per_pass, int) or texts_per_pass < 1:
+            raise InputError(
+                f"texts_per_pass: got {texts_per_pass!r}; expected a number of at least 1; to mend: 32 is usual"
+            )
         self.model = model
         self.in_batch: InBatch = in_batch
         self.texts_per_pass = texts_per_pass
+        self.cached = cached
         self.statistics: dict[str, Tensor] = {}
         """Figures of the last batch for the log, detached."""
 
@@ -74,8 +84,8 @@ class GradedLoss(nn.Module, ABC):
                 "to mend: give the data set a column named label"
             )
         first, targets = self.targets(query_features, document_features, labels)
-        documents = torch.cat([embed_features(self.model, f, self.texts_per_pass) for f in document_features])
-        queries = embed_features(self.model, query_features, self.texts_per_pass)
+        documents = torch.cat([self._embed(features) for features in document_features])
+        queries = self._embed(query_features)
         chosen = documents if first is None else documents[first]
         with torch.autocast(queries.device.type, enabled=False):
             return self.compute_loss_from_embeddings(_unit_length(queries), _unit_length(chosen), targets)
@@ -104,6 +114,14 @@ class GradedLoss(nn.Module, ABC):
         )
         return first, targets.to(labels.device)
 
+    def _embed(self, features: Features) -> Tensor:
+        return embed_features(self.model, features, self.texts_per_pass, self.cached)
+
+    @property
+    def needs(self) -> str:
+        """What a query must bring to teach anything, in words."""
+        return "a document with relevance above 0"
+
     def can_use(self, relevance: Sequence[float]) -> bool:
         """Whether a query with K documents of this relevance teaches anything; by default one above 0 is needed."""
         return any(z > 0 for z in relevance)
@@ -123,7 +141,7 @@ class GradedLoss(nn.Module, ABC):
 
     def get_config_dict(self) -> dict[str, Any]:
         """Settings for the model card, as sentence-transformers' losses give them."""
-        return {"in_batch": self.in_batch}
+        return {"in_batch": self.in_batch, "cached": self.cached}
 
 
 def _merge_documents(document_features: Sequence[Features]) -> tuple[Tensor, Tensor]:

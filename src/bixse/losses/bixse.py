@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from bixse.errors import InputError
 from bixse.losses.base import GradedLoss, InBatch
 from bixse.losses.bias_start import BiasStart, check_bias_start, fit_bias, prior_bias
-from bixse.losses.graded_bce import graded_bce, graded_bce_statistics
+from bixse.losses.graded_bce import graded_bce
+from bixse.losses.statistics import mean_logits
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
@@ -41,17 +42,26 @@ class BiXSELoss(GradedLoss):
         reduction: "query" divides by B (the paper's sum), "mean" by the number of cells.
         binarise_at: None keeps the grades; a number replaces z by 1[z >= number] (the paper's ablation).
         texts_per_pass: texts of one pass through the encoder.
+        cached: hold the activations of one pass at a time.
 
     Raises:
         InputError: an argument is outside its range.
 
     Example:
-        Drop-in for sentence-transformers' own trainer on the columns query, document, label::
+        With sentence-transformers' own trainer::
 
-            from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer
-            from bixse import BiXSELoss
+            from datasets import Dataset
+            from sentence_transformers import SentenceTransformerTrainer
+            from bixse import build_encoder
+            from bixse.losses import BiXSELoss
 
-            model = SentenceTransformer("sentence-transformers/all-MiniLM-L6-v2")
+            model = build_encoder("demo")  # or SentenceTransformer("a name or a folder")
+            columns = {
+                "query": ["copy a file", "sort a list"],
+                "document": ["shutil.copy: copy a file", "sorted: a new sorted list"],
+                "label": [1.0, 0.7],
+            }
+            dataset = Dataset.from_dict(columns)
             trainer = SentenceTransformerTrainer(model, train_dataset=dataset, loss=BiXSELoss(model))
             trainer.train()
     """
@@ -69,8 +79,9 @@ class BiXSELoss(GradedLoss):
         reduction: Literal["query", "mean"] = "query",
         binarise_at: float | None = None,
         texts_per_pass: int = 32,
+        cached: bool = False,
     ) -> None:
-        super().__init__(model, in_batch, texts_per_pass)
+        super().__init__(model, in_batch, texts_per_pass, cached)
         if not 0 < scale < math.inf:
             raise InputError(f"scale: got {scale}; expected a number above 0; to mend: 20 is the paper's")
         if reduction not in ("query", "mean"):
@@ -91,7 +102,7 @@ class BiXSELoss(GradedLoss):
         if not bool(self.bias_is_set):
             self.start_bias(queries, documents, targets)
         with torch.no_grad():
-            relevant, irrelevant = graded_bce_statistics(queries, documents, targets, self.logit_scale, self.logit_bias)
+            relevant, irrelevant = mean_logits(queries, documents, targets, self.logit_scale, self.logit_bias)
             self.statistics = {
                 "logit_bias": self.logit_bias.detach().clone(),
                 "logit_scale": self.logit_scale.detach().clone(),

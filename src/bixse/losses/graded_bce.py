@@ -49,8 +49,8 @@ def graded_bce(
         queries: (B, D).
         documents: (N, D).
         targets: known relevance; masked cells count neither way.
-        logit_scale: alpha, a number or a scalar tensor.
-        logit_bias: beta, a number or a scalar tensor.
+        logit_scale: alpha, a number or a tensor of one element.
+        logit_bias: beta, a number or a tensor of one element.
         reduction: "query" divides by B, "mean" by the number of cells that count.
         tile_rows: queries of a tile; changes speed and memory only.
         tile_columns: documents of a tile.
@@ -82,41 +82,13 @@ def graded_bce(
     if tile_rows < 1 or tile_columns < 1:
         raise InputError(f"graded_bce: got tiles of {tile_rows} x {tile_columns}; expected at least 1 x 1")
     dtype = torch.promote_types(torch.promote_types(queries.dtype, documents.dtype), torch.float32)
-    scale = torch.as_tensor(logit_scale, dtype=dtype, device=queries.device)
-    bias = torch.as_tensor(logit_bias, dtype=dtype, device=queries.device)
+    scale = torch.as_tensor(logit_scale, dtype=dtype, device=queries.device).reshape(())
+    bias = torch.as_tensor(logit_bias, dtype=dtype, device=queries.device).reshape(())
     with torch.autocast(queries.device.type, enabled=False):
         loss: Tensor = _GradedBCE.apply(  # type: ignore[no-untyped-call]
             queries.to(dtype), documents.to(dtype), scale, bias, targets, reduction, (tile_rows, tile_columns)
         )
     return loss
-
-
-@torch.no_grad()
-def graded_bce_statistics(
-    queries: Tensor, documents: Tensor, targets: GradedTargets, logit_scale: Tensor | float, logit_bias: Tensor | float
-) -> tuple[Tensor, Tensor]:
-    """Mean logit of the relevant cells (z >= 0.5) and of all other cells, without the B x N matrix.
-
-    The mean over all cells needs only the mean query and the mean document.
-
-    Args:
-        queries: (B, D).
-        documents: (N, D).
-        targets: known relevance; masked cells count among the others.
-        logit_scale: alpha.
-        logit_bias: beta.
-
-    Returns:
-        Two scalars; NaN where there is no such cell.
-    """
-    relevant = targets.relevance >= 0.5
-    rows, columns = targets.rows[relevant], targets.columns[relevant]
-    parts = zip(rows.split(TILE_ROWS), columns.split(TILE_ROWS), strict=True)
-    cosines = torch.cat([(queries[r].float() * documents[c].float()).sum(dim=1) for r, c in parts])
-    cells = len(queries) * len(documents)
-    total = cells * (queries.float().mean(dim=0) @ documents.float().mean(dim=0))
-    others = (total - cosines.sum()) / (cells - len(rows)) if cells > len(rows) else total * math.nan
-    return logit_scale * cosines.mean() + logit_bias, logit_scale * others + logit_bias
 
 
 @dataclass(frozen=True)

@@ -1,30 +1,31 @@
-"""InfoNCE and Soft InfoNCE: softmax over the documents of the batch."""
+"""InfoNCE: each positive against the documents that are no positives of its query."""
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import softplus
 
 from bixse.errors import InputError
-from bixse.losses.base import GradedLoss, InBatch
+from bixse.losses.row_blocks import RowTerms, RowWiseLoss
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from sentence_transformers import SentenceTransformer
 
+    from bixse.losses.base import InBatch
     from bixse.losses.targets import GradedTargets
 
 
-class InfoNCELoss(GradedLoss):
+class InfoNCELoss(RowWiseLoss):
     """Softmax cross-entropy of each positive against the batch's documents (BiXSE paper, equation 1).
 
     L = -(1/P) sum over the P positive cells of log [ exp(s_ij) / (exp(s_ij) + sum_k exp(s_ik)) ], s = scale * cos,
     k over the documents that are no positives of query i. A cell is positive when its relevance is at least `cutoff`.
-    Two positives of one query do not compete. (van den Oord et al. 2018, arXiv:1807.03748.)
+    Two positives of one query do not compete. (van den Oord et al. 2018, arXiv:1807.03748, equation 4.)
 
     Args:
         model: the encoder that is trained.
@@ -32,9 +33,28 @@ class InfoNCELoss(GradedLoss):
         cutoff: relevance in (0, 1] from which a document is a positive.
         in_batch: "known" lets known positives of other rows count, "paper" treats them as negatives.
         texts_per_pass: texts of one pass through the encoder.
+        cached: hold the activations of one pass at a time.
 
     Raises:
         InputError: scale or cutoff outside its range.
+
+    Example:
+        With sentence-transformers' own trainer::
+
+            from datasets import Dataset
+            from sentence_transformers import SentenceTransformerTrainer
+            from bixse import build_encoder
+            from bixse.losses import InfoNCELoss
+
+            model = build_encoder("demo")  # or SentenceTransformer("a name or a folder")
+            columns = {
+                "query": ["copy a file", "sort a list"],
+                "document": ["shutil.copy: copy a file", "sorted: a new sorted list"],
+                "label": [1.0, 0.7],
+            }
+            dataset = Dataset.from_dict(columns)
+            trainer = SentenceTransformerTrainer(model, train_dataset=dataset, loss=InfoNCELoss(model))
+            trainer.train()
     """
 
     def __init__(
@@ -44,86 +64,38 @@ class InfoNCELoss(GradedLoss):
         cutoff: float = 0.5,
         in_batch: InBatch = "known",
         texts_per_pass: int = 32,
+        cached: bool = False,
     ) -> None:
-        super().__init__(model, in_batch, texts_per_pass)
-        _check_scale(scale)
+        super().__init__(model, scale, in_batch, texts_per_pass, cached)
         if not 0 < cutoff <= 1:
             raise InputError(f"cutoff: got {cutoff}; expected a relevance in (0, 1]; to mend: 0.5 is usual")
-        self.scale = scale
         self.cutoff = cutoff
+
+    @property
+    def needs(self) -> str:
+        """What a query must bring."""
+        return f"a document with relevance of at least {self.cutoff:g}"
 
     def can_use(self, relevance: Sequence[float]) -> bool:
         """A query needs a positive: a document of relevance at least `cutoff`."""
         return any(z >= self.cutoff for z in relevance)
 
-    def compute_loss_from_embeddings(self, queries: Tensor, documents: Tensor, targets: GradedTargets) -> Tensor:
-        """Mean over the positive cells of (B, D) queries and (N, D) documents; 0 without a positive."""
-        logits = self.scale * queries.float() @ documents.float().T  # (B, N)
-        relevance, weight = targets.dense()
-        positive = (relevance >= self.cutoff) & weight.bool()
-        self.statistics = _mean_logits(logits, relevance, weight)
-        if not bool(positive.any()):
-            return logits.sum() * 0.0
-        competing = logits.masked_fill(positive | ~weight.bool(), -torch.inf)
-        negatives = torch.logsumexp(competing, dim=1, keepdim=True).expand_as(logits)[positive]
-        chosen = logits[positive]
-        return (torch.logaddexp(chosen, negatives) - chosen).mean()
+    def row_terms(self, logits: Tensor, targets: GradedTargets) -> RowTerms:
+        """One term a positive; with n the log-sum-exp of the row's negatives it is softplus(n - s)."""
+        positive = targets.relevance >= self.cutoff
+        rows, columns = targets.rows[positive], targets.columns[positive]
+        chosen = logits[rows, columns]
+        no_negative = positive | targets.relevance.isnan()
+        logits[targets.rows[no_negative], targets.columns[no_negative]] = -torch.inf
+        negatives = torch.logsumexp(logits, dim=1)
+        gap = negatives[rows] - chosen
+        share = gap.sigmoid()  # (P,): the pull on the positive, and the push on its negatives together
+        push = torch.zeros_like(negatives).index_add_(0, rows, share)
+        finite = negatives.masked_fill(negatives.isinf(), 0.0)  # a row without a negative
+        gradient = logits.sub_(finite.unsqueeze(1)).exp_().mul_(push.unsqueeze(1))
+        gradient[rows, columns] = -share
+        return RowTerms(softplus(gap).sum(dtype=torch.float64), len(rows), gradient)
 
     def get_config_dict(self) -> dict[str, Any]:
         """Settings for the model card."""
-        return {**super().get_config_dict(), "scale": self.scale, "cutoff": self.cutoff}
-
-
-class SoftInfoNCELoss(GradedLoss):
-    """Softmax cross-entropy against the graded relevance of a row, normalised to sum 1.
-
-    L = -(1/R) sum_i sum_j t_ij log softmax_j(s_ij), t_ij = z_ij / sum_k z_ik, over the R rows with a relevant
-    document: the one-hot target of InfoNCE replaced by the teacher's soft labels, as in Cheng et al. 2023.
-
-    Args:
-        model: the encoder that is trained.
-        scale: 1 / temperature, above 0.
-        in_batch: "known" uses every grade the batch knows, "paper" only a row's own documents (all else 0).
-        texts_per_pass: texts of one pass through the encoder.
-
-    Raises:
-        InputError: scale outside its range.
-    """
-
-    def __init__(
-        self, model: SentenceTransformer, scale: float = 20.0, in_batch: InBatch = "known", texts_per_pass: int = 32
-    ) -> None:
-        super().__init__(model, in_batch, texts_per_pass)
-        _check_scale(scale)
-        self.scale = scale
-
-    def compute_loss_from_embeddings(self, queries: Tensor, documents: Tensor, targets: GradedTargets) -> Tensor:
-        """Mean over the rows with a relevant document; 0 without one."""
-        logits = self.scale * queries.float() @ documents.float().T  # (B, N)
-        relevance, weight = targets.dense()
-        relevance = relevance.to(logits.dtype)
-        self.statistics = _mean_logits(logits, relevance, weight)
-        total = relevance.sum(dim=1, keepdim=True)
-        usable = total.squeeze(1) > 0
-        if not bool(usable.any()):
-            return logits.sum() * 0.0
-        log_probability = torch.log_softmax(logits.masked_fill(~weight.bool(), -torch.inf), dim=1)
-        terms = relevance * log_probability.masked_fill(~weight.bool(), 0.0) / total.clamp_min(1e-12)
-        return -terms.sum(dim=1)[usable].mean()
-
-    def get_config_dict(self) -> dict[str, Any]:
-        """Settings for the model card."""
-        return {**super().get_config_dict(), "scale": self.scale}
-
-
-def _check_scale(scale: float) -> None:
-    if not 0 < scale < math.inf:
-        raise InputError(f"scale: got {scale}; expected a number above 0; to mend: 20 is temperature 0.05")
-
-
-@torch.no_grad()
-def _mean_logits(logits: Tensor, relevance: Tensor, weight: Tensor) -> dict[str, Tensor]:
-    """Mean logit of the cells with relevance >= 0.5 and of the other counted cells, for the log."""
-    relevant = (relevance >= 0.5) & weight.bool()
-    others = ~relevant & weight.bool()
-    return {"mean_logit_relevant": logits[relevant].mean(), "mean_logit_irrelevant": logits[others].mean()}
+        return {**super().get_config_dict(), "cutoff": self.cutoff}

@@ -11,7 +11,7 @@ from torch import Tensor
 from bixse.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Mapping, Sequence
+    from collections.abc import Hashable, Iterator, Mapping, Sequence
 
 
 @dataclass(frozen=True)
@@ -127,11 +127,28 @@ class GradedTargets:
         hard = torch.where(self.relevance.isnan(), self.relevance, reached)
         return GradedTargets(self.rows, self.columns, hard, self.shape)
 
-    def dense(self) -> tuple[Tensor, Tensor]:
-        """(z, weight), both (B, N) float32: relevance, and 1 for cells that count, 0 for masked ones."""
-        z = torch.zeros(self.shape, device=self.relevance.device)
-        weight = torch.ones(self.shape, device=self.relevance.device)
+    def row_blocks(self, rows: int) -> Iterator[tuple[slice, GradedTargets]]:
+        """The targets cut into blocks of `rows` queries, rows counted from each block's first."""
+        order = torch.argsort(self.rows, stable=True)
+        known = [part[order] for part in (self.rows, self.columns, self.relevance)]
+        starts = range(0, self.shape[0], rows)
+        cuts = torch.searchsorted(known[0], torch.tensor([*starts, self.shape[0]], device=known[0].device)).tolist()
+        for start, low, high in zip(starts, cuts[:-1], cuts[1:], strict=True):
+            block = slice(start, min(start + rows, self.shape[0]))
+            row, column, relevance = (part[low:high] for part in known)
+            yield block, GradedTargets(row - start, column, relevance, (block.stop - start, self.shape[1]))
+
+    def dense(self, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
+        """(z, weight), both (B, N): relevance, and 1 for cells that count, 0 for masked ones."""
+        z = torch.zeros(self.shape, dtype=dtype, device=self.relevance.device)
+        weight = torch.ones(self.shape, dtype=dtype, device=self.relevance.device)
         masked = self.relevance.isnan()
-        z[self.rows, self.columns] = self.relevance.nan_to_num(0.0).float()
+        z[self.rows, self.columns] = self.relevance.nan_to_num(0.0).to(dtype)
         weight[self.rows[masked], self.columns[masked]] = 0.0
         return z, weight
+
+    def graded(self, dtype: torch.dtype = torch.float32) -> Tensor:
+        """(B, N): 1 for cells whose relevance is known, 0 for all others and for masked ones."""
+        known = torch.zeros(self.shape, dtype=dtype, device=self.relevance.device)
+        known[self.rows, self.columns] = 1.0 - self.relevance.isnan().to(dtype)
+        return known

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from bixse.data.files import read_settings
-from bixse.errors import ConfigError, shorten
-from bixse.losses import LOSSES
+from bixse.errors import ConfigError, did_you_mean, shorten
+from bixse.losses.catalogue import LOSSES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -99,31 +99,8 @@ class TrainConfig(BaseModel):
     @classmethod
     def _known_loss(cls, value: str) -> str:
         if value not in LOSSES:
-            close = difflib.get_close_matches(value, LOSSES, n=1)
-            hint = f"did you mean {close[0]!r}?" if close else "choose one of them"
-            raise ValueError(f"expected one of {', '.join(LOSSES)}; to mend: {hint}")
+            raise ValueError(f"expected one of {', '.join(LOSSES)}; to mend: {did_you_mean(value, LOSSES)}")
         return value
-
-
-def check_loss_options(loss: str, options: Mapping[str, Any]) -> None:
-    """Refuse an option the loss does not take, before anything is loaded.
-
-    Raises:
-        ConfigError: names the option, the ones there are and the closest.
-    """
-    import bixse.losses
-
-    parameters = inspect.signature(getattr(bixse.losses, LOSSES[loss]).__init__).parameters
-    known = [name for name in parameters if name not in ("self", "model", "scale")]
-    if "scale" in options:
-        raise ConfigError("loss_options: got 'scale'; expected it beside `loss`; to mend: set `scale` there")
-    for name in options:
-        if name not in known:
-            close = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {close[0]!r}?" if close else "drop it"
-            raise ConfigError(
-                f"loss_options: got {name!r}; expected one of {', '.join(known)} for loss {loss!r}; to mend: {hint}"
-            )
 
 
 def load_config(kind: type[ConfigType], path: Path | None, overrides: Mapping[str, Any]) -> ConfigType:

@@ -12,8 +12,8 @@ from bixse.data.collection_files import load_collection
 from bixse.data.files import file_hash, storage_errors
 from bixse.data.pairs_files import load_graded_pairs
 from bixse.data.run_record import RunRecord, open_run
-from bixse.errors import InputError, InterruptedRunError, StorageError
-from bixse.training.config import TrainConfig, check_loss_options
+from bixse.errors import ConfigError, InputError, InterruptedRunError, StorageError
+from bixse.losses.catalogue import build_loss, check_loss_options
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from bixse.encoders.relevance_model import RelevanceModel
     from bixse.evaluation.systems import GradedRetrievalEvaluator
     from bixse.losses.base import GradedLoss
+    from bixse.training.config import TrainConfig
     from bixse.training.trainer import GradedTrainer, GradedTrainingArguments
 
 MODEL_FOLDER = "model"
@@ -60,7 +61,7 @@ def train(config: TrainConfig, out: Path, progress: bool = True, title: str | No
     """
     pairs = load_graded_pairs(config.pairs)
     collection = load_collection(config.dev, [config.dev_split]) if config.dev is not None else None
-    check_loss_options(config.loss, config.loss_options)
+    check_loss_options(config.loss, _loss_arguments(config))
     record = open_run(out, "train", config.model_dump(mode="json"), _input_hashes(config))
     if record.status == "finished" and (out / MODEL_FOLDER).is_dir():
         return TrainResult(out / MODEL_FOLDER, **record.results, reused=True)
@@ -73,7 +74,7 @@ def train(config: TrainConfig, out: Path, progress: bool = True, title: str | No
     model = build_encoder(config.model, config.max_length, trust_remote_code=config.trust_remote_code)
     if config.dropout is not None:
         set_dropout(model, config.dropout)
-    loss = _build_loss(config, model)
+    loss = build_loss(config.loss, model, **_loss_arguments(config))
     warnings = _check_pairs(config, loss, pairs)
     _check_disk(out, model)
     record.save("running")
@@ -218,12 +219,10 @@ def training_arguments(
     )
 
 
-def _build_loss(config: TrainConfig, model: RelevanceModel) -> GradedLoss:
-    import bixse.losses
-    from bixse.losses import LOSSES
-
-    loss: GradedLoss = getattr(bixse.losses, LOSSES[config.loss])(model, scale=config.scale, **config.loss_options)
-    return loss
+def _loss_arguments(config: TrainConfig) -> dict[str, Any]:
+    if "scale" in config.loss_options:
+        raise ConfigError("loss_options: got 'scale'; expected it beside `loss`; to mend: set `scale` there")
+    return {"scale": config.scale, **config.loss_options}
 
 
 def _check_pairs(config: TrainConfig, loss: GradedLoss, pairs: GradedPairs) -> list[str]:
@@ -233,10 +232,12 @@ def _check_pairs(config: TrainConfig, loss: GradedLoss, pairs: GradedPairs) -> l
     if usable == 0:
         raise InputError(
             f"{config.pairs}: got {len(groups)} queries of which loss {config.loss!r} can use none; expected queries "
-            "with a relevant document; to mend: check the relevance column, or lower the loss's cutoff"
+            f"with {loss.needs}; to mend: check the relevance column, or choose another loss"
         )
     if usable < len(groups):
-        return [f"loss {config.loss!r} learns from {usable} of {len(groups)} queries: the others have no positive"]
+        return [
+            f"loss {config.loss!r} learns from {usable} of {len(groups)} queries: the others do not have {loss.needs}"
+        ]
     return []
 
 

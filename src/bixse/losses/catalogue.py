@@ -1,0 +1,101 @@
+"""The catalogue of losses: the word in a config or on the command line, and what it builds."""
+
+from __future__ import annotations
+
+import inspect
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from bixse.errors import ConfigError, did_you_mean
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from sentence_transformers import SentenceTransformer
+
+    from bixse.losses.base import GradedLoss
+
+
+class LossEntry(NamedTuple):
+    """A class of this room and the arguments its word fixes."""
+
+    module: str
+    """Module of `bixse.losses`."""
+    name: str
+    """Class in it."""
+    fixed: Mapping[str, Any] = {}
+    """Arguments that make the word what it is."""
+    about: str = ""
+    """One line for a list of losses."""
+
+
+LOSSES: dict[str, LossEntry] = {
+    "bixse": LossEntry("bixse", "BiXSELoss", about="every cell with its own relevance"),
+    "bixse-without-bias": LossEntry(
+        "bixse", "BiXSELoss", {"bias": 0.0, "learn_bias": False}, "the paper's ablation: logit bias 0, not learned"
+    ),
+    "bixse-binarised": LossEntry(
+        "bixse", "BiXSELoss", {"binarise_at": 0.5}, "the paper's ablation: relevance cut to 0 or 1 at 0.5"
+    ),
+    "infonce": LossEntry("infonce", "InfoNCELoss", about="each positive with the query's negatives"),
+    "soft-infonce": LossEntry(
+        "soft_infonce", "SoftInfoNCELoss", about="a query's softmax with its normalised relevance"
+    ),
+    "margin-mse": LossEntry("margin_mse", "MarginMSELoss", about="differences of scores with differences of relevance"),
+    "pairwise-bce": LossEntry("pairwise_bce", "PairwiseBCELoss", about="the order of every two documents (RankNet)"),
+    "lambdaloss-v1": LossEntry("lambda_loss", "LambdaLoss", {"weighting": "ndcg-loss1"}, "LambdaLoss, NDCG-Loss1"),
+    "lambdaloss-v2": LossEntry("lambda_loss", "LambdaLoss", {"weighting": "ndcg-loss2"}, "LambdaLoss, NDCG-Loss2"),
+    "lambdarank": LossEntry("lambda_loss", "LambdaLoss", {"weighting": "lambdarank"}, "LambdaRank"),
+    "ndcg-loss2++": LossEntry("lambda_loss", "LambdaLoss", {"weighting": "ndcg-loss2++"}, "LambdaLoss, NDCG-Loss2++"),
+}
+"""The catalogue: word in a config or on the command line -> what it builds."""
+
+
+def build_loss(word: str, model: SentenceTransformer, **options: Any) -> GradedLoss:
+    """The loss of a catalogue word on a model.
+
+    Args:
+        word: a key of `LOSSES`.
+        model: the encoder that is trained.
+        options: arguments of the class; those the word fixes cannot be given.
+
+    Raises:
+        ConfigError: an unknown word, an option the class does not take, or one that the word fixes.
+        InputError: an option outside its range.
+    """
+    check_loss_options(word, options)
+    entry = LOSSES[word]
+    loss: GradedLoss = _class_of(word)(model, **entry.fixed, **options)
+    return loss
+
+
+def check_loss_options(word: str, options: Mapping[str, Any]) -> None:
+    """Refuse an option the loss does not take, before anything is loaded.
+
+    Raises:
+        ConfigError: names the option, the ones there are and the closest.
+    """
+    if word not in LOSSES:
+        raise ConfigError(
+            f"loss: got {word!r}; expected one of {', '.join(LOSSES)}; to mend: {did_you_mean(word, LOSSES)}"
+        )
+    fixed = LOSSES[word].fixed
+    parameters = inspect.signature(_class_of(word).__init__).parameters
+    known = [name for name in parameters if name not in ("self", "model", *fixed)]
+    for name in options:
+        if name in fixed:
+            raise ConfigError(
+                f"loss_options: got {name!r}; expected it left out, loss {word!r} sets it to {fixed[name]!r}; "
+                "to mend: drop it, or choose another loss"
+            )
+        if name not in known:
+            raise ConfigError(
+                f"loss_options: got {name!r}; expected one of {', '.join(known)} for loss {word!r}; "
+                f"to mend: {did_you_mean(name, known)}"
+            )
+
+
+def _class_of(word: str) -> type[GradedLoss]:
+    entry = LOSSES[word]
+    kind: type[GradedLoss] = getattr(import_module(f"bixse.losses.{entry.module}"), entry.name)
+    return kind

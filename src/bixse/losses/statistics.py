@@ -1,0 +1,51 @@
+"""Figures of a batch for the log, without the B x N matrix."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from bixse.losses.targets import GradedTargets
+
+CELLS_AT_ONCE = 2**16
+"""Known cells whose two embeddings are multiplied at a time."""
+
+
+@torch.no_grad()
+def mean_logits(
+    queries: Tensor,
+    documents: Tensor,
+    targets: GradedTargets,
+    logit_scale: Tensor | float,
+    logit_bias: Tensor | float = 0.0,
+) -> tuple[Tensor, Tensor]:
+    """Mean logit of the relevant cells (z >= 0.5) and of all other cells that count.
+
+    The mean over all cells needs only the mean query and the mean document.
+
+    Args:
+        queries: (B, D).
+        documents: (N, D).
+        targets: known relevance; masked cells are left out.
+        logit_scale: alpha.
+        logit_bias: beta.
+
+    Returns:
+        Two scalars; NaN where there is no such cell.
+    """
+    cosines = _known_cosines(queries, documents, targets)
+    relevant, masked = targets.relevance >= 0.5, targets.relevance.isnan()
+    total = len(queries) * len(documents) * (queries.float().mean(dim=0) @ documents.float().mean(dim=0))
+    number = len(queries) * len(documents) - int(relevant.sum()) - int(masked.sum())
+    others = (total - cosines[relevant | masked].sum()) / number if number > 0 else total * math.nan
+    return logit_scale * cosines[relevant].mean() + logit_bias, logit_scale * others + logit_bias
+
+
+def _known_cosines(queries: Tensor, documents: Tensor, targets: GradedTargets) -> Tensor:
+    """(M,) q.d of the known cells."""
+    parts = zip(targets.rows.split(CELLS_AT_ONCE), targets.columns.split(CELLS_AT_ONCE), strict=True)
+    return torch.cat([(queries[r].float() * documents[c].float()).sum(dim=1) for r, c in parts])
