@@ -71,6 +71,29 @@ class TestEmbedFeatures:
         parts = embed_features(tiny_decoder, features, texts_per_pass)
         torch.testing.assert_close(parts, whole, rtol=1e-5, atol=1e-6)
 
+    @pytest.mark.parametrize("texts_per_pass", [1, 3, 7])
+    @pytest.mark.parametrize("side", [padded_left, dict])
+    def test_a_prompt_is_left_out_of_the_pooling_whatever_padding_is_trimmed(self, tiny_model, texts_per_pass, side):
+        from sentence_transformers.sentence_transformer.modules import Pooling
+
+        features = side(tiny_model.preprocess(TEXTS, prompt="find the list of "))
+        words, pooling = torch.nn.Embedding(200, 8), Pooling(8, include_prompt=False)
+
+        def encoder(part):
+            return pooling({**part, "token_embeddings": words(part["input_ids"])})
+
+        rows = zip(features["input_ids"], features["attention_mask"], strict=True)
+        expected = torch.stack([words(tokens[mask.bool()][5:]).mean(0) for tokens, mask in rows])
+        torch.testing.assert_close(embed_features(encoder, features, texts_per_pass), expected)
+
+    @pytest.mark.parametrize("cached", [True, False])
+    def test_embeddings_are_cut_to_the_dimensions_of_the_model_wrapped_or_not(self, tiny_model, cached):
+        features = tiny_model.preprocess(TEXTS)
+        whole = embed_features(tiny_model, features, 3, cached)
+        tiny_model.truncate_dim = 5
+        for model in (tiny_model, torch.nn.DataParallel(tiny_model)):
+            torch.testing.assert_close(embed_features(model, features, 3, cached), whole[:, :5])
+
     def test_gradients_equal_those_of_one_pass(self, tiny_model):
         features = tiny_model.preprocess(TEXTS)
         target = torch.linspace(-1, 1, len(TEXTS) * 32).view(len(TEXTS), 32)

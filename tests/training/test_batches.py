@@ -77,3 +77,44 @@ def test_prompts_are_put_before_their_own_column(tiny_model):
     prompted = GradedCollator(tiny_model.preprocess, pairs, prompts={"query": "find "})(pairs.groups())
     assert prompted["query_attention_mask"].sum() > plain["query_attention_mask"].sum()
     assert torch.equal(prompted["document_input_ids"], plain["document_input_ids"])
+
+
+def pairs_of(*rows: tuple[str, str, str, str, float]) -> GradedPairs:
+    """Rows of query id, query, document id, document, relevance."""
+    names = ("query_id", "query", "document_id", "document", "relevance")
+    return GradedPairs.from_rows(dict(zip(names, row, strict=True)) for row in rows)
+
+
+@pytest.mark.parametrize("in_batch", ["known", "paper"])
+def test_a_text_under_two_ids_is_one_column_and_never_its_own_negative(tiny_model, in_batch):
+    pairs = pairs_of(
+        ("a", "copy", "d1", "a file", 1.0), ("b", "move", "d2", "a file", 0.5), ("b", "move", "e", "b", 0.0)
+    )
+    batch = GradedCollator(tiny_model.preprocess, pairs, in_batch)(pairs.groups())
+    assert batch["document_input_ids"].shape[0] == 2
+    assert sorted(batch["label"].tolist()) == [[0, 0, 1.0], [1, 0, 0.5], [1, 1, 0.0]]
+
+
+def test_a_grade_known_under_one_id_of_a_text_holds_under_all(tiny_model):
+    pairs = pairs_of(
+        ("a", "copy", "d1", "a file", 1.0), ("a", "copy", "e", "b", 0.0), ("b", "move", "d2", "a file", 0.5)
+    )
+    group_a, group_b = pairs.groups()
+    group_a = type(group_a)("a", "copy", ["e"], ["b"], [0.0])
+    batch = GradedCollator(tiny_model.preprocess, pairs)([group_a, group_b])
+    assert sorted(batch["label"].tolist()) == [[0, 0, 0.0], [0, 1, 1.0], [1, 1, 0.5]]
+
+
+def test_two_queries_of_one_text_share_what_is_known(tiny_model):
+    pairs = pairs_of(("a", "copy", "d", "a file", 1.0), ("b", "copy", "e", "b", 0.25))
+    batch = GradedCollator(tiny_model.preprocess, pairs)(pairs.groups())
+    assert sorted(batch["label"].tolist()) == [[0, 0, 1.0], [0, 1, 0.25], [1, 0, 1.0], [1, 1, 0.25]]
+
+
+@pytest.mark.parametrize("in_batch", ["known", "paper"])
+def test_grades_of_the_same_texts_that_differ_are_averaged(tiny_model, in_batch):
+    rows = [("a", "copy", "d1", "a file", 1.0), ("a", "copy", "d2", "a file", 0.0), ("b", "copy", "d1", "a file", 0.5)]
+    pairs = pairs_of(*rows)
+    collate = GradedCollator(tiny_model.preprocess, pairs, in_batch)
+    assert sorted(collate(pairs.groups())["label"].tolist()) == [[0, 0, 0.5], [1, 0, 0.5]]
+    assert collate(pairs.groups()[:1])["label"].tolist() == [[0, 0, 0.5]]

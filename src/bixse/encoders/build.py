@@ -7,8 +7,9 @@ import io
 import logging
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from bixse.encoders.parts import input_parts
 from bixse.errors import ModelError
 
 if TYPE_CHECKING:
@@ -69,6 +70,8 @@ sentence-transformers or transformers model, or a hub name (owner/name); to mend
             "in the model's files; to mend: check that config.json and the weights belong together"
         )
     _check_is_encoder(model, str(name_or_path))
+    for part in input_parts(model):
+        _keep_within_positions(part)
     if max_length is not None:
         own = _longest_input(model)
         if max_length < 4 or (own is not None and max_length > own):
@@ -81,12 +84,18 @@ sentence-transformers or transformers model, or a hub name (owner/name); to mend
 
 
 def set_dropout(model: SentenceTransformer, probability: float) -> None:
-    """Set every dropout layer of the encoder, attention included, to one probability in [0, 1)."""
+    """Set every dropout of the encoder, attention included, to one probability in [0, 1).
+
+    Most layers are `nn.Dropout`; attention often keeps its probability as a plain number (ModernBERT, Qwen, Llama).
+    """
     from torch import nn
 
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = probability
+        for name, value in list(vars(module).items()):
+            if "dropout" in name and isinstance(value, (int, float)) and not isinstance(value, bool):
+                setattr(module, name, probability)
 
 
 @contextlib.contextmanager
@@ -192,10 +201,29 @@ def _check_is_encoder(model: SentenceTransformer, name: str) -> None:
 
 
 def _longest_input(model: SentenceTransformer) -> int | None:
-    """Positions of the backbone, or None where it has no such limit."""
-    config = getattr(model[0], "config", None) or getattr(getattr(model[0], "auto_model", None), "config", None)
+    """Tokens that every backbone has positions for, or None where none has such a limit."""
+    return min((tokens for part in input_parts(model) if (tokens := _positions(part)) is not None), default=None)
+
+
+def _positions(part: Any) -> int | None:
+    """Tokens that a module has positions for, or None where it has no such limit."""
+    config = getattr(part, "config", None) or getattr(getattr(part, "auto_model", None), "config", None)
     positions = getattr(config, "max_position_embeddings", None)
-    return int(positions) if positions else None
+    return int(positions) - _unused_positions(part) if positions and positions > 0 else None
+
+
+def _unused_positions(part: Any) -> int:
+    """Positions no token takes: the RoBERTa family counts them from `padding_idx + 1` on."""
+    tables = [getattr(module, "position_embeddings", None) for module in part.modules()]
+    padding = [getattr(table, "padding_idx", None) for table in tables]
+    return max((index + 1 for index in padding if index is not None), default=0)
+
+
+def _keep_within_positions(part: Any) -> None:
+    """Lower a length limit that counts unused positions: the last tokens of so long a text would have none."""
+    tokens, length = _positions(part), getattr(part, "max_seq_length", None)
+    if tokens is not None and length is not None and _unused_positions(part) and length > tokens:
+        part.max_seq_length = tokens
 
 
 def _first_line(error: Exception) -> str:

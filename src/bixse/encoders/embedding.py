@@ -29,11 +29,14 @@ def embed_features(model: Encoder, features: Features, texts_per_pass: int = 32,
         cached: keep no activations; the backward pass computes those of one pass at a time, dropout drawn as before.
 
     Returns:
-        (N, D) embeddings in the order of the rows, not normalised.
+        (N, D) embeddings in the order of the rows, cut to the model's `truncate_dim` if it has one, not normalised.
     """
+    # a distributed wrapper keeps the encoder as its `module`
+    dimensions: int | None = getattr(getattr(model, "module", model), "truncate_dim", None)
 
     def one_pass(given: dict[str, Any]) -> Tensor:
-        return model(dict(given))["sentence_embedding"]  # the encoder adds its states to the dictionary it is given
+        embeddings = model(dict(given))["sentence_embedding"]  # the encoder adds its states to the dictionary
+        return embeddings[:, :dimensions]
 
     def embed(given: dict[str, Any]) -> Tensor:
         if cached and torch.is_grad_enabled():

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from bixse.encoders.embedding import embed_features
+from bixse.encoders.prompts import prompt_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
     from sentence_transformers import SentenceTransformer
+
+    from bixse.encoders.prompts import Kind
 
 TEXTS_PER_BLOCK = 512
 """Texts tokenised together; sorted by length, so a block holds texts of like length."""
@@ -44,32 +47,32 @@ def autocast(device: torch.device | str, bf16: bool | None = None) -> AbstractCo
 def encode_texts(
     model: SentenceTransformer,
     texts: Sequence[str],
-    kind: Literal["query", "document"],
+    kind: Kind,
     bf16: bool | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> NDArray[np.float32]:
-    """Embed texts, L2-normalised, with the model's own prompt for queries or documents.
+    """Embed texts, L2-normalised, as the model's own `encode_query` or `encode_document` would.
 
     Args:
         model: the encoder; put into evaluation mode for the call.
         texts: N texts.
-        kind: which of the model's prompts to use.
+        kind: chooses the prompt, and the route of a model with a router.
         bf16: compute in bf16; None: where it is fast.
         progress: called with the number of texts done since the last call.
 
     Returns:
-        (N, D) float32.
+        (N, D) float32; D is `truncate_dim` for a model that cuts its embeddings.
     """
     was_training = model.training
     model.eval()
     order = np.argsort([len(text) for text in texts], kind="stable")
     dimensions = model.get_embedding_dimension() or 0
     embeddings = np.zeros((len(texts), dimensions), dtype=np.float32)
-    prompt = (model.prompts or {}).get(kind) or None
+    prompt = prompt_for(model, kind)
     try:
         for start in range(0, len(texts), TEXTS_PER_BLOCK):
             rows = order[start : start + TEXTS_PER_BLOCK]
-            features = model.preprocess([texts[row] for row in rows], prompt=prompt)
+            features = model.preprocess([texts[row] for row in rows], prompt=prompt, task=kind)
             features = {n: v.to(model.device) if isinstance(v, torch.Tensor) else v for n, v in features.items()}
             with autocast(model.device, bf16):
                 block = embed_features(model, features)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from pprint import pformat
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,6 +12,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from bixse.data.files import write_atomically
+from bixse.encoders.encode import bf16_is_fast
+from bixse.encoders.parts import parts_of
+from bixse.encoders.prompts import prompt_for
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -25,26 +29,46 @@ STORE_FOLDER = ".bixse-embeddings"
 """Folder inside a collection folder."""
 
 
-def embeddings_key(model: SentenceTransformer, corpus: Mapping[str, Document]) -> str:
-    """Hash of everything document embeddings depend on: weights, modules, prompts, length limit, ids and texts.
+def embeddings_key(model: SentenceTransformer, corpus: Mapping[str, Document], bf16: bool | None = None) -> str:
+    """Hash of everything document embeddings depend on.
+
+    That is: the weights, the modules and their settings, the tokenizers, the document prompt, the length limit, the
+    dimensions, the numbers computed with, and the ids and texts.
 
     Args:
         model: the encoder.
         corpus: document id -> document.
+        bf16: as given to `encode_texts`.
     """
     digest = hashlib.sha256()
     for name, tensor in sorted(model.state_dict().items()):
-        digest.update(name.encode())
+        digest.update(f"{name} {tensor.dtype}".encode())
         digest.update(tensor.detach().cpu().contiguous().view(-1).float().numpy().tobytes())
-    for module in model:
+    for module in parts_of(model):
         backbone = getattr(getattr(module, "auto_model", None), "config", None)
         own: dict[str, Any] = getattr(module, "get_config_dict", dict)()
         settings = (own, {n: v for n, v in backbone.to_dict().items() if n != "_name_or_path"} if backbone else {})
-        digest.update(json.dumps([type(module).__name__, settings], sort_keys=True, default=str).encode())
-    digest.update(repr((model.max_seq_length, sorted((model.prompts or {}).items()))).encode())
+        digest.update(pformat([type(module).__name__, settings]).encode())  # sorts keys, those of a router too
+        digest.update(_tokenizer_content(getattr(module, "tokenizer", None)).encode())
+        digest.update(repr(getattr(module, "max_seq_length", None)).encode())
+    in_bf16 = bf16_is_fast(model.device) if bf16 is None else bf16
+    digest.update(repr((prompt_for(model, "document"), model.truncate_dim, in_bf16)).encode())
     for identifier, document in corpus.items():
         digest.update(repr((identifier, document.content)).encode())
     return digest.hexdigest()[:32]
+
+
+def _tokenizer_content(tokenizer: Any) -> str:
+    """All that decides which tokens a text becomes, except the length limit; the same after saving and loading."""
+    backend = getattr(tokenizer, "backend_tokenizer", tokenizer)
+    sides = [getattr(tokenizer, name, None) for name in ("truncation_side", "padding_side")]
+    if hasattr(backend, "to_str"):
+        content = json.loads(backend.to_str())
+        kept = {name: value for name, value in content.items() if name not in ("truncation", "padding")}  # of a call
+        return json.dumps([sides, kept], sort_keys=True)
+    words = tokenizer.get_vocab() if hasattr(tokenizer, "get_vocab") else {}
+    special = getattr(tokenizer, "special_tokens_map", {})
+    return json.dumps([type(tokenizer).__name__, sides, words, special], sort_keys=True, default=str)
 
 
 class EmbeddingStore:

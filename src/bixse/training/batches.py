@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
-import torch
 from torch.utils.data import Dataset, Sampler
 
 from bixse.data.graded_pairs import GradedPairs, QueryGroup
@@ -105,6 +104,9 @@ class GradedCollator:
         prompts: prompt of the columns "query" and "document".
 
     A batch of B groups holds `query_*` (B rows), `document_*` (N distinct documents) and `label` (M, 3).
+
+    Texts count, not ids: one text under two ids is one column, and what is known of it under one id holds under all.
+    Grades of one (query text, document text) that differ between ids are averaged over the training pairs.
     """
 
     def __init__(
@@ -117,29 +119,31 @@ class GradedCollator:
         self.preprocess = preprocess
         self.in_batch: InBatch = in_batch
         self.prompts = dict(prompts or {})
+        grades: dict[str, dict[str, list[float]]] = {}
+        for group in pairs.groups():
+            known = grades.setdefault(group.query, {})
+            for document, relevance in zip(group.documents, group.relevance, strict=True):
+                known.setdefault(document, []).append(relevance)
         self.graded: dict[Hashable, dict[Hashable, float]] = {
-            group.query_id: dict(zip(group.document_ids, group.relevance, strict=True)) for group in pairs.groups()
+            query: {document: sum(given) / len(given) for document, given in known.items()}
+            for query, known in grades.items()
         }
         self.valid_label_columns = ["label"]
 
     def __call__(self, groups: Sequence[QueryGroup]) -> dict[str, Any]:
         """One batch of B groups."""
-        column_of: dict[str, int] = {}
-        texts: list[str] = []
-        for group in groups:
-            for document_id, document in zip(group.document_ids, group.documents, strict=True):
-                if document_id not in column_of:
-                    column_of[document_id] = len(texts)
-                    texts.append(document)
+        queries = [group.query for group in groups]
+        documents = list(dict.fromkeys(document for group in groups for document in group.documents))
+        column_of = {document: column for column, document in enumerate(documents)}
         targets = GradedTargets.from_ids(
-            [group.query_id for group in groups],
-            list(column_of),
+            queries,
+            documents,
             self.graded,
-            own=[[column_of[document_id] for document_id in group.document_ids] for group in groups],
+            own=[[column_of[document] for document in group.documents] for group in groups],
             in_batch=self.in_batch,
         )
         batch: dict[str, Any] = {"label": targets.table()}
-        for name, column in (("query", [group.query for group in groups]), ("document", texts)):
-            features = self.preprocess(column, prompt=self.prompts.get(name))
-            batch.update({f"{name}_{key}": value for key, value in features.items() if isinstance(value, torch.Tensor)})
+        for name, column in (("query", queries), ("document", documents)):
+            features = self.preprocess(column, prompt=self.prompts.get(name), task=name)
+            batch.update({f"{name}_{key}": value for key, value in features.items()})  # prompt_length is no tensor
         return batch

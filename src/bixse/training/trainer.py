@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,8 +12,11 @@ from typing import TYPE_CHECKING, Any
 from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
 from torch.utils.data import DataLoader
 
+from bixse.encoders.parts import input_parts
+from bixse.encoders.prompts import prompt_for
 from bixse.errors import TrainingError
 from bixse.training.batches import GradedCollator, GroupBatchSampler, GroupDataset
+from bixse.training.checks import check_finite
 from bixse.training.loss_state import load_loss_state, save_loss_state
 
 if TYPE_CHECKING:
@@ -92,7 +96,8 @@ class GradedTrainer(SentenceTransformerTrainer):
         self.train_pairs = train_pairs
         self.seconds_in_steps = 0.0
         """Wall time of the training steps alone, evaluation and saving excluded."""
-        given_prompts = {**model.prompts, **(args.prompts if isinstance(args.prompts, dict) else {})}
+        own_prompts = {"query": prompt_for(model, "query"), "document": prompt_for(model, "document")}
+        given_prompts = {**own_prompts, **(args.prompts if isinstance(args.prompts, dict) else {})}
         prompts = {name: text for name, text in given_prompts.items() if isinstance(text, str)}
         super().__init__(
             model=model,
@@ -106,19 +111,22 @@ class GradedTrainer(SentenceTransformerTrainer):
         )
 
     def get_train_dataloader(self) -> DataLoader[Any]:
+        """Batches of query groups, placed on the device."""
+        prepared: DataLoader[Any] = self.accelerator.prepare(self.train_batches())
+        return prepared
+
+    def train_batches(self) -> DataLoader[Any]:
         """Batches of query groups, a function of (seed, epoch)."""
         arguments = self.args
         dataset = GroupDataset(self.train_pairs, arguments.documents_per_query, arguments.seed)
         sampler = GroupBatchSampler(len(dataset), arguments.train_batch_size, arguments.seed)
-        loader: DataLoader[Any] = DataLoader(
+        return DataLoader(
             dataset,
             batch_sampler=sampler,
             collate_fn=self.data_collator,
             num_workers=arguments.dataloader_num_workers,
             pin_memory=arguments.dataloader_pin_memory,
         )
-        prepared: DataLoader[Any] = self.accelerator.prepare(loader)
-        return prepared
 
     def get_decay_parameter_names(self, model: torch.nn.Module) -> list[str]:
         """The loss's own parameters take no weight decay."""
@@ -133,18 +141,20 @@ class GradedTrainer(SentenceTransformerTrainer):
         if not bool(loss.isfinite()):
             raise TrainingError(
                 f"training: got loss {float(loss)} at step {self.state.global_step + 1}; expected a finite number; "
-                "to mend: lower learning_rate or set max_grad_norm; the last checkpoint is kept"
+                "to mend: lower learning_rate or set max_grad_norm, and give another --out folder"
             )
         return loss
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Add the loss's figures (bias, scale, mean logits) to each training entry."""
+        """Add the loss's figures (bias, scale, mean logits) to each training entry, where there are any."""
         if "loss" in logs:
-            logs = {**logs, **{name: float(value) for name, value in self.loss.statistics.items()}}
+            figures = {name: float(value) for name, value in self.loss.statistics.items()}
+            logs = {**logs, **{name: value for name, value in figures.items() if math.isfinite(value)}}
         super().log(logs, start_time)
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
         """Encoder, tokenizer and loss state, all as safetensors or JSON (no pickled arguments)."""
+        check_finite(self.loss, self.state.global_step)
         folder = Path(output_dir or self.args.output_dir or "tmp_trainer")
         folder.mkdir(parents=True, exist_ok=True)
         self.model.save_pretrained(str(folder), create_model_card=False)
@@ -159,15 +169,17 @@ class GradedTrainer(SentenceTransformerTrainer):
 def shortened_preprocess(model: SentenceTransformer, max_length: int | None) -> Callable[..., Mapping[str, Any]]:
     """The model's tokenisation, reading at most `max_length` tokens of a text."""
 
-    def preprocess(texts: list[str], prompt: str | None = None) -> Mapping[str, Any]:
-        own = model.max_seq_length
-        if max_length is not None:
-            model.max_seq_length = max_length if own is None else min(own, max_length)
+    def preprocess(texts: list[str], prompt: str | None = None, task: str | None = None) -> Mapping[str, Any]:
+        parts: list[Any] = input_parts(model) if max_length is not None else []
+        own = [part.max_seq_length for part in parts]
         try:
-            features: Mapping[str, Any] = model.preprocess(texts, prompt=prompt)
+            for part, length in zip(parts, own, strict=True):
+                part.max_seq_length = max_length if length is None else min(length, max_length)
+            features: Mapping[str, Any] = model.preprocess(texts, prompt=prompt, task=task)
             return features
         finally:
-            model.max_seq_length = own
+            for part, length in zip(parts, own, strict=True):
+                part.max_seq_length = length
 
     return preprocess
 

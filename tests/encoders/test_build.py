@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+import shutil
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from torch import nn
+
+from bixse.encoders.build import build_encoder, set_dropout
+from bixse.errors import ModelError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from bixse.encoders.relevance_model import RelevanceModel
+
+
+@pytest.fixture
+def roberta_path(tiny_model_path: Path, tmp_path: Path) -> Path:
+    """A RoBERTa with 20 positions, of which padding takes two, and a tokenizer of ours without a limit."""
+    from transformers import AutoTokenizer, RobertaConfig, RobertaModel
+
+    tokenizer = AutoTokenizer.from_pretrained(str(tiny_model_path))
+    tokenizer.model_max_length = 10**6
+    tokenizer.save_pretrained(tmp_path / "roberta")
+    torch.manual_seed(0)
+    config = RobertaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=32,
+        max_position_embeddings=20,
+        pad_token_id=1,
+    )
+    RobertaModel(config).save_pretrained(tmp_path / "roberta")
+    return tmp_path / "roberta"
+
+
+class TestPositionsOfRoberta:
+    def test_twenty_positions_hold_eighteen_tokens(self, roberta_path: Path) -> None:
+        with pytest.raises(ModelError, match="got 19; expected 4 to 18 tokens"):
+            build_encoder(roberta_path, 19, device="cpu")
+        model = build_encoder(roberta_path, 18, device="cpu")
+        assert model.encode("copy " * 50).shape == (32,)
+
+    def test_a_text_of_any_length_is_read_when_no_length_is_asked_for(self, roberta_path: Path) -> None:
+        model = build_encoder(roberta_path, device="cpu")
+        assert model.max_seq_length == 18
+        assert model.encode("copy " * 50).shape == (32,)
+
+    def test_a_bert_has_a_token_for_each_position(self, tiny_model_path: Path, tmp_path: Path) -> None:
+        shutil.copytree(tiny_model_path, tmp_path / "bert")
+        assert build_encoder(tmp_path / "bert", 64, device="cpu").max_seq_length == 64
+        with pytest.raises(ModelError, match="got 65; expected 4 to 64 tokens"):
+            build_encoder(tmp_path / "bert", 65, device="cpu")
+
+
+class TestDropout:
+    def test_every_layer_of_a_bert(self, tiny_model: RelevanceModel) -> None:
+        set_dropout(tiny_model, 0.3)
+        assert {module.p for module in tiny_model.modules() if isinstance(module, nn.Dropout)} == {0.3}
+
+    @pytest.mark.parametrize("attention", ["eager", "sdpa"])
+    @pytest.mark.parametrize("before", [0.0, 0.1])
+    def test_attention_that_keeps_its_probability_as_a_number(self, attention: str, before: float) -> None:
+        from transformers import ModernBertConfig, ModernBertModel
+
+        torch.manual_seed(0)
+        config = ModernBertConfig(
+            vocab_size=50,
+            hidden_size=32,
+            intermediate_size=32,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            pad_token_id=0,
+            bos_token_id=1,
+            cls_token_id=1,
+            eos_token_id=2,
+            sep_token_id=2,
+            attention_dropout=before,
+            embedding_dropout=before,
+            mlp_dropout=before,
+            attn_implementation=attention,
+        )
+        model = ModernBertModel(config).train()
+        tokens = torch.arange(1, 21)[None]
+
+        def varies() -> bool:
+            return not torch.equal(model(tokens).last_hidden_state, model(tokens).last_hidden_state)
+
+        assert varies() == (before > 0)
+        set_dropout(model, 0.0)  # type: ignore[arg-type]
+        assert not varies()
+        for module in model.modules():
+            if hasattr(module, "attention_dropout"):
+                module.attention_dropout = 0.5
+        assert varies()
+        set_dropout(model, 0.0)  # type: ignore[arg-type]
+        assert not varies()
+        set_dropout(model, 0.2)  # type: ignore[arg-type]
+        assert {module.attention_dropout for module in model.modules() if hasattr(module, "attention_dropout")} == {0.2}
+        assert config.attention_dropout == before, "dropout of a training run is not saved with the model"

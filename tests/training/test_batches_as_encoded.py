@@ -1,0 +1,136 @@
+"""A text has the same embedding in a training batch and when it is encoded for search."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.functional import normalize
+
+from bixse.data.graded_pairs import GradedPairs
+from bixse.encoders.embedding import embed_features
+from bixse.encoders.encode import encode_texts
+from bixse.encoders.relevance_model import RelevanceModel
+from bixse.losses import BiXSELoss
+from bixse.training.trainer import GradedTrainer, GradedTrainingArguments
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+DOCUMENTS = [
+    "copy",
+    "move a file",
+    "sort the list of words in a file",
+    "time",
+    "read the text in the folder and sort it",
+]
+PAIRS = GradedPairs.from_rows(
+    {"query": query, "document": document, "relevance": number / 10}
+    for query in ("how do i copy", "sort")
+    for number, document in enumerate(DOCUMENTS)
+)
+
+
+def trainer_of(model: RelevanceModel, folder: Path, **changes: Any) -> GradedTrainer:
+    settings = {"per_device_train_batch_size": 2, "max_steps": 1, "report_to": "none", "disable_tqdm": True, **changes}
+    return GradedTrainer(model, GradedTrainingArguments(str(folder), **settings), PAIRS, BiXSELoss(model))
+
+
+def batch_embeddings(trainer: GradedTrainer, model: RelevanceModel, passes: int) -> tuple[np.ndarray, np.ndarray]:
+    """Embeddings of the queries and documents of PAIRS, L2-normalised, as the loss would see them."""
+    features, _ = trainer.collect_features(trainer.data_collator(PAIRS.groups()))
+    model.eval()
+    with torch.no_grad():
+        queries, documents = (normalize(embed_features(model, part, passes), dim=-1).numpy() for part in features)
+    return queries, documents
+
+
+def check_equal(trainer: GradedTrainer, model: RelevanceModel, passes: int = 2) -> None:
+    queries, documents = batch_embeddings(trainer, model, passes)
+    expected = encode_texts(model, ["how do i copy", "sort"], "query", bf16=False)
+    np.testing.assert_allclose(queries, expected, atol=1e-6)
+    np.testing.assert_allclose(documents, encode_texts(model, DOCUMENTS, "document", bf16=False), atol=1e-6)
+
+
+@pytest.mark.parametrize("passes", [2, 32])
+@pytest.mark.parametrize("include_prompt", [True, False])
+def test_a_prompt_is_pooled_or_left_out_alike(
+    tiny_model: RelevanceModel, tmp_path: Path, include_prompt: bool, passes: int
+) -> None:
+    tiny_model.prompts = {"query": "find the list of ", "document": "text of a disk "}
+    tiny_model[1].include_prompt = include_prompt
+    trainer = trainer_of(tiny_model, tmp_path)
+    check_equal(trainer, tiny_model, passes)
+    features, _ = trainer.collect_features(trainer.data_collator(PAIRS.groups()))
+    assert [part["prompt_length"] for part in features] == [5, 5]
+
+
+def test_what_the_pooling_leaves_out_changes_the_embeddings_of_a_batch(
+    tiny_model: RelevanceModel, tmp_path: Path
+) -> None:
+    tiny_model.prompts = {"query": "find the list of ", "document": "text of a disk "}
+    trainer = trainer_of(tiny_model, tmp_path)
+    included = batch_embeddings(trainer, tiny_model, 2)
+    tiny_model[1].include_prompt = False
+    left_out = batch_embeddings(trainer, tiny_model, 2)
+    assert all(np.abs(a - b).max() > 0.01 for a, b in zip(included, left_out, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("prompts", "default"), [({"query": "find ", "passage": "text "}, None), ({"any": "sort ", "query": ""}, "any")]
+)
+def test_prompts_under_every_name_sentence_transformers_knows(
+    tiny_model: RelevanceModel, tmp_path: Path, prompts: dict[str, str], default: str | None
+) -> None:
+    tiny_model.prompts, tiny_model.default_prompt_name = prompts, default
+    trainer = trainer_of(tiny_model, tmp_path)
+    expected = {"passage": "text ", "any": "sort "}["any" if default else "passage"]
+    assert trainer.data_collator.prompts["document"] == expected
+    check_equal(trainer, tiny_model)
+
+
+def test_a_router_takes_the_route_of_each_column_and_every_route_is_shortened_and_restored(
+    tiny_model_path: Path, tmp_path: Path
+) -> None:
+    from sentence_transformers.base.modules import Router
+
+    query, document = (list(RelevanceModel(str(tiny_model_path), device="cpu").children()) for _ in range(2))
+    with torch.no_grad():
+        for parameter in query[0].parameters():
+            parameter.mul_(1.5)
+    document[0].max_seq_length = 6
+    model = RelevanceModel(modules=[Router.for_query_document(query, document)], device="cpu")
+    check_equal(trainer_of(model, tmp_path), model)
+    batch = trainer_of(model, tmp_path, train_max_length=4).data_collator(PAIRS.groups())
+    assert (batch["query_input_ids"].shape[1], batch["document_input_ids"].shape[1]) == (4, 4)
+    assert (query[0].max_seq_length, document[0].max_seq_length) == (32, 6)
+
+
+def test_truncated_embeddings_are_truncated_in_training(
+    tiny_model: RelevanceModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiny_model.truncate_dim = 8
+    seen = []
+    compute = BiXSELoss.compute_loss_from_embeddings
+
+    def look(loss: BiXSELoss, queries: torch.Tensor, documents: torch.Tensor, *rest: Any) -> torch.Tensor:
+        seen.append((queries.detach(), documents.detach()))
+        return compute(loss, queries, documents, *rest)
+
+    monkeypatch.setattr(BiXSELoss, "compute_loss_from_embeddings", look)
+    trainer = trainer_of(tiny_model, tmp_path)
+    check_equal(trainer, tiny_model)
+    trainer.train()
+    for vectors in seen[0]:
+        assert vectors.shape[1] == 8
+        torch.testing.assert_close(vectors.norm(dim=1), torch.ones(len(vectors)))
+
+
+def test_a_run_with_a_prompt_that_is_not_pooled(tiny_model: RelevanceModel, tmp_path: Path) -> None:
+    tiny_model.prompts = {"query": "find the list of "}
+    tiny_model[1].include_prompt = False
+    trainer = trainer_of(tiny_model, tmp_path)
+    trainer.train()
+    assert trainer.state.global_step == 1
