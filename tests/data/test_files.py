@@ -2,14 +2,18 @@ from __future__ import annotations
 
 import errno
 import os
-import tempfile
+import stat
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from bixse.data.files import file_hash, is_unicode, read_settings, read_text, write_atomically
+from bixse.data.files import file_hash, is_unicode, read_settings, read_text, storage_errors, write_atomically
 from bixse.errors import ConfigError, InputError, StorageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 def write(folder: Path, content: bytes) -> Path:
@@ -74,23 +78,6 @@ def no_space(*_: Any, **__: Any) -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-class FullFile:
-    """A file on a disk that is full: what is written before the end is kept, then it fails."""
-
-    def __init__(self, handle: int, mode: str) -> None:
-        self.handle = handle
-
-    def __enter__(self) -> FullFile:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        os.close(self.handle)
-
-    def write(self, data: bytes) -> None:
-        os.write(self.handle, data[:3])
-        no_space()
-
-
 @pytest.mark.parametrize("old", [None, b"old content"])
 def test_a_full_disk_leaves_the_old_file_and_nothing_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, old: bytes | None
@@ -98,7 +85,7 @@ def test_a_full_disk_leaves_the_old_file_and_nothing_else(
     path = tmp_path / "file.txt"
     if old is not None:
         path.write_bytes(old)
-    monkeypatch.setattr(os, "fdopen", FullFile)
+    monkeypatch.setattr(os, "fsync", no_space)
     with pytest.raises(StorageError, match=r"file.txt: got No space left on device; .* free disk space"):
         write_atomically(path, "new content")
     monkeypatch.undo()
@@ -127,8 +114,10 @@ def test_an_unwritable_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     def denied(*_: Any, **__: Any) -> None:
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
-    monkeypatch.setattr(tempfile, "mkstemp", denied)
-    with pytest.raises(StorageError, match="got Permission denied; expected to write there"):
+    monkeypatch.setattr(Path, "open", denied)
+    with pytest.raises(
+        StorageError, match=r"got Permission denied; expected to write there; .*make the folder writable"
+    ):
         write_atomically(tmp_path / "new" / "file.txt", "text")
 
 
@@ -139,16 +128,131 @@ def test_a_folder_below_a_file(tmp_path: Path) -> None:
 
 def test_a_folder_where_the_file_should_be(tmp_path: Path) -> None:
     (tmp_path / "taken").mkdir()
-    with pytest.raises(StorageError):
+    with pytest.raises(StorageError, match=r"taken: got a folder; expected .*; to mend: "):
         write_atomically(tmp_path / "taken", "text")
     assert [entry.name for entry in tmp_path.iterdir()] == ["taken"]
 
 
-def test_writing_makes_folders_and_readable_files(tmp_path: Path) -> None:
+@contextmanager
+def umask(value: int) -> Iterator[None]:
+    before = os.umask(value)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+@pytest.mark.parametrize(("mask", "expected"), [(0o022, 0o644), (0o077, 0o600), (0o002, 0o664)])
+def test_writing_makes_folders_and_files_of_the_mode_that_is_asked_for(
+    tmp_path: Path, mask: int, expected: int
+) -> None:
     path = tmp_path / "a" / "b" / "file.txt"
-    write_atomically(path, "é\n")
+    with umask(mask):
+        write_atomically(path, "é\n")
     assert path.read_bytes() == b"\xc3\xa9\n"
-    assert path.stat().st_mode & 0o777 == 0o644
+    assert mode(path) == expected
+
+
+@pytest.mark.parametrize("kept", [0o600, 0o640, 0o444])
+def test_a_file_that_is_there_keeps_its_mode(tmp_path: Path, kept: int) -> None:
+    path = write(tmp_path, b"old")
+    path.chmod(kept)
+    with umask(0o022):
+        write_atomically(path, "new")
+    assert (path.read_text(), mode(path)) == ("new", kept)
+
+
+def test_a_link_stays_a_link(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "real" / "file.txt").write_text("old")
+    (tmp_path / "link.txt").symlink_to(Path("real") / "file.txt")
+    write_atomically(tmp_path / "link.txt", "new")
+    assert (tmp_path / "link.txt").is_symlink()
+    assert (tmp_path / "real" / "file.txt").read_text() == "new"
+    (tmp_path / "later.txt").symlink_to(Path("real") / "new.txt")
+    write_atomically(tmp_path / "later.txt", "first")
+    assert (tmp_path / "real" / "new.txt").read_text() == "first"
+    assert sorted(path.name for path in tmp_path.rglob("*.*")) == ["file.txt", "later.txt", "link.txt", "new.txt"]
+
+
+def test_a_device_is_not_replaced(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to("pipe")
+    with pytest.raises(StorageError, match=r"link: got a device; expected a file"):
+        write_atomically(tmp_path / "link", "text")
+    assert (tmp_path / "pipe").is_fifo()
+
+
+def test_the_content_is_on_the_disk_before_the_name_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+    replace, fsync = Path.replace, os.fsync
+    monkeypatch.setattr(os, "fsync", lambda handle: (fsync(handle), done.append("fsync")))
+    monkeypatch.setattr(Path, "replace", lambda path, target: (done.append("replace"), replace(path, target)))
+    write_atomically(tmp_path / "file.txt", "text")
+    assert done == ["fsync", "replace"]
+
+
+# --- errors of storage
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)),
+        OSError(errno.EDQUOT, os.strerror(errno.EDQUOT)),
+        OSError("Not enough free space to write 80000000 bytes after offset 128"),
+        RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 576 vs 534"),
+        RuntimeError("PytorchStreamWriter failed writing file data/0: file write failed"),
+        Exception("Error while serializing: I/O error: No space left on device (os error 28)"),
+    ],
+    ids=lambda error: str(error)[:30],
+)
+def test_a_full_disk_is_recognised(tmp_path: Path, error: Exception) -> None:
+    with (
+        pytest.raises(StorageError, match=r"got .*; expected to write there; to mend: free disk space"),
+        storage_errors(tmp_path),
+    ):
+        raise error
+
+
+@pytest.mark.parametrize(
+    ("number", "mend"),
+    [
+        (errno.ENOENT, "check that the path is right"),
+        (errno.EACCES, "make the folder writable"),
+        (errno.EROFS, "make the folder writable"),
+        (errno.ENOTDIR, "check that the path is right"),
+    ],
+)
+def test_another_fault_of_storage_asks_for_no_space(tmp_path: Path, number: int, mend: str) -> None:
+    with pytest.raises(StorageError) as caught, storage_errors(tmp_path):
+        raise OSError(number, os.strerror(number), "elsewhere.txt")
+    assert f"got {os.strerror(number)} (elsewhere.txt); expected to write there; to mend: {mend}" in str(caught.value)
+    assert "space" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [RuntimeError("mat1 and mat2 shapes cannot be multiplied"), InputError("No space left"), KeyboardInterrupt()],
+    ids=lambda error: type(error).__name__,
+)
+def test_what_is_no_fault_of_storage_passes(tmp_path: Path, error: BaseException) -> None:
+    with pytest.raises(type(error)) as caught, storage_errors(tmp_path):
+        raise error
+    assert caught.value is error
+
+
+@pytest.mark.skipif(not Path("/dev/full").is_char_device(), reason="this system has no /dev/full")
+@pytest.mark.parametrize("numbers", [4, 1_000_000])
+def test_torch_on_a_full_disk(numbers: int) -> None:
+    import torch
+
+    with pytest.raises(StorageError, match="free disk space"), storage_errors(Path("/dev/full")):
+        torch.save({"weight": torch.zeros(numbers)}, "/dev/full")
 
 
 def test_hash_is_that_of_sha256sum(tmp_path: Path) -> None:

@@ -65,10 +65,16 @@ def test_the_same_run_unfinished_goes_on(tmp_path: Path, status: Any) -> None:
     ("command", "config", "inputs", "named"),
     [
         ("evaluate", CONFIG, INPUTS, "`bixse train`, now `bixse evaluate`"),
-        ("train", {**CONFIG, "seed": 1}, INPUTS, "changed: seed"),
-        ("train", {**CONFIG, "seed": 1, "model": "x"}, {"pairs": "xyz"}, "changed: model, seed, pairs"),
-        ("train", {**CONFIG, "new": 1}, INPUTS, "changed: new"),
-        ("train", {"model": "demo", "seed": 0}, INPUTS, "changed: pairs"),
+        ("train", {**CONFIG, "seed": 1}, INPUTS, "(changed: seed (was 0, now 1))"),
+        (
+            "train",
+            {**CONFIG, "seed": 1, "model": "x"},
+            {"pairs": "xyz"},
+            "(changed: model (was 'demo', now 'x'), seed (was 0, now 1), pairs (its content))",
+        ),
+        ("train", {**CONFIG, "new": None}, INPUTS, "(changed: new (was not set, now None))"),
+        ("train", {"model": "demo", "seed": 0}, INPUTS, "(changed: pairs (was 'pairs.csv', now not set))"),
+        ("train", CONFIG, {**INPUTS, "dev/x": "abc"}, "(changed: dev/x (read by one of the two only))"),
     ],
 )
 def test_another_run_is_refused_and_named(
@@ -80,6 +86,46 @@ def test_another_run_is_refused_and_named(
         open_run(tmp_path, command, config, inputs)
     assert named in str(caught.value)
     assert (tmp_path / "run.json").read_bytes() == before
+
+
+def test_a_setting_of_a_section_is_named(tmp_path: Path) -> None:
+    open_run(tmp_path, "train", {"optimizer": {"epochs": 2, "rate": 1e-4}}, INPUTS).save()
+    with pytest.raises(OutputExistsError, match=r"changed: optimizer\.rate \(was 0\.0001, now 0\.001\)\)"):
+        open_run(tmp_path, "train", {"optimizer": {"epochs": 2.0, "rate": 1e-3}}, INPUTS)
+
+
+def test_whole_numbers_are_the_same_with_and_without_a_point(tmp_path: Path) -> None:
+    first = open_run(tmp_path, "evaluate", {"level": 1, "loss": {"scales": [1, 2.5]}}, INPUTS)
+    first.save("finished")
+    second = open_run(tmp_path, "evaluate", {"level": 1.0, "loss": {"scales": [1.0, 2.5]}}, INPUTS)
+    assert second.status == "finished"
+    assert first.fingerprint == second.fingerprint
+
+
+def test_where_an_input_lies_does_not_count(tmp_path: Path) -> None:
+    first = open_run(tmp_path, "train", {**CONFIG, "dev": None}, INPUTS, paths=("pairs", "dev"))
+    first.save("finished")
+    moved = {**CONFIG, "pairs": tmp_path / "elsewhere" / "pairs.csv", "dev": None}
+    second = open_run(tmp_path, "train", moved, INPUTS, paths=("pairs", "dev"))
+    assert second.status == "finished"
+    assert first.fingerprint == second.fingerprint
+    assert json.loads((tmp_path / "run.json").read_text())["config"]["pairs"] == "pairs.csv"
+    with pytest.raises(OutputExistsError, match=r"changed: pairs \(its content\)"):
+        open_run(tmp_path, "train", moved, {"pairs": "xyz"}, paths=("pairs", "dev"))
+
+
+def test_numbers_that_are_none_are_null(tmp_path: Path) -> None:
+    record = open_run(tmp_path, "train", CONFIG, INPUTS)
+    record.results = {"history": [{"step": 1, "mean": float("nan"), "loss": float("inf"), "bias": -1.0}]}
+    record.save("finished")
+
+    def refuse(word: str) -> None:
+        raise AssertionError(word)
+
+    text = (tmp_path / "run.json").read_text()
+    (entry,) = json.loads(text, parse_constant=refuse)["results"]["history"]
+    assert entry == {"step": 1, "mean": None, "loss": None, "bias": -1.0}
+    assert '"bias": -1.0' in text
 
 
 @pytest.mark.parametrize(

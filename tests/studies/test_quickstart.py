@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 import json
+import shlex
 
 import pytest
 import yaml
 
-from bixse.cli.main import main
+from bixse.cli.main import build_parser, main
 from bixse.data.trec import read_run
 from bixse.encoders.head import RelevanceHead
 from bixse.errors import OutputExistsError
@@ -91,6 +92,20 @@ def test_the_commands_it_prints_run(finished, capsys):
     code = main(["search", str(out / "bixse" / "model"), "--collection", str(out / "collection"), "copy a folder"])
     assert code == 0
     assert "p=0." in capsys.readouterr().out
+
+
+def test_the_report_shows_the_command_that_made_it(finished):
+    out, result, _, _ = finished
+    words = shlex.split(result.report.facts["command"])
+    args = build_parser("quickstart").parse_args(words[1:])
+    assert words[0] == "bixse"
+    assert (args.verb, args.out, args.fast, args.seed) == ("quickstart", out, True, 0)
+
+
+def test_a_seed_out_of_range_leaves_nothing_behind(tmp_path):
+    with pytest.raises(ValueError, match="seed"):
+        module.quickstart(tmp_path / "run", fast=True, seed=-1)
+    assert not (tmp_path / "run").exists()
 
 
 def test_the_report_opens_without_a_network(finished):

@@ -32,6 +32,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> CommandResult:
     """Fit on half of the queries, measure on the other half; keep the map only if it helps there."""
+    from bixse.cli.seed import check_seed
+
+    check_seed(args.seed)
     import numpy as np
 
     from bixse.data.files import file_hash, storage_errors
@@ -42,7 +45,7 @@ def run(args: argparse.Namespace) -> CommandResult:
     from bixse.encoders.head import HEAD_FILE
     from bixse.errors import InputError
     from bixse.evaluation.head_fit import fit_head, held_out_check
-    from bixse.evaluation.local import model_hashes
+    from bixse.evaluation.local import model_hashes, model_path_settings
     from bixse.report.table import format_table
 
     if args.out is None and not Path(args.model).is_dir():
@@ -56,7 +59,8 @@ def run(args: argparse.Namespace) -> CommandResult:
         inputs = {"pairs": file_hash(args.pairs), **model_hashes(args.model)}
         if (Path(args.model) / HEAD_FILE).is_file():
             inputs["head"] = file_hash(Path(args.model) / HEAD_FILE)
-        record = open_run(args.out, "calibrate", {"model": args.model, "seed": args.seed}, inputs)
+        config = {"model": args.model, "pairs": args.pairs, "seed": args.seed}
+        record = open_run(args.out, "calibrate", config, inputs, paths=("pairs", *model_path_settings(args.model)))
         if record.status == "finished":
             return CommandResult(**record.results, warnings=["this run was finished before: its results are shown"])
     model = build_encoder(args.model)

@@ -27,6 +27,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--relevance-level", type=float, default=1.0, metavar="GRADE",
                         help="grade from which a document is relevant for recall and MRR (default: 1)")  # fmt: skip
     parser.add_argument("--max-length", type=int, metavar="TOKENS", help="read only the first TOKENS of a text")
+    parser.add_argument("--exclude-self", action="store_true",
+                        help="leave the document that has the query's own id out of its answers, for collections "
+                        "whose queries are also documents (ArguAna, Quora)")  # fmt: skip
     parser.add_argument("--out", type=Path, metavar="DIR", help="write run.json, run.trec and per_query.json here")
 
 
@@ -37,10 +40,18 @@ def run(args: argparse.Namespace) -> CommandResult:
     from bixse.report.table import format_table
 
     result = evaluate(
-        args.model, args.collection, args.split, args.out, args.relevance_level, args.max_length, progress=progress_bar
+        args.model,
+        args.collection,
+        args.split,
+        args.out,
+        args.relevance_level,
+        args.max_length,
+        exclude_self=args.exclude_self,
+        progress=progress_bar,
     )
     queries = len(next(iter(result.per_query.values())))
     rows: list[list[str | float]] = [[name, value] for name, value in result.metrics.items()]
     heading = f"{args.model} on {args.collection} ({args.split}, {queries} queries)"
     artifacts = {"run": str(args.out / "run.trec"), "record": str(args.out / "run.json")} if args.out else {}
-    return CommandResult(f"{heading}\n\n{format_table(rows, ['metric', 'mean'])}", dict(result.metrics), artifacts)
+    text = f"{heading}\n\n{format_table(rows, ['metric', 'mean'])}"
+    return CommandResult(text, dict(result.metrics), artifacts, result.warnings)

@@ -24,6 +24,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> CommandResult:
     """Run it and print the table, the verdict, the report's path and what to do next."""
+    from bixse.cli.seed import check_seed
+
+    check_seed(args.seed)
     from bixse.cli.progress import progress_bar
     from bixse.report.table import format_table
     from bixse.studies.quickstart import quickstart

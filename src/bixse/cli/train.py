@@ -46,7 +46,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME_OR_PATH",
         help="encoder to train: model folder or Hugging Face name (default: demo, the small model of bixse[demo])",
     )
-    parser.add_argument("--loss", metavar="NAME", help="bixse (default), infonce or soft-infonce")
+    parser.add_argument(
+        "--loss", metavar="NAME", help="objective: bixse (default), infonce, lambdaloss-v2, ... (docs/losses.md)"
+    )
     parser.add_argument("--scale", type=float, metavar="ALPHA", help="logit scale of the loss (default: 10)")
     parser.add_argument("--epochs", type=int, metavar="N", help="passes over the queries")
     parser.add_argument("--batch-size", type=int, metavar="N", help="queries in a batch")
@@ -73,12 +75,13 @@ def run(args: argparse.Namespace) -> CommandResult:
     }
     config = load_config(TrainConfig, args.config, overrides)
     result = train(config, args.out, progress=not args.json)
-    figures = [entry["eval_dev_ndcg@10"] for entry in result.history if "eval_dev_ndcg@10" in entry]
+    figures = {entry["step"]: entry["eval_dev_ndcg@10"] for entry in result.history if "eval_dev_ndcg@10" in entry}
     metrics: dict[str, Any] = {"best_step": result.best_step}
     lines = [f"{'already trained' if result.reused else 'trained'}: {result.model_path}"]
-    if len(figures) > 1:
-        metrics |= {"dev_ndcg@10_before": figures[0], "dev_ndcg@10": max(figures[1:])}
-        lines.append(f"dev nDCG@10: {figures[0]:.4f} before, {max(figures[1:]):.4f} at step {result.best_step}")
+    if result.best_step in figures and 0 in figures:
+        before, best = figures[0], figures[result.best_step]
+        metrics |= {"dev_ndcg@10_before": before, "dev_ndcg@10": best}
+        lines.append(f"dev nDCG@10: {before:.4f} before, {best:.4f} at step {result.best_step}")
     lines.append(f"to go on: bixse evaluate {result.model_path} --collection DIR")
     return CommandResult(
         text="\n".join(lines),

@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
-import tempfile
+import secrets
+import stat
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bixse.errors import ConfigError, InputError, StorageError, shorten
+from bixse.errors import BixseError, ConfigError, InputError, StorageError, shorten
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+NO_SPACE = (
+    "No space left",
+    "Not enough free space",
+    "Disk quota exceeded",
+    "os error 28",  # safetensors
+    "PytorchStreamWriter",  # torch.save
+    "unexpected pos",  # torch.save, when it closes the file
+    "iostream error",  # torch.save of a small file
+)
+"""What libraries that raise errors of their own say of a full disk."""
 
 
 def read_text(path: Path, keep_line_ends: bool = False) -> str:
@@ -82,33 +95,73 @@ def is_unicode(text: str) -> bool:
 
 @contextmanager
 def storage_errors(path: Path) -> Iterator[None]:
-    """Turn a failed write below `path` into a StorageError that says how to mend it."""
+    """Turn a failed write below `path` into a StorageError that says how to mend it.
+
+    A full disk is also recognised in the errors of torch and safetensors, which are no OSError.
+    """
     try:
         yield
-    except OSError as error:
+    except BixseError:
+        raise
+    except Exception as error:
+        known = isinstance(error, OSError)
+        full = (isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)) or any(
+            sign in str(error) for sign in NO_SPACE
+        )
+        if not known and not full:
+            raise
         raise StorageError(
-            f"{path}: got {error.strerror or error}; expected to write there; "
-            "to mend: free disk space or choose another --out folder"
+            f"{path}: got {_found(error, path)}; expected to write there; to mend: {_mend(error, full)} "
+            "or choose another --out folder"
         ) from error
+
+
+def _found(error: Exception, path: Path) -> str:
+    """What an error of the operating system or of a library says, with the file where it is another than `path`."""
+    found = getattr(error, "strerror", None) or str(error)
+    name = getattr(error, "filename", None)
+    return found if name is None or Path(str(name)) == path else f"{found} ({name})"
+
+
+def _mend(error: Exception, full: bool) -> str:
+    if full:
+        return "free disk space"
+    if isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return "make the folder writable"
+    return "check that the path is right"
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
     """Write a file so that it appears whole or not at all (a temporary file beside it, then a rename).
 
+    A file that is there keeps its mode, and a link stays a link to what is written; a new file gets the mode that the
+    umask leaves. The content is on the disk before the name is.
+
     Raises:
-        StorageError: the disk is full or the folder cannot be written; the old file is left as it was.
+        StorageError: the disk is full, the folder cannot be written, or `path` is a folder or a device; the old file
+            is left as it was.
     """
     data = content.encode("utf-8") if isinstance(content, str) else content
     with storage_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        target = Path(os.path.realpath(path))
+        old = target.stat().st_mode if target.exists() else None
+        if old is not None and not stat.S_ISREG(old):
+            raise StorageError(
+                f"{path}: got {'a folder' if stat.S_ISDIR(old) else 'a device'}; expected a file or a free name; "
+                "to mend: choose another --out folder"
+            )
+        target.parent.mkdir(parents=True, exist_ok=True)
+        part = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
         try:
-            with os.fdopen(handle, "wb") as file:
+            with part.open("xb") as file:
+                if old is not None:
+                    part.chmod(stat.S_IMODE(old))
                 file.write(data)
-            Path(name).chmod(0o644)
-            Path(name).replace(path)
+                file.flush()
+                os.fsync(file.fileno())
+            part.replace(target)
         except BaseException:
-            Path(name).unlink(missing_ok=True)
+            part.unlink(missing_ok=True)
             raise
 
 

@@ -5,18 +5,20 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
 import platform
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from importlib import metadata
 from typing import TYPE_CHECKING, Any, Literal
 
 from bixse.data.files import read_text, storage_errors, write_atomically
-from bixse.errors import InputError, OutputExistsError
+from bixse.errors import InputError, OutputExistsError, shorten
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection
     from pathlib import Path
 
 RUN_FILE = "run.json"
@@ -39,6 +41,8 @@ class RunRecord:
     """Every setting, defaults resolved."""
     inputs: Mapping[str, str]
     """Input name -> hash of its content."""
+    paths: Collection[str] = ()
+    """Settings that only say where an input lies: kept in the record, no part of what makes two runs the same."""
     status: Status = "running"
     """How far it came."""
     timings: dict[str, float] = field(default_factory=dict)
@@ -51,7 +55,7 @@ class RunRecord:
     @property
     def fingerprint(self) -> str:
         """Hash of command, settings and inputs: equal when a rerun would do the same."""
-        content = json.dumps([self.command, self.config, self.inputs], sort_keys=True, default=str)
+        content = json.dumps([self.command, _identity(self.config, self.inputs, self.paths)], sort_keys=True)
         return hashlib.sha256(content.encode("utf-8")).hexdigest()
 
     def save(self, status: Status | None = None) -> None:
@@ -64,30 +68,42 @@ class RunRecord:
         write_atomically(
             self.folder / RUN_FILE,
             json.dumps(
-                {
-                    "command": self.command,
-                    "status": self.status,
-                    "started": self.started,
-                    "written": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-                    "fingerprint": self.fingerprint,
-                    "config": self.config,
-                    "inputs": self.inputs,
-                    "results": self.results,
-                    "timings": {name: round(seconds, 2) for name, seconds in self.timings.items()},
-                    "versions": _versions(),
-                },
+                _plain(
+                    {
+                        "command": self.command,
+                        "status": self.status,
+                        "started": self.started,
+                        "written": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+                        "fingerprint": self.fingerprint,
+                        "config": self.config,
+                        "inputs": self.inputs,
+                        "results": self.results,
+                        "timings": {name: round(seconds, 2) for name, seconds in self.timings.items()},
+                        "versions": _versions(),
+                    }
+                ),
                 indent=2,
-                default=str,
+                allow_nan=False,
             )
             + "\n",
         )
 
 
-def open_run(folder: Path, command: str, config: Mapping[str, Any], inputs: Mapping[str, str]) -> RunRecord:
+def open_run(
+    folder: Path, command: str, config: Mapping[str, Any], inputs: Mapping[str, str], paths: Collection[str] = ()
+) -> RunRecord:
     """Look at an output folder: new, to continue, or finished already; never another run's.
 
     Nothing is written yet: call `save` on the record when the inputs are checked and the work begins, so that a
     command refused for its input leaves no folder behind.
+
+    Args:
+        folder: the output folder.
+        command: the verb.
+        config: every setting, defaults resolved. 1 and 1.0 are the same.
+        inputs: input name -> hash of its content.
+        paths: names of settings that are paths of what `inputs` holds the hashes of. They are recorded and do not
+            count: the same files in another place, or named from another working directory, are the same run.
 
     Returns:
         A record whose status is "running" (new or to continue) or "finished" (the same run is done; reuse it).
@@ -97,7 +113,7 @@ def open_run(folder: Path, command: str, config: Mapping[str, Any], inputs: Mapp
         InputError: run.json is damaged.
         StorageError: the folder cannot be read.
     """
-    record = RunRecord(folder, command, config, inputs)
+    record = RunRecord(folder, command, config, inputs, paths=paths)
     with storage_errors(folder):
         is_file = folder.exists() and not folder.is_dir()
         names = [entry.name for entry in folder.iterdir()] if folder.is_dir() else []
@@ -108,8 +124,8 @@ def open_run(folder: Path, command: str, config: Mapping[str, Any], inputs: Mapp
     if not visible:
         return record
     earlier = _read_record(folder / RUN_FILE)
-    if earlier["fingerprint"] != record.fingerprint:
-        changed = _changes(earlier, record)
+    changed = _changes(earlier, record)
+    if changed:
         raise OutputExistsError(
             f"{folder}: got the folder of another run ({changed}); expected a new folder or the same settings; "
             "to mend: choose another --out, or delete the folder"
@@ -137,17 +153,62 @@ def _read_record(path: Path) -> dict[str, Any]:
 
 
 def _changes(earlier: Mapping[str, Any], record: RunRecord) -> str:
-    """What differs between two runs, in words."""
+    """What differs between two runs, in words; empty when they are the same."""
     if earlier["command"] != record.command:
         return f"`bixse {earlier['command']}`, now `bixse {record.command}`"
-    now = json.loads(json.dumps({"config": record.config, "inputs": record.inputs}, default=str))
-    names = [
-        name
-        for part in ("config", "inputs")
-        for name in sorted({*earlier[part], *now[part]})
-        if earlier[part].get(name) != now[part].get(name)
+    before = _identity(earlier["config"], earlier["inputs"], record.paths)
+    now = _identity(record.config, record.inputs, record.paths)
+    (old, new), (read_before, read_now) = ((before[part], now[part]) for part in ("config", "inputs"))
+    words = [
+        f"{name} (was {_shown(old, name)}, now {_shown(new, name)})"
+        for name in sorted({**old, **new})
+        if (name in old) != (name in new) or old[name] != new[name]
     ]
-    return f"changed: {', '.join(names)}" if names else "changed settings"
+    words += [
+        f"{name} ({'its content' if name in read_before and name in read_now else 'read by one of the two only'})"
+        for name in sorted({**read_before, **read_now})
+        if read_before.get(name) != read_now.get(name)
+    ]
+    return f"changed: {', '.join(words)}" if words else ""
+
+
+def _shown(settings: Mapping[str, Any], name: str) -> str:
+    return shorten(settings[name]) if name in settings else "not set"
+
+
+def _identity(config: Mapping[str, Any], inputs: Mapping[str, str], paths: Collection[str]) -> dict[str, Any]:
+    """What makes two runs the same: settings under dotted names, without those that are paths, and inputs."""
+    counted = {name: value for name, value in config.items() if name not in paths}
+    return {"config": _flat(_plain(counted, whole=True)), "inputs": dict(inputs)}
+
+
+def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Sections as dotted names."""
+    found: dict[str, Any] = {}
+    for name, value in settings.items():
+        if isinstance(value, dict) and value:
+            found |= {f"{name}.{inner}": entry for inner, entry in _flat(value).items()}
+        else:
+            found[name] = value
+    return found
+
+
+def _plain(value: Any, whole: bool = False) -> Any:
+    """A value as JSON can hold it: null for NaN and infinity, text for a path.
+
+    Args:
+        value: any value.
+        whole: write 1.0 as 1, so that both compare alike.
+    """
+    if isinstance(value, Mapping):
+        return {str(name): _plain(entry, whole) for name, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(entry, whole) for entry in value]
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            return None
+        return int(value) if whole and value.is_integer() else float(value)
+    return value if value is None or isinstance(value, (str, int)) else str(value)
 
 
 def _versions() -> dict[str, str]:

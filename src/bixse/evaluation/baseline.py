@@ -18,8 +18,16 @@ DEPTH = 100
 """Documents of a query that are retrieved."""
 
 
-def search_bm25(collection: Collection, query_ids: Sequence[str], depth: int = DEPTH) -> dict[str, dict[str, float]]:
+def search_bm25(
+    collection: Collection, query_ids: Sequence[str], depth: int = DEPTH, exclude_self: bool = False
+) -> dict[str, dict[str, float]]:
     """The `depth` documents of highest BM25 score of each query: a run.
+
+    Args:
+        collection: corpus and queries.
+        query_ids: queries to answer.
+        depth: documents a query.
+        exclude_self: leave out the document whose id equals the query's id.
 
     Example:
         >>> from bixse.data.collection import Collection, Document
@@ -28,5 +36,6 @@ def search_bm25(collection: Collection, query_ids: Sequence[str], depth: int = D
         ['d1']
     """
     index = BM25(list(collection.corpus), [document.content for document in collection.corpus.values()])
-    found: Run = index.search({query_id: collection.queries[query_id] for query_id in query_ids}, depth)
+    queries = {query_id: collection.queries[query_id] for query_id in query_ids}
+    found: Run = index.search(queries, depth, exclude_self)
     return {query_id: dict(scores) for query_id, scores in found.items()}

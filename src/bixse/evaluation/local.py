@@ -6,7 +6,7 @@ import contextlib
 import json
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -29,6 +29,8 @@ BM25_NAME = "bm25"
 """The word that stands for the lexical baseline where a model is asked for."""
 RUN_NAME = "run.trec"
 PER_QUERY_NAME = "per_query.json"
+MODEL_SUFFIXES = (".safetensors", ".bin", ".json", ".txt", ".model", ".py", ".jinja")
+"""Files of a model folder that its embeddings may depend on: weights, settings, vocabularies, code, templates."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,8 @@ class Evaluation:
     """Wall time of encoding and search."""
     reused: bool = False
     """Read from an output folder that held this very evaluation."""
+    warnings: list[str] = field(default_factory=list)
+    """What the user should know."""
 
 
 def evaluate(
@@ -55,6 +59,7 @@ def evaluate(
     relevance_level: float = 1.0,
     max_length: int | None = None,
     trust_remote_code: bool = False,
+    exclude_self: bool = False,
     progress: ProgressBars | None = None,
 ) -> Evaluation:
     """Search a collection with a model and score the answers against its graded judgements.
@@ -67,6 +72,8 @@ def evaluate(
         relevance_level: grade from which a document counts as relevant for recall and MRR.
         max_length: tokens of a text that are read; None keeps the model's own.
         trust_remote_code: run code that comes with the model.
+        exclude_self: leave the document whose id equals the query's id out of its answers, for collections whose
+            queries are also documents (ArguAna, Quora).
         progress: makes a progress callback from a title and a total.
 
     Raises:
@@ -87,15 +94,23 @@ def evaluate(
             f"relevance level: got {relevance_level}; expected a grade above 0; "
             "to mend: give the lowest grade that counts as relevant"
         )
+    warnings = [] if exclude_self else _warn_of_self_matches(data, qrels)
     record = None
     if out is not None:
         _check_writable_ids(data, qrels)
         inputs = {n: file_hash(folder / n) for n in ("corpus.jsonl", "queries.jsonl", f"qrels/{split}.tsv")}
-        config = {"model": model, "split": split, "relevance_level": relevance_level, "max_length": max_length}
         inputs |= model_hashes(model)
-        record = open_run(Path(out), "evaluate", config, inputs)
+        config = {
+            "model": model,
+            "collection": folder,
+            "split": split,
+            "relevance_level": relevance_level,
+            "max_length": max_length,
+            "exclude_self": exclude_self,
+        }
+        record = open_run(Path(out), "evaluate", config, inputs, paths=("collection", *model_path_settings(model)))
         if record.status == "finished":
-            return _read(Path(out), record.results)
+            return _read(Path(out), record.results, warnings)
     encoder = None
     if model != BM25_NAME:
         from bixse.encoders.build import build_encoder
@@ -105,12 +120,13 @@ def evaluate(
         record.save("running")
     started = time.perf_counter()
     if encoder is None:
-        run: Run = search_bm25(data, list(qrels))
+        run: Run = search_bm25(data, list(qrels), exclude_self=exclude_self)
     else:
-        run = encode_stored(encoder, data, folder, list(qrels), progress).search(list(qrels))
+        encoded = encode_stored(encoder, data, folder, list(qrels), progress)
+        run = encoded.search(list(qrels), exclude_self=exclude_self)
     seconds = time.perf_counter() - started
     per_query = evaluate_run(qrels, run, METRICS, relevance_level)
-    result = Evaluation(mean(per_query), per_query, run, seconds)
+    result = Evaluation(mean(per_query), per_query, run, seconds, warnings=warnings)
     if record is not None:
         write_run(record.folder / RUN_NAME, run, tag="-".join(Path(model).name.split()) or "model")
         write_atomically(record.folder / PER_QUERY_NAME, json.dumps(per_query, indent=1) + "\n")
@@ -159,8 +175,27 @@ def model_hashes(model: str | Path) -> dict[str, str]:
 
     if not Path(model).is_dir():
         return {}
-    files = sorted(path for path in Path(model).rglob("*") if path.suffix in (".safetensors", ".bin", ".json", ".txt"))
+    files = sorted(path for path in Path(model).rglob("*") if path.suffix in MODEL_SUFFIXES)
     return {f"model/{path.relative_to(model)}": file_hash(path) for path in files if path.name != HEAD_FILE}
+
+
+def model_path_settings(model: str | Path) -> tuple[str, ...]:
+    """("model",) where a run's setting `model` is a folder, which `model_hashes` identifies; () for a name."""
+    return ("model",) if Path(model).is_dir() else ()
+
+
+def _warn_of_self_matches(data: Collection, qrels: Qrels) -> list[str]:
+    """Queries whose ids are also ids of documents, said in one line."""
+    both = [query_id for query_id in qrels if query_id in data.corpus]
+    if not both:
+        return []
+    same = sum(data.queries[query_id].strip() in data.corpus[query_id].content for query_id in both)
+    number = f"{len(both)} of {len(qrels)} query ids"
+    found = f"{number} is also the id of a document" if len(both) == 1 else f"{number} are also ids of documents"
+    return [
+        f"{found} ({both[0]!r}), {same} with the same text: a query that is a document finds itself; "
+        "--exclude-self leaves it out of its own answers"
+    ]
 
 
 def _check_writable_ids(data: Collection, qrels: Qrels) -> None:
@@ -174,12 +209,13 @@ def _check_writable_ids(data: Collection, qrels: Qrels) -> None:
                 )
 
 
-def _read(out: Path, results: dict[str, object]) -> Evaluation:
+def _read(out: Path, results: dict[str, object], warnings: list[str]) -> Evaluation:
     """A finished evaluation from its folder."""
     try:
         stored = json.loads(read_text(out / PER_QUERY_NAME))
         per_query = {name: stored[name] for name in METRICS}
-        return Evaluation(mean(per_query), per_query, read_run(out / RUN_NAME), float(str(results["seconds"])), True)
+        seconds = float(str(results["seconds"]))
+        return Evaluation(mean(per_query), per_query, read_run(out / RUN_NAME), seconds, True, warnings)
     except (InputError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(
             f"{out}: got missing or damaged results; expected the {PER_QUERY_NAME} and {RUN_NAME} of a finished run; "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -37,11 +38,20 @@ class EncodedCollection:
     queries: NDArray[np.float32]
     """(Q, D), L2-normalised."""
 
-    def search(self, query_ids: Sequence[str], depth: int = DEPTH) -> dict[str, dict[str, float]]:
-        """The `depth` documents of highest cosine of each query: a run."""
+    def search(
+        self, query_ids: Sequence[str], depth: int = DEPTH, exclude_self: bool = False
+    ) -> dict[str, dict[str, float]]:
+        """The `depth` documents of highest cosine of each query: a run.
+
+        Args:
+            query_ids: queries to answer.
+            depth: documents a query.
+            exclude_self: leave out the document whose id equals the query's id.
+        """
         rows = self._rows(self.query_ids, query_ids)
-        scores, indices = exact_search(self.queries[rows], self.documents, depth)
-        return to_run(list(query_ids), list(self.document_ids), scores, indices)
+        scores, indices = exact_search(self.queries[rows], self.documents, depth + exclude_self)
+        run = to_run(list(query_ids), list(self.document_ids), scores, indices, exclude_self)
+        return {query_id: dict(islice(found.items(), depth)) for query_id, found in run.items()}
 
     def cosines(self, pairs: Sequence[tuple[str, str]]) -> NDArray[np.float64]:
         """Cosine of each (query id, document id) pair, (M,) in [-1, 1]."""

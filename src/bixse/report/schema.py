@@ -168,7 +168,7 @@ class TrainingPoint(_Plain):
     learning_rate: Annotated[float, Field(ge=0.0)] | None = None
     """The encoder's learning rate."""
     mean_logit_relevant: float | None = None
-    """Mean logit of the cells with relevance above 0."""
+    """Mean logit of the cells with relevance 0.5 and up."""
     mean_logit_irrelevant: float | None = None
     """Mean logit of the other cells."""
     dev_ndcg: Share | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
@@ -263,7 +264,10 @@ class Comparer:
 
 
 def training_curve(system: str, history: Sequence[Mapping[str, Any]], best_step: int | None) -> TrainingCurve:
-    """The trainer's log as the report's curve: entries of one step are one point."""
+    """The trainer's log as the report's curve: entries of one step are one point.
+
+    A figure that is no finite number is left out: a batch without a relevant document has no mean logit of such.
+    """
     names = {
         "loss": "loss",
         "epoch": "epoch",
@@ -278,7 +282,8 @@ def training_curve(system: str, history: Sequence[Mapping[str, Any]], best_step:
     points: dict[int, dict[str, Any]] = {}
     for entry in history:
         point = points.setdefault(int(entry["step"]), {"step": int(entry["step"])})
-        point.update({names[name]: float(value) for name, value in entry.items() if name in names})
+        known = {names[name]: value for name, value in entry.items() if name in names and value is not None}
+        point.update({name: float(value) for name, value in known.items() if math.isfinite(value)})
     return TrainingCurve(
         system=system, points=[TrainingPoint(**points[step]) for step in sorted(points)], best_step=best_step
     )

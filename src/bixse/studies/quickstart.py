@@ -124,6 +124,7 @@ def quickstart(
         ModelError: the extra `bixse[demo]` is not installed.
         InterruptedRunError: stopped by Ctrl-C; the same call goes on.
     """
+    config = quickstart_config(out, fast, seed)
     demo_model_path()
     collection, coverage = load_pydocs()
     settings = {"fast": fast, "seed": seed, "model": MODEL}
@@ -141,7 +142,6 @@ def quickstart(
         notes.append(f"{len(collection.corpus)} documents of Python {coverage.python_version}")
         notes.append(f"{coverage.graded_found} of {coverage.graded_total} graded documents found")
         notes.append(f"{len(pairs)} training pairs of {len(set(pairs.query_ids))} queries")
-    config = quickstart_config(out, fast, seed)
     write_atomically(out / "train.yaml", user_config(config))
 
     queries = [*collection.qrels["dev"], *collection.qrels["test"]]
@@ -183,7 +183,7 @@ def quickstart(
             head=head,
             curves=[training_curve(name, result.history, result.best_step) for name, result in trained.items()],
             kinds=query_kinds(),
-            facts=_facts(collection, config, coverage, seed, fast),
+            facts=_facts(collection, config, coverage, out, fast, seed),
             timings=record.timings,
             commands=next_commands(out),
             notes=[*NOTES, *warnings],
@@ -246,7 +246,14 @@ def uncalibrated(head: RelevanceHead | None) -> RelevanceHead | None:
     return replace(head, slope=1.0, intercept=0.0, calibrated_on=None) if head is not None else None
 
 
-def _facts(collection: Collection, config: TrainConfig, coverage: Coverage, seed: int, fast: bool) -> dict[str, str]:
+def own_command(out: Path, fast: bool, seed: int) -> str:
+    """The command that makes this run."""
+    return f"bixse quickstart{' --fast' if fast else ''} --seed {seed} --out {shlex.quote(str(out))}"
+
+
+def _facts(
+    collection: Collection, config: TrainConfig, coverage: Coverage, out: Path, fast: bool, seed: int
+) -> dict[str, str]:
     counts = {split: len(qrels) for split, qrels in collection.qrels.items()}
     return {
         "corpus": f"{len(collection.corpus)} documents: docstrings of Python {coverage.python_version}",
@@ -256,7 +263,7 @@ def _facts(collection: Collection, config: TrainConfig, coverage: Coverage, seed
         "chosen on": "dev alone; test is read for the verdict only",
         "recall and MRR count": f"documents of grade {PYDOCS_RELEVANT_GRADE} and up",
         "seed": str(seed),
-        "command": f"bixse quickstart{' --fast' if fast else ''}",
+        "command": own_command(out, fast, seed),
         "bixse": metadata.version("bixse"),
         "torch": metadata.version("torch"),
     }

@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from bixse.data.collection import Collection, Document
+from bixse.data.collection_files import save_collection
+from bixse.data.trec import read_run
+from bixse.errors import OutputExistsError
+from bixse.evaluation.baseline import search_bm25
+from bixse.evaluation.local import evaluate, model_hashes
+from bixse.evaluation.systems import EncodedCollection
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+CORPUS = {
+    "a1": Document("", "copy a file to a folder"),
+    "a2": Document("", "copy a file to a path"),
+    "a3": Document("", "wait in a thread"),
+}
+QUERIES = {"a1": "copy a file to a folder", "q2": "wait in a thread"}
+"""The first query is a document too, as in ArguAna."""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    qrels = {"test": {"a1": {"a2": 1}, "q2": {"a3": 1}}}
+    save_collection(Collection("toy", CORPUS, QUERIES, qrels), tmp_path / "toy")
+    return tmp_path / "toy"
+
+
+@pytest.mark.parametrize("bm25", [False, True], ids=["model", "bm25"])
+def test_a_query_that_is_a_document_finds_itself_unless_it_is_left_out(
+    folder: Path, tiny_model_path: Path, bm25: bool
+) -> None:
+    model = "bm25" if bm25 else str(tiny_model_path)
+    found = evaluate(model, folder)
+    assert next(iter(found.run["a1"])) == "a1"
+    assert found.metrics["mrr@10"] < 1
+    left_out = evaluate(model, folder, exclude_self=True)
+    assert "a1" not in left_out.run["a1"]
+    assert "a3" in left_out.run["q2"]
+    assert left_out.metrics["mrr@10"] == 1
+
+
+def test_queries_that_are_documents_are_said_unless_they_are_left_out(folder: Path) -> None:
+    (warning,) = evaluate("bm25", folder).warnings
+    assert "1 of 2 query ids is also the id of a document ('a1')" in warning
+    assert "--exclude-self" in warning
+    assert evaluate("bm25", folder, exclude_self=True).warnings == []
+
+
+def test_a_finished_evaluation_warns_again_and_is_not_mixed_with_the_other(folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    first = evaluate("bm25", folder, out=out)
+    again = evaluate("bm25", folder, out=out)
+    assert (again.reused, again.warnings) == (True, first.warnings)
+    with pytest.raises(OutputExistsError, match=r"changed: exclude_self \(was False, now True\)"):
+        evaluate("bm25", folder, out=out, exclude_self=True)
+    evaluate("bm25", folder, out=tmp_path / "left-out", exclude_self=True)
+    assert json.loads((tmp_path / "left-out" / "run.json").read_text())["config"]["exclude_self"] is True
+    assert "a1" not in read_run(tmp_path / "left-out" / "run.trec")["a1"]
+
+
+@pytest.mark.parametrize("depth", [1, 2, 5])
+def test_the_depth_is_kept_when_a_query_is_left_out(depth: int) -> None:
+    vectors = np.eye(4, dtype=np.float32)
+    encoded = EncodedCollection(["a", "b", "c", "d"], vectors, ["a", "q"], vectors[:2] + 0.1)
+    for query_id, found in encoded.search(["a", "q"], depth, exclude_self=True).items():
+        others = [document for document in "abcd" if document != query_id]
+        full = encoded.search([query_id], 4)[query_id]
+        assert list(found) == [document for document in full if document in others][:depth]
+
+
+def test_the_depth_of_bm25_is_kept_when_a_query_is_left_out() -> None:
+    collection = Collection("toy", CORPUS, {"a1": QUERIES["a1"]})
+    assert list(search_bm25(collection, ["a1"], 1)["a1"]) == ["a1"]
+    assert list(search_bm25(collection, ["a1"], 1, exclude_self=True)["a1"]) == ["a2"]
+
+
+def test_a_level_with_and_without_a_point_is_one_level(folder: Path, tmp_path: Path) -> None:
+    assert not evaluate("bm25", folder, out=tmp_path / "out", relevance_level=1).reused
+    assert evaluate("bm25", folder, out=tmp_path / "out", relevance_level=1.0).reused
+
+
+def test_a_run_goes_on_from_another_working_folder(
+    folder: Path, tmp_path: Path, tiny_model_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "model").symlink_to(tiny_model_path)
+    monkeypatch.chdir(tmp_path)
+    assert not evaluate("model", "toy", out="out").reused
+    monkeypatch.chdir(tmp_path.parent)
+    assert evaluate(str(tmp_path / "model"), folder, out=tmp_path / "out").reused
+    (tmp_path / "out").rename(tmp_path / "moved")
+    folder.rename(tmp_path / "moved-toy")
+    assert evaluate(str(tmp_path / "model"), tmp_path / "moved-toy", out=tmp_path / "moved").reused
+    config = json.loads((tmp_path / "moved" / "run.json").read_text())["config"]
+    assert (config["model"], config["collection"]) == ("model", "toy")
+
+
+@pytest.mark.parametrize("name", ["sentencepiece.bpe.model", "modeling_own.py", "vocab.txt", "1_Dense/config.json"])
+def test_files_that_embeddings_depend_on_are_hashed(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text("content")
+    (tmp_path / "README.md").write_text("a description")
+    (tmp_path / "relevance_head.json").write_text("{}")
+    assert list(model_hashes(tmp_path)) == [f"model/{name}"]
+
+
+def test_a_name_of_a_model_counts(folder: Path, tmp_path: Path, tiny_model_path: Path) -> None:
+    evaluate("bm25", folder, out=tmp_path / "out")
+    with pytest.raises(OutputExistsError, match="changed: model/"):
+        evaluate(str(tiny_model_path), folder, out=tmp_path / "out")
+    evaluate(str(tiny_model_path), folder, out=tmp_path / "other")
+    with pytest.raises(OutputExistsError, match="changed: model "):
+        evaluate("bm25", folder, out=tmp_path / "other")
