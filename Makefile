@@ -35,8 +35,9 @@ lint: $(READY)  ## style and types alone
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench-loss: $(READY)  ## the fused loss against plain PyTorch and the bare matrix products
+bench-loss: $(READY)  ## the fused loss against plain PyTorch and the bare matrix products; every loss against batch size
 	$(BIN)/python benchmarks/bench_loss.py $(ARGS)
+	$(BIN)/python benchmarks/bench_growth.py $(GROWTH_ARGS)
 
 clean:  ## remove the environment
 	rm -rf $(VENV)

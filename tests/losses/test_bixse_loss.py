@@ -53,6 +53,8 @@ class TestRefused:
             ({"bias": "middle"}, "bias: got 'middle'"),
             ({"reduction": "sum"}, "reduction: got 'sum'"),
             ({"in_batch": "all"}, "in_batch: got 'all'"),
+            ({"binarise_at": 0.0}, "binarise_at: got 0.0"),
+            ({"binarise_at": 1.5}, "binarise_at: got 1.5"),
         ],
     )
     def test_arguments_outside_their_range(self, tiny_model, options, message):

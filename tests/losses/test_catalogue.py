@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import textwrap
 
 import pytest
@@ -34,7 +35,26 @@ def test_an_unknown_word():
         check_loss_options("lamdarank", {})
 
 
+@pytest.mark.parametrize(
+    ("loss", "option", "value", "expected"),
+    [
+        ("infonce", "cutoff", "high", "a number"),
+        ("infonce", "cutoff", True, "a number"),
+        ("bixse", "learn_scale", "no", "true or false"),
+        ("bixse", "learn_scale", 1, "true or false"),
+        ("bixse", "binarise_at", "x", "a number or nothing"),
+        ("bixse", "bias", [1.0], "a word or a number"),
+        ("bixse", "texts_per_pass", 1.5, "a whole number"),
+        ("lambdarank", "k", "ten", "nothing"),
+    ],
+)
+def test_an_option_of_the_wrong_kind(loss, option, value, expected):
+    with pytest.raises(ConfigError, match=f"got {re.escape(repr(value))} for '{option}'; expected .*{expected}"):
+        check_loss_options(loss, {option: value})
+
+
 def test_known_options():
+    check_loss_options("bixse", {"bias": -3, "binarise_at": None, "scale": 10})
     check_loss_options("bixse", {"bias": "prior", "learn_scale": True, "in_batch": "paper"})
     check_loss_options("ndcg-loss2++", {"mu": 5.0, "k": 10, "cached": True})
 

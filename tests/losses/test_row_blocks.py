@@ -174,6 +174,30 @@ class TestEngine:
 
 
 @pytest.mark.parametrize("word", WORDS)
+def test_queries_on_several_devices_against_all_documents(tiny_model, random_batch, word):
+    """Each device scores its own queries against everybody's documents: weighed by their counts they are the whole."""
+    batch = random_batch(10, 14, known=0.5)
+    loss = build_loss(word, tiny_model, scale=4.0, **options(word))
+    whole = value_and_gradients(loss, batch.queries, batch.documents, batch.targets)
+    parts, counts = [], []
+    for block, known in batch.targets.row_blocks(5):
+        parts.append(value_and_gradients(loss, batch.queries[block], batch.documents, known))
+        counts.append(count_of(loss, batch.queries[block], batch.documents, known))
+    share = torch.tensor(counts, dtype=torch.float64) / sum(counts)
+    torch.testing.assert_close(sum(s * part[0] for s, part in zip(share, parts, strict=True)), whole[0])
+    documents = sum(s * part[2] for s, part in zip(share, parts, strict=True))
+    queries = torch.cat([s * part[1] for s, part in zip(share, parts, strict=True)])
+    assert_same([queries, documents], whole[1:], rtol=1e-8)
+
+
+def count_of(loss, queries, documents, targets):
+    """What a loss divides by: queries for BiXSE, the loss's own count for the others."""
+    if not isinstance(loss, RowWiseLoss):
+        return len(queries)
+    return float(loss.row_terms(loss.scale * queries.detach() @ documents.detach().T, targets).number)
+
+
+@pytest.mark.parametrize("word", WORDS)
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
 def test_cached_equals_uncached(tiny_model, word, dropout):
     """Encoder, scale and bias; four accumulated, scaled backward passes as a loss scaler makes them."""

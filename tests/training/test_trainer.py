@@ -85,13 +85,26 @@ def test_a_learned_scale_takes_no_weight_decay(tiny_model, graded_pairs, tmp_pat
 def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_checkpoint(tiny_model, graded_pairs, tmp_path):
     class Spoil(TrainerCallback):
         def on_step_end(self, args, state, control, **kwargs):
-            if state.global_step == 2:
+            if state.global_step == 3:
                 trainer.loss.logit_bias.data.fill_(float("nan"))
 
-    trainer = make_trainer(tiny_model, graded_pairs, tmp_path, callbacks=[Spoil()])
-    with pytest.raises(TrainingError, match=r"got loss nan at step 3; expected a finite number"):
+    trainer = make_trainer(tiny_model, graded_pairs, tmp_path, callbacks=[Spoil()], save_steps=2)
+    with pytest.raises(TrainingError, match=r"got loss nan at step 4; expected a finite number"):
         trainer.train()
-    assert (tmp_path / "checkpoint-2" / LOSS_STATE_FILE).is_file() or (tmp_path / "checkpoint-1").is_dir()
+    assert {path.name for path in tmp_path.glob("checkpoint-*")} == {"checkpoint-2"}
+    assert (tmp_path / "checkpoint-2" / LOSS_STATE_FILE).is_file()
+
+
+def test_weights_that_are_not_finite_are_not_written(tiny_model, graded_pairs, tmp_path):
+    class Spoil(TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            if state.global_step == 2:
+                trainer.loss.logit_bias.data.fill_(float("inf"))
+
+    trainer = make_trainer(tiny_model, graded_pairs, tmp_path, callbacks=[Spoil()])
+    with pytest.raises(TrainingError, match=r"weights that are no finite numbers \(logit_bias\) after step 2"):
+        trainer.train()
+    assert not list((tmp_path / "checkpoint-2").glob("*.safetensors"))
 
 
 @pytest.mark.parametrize("stop_at", [1, 4, 5, 9])

@@ -46,6 +46,8 @@ class GradedLoss(nn.Module, ABC):
 
     learned_parameters: ClassVar[tuple[str, ...]] = ()
     """Parameters of the loss itself; saved beside every checkpoint and restored."""
+    without_need: ClassVar[str] = "nothing"
+    """What the loss learns from a query that lacks what it needs, in words."""
 
     def __init__(
         self, model: SentenceTransformer, in_batch: InBatch = "known", texts_per_pass: int = 32, cached: bool = False

@@ -15,6 +15,8 @@ from bixse.losses.graded_bce import graded_bce
 from bixse.losses.statistics import mean_logits
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from sentence_transformers import SentenceTransformer
 
     from bixse.losses.targets import GradedTargets
@@ -67,6 +69,7 @@ class BiXSELoss(GradedLoss):
     """
 
     learned_parameters: ClassVar[tuple[str, ...]] = ("logit_scale", "logit_bias", "bias_is_set")
+    without_need: ClassVar[str] = "only what is irrelevant"
 
     def __init__(
         self,
@@ -86,6 +89,8 @@ class BiXSELoss(GradedLoss):
             raise InputError(f"scale: got {scale}; expected a number above 0; to mend: 20 is the paper's")
         if reduction not in ("query", "mean"):
             raise InputError(f"reduction: got {reduction!r}; expected 'query' or 'mean'; to mend: choose one of them")
+        if binarise_at is not None and not 0 < binarise_at <= 1:
+            raise InputError(f"binarise_at: got {binarise_at}; expected a relevance in (0, 1]; to mend: 0.5 is usual")
         self.bias: BiasStart = check_bias_start(bias)
         self.reduction: Literal["query", "mean"] = reduction
         self.binarise_at = binarise_at
@@ -94,6 +99,17 @@ class BiXSELoss(GradedLoss):
         self.logit_bias = nn.Parameter(torch.tensor(start), requires_grad=learn_bias)
         self.bias_is_set: Tensor
         self.register_buffer("bias_is_set", torch.tensor(not isinstance(bias, str)))
+
+    @property
+    def needs(self) -> str:
+        """What a query must bring to teach what is relevant."""
+        return (
+            super().needs if self.binarise_at is None else f"a document with relevance of at least {self.binarise_at:g}"
+        )
+
+    def can_use(self, relevance: Sequence[float]) -> bool:
+        """Whether a query has a relevant document, after binarising."""
+        return any(z > 0 if self.binarise_at is None else z >= self.binarise_at for z in relevance)
 
     def compute_loss_from_embeddings(self, queries: Tensor, documents: Tensor, targets: GradedTargets) -> Tensor:
         """The loss of (B, D) queries and (N, D) documents, both normalised; sets the bias on the first call."""

@@ -82,7 +82,7 @@ def check_loss_options(word: str, options: Mapping[str, Any]) -> None:
     fixed = LOSSES[word].fixed
     parameters = inspect.signature(_class_of(word).__init__).parameters
     known = [name for name in parameters if name not in ("self", "model", *fixed)]
-    for name in options:
+    for name, value in options.items():
         if name in fixed:
             raise ConfigError(
                 f"loss_options: got {name!r}; expected it left out, loss {word!r} sets it to {fixed[name]!r}; "
@@ -93,6 +93,27 @@ def check_loss_options(word: str, options: Mapping[str, Any]) -> None:
                 f"loss_options: got {name!r}; expected one of {', '.join(known)} for loss {word!r}; "
                 f"to mend: {did_you_mean(name, known)}"
             )
+        expected = _kind_of(parameters[name].default)
+        if not isinstance(value, expected) or (isinstance(value, bool) and bool not in expected):
+            words = " or ".join(_KINDS[kind] for kind in expected if kind is not int or float not in expected)
+            raise ConfigError(
+                f"loss_options: got {value!r} for {name!r}; expected {words}; to mend: correct it, or leave it out for "
+                f"{parameters[name].default!r}"
+            )
+
+
+_KINDS = {bool: "true or false", float: "a number", int: "a whole number", str: "a word", type(None): "nothing"}
+
+
+def _kind_of(default: Any) -> tuple[type, ...]:
+    """What an option may be, from its default; the class itself checks words and ranges."""
+    if isinstance(default, bool):
+        return (bool,)
+    if isinstance(default, str):
+        return (str, float, int)  # the start of the bias is a word or a number
+    if isinstance(default, int):
+        return (int,)
+    return (float, int) if default is not None else (float, int, type(None))
 
 
 def _class_of(word: str) -> type[GradedLoss]:

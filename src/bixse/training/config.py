@@ -88,7 +88,7 @@ class TrainConfig(BaseModel):
     """Other arguments of the loss, for example bias, cutoff, in_batch."""
     optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig)
     """Rates, epochs and batches."""
-    seed: int = Field(default=0, ge=0)
+    seed: int = Field(default=0, ge=0, lt=2**32)
     """Of batches, draws and dropout."""
     bf16: bool | None = None
     """Compute in bf16; null: where the processor is fast at it."""

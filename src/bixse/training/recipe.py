@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import json
 import math
 import shutil
 import time
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
 from bixse.data.collection_files import load_collection
-from bixse.data.files import file_hash, storage_errors
+from bixse.data.files import file_hash, storage_errors, write_atomically
 from bixse.data.pairs_files import load_graded_pairs
 from bixse.data.run_record import RunRecord, open_run
-from bixse.errors import ConfigError, InputError, InterruptedRunError, StorageError
+from bixse.errors import ConfigError, InputError, InterruptedRunError, OutputExistsError, TrainingError
+from bixse.evaluation.local import model_hashes, model_path_settings
 from bixse.losses.catalogue import build_loss, check_loss_options
+from bixse.training.checks import check_disk, check_finite, check_memory, check_pairs
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Iterator
 
+    from bixse.data.collection import Collection
     from bixse.data.graded_pairs import GradedPairs
     from bixse.encoders.relevance_model import RelevanceModel
     from bixse.evaluation.systems import GradedRetrievalEvaluator
@@ -27,6 +33,8 @@ if TYPE_CHECKING:
 
 MODEL_FOLDER = "model"
 """Where a run keeps its model."""
+LOCK_FILE = ".lock"
+"""Held by the process that trains into a folder."""
 CHECKPOINT_FOLDER = "checkpoints"
 """Where a run keeps what it needs to resume, until it is finished."""
 
@@ -62,7 +70,8 @@ def train(config: TrainConfig, out: Path, progress: bool = True, title: str | No
     pairs = load_graded_pairs(config.pairs)
     collection = load_collection(config.dev, [config.dev_split]) if config.dev is not None else None
     check_loss_options(config.loss, _loss_arguments(config))
-    record = open_run(out, "train", config.model_dump(mode="json"), _input_hashes(config))
+    paths = ("pairs", "dev", *model_path_settings(config.model))
+    record = open_run(out, "train", config.model_dump(mode="json"), _input_hashes(config), paths)
     if record.status == "finished" and (out / MODEL_FOLDER).is_dir():
         return TrainResult(out / MODEL_FOLDER, **record.results, reused=True)
 
@@ -75,93 +84,155 @@ def train(config: TrainConfig, out: Path, progress: bool = True, title: str | No
     if config.dropout is not None:
         set_dropout(model, config.dropout)
     loss = build_loss(config.loss, model, **_loss_arguments(config))
-    warnings = _check_pairs(config, loss, pairs)
-    _check_disk(out, model)
-    record.save("running")
+    warnings = check_pairs(config.pairs, config.loss, loss, pairs, config.optimizer.documents_per_query)
+    check_disk(out, model)
     started = time.perf_counter()
-    evaluator = None
-    if collection is not None:
-        from bixse.evaluation.baseline import search_bm25
-        from bixse.evaluation.systems import GradedRetrievalEvaluator, candidate_corpus
-
-        qrels = collection.qrels[config.dev_split]
-        corpus = candidate_corpus(
-            collection, qrels, [search_bm25(collection, list(qrels), config.dev_candidates)], config.dev_candidates
-        )
-        queries = {query_id: collection.queries[query_id] for query_id in qrels}
-        evaluator = GradedRetrievalEvaluator(corpus, queries, qrels, config.relevance_level)
+    evaluator = _dev_evaluator(config, collection) if collection is not None else None
     with storage_errors(out), no_library_bars():
-        trainer = _run_trainer(config, out, model, loss, pairs, evaluator, record, progress, title or config.loss)
+        trainer = _make_trainer(config, out, model, loss, pairs, evaluator, progress, title or config.loss)
+    try:
+        check_memory(trainer)
+        with _alone_in(out), storage_errors(out), no_library_bars():
+            record.save("running")
+            _run_trainer(trainer, out, record)
+            history, best_step = _history(trainer)
+            warnings += _warn_if_worse(history, best_step)
+            _save_model(config, model, loss, out)
+            record.results = {"history": history, "best_step": best_step, "warnings": warnings}
+            record.timings = {
+                "train": record.timings.get("train", 0.0) + time.perf_counter() - started,
+                "steps": record.timings.get("steps", 0.0) + trainer.seconds_in_steps,
+            }
+            record.save("finished")
+            shutil.rmtree(out / CHECKPOINT_FOLDER, ignore_errors=True)
+    except InputError:
+        for folder in (out / CHECKPOINT_FOLDER, out):  # a refused command leaves no empty folder behind
+            with suppress(OSError):
+                folder.rmdir()
+        raise
+    return TrainResult(out / MODEL_FOLDER, history, best_step, warnings, reused=False)
+
+
+def _history(trainer: GradedTrainer) -> tuple[list[dict[str, Any]], int | None]:
+    """The log without the library's timings, and the step of the best checkpoint (None without a dev collection)."""
     history = [
         {name: value for name, value in entry.items() if not name.endswith(("_runtime", "_per_second"))}
         for entry in trainer.state.log_history
         if "train_runtime" not in entry
     ]
-    best_step = trainer.state.best_global_step if evaluator is not None else None
-    warnings += _warn_if_worse(history, best_step)
-    _save_model(config, model, loss, out)
-    record.results = {"history": history, "best_step": best_step, "warnings": warnings}
-    record.timings = {
-        "train": record.timings.get("train", 0.0) + time.perf_counter() - started,
-        "steps": record.timings.get("steps", 0.0) + trainer.seconds_in_steps,
-    }
-    record.save("finished")
-    shutil.rmtree(out / CHECKPOINT_FOLDER, ignore_errors=True)
-    return TrainResult(out / MODEL_FOLDER, history, best_step, warnings, reused=False)
+    return history, trainer.state.best_global_step if trainer.evaluator is not None else None
 
 
-def _run_trainer(
+@contextmanager
+def _alone_in(out: Path) -> Iterator[None]:
+    """Hold an output folder against other processes; the operating system lets go of it when this one ends."""
+    from filelock import FileLock, Timeout
+
+    with storage_errors(out):
+        out.mkdir(parents=True, exist_ok=True)
+    try:
+        with FileLock(out / LOCK_FILE, timeout=0):
+            yield
+    except Timeout as error:
+        raise OutputExistsError(
+            f"{out}: got a folder in which another process is training; expected one that is free; "
+            "to mend: wait until it has ended, or choose another --out"
+        ) from error
+
+
+def _dev_evaluator(config: TrainConfig, collection: Collection) -> GradedRetrievalEvaluator:
+    """Graded nDCG@10 on the dev queries, over their judged documents and those that BM25 ranks high."""
+    from bixse.evaluation.baseline import search_bm25
+    from bixse.evaluation.systems import GradedRetrievalEvaluator, candidate_corpus
+
+    qrels = collection.qrels[config.dev_split]
+    runs = [search_bm25(collection, list(qrels), config.dev_candidates)]
+    corpus = candidate_corpus(collection, qrels, runs, config.dev_candidates)
+    queries = {query_id: collection.queries[query_id] for query_id in qrels}
+    return GradedRetrievalEvaluator(corpus, queries, qrels, config.relevance_level)
+
+
+def _make_trainer(
     config: TrainConfig,
     out: Path,
     model: RelevanceModel,
     loss: GradedLoss,
     pairs: GradedPairs,
     evaluator: GradedRetrievalEvaluator | None,
-    record: RunRecord,
     progress: bool,
     title: str,
 ) -> GradedTrainer:
-    """Train, from the last checkpoint when there is one; a Ctrl-C leaves a checkpoint and ends the run."""
+    """The trainer of a configuration, with a bar of our own instead of the library's."""
     from transformers import PrinterCallback, ProgressCallback
 
-    from bixse.training.callbacks import ProgressBar, StopOnInterrupt
+    from bixse.training.callbacks import ProgressBar
     from bixse.training.trainer import GradedTrainer
 
-    stop = StopOnInterrupt()
+    arguments = training_arguments(config, out / CHECKPOINT_FOLDER, len(set(pairs.query_ids)), evaluator)
+    arguments.eval_on_start = evaluator is not None and last_whole_checkpoint(out / CHECKPOINT_FOLDER) is None
     trainer = GradedTrainer(
         model=model,
-        args=training_arguments(config, out / CHECKPOINT_FOLDER, len(set(pairs.query_ids)), evaluator),
+        args=arguments,
         train_pairs=pairs,
         loss=loss,
         evaluator=evaluator,
-        callbacks=[ProgressBar(title, disable=not progress), stop],
+        callbacks=[ProgressBar(title, disable=not progress)],
     )
     trainer.remove_callback(PrinterCallback)
     trainer.remove_callback(ProgressCallback)
+    return trainer
+
+
+def _run_trainer(trainer: GradedTrainer, out: Path, record: RunRecord) -> None:
+    """Train, from the last checkpoint when there is one; a Ctrl-C leaves a checkpoint and ends the run."""
+    from bixse.training.callbacks import StopOnInterrupt
+
+    stop = StopOnInterrupt()
+    trainer.add_callback(stop)
     started = time.perf_counter()
+    ended: Literal["failed", "interrupted"] = "interrupted"
+    checkpoint = last_whole_checkpoint(out / CHECKPOINT_FOLDER)
+    if checkpoint is not None:
+        _tell_where_the_best_is(Path(checkpoint))
     try:
-        trainer.train(resume_from_checkpoint=last_whole_checkpoint(out / CHECKPOINT_FOLDER))
+        trainer.train(resume_from_checkpoint=checkpoint)
+        check_finite(trainer.loss, trainer.state.global_step)
+    except TrainingError:
+        ended = "failed"
+        raise
     finally:
         stop.release()
-        if trainer.state.global_step < trainer.state.max_steps:
+        if ended == "failed" or trainer.state.global_step < trainer.state.max_steps:
             record.timings["train"] = record.timings.get("train", 0.0) + time.perf_counter() - started
             record.timings["steps"] = record.timings.get("steps", 0.0) + trainer.seconds_in_steps
-            record.save("interrupted")
+            record.save(ended)
     if trainer.state.global_step < trainer.state.max_steps:
         raise InterruptedRunError(
             f"{out}: got Ctrl-C after step {trainer.state.global_step} of {trainer.state.max_steps}; the checkpoint is "
             "written; to go on: give the same command again"
         )
-    return trainer
 
 
 def last_whole_checkpoint(folder: Path) -> str | None:
     """The newest checkpoint that was written to its end, or None; a process killed while saving leaves half of one.
 
-    The trainer's state is the last file of a checkpoint.
+    The trainer's state is the last file of a checkpoint: one that is whole means that the others are.
     """
-    whole = [path.parent for path in folder.glob("checkpoint-*/trainer_state.json") if path.stat().st_size > 0]
+    whole = []
+    for path in folder.glob("checkpoint-*/trainer_state.json"):
+        with suppress(ValueError):
+            json.loads(path.read_bytes())
+            whole.append(path.parent)
     return str(max(whole, key=lambda path: int(path.name.rpartition("-")[2]))) if whole else None
+
+
+def _tell_where_the_best_is(checkpoint: Path) -> None:
+    """The path of the best checkpoint so far, beside this one: the run may have been moved since."""
+    path = checkpoint / "trainer_state.json"
+    state = json.loads(path.read_bytes())
+    if state.get("best_model_checkpoint"):
+        state["best_model_checkpoint"] = str(checkpoint.parent / Path(state["best_model_checkpoint"]).name)
+        write_atomically(path, json.dumps(state, indent=2))
 
 
 def training_arguments(
@@ -209,7 +280,6 @@ def training_arguments(
         save_total_limit=2,
         eval_strategy="steps" if evaluator is not None else "no",
         eval_steps=every if evaluator is not None else None,
-        eval_on_start=evaluator is not None,
         load_best_model_at_end=evaluator is not None,
         metric_for_best_model=f"eval_{evaluator.primary_metric}" if evaluator is not None else None,
         greater_is_better=True if evaluator is not None else None,
@@ -223,35 +293,6 @@ def _loss_arguments(config: TrainConfig) -> dict[str, Any]:
     if "scale" in config.loss_options:
         raise ConfigError("loss_options: got 'scale'; expected it beside `loss`; to mend: set `scale` there")
     return {"scale": config.scale, **config.loss_options}
-
-
-def _check_pairs(config: TrainConfig, loss: GradedLoss, pairs: GradedPairs) -> list[str]:
-    """Refuse pairs the loss cannot learn from; warn where only some can be used."""
-    groups = pairs.groups()
-    usable = sum(loss.can_use(group.relevance) for group in groups)
-    if usable == 0:
-        raise InputError(
-            f"{config.pairs}: got {len(groups)} queries of which loss {config.loss!r} can use none; expected queries "
-            f"with {loss.needs}; to mend: check the relevance column, or choose another loss"
-        )
-    if usable < len(groups):
-        return [
-            f"loss {config.loss!r} learns from {usable} of {len(groups)} queries: the others do not have {loss.needs}"
-        ]
-    return []
-
-
-def _check_disk(out: Path, model: RelevanceModel) -> None:
-    """Refuse to start where the checkpoints would not fit (weights and two moments, kept twice, and the model)."""
-    weights = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
-    needed = weights * (3 * 3 + 1)
-    existing = next(parent for parent in (out.absolute(), *out.absolute().parents) if parent.exists())
-    free = shutil.disk_usage(existing).free
-    if free < needed:
-        raise StorageError(
-            f"{out}: got {free / 1e9:.2f} GB free; expected {needed / 1e9:.2f} GB for checkpoints and the model; "
-            "to mend: free disk space or choose another --out folder"
-        )
 
 
 def _warn_if_worse(history: list[dict[str, Any]], best_step: int | None) -> list[str]:
@@ -271,6 +312,7 @@ def _save_model(config: TrainConfig, model: RelevanceModel, loss: GradedLoss, ou
     from bixse.encoders.head import RelevanceHead
 
     parameters = dict(loss.named_parameters(recurse=False))
+    model.head = None  # one that came with the base model is not this encoder's
     if "logit_bias" in parameters:
         model.head = RelevanceHead(parameters["logit_scale"].item(), parameters["logit_bias"].item())
     part = out / f".{MODEL_FOLDER}.part"
@@ -283,7 +325,7 @@ def _save_model(config: TrainConfig, model: RelevanceModel, loss: GradedLoss, ou
 
 def _input_hashes(config: TrainConfig) -> dict[str, str]:
     """Content hashes of the files a run reads."""
-    hashes = {"pairs": file_hash(config.pairs)}
+    hashes = {"pairs": file_hash(config.pairs), **model_hashes(config.model)}
     if config.dev is not None:
         for name in ("corpus.jsonl", "queries.jsonl", f"qrels/{config.dev_split}.tsv"):
             hashes[f"dev/{name}"] = file_hash(config.dev / name)

@@ -1,0 +1,191 @@
+"""Time and memory of every loss against the batch size, with growth exponents.
+
+    python benchmarks/bench_growth.py [--sizes 256 ... 16384] [--dim 384] [--repeats 3] [--out F.csv] [--plot F.svg]
+
+One row a loss and size: forward and backward of the loss alone, B = N = size unit embeddings, four graded documents a
+query, float32, on the processor. The losses are those of the catalogue; "dense" rows are the same objectives over the
+whole matrix (or, for pairs, the whole B x N x N tensor) in plain PyTorch, up to the size they can bear.
+
+Times are medians of runs in turn within one process. Memory is the peak of the resident memory beyond inputs and
+gradients, each in a process of its own. The growth exponent is the slope of log(time) or log(memory) over log(size),
+least squares over the three largest sizes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import math
+import os
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, logsigmoid, normalize
+
+from bench_loss import resident
+from bixse.losses.catalogue import LOSSES, build_loss
+from bixse.losses.targets import GradedTargets
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+COLUMNS = ("loss", "size", "dim", "threads", "seconds", "extra_mib")
+GRADED = 4
+"""Graded documents of a query."""
+WORDS = [word for word in LOSSES if word not in ("bixse-without-bias", "bixse-binarised")]
+"""The ablations of BiXSE are the same computation."""
+DENSE = {"dense bixse": 16384, "dense infonce": 16384, "dense pairwise-bce": 512}
+"""Plain PyTorch, and the largest size it is run at."""
+
+
+class Problem:
+    """Unit embeddings of B = N texts; each query's own document is the best of four graded ones."""
+
+    def __init__(self, size: int, dim: int) -> None:
+        generator = torch.Generator().manual_seed(0)
+        self.queries = normalize(torch.randn(size, dim, generator=generator), dim=1).requires_grad_()
+        self.documents = normalize(torch.randn(size, dim, generator=generator), dim=1).requires_grad_()
+        rows = torch.arange(size).repeat_interleave(GRADED)
+        columns = (rows + torch.arange(GRADED).repeat(size)) % size
+        relevance = torch.tensor([1.0, 0.67, 0.33, 0.0]).repeat(size)
+        self.targets = GradedTargets(rows, columns, relevance, (size, size))
+
+
+def step(word: str, problem: Problem) -> Tensor:
+    """Loss and gradients of one method."""
+    leaves = (problem.queries, problem.documents)
+    if word.startswith("dense "):
+        loss = dense(word.removeprefix("dense "), problem)
+    else:
+        options = {"bias": -8.0} if word == "bixse" else {}
+        loss = build_loss(word, nn.Identity(), **options).compute_loss_from_embeddings(*leaves, problem.targets)
+    _gradients = torch.autograd.grad(loss, leaves)
+    return loss.detach()
+
+
+def dense(word: str, problem: Problem) -> Tensor:
+    """The objective over the whole matrix, as plain PyTorch has it."""
+    relevance, _ = problem.targets.dense()
+    logits = 20.0 * problem.queries @ problem.documents.T
+    if word == "bixse":
+        return binary_cross_entropy_with_logits(logits - 8.0, relevance, reduction="sum") / len(logits)
+    if word == "infonce":
+        return cross_entropy(logits, torch.arange(len(logits)))
+    pairs = relevance.unsqueeze(2) > relevance.unsqueeze(1)  # (B, N, N)
+    return -logsigmoid(logits.unsqueeze(2) - logits.unsqueeze(1))[pairs].mean()
+
+
+def seconds_of(word: str, size: int, dim: int, repeats: int) -> float:
+    """Median wall time."""
+    problem = Problem(size, dim)
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        step(word, problem)
+        times.append(time.perf_counter() - start)
+    return statistics.median(times)
+
+
+def measure_memory(word: str, size: int, dim: int) -> float:
+    """Peak resident memory in MiB beyond inputs and gradients, of one run in this (fresh) process."""
+    step(word, Problem(64, dim))  # load the kernels
+    problem = Problem(size, dim)
+    gradients = [torch.ones_like(part) for part in (problem.queries, problem.documents)]
+    level = resident("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # the peak starts anew
+    del gradients
+    step(word, problem)
+    return max(0.0, resident("VmHWM") - level)
+
+
+def memory_of(word: str, size: int, dim: int) -> float:
+    """`measure_memory` in a child process; NaN on a system without /proc."""
+    if not Path("/proc/self/clear_refs").exists():
+        return math.nan
+    command = [sys.executable, __file__, "--memory-of", word, "--sizes", str(size), "--dim", str(dim)]
+    at_once = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
+    return float(subprocess.run(command, check=True, capture_output=True, text=True, env=at_once).stdout)
+
+
+def exponent(sizes: Sequence[float], values: Sequence[float]) -> float:
+    """Slope of log(value) over log(size), least squares over the three largest sizes."""
+    points = sorted(zip(sizes, values, strict=True))[-3:]
+    points = [(math.log(size), math.log(value)) for size, value in points if value > 0]
+    if len(points) < 2:
+        return math.nan
+    return statistics.linear_regression(*zip(*points, strict=True)).slope
+
+
+def draw(rows: list[dict[str, object]], path: Path) -> None:
+    """Time and memory against the batch size, both axes logarithmic."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    mpl.rcParams["svg.hashsalt"] = "bixse"
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(1, 2, figsize=(11, 4.6), layout="constrained")
+    for axis, column, label in zip(axes, ("seconds", "extra_mib"), ("seconds", "extra memory, MiB"), strict=True):
+        for word in dict.fromkeys(row["loss"] for row in rows):
+            own = [row for row in rows if row["loss"] == word]
+            style = "--" if str(word).startswith("dense") else "-"
+            axis.loglog(
+                [r["size"] for r in own], [max(r[column], 1e-4) for r in own], style, marker="o", ms=3, label=word
+            )
+        axis.set_xscale("log", base=2)
+        axis.set_xlabel("batch size B (B queries, B documents)")
+        axis.set_ylabel(label)
+        axis.grid(alpha=0.3)
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right center", frameon=False, fontsize=9)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure, print the tables, write CSV and plot."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--sizes", type=int, nargs="+", default=[256, 512, 1024, 2048, 4096, 8192, 16384], help="B = N")
+    parser.add_argument("--dim", type=int, default=384, help="D")
+    parser.add_argument("--repeats", type=int, default=3, help="runs up to size 4,096; above it one")
+    parser.add_argument("--losses", nargs="+", default=[*WORDS, *DENSE], choices=[*WORDS, *DENSE], metavar="LOSS")
+    parser.add_argument("--out", type=Path, help="write the table here as CSV")
+    parser.add_argument("--plot", type=Path, help="write the plot here (.svg or .png)")
+    parser.add_argument("--memory-of", choices=[*WORDS, *DENSE], help=argparse.SUPPRESS)
+    options = parser.parse_args(arguments)
+    if min([options.repeats, options.dim, *options.sizes]) < 1:
+        parser.error("expected --repeats, --sizes and --dim of at least 1")
+    if options.memory_of:
+        print(measure_memory(options.memory_of, options.sizes[0], options.dim))
+        return
+    rows: list[dict[str, object]] = []
+    print(f"{'loss':<20} {'size':>6} {'threads':>7} {'seconds':>9} {'extra MiB':>10}")
+    for word in options.losses:
+        for size in (size for size in sorted(options.sizes) if size <= DENSE.get(word, size)):
+            seconds = seconds_of(word, size, options.dim, options.repeats if size <= 4096 else 1)
+            memory = memory_of(word, size, options.dim)
+            cells = (word, size, options.dim, torch.get_num_threads(), round(seconds, 4), round(memory, 1))
+            rows.append(dict(zip(COLUMNS, cells, strict=True)))
+            print(f"{word:<20} {size:>6} {cells[3]:>7} {cells[4]:>9} {cells[5]:>10}", flush=True)
+    print(f"\n{'loss':<20} {'time grows as B^':>16} {'memory as B^':>13}")
+    for word in options.losses:
+        own = [row for row in rows if row["loss"] == word]
+        grown = [exponent([r["size"] for r in own], [r[name] for r in own]) for name in ("seconds", "extra_mib")]
+        print(f"{word:<20} {grown[0]:>16.2f} {grown[1]:>13.2f}")
+    if options.out:
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        with options.out.open("w", encoding="utf-8", newline="") as file:
+            writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(rows)
+    if options.plot:
+        draw(rows, options.plot)
+
+
+if __name__ == "__main__":
+    main()

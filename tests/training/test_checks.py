@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+
+from bixse.data.graded_pairs import GradedPairs
+from bixse.errors import InputError, TrainingError
+from bixse.losses import build_loss
+from bixse.training import checks
+from bixse.training.trainer import GradedTrainer, GradedTrainingArguments
+
+
+def pairs_of(*queries):
+    return GradedPairs.from_rows(
+        {"query": f"q{i}", "document": f"d{i}{k}", "relevance": z}
+        for i, group in enumerate(queries)
+        for k, z in enumerate(group)
+    )
+
+
+class TestPairs:
+    @pytest.mark.parametrize(
+        ("word", "documents", "found"),
+        [
+            ("infonce", None, ["1 of 3 queries lack a document with relevance of at least 0.5: .* nothing from them"]),
+            ("margin-mse", None, ["1 of 3 queries lack two graded documents: .* nothing"]),
+            ("margin-mse", 2, ["1 of 3 queries lack two graded documents"]),
+            ("bixse", None, ["1 of 3 queries lack a document with relevance above 0: .* only what is irrelevant"]),
+            ("pairwise-bce", None, ["1 of 3 queries lack a document with relevance above 0"]),
+        ],
+    )
+    def test_some_queries_teach_nothing(self, tiny_model, word, documents, found):
+        pairs = pairs_of([1.0, 0.3], [0.0, 0.0], [0.7])
+        warnings = checks.check_pairs("p.csv", word, build_loss(word, tiny_model), pairs, documents)
+        assert len(warnings) == len(found)
+        for warning, expected in zip(warnings, found, strict=True):
+            assert re.search(expected, warning), warning
+
+    @pytest.mark.parametrize(("word", "documents"), [("margin-mse", 1), ("infonce", None), ("bixse-binarised", None)])
+    def test_no_query_teaches_anything(self, tiny_model, word, documents):
+        pairs = pairs_of([0.4, 0.3], [0.0, 0.2])
+        with pytest.raises(InputError, match=r"p.csv: got 2 queries of which .* can use none; expected queries with"):
+            checks.check_pairs("p.csv", word, build_loss(word, tiny_model), pairs, documents)
+
+    def test_all_can_be_used(self, tiny_model):
+        assert not checks.check_pairs("p.csv", "bixse", build_loss("bixse", tiny_model), pairs_of([0.2], [1.0]), None)
+
+
+def make_trainer(model, pairs, folder, batch_size, **options):
+    arguments = GradedTrainingArguments(output_dir=str(folder), per_device_train_batch_size=batch_size)
+    return GradedTrainer(model, arguments, pairs, build_loss("bixse", model, texts_per_pass=4, **options))
+
+
+class TestMemory:
+    def test_a_cached_loss_holds_one_pass_and_a_larger_batch_needs_more(self, tiny_model, graded_pairs, tmp_path):
+        sizes = [checks.check_memory(make_trainer(tiny_model, graded_pairs, tmp_path, size)) for size in (4, 16)]
+        cached = [
+            checks.check_memory(make_trainer(tiny_model, graded_pairs, tmp_path, size, cached=True)) for size in (4, 16)
+        ]
+        assert sizes[1] > 2 * sizes[0]
+        assert cached[0] < sizes[0]
+        assert cached[1] < 1.5 * cached[0]
+
+    def test_the_estimate_is_the_states_that_autograd_keeps(self, tiny_model, graded_pairs, tmp_path):
+        """Against the states of the whole batch, counted while its loss is computed."""
+        trainer = make_trainer(tiny_model, graded_pairs, tmp_path, 16)
+        features, labels = trainer.collect_features(next(iter(trainer.train_batches())))
+        kept = {}
+
+        def count(tensor):
+            kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
+            loss = trainer.loss(features, labels)
+        weights = sum(parameter.nbytes for parameter in tiny_model.parameters())
+        assert loss.isfinite()
+        assert 0.5 < (checks.check_memory(trainer) - 3 * weights) / (sum(kept.values()) - weights) < 1.5
+
+    def test_nothing_random_is_drawn(self, tiny_model, graded_pairs, tmp_path):
+        trainer = make_trainer(tiny_model, graded_pairs, tmp_path, 4)
+        state = torch.get_rng_state()
+        checks.check_memory(trainer)
+        assert torch.equal(state, torch.get_rng_state())
+
+    @pytest.mark.parametrize(("cached", "mend"), [(False, "`cached: true`"), (True, "a smaller batch_size")])
+    def test_the_mend_is_what_is_left_to_do(self, tiny_model, graded_pairs, tmp_path, monkeypatch, cached, mend):
+        monkeypatch.setattr(checks, "free_memory", lambda device: 10_000)
+        with pytest.raises(InputError, match=mend):
+            checks.check_memory(make_trainer(tiny_model, graded_pairs, tmp_path, 4, cached=cached))
+
+    def test_a_container_is_smaller_than_its_machine(self, tmp_path, monkeypatch):
+        whole = checks.free_memory(torch.device("cpu"))
+        assert whole > 0
+        (tmp_path / "max").write_text("5000000\n")
+        (tmp_path / "used").write_text("2000000\n")
+        monkeypatch.setattr(checks, "CGROUP_LIMIT", tmp_path / "max")
+        monkeypatch.setattr(checks, "CGROUP_USED", tmp_path / "used")
+        assert checks.free_memory(torch.device("cpu")) == 3_000_000
+        (tmp_path / "max").write_text("max\n")
+        assert checks.free_memory(torch.device("cpu")) > 3_000_000
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_that_are_not_finite(tiny_model, value):
+    checks.check_finite(tiny_model, 3)
+    dict(tiny_model.named_parameters())["0.model.encoder.layer.1.output.dense.bias"].data[3] = value
+    with pytest.raises(TrainingError, match=r"\(0\.model\.encoder\.layer\.1\.output\.dense\.bias\) after step 3"):
+        checks.check_finite(tiny_model, 3)
