@@ -25,21 +25,27 @@ def build_encoder(
     max_length: int | None = None,
     device: str | None = None,
     trust_remote_code: bool = False,
+    bidirectional: bool | None = None,
 ) -> RelevanceModel:
     """Load a sentence-transformers model, or a transformers backbone with mean pooling.
+
+    A bare decoder (Llama, Qwen, Mistral, Gemma 3, ...) becomes an encoder: every token sees the whole text, the mean is
+    over the text's own tokens without an instruction. That this is so is tried out here, and again at every load.
 
     Args:
         name_or_path: a folder or a hub name; "demo" is the model of the `bixse[demo]` extra.
         max_length: tokens of a text that are read, the rest is cut; None keeps the model's own.
         device: "cpu", "cuda", ...; None chooses.
         trust_remote_code: run code that comes with the model; only for sources you trust.
+        bidirectional: let the tokens of a decoder see the whole text; None does so for a bare backbone, and leaves a
+            sentence-transformers model as it was trained.
 
     Returns:
         The model, ready to encode and to train.
 
     Raises:
         ModelError: no such folder, a folder that holds no encoder or lacks weights or the tokenizer, a name the hub
-            does not answer for, or a maximum length the model cannot take.
+            does not answer for, a maximum length the model cannot take, or attention that cannot be switched.
 
     Example:
         >>> build_encoder("no/such/folder/here")
@@ -50,6 +56,9 @@ sentence-transformers or transformers model, or a hub name (owner/name); to mend
     """
     source = str(_resolve(name_or_path))  # before the heavy import, so that a wrong path is said at once
 
+    from sentence_transformers.util import is_sentence_transformer_model
+
+    from bixse.encoders.attention import check_attention, check_padding, make_bidirectional, prepare_decoder
     from bixse.encoders.relevance_model import RelevanceModel
 
     try:
@@ -69,9 +78,16 @@ sentence-transformers or transformers model, or a hub name (owner/name); to mend
             f"model {str(name_or_path)!r}: got no weights for {len(missing)} of its parameters ({shown}); expected all "
             "in the model's files; to mend: check that config.json and the weights belong together"
         )
-    _check_is_encoder(model, str(name_or_path))
     for part in input_parts(model):
         _keep_within_positions(part)
+    bare = not is_sentence_transformer_model(source)
+    if bidirectional or (bidirectional is None and bare):
+        if make_bidirectional(model, str(name_or_path)):
+            prepare_decoder(model)
+            check_padding(model, str(name_or_path))
+    else:
+        check_attention(model, str(name_or_path))
+    _check_is_encoder(model, str(name_or_path))
     if max_length is not None:
         own = _longest_input(model)
         if max_length < 4 or (own is not None and max_length > own):

@@ -1,0 +1,151 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from sentence_transformers import SentenceTransformer
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    BertTokenizerFast,
+    Gemma3TextConfig,
+    LlamaConfig,
+    MistralConfig,
+    Qwen3Config,
+)
+
+from bixse.encoders.attention import check_attention, check_padding, make_bidirectional, sees_whole_text
+from bixse.encoders.build import build_encoder
+from bixse.encoders.encode import encode_texts
+from bixse.errors import ModelError
+
+SIZES = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+}
+DECODERS = {
+    "llama": (LlamaConfig, {}),
+    "mistral": (MistralConfig, {"sliding_window": 16}),
+    "qwen3": (Qwen3Config, {"head_dim": 8}),
+    "gemma3": (Gemma3TextConfig, {"head_dim": 8, "sliding_window": 16}),
+}
+
+
+@pytest.fixture(scope="session")
+def decoder_path(tiny_model_path, tmp_path_factory):
+    """Folder of a random two-layer decoder as a causal language model leaves it: no sentence-transformers files."""
+
+    def make(kind: str):
+        folder = tmp_path_factory.mktemp(kind)
+        tokenizer = BertTokenizerFast.from_pretrained(tiny_model_path)
+        tokenizer.save_pretrained(folder)
+        kind_of_config, own = DECODERS[kind]
+        torch.manual_seed(0)
+        config = kind_of_config(vocab_size=len(tokenizer), pad_token_id=tokenizer.pad_token_id, **SIZES, **own)
+        AutoModel.from_config(config).save_pretrained(folder)
+        return folder
+
+    made: dict = {}
+    return lambda kind: made[kind] if kind in made else made.setdefault(kind, make(kind))
+
+
+@pytest.mark.parametrize("kind", DECODERS)
+class TestDecoders:
+    def test_a_bare_decoder_sees_the_whole_text(self, decoder_path, kind):
+        causal = SentenceTransformer(str(decoder_path(kind)), device="cpu")
+        assert not sees_whole_text(causal[0])
+        model = build_encoder(decoder_path(kind), device="cpu")
+        assert sees_whole_text(model[0])
+
+    def test_a_saved_one_comes_back_so_in_plain_sentence_transformers_too(self, decoder_path, tmp_path, kind):
+        model = build_encoder(decoder_path(kind), 32, device="cpu")
+        model.save_pretrained(str(tmp_path))
+        assert json.loads((tmp_path / "config.json").read_text())["is_causal"] is False
+        texts = ["copy a file", "sort the list of words"]
+        expected = torch.tensor(encode_texts(model, texts, "query"))
+        for again in (SentenceTransformer(str(tmp_path), device="cpu"), build_encoder(tmp_path, device="cpu")):
+            assert sees_whole_text(again[0])
+            torch.testing.assert_close(torch.tensor(encode_texts(again, texts, "query")), expected)
+
+    def test_padding_changes_nothing_on_either_side(self, decoder_path, kind):
+        model = build_encoder(decoder_path(kind), device="cpu")
+        side = model.tokenizer.padding_side
+        check_padding(model, kind)
+        assert model.tokenizer.padding_side == side
+
+    def test_the_instruction_is_not_pooled(self, decoder_path, kind):
+        model = build_encoder(decoder_path(kind), device="cpu")
+        given = model.preprocess(["copy a file"], prompt="find the text: ")
+        states = model[0](given)["token_embeddings"][0]
+        own = states[int(given["prompt_length"]) :].mean(dim=0)
+        pooled = model(model.preprocess(["copy a file"], prompt="find the text: "))["sentence_embedding"][0]
+        torch.testing.assert_close(pooled, own)
+
+    def test_attention_can_be_left_as_it_is(self, decoder_path, kind):
+        assert not sees_whole_text(build_encoder(decoder_path(kind), device="cpu", bidirectional=False)[0])
+
+    @pytest.mark.parametrize("attention", ["eager", "sdpa"])
+    def test_both_implementations_of_attention(self, decoder_path, kind, attention):
+        model = SentenceTransformer(
+            str(decoder_path(kind)), device="cpu", model_kwargs={"attn_implementation": attention}
+        )
+        assert make_bidirectional(model, kind)
+        assert sees_whole_text(model[0])
+        assert not make_bidirectional(model, kind)
+
+
+def test_an_encoder_is_left_as_it_is(tiny_model):
+    before = tiny_model[0].auto_model.config.to_dict()
+    assert sees_whole_text(tiny_model[0])
+    assert not make_bidirectional(tiny_model, "tiny")
+    assert tiny_model[0].auto_model.config.to_dict() == before
+
+
+def test_a_sentence_transformers_decoder_stays_as_it_was_trained(decoder_path, tmp_path):
+    """Qwen3-Embedding and its like are causal on purpose."""
+    SentenceTransformer(str(decoder_path("qwen3")), device="cpu").save_pretrained(str(tmp_path))
+    assert not sees_whole_text(build_encoder(tmp_path, device="cpu")[0])
+    assert sees_whole_text(build_encoder(tmp_path, device="cpu", bidirectional=True)[0])
+
+
+def test_a_switch_that_does_nothing_is_refused(decoder_path, monkeypatch, tmp_path):
+    """As it was with older patches that a new version of the library made void."""
+    model = build_encoder(decoder_path("llama"), device="cpu")
+    model.save_pretrained(str(tmp_path))
+    monkeypatch.setattr("transformers.models.llama.modeling_llama.create_causal_mask", _always_causal)
+    with pytest.raises(ModelError, match="got attention that sees only what came before, although"):
+        build_encoder(tmp_path, device="cpu")
+    with pytest.raises(ModelError, match="is_causal: false"):
+        check_attention(SentenceTransformer(str(tmp_path), device="cpu"), "llama")
+    with pytest.raises(ModelError, match="got a llama decoder whose first token does not see the last one"):
+        build_encoder(decoder_path("llama"), device="cpu")
+
+
+def _always_causal(config, inputs_embeds, attention_mask, **_):
+    length = inputs_embeds.shape[1]
+    lower = torch.ones(length, length, dtype=torch.bool).tril()
+    return (lower & attention_mask[:, None, None, :].bool()).expand(len(inputs_embeds), 1, -1, -1)
+
+
+def test_padding_that_counts_is_refused(decoder_path, monkeypatch):
+    """A model that is given no attention mask pools padding."""
+    model = build_encoder(decoder_path("llama"), device="cpu")
+    forward = model[0].forward
+
+    def without_mask(features, **named):
+        return forward({**features, "attention_mask": torch.ones_like(features["attention_mask"])}, **named)
+
+    monkeypatch.setattr(model[0], "forward", without_mask)
+    with pytest.raises(ModelError, match="got another embedding of a text when it is padded on the right"):
+        check_padding(model, "llama")
+
+
+def test_the_flag_of_from_pretrained_is_ignored_by_the_library(decoder_path):
+    """Why the switch is set after loading: should this fail one day, the library has learned it."""
+    config = AutoConfig.from_pretrained(decoder_path("llama"), is_causal=False)
+    assert getattr(config, "is_causal", None) is not False
