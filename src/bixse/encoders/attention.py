@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
+from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 
 from bixse.encoders.parts import input_parts
 from bixse.errors import ModelError
@@ -19,6 +20,19 @@ LONG_TEXT = " ".join([SAMPLE_TEXT] * 4)
 """A longer one beside which it is padded."""
 TOLERANCE = 1e-3
 """Largest difference between two unit embeddings that rounding explains in float32."""
+
+
+class BidirectionalTransformer(Transformer):
+    """sentence-transformers' Transformer for adapters on a decoder that sees the whole text.
+
+    A folder of adapters holds no config.json: the base model's own would make the decoder causal again without a
+    word. With this class in modules.json, plain `SentenceTransformer(folder)` refuses to guess and asks for
+    `trust_remote_code=True` (which imports this class from bixse); `build_encoder` and `RelevanceModel` know it.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.auto_model.config.is_causal = False
 
 
 def sees_whole_text(part: Any) -> bool:
@@ -50,7 +64,7 @@ def make_bidirectional(model: SentenceTransformer, name: str) -> bool:
     Raises:
         ModelError: an architecture on which the switch has no effect.
     """
-    causal = [part for part in _backbones(model) if not sees_whole_text(part)]
+    causal = [part for part in backbones(model) if not sees_whole_text(part)]
     for part in causal:
         part.auto_model.config.is_causal = False
         if not sees_whole_text(part):
@@ -71,7 +85,7 @@ def check_attention(model: SentenceTransformer, name: str) -> None:
     Raises:
         ModelError: says what was tried.
     """
-    for part in _backbones(model):
+    for part in backbones(model):
         if getattr(part.auto_model.config, "is_causal", None) is False and not sees_whole_text(part):
             raise ModelError(
                 f"model {name!r}: got attention that sees only what came before, although its configuration says "
@@ -106,8 +120,6 @@ def check_padding(model: SentenceTransformer, name: str) -> None:
 
 def prepare_decoder(model: SentenceTransformer) -> None:
     """What a bare decoder lacks as an encoder: a padding token, and pooling that leaves the instruction out."""
-    from sentence_transformers.sentence_transformer.modules import Pooling
-
     for module in model.children():
         if isinstance(module, Pooling):
             module.include_prompt = False
@@ -116,7 +128,7 @@ def prepare_decoder(model: SentenceTransformer) -> None:
         tokenizer.pad_token = tokenizer.eos_token or tokenizer.unk_token
 
 
-def _backbones(model: SentenceTransformer) -> list[Any]:
+def backbones(model: SentenceTransformer) -> list[Any]:
     """The parts that read texts with a transformers model."""
     return [part for part in input_parts(model) if getattr(part, "auto_model", None) is not None]
 

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from sentence_transformers import SentenceTransformer
+from sentence_transformers.util import fullname
 
+from bixse.encoders.attention import BidirectionalTransformer
 from bixse.encoders.encode import encode_texts
 from bixse.encoders.head import RelevanceHead
 from bixse.errors import InputError, ModelError
@@ -25,6 +27,8 @@ class RelevanceModel(SentenceTransformer):
     """
 
     def __init__(self, model_name_or_path: str | None = None, **kwargs: Any) -> None:
+        # sentence-transformers imports no modules but its own unless told to trust: these are given by name
+        self._module_classes = {fullname(BidirectionalTransformer): BidirectionalTransformer, **self._module_classes}
         super().__init__(model_name_or_path, **kwargs)
         folder = Path(model_name_or_path) if model_name_or_path is not None else None
         self.head: RelevanceHead | None = RelevanceHead.load(folder) if folder and folder.is_dir() else None

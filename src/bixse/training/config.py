@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import inspect
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
@@ -18,6 +18,23 @@ if TYPE_CHECKING:
     from typing import TypeVar
 
     ConfigType = TypeVar("ConfigType", bound=BaseModel)
+
+
+class LoraConfig(BaseModel):
+    """Low-rank adapters: the encoder is frozen, a few weights beside it are trained."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    rank: int = Field(default=32, ge=1)
+    """Rank of the adapters; the paper takes 32 for its 3B encoders."""
+    alpha: int | None = Field(default=None, ge=1)
+    """Their scale is alpha / rank; null takes 2 * rank."""
+    dropout: float = Field(default=0.0, ge=0, lt=1)
+    """Dropout of what goes into an adapter."""
+    targets: str | list[str] = "all-linear"
+    """Names of the layers that get one; "all-linear" takes every linear layer."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Other arguments of peft.LoraConfig, for example use_dora, use_rslora."""
 
 
 class OptimizerConfig(BaseModel):
@@ -48,6 +65,8 @@ class OptimizerConfig(BaseModel):
     """Clip the encoder's gradient to this norm; 0 does not clip."""
     gradient_accumulation_steps: int = Field(default=1, ge=1)
     """Batches summed before a step; in-batch negatives stay within one batch."""
+    gradient_checkpointing: bool = False
+    """Keep the states between layers alone and compute the rest again in the backward pass."""
 
 
 class TrainConfig(BaseModel):
@@ -80,6 +99,10 @@ class TrainConfig(BaseModel):
     """Dropout of the encoder while training; null keeps the model's own."""
     trust_remote_code: bool = False
     """Run code that comes with the model."""
+    bidirectional: bool | None = None
+    """Let the tokens of a decoder see the whole text; null does so for a bare decoder."""
+    lora: LoraConfig | None = None
+    """Train low-rank adapters instead of all weights; `lora: {}` takes the defaults."""
     loss: str = "bixse"
     """One of the losses of `bixse.losses.LOSSES`."""
     scale: float = Field(default=10.0, gt=0)
@@ -161,6 +184,7 @@ def _known_keys(kind: type[BaseModel]) -> list[str]:
     keys = []
     for name, field in kind.model_fields.items():
         keys.append(name)
-        if inspect.isclass(field.annotation) and issubclass(field.annotation, BaseModel):
-            keys += [f"{name}.{inner}" for inner in field.annotation.model_fields]
+        for inner in (field.annotation, *get_args(field.annotation)):
+            if inspect.isclass(inner) and issubclass(inner, BaseModel):
+                keys += [f"{name}.{key}" for key in inner.model_fields]
     return keys

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import shutil
 import time
 from contextlib import contextmanager, suppress
@@ -29,10 +28,12 @@ if TYPE_CHECKING:
     from bixse.evaluation.systems import GradedRetrievalEvaluator
     from bixse.losses.base import GradedLoss
     from bixse.training.config import TrainConfig
-    from bixse.training.trainer import GradedTrainer, GradedTrainingArguments
+    from bixse.training.trainer import GradedTrainer
 
 MODEL_FOLDER = "model"
 """Where a run keeps its model."""
+ADAPTER_FOLDER = "adapter"
+"""Where a run with low-rank adapters keeps them alone; the model folder holds them merged."""
 LOCK_FILE = ".lock"
 """Held by the process that trains into a folder."""
 CHECKPOINT_FOLDER = "checkpoints"
@@ -78,9 +79,14 @@ def train(config: TrainConfig, out: Path, progress: bool = True, title: str | No
     from transformers import set_seed
 
     from bixse.encoders.build import build_encoder, no_library_bars, set_dropout
+    from bixse.encoders.lora import add_lora
 
     set_seed(config.seed)
-    model = build_encoder(config.model, config.max_length, trust_remote_code=config.trust_remote_code)
+    model = build_encoder(
+        config.model, config.max_length, trust_remote_code=config.trust_remote_code, bidirectional=config.bidirectional
+    )
+    if config.lora is not None:
+        add_lora(model, **config.lora.model_dump(exclude={"options"}), **config.lora.options)
     if config.dropout is not None:
         set_dropout(model, config.dropout)
     loss = build_loss(config.loss, model, **_loss_arguments(config))
@@ -165,6 +171,7 @@ def _make_trainer(
     """The trainer of a configuration, with a bar of our own instead of the library's."""
     from transformers import PrinterCallback, ProgressCallback
 
+    from bixse.training.arguments import training_arguments
     from bixse.training.callbacks import ProgressBar
     from bixse.training.trainer import GradedTrainer
 
@@ -235,60 +242,6 @@ def _tell_where_the_best_is(checkpoint: Path) -> None:
         write_atomically(path, json.dumps(state, indent=2))
 
 
-def training_arguments(
-    config: TrainConfig, folder: Path, queries: int, evaluator: GradedRetrievalEvaluator | None
-) -> GradedTrainingArguments:
-    """The trainer's arguments of a configuration.
-
-    Args:
-        config: the run's settings.
-        folder: where checkpoints go.
-        queries: number of training queries.
-        evaluator: decides whether checkpoints are compared.
-    """
-    import torch
-
-    from bixse.encoders.encode import bf16_is_fast
-    from bixse.training.trainer import GradedTrainingArguments
-
-    optimizer = config.optimizer
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    batches = math.ceil(queries / optimizer.batch_size)
-    steps = math.ceil(batches / optimizer.gradient_accumulation_steps)
-    every = max(1, steps // config.evaluations_per_epoch)
-    return GradedTrainingArguments(
-        output_dir=str(folder),
-        num_train_epochs=optimizer.epochs,
-        per_device_train_batch_size=optimizer.batch_size,
-        gradient_accumulation_steps=optimizer.gradient_accumulation_steps,
-        documents_per_query=optimizer.documents_per_query,
-        train_max_length=config.train_max_length,
-        learning_rate=optimizer.learning_rate,
-        bias_lr_multiplier=optimizer.bias_lr_multiplier,
-        lr_scheduler_type="linear",
-        warmup_steps=optimizer.warmup,
-        adam_beta1=0.9,
-        adam_beta2=optimizer.adam_beta2,
-        weight_decay=optimizer.weight_decay,
-        max_grad_norm=optimizer.max_grad_norm,
-        bf16=bf16_is_fast(device) if config.bf16 is None else config.bf16,
-        seed=config.seed,
-        logging_steps=1,
-        logging_nan_inf_filter=False,
-        save_strategy="steps",
-        save_steps=every,
-        save_total_limit=2,
-        eval_strategy="steps" if evaluator is not None else "no",
-        eval_steps=every if evaluator is not None else None,
-        load_best_model_at_end=evaluator is not None,
-        metric_for_best_model=f"eval_{evaluator.primary_metric}" if evaluator is not None else None,
-        greater_is_better=True if evaluator is not None else None,
-        dataloader_pin_memory=device == "cuda",
-        report_to="none",
-        disable_tqdm=True,
-    )
-
-
 def _loss_arguments(config: TrainConfig) -> dict[str, Any]:
     if "scale" in config.loss_options:
         raise ConfigError("loss_options: got 'scale'; expected it beside `loss`; to mend: set `scale` there")
@@ -307,20 +260,29 @@ def _warn_if_worse(history: list[dict[str, Any]], best_step: int | None) -> list
 
 
 def _save_model(config: TrainConfig, model: RelevanceModel, loss: GradedLoss, out: Path) -> None:
-    """Write the model folder so that it appears whole: a temporary folder, then a rename."""
+    """Write the model with its relevance head; adapters alone first, then merged into the model."""
     from bixse.encoders.build import quiet_loading
     from bixse.encoders.head import RelevanceHead
+    from bixse.encoders.lora import has_lora, merge_lora
 
     parameters = dict(loss.named_parameters(recurse=False))
     model.head = None  # one that came with the base model is not this encoder's
     if "logit_bias" in parameters:
         model.head = RelevanceHead(parameters["logit_scale"].item(), parameters["logit_bias"].item())
-    part = out / f".{MODEL_FOLDER}.part"
     with storage_errors(out), quiet_loading():
-        shutil.rmtree(part, ignore_errors=True)
-        model.save_pretrained(str(part))
-        shutil.rmtree(out / MODEL_FOLDER, ignore_errors=True)
-        part.rename(out / MODEL_FOLDER)
+        if has_lora(model):
+            _save_whole(model, out / ADAPTER_FOLDER)
+            merge_lora(model)
+        _save_whole(model, out / MODEL_FOLDER)
+
+
+def _save_whole(model: RelevanceModel, folder: Path) -> None:
+    """Write a folder beside its place, then rename it: it is whole or not there."""
+    part = folder.with_name(f".{folder.name}.part")
+    shutil.rmtree(part, ignore_errors=True)
+    model.save_pretrained(str(part))
+    shutil.rmtree(folder, ignore_errors=True)
+    part.rename(folder)
 
 
 def _input_hashes(config: TrainConfig) -> dict[str, str]:

@@ -1,0 +1,68 @@
+"""From a configuration to the arguments of the trainer: the paper's optimizer and schedule."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+
+from bixse.encoders.encode import bf16_is_fast
+from bixse.training.trainer import GradedTrainingArguments
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from bixse.evaluation.systems import GradedRetrievalEvaluator
+    from bixse.training.config import TrainConfig
+
+
+def training_arguments(
+    config: TrainConfig, folder: Path, queries: int, evaluator: GradedRetrievalEvaluator | None
+) -> GradedTrainingArguments:
+    """The trainer's arguments of a configuration.
+
+    Args:
+        config: the run's settings.
+        folder: where checkpoints go.
+        queries: number of training queries.
+        evaluator: decides whether checkpoints are compared.
+    """
+    optimizer = config.optimizer
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    batches = math.ceil(queries / optimizer.batch_size)
+    steps = math.ceil(batches / optimizer.gradient_accumulation_steps)
+    every = max(1, steps // config.evaluations_per_epoch)
+    return GradedTrainingArguments(
+        output_dir=str(folder),
+        num_train_epochs=optimizer.epochs,
+        per_device_train_batch_size=optimizer.batch_size,
+        gradient_accumulation_steps=optimizer.gradient_accumulation_steps,
+        gradient_checkpointing=optimizer.gradient_checkpointing,
+        gradient_checkpointing_kwargs={"use_reentrant": False},
+        documents_per_query=optimizer.documents_per_query,
+        train_max_length=config.train_max_length,
+        learning_rate=optimizer.learning_rate,
+        bias_lr_multiplier=optimizer.bias_lr_multiplier,
+        lr_scheduler_type="linear",
+        warmup_steps=optimizer.warmup,
+        adam_beta1=0.9,
+        adam_beta2=optimizer.adam_beta2,
+        weight_decay=optimizer.weight_decay,
+        max_grad_norm=optimizer.max_grad_norm,
+        bf16=bf16_is_fast(device) if config.bf16 is None else config.bf16,
+        seed=config.seed,
+        logging_steps=1,
+        logging_nan_inf_filter=False,
+        save_strategy="steps",
+        save_steps=every,
+        save_total_limit=2,
+        eval_strategy="steps" if evaluator is not None else "no",
+        eval_steps=every if evaluator is not None else None,
+        load_best_model_at_end=evaluator is not None,
+        metric_for_best_model=f"eval_{evaluator.primary_metric}" if evaluator is not None else None,
+        greater_is_better=True if evaluator is not None else None,
+        dataloader_pin_memory=device == "cuda",
+        report_to="none",
+        disable_tqdm=True,
+    )

