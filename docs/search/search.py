@@ -109,6 +109,11 @@ STAGES: dict[str, list[dict[str, Any]]] = {
             for loss in ("bixse", "infonce", "soft-infonce")
             for cell in around(loss, CENTER, **{name: [value]})
         ),
+        *(
+            cell
+            for loss in ("bixse", "infonce", "soft-infonce")
+            for cell in around(loss, {**CENTER, "epochs": 3}, seed=[1])
+        ),
     ],
     "soft-infonce": [
         *around("soft-infonce", {"learning_rate": 1e-4}, scale=[20.0, 10.0]),
