@@ -49,7 +49,7 @@ class OptimizerConfig(BaseModel):
     """Peak rate of the encoder; the bias learns `bias_lr_multiplier` times as fast."""
     bias_lr_multiplier: float = Field(default=100.0, ge=0)
     """Rate of the logit bias over the encoder's."""
-    epochs: int = Field(default=2, ge=1)
+    epochs: int = Field(default=3, ge=1)
     """Passes over the queries."""
     batch_size: int = Field(default=16, ge=1)
     """Queries in a batch."""
