@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -39,7 +38,8 @@ def training_arguments(
         num_train_epochs=optimizer.epochs,
         per_device_train_batch_size=optimizer.batch_size,
         gradient_accumulation_steps=optimizer.gradient_accumulation_steps,
-        **_checkpointing(optimizer.gradient_checkpointing),
+        gradient_checkpointing=optimizer.gradient_checkpointing,
+        gradient_checkpointing_kwargs={"use_reentrant": False} if optimizer.gradient_checkpointing else None,
         documents_per_query=optimizer.documents_per_query,
         train_max_length=config.train_max_length,
         learning_rate=optimizer.learning_rate,
@@ -66,11 +66,3 @@ def training_arguments(
         report_to="none",
         disable_tqdm=True,
     )
-
-
-def _checkpointing(wanted: bool) -> dict[str, Any]:
-    """Non-reentrant gradient checkpointing, under the name that this version of transformers has for it."""
-    names = {field.name for field in fields(GradedTrainingArguments)}
-    kind = "activation" if "activation_checkpointing" in names else "gradient"
-    kwargs = "activation" if "activation_checkpointing_kwargs" in names else "gradient"
-    return {f"{kind}_checkpointing": True, f"{kwargs}_checkpointing_kwargs": {"use_reentrant": False}} if wanted else {}
