@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -15,6 +15,12 @@ if TYPE_CHECKING:
 
     from bixse.evaluation.systems import GradedRetrievalEvaluator
     from bixse.training.config import TrainConfig
+
+CHECKPOINTING: dict[str, Any] = {
+    "gradient_checkpointing": True,
+    "gradient_checkpointing_kwargs": {"use_reentrant": False},
+}
+"""Given only where it is wanted: transformers 5.23 warns of these names, sentence-transformers 6.2 knows no others."""
 
 
 def training_arguments(
@@ -38,8 +44,7 @@ def training_arguments(
         num_train_epochs=optimizer.epochs,
         per_device_train_batch_size=optimizer.batch_size,
         gradient_accumulation_steps=optimizer.gradient_accumulation_steps,
-        gradient_checkpointing=optimizer.gradient_checkpointing,
-        gradient_checkpointing_kwargs={"use_reentrant": False} if optimizer.gradient_checkpointing else None,
+        **(CHECKPOINTING if optimizer.gradient_checkpointing else {}),
         documents_per_query=optimizer.documents_per_query,
         train_max_length=config.train_max_length,
         learning_rate=optimizer.learning_rate,
