@@ -11,8 +11,8 @@ from torch import Tensor
 if TYPE_CHECKING:
     from bixse.losses.targets import GradedTargets
 
-CELLS_AT_ONCE = 2**16
-"""Known cells whose two embeddings are multiplied at a time."""
+NUMBERS_AT_ONCE = 2**20
+"""Numbers of embeddings that are multiplied at a time: 4 MB."""
 
 
 @torch.no_grad()
@@ -47,5 +47,6 @@ def mean_logits(
 
 def _known_cosines(queries: Tensor, documents: Tensor, targets: GradedTargets) -> Tensor:
     """(M,) q.d of the known cells."""
-    parts = zip(targets.rows.split(CELLS_AT_ONCE), targets.columns.split(CELLS_AT_ONCE), strict=True)
+    cells = max(1, NUMBERS_AT_ONCE // max(1, queries.shape[1]))
+    parts = zip(targets.rows.split(cells), targets.columns.split(cells), strict=True)
     return torch.cat([(queries[r].float() * documents[c].float()).sum(dim=1) for r, c in parts])
