@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 import torch
 from sentence_transformers import SentenceTransformer
-from transformers import AutoConfig
+from transformers import AutoConfig, BertTokenizerFast
 
 from bixse.encoders.attention import check_attention, check_padding, make_bidirectional, sees_whole_text
 from bixse.encoders.build import build_encoder
@@ -56,6 +57,22 @@ class TestDecoders:
         assert make_bidirectional(model, kind)
         assert sees_whole_text(model[0])
         assert not make_bidirectional(model, kind)
+
+
+@pytest.mark.parametrize("bidirectional", [None, False])
+def test_texts_are_not_put_into_a_chat_template(decoder_path, tmp_path, bidirectional):
+    """The system message of an instruct model would be most of every short text."""
+    shutil.copytree(decoder_path("llama"), tmp_path / "chat")
+    tokenizer = BertTokenizerFast.from_pretrained(tmp_path / "chat")
+    tokenizer.chat_template = "how do i find the file {% for m in messages %}{{ m.content }}{% endfor %}"
+    tokenizer.save_pretrained(tmp_path / "chat")
+    stock = SentenceTransformer(str(tmp_path / "chat"), device="cpu")
+    assert stock.preprocess(["copy a file"])["input_ids"].shape[1] > 6
+    model = build_encoder(tmp_path / "chat", device="cpu", bidirectional=bidirectional)
+    model.save_pretrained(str(tmp_path / "saved"))
+    for encoder in (model, SentenceTransformer(str(tmp_path / "saved"), device="cpu")):
+        words = encoder.tokenizer.convert_ids_to_tokens(encoder.preprocess(["copy a file"])["input_ids"][0])
+        assert [word for word in words if not word.startswith("[")] == ["copy", "a", "file"]
 
 
 def test_an_encoder_is_left_as_it_is(tiny_model):

@@ -119,13 +119,22 @@ def check_padding(model: SentenceTransformer, name: str) -> None:
 
 
 def prepare_decoder(model: SentenceTransformer) -> None:
-    """What a bare decoder lacks as an encoder: a padding token, and pooling that leaves the instruction out."""
+    """What a bare decoder lacks as an encoder: plain text, a padding token, pooling without the instruction.
+
+    sentence-transformers puts every text into the chat template of a tokenizer that has one. All texts then begin
+    with the same system message, and short ones are hardly anything else. The template is dropped.
+    """
+    for part in backbones(model):
+        tokenizer = part.tokenizer
+        if tokenizer.pad_token is None:
+            tokenizer.pad_token = tokenizer.eos_token or tokenizer.unk_token
+        if getattr(tokenizer, "chat_template", None) is not None:
+            tokenizer.chat_template = None
+            part.modality_config, part.module_output_name = part.infer_modalities(part.auto_model, part.processor)
+            part.input_formatter.supported_modalities = list(part.modality_config)
     for module in model.children():
         if isinstance(module, Pooling):
             module.include_prompt = False
-    tokenizer = model.tokenizer
-    if tokenizer.pad_token is None:
-        tokenizer.pad_token = tokenizer.eos_token or tokenizer.unk_token
 
 
 def backbones(model: SentenceTransformer) -> list[Any]:

@@ -58,7 +58,6 @@ sentence-transformers or transformers model, or a hub name (owner/name); to mend
 
     from sentence_transformers.util import is_sentence_transformer_model
 
-    from bixse.encoders.attention import check_attention, check_padding, make_bidirectional, prepare_decoder
     from bixse.encoders.relevance_model import RelevanceModel
 
     try:
@@ -80,13 +79,7 @@ sentence-transformers or transformers model, or a hub name (owner/name); to mend
         )
     for part in input_parts(model):
         _keep_within_positions(part)
-    bare = not is_sentence_transformer_model(source)
-    if bidirectional or (bidirectional is None and bare):
-        if make_bidirectional(model, str(name_or_path)):
-            prepare_decoder(model)
-            check_padding(model, str(name_or_path))
-    else:
-        check_attention(model, str(name_or_path))
+    _set_attention(model, str(name_or_path), bidirectional, bare=not is_sentence_transformer_model(source))
     _check_is_encoder(model, str(name_or_path))
     if max_length is not None:
         own = _longest_input(model)
@@ -191,6 +184,28 @@ def _resolve(name_or_path: str | Path) -> str | Path:
             "transformers model, or a hub name (owner/name); to mend: check the path"
         )
     return name_or_path
+
+
+def _set_attention(model: SentenceTransformer, name: str, bidirectional: bool | None, bare: bool) -> None:
+    """Make a bare decoder an encoder, and switch its attention as asked; what is there already is tried out."""
+    from bixse.encoders.attention import (
+        backbones,
+        check_attention,
+        check_padding,
+        make_bidirectional,
+        prepare_decoder,
+        sees_whole_text,
+    )
+
+    decoder = bare and not all(sees_whole_text(part) for part in backbones(model))
+    if decoder:
+        prepare_decoder(model)
+    if bidirectional or (bidirectional is None and decoder):
+        make_bidirectional(model, name)
+    else:
+        check_attention(model, name)
+    if decoder:
+        check_padding(model, name)
 
 
 def _check_is_encoder(model: SentenceTransformer, name: str) -> None:
