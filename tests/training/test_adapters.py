@@ -124,5 +124,5 @@ def test_a_real_decoder_learns_to_search(smollm2_path, tmp_path):
     )
     result = train(settings, tmp_path / "out", progress=False)
     figures = {entry["step"]: entry["eval_dev_ndcg@10"] for entry in result.history if "eval_dev_ndcg@10" in entry}
-    assert figures[result.best_step] > figures[0] + 0.05, figures
+    assert figures[result.best_step] > figures[0] + 0.02, figures
     assert sees_whole_text(SentenceTransformer(str(result.model_path), device="cpu")[0])
