@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -120,13 +121,20 @@ class GradedLoss(nn.Module, ABC):
         return embed_features(self.model, features, self.texts_per_pass, self.cached)
 
     @property
+    def relevant_from(self) -> float | None:
+        """Relevance from which a document can stand for what is relevant; None: any above 0."""
+        return None
+
+    @property
     def needs(self) -> str:
-        """What a query must bring to teach anything, in words."""
-        return "a document with relevance above 0"
+        """What a query must bring to teach what is relevant, in words."""
+        low = self.relevant_from
+        return f"a document with relevance {'above 0' if low is None else f'of at least {low:g}'}"
 
     def can_use(self, relevance: Sequence[float]) -> bool:
-        """Whether a query with K documents of this relevance teaches anything; by default one above 0 is needed."""
-        return any(z > 0 for z in relevance)
+        """Whether a query with K documents of this relevance teaches what is relevant; by default one must be."""
+        low = self.relevant_from
+        return any(z > 0 if low is None else z >= low for z in relevance)
 
     @abstractmethod
     def compute_loss_from_embeddings(self, queries: Tensor, documents: Tensor, targets: GradedTargets) -> Tensor:
@@ -144,6 +152,15 @@ class GradedLoss(nn.Module, ABC):
     def get_config_dict(self) -> dict[str, Any]:
         """Settings for the model card, as sentence-transformers' losses give them."""
         return {"in_batch": self.in_batch, "cached": self.cached}
+
+
+def check_scale(scale: float) -> float:
+    """The logit scale as given, or an InputError where it is not above 0."""
+    if not 0 < scale < math.inf:
+        raise InputError(
+            f"scale: got {scale}; expected a number above 0; to mend: 20 is the paper's (temperature 0.05)"
+        )
+    return scale
 
 
 def _merge_documents(document_features: Sequence[Features]) -> tuple[Tensor, Tensor]:

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
 from bixse.errors import InputError
-from bixse.losses.base import GradedLoss, InBatch
+from bixse.losses.base import GradedLoss, InBatch, check_scale
 from bixse.losses.bias_start import BiasStart, check_bias_start, fit_bias, prior_bias
 from bixse.losses.graded_bce import graded_bce
 from bixse.losses.statistics import mean_logits
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from sentence_transformers import SentenceTransformer
 
     from bixse.losses.targets import GradedTargets
@@ -85,8 +82,6 @@ class BiXSELoss(GradedLoss):
         cached: bool = False,
     ) -> None:
         super().__init__(model, in_batch, texts_per_pass, cached)
-        if not 0 < scale < math.inf:
-            raise InputError(f"scale: got {scale}; expected a number above 0; to mend: 20 is the paper's")
         if reduction not in ("query", "mean"):
             raise InputError(f"reduction: got {reduction!r}; expected 'query' or 'mean'; to mend: choose one of them")
         if binarise_at is not None and not 0 < binarise_at <= 1:
@@ -95,21 +90,15 @@ class BiXSELoss(GradedLoss):
         self.reduction: Literal["query", "mean"] = reduction
         self.binarise_at = binarise_at
         start = 0.0 if isinstance(bias, str) else float(bias)
-        self.logit_scale = nn.Parameter(torch.tensor(float(scale)), requires_grad=learn_scale)
+        self.logit_scale = nn.Parameter(torch.tensor(float(check_scale(scale))), requires_grad=learn_scale)
         self.logit_bias = nn.Parameter(torch.tensor(start), requires_grad=learn_bias)
         self.bias_is_set: Tensor
         self.register_buffer("bias_is_set", torch.tensor(not isinstance(bias, str)))
 
     @property
-    def needs(self) -> str:
-        """What a query must bring to teach what is relevant."""
-        return (
-            super().needs if self.binarise_at is None else f"a document with relevance of at least {self.binarise_at:g}"
-        )
-
-    def can_use(self, relevance: Sequence[float]) -> bool:
-        """Whether a query has a relevant document, after binarising."""
-        return any(z > 0 if self.binarise_at is None else z >= self.binarise_at for z in relevance)
+    def relevant_from(self) -> float | None:
+        """The cutoff where relevance is binarised."""
+        return self.binarise_at
 
     def compute_loss_from_embeddings(self, queries: Tensor, documents: Tensor, targets: GradedTargets) -> Tensor:
         """The loss of (B, D) queries and (N, D) documents, both normalised; sets the bias on the first call."""

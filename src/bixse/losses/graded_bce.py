@@ -69,16 +69,7 @@ def graded_bce(
         >>> round(float(loss), 4)
         2.5001
     """
-    if queries.ndim != 2 or documents.ndim != 2 or queries.shape[1] != documents.shape[1]:
-        raise InputError(
-            f"graded_bce: got queries {tuple(queries.shape)} and documents {tuple(documents.shape)}; "
-            "expected (B, D) and (N, D); to mend: embed both with the same model"
-        )
-    if targets.shape != (len(queries), len(documents)):
-        raise InputError(
-            f"graded_bce: got targets of shape {targets.shape}; expected {(len(queries), len(documents))}; "
-            "to mend: build them for this batch"
-        )
+    targets.check_fits("graded_bce", queries, documents)
     if tile_rows < 1 or tile_columns < 1:
         raise InputError(f"graded_bce: got tiles of {tile_rows} x {tile_columns}; expected at least 1 x 1")
     dtype = torch.promote_types(torch.promote_types(queries.dtype, documents.dtype), torch.float32)

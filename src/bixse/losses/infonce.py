@@ -12,8 +12,6 @@ from bixse.errors import InputError
 from bixse.losses.row_blocks import RowTerms, RowWiseLoss
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from sentence_transformers import SentenceTransformer
 
     from bixse.losses.base import InBatch
@@ -72,13 +70,9 @@ class InfoNCELoss(RowWiseLoss):
         self.cutoff = cutoff
 
     @property
-    def needs(self) -> str:
-        """What a query must bring."""
-        return f"a document with relevance of at least {self.cutoff:g}"
-
-    def can_use(self, relevance: Sequence[float]) -> bool:
+    def relevant_from(self) -> float:
         """A query needs a positive: a document of relevance at least `cutoff`."""
-        return any(z >= self.cutoff for z in relevance)
+        return self.cutoff
 
     def row_terms(self, logits: Tensor, targets: GradedTargets) -> RowTerms:
         """One term a positive; with n the log-sum-exp of the row's negatives it is softplus(n - s)."""

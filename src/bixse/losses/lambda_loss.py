@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 import torch
 
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 Weighting = Literal["ndcg-loss1", "ndcg-loss2", "lambdarank", "ndcg-loss2++"]
 """How a pair is weighed; the BiXSE paper's v1 is "ndcg-loss1", its v2 "ndcg-loss2"."""
-WEIGHTINGS: tuple[Weighting, ...] = ("ndcg-loss1", "ndcg-loss2", "lambdarank", "ndcg-loss2++")
+WEIGHTINGS: tuple[Weighting, ...] = get_args(Weighting)
+"""The words for it."""
 
 
 class LambdaLoss(PairwiseLoss):

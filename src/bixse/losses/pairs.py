@@ -58,13 +58,11 @@ class PairwiseLoss(RowWiseLoss):
     @property
     def needs(self) -> str:
         """What a query must bring."""
-        if self.in_batch_negatives:
-            return "a document with relevance above 0"
-        return "two documents of different relevance"
+        return super().needs if self.in_batch_negatives else "two documents of different relevance"
 
     def can_use(self, relevance: Sequence[float]) -> bool:
         """A query needs two documents of different relevance; the batch's others may be one of them."""
-        return any(z > 0 for z in relevance) if self.in_batch_negatives else len(set(relevance)) > 1
+        return super().can_use(relevance) if self.in_batch_negatives else len(set(relevance)) > 1
 
     @abstractmethod
     def pair_weights(self, logits: Tensor, relevance: Tensor, counted: Tensor, targets: GradedTargets) -> PairWeights:

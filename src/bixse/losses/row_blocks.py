@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import abstractmethod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -10,8 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from bixse.errors import InputError
-from bixse.losses.base import GradedLoss, InBatch
+from bixse.losses.base import GradedLoss, InBatch, check_scale
 from bixse.losses.statistics import mean_logits
 
 if TYPE_CHECKING:
@@ -63,9 +61,7 @@ class RowWiseLoss(GradedLoss):
         cached: bool = False,
     ) -> None:
         super().__init__(model, in_batch, texts_per_pass, cached)
-        if not 0 < scale < math.inf:
-            raise InputError(f"scale: got {scale}; expected a number above 0; to mend: 20 is temperature 0.05")
-        self.scale = scale
+        self.scale = check_scale(scale)
 
     @abstractmethod
     def row_terms(self, logits: Tensor, targets: GradedTargets) -> RowTerms:
@@ -114,16 +110,7 @@ def row_wise_loss(
     Raises:
         InputError: the shapes do not fit together.
     """
-    if queries.ndim != 2 or documents.ndim != 2 or queries.shape[1] != documents.shape[1]:
-        raise InputError(
-            f"loss: got queries {tuple(queries.shape)} and documents {tuple(documents.shape)}; "
-            "expected (B, D) and (N, D); to mend: embed both with the same model"
-        )
-    if targets.shape != (len(queries), len(documents)):
-        raise InputError(
-            f"loss: got targets of shape {targets.shape}; expected {(len(queries), len(documents))}; "
-            "to mend: build them for this batch"
-        )
+    targets.check_fits("loss", queries, documents)
     dtype = torch.promote_types(torch.promote_types(queries.dtype, documents.dtype), torch.float32)
     with torch.autocast(queries.device.type, enabled=False):
         loss: Tensor = _RowWise.apply(  # type: ignore[no-untyped-call]

@@ -107,6 +107,28 @@ class GradedTargets:
             raise InputError("targets: got a relevance outside [0, 1]; expected 0 to 1; to mend: map the grades first")
         return self
 
+    def check_fits(self, what: str, queries: Tensor, documents: Tensor) -> None:
+        """Refuse embeddings of other shapes than (B, D) and (N, D).
+
+        Args:
+            what: who asks, for the message.
+            queries: embeddings of B queries.
+            documents: embeddings of N documents.
+
+        Raises:
+            InputError: the embeddings do not fit together, or not these targets.
+        """
+        if queries.ndim != 2 or documents.ndim != 2 or queries.shape[1] != documents.shape[1]:
+            raise InputError(
+                f"{what}: got queries {tuple(queries.shape)} and documents {tuple(documents.shape)}; "
+                "expected (B, D) and (N, D); to mend: embed both with the same model"
+            )
+        if self.shape != (len(queries), len(documents)):
+            raise InputError(
+                f"{what}: got targets of shape {self.shape}; expected {(len(queries), len(documents))}; "
+                "to mend: build them for this batch"
+            )
+
     def table(self) -> Tensor:
         """(M, 3) float32 table of [row, column, relevance]: one tensor that a batch can carry on any device."""
         return torch.stack([self.rows.float(), self.columns.float(), self.relevance.float()], dim=1)
