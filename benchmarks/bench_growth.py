@@ -14,12 +14,8 @@ least squares over the three largest sizes.
 from __future__ import annotations
 
 import argparse
-import csv
 import math
-import os
 import statistics
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,9 +24,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, logsigmoid, normalize
 
-from bench_loss import resident
 from bixse.losses.catalogue import LOSSES, build_loss
 from bixse.losses.targets import GradedTargets
+from measuring import in_a_process_of_its_own, peak_beyond_gradients, write_table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -96,21 +92,7 @@ def measure_memory(word: str, size: int, dim: int) -> float:
     """Peak resident memory in MiB beyond inputs and gradients, of one run in this (fresh) process."""
     step(word, Problem(64, dim))  # load the kernels
     problem = Problem(size, dim)
-    gradients = [torch.ones_like(part) for part in (problem.queries, problem.documents)]
-    level = resident("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # the peak starts anew
-    del gradients
-    step(word, problem)
-    return max(0.0, resident("VmHWM") - level)
-
-
-def memory_of(word: str, size: int, dim: int) -> float:
-    """`measure_memory` in a child process; NaN on a system without /proc."""
-    if not Path("/proc/self/clear_refs").exists():
-        return math.nan
-    command = [sys.executable, __file__, "--memory-of", word, "--sizes", str(size), "--dim", str(dim)]
-    at_once = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
-    return float(subprocess.run(command, check=True, capture_output=True, text=True, env=at_once).stdout)
+    return peak_beyond_gradients(lambda: step(word, problem), (problem.queries, problem.documents))
 
 
 def exponent(sizes: Sequence[float], values: Sequence[float]) -> float:
@@ -168,7 +150,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for word in options.losses:
         for size in (size for size in sorted(options.sizes) if size <= DENSE.get(word, size)):
             seconds = seconds_of(word, size, options.dim, options.repeats if size <= 4096 else 1)
-            memory = memory_of(word, size, options.dim)
+            memory = in_a_process_of_its_own(__file__, "--memory-of", word, "--sizes", size, "--dim", options.dim)
             cells = (word, size, options.dim, torch.get_num_threads(), round(seconds, 4), round(memory, 1))
             rows.append(dict(zip(COLUMNS, cells, strict=True)))
             print(f"{word:<20} {size:>6} {cells[3]:>7} {cells[4]:>9} {cells[5]:>10}", flush=True)
@@ -178,11 +160,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         grown = [exponent([r["size"] for r in own], [r[name] for r in own]) for name in ("seconds", "extra_mib")]
         print(f"{word:<20} {grown[0]:>16.2f} {grown[1]:>13.2f}")
     if options.out:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        with options.out.open("w", encoding="utf-8", newline="") as file:
-            writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(rows)
+        write_table(options.out, COLUMNS, rows)
     if options.plot:
         draw(rows, options.plot)
 

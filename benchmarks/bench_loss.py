@@ -18,11 +18,7 @@ The number of threads is PyTorch's: set OMP_NUM_THREADS to change it.
 from __future__ import annotations
 
 import argparse
-import csv
-import os
 import statistics
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -33,6 +29,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, normalize
 
 from bixse.losses.graded_bce import TILE_COLUMNS, TILE_ROWS, graded_bce
 from bixse.losses.targets import GradedTargets
+from measuring import in_a_process_of_its_own, peak_beyond_gradients, write_table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -126,27 +123,7 @@ def measure_memory(method: str, size: int, dim: int) -> float:
     """Peak resident memory in MiB beyond inputs and gradients, of one run in this (fresh) process."""
     METHODS[method](Problem(64, dim))  # load the kernels
     problem = Problem(size, dim)
-    gradients = [torch.ones_like(part) for part in problem.inputs]
-    level = resident("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # the peak starts anew
-    del gradients
-    METHODS[method](problem)
-    return max(0.0, resident("VmHWM") - level)
-
-
-def resident(field: str) -> float:
-    """VmRSS (now) or VmHWM (peak) of this process in MiB."""
-    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(field)) / 1024
-
-
-def memory_in_a_process_of_its_own(method: str, size: int, dim: int) -> float:
-    """`measure_memory` in a child process; NaN on a system without /proc."""
-    if not Path("/proc/self/clear_refs").exists():
-        return float("nan")
-    command = [sys.executable, __file__, "--memory-of", method, "--sizes", str(size), "--dims", str(dim)]
-    at_once = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}  # freed is returned
-    return float(subprocess.run(command, check=True, capture_output=True, text=True, env=at_once).stdout)
+    return peak_beyond_gradients(lambda: METHODS[method](problem), problem.inputs)
 
 
 def rows_of(size: int, dim: int, repeats: int) -> list[dict[str, object]]:
@@ -163,7 +140,9 @@ def rows_of(size: int, dim: int, repeats: int) -> list[dict[str, object]]:
             "ratio_to_products": round(
                 statistics.median(own / bare for own, bare in zip(seconds[name], yardstick, strict=True)), 3
             ),
-            "extra_mib": round(memory_in_a_process_of_its_own(name, size, dim), 1),
+            "extra_mib": round(
+                in_a_process_of_its_own(__file__, "--memory-of", name, "--sizes", size, "--dims", dim), 1
+            ),
         }
         for name in METHODS
     ]
@@ -198,11 +177,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                     flush=True,
                 )
     if options.out:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        with options.out.open("w", encoding="utf-8", newline="") as file:
-            writer = csv.DictWriter(file, COLUMNS)
-            writer.writeheader()
-            writer.writerows(rows)
+        write_table(options.out, COLUMNS, rows)
 
 
 if __name__ == "__main__":

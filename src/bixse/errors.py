@@ -22,6 +22,8 @@ def did_you_mean(word: str, known: Iterable[str], otherwise: str = "choose one o
     return f"did you mean {close[0]!r}?" if close else otherwise
 
 
+SEEDS = 2**32
+"""Seeds are whole numbers from 0 up to, not including, this: what every random generator takes."""
 FAULTS_SHOWN = 20
 """How many faults of one file a message lists; the rest are counted."""
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bixse.errors import ConfigError, shorten
+from bixse.errors import ConfigError, did_you_mean, shorten
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -64,8 +63,7 @@ def apply_config(parser: argparse.ArgumentParser, path: Path) -> None:
     for key, value in read_settings(path).items():
         name = key.replace("-", "_")
         if name not in actions:
-            close = difflib.get_close_matches(name, actions, n=1)
-            hint = f"did you mean {close[0]!r}?" if close else f"known keys: {', '.join(actions)}"
+            hint = did_you_mean(name, actions, otherwise=f"known keys: {', '.join(actions)}")
             faults.append(f"  {key}: got an unknown key; expected a known one; to mend: {hint}")
         elif name in seen:
             faults.append(f"  {key}: got the key twice; expected it once; to mend: drop one of the two")

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from bixse.errors import InputError
-
-SEEDS = 2**32
-"""Seeds are whole numbers from 0 up to, not including, this."""
+from bixse.errors import SEEDS, InputError
 
 
 def check_seed(seed: int) -> None:

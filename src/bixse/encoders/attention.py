@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
+from sentence_transformers.util import batch_to_device
 
 from bixse.encoders.parts import input_parts
 from bixse.errors import ModelError
@@ -159,7 +160,7 @@ def _token_states(part: Any, tokens: Tensor) -> Tensor:
 @torch.no_grad()
 def _unit_embedding(model: SentenceTransformer, texts: list[str]) -> Tensor:
     """(D,) embedding of the first text."""
-    features = {n: v.to(model.device) if isinstance(v, torch.Tensor) else v for n, v in model.preprocess(texts).items()}
+    features = batch_to_device(model.preprocess(texts), model.device)
     was_training = model.training
     model.eval()
     try:

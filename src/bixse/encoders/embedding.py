@@ -48,11 +48,11 @@ def embed_features(model: Encoder, features: Features, texts_per_pass: int = 32,
     if not isinstance(mask, Tensor) or mask.ndim != 2 or mask.shape[0] <= texts_per_pass:
         return embed(dict(features))
     order = torch.argsort(mask.sum(dim=1), stable=True)
-    parts = [embed(_rows(features, mask, rows)) for rows in order.split(texts_per_pass)]
+    parts = [embed(take_rows(features, mask, rows)) for rows in order.split(texts_per_pass)]
     return torch.cat(parts)[torch.argsort(order)]
 
 
-def _rows(features: Features, mask: Tensor, rows: Tensor) -> dict[str, Any]:
+def take_rows(features: Features, mask: Tensor, rows: Tensor) -> dict[str, Any]:
     """The chosen rows, without the token positions that are padding in all of them (left or right)."""
     kept = mask[rows].any(dim=0).nonzero().squeeze(1)
     taken: dict[str, Any] = {}

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from sentence_transformers.util import batch_to_device
 
 from bixse.encoders.embedding import embed_features
 from bixse.encoders.prompts import prompt_for
@@ -73,7 +74,7 @@ def encode_texts(
         for start in range(0, len(texts), TEXTS_PER_BLOCK):
             rows = order[start : start + TEXTS_PER_BLOCK]
             features = model.preprocess([texts[row] for row in rows], prompt=prompt, task=kind)
-            features = {n: v.to(model.device) if isinstance(v, torch.Tensor) else v for n, v in features.items()}
+            features = batch_to_device(features, model.device)
             with autocast(model.device, bf16):
                 block = embed_features(model, features)
             embeddings[rows] = torch.nn.functional.normalize(block.float(), dim=-1).cpu().numpy()

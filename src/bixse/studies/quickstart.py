@@ -49,7 +49,7 @@ TRAIN_MAX_LENGTH = 64
 PASSES = 2
 """Passes over the queries, for the same reason; the default of `bixse train` is better on dev (docs/search)."""
 FAST_MAX_LENGTH = 64
-"""The same with `--fast`."""
+"""Tokens of a text that are read with `--fast`."""
 DEV_CANDIDATES = 3
 """Documents a dev query that BM25 adds to the judged ones when a checkpoint is chosen."""
 NOTES = [

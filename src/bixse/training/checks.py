@@ -117,16 +117,14 @@ def check_memory(trainer: GradedTrainer) -> int:
 def _bytes_of_a_text(loss: GradedLoss, features: Mapping[str, Any]) -> int:
     """Bytes that autograd keeps for a text, weights aside: the mean over a few from short to long."""
     import torch
+    from sentence_transformers.util import batch_to_device
 
-    from bixse.encoders.embedding import embed_features
+    from bixse.encoders.embedding import embed_features, take_rows
 
     mask = features["attention_mask"]
     by_length = torch.argsort(mask.sum(dim=1))
     rows = by_length[torch.linspace(0, len(mask) - 1, min(len(mask), TEXTS_LOOKED_AT)).long()]
-    part = dict(features)
-    for name, value in features.items():
-        if isinstance(value, torch.Tensor) and value.shape[:1] == mask.shape[:1]:
-            part[name] = value[rows].to(loss.model.device)
+    part = batch_to_device(take_rows(features, mask, rows), loss.model.device)
     weights = {parameter.untyped_storage().data_ptr() for parameter in loss.model.parameters()}
     kept: dict[int, int] = {}
 

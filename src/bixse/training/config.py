@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, get_args
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from bixse.data.files import read_settings
-from bixse.errors import ConfigError, did_you_mean, shorten
+from bixse.errors import SEEDS, ConfigError, did_you_mean, shorten
 from bixse.losses.catalogue import LOSSES
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ class TrainConfig(BaseModel):
     """Other arguments of the loss, for example bias, cutoff, in_batch."""
     optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig)
     """Rates, epochs and batches."""
-    seed: int = Field(default=0, ge=0, lt=2**32)
+    seed: int = Field(default=0, ge=0, lt=SEEDS)
     """Of batches, draws and dropout."""
     bf16: bool | None = None
     """Compute in bf16; null: where the processor is fast at it."""

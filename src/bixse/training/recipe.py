@@ -105,10 +105,7 @@ def train(config: TrainConfig, out: Path, progress: bool = True, title: str | No
             warnings += _warn_if_worse(history, best_step)
             _save_model(config, model, loss, out)
             record.results = {"history": history, "best_step": best_step, "warnings": warnings}
-            record.timings = {
-                "train": record.timings.get("train", 0.0) + time.perf_counter() - started,
-                "steps": record.timings.get("steps", 0.0) + trainer.seconds_in_steps,
-            }
+            _add_timings(record, started, trainer)
             record.save("finished")
             shutil.rmtree(out / CHECKPOINT_FOLDER, ignore_errors=True)
     except InputError:
@@ -210,14 +207,19 @@ def _run_trainer(trainer: GradedTrainer, out: Path, record: RunRecord) -> None:
     finally:
         stop.release()
         if ended == "failed" or trainer.state.global_step < trainer.state.max_steps:
-            record.timings["train"] = record.timings.get("train", 0.0) + time.perf_counter() - started
-            record.timings["steps"] = record.timings.get("steps", 0.0) + trainer.seconds_in_steps
+            _add_timings(record, started, trainer)
             record.save(ended)
     if trainer.state.global_step < trainer.state.max_steps:
         raise InterruptedRunError(
             f"{out}: got Ctrl-C after step {trainer.state.global_step} of {trainer.state.max_steps}; the checkpoint is "
             "written; to go on: give the same command again"
         )
+
+
+def _add_timings(record: RunRecord, started: float, trainer: GradedTrainer) -> None:
+    """Seconds of this process on top of those of the ones before it, whole and in training steps."""
+    for name, seconds in (("train", time.perf_counter() - started), ("steps", trainer.seconds_in_steps)):
+        record.timings[name] = record.timings.get(name, 0.0) + seconds
 
 
 def last_whole_checkpoint(folder: Path) -> str | None:
