@@ -55,7 +55,7 @@ def test_all_faults_together(tmp_path: Path) -> None:
         "  max_length: got 1.5; expected a whole number; to mend: correct the value",
         "  out: got 5; expected a path; to mend: correct the value",
         "  config: got an unknown key; expected a known one; to mend: known keys: "
-        "model, collection, split, relevance_level, max_length, exclude_self, out",
+        "model, collection, split, relevance_level, task, max_length, exclude_self, out",
     ]
 
 
@@ -108,7 +108,7 @@ def test_switches(tmp_path: Path) -> None:
 def test_every_verb_takes_all_of_its_arguments_as_keys(tmp_path: Path, verb: str) -> None:
     values = {"query": "text", "model": "demo", "pairs": "p", "collection": "c", "out": "o", "split": "s"}
     values |= {"relevance_level": "1.5", "max_length": "8", "top": "3", "threshold": "0.5", "seed": "1", "fast": "true"}
-    values["exclude_self"] = "true"
+    values |= {"exclude_self": "true", "task": "t"}
     path = yaml_file(tmp_path, "none: 1")
     (known,) = [line.split("known keys: ")[1].split(", ") for line in faults(path, verb)[1:]]
     args = parse(yaml_file(tmp_path, "".join(f"{key}: {values[key]}\n" for key in known)), verb)

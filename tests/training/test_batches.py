@@ -7,7 +7,8 @@ import torch
 
 from bixse.data.graded_pairs import GradedPairs
 from bixse.errors import InputError
-from bixse.training.batches import GradedCollator, GroupBatchSampler, GroupDataset
+from bixse.training.batches import GradedCollator, GroupDataset
+from bixse.training.plan import BatchPlan
 
 
 def test_documents_per_query_below_one_is_refused(graded_pairs):
@@ -31,8 +32,8 @@ def test_a_draw_depends_on_seed_epoch_and_group_alone(graded_pairs):
 
 
 @pytest.mark.parametrize("batch_size", [1, 7, 30, 64])
-def test_every_group_comes_once_an_epoch(batch_size):
-    sampler = GroupBatchSampler(30, batch_size, seed=1)
+def test_every_group_comes_once_an_epoch(graded_pairs, batch_size):
+    sampler = BatchPlan(graded_pairs.groups(), batch_size, seed=1)
     batches = list(sampler)
     assert len(batches) == len(sampler)
     assert sorted(number for _, number in chain(*batches)) == list(range(30))

@@ -66,7 +66,7 @@ class TestMemory:
     def test_the_estimate_is_the_states_that_autograd_keeps(self, tiny_model, graded_pairs, tmp_path):
         """Against the states of the whole batch, counted while its loss is computed."""
         trainer = make_trainer(tiny_model, graded_pairs, tmp_path, 16)
-        features, labels = trainer.collect_features(next(iter(trainer.train_batches())))
+        features, labels = trainer.collect_features(next(iter(trainer.get_train_dataloader())))
         kept = {}
 
         def count(tensor):

@@ -49,7 +49,7 @@ def test_no_yaml_mapping(tmp_path: Path, text: str) -> None:
         ("optimizer: {seed: 3}", "optimizer.seed", "did you mean 'seed'?"),
         ("optimiser: {epochs: 3}", "optimiser", "did you mean 'optimizer'?"),
         ("max-length: 64", "max-length", "did you mean 'max_length'?"),
-        ("zzzz: 1", "zzzz", "known keys: pairs, dev,"),
+        ("zzzz: 1", "zzzz", "known keys: pairs, task_shares,"),
     ],
 )
 def test_an_unknown_key_says_the_closest(tmp_path: Path, text: str, key: str, hint: str) -> None:

@@ -23,6 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="graded pairs that were not trained on (.parquet .jsonl .csv .tsv)",
     )
+    parser.add_argument("--task", metavar="NAME", help="task whose instructions stand before queries (and documents)")
     parser.add_argument("--out", type=Path, metavar="DIR", help="save the calibrated model here; without it the "
                         "head inside the model folder is replaced")  # fmt: skip
     parser.add_argument(
@@ -43,6 +44,7 @@ def run(args: argparse.Namespace) -> CommandResult:
     from bixse.encoders.build import build_encoder, quiet_loading
     from bixse.encoders.encode import encode_texts
     from bixse.encoders.head import HEAD_FILE
+    from bixse.encoders.instructions import use_task
     from bixse.errors import InputError
     from bixse.evaluation.head_fit import fit_head, held_out_check
     from bixse.evaluation.local import model_hashes, model_path_settings
@@ -59,11 +61,12 @@ def run(args: argparse.Namespace) -> CommandResult:
         inputs = {"pairs": file_hash(args.pairs), **model_hashes(args.model)}
         if (Path(args.model) / HEAD_FILE).is_file():
             inputs["head"] = file_hash(Path(args.model) / HEAD_FILE)
-        config = {"model": args.model, "pairs": args.pairs, "seed": args.seed}
+        config = {"model": args.model, "pairs": args.pairs, "seed": args.seed, "task": args.task}
         record = open_run(args.out, "calibrate", config, inputs, paths=("pairs", *model_path_settings(args.model)))
         if record.status == "finished":
             return CommandResult(**record.results, warnings=["this run was finished before: its results are shown"])
     model = build_encoder(args.model)
+    use_task(model, args.task)
     if record is not None:
         record.save("running")
     texts = {"query": dict(zip(pairs.query_ids, pairs.queries, strict=True)),

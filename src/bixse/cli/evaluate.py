@@ -26,6 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--split", default="test", metavar="NAME", help="score against qrels/NAME.tsv (default: test)")
     parser.add_argument("--relevance-level", type=float, default=1.0, metavar="GRADE",
                         help="grade from which a document is relevant for recall and MRR (default: 1)")  # fmt: skip
+    parser.add_argument("--task", metavar="NAME", help="task whose instructions stand before queries (and documents)")
     parser.add_argument("--max-length", type=int, metavar="TOKENS", help="read only the first TOKENS of a text")
     parser.add_argument("--exclude-self", action="store_true",
                         help="leave the document that has the query's own id out of its answers, for collections "
@@ -47,6 +48,7 @@ def run(args: argparse.Namespace) -> CommandResult:
         args.relevance_level,
         args.max_length,
         exclude_self=args.exclude_self,
+        task=args.task,
         progress=progress_bar,
     )
     queries = len(next(iter(result.per_query.values())))

@@ -18,6 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("query", metavar="QUERY", help="what to look for, in quotes")
     parser.add_argument("--collection", type=Path, required=True, metavar="DIR", help="folder with corpus.jsonl")
+    parser.add_argument("--task", metavar="NAME", help="task whose instructions stand before the query")
     parser.add_argument("--top", type=int, default=10, metavar="N", help="documents shown (default: 10)")
     parser.add_argument(
         "--threshold", type=float, metavar="P", help="show only documents at least this probable to be relevant, 0 to 1"
@@ -31,6 +32,7 @@ def run(args: argparse.Namespace) -> CommandResult:
     from bixse.data.collection_files import load_corpus
     from bixse.data.files import is_unicode
     from bixse.encoders.build import build_encoder
+    from bixse.encoders.instructions import use_task
     from bixse.errors import InputError
     from bixse.evaluation.local import encode_stored
 
@@ -43,6 +45,7 @@ def run(args: argparse.Namespace) -> CommandResult:
         raise InputError(f"--threshold: got {args.threshold}; expected 0 to 1; to mend: 0.5 is a start")
     corpus = load_corpus(args.collection)
     model = build_encoder(args.model)
+    use_task(model, args.task)
     head = getattr(model, "head", None)
     if args.threshold is not None and head is None:
         raise InputError(

@@ -129,6 +129,26 @@ class GradedPairs:
                 )
         return cls.from_rows(rows)
 
+    @classmethod
+    def joined(cls, tables: Mapping[str, GradedPairs]) -> GradedPairs:
+        """Several tables as one, each under a name.
+
+        Ids become `<name>/<id>`, since two tables may use one id for different texts, and a table without tasks has
+        its name as the task of its rows.
+
+        Example:
+            >>> row = {"query_id": "1", "query": "copy a folder", "document": "shutil.copytree", "relevance": 1.0}
+            >>> both = GradedPairs.joined({name: GradedPairs.from_rows([row]) for name in ("a", "b")})
+            >>> [(group.query_id, group.task) for group in both.groups()]
+            [('a/1', 'a'), ('b/1', 'b')]
+        """
+        rows: list[dict[str, Any]] = []
+        for name, table in tables.items():
+            for row in table.rows():
+                ids = {key: f"{name}/{row[key]}" for key in ("query_id", "document_id")}
+                rows.append({**row, **ids, "task": row.get("task") or name})
+        return cls.from_rows(rows)
+
     def rows(self) -> Iterator[dict[str, Any]]:
         """Row dictionaries in order, optional columns included."""
         for index in range(len(self)):
@@ -142,11 +162,11 @@ class GradedPairs:
             }
 
     def groups(self) -> list[QueryGroup]:
-        """One group a query, in the order queries first appear."""
-        members: dict[str, list[int]] = {}
-        for index, query_id in enumerate(self.query_ids):
-            members.setdefault(query_id, []).append(index)
+        """One group a query of a task, in the order queries first appear."""
         tasks = self.extra.get("task")
+        members: dict[tuple[str, str | None], list[int]] = {}
+        for index, query_id in enumerate(self.query_ids):
+            members.setdefault((query_id, tasks[index] if tasks is not None else None), []).append(index)
         return [
             QueryGroup(
                 query_id=query_id,
@@ -154,9 +174,9 @@ class GradedPairs:
                 document_ids=[self.document_ids[i] for i in indices],
                 documents=[self.documents[i] for i in indices],
                 relevance=[float(self.relevance[i]) for i in indices],
-                task=tasks[indices[0]] if tasks is not None else None,
+                task=task,
             )
-            for query_id, indices in members.items()
+            for (query_id, task), indices in members.items()
         ]
 
     def select_queries(self, query_ids: Iterable[str]) -> GradedPairs:

@@ -63,6 +63,24 @@ def load_graded_pairs(path: str | Path) -> GradedPairs:
     return checker.result()
 
 
+def load_several(paths: Sequence[str | Path]) -> GradedPairs:
+    """Read graded pairs from one file, or from several as one table (see `GradedPairs.joined`; named by their files).
+
+    Raises:
+        InputError: as `load_graded_pairs`; or two files have the same name.
+    """
+    if len(paths) == 1:
+        return load_graded_pairs(paths[0])
+    names = [Path(path).stem for path in paths]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice or not paths:
+        raise InputError(
+            f"pairs: got {f'two files named {twice[0]!r}' if twice else 'no file'}; expected files with names of "
+            "their own: a name stands for the task of rows without one; to mend: rename one"
+        )
+    return GradedPairs.joined({name: load_graded_pairs(path) for name, path in zip(names, paths, strict=True)})
+
+
 def save_graded_pairs(pairs: GradedPairs, path: str | Path) -> None:
     """Write graded pairs to .parquet, .jsonl, .csv or .tsv; the file appears whole or not at all.
 

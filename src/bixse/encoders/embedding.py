@@ -52,6 +52,19 @@ def embed_features(model: Encoder, features: Features, texts_per_pass: int = 32,
     return torch.cat(parts)[torch.argsort(order)]
 
 
+def positions_computed(mask: Tensor, texts_per_pass: int = 32) -> int:
+    """Token positions that `embed_features` runs through the encoder, padding within its passes included.
+
+    Args:
+        mask: (N, T) attention mask.
+        texts_per_pass: rows of one pass.
+    """
+    lengths = torch.sort(mask.sum(dim=1)).values
+    if len(lengths) <= texts_per_pass:
+        return int(mask.numel())
+    return sum(len(part) * int(part.max()) for part in lengths.split(texts_per_pass))
+
+
 def take_rows(features: Features, mask: Tensor, rows: Tensor) -> dict[str, Any]:
     """The chosen rows, without the token positions that are padding in all of them (left or right)."""
     kept = mask[rows].any(dim=0).nonzero().squeeze(1)

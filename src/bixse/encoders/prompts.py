@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
+    from bixse.data.instructions import Instructions
+
 Kind: TypeAlias = Literal["query", "document"]
 """What a text is; a model may have another prompt and, behind a router, another encoder for each."""
 PROMPT_NAMES: dict[str, tuple[str, ...]] = {"query": ("query",), "document": ("document", "passage", "corpus")}
@@ -18,7 +20,13 @@ def prompt_for(model: SentenceTransformer, kind: Kind) -> str | None:
 
     A name that is present but empty means no prompt; without any of the names the model's default prompt holds.
     sentence-transformers gives every model it loads an empty "query" and "document" where it has none of its own.
+
+    Raises:
+        InputError: the model has instructions for several tasks, none of them the default, and no task was chosen.
     """
+    table: Instructions | None = getattr(model, "instructions", None)
+    if table is not None and getattr(model, "task", None) is None:
+        table.of(None)
     prompts = model.prompts or {}
     for name in PROMPT_NAMES[kind]:
         if name in prompts:

@@ -12,6 +12,7 @@ from sentence_transformers.util import fullname
 from bixse.encoders.attention import BidirectionalTransformer
 from bixse.encoders.encode import encode_texts
 from bixse.encoders.head import RelevanceHead
+from bixse.encoders.instructions import read_instructions, save_instructions
 from bixse.errors import InputError, ModelError
 
 if TYPE_CHECKING:
@@ -19,11 +20,14 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from bixse.data.instructions import Instructions
+
 
 class RelevanceModel(SentenceTransformer):
     """A SentenceTransformer with a relevance head; saved folders load in plain SentenceTransformer too.
 
-    `head` is read from the model folder when it holds one, else None.
+    `head` and `instructions` (a table of task instructions) are read from the model folder when it holds them, else
+    None.
     """
 
     def __init__(self, model_name_or_path: str | None = None, **kwargs: Any) -> None:
@@ -31,7 +35,11 @@ class RelevanceModel(SentenceTransformer):
         self._module_classes = {fullname(BidirectionalTransformer): BidirectionalTransformer, **self._module_classes}
         super().__init__(model_name_or_path, **kwargs)
         folder = Path(model_name_or_path) if model_name_or_path is not None else None
-        self.head: RelevanceHead | None = RelevanceHead.load(folder) if folder and folder.is_dir() else None
+        in_folder = folder is not None and folder.is_dir()
+        self.head: RelevanceHead | None = RelevanceHead.load(folder) if folder and in_folder else None
+        self.instructions: Instructions | None = read_instructions(folder) if folder and in_folder else None
+        self.task: str | None = None
+        """Task whose instructions are in use; None: the table's default."""
 
     def relevance(self, query: str, documents: Sequence[str]) -> NDArray[np.float64]:
         """Probability of relevance of each document for the query.
@@ -60,8 +68,16 @@ class RelevanceModel(SentenceTransformer):
         return self.head.probability((queries @ encode_texts(self, documents, "document").T)[0].astype(np.float64))
 
     def save_pretrained(self, path: str, *args: Any, **kwargs: Any) -> None:
-        """Save as sentence-transformers does, and the relevance head beside it."""
-        super().save_pretrained(path, *args, **kwargs)
+        """Save as sentence-transformers does, and relevance head and instructions beside it."""
+        prompts = self.prompts
+        if self.instructions is not None and self.task is not None:  # the choice of a task is not part of the model
+            self.prompts = {**prompts, **self.instructions.prompts()}
+        try:
+            super().save_pretrained(path, *args, **kwargs)
+        finally:
+            self.prompts = prompts
+        if self.instructions is not None:
+            save_instructions(self.instructions, Path(path))
         if self.head is not None:
             self.head.save(Path(path))
 

@@ -60,6 +60,7 @@ def evaluate(
     max_length: int | None = None,
     trust_remote_code: bool = False,
     exclude_self: bool = False,
+    task: str | None = None,
     progress: ProgressBars | None = None,
 ) -> Evaluation:
     """Search a collection with a model and score the answers against its graded judgements.
@@ -74,6 +75,7 @@ def evaluate(
         trust_remote_code: run code that comes with the model.
         exclude_self: leave the document whose id equals the query's id out of its answers, for collections whose
             queries are also documents (ArguAna, Quora).
+        task: task whose instructions the model puts before the texts; None takes its default prompts.
         progress: makes a progress callback from a title and a total.
 
     Raises:
@@ -107,6 +109,7 @@ def evaluate(
             "relevance_level": relevance_level,
             "max_length": max_length,
             "exclude_self": exclude_self,
+            "task": task,
         }
         record = open_run(Path(out), "evaluate", config, inputs, paths=("collection", *model_path_settings(model)))
         if record.status == "finished":
@@ -114,8 +117,12 @@ def evaluate(
     encoder = None
     if model != BM25_NAME:
         from bixse.encoders.build import build_encoder
+        from bixse.encoders.instructions import prompts_hash, use_task
+        from bixse.encoders.prompts import prompt_for
 
         encoder = build_encoder(model, max_length, trust_remote_code=trust_remote_code)
+        use_task(encoder, task)
+        prompt_for(encoder, "query")  # a task that is missing is said before the corpus is encoded
     if record is not None:
         record.save("running")
     started = time.perf_counter()
@@ -131,6 +138,8 @@ def evaluate(
         write_run(record.folder / RUN_NAME, run, tag="-".join(Path(model).name.split()) or "model")
         write_atomically(record.folder / PER_QUERY_NAME, json.dumps(per_query, indent=1) + "\n")
         record.results = {"metrics": result.metrics, "seconds": seconds}
+        if encoder is not None:
+            record.results["prompts_hash"] = prompts_hash(encoder)
         record.timings["search"] = seconds
         record.save("finished")
     return result

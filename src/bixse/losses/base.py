@@ -12,6 +12,7 @@ from torch.nn.functional import normalize
 
 from bixse.encoders.embedding import Features, embed_features, identical_texts, tokens_without_padding
 from bixse.errors import InputError
+from bixse.losses.processes import gather_rows, part_of_mean, process_count
 from bixse.losses.targets import GradedTargets
 
 if TYPE_CHECKING:
@@ -35,6 +36,11 @@ class GradedLoss(nn.Module, ABC):
       that counts neither way: ragged K, as `GradedTrainer` collates it.
 
     Documents that occur twice in a batch are one column; every cell without a known relevance is irrelevant.
+
+    Several processes (torch.distributed) share one batch: each has some of its queries and documents, and scores its
+    queries against the documents of all. `order` among the document features says where each column of the batch
+    stands among the gathered documents; `GradedTrainer` collates it. The mean over processes is then the loss of the
+    whole batch, and so are its gradients.
 
     Args:
         model: the encoder that is trained.
@@ -65,7 +71,9 @@ class GradedLoss(nn.Module, ABC):
         self.texts_per_pass = texts_per_pass
         self.cached = cached
         self.statistics: dict[str, Tensor] = {}
-        """Figures of the last batch for the log, detached."""
+        """Figures of the last batch for the log, over all processes, detached."""
+        self.count = torch.zeros(())
+        """What the last batch's sum was divided by in this process, detached; 0 where there was nothing."""
 
     def forward(self, sentence_features: Iterable[Features], labels: Tensor | None) -> Tensor:
         """Loss of one batch: the first feature set holds the queries, the others documents.
@@ -86,20 +94,31 @@ class GradedLoss(nn.Module, ABC):
                 "loss: got no labels; expected a relevance in [0, 1] for each pair; "
                 "to mend: give the data set a column named label"
             )
-        first, targets = self.targets(query_features, document_features, labels)
+        order: Tensor | None = document_features[0].get("order")
+        document_features = [{n: v for n, v in part.items() if n != "order"} for part in document_features]
+        first, targets = self.targets(query_features, document_features, labels, order)
         documents = torch.cat([self._embed(features) for features in document_features])
         queries = self._embed(query_features)
         chosen = documents if first is None else documents[first]
         with torch.autocast(queries.device.type, enabled=False):
-            return self.compute_loss_from_embeddings(_unit_length(queries), _unit_length(chosen), targets)
+            queries, chosen = _unit_length(queries), _unit_length(chosen)
+            if order is not None:
+                chosen = gather_rows(chosen, -(-len(order) // process_count()))[order]
+            loss = self.compute_loss_from_embeddings(queries, chosen, targets)
+            return loss * part_of_mean(self.count).to(loss)
 
     def targets(
-        self, query_features: Features, document_features: Sequence[Features], labels: Tensor
+        self,
+        query_features: Features,
+        document_features: Sequence[Features],
+        labels: Tensor,
+        order: Tensor | None = None,
     ) -> tuple[Tensor | None, GradedTargets]:
         """The targets of a batch, and the rows of the documents that become columns (None: every row)."""
         rows = len(query_features["input_ids"])
         if len(document_features) == 1 and labels.ndim == 2 and labels.shape[1] == 3:
-            return None, GradedTargets.from_table(labels, (rows, len(document_features[0]["input_ids"])))
+            number = len(document_features[0]["input_ids"] if order is None else order)
+            return None, GradedTargets.from_table(labels, (rows, number))
         if labels.ndim == 0 or len(labels) != rows or labels.numel() != rows * len(document_features):
             raise InputError(
                 f"loss: got labels of shape {tuple(labels.shape)} for {rows} queries and {len(document_features)} "
@@ -118,6 +137,9 @@ class GradedLoss(nn.Module, ABC):
         return first, targets.to(labels.device)
 
     def _embed(self, features: Features) -> Tensor:
+        if len(features["input_ids"]) == 0:  # a process that got no text of a batch takes part all the same
+            size = self.model.get_embedding_dimension()
+            return torch.zeros(0, size or 0, device=features["input_ids"].device, requires_grad=True)
         return embed_features(self.model, features, self.texts_per_pass, self.cached)
 
     @property

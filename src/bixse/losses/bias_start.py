@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from bixse.errors import InputError
+from bixse.losses.processes import sum_over_processes
 
 BiasStart: TypeAlias = float | Literal["fit", "prior"]
 """A number, "fit" (mean predicted relevance = mean target) or "prior" (log-odds of the mean target)."""
@@ -19,6 +20,8 @@ LARGEST_BIAS = 100.0
 
 def fit_bias(cosines: Tensor, relevance: Tensor, weight: Tensor, scale: float) -> float:
     """The bias at which the mean of sigma(scale * cosine + bias) equals the mean relevance, by bisection.
+
+    Of several processes each brings its own rows; the means are over all of them.
 
     Args:
         cosines: (B, N) similarities under the untrained encoder.
@@ -35,12 +38,12 @@ def fit_bias(cosines: Tensor, relevance: Tensor, weight: Tensor, scale: float) -
         >>> round(float(torch.sigmoid(20.0 * cosines + beta).mean()), 4)
         0.5
     """
-    logits = scale * cosines.detach()[weight.bool()].cpu().double()
-    wanted = _mean_relevance(relevance, weight) if logits.numel() else 0.5
+    logits = scale * _exact(cosines[weight.bool()])
+    wanted = _mean_relevance(relevance, weight)
     low, high = -LARGEST_BIAS, LARGEST_BIAS
     for _ in range(60):
         middle = (low + high) / 2
-        if float(torch.sigmoid(logits + middle).mean()) < wanted:
+        if _mean(torch.sigmoid(logits + middle)) < wanted:
             low = middle
         else:
             high = middle
@@ -68,5 +71,15 @@ def check_bias_start(bias: BiasStart) -> BiasStart:
 
 def _mean_relevance(relevance: Tensor, weight: Tensor) -> float:
     """Mean over the cells that count, within [1e-6, 1 - 1e-6]; 0.5 when none counts."""
-    counted = relevance.detach()[weight.bool()].cpu().double()
-    return min(max(float(counted.mean()), 1e-6), 1 - 1e-6) if counted.numel() else 0.5
+    return min(max(_mean(_exact(relevance[weight.bool()])), 1e-6), 1 - 1e-6)
+
+
+def _exact(values: Tensor) -> Tensor:
+    """Detached float64; float32 on a device that has no other."""
+    return values.detach().to(torch.float32 if values.device.type == "mps" else torch.float64)
+
+
+def _mean(values: Tensor) -> float:
+    """Mean over the values of all processes; 0.5 when there is none."""
+    total, number = sum_over_processes(torch.stack([values.sum(), values.new_tensor(values.numel())])).tolist()
+    return total / number if number else 0.5

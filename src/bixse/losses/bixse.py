@@ -114,6 +114,8 @@ class BiXSELoss(GradedLoss):
                 "mean_logit_relevant": relevant,
                 "mean_logit_irrelevant": irrelevant,
             }
+        cells = len(queries) * len(documents) - int(targets.relevance.isnan().sum())
+        self.count = queries.new_tensor(len(queries) if self.reduction == "query" else cells, dtype=torch.float32)
         return graded_bce(queries, documents, targets, self.logit_scale, self.logit_bias, self.reduction)
 
     @torch.no_grad()

@@ -74,7 +74,7 @@ class RowWiseLoss(GradedLoss):
 
     def compute_loss_from_embeddings(self, queries: Tensor, documents: Tensor, targets: GradedTargets) -> Tensor:
         """The loss of (B, D) queries and (N, D) documents, both normalised; 0 where there is nothing to learn."""
-        loss = row_wise_loss(queries, documents, targets, self.scale, self.row_terms)
+        loss, self.count = row_wise_loss(queries, documents, targets, self.scale, self.row_terms)
         relevant, irrelevant = mean_logits(queries, documents, targets, self.scale)
         self.statistics = {"mean_logit_relevant": relevant, "mean_logit_irrelevant": irrelevant}
         return loss
@@ -91,7 +91,7 @@ def row_wise_loss(
     scale: float,
     row_terms: Callable[[Tensor, GradedTargets], RowTerms],
     cells_per_block: int = CELLS_PER_BLOCK,
-) -> Tensor:
+) -> tuple[Tensor, Tensor]:
     """Sum of the rows' terms over the sum of their counts, differentiable in queries and documents.
 
     Arithmetic is float32 (float64 for float64 input) whatever autocast says.
@@ -105,7 +105,7 @@ def row_wise_loss(
         cells_per_block: changes speed and memory only.
 
     Returns:
-        A scalar; 0 with zero gradients when the counts sum to 0.
+        Two scalars: the loss, 0 with zero gradients when the counts sum to 0; and the sum of the counts, detached.
 
     Raises:
         InputError: the shapes do not fit together.
@@ -113,10 +113,10 @@ def row_wise_loss(
     targets.check_fits("loss", queries, documents)
     dtype = torch.promote_types(torch.promote_types(queries.dtype, documents.dtype), torch.float32)
     with torch.autocast(queries.device.type, enabled=False):
-        loss: Tensor = _RowWise.apply(  # type: ignore[no-untyped-call]
+        loss, count = _RowWise.apply(  # type: ignore[no-untyped-call]
             queries.to(dtype), documents.to(dtype), targets, scale, row_terms, cells_per_block
         )
-    return loss
+    return loss, count
 
 
 class _RowWise(torch.autograd.Function):
@@ -131,7 +131,7 @@ class _RowWise(torch.autograd.Function):
         scale: float,
         row_terms: Callable[[Tensor, GradedTargets], RowTerms],
         cells_per_block: int,
-    ) -> Tensor:
+    ) -> tuple[Tensor, Tensor]:
         needs_queries, needs_documents = ctx.needs_input_grad[:2]
         rows = max(1, min(len(queries), cells_per_block // max(1, len(documents))))
         buffer = queries.new_empty(rows * len(documents))
@@ -151,15 +151,16 @@ class _RowWise(torch.autograd.Function):
                 torch.mm(terms.gradient, documents, out=grad_queries[block])
             if grad_documents is not None:
                 grad_documents.addmm_(terms.gradient.T, q)
-        count.clamp_(min=1.0)
+        divisor = count.clamp(min=1.0)
         for gradient in (grad_queries, grad_documents):
             if gradient is not None:
-                gradient.mul_((scale / count).to(gradient.dtype))
+                gradient.mul_((scale / divisor).to(gradient.dtype))
         ctx.save_for_backward(grad_queries, grad_documents)
-        return (total / count).to(queries.dtype)
+        ctx.mark_non_differentiable(count)
+        return (total / divisor).to(queries.dtype), count
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_output: Tensor) -> tuple[Any, ...]:
+    def backward(ctx: Any, grad_output: Tensor, _: Tensor) -> tuple[Any, ...]:
         gradients = [None if gradient is None else gradient * grad_output for gradient in ctx.saved_tensors]
         return (*gradients, None, None, None, None)

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from bixse.losses.processes import sum_over_processes
+
 if TYPE_CHECKING:
     from bixse.losses.targets import GradedTargets
 
@@ -23,7 +25,7 @@ def mean_logits(
     logit_scale: Tensor | float,
     logit_bias: Tensor | float = 0.0,
 ) -> tuple[Tensor, Tensor]:
-    """Mean logit of the relevant cells (z >= 0.5) and of all other cells that count.
+    """Mean logit of the relevant cells (z >= 0.5) and of all other cells that count, over all processes.
 
     The mean over all cells needs only the mean query and the mean document.
 
@@ -39,10 +41,12 @@ def mean_logits(
     """
     cosines = _known_cosines(queries, documents, targets)
     relevant, masked = targets.relevance >= 0.5, targets.relevance.isnan()
-    total = len(queries) * len(documents) * (queries.float().mean(dim=0) @ documents.float().mean(dim=0))
-    number = len(queries) * len(documents) - int(relevant.sum()) - int(masked.sum())
-    others = (total - cosines[relevant | masked].sum()) / number if number > 0 else total * math.nan
-    return logit_scale * cosines[relevant].mean() + logit_bias, logit_scale * others + logit_bias
+    total = queries.float().sum(dim=0) @ documents.float().sum(dim=0)
+    number = len(queries) * len(documents) - relevant.sum() - masked.sum()
+    found = [cosines[relevant].sum(), total - cosines[relevant | masked].sum(), relevant.sum(), number]
+    sums, numbers = sum_over_processes(torch.stack([part.float() for part in found])).chunk(2)
+    means = torch.where(numbers > 0, sums / numbers, math.nan)
+    return logit_scale * means[0] + logit_bias, logit_scale * means[1] + logit_bias
 
 
 def _known_cosines(queries: Tensor, documents: Tensor, targets: GradedTargets) -> Tensor:

@@ -8,9 +8,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from bixse.encoders.encode import bf16_is_fast
+from bixse.errors import InputError
+from bixse.training.processes import PATIENCE, started_processes
 from bixse.training.trainer import GradedTrainingArguments
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from bixse.evaluation.systems import GradedRetrievalEvaluator
@@ -24,30 +27,43 @@ CHECKPOINTING: dict[str, Any] = {
 
 
 def training_arguments(
-    config: TrainConfig, folder: Path, queries: int, evaluator: GradedRetrievalEvaluator | None
+    config: TrainConfig, folder: Path, batches: int, evaluator: GradedRetrievalEvaluator | None
 ) -> GradedTrainingArguments:
     """The trainer's arguments of a configuration.
 
     Args:
         config: the run's settings.
         folder: where checkpoints go.
-        queries: number of training queries.
+        batches: of one epoch.
         evaluator: decides whether checkpoints are compared.
+
+    Raises:
+        InputError: the processes cannot share a batch evenly, or a tracker's package is missing.
     """
     optimizer = config.optimizer
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    batches = math.ceil(queries / optimizer.batch_size)
+    processes = started_processes()
+    if optimizer.batch_size % processes:
+        near = max(1, optimizer.batch_size // processes) * processes
+        raise InputError(
+            f"batch_size: got {optimizer.batch_size} queries for {processes} processes; expected a multiple, so that "
+            f"each has as many; to mend: set it to {near}"
+        )
+    _check_trackers(config.report_to)
     steps = math.ceil(batches / optimizer.gradient_accumulation_steps)
     every = max(1, steps // config.evaluations_per_epoch)
     return GradedTrainingArguments(
         output_dir=str(folder),
         num_train_epochs=optimizer.epochs,
-        per_device_train_batch_size=optimizer.batch_size,
+        max_steps=optimizer.steps if optimizer.steps is not None else -1,
+        per_device_train_batch_size=optimizer.batch_size // processes,
         gradient_accumulation_steps=optimizer.gradient_accumulation_steps,
         **(CHECKPOINTING if optimizer.gradient_checkpointing else {}),
         documents_per_query=optimizer.documents_per_query,
         train_max_length=config.train_max_length,
-        learning_rate=optimizer.learning_rate,
+        task_shares=dict(config.task_shares),
+        batch_by_length=config.batch_by_length,
+        learning_rate=optimizer.scaled_learning_rate,
         bias_lr_multiplier=optimizer.bias_lr_multiplier,
         lr_scheduler_type="linear",
         warmup_steps=optimizer.warmup,
@@ -68,6 +84,21 @@ def training_arguments(
         metric_for_best_model=f"eval_{evaluator.primary_metric}" if evaluator is not None else None,
         greater_is_better=True if evaluator is not None else None,
         dataloader_pin_memory=device == "cuda",
-        report_to="none",
+        report_to=list(config.report_to) or "none",
+        use_cpu=device == "cpu",
+        ddp_timeout=int(PATIENCE.total_seconds()),
+        dataloader_drop_last=processes > 1,  # the plan drops nothing; this keeps the library from warning
         disable_tqdm=True,
     )
+
+
+def _check_trackers(names: Sequence[str]) -> None:
+    """Refuse a tracker whose package is not there before any training."""
+    from transformers.integrations.integration_utils import get_available_reporting_integrations
+
+    missing = [name for name in names if name not in get_available_reporting_integrations()]
+    if missing:
+        raise InputError(
+            f"report_to: got {', '.join(missing)}; expected trackers whose packages are installed; "
+            f"to mend: pip install {' '.join(missing)}"
+        )

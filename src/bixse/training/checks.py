@@ -96,10 +96,10 @@ def check_memory(trainer: GradedTrainer) -> int:
     loss, model = trainer.loss, trainer.loss.model
     with torch.random.fork_rng(), torch.enable_grad():
         model.train()
-        features, _ = trainer.collect_features(next(iter(trainer.train_batches())))
+        features, _ = trainer.collect_features(next(iter(trainer.get_train_dataloader())))
         texts = [int(part["attention_mask"].shape[0]) for part in features]
         texts_held = [min(number, loss.texts_per_pass) if loss.cached else number for number in texts]
-        states = [_bytes_of_a_text(loss, part) * held for part, held in zip(features, texts_held, strict=True)]
+        states = [_bytes_of_a_text(loss, p) * n if n else 0 for p, n in zip(features, texts_held, strict=True)]
     weights = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
     size = model.get_embedding_dimension() or 0
     needed = (max(states) if loss.cached else sum(states)) + 3 * weights + 3 * sum(texts) * size * 4

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from bixse.data.files import read_settings
+from bixse.data.instructions import PAPER
 from bixse.errors import SEEDS, ConfigError, did_you_mean, shorten
 from bixse.losses.catalogue import LOSSES
 
@@ -18,6 +20,10 @@ if TYPE_CHECKING:
     from typing import TypeVar
 
     ConfigType = TypeVar("ConfigType", bound=BaseModel)
+
+
+RATE_BATCH = 16
+"""Queries a step that `learning_rate` is meant for."""
 
 
 class LoraConfig(BaseModel):
@@ -46,13 +52,17 @@ class OptimizerConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     learning_rate: float = Field(default=1e-4, gt=0)
-    """Peak rate of the encoder; the bias learns `bias_lr_multiplier` times as fast."""
+    """Peak rate of the encoder before scaling; the bias learns `bias_lr_multiplier` times as fast."""
     bias_lr_multiplier: float = Field(default=100.0, ge=0)
     """Rate of the logit bias over the encoder's."""
+    learning_rate_scaling: Literal["sqrt", "none"] = "sqrt"
+    """"sqrt": the rate is for 16 queries a step, and multiplied by sqrt(queries a step / 16), as in the paper."""
     epochs: int = Field(default=3, ge=1)
     """Passes over the queries."""
+    steps: int | None = Field(default=None, ge=1)
+    """Steps after which training ends instead of after `epochs`."""
     batch_size: int = Field(default=16, ge=1)
-    """Queries in a batch."""
+    """Queries in a batch, over all processes."""
     documents_per_query: int | None = Field(default=4, ge=1)
     """Graded documents of a query in a batch (the best one and others drawn anew each epoch); null takes all."""
     warmup: float = Field(default=0.05, ge=0, lt=1)
@@ -64,9 +74,21 @@ class OptimizerConfig(BaseModel):
     max_grad_norm: float = Field(default=0.0, ge=0)
     """Clip the encoder's gradient to this norm; 0 does not clip."""
     gradient_accumulation_steps: int = Field(default=1, ge=1)
-    """Batches summed before a step; in-batch negatives stay within one batch."""
+    """Batches whose mean gradient makes a step; in-batch negatives stay within one batch."""
     gradient_checkpointing: bool = False
     """Keep the states between layers alone and compute the rest again in the backward pass."""
+
+    @property
+    def scaled_learning_rate(self) -> float:
+        """The encoder's peak rate at this batch size (BiXSE paper, appendix: base * sqrt(total batch / 16)).
+
+        Example:
+            >>> OptimizerConfig(learning_rate=1e-4, batch_size=64).scaled_learning_rate
+            0.0002
+        """
+        if self.learning_rate_scaling == "none":
+            return self.learning_rate
+        return self.learning_rate * math.sqrt(self.batch_size * self.gradient_accumulation_steps / RATE_BATCH)
 
 
 class TrainConfig(BaseModel):
@@ -79,8 +101,16 @@ class TrainConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
-    pairs: Path
-    """File of graded pairs (.parquet, .jsonl, .csv, .tsv)."""
+    pairs: Path | tuple[Path, ...]
+    """File of graded pairs (.parquet, .jsonl, .csv, .tsv), or several. Rows of a file without a task column have, where
+    there are several files, the file's name as their task."""
+    task_shares: dict[str, float] = Field(default_factory=dict)
+    """Task -> share of its queries that stand in one epoch, in (0, 1], drawn anew each epoch; 1 for the others."""
+    instructions: Literal["paper"] | Path | None = None
+    """TOML file of task instructions, or "paper" for the BiXSE paper's; saved with the model. Null: those that the
+    model brings, else its prompts."""
+    batch_by_length: bool = False
+    """Put queries whose texts are of like length into one batch: less padding, and less varied negatives."""
     dev: Path | None = None
     """Collection folder; the checkpoint with the best graded nDCG@10 on it is kept."""
     dev_split: str = "dev"
@@ -117,6 +147,8 @@ class TrainConfig(BaseModel):
     """Compute in bf16; null: where the processor is fast at it."""
     evaluations_per_epoch: int = Field(default=1, ge=1)
     """How often the dev collection is searched, and a checkpoint written, in an epoch."""
+    report_to: tuple[Literal["tensorboard", "wandb", "mlflow", "trackio"], ...] = ()
+    """Trackers that get the log too, through transformers; each needs its own package."""
 
     @field_validator("loss")
     @classmethod
@@ -140,8 +172,11 @@ def load_config(kind: type[ConfigType], path: Path | None, overrides: Mapping[st
     if path is not None:
         values = read_settings(path)
         for name in _path_fields(kind):
-            if isinstance(values.get(name), str):
-                values[name] = str(path.parent / values[name])
+            given = values.get(name)
+            if isinstance(given, str) and not (name == "instructions" and given == PAPER):
+                values[name] = str(path.parent / given)
+            elif isinstance(given, list):
+                values[name] = [str(path.parent / one) if isinstance(one, str) else one for one in given]
     for key, value in overrides.items():
         section: Any = values
         *parents, last = key.split(".")

@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import time
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from bixse.data.collection_files import load_collection
-from bixse.data.files import file_hash, storage_errors, write_atomically
-from bixse.data.pairs_files import load_graded_pairs
-from bixse.data.run_record import RunRecord, open_run
+from bixse.data.files import file_hash, storage_errors
+from bixse.data.instructions import load_instructions
+from bixse.data.pairs_files import load_several
+from bixse.data.run_record import RunRecord, Status, open_run
 from bixse.errors import ConfigError, InputError, InterruptedRunError, OutputExistsError, TrainingError
 from bixse.evaluation.local import model_hashes, model_path_settings
 from bixse.losses.catalogue import build_loss, check_loss_options
+from bixse.training.checkpoints import last_whole_checkpoint, tell_where_the_best_is
 from bixse.training.checks import check_disk, check_finite, check_memory, check_pairs
+from bixse.training.processes import check_agreement, is_first_process, join_processes, together
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from bixse.data.collection import Collection
     from bixse.data.graded_pairs import GradedPairs
+    from bixse.data.instructions import Instructions
     from bixse.encoders.relevance_model import RelevanceModel
     from bixse.evaluation.systems import GradedRetrievalEvaluator
     from bixse.losses.base import GradedLoss
@@ -36,6 +39,8 @@ ADAPTER_FOLDER = "adapter"
 """Where a run with low-rank adapters keeps them alone; the model folder holds them merged."""
 LOCK_FILE = ".lock"
 """Held by the process that trains into a folder."""
+LOG_FILE = "log.jsonl"
+"""Every entry of the log as it came, throughput included."""
 CHECKPOINT_FOLDER = "checkpoints"
 """Where a run keeps what it needs to resume, until it is finished."""
 
@@ -47,11 +52,14 @@ class TrainResult:
     model_path: Path
     """Folder of the model; loads in plain SentenceTransformer."""
     history: list[dict[str, Any]]
-    """The log: an entry a step (loss, logit_bias, mean logits, ...) and one an evaluation on dev."""
+    """The log: an entry a step (loss, logit_bias, mean logits, ...) and one an evaluation on dev; `log.jsonl` of the
+    run holds the same with throughput."""
     best_step: int | None
     """Step of the checkpoint that was kept; None without a dev collection."""
     warnings: list[str]
     """What the user should know."""
+    learning_rate: float
+    """The encoder's peak rate, scaled to the batch size."""
     reused: bool
     """The run was finished before; nothing was trained."""
 
@@ -60,7 +68,8 @@ def train(config: TrainConfig, out: Path, progress: bool = True, title: str | No
     """Train an encoder on graded pairs and save it to `out/model` with `out/run.json`.
 
     Called again with the same configuration it continues an interrupted run from its last checkpoint, and returns
-    a finished one as it is.
+    a finished one as it is. Started several times at once by torchrun or `accelerate launch`, the processes share
+    every batch; the first one writes.
 
     Raises:
         InputError: pairs, collection, model or configuration cannot be used.
@@ -68,52 +77,83 @@ def train(config: TrainConfig, out: Path, progress: bool = True, title: str | No
         StorageError: the disk is full.
         InterruptedRunError: stopped by Ctrl-C after a checkpoint.
     """
-    pairs = load_graded_pairs(config.pairs)
-    collection = load_collection(config.dev, [config.dev_split]) if config.dev is not None else None
-    check_loss_options(config.loss, _loss_arguments(config))
-    paths = ("pairs", "dev", *model_path_settings(config.model))
-    record = open_run(out, "train", config.model_dump(mode="json"), _input_hashes(config), paths)
+    join_processes()
+    with together():
+        pairs = load_several(_files(config))
+        table = load_instructions(config.instructions) if config.instructions is not None else None
+        collection = load_collection(config.dev, [config.dev_split]) if config.dev is not None else None
+        check_loss_options(config.loss, _loss_arguments(config))
+        paths = ("pairs", "dev", "instructions", *model_path_settings(config.model))
+        record = open_run(out, "train", config.model_dump(mode="json"), _input_hashes(config, table), paths)
+    check_agreement({"settings": record.fingerprint, "status of the run": record.status})
     if record.status == "finished" and (out / MODEL_FOLDER).is_dir():
         return TrainResult(out / MODEL_FOLDER, **record.results, reused=True)
 
+    from bixse.encoders.build import no_library_bars
+
+    started = time.perf_counter()
+    with together():
+        model, loss = _make_model(config, table)
+        warnings = check_pairs(config.pairs, config.loss, loss, pairs, config.optimizer.documents_per_query)
+        check_disk(out, model)
+        evaluator = _dev_evaluator(config, collection) if collection is not None else None
+        with storage_errors(out), no_library_bars():
+            trainer = _make_trainer(config, out, model, loss, pairs, evaluator, progress, title or config.loss)
+    try:
+        with ExitStack() as held:
+            with together():
+                check_memory(trainer)
+                if is_first_process():
+                    held.enter_context(_alone_in(out))
+            held.enter_context(storage_errors(out))
+            held.enter_context(no_library_bars())
+            _save_record(record, "running")
+            _run_trainer(trainer, out, record)
+            history, best_step = _history(trainer)
+            warnings += _warn_if_worse(history, best_step)
+            rate = config.optimizer.scaled_learning_rate
+            record.results = {
+                "history": history, "best_step": best_step, "warnings": warnings, "learning_rate": rate
+            }  # fmt: skip
+            with together():
+                if is_first_process():
+                    _save_model(config, model, loss, out)
+                    _add_timings(record, started, trainer)
+                    record.save("finished")
+                    shutil.rmtree(out / CHECKPOINT_FOLDER, ignore_errors=True)
+    except InputError:
+        for folder in (out / CHECKPOINT_FOLDER, out):  # a refused command leaves no empty folder behind
+            with suppress(OSError):
+                folder.rmdir()
+        raise
+    return TrainResult(out / MODEL_FOLDER, history, best_step, warnings, rate, reused=False)
+
+
+def _make_model(config: TrainConfig, table: Instructions | None) -> tuple[RelevanceModel, GradedLoss]:
+    """The encoder of a configuration, ready to be trained, and the loss on it."""
     from transformers import set_seed
 
-    from bixse.encoders.build import build_encoder, no_library_bars, set_dropout
+    from bixse.encoders.build import build_encoder, set_dropout
+    from bixse.encoders.instructions import set_instructions
     from bixse.encoders.lora import add_lora
 
     set_seed(config.seed)
     model = build_encoder(
         config.model, config.max_length, trust_remote_code=config.trust_remote_code, bidirectional=config.bidirectional
     )
+    if table is not None:
+        set_instructions(model, table)
     if config.lora is not None:
         add_lora(model, **config.lora.model_dump(exclude={"options"}), **config.lora.options)
     if config.dropout is not None:
         set_dropout(model, config.dropout)
-    loss = build_loss(config.loss, model, **_loss_arguments(config))
-    warnings = check_pairs(config.pairs, config.loss, loss, pairs, config.optimizer.documents_per_query)
-    check_disk(out, model)
-    started = time.perf_counter()
-    evaluator = _dev_evaluator(config, collection) if collection is not None else None
-    with storage_errors(out), no_library_bars():
-        trainer = _make_trainer(config, out, model, loss, pairs, evaluator, progress, title or config.loss)
-    try:
-        check_memory(trainer)
-        with _alone_in(out), storage_errors(out), no_library_bars():
-            record.save("running")
-            _run_trainer(trainer, out, record)
-            history, best_step = _history(trainer)
-            warnings += _warn_if_worse(history, best_step)
-            _save_model(config, model, loss, out)
-            record.results = {"history": history, "best_step": best_step, "warnings": warnings}
-            _add_timings(record, started, trainer)
-            record.save("finished")
-            shutil.rmtree(out / CHECKPOINT_FOLDER, ignore_errors=True)
-    except InputError:
-        for folder in (out / CHECKPOINT_FOLDER, out):  # a refused command leaves no empty folder behind
-            with suppress(OSError):
-                folder.rmdir()
-        raise
-    return TrainResult(out / MODEL_FOLDER, history, best_step, warnings, reused=False)
+    return model, build_loss(config.loss, model, **_loss_arguments(config))
+
+
+def _save_record(record: RunRecord, status: Status) -> None:
+    """Write run.json, in the first process alone."""
+    if is_first_process():
+        record.save(status)
 
 
 def _history(trainer: GradedTrainer) -> tuple[list[dict[str, Any]], int | None]:
@@ -169,10 +209,14 @@ def _make_trainer(
     from transformers import PrinterCallback, ProgressCallback
 
     from bixse.training.arguments import training_arguments
-    from bixse.training.callbacks import ProgressBar
+    from bixse.training.callbacks import ProgressBar, StepLog
+    from bixse.training.plan import BatchPlan, check_sizes
     from bixse.training.trainer import GradedTrainer
 
-    arguments = training_arguments(config, out / CHECKPOINT_FOLDER, len(set(pairs.query_ids)), evaluator)
+    optimizer = config.optimizer
+    plan = BatchPlan(pairs.groups(), optimizer.batch_size, config.seed, config.task_shares, config.batch_by_length)
+    check_sizes(config.pairs, plan)
+    arguments = training_arguments(config, out / CHECKPOINT_FOLDER, len(plan), evaluator)
     arguments.eval_on_start = evaluator is not None and last_whole_checkpoint(out / CHECKPOINT_FOLDER) is None
     trainer = GradedTrainer(
         model=model,
@@ -180,8 +224,10 @@ def _make_trainer(
         train_pairs=pairs,
         loss=loss,
         evaluator=evaluator,
-        callbacks=[ProgressBar(title, disable=not progress)],
+        callbacks=[ProgressBar(title, disable=not progress)] if is_first_process() else [],
     )
+    if is_first_process():
+        trainer.add_callback(StepLog(out / LOG_FILE))
     trainer.remove_callback(PrinterCallback)
     trainer.remove_callback(ProgressCallback)
     return trainer
@@ -196,8 +242,9 @@ def _run_trainer(trainer: GradedTrainer, out: Path, record: RunRecord) -> None:
     started = time.perf_counter()
     ended: Literal["failed", "interrupted"] = "interrupted"
     checkpoint = last_whole_checkpoint(out / CHECKPOINT_FOLDER)
-    if checkpoint is not None:
-        _tell_where_the_best_is(Path(checkpoint))
+    if checkpoint is not None and is_first_process():
+        tell_where_the_best_is(Path(checkpoint))
+    check_agreement({"checkpoint": checkpoint})
     try:
         trainer.train(resume_from_checkpoint=checkpoint)
         check_finite(trainer.loss, trainer.state.global_step)
@@ -208,11 +255,11 @@ def _run_trainer(trainer: GradedTrainer, out: Path, record: RunRecord) -> None:
         stop.release()
         if ended == "failed" or trainer.state.global_step < trainer.state.max_steps:
             _add_timings(record, started, trainer)
-            record.save(ended)
+            _save_record(record, ended)
     if trainer.state.global_step < trainer.state.max_steps:
         raise InterruptedRunError(
-            f"{out}: got Ctrl-C after step {trainer.state.global_step} of {trainer.state.max_steps}; the checkpoint is "
-            "written; to go on: give the same command again"
+            f"{out}: got Ctrl-C or SIGTERM after step {trainer.state.global_step} of {trainer.state.max_steps}; the "
+            "checkpoint is written; to go on: give the same command again"
         )
 
 
@@ -220,28 +267,6 @@ def _add_timings(record: RunRecord, started: float, trainer: GradedTrainer) -> N
     """Seconds of this process on top of those of the ones before it, whole and in training steps."""
     for name, seconds in (("train", time.perf_counter() - started), ("steps", trainer.seconds_in_steps)):
         record.timings[name] = record.timings.get(name, 0.0) + seconds
-
-
-def last_whole_checkpoint(folder: Path) -> str | None:
-    """The newest checkpoint that was written to its end, or None; a process killed while saving leaves half of one.
-
-    The trainer's state is the last file of a checkpoint: one that is whole means that the others are.
-    """
-    whole = []
-    for path in folder.glob("checkpoint-*/trainer_state.json"):
-        with suppress(ValueError):
-            json.loads(path.read_bytes())
-            whole.append(path.parent)
-    return str(max(whole, key=lambda path: int(path.name.rpartition("-")[2]))) if whole else None
-
-
-def _tell_where_the_best_is(checkpoint: Path) -> None:
-    """The path of the best checkpoint so far, beside this one: the run may have been moved since."""
-    path = checkpoint / "trainer_state.json"
-    state = json.loads(path.read_bytes())
-    if state.get("best_model_checkpoint"):
-        state["best_model_checkpoint"] = str(checkpoint.parent / Path(state["best_model_checkpoint"]).name)
-        write_atomically(path, json.dumps(state, indent=2))
 
 
 def _loss_arguments(config: TrainConfig) -> dict[str, Any]:
@@ -287,9 +312,18 @@ def _save_whole(model: RelevanceModel, folder: Path) -> None:
     part.rename(folder)
 
 
-def _input_hashes(config: TrainConfig) -> dict[str, str]:
-    """Content hashes of the files a run reads."""
-    hashes = {"pairs": file_hash(config.pairs), **model_hashes(config.model)}
+def _files(config: TrainConfig) -> tuple[Path, ...]:
+    return config.pairs if isinstance(config.pairs, tuple) else (config.pairs,)
+
+
+def _input_hashes(config: TrainConfig, table: Instructions | None) -> dict[str, str]:
+    """Content hashes of what a run reads: pairs, model, instructions and dev collection."""
+    files = _files(config)
+    names = ["pairs"] if len(files) == 1 else [f"pairs/{path.stem}" for path in files]
+    hashes = {name: file_hash(path) for name, path in zip(names, files, strict=True)}
+    hashes |= model_hashes(config.model)
+    if table is not None:
+        hashes["instructions"] = table.content_hash()
     if config.dev is not None:
         for name in ("corpus.jsonl", "queries.jsonl", f"qrels/{config.dev_split}.tsv"):
             hashes[f"dev/{name}"] = file_hash(config.dev / name)

@@ -1,41 +1,49 @@
-"""`GradedTrainer`: sentence-transformers' trainer for graded pairs, with a loss state that survives."""
+"""`GradedTrainer`: sentence-transformers' trainer for graded pairs, on one process or many."""
 
 from __future__ import annotations
 
 import copy
+import json
 import math
 import time
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
 from torch.utils.data import DataLoader
 
+from bixse.data.files import write_atomically
 from bixse.encoders.parts import input_parts
 from bixse.encoders.prompts import prompt_for
 from bixse.errors import TrainingError
-from bixse.training.batches import GradedCollator, GroupBatchSampler, GroupDataset
+from bixse.training.batches import GradedCollator, GroupDataset
 from bixse.training.checks import check_finite
 from bixse.training.loss_state import load_loss_state, save_loss_state
+from bixse.training.plan import BatchPlan
+from bixse.training.processes import any_process, average_gradients, copy_from_first
+from bixse.training.throughput import Throughput
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    import torch
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.base.evaluation import BaseEvaluator
     from transformers import TrainerCallback
 
     from bixse.data.graded_pairs import GradedPairs
+    from bixse.data.instructions import Instructions
     from bixse.losses.base import GradedLoss
 
 
 @dataclass
 class GradedTrainingArguments(SentenceTransformerTrainingArguments):
-    """sentence-transformers' training arguments with two of our own.
+    """sentence-transformers' training arguments with a few of our own.
 
-    `per_device_train_batch_size` counts queries; each brings its graded documents.
+    `per_device_train_batch_size` counts queries; each brings its graded documents. Of W processes (torchrun) each gets
+    as many: a batch has W times that.
     """
 
     documents_per_query: int | None = field(default=None, metadata={"help": "graded documents of a query in a batch"})
@@ -44,6 +52,10 @@ class GradedTrainingArguments(SentenceTransformerTrainingArguments):
     """The logit bias learns at `bias_lr_multiplier * learning_rate`."""
     train_max_length: int | None = field(default=None, metadata={"help": "tokens of a text read while training"})
     """Tokens of a text that are read while training; None reads what the model reads when it encodes."""
+    task_shares: dict[str, float] | None = field(default=None, metadata={"help": "share of a task's queries an epoch"})
+    """Task -> share of its queries that stand in one epoch, in (0, 1]; 1 for tasks that are not named."""
+    batch_by_length: bool = field(default=False, metadata={"help": "put texts of like length into a batch"})
+    """Put queries whose texts are of like length into one batch: less padding, and less varied negatives."""
 
 
 class GradedTrainer(SentenceTransformerTrainer):
@@ -52,6 +64,10 @@ class GradedTrainer(SentenceTransformerTrainer):
     Beside sentence-transformers' trainer it gives the logit bias its own learning rate, saves and restores the
     loss's parameters with every checkpoint (resume and best model), logs them, and draws batches that depend on
     (seed, epoch) alone, so that a resumed run equals an uninterrupted one.
+
+    A batch holds one task. Of several processes each has a part of the queries and documents of every batch and scores
+    its queries against all documents; gradients, those of scale and bias included, are averaged after the backward
+    pass. The result is that of one process on the same batches, up to rounding.
 
     Args:
         model: the encoder.
@@ -62,7 +78,7 @@ class GradedTrainer(SentenceTransformerTrainer):
         callbacks: transformers callbacks.
 
     Raises:
-        TrainingError: started as one of several processes, which this version does not support.
+        InputError: `task_shares` name an unknown task, or a task has no instruction in the model's table.
 
     Example:
         ::
@@ -86,19 +102,18 @@ class GradedTrainer(SentenceTransformerTrainer):
         evaluator: BaseEvaluator | None = None,
         callbacks: list[TrainerCallback] | None = None,
     ) -> None:
-        if args.world_size > 1:
-            raise TrainingError(
-                f"trainer: got {args.world_size} processes; expected one; to mend: start `bixse train` without torchrun"
-            )
         args = copy.copy(args)
+        _ = args.device  # sets up what the next line overrides: DataParallel would cut batches apart
+        args._n_gpu = min(1, args.n_gpu)
         given = args.learning_rate_mapping if isinstance(args.learning_rate_mapping, dict) else {}
         args.learning_rate_mapping = {**given, **_own_rates(args, loss)}
         self.train_pairs = train_pairs
         self.seconds_in_steps = 0.0
         """Wall time of the training steps alone, evaluation and saving excluded."""
-        own_prompts = {"query": prompt_for(model, "query"), "document": prompt_for(model, "document")}
-        given_prompts = {**own_prompts, **(args.prompts if isinstance(args.prompts, dict) else {})}
-        prompts = {name: text for name, text in given_prompts.items() if isinstance(text, str)}
+        self.throughput = Throughput()
+        """Counts since the last entry of the log."""
+        preprocess = shortened_preprocess(model, args.train_max_length)
+        prompts = _prompts_of(model, args, train_pairs)
         super().__init__(
             model=model,
             args=args,
@@ -106,23 +121,29 @@ class GradedTrainer(SentenceTransformerTrainer):
             evaluator=evaluator,
             callbacks=callbacks,
             data_collator=GradedCollator(  # type: ignore[arg-type]
-                shortened_preprocess(model, args.train_max_length), train_pairs, loss.in_batch, prompts
+                preprocess, train_pairs, loss.in_batch, prompts, args.process_index, args.world_size
             ),
         )
+        # gradients are averaged by `average_gradients`: no wrapper that counts forward passes
+        self.accelerator.prepare_model = partial(self.accelerator.prepare_model, evaluation_mode=True)
+        copy_from_first([*self.loss.parameters(), *self.loss.buffers()])
+        if args.world_size > 1:
+            torch.manual_seed(args.seed + args.process_index)  # other texts, other dropout
 
     def get_train_dataloader(self) -> DataLoader[Any]:
-        """Batches of query groups, placed on the device."""
-        prepared: DataLoader[Any] = self.accelerator.prepare(self.train_batches())
-        return prepared
-
-    def train_batches(self) -> DataLoader[Any]:
-        """Batches of query groups, a function of (seed, epoch)."""
+        """Batches of query groups (this process's part of each), a function of (seed, epoch)."""
         arguments = self.args
         dataset = GroupDataset(self.train_pairs, arguments.documents_per_query, arguments.seed)
-        sampler = GroupBatchSampler(len(dataset), arguments.train_batch_size, arguments.seed)
-        return DataLoader(
+        plan = BatchPlan(
+            dataset.groups,
+            arguments.train_batch_size * arguments.world_size,
+            arguments.seed,
+            arguments.task_shares,
+            arguments.batch_by_length,
+        )
+        return _EpochLoader(
             dataset,
-            batch_sampler=sampler,
+            batch_sampler=plan,
             collate_fn=self.data_collator,
             num_workers=arguments.dataloader_num_workers,
             pin_memory=arguments.dataloader_pin_memory,
@@ -133,12 +154,18 @@ class GradedTrainer(SentenceTransformerTrainer):
         names: list[str] = super().get_decay_parameter_names(model)
         return [name for name in names if name not in ("logit_scale", "logit_bias")]
 
-    def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """One step, timed; a loss that is no finite number stops the run."""
+    def training_step(self, model: torch.nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> torch.Tensor:
+        """One batch, timed; a loss that is no finite number stops the run and leaves the batch on disk."""
         start = time.perf_counter()
-        loss: torch.Tensor = super().training_step(*args, **kwargs)
-        self.seconds_in_steps += time.perf_counter() - start
-        if not bool(loss.isfinite()):
+        counts = inputs.pop("counts")
+        loss: torch.Tensor = super().training_step(model, inputs, *args, **kwargs)
+        if self.accelerator.sync_gradients:
+            average_gradients(self.loss.parameters())
+        seconds = time.perf_counter() - start
+        self.seconds_in_steps += seconds
+        self.throughput.add(counts, self.collect_features(inputs)[0], self.loss.texts_per_pass, seconds)
+        if any_process(not bool(loss.isfinite()), loss.device):
+            self._dump_batch(inputs)
             raise TrainingError(
                 f"training: got loss {float(loss)} at step {self.state.global_step + 1}; expected a finite number; "
                 "to mend: lower learning_rate or set max_grad_norm, and give another --out folder"
@@ -149,8 +176,19 @@ class GradedTrainer(SentenceTransformerTrainer):
         """Add the loss's figures (bias, scale, mean logits) to each training entry, where there are any."""
         if "loss" in logs:
             figures = {name: float(value) for name, value in self.loss.statistics.items()}
+            figures |= self.throughput.figures(self.args.device)
             logs = {**logs, **{name: value for name, value in figures.items() if math.isfinite(value)}}
+            self.throughput = Throughput()
         super().log(logs, start_time)
+
+    def _dump_batch(self, inputs: Mapping[str, Any]) -> None:
+        """Write the texts of a batch beside the checkpoints: tokens decoded, and the table of known relevance."""
+        features, labels = self.collect_features(dict(inputs))
+        texts = [self.model.tokenizer.batch_decode(part["input_ids"], skip_special_tokens=True) for part in features]
+        said = {"step": self.state.global_step + 1, "queries": texts[0], "documents": texts[1]}
+        said["cells"] = labels.nan_to_num(-1.0).tolist() if labels is not None else []
+        path = Path(self.args.output_dir or ".") / f"failed-batch-{self.args.process_index}.json"
+        write_atomically(path, json.dumps(said, indent=1, ensure_ascii=False))
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
         """Encoder, tokenizer and loss state, all as safetensors or JSON (no pickled arguments)."""
@@ -164,6 +202,26 @@ class GradedTrainer(SentenceTransformerTrainer):
         """Encoder and loss state: called on a resume and for the best model."""
         super()._load_from_checkpoint(checkpoint_path)
         load_loss_state(self.loss, Path(checkpoint_path))
+
+
+class _EpochLoader(DataLoader[Any]):
+    """A DataLoader whose plan learns the epoch from the trainer."""
+
+    def set_epoch(self, epoch: int) -> None:
+        self.batch_sampler.set_epoch(epoch)  # type: ignore[union-attr]
+
+
+def _prompts_of(
+    model: SentenceTransformer, args: GradedTrainingArguments, pairs: GradedPairs
+) -> Mapping[str, str] | Instructions:
+    """The model's table of task instructions where it has one, else its prompts, or those given in the arguments."""
+    table: Instructions | None = getattr(model, "instructions", None)
+    if table is not None:
+        table.check_tasks("instructions", (group.task for group in pairs.groups()))
+        return table
+    own = {"query": prompt_for(model, "query"), "document": prompt_for(model, "document")}
+    given = {**own, **(args.prompts if isinstance(args.prompts, dict) else {})}
+    return {name: text for name, text in given.items() if isinstance(text, str)}
 
 
 def shortened_preprocess(model: SentenceTransformer, max_length: int | None) -> Callable[..., Mapping[str, Any]]:

@@ -1,0 +1,122 @@
+"""The table of task instructions inside a model: one source for training, encoding, evaluation and search."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import TYPE_CHECKING, Any
+
+from bixse.data.files import write_atomically
+from bixse.data.instructions import Instructions, parse_instructions
+from bixse.errors import BixseError, InputError, ModelError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from sentence_transformers import SentenceTransformer
+
+    from bixse.encoders.relevance_model import RelevanceModel
+
+INSTRUCTIONS_FILE = "instructions.json"
+"""Name of the table's file inside a model folder."""
+BORDER_SAMPLES = ("what is it", "1 file", "(a) list", ".dot", " space", "été", "查询")
+"""Beginnings of texts that a tokenizer might join to the end of a prompt."""
+
+
+def set_instructions(model: RelevanceModel, table: Instructions) -> None:
+    """Give a model a table of task instructions; it is saved with the model.
+
+    The model's prompts "query" and "document" become those of the table's default, and each task's prompt is kept
+    under the task's name, so that plain sentence-transformers finds them with `prompt_name`.
+
+    Raises:
+        ModelError: the tokenizer joins the end of a prompt and the beginning of a text.
+    """
+    kept = {name: text for name, text in (model.prompts or {}).items() if name not in ("query", "document")}
+    model.instructions = table
+    model.task = None
+    model.prompts = {**kept, **table.prompts()}
+    check_prompt_borders(model)
+
+
+def use_task(model: SentenceTransformer, task: str | None) -> None:
+    """Encode with the instructions of one task from now on; None leaves the model's prompts as they are.
+
+    Raises:
+        InputError: the model has no table of instructions, or no instruction for the task.
+    """
+    if task is None:
+        return
+    table: Instructions | None = getattr(model, "instructions", None)
+    if table is None:
+        raise InputError(
+            f"task: got {task!r} for a model without task instructions; expected a model trained with `instructions`; "
+            "to mend: leave the task out"
+        )
+    model.prompts = {**model.prompts, "query": table.prompt(task, "query"), "document": table.prompt(task, "document")}
+    model.task = task  # type: ignore[assignment]
+
+
+def check_prompt_borders(model: SentenceTransformer) -> None:
+    """Refuse prompts whose last token reaches over into the text.
+
+    A model that leaves the prompt out of its pooling counts the prompt's tokens: a merged token at the border shifts
+    the count, and the first token of every text is left out with the prompt.
+
+    Raises:
+        ModelError: names the prompt and a text that shows it.
+    """
+    for name, prompt in (model.prompts or {}).items():
+        if not prompt:
+            continue
+        own = _tokens(model, prompt)
+        for text in BORDER_SAMPLES:
+            if _tokens(model, prompt + text)[: len(own)] != own:
+                raise ModelError(
+                    f"prompt {name!r}: got {prompt!r}, of which the tokenizer joins the end with the text {text!r}; "
+                    "expected a border between prompt and text; to mend: end the template with a line break"
+                )
+
+
+def prompts_hash(model: SentenceTransformer) -> str:
+    """SHA-256 of all that may stand before a text: the model's prompts and its table of instructions."""
+    table: Instructions | None = getattr(model, "instructions", None)
+    said = {"prompts": model.prompts, "default": model.default_prompt_name}
+    return hashlib.sha256(json.dumps([said, table and table.content_hash()], sort_keys=True).encode()).hexdigest()
+
+
+def save_instructions(table: Instructions, folder: Path) -> None:
+    """Write a table into a model folder.
+
+    Raises:
+        StorageError: the folder cannot be written.
+    """
+    write_atomically(folder / INSTRUCTIONS_FILE, json.dumps(table.model_dump(), indent=2, ensure_ascii=False) + "\n")
+
+
+def read_instructions(folder: Path) -> Instructions | None:
+    """The table of a model folder, or None where it has none.
+
+    Raises:
+        ModelError: the file is damaged.
+    """
+    path = folder / INSTRUCTIONS_FILE
+    if not path.is_file():
+        return None
+    try:
+        return parse_instructions(json.loads(path.read_text(encoding="utf-8")), str(path))
+    except (OSError, ValueError, TypeError, BixseError) as error:
+        raise ModelError(
+            f"{path}: got no readable table of instructions ({' '.join(str(error).split())}); expected the JSON that "
+            "bixse wrote; to mend: copy it from the model's origin again"
+        ) from error
+
+
+def _tokens(model: SentenceTransformer, text: str) -> list[int]:
+    """Tokens of a text without those that the tokenizer adds at its end."""
+    features: dict[str, Any] = dict(model.preprocess([text]))
+    tokens: list[int] = features["input_ids"][0].tolist()
+    special = set(getattr(model.tokenizer, "all_special_ids", []))
+    while tokens and tokens[-1] in special:
+        tokens.pop()
+    return tokens

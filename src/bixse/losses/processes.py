@@ -1,0 +1,56 @@
+"""What the losses share between processes: documents of all, sums over all. One process alone: nothing happens."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch.distributed as dist
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def process_count() -> int:
+    """W, the number of processes that train together; 1 outside torch.distributed."""
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+def sum_over_processes(value: Tensor) -> Tensor:
+    """A detached tensor summed over all processes; each must call this with the same shape."""
+    if process_count() == 1:
+        return value.detach()
+    total = value.detach().clone()
+    dist.all_reduce(total)
+    return total
+
+
+def gather_rows(rows: Tensor, number: int) -> Tensor:
+    """Rows of all processes; the gradient of each row flows back to the process it came from.
+
+    Args:
+        rows: (n, D) of this process, n at most `number`.
+        number: rows that stand for each process in the result, the same on all.
+
+    Returns:
+        (W * number, D): the rows of process 0, zeros up to `number`, those of process 1, ...
+    """
+    import torch
+    from torch.distributed.nn.functional import all_gather
+
+    padded = torch.cat([rows, rows.new_zeros(number - len(rows), rows.shape[1])])
+    return torch.cat(all_gather(padded))
+
+
+def part_of_mean(count: Tensor) -> Tensor:
+    """What a process multiplies its own mean by, so that the mean over processes is the mean over all rows.
+
+    Args:
+        count: what this process divided its sum by; 0 where it had nothing.
+
+    Returns:
+        W * count / (sum of the counts): 1 for one process, and for several with as much each.
+    """
+    if process_count() == 1:
+        return count.new_ones(())
+    total = sum_over_processes(count).clamp_(min=1.0)
+    return process_count() * count / total

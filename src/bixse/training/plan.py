@@ -1,0 +1,120 @@
+"""Which queries stand together in a batch: of one task, shuffled by seed and epoch alone, each once an epoch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+from torch.utils.data import Sampler
+
+from bixse.errors import InputError, did_you_mean
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from bixse.data.graded_pairs import QueryGroup
+
+EpochIndex: TypeAlias = tuple[int, int]
+"""(epoch, group): which documents of a group are drawn depends on both and on the seed alone."""
+POOL = 64
+"""Batches whose queries are sorted by length together when batches are made by length."""
+
+
+class BatchPlan(Sampler[list[EpochIndex]]):
+    """Batches of query groups of one task each; a function of (seed, epoch), the same on every process.
+
+    Several processes all read the same plan and each takes its part of every batch, so that tasks agree at every step
+    and the result does not depend on the number of processes.
+
+    Args:
+        groups: the query groups.
+        batch_size: queries of a batch, over all processes, at least 1; a task's last batch may be smaller.
+        seed: of the order.
+        shares: task -> share of its queries that stand in an epoch, in (0, 1], drawn anew each time; 1 for others.
+        by_length: put queries of like length together, within pools of 64 batches: less padding, and negatives that
+            are of like length too.
+
+    Raises:
+        InputError: a share is outside (0, 1] or of an unknown task.
+    """
+
+    def __init__(
+        self,
+        groups: Sequence[QueryGroup],
+        batch_size: int,
+        seed: int = 0,
+        shares: Mapping[str, float] | None = None,
+        by_length: bool = False,
+    ) -> None:
+        self.batch_size = batch_size
+        self.seed = seed
+        self.by_length = by_length
+        self.epoch = 0
+        members: dict[str | None, list[int]] = {}
+        for number, group in enumerate(groups):
+            members.setdefault(group.task, []).append(number)
+        self.members: dict[str | None, NDArray[np.int64]] = {task: np.array(own) for task, own in members.items()}
+        self.shares = dict(shares or {})
+        _check_shares(self.shares, members)
+        self.lengths: NDArray[np.int64] = np.array([_length(group) for group in groups] if by_length else [])
+
+    def queries_an_epoch(self, task: str | None) -> int:
+        """Queries of a task that stand in one epoch: its share, rounded, at least one."""
+        return max(1, round(len(self.members[task]) * self.shares.get(task or "", 1.0)))
+
+    def set_epoch(self, epoch: int) -> None:
+        """Called by the trainer at the start of each epoch, also after a resume."""
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return sum(-(-self.queries_an_epoch(task) // self.batch_size) for task in self.members)
+
+    def __iter__(self) -> Iterator[list[EpochIndex]]:
+        generator = np.random.default_rng((self.seed, self.epoch))
+        batches: list[NDArray[np.int64]] = []
+        for task, own in self.members.items():
+            drawn = own[generator.permutation(len(own))][: self.queries_an_epoch(task)]
+            if self.by_length:
+                pools = np.split(drawn, range(POOL * self.batch_size, len(drawn), POOL * self.batch_size))
+                drawn = np.concatenate([pool[np.argsort(self.lengths[pool], kind="stable")] for pool in pools])
+            batches += np.split(drawn, range(self.batch_size, len(drawn), self.batch_size))
+        if len(self.members) > 1 or self.by_length:
+            batches = [batches[number] for number in generator.permutation(len(batches))]
+        for batch in batches:
+            yield [(self.epoch, int(number)) for number in batch]
+
+
+def check_sizes(where: object, plan: BatchPlan) -> None:
+    """Refuse batches that are larger than a task.
+
+    Raises:
+        InputError: names the tasks and how many queries an epoch holds of each.
+    """
+    small = [(task, plan.queries_an_epoch(task)) for task in plan.members]
+    small = [(task, number) for task, number in small if number < plan.batch_size]
+    if small:
+        found = ", ".join(f"{number} of task {task!r}" if task else f"{number} in all" for task, number in small)
+        raise InputError(
+            f"{where}: got fewer queries than one batch ({found}); expected at least batch_size = {plan.batch_size} of "
+            f"each task; to mend: set batch_size to {min(number for _, number in small)} or less, or leave the task out"
+        )
+
+
+def _check_shares(shares: Mapping[str, float], members: Mapping[str | None, object]) -> None:
+    known = [task for task in members if task is not None]
+    for task, share in shares.items():
+        if task not in known:
+            hint = did_you_mean(task, known, otherwise="check the column `task` of the pairs")
+            raise InputError(
+                f"task_shares: got task {task!r}; expected one of {', '.join(known) or 'no task at all'}; "
+                f"to mend: {hint}"
+            )
+        if not 0 < share <= 1:
+            raise InputError(f"task_shares: got {share} for task {task!r}; expected a share in (0, 1]")
+
+
+def _length(group: QueryGroup) -> int:
+    """What a group's passes through the encoder grow with: the characters of its documents and of the query."""
+    return len(group.query) + sum(map(len, group.documents))

@@ -1,0 +1,136 @@
+"""Two and four real processes (gloo) against one process on the same batches."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+import yaml
+from launch import TRAIN_ALL, finish, start
+from safetensors.torch import load_file
+
+from bixse.data.graded_pairs import GradedPairs
+from bixse.data.pairs_files import save_graded_pairs
+from bixse.training.config import TrainConfig, load_config
+from bixse.training.recipe import train
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from torch import Tensor
+
+TOLERANCE = 1e-4
+"""Adam makes much of small gradients: what rounding adds in a dozen steps of rate 1e-3."""
+SHARED_QUERIES = 45
+"""Queries of two tasks, of sizes no batch divides: the last batches are uneven among the processes."""
+
+
+@pytest.fixture(scope="module")
+def tasks_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Pairs of two tasks; documents are shared between queries, and the number a query has differs."""
+    things = ["file", "folder", "path", "name", "text", "line"]
+    rows = []
+    for number in range(SHARED_QUERIES):
+        task = "short" if number < 19 else "long"
+        query = f"how do i {['copy', 'move', 'delete', 'open', 'read'][number % 5]} the {things[number % 6]} {number}"
+        for step in range(1 + number % 4):
+            word = ["sort", "join", "split", "replace", "find", "match", "search", "map", "set"][(number + step) % 9]
+            document = f"{things[(number + step) % 6]} {'list of words ' * (number % 3)}{word}"
+            rows.append({"query": query, "document": document, "relevance": (3 - step) / 3, "task": task})
+    path = tmp_path_factory.mktemp("tasks") / "pairs.jsonl"
+    save_graded_pairs(GradedPairs.from_rows(rows), path)
+    return path
+
+
+def settings_file(folder: Path, pairs: Path, model: Path, **changes) -> Path:
+    """The YAML of a run: 3 epochs of 3 + 4 batches of at most 8 queries."""
+    optimizer = {"epochs": 2, "batch_size": 8, "learning_rate": 1e-3, "documents_per_query": 3}
+    settings = {
+        "pairs": str(pairs),
+        "model": str(model),
+        "max_length": 16,
+        "dropout": 0.0,
+        "optimizer": {**optimizer, **changes.pop("optimizer", {})},
+        **changes,
+    }
+    path = folder / "run.yaml"
+    path.write_text(yaml.safe_dump(settings), encoding="utf-8")
+    return path
+
+
+CASES = {
+    "bixse": {"loss": "bixse"},
+    "bixse, mean": {"loss": "bixse", "loss_options": {"reduction": "mean", "learn_scale": True}},
+    "infonce, cached": {"loss": "infonce", "loss_options": {"cached": True, "texts_per_pass": 4}},
+    "lambdaloss, accumulated": {"loss": "lambdaloss-v2", "optimizer": {"gradient_accumulation_steps": 2}},
+    "bixse, lora, checkpointing, cached": {
+        "loss": "bixse",
+        "lora": {"rank": 4},
+        "optimizer": {"gradient_checkpointing": True},
+        "loss_options": {"cached": True, "texts_per_pass": 4},
+    },
+}
+
+
+def read(out: Path) -> tuple[dict[str, Tensor], list[dict]]:
+    """Weights and log of a run."""
+    log = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
+    return load_file(out / "model" / "model.safetensors"), [entry for entry in log if "loss" in entry]
+
+
+@pytest.fixture(scope="module")
+def configs(tiny_model_path, tasks_file, tmp_path_factory) -> dict[str, Path]:
+    """Settings of every case, each in a folder of its own."""
+    folders = {name: tmp_path_factory.mktemp("case") for name in CASES}
+    return {name: settings_file(folders[name], tasks_file, tiny_model_path, **CASES[name]) for name in CASES}
+
+
+@pytest.fixture(scope="module")
+def alone(configs) -> dict[str, Path]:
+    """Every case trained by one process."""
+    for path in configs.values():
+        train(load_config(TrainConfig, path, {}), path.parent / "one", progress=False)
+    return {name: path.parent / "one" for name, path in configs.items()}
+
+
+def train_all(processes: int, configs: dict[str, Path]) -> dict[str, Path]:
+    """Every case trained by several processes."""
+    outs = {name: path.parent / f"of {processes}" for name, path in configs.items()}
+    arguments = [part for name in configs for part in (configs[name], outs[name])]
+    ended = finish(start(processes, *arguments, script=TRAIN_ALL))
+    assert [code for code, *_ in ended] == [0] * processes, ended
+    return outs
+
+
+@pytest.fixture(scope="module")
+def by_two(configs) -> dict[str, Path]:
+    return train_all(2, configs)
+
+
+@pytest.fixture(scope="module")
+def by_four(configs) -> dict[str, Path]:
+    return train_all(4, configs)
+
+
+@pytest.mark.parametrize("name", list(CASES))
+def test_two_processes_give_the_losses_and_weights_of_one(alone, by_two, name):
+    compare(alone[name], by_two[name])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", list(CASES))
+def test_four_processes_give_the_losses_and_weights_of_one(alone, by_four, name):
+    compare(alone[name], by_four[name])
+
+
+def compare(one: Path, several: Path) -> None:
+    (weights, log), (others, other_log) = read(one), read(several)
+    assert [entry["step"] for entry in other_log] == [entry["step"] for entry in log]
+    for mine, theirs in zip(log, other_log, strict=True):
+        assert set(mine) == set(theirs)
+        for figure in mine:
+            if not figure.endswith("_second") and figure != "padding_waste":
+                assert theirs[figure] == pytest.approx(mine[figure], rel=TOLERANCE, abs=TOLERANCE), figure
+    assert all(torch.allclose(weights[name], others[name], atol=TOLERANCE) for name in weights)
