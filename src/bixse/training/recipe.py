@@ -83,7 +83,11 @@ def train(config: TrainConfig, out: Path, progress: bool = True, title: str | No
 
     set_seed(config.seed)
     model = build_encoder(
-        config.model, config.max_length, trust_remote_code=config.trust_remote_code, bidirectional=config.bidirectional
+        config.model,
+        config.max_length,
+        trust_remote_code=config.trust_remote_code,
+        bidirectional=config.bidirectional,
+        pooling=config.pooling,
     )
     if config.lora is not None:
         add_lora(model, **config.lora.model_dump(exclude={"options"}), **config.lora.options)
