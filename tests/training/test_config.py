@@ -74,6 +74,7 @@ def test_an_unknown_key_says_the_closest(tmp_path: Path, text: str, key: str, hi
         ("optimizer: {learning_rate: 0}", "  optimizer.learning_rate: got 0; expected greater than 0"),
         ("optimizer: {learning_rate: .inf}", "  optimizer.learning_rate: got inf; expected a finite number"),
         ("optimizer: {epochs: null}", "  optimizer.epochs: got None; expected a valid integer"),
+        ("pooling: max", "  pooling: got 'max'; expected 'mean', 'cls' or 'cls-head'"),
         ("model: [a]", "  model: got ['a']; expected a valid string"),
         (
             "loss: bixes",

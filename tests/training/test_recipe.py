@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from bixse.encoders.build import build_encoder
 from bixse.encoders.head import HEAD_FILE
 from bixse.encoders.relevance_model import load_relevance_model
 from bixse.errors import (
     InputError,
+    InterruptedRunError,
     InvalidFileError,
     ModelError,
     OutputExistsError,
@@ -23,6 +25,7 @@ from bixse.errors import (
     TrainingError,
 )
 from bixse.losses import LOSSES
+from bixse.training.callbacks import StopOnInterrupt
 from bixse.training.checkpoints import last_whole_checkpoint
 from bixse.training.recipe import train
 
@@ -215,6 +218,34 @@ def test_the_model_gives_probabilities_and_loads_in_plain_sentence_transformers(
     assert model.max_seq_length == 16
     plain = SentenceTransformer(str(result.model_path), device="cpu")
     assert (plain.encode(["copy"]) == model.encode(["copy"])).all()
+
+
+class TestPooling:
+    def test_of_a_sentence_transformers_model_is_its_own(self, run_config, training_files, tiny_model_path, tmp_path):
+        with pytest.raises(ModelError, match="pooling: got 'cls' for the sentence-transformers model"):
+            train(run_config(training_files, tiny_model_path, pooling="cls"), tmp_path / "out", progress=False)
+
+    def test_the_head_is_trained_saved_and_resumed(
+        self, run_config, training_files, tiny_model_path, tmp_path, monkeypatch
+    ):
+        settings = run_config(training_files, tiny_model_path.parent / "backbone", pooling="cls-head", dev=None)
+        result = train(settings, tmp_path / "whole", progress=False)
+        untrained = build_encoder(settings.model, device="cpu", pooling="cls-head")
+        trained = load_relevance_model(result.model_path, device="cpu")
+        assert trained[1].pooling_mode == "cls"
+        assert (trained[2].linear.weight - untrained[2].linear.weight).abs().max() > 1e-3
+        ended = StopOnInterrupt.on_step_end
+
+        def interrupted(self, args, state, control, **named):
+            self.asked = self.asked or state.global_step == 3
+            return ended(self, args, state, control, **named)
+
+        with monkeypatch.context() as patch, pytest.raises(InterruptedRunError):
+            patch.setattr(StopOnInterrupt, "on_step_end", interrupted)
+            train(settings, tmp_path / "cut", progress=False)
+        train(settings, tmp_path / "cut", progress=False)
+        for name in ("model.safetensors", "2_Dense/model.safetensors"):
+            assert (tmp_path / "cut" / "model" / name).read_bytes() == (result.model_path / name).read_bytes()
 
 
 def test_the_same_seed_gives_the_same_weights(run_config, training_files, tiny_model_path, tmp_path):

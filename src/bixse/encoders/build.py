@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bixse.encoders.parts import input_parts
+from bixse.encoders.pooling import check_first_token, check_pooling, pool_backbone, reads_pooler
 from bixse.errors import ModelError
 
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
     from sentence_transformers import SentenceTransformer
 
+    from bixse.encoders.pooling import PoolingMode
     from bixse.encoders.relevance_model import RelevanceModel
 
 
@@ -26,8 +28,9 @@ def build_encoder(
     device: str | None = None,
     trust_remote_code: bool = False,
     bidirectional: bool | None = None,
+    pooling: PoolingMode | None = None,
 ) -> RelevanceModel:
-    """Load a sentence-transformers model, or a transformers backbone with mean pooling.
+    """Load a sentence-transformers model, or a bare transformers backbone with a pooling of your choice.
 
     A bare decoder (Llama, Qwen, Mistral, Gemma 3, ...) becomes an encoder: every token sees the whole text, the mean is
     over the text's own tokens without an instruction. That this is so is tried out here, and again at every load.
@@ -39,13 +42,18 @@ def build_encoder(
         trust_remote_code: run code that comes with the model; only for sources you trust.
         bidirectional: let the tokens of a decoder see the whole text; None does so for a bare backbone, and leaves a
             sentence-transformers model as it was trained.
+        pooling: of a bare backbone. "mean": of all token states; "cls": the state of the first token; "cls-head": that
+            state through the head the backbone was pretrained with (ModernBERT's prediction head, BERT's pooler). None
+            takes the head of a ModernBERT whose checkpoint holds one, as the BiXSE paper does, else the mean.
 
     Returns:
         The model, ready to encode and to train.
 
     Raises:
         ModelError: no such folder, a folder that holds no encoder or lacks weights or the tokenizer, a name the hub
-            does not answer for, a maximum length the model cannot take, or attention that cannot be switched.
+            does not answer for, a maximum length the model cannot take, attention that cannot be switched, a pooling
+            for a sentence-transformers model, or one whose head the checkpoint lacks.
+        InputError: an unknown pooling.
 
     Example:
         >>> build_encoder("no/such/folder/here")
@@ -53,10 +61,13 @@ def build_encoder(
         ...
         bixse.errors.ModelError: model 'no/such/folder/here': got no such folder; expected a folder with a \
 sentence-transformers or transformers model, or a hub name (owner/name); to mend: check the path
-    """
-    source = str(_resolve(name_or_path))  # before the heavy import, so that a wrong path is said at once
 
-    from sentence_transformers.util import is_sentence_transformer_model
+        The BiXSE paper's ModernBERT, with the pooling it would take by itself::
+
+            build_encoder("answerdotai/ModernBERT-base", pooling="cls-head")
+    """
+    check_pooling(pooling)
+    source = str(_resolve(name_or_path))  # before the heavy import, so that a wrong path is said at once
 
     from bixse.encoders.relevance_model import RelevanceModel
 
@@ -71,15 +82,19 @@ sentence-transformers or transformers model, or a hub name (owner/name); to mend
             "sentence-transformers or transformers encoder; to mend: check the name, that the folder holds "
             "config.json and model.safetensors, and that a hub name can be reached"
         ) from error
-    if missing:
-        shown = ", ".join(sorted(missing)[:3])
+    lacking = missing if reads_pooler(model) else {key for key in missing if not key.startswith("pooler.")}
+    if lacking:
+        shown = ", ".join(sorted(lacking)[:3])
         raise ModelError(
-            f"model {str(name_or_path)!r}: got no weights for {len(missing)} of its parameters ({shown}); expected all "
+            f"model {str(name_or_path)!r}: got no weights for {len(lacking)} of its parameters ({shown}); expected all "
             "in the model's files; to mend: check that config.json and the weights belong together"
         )
     for part in input_parts(model):
         _keep_within_positions(part)
-    _set_attention(model, str(name_or_path), bidirectional, bare=not is_sentence_transformer_model(source))
+    with quiet_loading():
+        pool_backbone(model, str(name_or_path), pooling, missing)
+    _set_attention(model, str(name_or_path), bidirectional)
+    check_first_token(model, str(name_or_path))
     _check_is_encoder(model, str(name_or_path))
     if max_length is not None:
         own = _longest_input(model)
@@ -132,15 +147,12 @@ def no_library_bars() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _missing_weights() -> Iterator[set[str]]:
-    """Names of weights that the files of a model lack; transformers fills them at random with only a warning.
-
-    The pooler of a backbone is no matter: embeddings are pooled from its last layer.
-    """
+    """Names of weights that the files of a model lack; transformers fills them at random with only a warning."""
     missing: set[str] = set()
 
     def read(record: logging.LogRecord) -> bool:
         rows = re.findall(r"^(\S+)\s*\|\s*(?:\x1b\[[\d;]*m)*MISSING", record.getMessage(), re.MULTILINE)
-        missing.update(name for name in rows if not name.startswith("pooler."))
+        missing.update(rows)
         return False
 
     logger = logging.getLogger("transformers.modeling_utils")
@@ -186,7 +198,7 @@ def _resolve(name_or_path: str | Path) -> str | Path:
     return name_or_path
 
 
-def _set_attention(model: SentenceTransformer, name: str, bidirectional: bool | None, bare: bool) -> None:
+def _set_attention(model: RelevanceModel, name: str, bidirectional: bool | None) -> None:
     """Make a bare decoder an encoder, and switch its attention as asked; what is there already is tried out."""
     from bixse.encoders.attention import (
         backbones,
@@ -197,7 +209,7 @@ def _set_attention(model: SentenceTransformer, name: str, bidirectional: bool | 
         sees_whole_text,
     )
 
-    decoder = bare and not all(sees_whole_text(part) for part in backbones(model))
+    decoder = model.backbone_files is not None and not all(sees_whole_text(part) for part in backbones(model))
     if decoder:
         prepare_decoder(model)
     if bidirectional or (bidirectional is None and decoder):

@@ -23,6 +23,7 @@ def add_lora(
 ) -> int:
     """Freeze the encoder and add low-rank adapters to it (LoRA, Hu et al. 2021, arXiv:2106.09685).
 
+    A pretrained head after the pooling (`pooling="cls-head"`) is no part of that: it is trained whole.
     A folder saved from then on holds the adapters and the name of the base model, until `merge_lora`.
 
     Args:

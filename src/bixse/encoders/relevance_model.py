@@ -30,6 +30,10 @@ class RelevanceModel(SentenceTransformer):
     None.
     """
 
+    backbone_files: dict[str, Any] | None = None
+    """What `from_pretrained` takes to read the files again, when they hold a bare backbone: sentence-transformers then
+    chose the pooling while loading. None for a sentence-transformers model."""
+
     def __init__(self, model_name_or_path: str | None = None, **kwargs: Any) -> None:
         # sentence-transformers imports no modules but its own unless told to trust: these are given by name
         self._module_classes = {fullname(BidirectionalTransformer): BidirectionalTransformer, **self._module_classes}
@@ -40,6 +44,17 @@ class RelevanceModel(SentenceTransformer):
         self.instructions: Instructions | None = read_instructions(folder) if folder and in_folder else None
         self.task: str | None = None
         """Task whose instructions are in use; None: the table's default."""
+
+    def _load_default_modules(self, model_name_or_path: str, *args: Any, **kwargs: Any) -> Any:
+        # sentence-transformers calls this, and only this, for files without modules of its own; to look for them a
+        # second time could end otherwise (names without an owner, another cache folder)
+        self.backbone_files = {
+            "pretrained_model_name_or_path": model_name_or_path,
+            "cache_dir": kwargs.get("cache_folder"),
+            "revision": kwargs.get("revision"),
+            "local_files_only": kwargs.get("local_files_only", False),
+        }
+        return super()._load_default_modules(model_name_or_path, *args, **kwargs)
 
     def relevance(self, query: str, documents: Sequence[str]) -> NDArray[np.float64]:
         """Probability of relevance of each document for the query.

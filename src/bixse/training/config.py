@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from bixse.data.files import read_settings
 from bixse.data.instructions import PAPER
+from bixse.encoders.pooling import PoolingMode
 from bixse.errors import SEEDS, ConfigError, did_you_mean, shorten
 from bixse.losses.catalogue import LOSSES
 
@@ -131,6 +132,9 @@ class TrainConfig(BaseModel):
     """Run code that comes with the model."""
     bidirectional: bool | None = None
     """Let the tokens of a decoder see the whole text; null does so for a bare decoder."""
+    pooling: PoolingMode | None = None
+    """Of a bare backbone: mean, cls (the first token) or cls-head (the first token through the pretrained head); null
+    takes the head of a ModernBERT that has one, else the mean, and leaves a sentence-transformers model its own."""
     lora: LoraConfig | None = None
     """Train low-rank adapters instead of all weights; `lora: {}` takes the defaults."""
     loss: str = "bixse"

@@ -139,7 +139,11 @@ def _make_model(config: TrainConfig, table: Instructions | None) -> tuple[Releva
 
     set_seed(config.seed)
     model = build_encoder(
-        config.model, config.max_length, trust_remote_code=config.trust_remote_code, bidirectional=config.bidirectional
+        config.model,
+        config.max_length,
+        trust_remote_code=config.trust_remote_code,
+        bidirectional=config.bidirectional,
+        pooling=config.pooling,
     )
     if table is not None:
         set_instructions(model, table)
