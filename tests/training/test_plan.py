@@ -1,0 +1,132 @@
+from __future__ import annotations
+
+from itertools import chain
+
+import pytest
+
+from bixse.data.graded_pairs import GradedPairs
+from bixse.data.instructions import Instructions
+from bixse.encoders.embedding import positions_computed
+from bixse.errors import InputError
+from bixse.training.batches import COUNTS, GradedCollator, GroupDataset
+from bixse.training.plan import BatchPlan, check_sizes
+
+SIZES = {"a": 37, "b": 10, "c": 64}
+
+
+def pairs_of_tasks(sizes=SIZES) -> GradedPairs:
+    return GradedPairs.from_rows(
+        {"query": f"{task} {number}", "document": f"the {'list ' * (number % 7)}{task} {number}",
+         "relevance": 1.0, "task": task}
+        for task, size in sizes.items() for number in range(size)
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_batch_holds_one_task_and_every_query_stands_in_one_batch_of_an_epoch(seed):
+    groups = pairs_of_tasks().groups()
+    plan = BatchPlan(groups, 8, seed)
+    for epoch in range(2):
+        plan.set_epoch(epoch)
+        batches = list(plan)
+        assert len(batches) == len(plan) == 5 + 2 + 8
+        assert all(len({groups[number].task for _, number in batch}) == 1 for batch in batches)
+        assert sorted(number for _, number in chain(*batches)) == list(range(sum(SIZES.values())))
+    order = [groups[batch[0][1]].task for batch in plan]
+    assert order != sorted(order), "the tasks take turns"
+
+
+def test_shares_of_tasks_are_drawn_anew_each_epoch():
+    groups = pairs_of_tasks().groups()
+    plan = BatchPlan(groups, 8, shares={"c": 0.25, "a": 0.5})
+    drawn = []
+    for epoch in range(8):
+        plan.set_epoch(epoch)
+        numbers = [number for _, number in chain(*plan)]
+        assert len(numbers) == len(set(numbers)) == round(37 * 0.5) + 10 + 16
+        drawn.append({number for number in numbers if groups[number].task == "c"})
+    assert len(plan) == 3 + 2 + 2
+    assert len(set().union(*drawn)) > 50
+
+
+@pytest.mark.parametrize(
+    ("shares", "said"),
+    [({"d": 0.5}, "got task 'd'; expected one of a, b, c"), ({"a": 0.0}, "got 0"), ({"a": 1.5}, "got 1.5")],
+)
+def test_shares_that_cannot_be_used(shares, said):
+    with pytest.raises(InputError, match=said):
+        BatchPlan(pairs_of_tasks().groups(), 8, shares=shares)
+
+
+def test_batches_larger_than_a_task_are_refused():
+    groups = pairs_of_tasks().groups()
+    check_sizes("pairs", BatchPlan(groups, 10))
+    with pytest.raises(InputError, match=r"\(10 of task 'b'\); expected at least batch_size = 11"):
+        check_sizes("pairs", BatchPlan(groups, 11))
+    with pytest.raises(InputError, match=r"4 of task 'a', 10 of task 'b'.* set batch_size to 4 or less"):
+        check_sizes("pairs", BatchPlan(groups, 32, shares={"a": 0.1}))
+
+
+def lengths_of(plan: BatchPlan, pairs: GradedPairs, model) -> float:
+    """Share of the encoder's positions that is padding, over an epoch."""
+    dataset, collate = GroupDataset(pairs), GradedCollator(model.preprocess, pairs)
+    tokens = positions = 0
+    for batch in plan:
+        features = collate([dataset[index] for index in batch])
+        for mask in (features["query_attention_mask"], features["document_attention_mask"]):
+            tokens += int(mask.sum())
+            positions += positions_computed(mask)
+    return 1 - tokens / positions
+
+
+def test_batches_by_length_waste_less_than_a_tenth_on_padding(tiny_model):
+    pairs = pairs_of_tasks({"a": 256, "b": 256})
+    by_chance = BatchPlan(pairs.groups(), 16)
+    by_length = BatchPlan(pairs.groups(), 16, by_length=True)
+    assert lengths_of(by_length, pairs, tiny_model) < 0.1 < 0.15 < lengths_of(by_chance, pairs, tiny_model)
+    assert sorted(chain(*by_length)) == sorted(chain(*by_chance))
+
+
+class TestInstructionsInBatches:
+    TABLE = Instructions(
+        template="{instruction} of\n",
+        tasks={
+            "a": {"instructions": ["find the file"]},
+            "b": {"instructions": ["match", "sort"], "symmetric": True},
+            "c": {"instructions": ["list"]},
+        },
+    )
+
+    def texts_of(self, model, pairs, batch):
+        features = GradedCollator(model.preprocess, pairs, prompts=self.TABLE)(batch)
+        return [model.tokenizer.batch_decode(features[f"{kind}_input_ids"], skip_special_tokens=True)
+                for kind in ("query", "document")]  # fmt: skip
+
+    def test_queries_and_both_sides_of_symmetric_tasks_carry_them(self, tiny_model):
+        pairs = pairs_of_tasks({"a": 2, "b": 2})
+        groups = pairs.groups()
+        queries, documents = self.texts_of(tiny_model, pairs, groups[:2])
+        assert all(text.startswith("find the file of a") for text in queries)
+        assert all(text.startswith("the") for text in documents)
+        queries, documents = self.texts_of(tiny_model, pairs, groups[2:])
+        assert len({text.split()[0] for text in [*queries, *documents]} | {"match", "sort"}) == 2
+
+    def test_one_of_several_is_chosen_by_the_queries_of_the_batch(self, tiny_model):
+        pairs = pairs_of_tasks({"b": 40})
+        groups = pairs.groups()
+        chosen = [self.texts_of(tiny_model, pairs, groups[n : n + 2])[0] for n in range(0, 40, 2)]
+        assert chosen == [self.texts_of(tiny_model, pairs, groups[n : n + 2])[0] for n in range(0, 40, 2)]
+        assert {texts[0].split()[0] for texts in chosen} == {"match", "sort"}
+
+
+def test_a_batch_counts_its_duplicates_and_filled_cells(tiny_model):
+    rows = [("q1", "x", 1.0), ("q1", "y", 0.5), ("q2", "x", 0.25), ("q2", "z", 0.0)]
+    pairs = GradedPairs.from_rows({"query": q, "document": d, "relevance": z} for q, d, z in rows)
+    first, second = pairs.groups()
+    second = type(second)("q2", "q2", ["z"], ["z"], [0.0])
+    counted = GradedCollator(tiny_model.preprocess, pairs)([first, second])["counts"].tolist()
+    assert dict(zip(COUNTS, counted, strict=True)) == {
+        "queries": 2, "pairs": 3, "duplicate_documents": 0, "filled_cells": 1, "masked_cells": 0
+    }  # fmt: skip
+    counted = GradedCollator(tiny_model.preprocess, pairs)(pairs.groups())["counts"].tolist()
+    assert dict(zip(COUNTS, counted, strict=True))["duplicate_documents"] == 1
