@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from bixse.relevance import GradeScale as GradeScale
     from bixse.training.config import TrainConfig as TrainConfig
     from bixse.training.recipe import train as train
+    from bixse.training.sweep import sweep as sweep
+    from bixse.training.sweep_config import SweepConfig as SweepConfig
     from bixse.training.trainer import GradedTrainer as GradedTrainer
     from bixse.training.trainer import GradedTrainingArguments as GradedTrainingArguments
 
@@ -39,12 +41,14 @@ _HOMES = {
     "PairwiseBCELoss": "losses.pairwise_bce",
     "RelevanceModel": "encoders.relevance_model",
     "SoftInfoNCELoss": "losses.soft_infonce",
+    "SweepConfig": "training.sweep_config",
     "TrainConfig": "training.config",
     "build_encoder": "encoders.build",
     "evaluate": "evaluation.local",
     "load_collection": "data.collection_files",
     "load_graded_pairs": "data.pairs_files",
     "load_relevance_model": "encoders.relevance_model",
+    "sweep": "training.sweep",
     "train": "training.recipe",
 }
 """Public name -> module; imported on first use, so that `import bixse` is light."""
@@ -61,6 +65,7 @@ __all__ = [
     "PairwiseBCELoss",
     "RelevanceModel",
     "SoftInfoNCELoss",
+    "SweepConfig",
     "TrainConfig",
     "__version__",
     "build_encoder",
@@ -68,6 +73,7 @@ __all__ = [
     "load_collection",
     "load_graded_pairs",
     "load_relevance_model",
+    "sweep",
     "train",
 ]
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import re
 
 import pytest
@@ -84,6 +85,19 @@ class TestMemory:
         state = torch.get_rng_state()
         checks.check_memory(trainer)
         assert torch.equal(state, torch.get_rng_state())
+
+    def test_nothing_stays_in_memory(self, tiny_model, graded_pairs, tmp_path):
+        """A graph of which Python holds a part holds itself: each run in a process would keep its weights for good."""
+
+        def tensors():
+            gc.collect()
+            return sum(issubclass(type(found), torch.Tensor) for found in gc.get_objects())
+
+        trainer = make_trainer(tiny_model, graded_pairs, tmp_path, 4)
+        checks.check_memory(trainer)
+        before = tensors()
+        checks.check_memory(trainer)
+        assert tensors() == before
 
     @pytest.mark.parametrize(("cached", "mend"), [(False, "`cached: true`"), (True, "a smaller batch_size")])
     def test_the_mend_is_what_is_left_to_do(self, tiny_model, graded_pairs, tmp_path, monkeypatch, cached, mend):

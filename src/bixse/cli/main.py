@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 VERBS = {
     "quickstart": "train and compare four systems on Python's own documentation, with a verdict",
     "train": "train an encoder on your graded pairs",
+    "sweep": "train over a grid of settings, or random ones, and rank them on dev",
     "evaluate": "search a collection with a model (or bm25) and score the answers",
     "calibrate": "fit and check a model's probabilities of relevance on graded pairs",
     "search": "search a collection, with probabilities of relevance",
@@ -30,7 +31,7 @@ VERBS = {
 }
 """Verb -> one line of help; `bixse.cli.<verb>` holds `add_arguments` and `run`."""
 CONFIG_VERBS = ("quickstart", "evaluate", "calibrate", "search")
-"""Verbs whose arguments may come from a YAML file; `train` has settings of its own."""
+"""Verbs whose arguments may come from a YAML file; `train` and `sweep` have settings of their own."""
 
 INTERRUPTED = "stopped by Ctrl-C; the same command goes on with what is finished"
 """Said when a verb without checkpoints is interrupted."""
@@ -95,7 +96,10 @@ def build_parser(verb: str | None = None, config: Path | None = None) -> argpars
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code: 0 ok, 1 failed, 2 wrong usage or input, 130 interrupted."""
+    """Run the command line; returns the exit code.
+
+    0 ok, 1 failed, 2 wrong usage or input, 3 done with some items failed, 130 interrupted.
+    """
     words = list(sys.argv[1:] if arguments is None else arguments)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     try:

@@ -126,17 +126,17 @@ def _bytes_of_a_text(loss: GradedLoss, features: Mapping[str, Any]) -> int:
     rows = by_length[torch.linspace(0, len(mask) - 1, min(len(mask), TEXTS_LOOKED_AT)).long()]
     part = batch_to_device(take_rows(features, mask, rows), loss.model.device)
     weights = {parameter.untyped_storage().data_ptr() for parameter in loss.model.parameters()}
-    kept: dict[int, int] = {}
+    kept: dict[int, torch.UntypedStorage] = {}
 
-    def count(tensor: torch.Tensor) -> torch.Tensor:
+    def count(tensor: torch.Tensor) -> None:
+        """Nothing goes into the graph: a tensor there would hold its own graph, and with it the weights, for good."""
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in weights:
-            kept[storage.data_ptr()] = storage.nbytes()
-        return tensor
+            kept[storage.data_ptr()] = storage  # held, so that no later one gets its address
 
-    with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
+    with torch.autograd.graph.saved_tensors_hooks(count, lambda packed: packed):
         embed_features(loss.model, part, texts_per_pass=1)
-    return sum(kept.values()) // len(rows)
+    return sum(storage.nbytes() for storage in kept.values()) // len(rows)
 
 
 def free_memory(device: torch.device) -> int:

@@ -1,0 +1,153 @@
+"""`SweepConfig`: what a sweep varies, and around what."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator, field_validator
+
+from bixse.errors import SEEDS, did_you_mean
+from bixse.training.config import TrainConfig, load_config
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+MOST_CELLS = 10_000
+"""Cells of one sweep at most: each has a row of the table and a folder."""
+PATH_SETTINGS = tuple(name for name, field in TrainConfig.model_fields.items() if "Path" in str(field.annotation))
+"""Settings of a training run that are paths."""
+
+
+@dataclass(frozen=True)
+class Range:
+    """Numbers from `low` to `high` for random search.
+
+    Example:
+        >>> Range(1e-5, 1e-3, log=True).draw(0.5), Range(1, 8, whole=True).draw(0.99)
+        (0.0001, 8)
+    """
+
+    low: float
+    """Smallest value."""
+    high: float
+    """Largest value."""
+    log: bool = False
+    """Draw evenly over the orders of magnitude; `low` is above 0."""
+    whole: bool = False
+    """Draw whole numbers, both ends included."""
+
+    def draw(self, share: float) -> float:
+        """The value at a share in [0, 1) of the way from `low` to `high`: whole, or of four digits."""
+        low, high = self.low, self.high + (1 if self.whole else 0)
+        if self.log:
+            value = math.exp(math.log(low) + share * (math.log(high) - math.log(low)))
+        else:
+            value = low + share * (high - low)
+        if self.whole:
+            return min(int(value), int(self.high))
+        short = float(f"{value:.4g}")
+        return short if self.low <= short <= self.high else value
+
+
+def _read_values(given: Any) -> list[Any] | Range:
+    """The values of a varied setting: a list, or a range from its mapping."""
+    if isinstance(given, Range):
+        return given
+    if isinstance(given, list) and given:
+        return given
+    if not isinstance(given, Mapping):
+        raise ValueError("expected a list of values, or a range such as {low: 1e-5, high: 1e-3, log: true}")
+    for key in given:
+        if key not in Range.__dataclass_fields__:
+            hint = did_you_mean(str(key), Range.__dataclass_fields__, "write {low: ..., high: ...}")
+            raise ValueError(f"expected the keys low, high, log and whole, not {key!r}; to mend: {hint}")
+    flags = {name: given.get(name, False) for name in ("log", "whole")}
+    try:
+        low, high = float(given["low"]), float(given["high"])
+    except (KeyError, TypeError, ValueError):
+        low = high = math.nan
+    if not low < high or math.isinf(high - low) or not all(isinstance(flag, bool) for flag in flags.values()):
+        raise ValueError("expected numbers low < high, and log and whole true or false")
+    if flags["log"] and low <= 0:
+        raise ValueError("expected low above 0 where log is true")
+    if flags["whole"]:
+        if not (low.is_integer() and high.is_integer()):
+            raise ValueError("expected whole numbers for low and high where whole is true")
+        low, high = int(low), int(high)
+    return Range(low, high, **flags)
+
+
+class SweepConfig(BaseModel):
+    """Settings of `bixse sweep`; also the keys of its YAML file.
+
+    Example:
+        >>> config = SweepConfig(base="run.yaml", vary={"loss": ["bixse", "infonce"], "optimizer.batch_size": [16, 32]})
+        >>> config.search, config.keep
+        ('grid', 'best')
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    base: dict[str, Any] | Path
+    """Settings of `TrainConfig` that all cells share, or the YAML file of `bixse train` that holds them."""
+    vary: dict[str, Annotated[Any, PlainValidator(_read_values)]] = Field(min_length=1)
+    """Setting (a dotted key of `TrainConfig`) -> a list of values, or a `Range` in random search."""
+    search: Literal["grid", "random"] = "grid"
+    """All combinations of the values, or `cells` random ones."""
+    cells: int | None = Field(default=None, ge=1, le=MOST_CELLS)
+    """Draws of random search. It may be raised later: the earlier cells stay what they are."""
+    seed: int = Field(default=0, ge=0, lt=SEEDS)
+    """Of the draws of random search."""
+    seeds: list[Annotated[int, Field(ge=0, lt=SEEDS)]] | None = Field(default=None, min_length=1)
+    """Training seeds of each cell, ranked by their mean; null takes the one of `base`."""
+    keep: Literal["best", "all", "none"] = "best"
+    """Whose models stay on disk. Best alone by default: each takes the size of the encoder, the table needs none."""
+
+    @field_validator("base", mode="before")
+    @classmethod
+    def _mapping_or_path(cls, value: Any) -> Any:
+        if not isinstance(value, (str, Path, Mapping)):
+            raise ValueError("expected settings of `bixse train`, or the path of their YAML file")
+        return value
+
+
+def load_sweep(path: Path) -> SweepConfig:
+    """The settings of a sweep from its YAML file; relative paths are taken from the file's folder.
+
+    Raises:
+        InputError: the file is missing, unreadable, or not UTF-8.
+        ConfigError: the file is no YAML mapping, a key is unknown, or a value is outside its range.
+    """
+    config = load_config(SweepConfig, path, {})
+    base = config.base if isinstance(config.base, Path) else moved_paths(config.base, path.parent)
+    vary = {
+        key: [map_paths(value, path.parent.joinpath) for value in values]
+        if key in PATH_SETTINGS and isinstance(values, list)
+        else values
+        for key, values in config.vary.items()
+    }
+    return config.model_copy(update={"base": base, "vary": vary})
+
+
+def map_paths(value: Any, change: Callable[[Path], Path]) -> Any:
+    """The value of a path setting with a function applied to its path, or to each path of a list."""
+    if isinstance(value, (list, tuple)):
+        return [map_paths(entry, change) for entry in value]
+    return str(change(Path(value))) if isinstance(value, (str, Path)) else value
+
+
+def paths_in(value: Any) -> list[Path]:
+    """The paths of a path setting: none, one, or those of a list."""
+    if isinstance(value, (list, tuple)):
+        return [path for entry in value for path in paths_in(entry)]
+    return [Path(value)] if isinstance(value, (str, Path)) else []
+
+
+def moved_paths(settings: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Settings of a training run with their relative paths taken from a folder."""
+    moved = {name: map_paths(settings[name], folder.joinpath) for name in PATH_SETTINGS if name in settings}
+    return {**settings, **moved}
