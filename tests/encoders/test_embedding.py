@@ -1,9 +1,17 @@
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 
-from bixse.encoders.embedding import embed_features, identical_texts, tokens_without_padding
+from bixse.encoders.embedding import (
+    PASS_COST,
+    embed_features,
+    identical_texts,
+    passes_by_length,
+    tokens_without_padding,
+)
 
 TEXTS = [
     "copy a file",
@@ -115,8 +123,26 @@ class TestEmbedFeatures:
             return {"sentence_embedding": part["row"][:, None].float()}
 
         embeddings = embed_features(encoder, features, 2)
-        assert seen == [((2, 1), [1, 3], "y"), ((2, 3), [2, 4], "y"), ((1, 4), [0], "y")]
+        assert seen == [((2, 1), [1, 3], "y"), ((1, 2), [2], "y"), ((2, 4), [4, 0], "y")]
         assert embeddings[:, 0].tolist() == [0, 1, 2, 3, 4]
+
+    @pytest.mark.parametrize("texts_per_pass", [1, 2, 5, 9])
+    @pytest.mark.parametrize("seed", range(4))
+    def test_no_other_cut_of_the_sorted_texts_costs_less(self, texts_per_pass, seed):
+        lengths = torch.randint(1, 200, (9,), generator=torch.Generator().manual_seed(seed))
+        mask = (torch.arange(200) < lengths[:, None]).long()
+        order, numbers = passes_by_length(mask, texts_per_pass)
+        assert sorted(order.tolist()) == list(range(9))
+        ordered = sorted(lengths.tolist())
+
+        def cost(numbers):
+            ends = list(itertools.accumulate(numbers))
+            return sum(n * ordered[end - 1] + PASS_COST["cpu"] for n, end in zip(numbers, ends, strict=True))
+
+        inner = [combination for k in range(9) for combination in itertools.combinations(range(1, 9), k)]
+        cuts = [[b - a for a, b in itertools.pairwise((0, *ends, 9))] for ends in inner]
+        assert max(numbers) <= texts_per_pass
+        assert cost(numbers) == min(cost(cut) for cut in cuts if max(cut) <= texts_per_pass)
 
     def test_features_without_a_mask_go_in_one_pass(self):
         shapes = []

@@ -95,7 +95,8 @@ class GradedLoss(nn.Module, ABC):
                 "to mend: give the data set a column named label"
             )
         order: Tensor | None = document_features[0].get("order")
-        document_features = [{n: v for n, v in part.items() if n != "order"} for part in document_features]
+        if order is not None:
+            document_features = [{n: v for n, v in part.items() if n != "order"} for part in document_features]
         first, targets = self.targets(query_features, document_features, labels, order)
         documents = torch.cat([self._embed(features) for features in document_features])
         queries = self._embed(query_features)

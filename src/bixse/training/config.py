@@ -6,7 +6,7 @@ import difflib
 import inspect
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
@@ -224,6 +224,6 @@ def _known_keys(kind: type[BaseModel]) -> list[str]:
     for name, field in kind.model_fields.items():
         keys.append(name)
         for inner in (field.annotation, *get_args(field.annotation)):
-            if inspect.isclass(inner) and issubclass(inner, BaseModel):
+            if get_origin(inner) is None and inspect.isclass(inner) and issubclass(inner, BaseModel):
                 keys += [f"{name}.{key}" for key in inner.model_fields]
     return keys

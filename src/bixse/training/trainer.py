@@ -157,6 +157,7 @@ class GradedTrainer(SentenceTransformerTrainer):
     def training_step(self, model: torch.nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> torch.Tensor:
         """One batch, timed; a loss that is no finite number stops the run and leaves the batch on disk."""
         start = time.perf_counter()
+        inputs = self._prepare_inputs(inputs)
         counts = inputs.pop("counts")
         loss: torch.Tensor = super().training_step(model, inputs, *args, **kwargs)
         if self.accelerator.sync_gradients:
@@ -171,6 +172,11 @@ class GradedTrainer(SentenceTransformerTrainer):
                 "to mend: lower learning_rate or set max_grad_norm, and give another --out folder"
             )
         return loss
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        """As sentence-transformers does, but weights that are no finite numbers are a fault of the training."""
+        check_finite(self.loss, self.state.global_step)
+        return super().evaluate(*args, **kwargs)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Add the loss's figures (bias, scale, mean logits) to each training entry, where there are any."""
