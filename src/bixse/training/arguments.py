@@ -62,7 +62,6 @@ def training_arguments(
         documents_per_query=optimizer.documents_per_query,
         train_max_length=config.train_max_length,
         task_shares=dict(config.task_shares),
-        batch_by_length=config.batch_by_length,
         learning_rate=optimizer.scaled_learning_rate,
         bias_lr_multiplier=optimizer.bias_lr_multiplier,
         lr_scheduler_type="linear",

@@ -110,8 +110,6 @@ class TrainConfig(BaseModel):
     instructions: Literal["paper"] | Path | None = None
     """TOML file of task instructions, or "paper" for the BiXSE paper's; saved with the model. Null: those that the
     model brings, else its prompts."""
-    batch_by_length: bool = False
-    """Put queries whose texts are of like length into one batch: less padding, and less varied negatives."""
     dev: Path | None = None
     """Collection folder; the checkpoint with the best graded nDCG@10 on it is kept."""
     dev_split: str = "dev"

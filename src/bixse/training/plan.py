@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
 EpochIndex: TypeAlias = tuple[int, int]
 """(epoch, group): which documents of a group are drawn depends on both and on the seed alone."""
-POOL = 64
-"""Batches whose queries are sorted by length together when batches are made by length."""
 
 
 class BatchPlan(Sampler[list[EpochIndex]]):
@@ -33,8 +31,6 @@ class BatchPlan(Sampler[list[EpochIndex]]):
         batch_size: queries of a batch, over all processes, at least 1; a task's last batch may be smaller.
         seed: of the order.
         shares: task -> share of its queries that stand in an epoch, in (0, 1], drawn anew each time; 1 for others.
-        by_length: put queries of like length together, within pools of 64 batches: less padding, and negatives that
-            are of like length too.
 
     Raises:
         InputError: a share is outside (0, 1] or of an unknown task.
@@ -46,11 +42,9 @@ class BatchPlan(Sampler[list[EpochIndex]]):
         batch_size: int,
         seed: int = 0,
         shares: Mapping[str, float] | None = None,
-        by_length: bool = False,
     ) -> None:
         self.batch_size = batch_size
         self.seed = seed
-        self.by_length = by_length
         self.epoch = 0
         members: dict[str | None, list[int]] = {}
         for number, group in enumerate(groups):
@@ -58,7 +52,6 @@ class BatchPlan(Sampler[list[EpochIndex]]):
         self.members: dict[str | None, NDArray[np.int64]] = {task: np.array(own) for task, own in members.items()}
         self.shares = dict(shares or {})
         _check_shares(self.shares, members)
-        self.lengths: NDArray[np.int64] = np.array([_length(group) for group in groups] if by_length else [])
 
     def queries_an_epoch(self, task: str | None) -> int:
         """Queries of a task that stand in one epoch: its share, rounded, at least one."""
@@ -76,11 +69,8 @@ class BatchPlan(Sampler[list[EpochIndex]]):
         batches: list[NDArray[np.int64]] = []
         for task, own in self.members.items():
             drawn = own[generator.permutation(len(own))][: self.queries_an_epoch(task)]
-            if self.by_length:
-                pools = np.split(drawn, range(POOL * self.batch_size, len(drawn), POOL * self.batch_size))
-                drawn = np.concatenate([pool[np.argsort(self.lengths[pool], kind="stable")] for pool in pools])
             batches += np.split(drawn, range(self.batch_size, len(drawn), self.batch_size))
-        if len(self.members) > 1 or self.by_length:
+        if len(self.members) > 1:
             batches = [batches[number] for number in generator.permutation(len(batches))]
         for batch in batches:
             yield [(self.epoch, int(number)) for number in batch]
@@ -113,8 +103,3 @@ def _check_shares(shares: Mapping[str, float], members: Mapping[str | None, obje
             )
         if not 0 < share <= 1:
             raise InputError(f"task_shares: got {share} for task {task!r}; expected a share in (0, 1]")
-
-
-def _length(group: QueryGroup) -> int:
-    """What a group's passes through the encoder grow with: the characters of its documents and of the query."""
-    return len(group.query) + sum(map(len, group.documents))

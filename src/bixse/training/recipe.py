@@ -218,7 +218,7 @@ def _make_trainer(
     from bixse.training.trainer import GradedTrainer
 
     optimizer = config.optimizer
-    plan = BatchPlan(pairs.groups(), optimizer.batch_size, config.seed, config.task_shares, config.batch_by_length)
+    plan = BatchPlan(pairs.groups(), optimizer.batch_size, config.seed, config.task_shares)
     check_sizes(config.pairs, plan)
     arguments = training_arguments(config, out / CHECKPOINT_FOLDER, len(plan), evaluator)
     arguments.eval_on_start = evaluator is not None and last_whole_checkpoint(out / CHECKPOINT_FOLDER) is None

@@ -54,8 +54,6 @@ class GradedTrainingArguments(SentenceTransformerTrainingArguments):
     """Tokens of a text that are read while training; None reads what the model reads when it encodes."""
     task_shares: dict[str, float] | None = field(default=None, metadata={"help": "share of a task's queries an epoch"})
     """Task -> share of its queries that stand in one epoch, in (0, 1]; 1 for tasks that are not named."""
-    batch_by_length: bool = field(default=False, metadata={"help": "put texts of like length into a batch"})
-    """Put queries whose texts are of like length into one batch: less padding, and less varied negatives."""
 
 
 class GradedTrainer(SentenceTransformerTrainer):
@@ -139,7 +137,6 @@ class GradedTrainer(SentenceTransformerTrainer):
             arguments.train_batch_size * arguments.world_size,
             arguments.seed,
             arguments.task_shares,
-            arguments.batch_by_length,
         )
         return _EpochLoader(
             dataset,
