@@ -21,6 +21,32 @@ def pairs_of(*queries):
     )
 
 
+class TestLengths:
+    PAIRS = GradedPairs.from_rows(
+        {"query": "copy " * n, "document": "list of words " * n, "relevance": 1.0} for n in (1, 2, 20, 30)
+    )
+
+    def test_texts_longer_than_the_encoder_reads_are_counted(self, tiny_model):
+        (warning,) = checks.check_lengths("p.csv", tiny_model, self.PAIRS, "cut")
+        assert warning.startswith("2 of 4 documents longer than the 32 tokens the encoder reads: the rest")
+        tiny_model.max_seq_length = 16
+        (warning,) = checks.check_lengths("p.csv", tiny_model, self.PAIRS, "cut")
+        assert warning.startswith("2 of 4 queries and 2 of 4 documents longer than the 16 tokens")
+
+    def test_they_may_be_refused(self, tiny_model):
+        with pytest.raises(InputError, match=r"p.csv: got 2 of 4 documents longer than the 32 .* to mend: raise"):
+            checks.check_lengths("p.csv", tiny_model, self.PAIRS, "refuse")
+        tiny_model.max_seq_length = 200
+        assert checks.check_lengths("p.csv", tiny_model, self.PAIRS, "refuse") == []
+
+    def test_of_many_long_texts_a_sample_is_tokenised(self, tiny_model, monkeypatch):
+        monkeypatch.setattr(checks, "TEXTS_COUNTED", 10)
+        texts = [f"{'list ' * (40 if n % 2 else 12)}{'a' * n}" for n in range(60)]
+        pairs = GradedPairs.from_rows({"query": "copy", "document": text, "relevance": 1.0} for text in texts)
+        (warning,) = checks.check_lengths("p.csv", tiny_model, pairs, "cut")
+        assert warning.startswith("about ")
+
+
 class TestPairs:
     @pytest.mark.parametrize(
         ("word", "documents", "found"),

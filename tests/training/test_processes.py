@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -60,6 +63,7 @@ def settings_file(folder: Path, pairs: Path, model: Path, **changes) -> Path:
     return path
 
 
+ACCELERATE = "--cpu --num_processes 2 --num_machines 1 --mixed_precision no --dynamo_backend no --main_process_port 0"
 CASES = {
     "bixse": {"loss": "bixse"},
     "bixse, mean": {"loss": "bixse", "loss_options": {"reduction": "mean", "learn_scale": True}},
@@ -134,3 +138,23 @@ def compare(one: Path, several: Path) -> None:
             if not figure.endswith("_second") and figure != "padding_waste":
                 assert theirs[figure] == pytest.approx(mine[figure], rel=TOLERANCE, abs=TOLERANCE), figure
     assert all(torch.allclose(weights[name], others[name], atol=TOLERANCE) for name in weights)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "launcher",
+    [
+        ["torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "bixse"],
+        ["accelerate.commands.launch", *ACCELERATE.split(), "-m", "bixse"],
+    ],
+    ids=["torchrun", "accelerate launch"],
+)
+def test_the_launchers_of_torch_and_accelerate(alone, configs, tmp_path, launcher):
+    """The command of the docs, word for word but for the number of processes."""
+    arguments = ["train", "--config", str(configs["bixse"]), "--out", str(tmp_path / "out")]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, "-m", *launcher, *arguments], capture_output=True, text=True,
+                          check=False, env=environment)  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("trained: ") == 1
+    compare(alone["bixse"], tmp_path / "out")

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
 import pytest
@@ -93,6 +94,11 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_checkpoint(tiny_m
         trainer.train()
     assert {path.name for path in tmp_path.glob("checkpoint-*")} == {"checkpoint-2"}
     assert (tmp_path / "checkpoint-2" / LOSS_STATE_FILE).is_file()
+    batch = json.loads((tmp_path / "failed-batch-0.json").read_text())
+    assert batch["step"] == 4
+    assert set(batch["queries"]) <= set(graded_pairs.queries)
+    assert {text for text in batch["documents"] if text not in graded_pairs.documents} == set()
+    assert all(len(cell) == 3 for cell in batch["cells"])
 
 
 def test_weights_that_are_not_finite_are_not_written(tiny_model, graded_pairs, tmp_path):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import torch
 import torch.distributed as dist
+from torch.autograd.function import once_differentiable
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,11 +36,26 @@ def gather_rows(rows: Tensor, number: int) -> Tensor:
     Returns:
         (W * number, D): the rows of process 0, zeros up to `number`, those of process 1, ...
     """
-    import torch
-    from torch.distributed.nn.functional import all_gather
-
     padded = torch.cat([rows, rows.new_zeros(number - len(rows), rows.shape[1])])
-    return torch.cat(all_gather(padded))
+    gathered: Tensor = _Gather.apply(padded)  # type: ignore[no-untyped-call]
+    return gathered
+
+
+class _Gather(torch.autograd.Function):
+    """All processes' rows; backward sums the gradients that the processes have for this one's rows."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor) -> Tensor:
+        gathered = rows.new_empty(process_count() * len(rows), rows.shape[1])
+        dist.all_gather_into_tensor(gathered, rows.contiguous())
+        return gathered
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        own = gradient.new_empty(len(gradient) // process_count(), gradient.shape[1])
+        dist.reduce_scatter_tensor(own, gradient.contiguous())
+        return own
 
 
 def part_of_mean(count: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from bixse.errors import InputError, StorageError, TrainingError
 
@@ -12,11 +12,16 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     import torch
+    from sentence_transformers import SentenceTransformer
 
     from bixse.data.graded_pairs import GradedPairs
     from bixse.losses.base import GradedLoss
     from bixse.training.trainer import GradedTrainer
 
+LongTexts: TypeAlias = Literal["cut", "refuse"]
+"""What is done with texts that are longer than the encoder reads."""
+TEXTS_COUNTED = 1000
+"""Texts that are tokenised to see how many are too long."""
 TEXTS_LOOKED_AT = 8
 """Texts that are encoded to see how many bytes a text takes."""
 CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
@@ -59,6 +64,44 @@ def _best_batch(relevance: Sequence[float], documents: int | None) -> list[float
     """The documents of a query that teach most: its best one and its least relevant ones."""
     ordered = sorted(relevance)
     return [*ordered[-1:], *ordered[:-1]][:documents]
+
+
+def check_lengths(where: object, model: SentenceTransformer, pairs: GradedPairs, policy: LongTexts) -> list[str]:
+    """Count texts that are longer than the encoder reads, and do as the policy says.
+
+    Of more than 1,000 texts that may be too long a sample, evenly spaced, is tokenised.
+
+    Args:
+        where: the file the pairs came from, for the message.
+        model: the encoder.
+        pairs: the training pairs.
+        policy: "cut" warns, "refuse" raises.
+
+    Raises:
+        InputError: there are such texts and the policy is "refuse".
+    """
+    limit, tokenizer = model.max_seq_length, getattr(model, "tokenizer", None)
+    if limit is None or not callable(tokenizer):  # a model that reads texts of any length, or no tokens
+        return []
+    said = []
+    for kind, texts in (("queries", pairs.queries), ("documents", pairs.documents)):
+        distinct = list(dict.fromkeys(texts))
+        suspects = [text for text in distinct if len(text.encode()) > limit - 2]  # a token has at least one byte
+        tried = suspects[:: -(-len(suspects) // TEXTS_COUNTED)] if suspects else []
+        tokens = tokenizer(tried, truncation=False, verbose=False)["input_ids"] if tried else []
+        too_long = sum(len(own) > limit for own in tokens)
+        if too_long:
+            number = round(too_long * len(suspects) / len(tried))
+            said.append(f"{'' if len(tried) == len(suspects) else 'about '}{number:,} of {len(distinct):,} {kind}")
+    if not said:
+        return []
+    found = f"{' and '.join(said)} longer than the {limit} tokens the encoder reads"
+    if policy == "refuse":
+        raise InputError(
+            f"{where}: got {found}; expected none, as `long_texts: refuse` says; to mend: raise max_length, cut the "
+            "texts, or set `long_texts: cut`"
+        )
+    return [f"{found}: the rest of them is not read (long_texts: cut)"]
 
 
 def check_disk(out: Path, model: torch.nn.Module) -> None:

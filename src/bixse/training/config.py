@@ -15,6 +15,7 @@ from bixse.data.instructions import PAPER
 from bixse.encoders.pooling import PoolingMode
 from bixse.errors import SEEDS, ConfigError, did_you_mean, shorten
 from bixse.losses.catalogue import LOSSES
+from bixse.training.checks import LongTexts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -122,6 +123,9 @@ class TrainConfig(BaseModel):
     """Folder or hub name of the encoder; "demo" is the one of the extra `bixse[demo]`."""
     max_length: int | None = Field(default=None, ge=4)
     """Tokens of a text that are read; saved with the model; null keeps the model's own."""
+    long_texts: LongTexts = "cut"
+    """Texts longer than that: "cut" reads their beginning and says how many there are, "refuse" stops before training.
+    """
     train_max_length: int | None = Field(default=None, ge=4)
     """Tokens of a text that are read while training, never above max_length; null: the same."""
     dropout: float | None = Field(default=None, ge=0, lt=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 from contextlib import contextmanager
 from datetime import timedelta
@@ -35,9 +36,12 @@ def join_processes() -> None:
     """Meet the other processes; nothing happens where there is one alone."""
     if started_processes() > 1:
         import torch
+        import torch.distributed as dist
         from accelerate import PartialState
 
-        PartialState(cpu=not torch.cuda.is_available(), timeout=PATIENCE)
+        if not dist.is_initialized():
+            PartialState(cpu=not torch.cuda.is_available(), timeout=PATIENCE)
+            atexit.register(dist.destroy_process_group)
 
 
 @contextmanager

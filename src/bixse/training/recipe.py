@@ -18,7 +18,7 @@ from bixse.errors import ConfigError, InputError, InterruptedRunError, OutputExi
 from bixse.evaluation.local import model_hashes, model_path_settings
 from bixse.losses.catalogue import build_loss, check_loss_options
 from bixse.training.checkpoints import last_whole_checkpoint, tell_where_the_best_is
-from bixse.training.checks import check_disk, check_finite, check_memory, check_pairs
+from bixse.training.checks import check_disk, check_finite, check_lengths, check_memory, check_pairs
 from bixse.training.processes import check_agreement, is_first_process, join_processes, together
 
 if TYPE_CHECKING:
@@ -95,6 +95,7 @@ def train(config: TrainConfig, out: Path, progress: bool = True, title: str | No
     with together():
         model, loss = _make_model(config, table)
         warnings = check_pairs(config.pairs, config.loss, loss, pairs, config.optimizer.documents_per_query)
+        warnings += check_lengths(config.pairs, model, pairs, config.long_texts)
         check_disk(out, model)
         evaluator = _dev_evaluator(config, collection) if collection is not None else None
         with storage_errors(out), no_library_bars():

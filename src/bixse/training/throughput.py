@@ -38,7 +38,9 @@ class Throughput:
         """
         self.counts = [before + new for before, new in zip(self.counts, counts.tolist(), strict=True)]
         for part in features:
-            mask = part["attention_mask"]
+            mask = part.get("attention_mask")
+            if mask is None:
+                continue
             self.tokens += int(mask.sum())
             self.positions += positions_computed(mask, texts_per_pass)
         self.seconds += seconds
