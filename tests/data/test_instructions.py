@@ -87,6 +87,12 @@ def test_the_papers_table():
     assert table.of("a task of lightblue's").instructions == (table.default,)
 
 
+def test_the_papers_table_from_a_settings_file_in_another_folder(tmp_path):
+    assert load_instructions(tmp_path / "paper") == load_instructions("paper")
+    (tmp_path / "paper").write_text(TABLE, encoding="utf-8")
+    assert set(load_instructions(tmp_path / "paper").tasks) == {"claims", "twins"}
+
+
 def test_the_hash_is_of_the_content_not_of_the_file(tmp_path):
     table = load_instructions(table_file(tmp_path))
     assert table.content_hash() == load_instructions(table_file(tmp_path, "# a note\n" + TABLE)).content_hash()

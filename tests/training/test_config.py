@@ -8,7 +8,8 @@ import pytest
 
 from bixse.errors import ConfigError, InputError
 from bixse.losses.catalogue import LOSSES
-from bixse.training.config import TrainConfig, load_config
+from bixse.training.arguments import training_arguments
+from bixse.training.config import OptimizerConfig, TrainConfig, load_config
 
 
 def yaml_file(folder: Path, text: str) -> Path:
@@ -138,3 +139,34 @@ def test_a_configuration_is_frozen_and_survives_json() -> None:
     with pytest.raises(ValueError, match="frozen"):
         config.seed = 3
     assert TrainConfig.model_validate(config.model_dump(mode="json")) == config
+
+
+class TestLearningRate:
+    def test_grows_with_the_square_root_of_the_queries_of_a_step(self):
+        assert OptimizerConfig().scaled_learning_rate == 1e-4
+        assert OptimizerConfig(batch_size=256).scaled_learning_rate == pytest.approx(4e-4)
+        assert OptimizerConfig(batch_size=16, gradient_accumulation_steps=4).scaled_learning_rate == 2e-4
+        assert OptimizerConfig(batch_size=256, learning_rate_scaling="none").scaled_learning_rate == 1e-4
+
+    def test_the_trainer_gets_the_scaled_rate_and_beta_a_multiple_of_it(self, tmp_path):
+        optimizer = OptimizerConfig(batch_size=64, bias_lr_multiplier=10)
+        arguments = training_arguments(TrainConfig(pairs="p.csv", optimizer=optimizer), tmp_path, 5, None)
+        assert arguments.learning_rate == 2e-4
+        assert arguments.bias_lr_multiplier == 10
+
+
+def test_a_batch_that_the_processes_cannot_share(tmp_path, monkeypatch):
+    monkeypatch.setattr("bixse.training.arguments.started_processes", lambda: 3)
+    with pytest.raises(InputError, match=r"got 16 queries for 3 processes; .* to mend: set it to 15"):
+        training_arguments(TrainConfig(pairs="p.csv"), tmp_path, 5, None)
+
+
+def test_a_tracker_that_is_not_installed_is_said_before_training(tmp_path):
+    config = TrainConfig(pairs="p.csv", report_to=["mlflow"])
+    with pytest.raises(InputError, match=r"report_to: got mlflow; .* pip install mlflow"):
+        training_arguments(config, tmp_path, 5, None)
+
+
+def test_steps_instead_of_epochs(tmp_path):
+    config = TrainConfig(pairs="p.csv", optimizer=OptimizerConfig(steps=7))
+    assert training_arguments(config, tmp_path, 5, None).max_steps == 7

@@ -140,6 +140,33 @@ def compare(one: Path, several: Path) -> None:
     assert all(torch.allclose(weights[name], others[name], atol=TOLERANCE) for name in weights)
 
 
+BETA = """
+import hashlib, json, sys
+from bixse.data.pairs_files import load_graded_pairs
+from bixse.encoders.build import build_encoder
+from bixse.losses import BiXSELoss
+from bixse.training.trainer import GradedTrainer, GradedTrainingArguments
+model = build_encoder(sys.argv[2])
+loss = BiXSELoss(model, learn_scale=True, bias=-5.0)
+args = GradedTrainingArguments(sys.argv[3], per_device_train_batch_size=4, max_steps=6, learning_rate=1e-3,
+    documents_per_query=3, report_to="none", save_strategy="no", use_cpu=True, disable_tqdm=True)
+GradedTrainer(model, args, load_graded_pairs(sys.argv[1]), loss).train()
+weights = hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in model.parameters())).hexdigest()
+print(json.dumps([loss.logit_bias.item(), loss.logit_scale.item(), weights]))
+"""
+"""A user's own script with the trainer, without the recipe."""
+
+
+def test_beta_and_weights_stay_equal_on_all_ranks_to_the_last_bit(tiny_model_path, tasks_file, tmp_path):
+    """The loss stands outside of what DistributedDataParallel wraps: its own parameters would drift apart."""
+    ended = finish(start(2, tasks_file, tiny_model_path, tmp_path, script=BETA))
+    assert [code for code, *_ in ended] == [0, 0], ended
+    first, second = (json.loads(output.splitlines()[-1]) for _, output, _ in ended)
+    assert first == second
+    assert first[0] != -5.0
+    assert first[1] != 20.0
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "launcher",

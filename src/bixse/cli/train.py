@@ -10,16 +10,20 @@ from bixse.cli.result import CommandResult
 if TYPE_CHECKING:
     import argparse
 
+    from bixse.training.config import OptimizerConfig
+
 FLAGS = {
     "pairs": "pairs",
     "dev": "dev",
     "dev_split": "dev_split",
     "model": "model",
+    "instructions": "instructions",
     "loss": "loss",
     "scale": "scale",
     "seed": "seed",
     "max_length": "max_length",
     "epochs": "optimizer.epochs",
+    "steps": "optimizer.steps",
     "batch_size": "optimizer.batch_size",
     "learning_rate": "optimizer.learning_rate",
     "documents_per_query": "optimizer.documents_per_query",
@@ -33,12 +37,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--config", type=Path, metavar="FILE", help="YAML file of settings, more than have flags; flags override it"
     )
     parser.add_argument(
-        "--pairs", metavar="FILE", help="graded pairs: query, document, relevance in [0, 1] (.parquet .jsonl .csv .tsv)"
+        "--pairs",
+        nargs="+",
+        metavar="FILE",
+        help="graded pairs: query, document, relevance in [0, 1] (.parquet .jsonl .csv .tsv); of several files each "
+        "is a task",
     )
     parser.add_argument(
         "--dev",
+        nargs="+",
         metavar="DIR",
-        help="collection folder (corpus.jsonl, queries.jsonl, qrels); the checkpoint that ranks it best is kept",
+        help="collection folder (corpus.jsonl, queries.jsonl, qrels), or several; the checkpoint that ranks it best is "
+        "kept",
     )
     parser.add_argument("--dev-split", metavar="NAME", help="split of the dev collection (default: dev)")
     parser.add_argument(
@@ -49,11 +59,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--loss", metavar="NAME", help="objective: bixse (default), infonce, lambdaloss-v2, ... (docs/losses.md)"
     )
+    parser.add_argument(
+        "--instructions", metavar="FILE", help="task instructions (TOML), or paper for those of the BiXSE paper"
+    )
     parser.add_argument("--scale", type=float, metavar="ALPHA", help="logit scale of the loss (default: 10)")
     parser.add_argument("--epochs", type=int, metavar="N", help="passes over the queries")
-    parser.add_argument("--batch-size", type=int, metavar="N", help="queries in a batch")
+    parser.add_argument("--steps", type=int, metavar="N", help="stop after N steps instead")
+    parser.add_argument("--batch-size", type=int, metavar="N", help="queries in a batch, over all processes")
     parser.add_argument("--documents-per-query", type=int, metavar="K", help="graded documents of a query in a batch")
-    parser.add_argument("--learning-rate", type=float, metavar="RATE", help="peak learning rate of the encoder")
+    parser.add_argument("--learning-rate", type=float, metavar="RATE", help="peak learning rate for 16 queries a batch")
     parser.add_argument("--max-length", type=int, metavar="TOKENS", help="read only the first TOKENS of a text")
     parser.add_argument("--seed", type=int, metavar="N", help="seed of batches and dropout (default: 0)")
     parser.add_argument(
@@ -73,11 +87,14 @@ def run(args: argparse.Namespace) -> CommandResult:
     overrides: dict[str, Any] = {
         key: getattr(args, flag) for flag, key in FLAGS.items() if getattr(args, flag) is not None
     }
+    for key in ("pairs", "dev"):
+        if len(overrides.get(key, ())) == 1:
+            overrides[key] = overrides[key][0]
     config = load_config(TrainConfig, args.config, overrides)
     result = train(config, args.out, progress=not args.json)
     figures = {entry["step"]: entry["eval_dev_ndcg@10"] for entry in result.history if "eval_dev_ndcg@10" in entry}
     metrics: dict[str, Any] = {"best_step": result.best_step}
-    lines = [f"{'already trained' if result.reused else 'trained'}: {result.model_path}"]
+    lines = [f"{'already trained' if result.reused else 'trained'}: {result.model_path}", _rate(config.optimizer)]
     if result.best_step in figures and 0 in figures:
         before, best = figures[0], figures[result.best_step]
         metrics |= {"dev_ndcg@10_before": before, "dev_ndcg@10": best}
@@ -89,3 +106,12 @@ def run(args: argparse.Namespace) -> CommandResult:
         artifacts={"model": str(result.model_path), "run": str(args.out / "run.json")},
         warnings=result.warnings,
     )
+
+
+def _rate(optimizer: OptimizerConfig) -> str:
+    """The learning rate as a number, and how it came about."""
+    rate = f"learning rate: {optimizer.scaled_learning_rate:.3g}"
+    if optimizer.scaled_learning_rate == optimizer.learning_rate:
+        return rate
+    total = optimizer.batch_size * optimizer.gradient_accumulation_steps
+    return f"{rate} = {optimizer.learning_rate:.3g} * sqrt({total} / {optimizer.rate_batch})"

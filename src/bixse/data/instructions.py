@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 PAPER = "paper"
-"""The word that stands for the BiXSE paper's own table."""
+"""The word that stands for the BiXSE paper's own table, where no file has that name."""
 RESERVED = ("query", "document")
 """Names under which sentence-transformers keeps the prompts of queries and documents: no task can have them."""
 TEMPLATE = "Instruct: {instruction}\nQuery:\n"
@@ -166,7 +166,7 @@ def load_instructions(source: str | Path) -> Instructions:
     else:
         import tomli as tomllib
 
-    if str(source) == PAPER:
+    if Path(source).name == PAPER and not Path(source).exists():  # a settings file puts its folder before it
         text = (resources.files("bixse.data") / "paper_instructions.toml").read_text(encoding="utf-8")
     else:
         text = read_text(Path(source))

@@ -130,6 +130,34 @@ class GradedRetrievalEvaluator(BaseEvaluator):
         return {f"{self.name}_{metric}": value for metric, value in mean(per_query).items()}
 
 
+class MeanEvaluator(BaseEvaluator):
+    """Several collections as one: the mean of each figure, every collection counting as much.
+
+    sentence-transformers' `SequentialEvaluator` gives the last score, not the mean.
+
+    Args:
+        evaluators: one or more, with names of their own.
+        name: prefix of the means, for example "dev".
+    """
+
+    def __init__(self, evaluators: Sequence[GradedRetrievalEvaluator], name: str = "dev") -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.evaluators = list(evaluators)
+        self.name = name
+        self.primary_metric = f"{name}_ndcg@10"
+
+    def __call__(
+        self, model: Any, output_path: str | Path | None = None, epoch: float = -1, steps: int = -1
+    ) -> dict[str, float]:
+        """The figures of each collection, and their means; the headline is `<name>_ndcg@10`."""
+        found = {evaluator.name: evaluator(model, output_path, epoch, steps) for evaluator in self.evaluators}
+        means = {
+            f"{self.name}_{metric}": float(np.mean([figures[f"{own}_{metric}"] for own, figures in found.items()]))
+            for metric in METRICS
+        }
+        return {**means, **{name: value for figures in found.values() for name, value in figures.items()}}
+
+
 def candidate_corpus(collection: Collection, qrels: Qrels, runs: Sequence[Run], depth: int) -> dict[str, str]:
     """The judged documents of some queries and the top `depth` of each run: a small corpus that stays hard.
 

@@ -6,12 +6,11 @@ import difflib
 import inspect
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from bixse.data.files import read_settings
-from bixse.data.instructions import PAPER
 from bixse.encoders.pooling import PoolingMode
 from bixse.errors import SEEDS, ConfigError, did_you_mean, shorten
 from bixse.losses.catalogue import LOSSES
@@ -22,10 +21,6 @@ if TYPE_CHECKING:
     from typing import TypeVar
 
     ConfigType = TypeVar("ConfigType", bound=BaseModel)
-
-
-RATE_BATCH = 16
-"""Queries a step that `learning_rate` is meant for."""
 
 
 class LoraConfig(BaseModel):
@@ -80,6 +75,9 @@ class OptimizerConfig(BaseModel):
     gradient_checkpointing: bool = False
     """Keep the states between layers alone and compute the rest again in the backward pass."""
 
+    rate_batch: ClassVar[int] = 16
+    """Queries a step that `learning_rate` is meant for."""
+
     @property
     def scaled_learning_rate(self) -> float:
         """The encoder's peak rate at this batch size (BiXSE paper, appendix: base * sqrt(total batch / 16)).
@@ -90,7 +88,7 @@ class OptimizerConfig(BaseModel):
         """
         if self.learning_rate_scaling == "none":
             return self.learning_rate
-        return self.learning_rate * math.sqrt(self.batch_size * self.gradient_accumulation_steps / RATE_BATCH)
+        return self.learning_rate * math.sqrt(self.batch_size * self.gradient_accumulation_steps / self.rate_batch)
 
 
 class TrainConfig(BaseModel):
@@ -108,11 +106,13 @@ class TrainConfig(BaseModel):
     there are several files, the file's name as their task."""
     task_shares: dict[str, float] = Field(default_factory=dict)
     """Task -> share of its queries that stand in one epoch, in (0, 1], drawn anew each epoch; 1 for the others."""
-    instructions: Literal["paper"] | Path | None = None
+    instructions: Path | None = None
     """TOML file of task instructions, or "paper" for the BiXSE paper's; saved with the model. Null: those that the
     model brings, else its prompts."""
-    dev: Path | None = None
-    """Collection folder; the checkpoint with the best graded nDCG@10 on it is kept."""
+    dev: Path | tuple[Path, ...] | None = None
+    """Collection folder, or several; the checkpoint with the best (mean) graded nDCG@10 on them is kept."""
+    dev_task: str | None = None
+    """Task whose instructions stand before the dev queries; null: the table's default."""
     dev_split: str = "dev"
     """Split of the collection for that choice."""
     dev_candidates: int = Field(default=30, ge=1)
@@ -179,7 +179,7 @@ def load_config(kind: type[ConfigType], path: Path | None, overrides: Mapping[st
         values = read_settings(path)
         for name in _path_fields(kind):
             given = values.get(name)
-            if isinstance(given, str) and not (name == "instructions" and given == PAPER):
+            if isinstance(given, str):
                 values[name] = str(path.parent / given)
             elif isinstance(given, list):
                 values[name] = [str(path.parent / one) if isinstance(one, str) else one for one in given]

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from bixse.data.collection_files import load_collection
 from bixse.data.files import file_hash, storage_errors
 from bixse.data.instructions import load_instructions
 from bixse.data.pairs_files import load_several
@@ -19,16 +18,16 @@ from bixse.evaluation.local import model_hashes, model_path_settings
 from bixse.losses.catalogue import build_loss, check_loss_options
 from bixse.training.checkpoints import last_whole_checkpoint, tell_where_the_best_is
 from bixse.training.checks import check_disk, check_finite, check_lengths, check_memory, check_pairs
+from bixse.training.dev import dev_evaluator, dev_hashes, load_dev
 from bixse.training.processes import check_agreement, is_first_process, join_processes, together
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from bixse.data.collection import Collection
     from bixse.data.graded_pairs import GradedPairs
     from bixse.data.instructions import Instructions
     from bixse.encoders.relevance_model import RelevanceModel
-    from bixse.evaluation.systems import GradedRetrievalEvaluator
+    from bixse.evaluation.systems import GradedRetrievalEvaluator, MeanEvaluator
     from bixse.losses.base import GradedLoss
     from bixse.training.config import TrainConfig
     from bixse.training.trainer import GradedTrainer
@@ -81,7 +80,7 @@ def train(config: TrainConfig, out: Path, progress: bool = True, title: str | No
     with together():
         pairs = load_several(_files(config))
         table = load_instructions(config.instructions) if config.instructions is not None else None
-        collection = load_collection(config.dev, [config.dev_split]) if config.dev is not None else None
+        collections = load_dev(config)
         check_loss_options(config.loss, _loss_arguments(config))
         paths = ("pairs", "dev", "instructions", *model_path_settings(config.model))
         record = open_run(out, "train", config.model_dump(mode="json"), _input_hashes(config, table), paths)
@@ -90,6 +89,8 @@ def train(config: TrainConfig, out: Path, progress: bool = True, title: str | No
         return TrainResult(out / MODEL_FOLDER, **record.results, reused=True)
 
     from bixse.encoders.build import no_library_bars
+    from bixse.encoders.instructions import use_task
+    from bixse.encoders.prompts import prompt_for
 
     started = time.perf_counter()
     with together():
@@ -97,7 +98,10 @@ def train(config: TrainConfig, out: Path, progress: bool = True, title: str | No
         warnings = check_pairs(config.pairs, config.loss, loss, pairs, config.optimizer.documents_per_query)
         warnings += check_lengths(config.pairs, model, pairs, config.long_texts)
         check_disk(out, model)
-        evaluator = _dev_evaluator(config, collection) if collection is not None else None
+        evaluator = dev_evaluator(config, collections)
+        if evaluator is not None:
+            use_task(model, config.dev_task)
+            prompt_for(model, "query")  # a task that is missing is said before training
         with storage_errors(out), no_library_bars():
             trainer = _make_trainer(config, out, model, loss, pairs, evaluator, progress, title or config.loss)
     try:
@@ -188,25 +192,13 @@ def _alone_in(out: Path) -> Iterator[None]:
         ) from error
 
 
-def _dev_evaluator(config: TrainConfig, collection: Collection) -> GradedRetrievalEvaluator:
-    """Graded nDCG@10 on the dev queries, over their judged documents and those that BM25 ranks high."""
-    from bixse.evaluation.baseline import search_bm25
-    from bixse.evaluation.systems import GradedRetrievalEvaluator, candidate_corpus
-
-    qrels = collection.qrels[config.dev_split]
-    runs = [search_bm25(collection, list(qrels), config.dev_candidates)]
-    corpus = candidate_corpus(collection, qrels, runs, config.dev_candidates)
-    queries = {query_id: collection.queries[query_id] for query_id in qrels}
-    return GradedRetrievalEvaluator(corpus, queries, qrels, config.relevance_level)
-
-
 def _make_trainer(
     config: TrainConfig,
     out: Path,
     model: RelevanceModel,
     loss: GradedLoss,
     pairs: GradedPairs,
-    evaluator: GradedRetrievalEvaluator | None,
+    evaluator: GradedRetrievalEvaluator | MeanEvaluator | None,
     progress: bool,
     title: str,
 ) -> GradedTrainer:
@@ -329,7 +321,5 @@ def _input_hashes(config: TrainConfig, table: Instructions | None) -> dict[str, 
     hashes |= model_hashes(config.model)
     if table is not None:
         hashes["instructions"] = table.content_hash()
-    if config.dev is not None:
-        for name in ("corpus.jsonl", "queries.jsonl", f"qrels/{config.dev_split}.tsv"):
-            hashes[f"dev/{name}"] = file_hash(config.dev / name)
+    hashes |= dev_hashes(config)
     return hashes

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel
 
 from bixse.data.files import file_hash, read_settings
+from bixse.data.instructions import load_instructions
 from bixse.errors import FAULTS_SHOWN, ConfigError, InputError
 from bixse.evaluation.local import model_hashes
 from bixse.losses.catalogue import check_loss_options
@@ -140,6 +141,9 @@ def input_hashes(cells: Sequence[Cell]) -> dict[str, dict[str, str]]:
                 if name == "dev":
                     own = ("corpus.jsonl", "queries.jsonl", f"qrels/{run.dev_split}.tsv")
                     files = [folder / part for folder in files for part in own]
+                if name == "instructions" and files:
+                    hashes[name] = load_instructions(files[0]).content_hash()
+                    continue
                 hashes[name] = content(tuple(files))
             found[run_folder(cell, run)] = hashes
     return found

@@ -1,0 +1,71 @@
+"""The dev collections on which a checkpoint is chosen: loaded, hashed, and made into one evaluator."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from bixse.data.collection_files import load_collection
+from bixse.data.files import file_hash
+from bixse.errors import InputError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from bixse.data.collection import Collection
+    from bixse.evaluation.systems import GradedRetrievalEvaluator, MeanEvaluator
+    from bixse.training.config import TrainConfig
+
+
+def load_dev(config: TrainConfig) -> dict[str, Collection]:
+    """The dev collections of a configuration by the names of their folders; none where there is no dev.
+
+    Raises:
+        InputError: a collection or its split cannot be used, or two folders have one name.
+    """
+    folders = _folders(config)
+    names = [folder.resolve().name for folder in folders]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise InputError(
+            f"dev: got two folders named {twice[0]!r}; expected names of their own, under which their figures are "
+            "logged; to mend: rename one"
+        )
+    return {name: load_collection(folder, [config.dev_split]) for name, folder in zip(names, folders, strict=True)}
+
+
+def dev_hashes(config: TrainConfig) -> dict[str, str]:
+    """Content hashes of the files of the dev collections."""
+    files = ("corpus.jsonl", "queries.jsonl", f"qrels/{config.dev_split}.tsv")
+    folders = _folders(config)
+    if len(folders) == 1:
+        return {f"dev/{name}": file_hash(folders[0] / name) for name in files}
+    return {f"dev/{folder.resolve().name}/{name}": file_hash(folder / name) for folder in folders for name in files}
+
+
+def dev_evaluator(
+    config: TrainConfig, collections: dict[str, Collection]
+) -> GradedRetrievalEvaluator | MeanEvaluator | None:
+    """Graded nDCG@10 on the dev queries, over their judged documents and those that BM25 ranks high.
+
+    Of several collections the mean decides, each counting as much (BiXSE paper, appendix: BEIR(short)).
+    """
+    from bixse.evaluation.baseline import search_bm25
+    from bixse.evaluation.systems import GradedRetrievalEvaluator, MeanEvaluator, candidate_corpus
+
+    found = []
+    for name, collection in collections.items():
+        qrels = collection.qrels[config.dev_split]
+        runs = [search_bm25(collection, list(qrels), config.dev_candidates)]
+        corpus = candidate_corpus(collection, qrels, runs, config.dev_candidates)
+        queries = {query_id: collection.queries[query_id] for query_id in qrels}
+        prefix = "dev" if len(collections) == 1 else f"dev_{name}"
+        found.append(GradedRetrievalEvaluator(corpus, queries, qrels, config.relevance_level, prefix))
+    if len(found) <= 1:
+        return found[0] if found else None
+    return MeanEvaluator(found, "dev")
+
+
+def _folders(config: TrainConfig) -> tuple[Path, ...]:
+    if config.dev is None:
+        return ()
+    return config.dev if isinstance(config.dev, tuple) else (config.dev,)
