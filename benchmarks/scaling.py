@@ -2,8 +2,9 @@
 
     python benchmarks/scaling.py [--devices 8] [--batches 256 4096 65536] [--query-tokens 32] [--document-tokens 256]
 
-One row an encoder and batch: one graded document a query, bf16 autocast on float32 weights, gradient checkpointing, and
-`cached: true` with 32 texts a pass. Bytes are of one device; a step is the computation alone, without input or output.
+One row an encoder and batch: one graded document a query, trained weights in float32 (frozen ones in bf16), bf16
+autocast, gradient checkpointing, and `cached: true` with 32 texts a pass. Bytes are of one device; a step is the
+computation alone, without input or output.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ def states_bytes(encoder: Encoder, tokens: int) -> float:
 def device_bytes(encoder: Encoder, batch: int, devices: int, tokens: int, lora: bool) -> float:
     """Peak bytes of one device: weights, gradients and Adam, one pass, embeddings of all, and the loss's tiles."""
     trained = encoder.parameters * LORA_SHARE if lora else encoder.parameters
-    weights = 4 * encoder.parameters + 12 * trained
+    weights = 2 * encoder.parameters + 16 * trained if lora else 16 * trained
     embeddings = 4 * encoder.hidden * (3 * batch + 4 * batch / devices)  # gathered, their gradient, their sum
     return weights + states_bytes(encoder, TEXTS_PER_PASS * tokens) + embeddings + 16 * 1024**2
 

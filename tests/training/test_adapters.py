@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
 from sentence_transformers import SentenceTransformer
+from transformers import AutoModel
 
 from bixse.data.collection import Collection
 from bixse.data.collection_files import save_collection
@@ -43,6 +45,29 @@ class TestAdapters:
         assert not torch.allclose(untrained.encode(["copy the file"], convert_to_tensor=True), vectors[0], atol=1e-3)
         assert all(sees_whole_text(model[0]) for model in (whole, adapters, plain))
         assert 0 < whole.relevance("copy the file", ["copy a file"])[0] < 1
+
+    @pytest.mark.parametrize("lora", [None, {"rank": 4}])
+    def test_a_decoder_stored_in_bf16_is_trained_in_float32(
+        self, run_config, training_files, decoder_path, tmp_path, lora
+    ):
+        """In bf16 a step of this size changes no weight at all."""
+        folders = {}
+        for name, dtype in (("half", torch.bfloat16), ("whole", torch.float32)):
+            shutil.copytree(decoder_path("llama"), tmp_path / name)
+            stored = AutoModel.from_pretrained(decoder_path("llama")).to(torch.bfloat16).to(dtype)
+            stored.save_pretrained(tmp_path / name)
+            settings = run_config(
+                training_files, tmp_path / name, dev=None, lora=lora, optimizer={"learning_rate": 1e-5}, bf16=False
+            )
+            folders[name] = train(settings, tmp_path / f"{name} out", progress=False).model_path
+        assert build_encoder(tmp_path / "half", device="cpu").dtype == torch.bfloat16
+        trained = [build_encoder(folders[name], device="cpu") for name in ("half", "whole")]
+        assert {parameter.dtype for model in trained for parameter in model.parameters()} == {torch.float32}
+        pairs = list(zip(*(model.parameters() for model in trained), strict=True))
+        # adapters are drawn in the numbers of the encoder: those of the one are the other's, rounded
+        assert all(torch.equal(a, b) if lora is None else torch.allclose(a, b, atol=1e-4) for a, b in pairs)
+        before = build_encoder(tmp_path / "whole", device="cpu")
+        assert not all(torch.equal(a, b) for a, b in zip(before.parameters(), trained[0].parameters(), strict=True))
 
     def test_an_interrupted_run_is_bit_equal(self, settings, decoder_path, tmp_path, monkeypatch):
         """Adapters, gradient checkpointing and the cached loss together."""

@@ -141,6 +141,7 @@ def _make_model(config: TrainConfig, table: Instructions | None) -> tuple[Releva
     from bixse.encoders.build import build_encoder, set_dropout
     from bixse.encoders.instructions import set_instructions
     from bixse.encoders.lora import add_lora
+    from bixse.encoders.precision import keep_trained_weights_exact
 
     set_seed(config.seed)
     model = build_encoder(
@@ -154,6 +155,7 @@ def _make_model(config: TrainConfig, table: Instructions | None) -> tuple[Releva
         set_instructions(model, table)
     if config.lora is not None:
         add_lora(model, **config.lora.model_dump(exclude={"options"}), **config.lora.options)
+    keep_trained_weights_exact(model)
     if config.dropout is not None:
         set_dropout(model, config.dropout)
     return model, build_loss(config.loss, model, **_loss_arguments(config))
@@ -296,6 +298,7 @@ def _save_model(config: TrainConfig, model: RelevanceModel, loss: GradedLoss, ou
     with storage_errors(out), quiet_loading():
         if has_lora(model):
             _save_whole(model, out / ADAPTER_FOLDER)
+            model.float()  # bf16 would round away a part of what the adapters add
             merge_lora(model)
         _save_whole(model, out / MODEL_FOLDER)
 
