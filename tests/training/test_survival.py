@@ -117,7 +117,7 @@ def test_the_signal_that_ends_cluster_jobs_stops_all_processes_after_one_step(co
     ended = finish([first, second])
     assert [code for code, *_ in ended] == [130, 130], ended
     assert "got Ctrl-C or SIGTERM after step" in ended[0][2]
-    ended = finish(start(2, "train", "--config", config, "--out", out))
-    assert [code for code, *_ in ended] == [0, 0], ended
+    ended = finish(start(1, "train", "--config", config, "--out", out))  # another number of processes
+    assert [code for code, *_ in ended] == [0], ended
     steps = [entry["step"] for entry in outcome(out)[1]]
     assert steps == list(range(1, 21))

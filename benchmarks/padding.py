@@ -1,0 +1,52 @@
+"""Share of padding in what the encoder computes on the sample collection, by length limit and batch size.
+
+    python benchmarks/padding.py
+
+`by length` cuts batches as training does (`passes_by_length`); `of 32` takes passes of 32 texts sorted by length;
+`whole` pads a batch to its longest text. Four documents a query, the demo model's tokenizer, one epoch.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from bixse.data.graded_pairs import GradedPairs
+from bixse.data.pydocs.collection import PYDOCS_SCALE, load_pydocs
+from bixse.encoders.build import build_encoder
+from bixse.encoders.embedding import positions_computed
+from bixse.training.batches import GradedCollator, GroupDataset
+from bixse.training.plan import BatchPlan
+from bixse.training.trainer import shortened_preprocess
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def positions_of_fixed_passes(mask: Tensor, texts: int) -> int:
+    """Positions of passes of `texts` texts, sorted by length, each padded to its own longest one."""
+    lengths = mask.sum(dim=1).sort().values
+    return sum(len(part) * int(part.max()) for part in lengths.split(texts))
+
+
+def main() -> None:
+    """Print one row a limit and batch size."""
+    model = build_encoder("demo")
+    pairs = GradedPairs.from_collection(load_pydocs()[0], "train", PYDOCS_SCALE)
+    dataset = GroupDataset(pairs, 4)
+    print(f"{'tokens':>6} {'batch':>5} {'by length':>10} {'of 32':>7} {'whole':>7}")
+    for limit in (64, 128, 256):
+        for batch_size in (16, 64):
+            collate = GradedCollator(shortened_preprocess(model, limit), pairs)
+            tokens, computed = 0, [0, 0, 0]
+            for batch in BatchPlan(pairs.groups(), batch_size):
+                features = collate([dataset[index] for index in batch])
+                for mask in (features["query_attention_mask"], features["document_attention_mask"]):
+                    tokens += int(mask.sum())
+                    ways = (positions_computed(mask), positions_of_fixed_passes(mask, 32), mask.numel())
+                    computed = [total + new for total, new in zip(computed, ways, strict=True)]
+            waste = [f"{1 - tokens / positions:.3f}" for positions in computed]
+            print(f"{limit:>6} {batch_size:>5} {waste[0]:>10} {waste[1]:>7} {waste[2]:>7}")
+
+
+if __name__ == "__main__":
+    main()
