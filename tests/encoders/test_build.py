@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import importlib.util
 import shutil
 from typing import TYPE_CHECKING
 
@@ -102,3 +103,17 @@ class TestDropout:
         set_dropout(model, 0.2)  # type: ignore[arg-type]
         assert {module.attention_dropout for module in model.modules() if hasattr(module, "attention_dropout")} == {0.2}
         assert config.attention_dropout == before, "dropout of a training run is not saved with the model"
+
+
+class TestAttentionImplementation:
+    def test_is_transformers_choice_or_the_one_that_is_asked_for(self, tiny_model_path):
+        chosen, asked = (build_encoder(tiny_model_path, device="cpu", attention=kind) for kind in (None, "eager"))
+        assert chosen[0].auto_model.config._attn_implementation == "sdpa"
+        assert asked[0].auto_model.config._attn_implementation == "eager"
+        texts = ["copy the file", "sort"]
+        assert abs(chosen.encode(texts) - asked.encode(texts)).max() < 1e-5
+
+    @pytest.mark.skipif(importlib.util.find_spec("flash_attn") is not None, reason="flash_attn is installed")
+    def test_one_whose_package_is_missing_says_so(self, tiny_model_path):
+        with pytest.raises(ModelError, match=r"(?i)got ImportError: .*flash"):
+            build_encoder(tiny_model_path, device="cpu", attention="flash_attention_2")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 import yaml
-from launch import TRAIN_ALL, finish, start
+from launch import TRAIN_ALL, finish, free_port, start
 from safetensors.torch import load_file
 
 from bixse.data.graded_pairs import GradedPairs
@@ -184,4 +184,22 @@ def test_the_launchers_of_torch_and_accelerate(alone, configs, tmp_path, launche
                           check=False, env=environment)  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("trained: ") == 1
+    compare(alone["bixse"], tmp_path / "out")
+
+
+@pytest.mark.slow
+def test_two_nodes(alone, configs, tmp_path):
+    """Two agents of torchrun that meet at one address, each with a process of its own: the command of the docs."""
+    arguments = ["train", "--config", str(configs["bixse"]), "--out", str(tmp_path / "out")]
+    meeting = ["--nnodes", "2", "--nproc-per-node", "1", "--rdzv-backend", "c10d"]
+    meeting += ["--rdzv-endpoint", f"127.0.0.1:{free_port()}"]
+    command = [sys.executable, "-m", "torch.distributed.run", *meeting, "-m", "bixse", *arguments]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    nodes = [
+        subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    ended = finish(nodes)
+    assert [code for code, *_ in ended] == [0, 0], ended
+    assert sum(output.count("trained: ") for _, output, _ in ended) == 1
     compare(alone["bixse"], tmp_path / "out")

@@ -7,7 +7,7 @@ import io
 import logging
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from bixse.encoders.parts import input_parts
 from bixse.encoders.pooling import check_first_token, check_pooling, pool_backbone, reads_pooler
@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from bixse.encoders.relevance_model import RelevanceModel
 
 
+AttentionKind: TypeAlias = Literal["eager", "sdpa", "flash_attention_2", "flex_attention"]
+"""Implementations of attention that transformers knows; "flash_attention_2" needs a package and a graphics card."""
+
+
 def build_encoder(
     name_or_path: str | Path,
     max_length: int | None = None,
@@ -29,6 +33,7 @@ def build_encoder(
     trust_remote_code: bool = False,
     bidirectional: bool | None = None,
     pooling: PoolingMode | None = None,
+    attention: AttentionKind | None = None,
 ) -> RelevanceModel:
     """Load a sentence-transformers model, or a bare transformers backbone with a pooling of your choice.
 
@@ -45,6 +50,7 @@ def build_encoder(
         pooling: of a bare backbone. "mean": of all token states; "cls": the state of the first token; "cls-head": that
             state through the head the backbone was pretrained with (ModernBERT's prediction head, BERT's pooler). None
             takes the head of a ModernBERT whose checkpoint holds one, as the BiXSE paper does, else the mean.
+        attention: transformers' implementation of attention; None takes its choice ("sdpa" where there is one).
 
     Returns:
         The model, ready to encode and to train.
@@ -73,7 +79,12 @@ sentence-transformers or transformers model, or a hub name (owner/name); to mend
 
     try:
         with quiet_loading(), _missing_weights() as missing:
-            model = RelevanceModel(source, device=device, trust_remote_code=trust_remote_code)
+            model = RelevanceModel(
+                source,
+                device=device,
+                trust_remote_code=trust_remote_code,
+                model_kwargs={} if attention is None else {"attn_implementation": attention},
+            )
     except ModelError:
         raise  # a damaged relevance head says so itself
     except Exception as error:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args, get_origin
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from bixse.data.files import read_settings
+from bixse.encoders.build import AttentionKind
 from bixse.encoders.pooling import PoolingMode
 from bixse.errors import SEEDS, ConfigError, did_you_mean, shorten
 from bixse.losses.catalogue import LOSSES
@@ -137,6 +138,8 @@ class TrainConfig(BaseModel):
     pooling: PoolingMode | None = None
     """Of a bare backbone: mean, cls (the first token) or cls-head (the first token through the pretrained head); null
     takes the head of a ModernBERT that has one, else the mean, and leaves a sentence-transformers model its own."""
+    attention: AttentionKind | None = None
+    """Implementation of attention; null: transformers' choice."""
     lora: LoraConfig | None = None
     """Train low-rank adapters instead of all weights; `lora: {}` takes the defaults."""
     loss: str = "bixse"

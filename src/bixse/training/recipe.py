@@ -38,6 +38,8 @@ ADAPTER_FOLDER = "adapter"
 """Where a run with low-rank adapters keeps them alone; the model folder holds them merged."""
 LOCK_FILE = ".lock"
 """Held by the process that trains into a folder."""
+TENSORBOARD_FOLDER = "tensorboard"
+"""Where TensorBoard's files go with `report_to: [tensorboard]`."""
 LOG_FILE = "log.jsonl"
 """Every entry of the log as it came, throughput included."""
 CHECKPOINT_FOLDER = "checkpoints"
@@ -150,6 +152,7 @@ def _make_model(config: TrainConfig, table: Instructions | None) -> tuple[Releva
         trust_remote_code=config.trust_remote_code,
         bidirectional=config.bidirectional,
         pooling=config.pooling,
+        attention=config.attention,
     )
     if table is not None:
         set_instructions(model, table)
@@ -227,6 +230,9 @@ def _make_trainer(
     )
     if is_first_process():
         trainer.add_callback(StepLog(out / LOG_FILE))
+    for callback in trainer.callback_handler.callbacks:
+        if getattr(callback, "logging_dir", "") is None:  # TensorBoard's files would go with the checkpoints
+            callback.logging_dir = str(out / TENSORBOARD_FOLDER)
     trainer.remove_callback(PrinterCallback)
     trainer.remove_callback(ProgressCallback)
     return trainer
