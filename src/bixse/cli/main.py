@@ -112,7 +112,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if "--debug" in words:
             traceback.print_exc()
         result = CommandResult(text="", errors=[_unexpected(error)], exit_code=1)
-    if os.environ.get("RANK", "0") != "0":
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1 and os.environ.get("RANK", "0") != "0":
         return result.exit_code  # of several processes that work together the first one speaks for all
     try:
         _show(result, "--json" in words)

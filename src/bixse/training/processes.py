@@ -29,7 +29,7 @@ def started_processes() -> int:
 
 def is_first_process() -> bool:
     """Whether this process is the one that writes files and talks to the user."""
-    return os.environ.get("RANK", "0") == "0"
+    return started_processes() == 1 or os.environ.get("RANK", "0") == "0"
 
 
 def join_processes() -> None:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.base.evaluation import BaseEvaluator
     from transformers import TrainerCallback
+    from transformers.trainer_utils import TrainOutput
 
     from bixse.data.graded_pairs import GradedPairs
     from bixse.data.instructions import Instructions
@@ -124,9 +125,13 @@ class GradedTrainer(SentenceTransformerTrainer):
         )
         # gradients are averaged by `average_gradients`: no wrapper that counts forward passes
         self.accelerator.prepare_model = partial(self.accelerator.prepare_model, evaluation_mode=True)
-        copy_from_first([*self.loss.parameters(), *self.loss.buffers()])
         if args.world_size > 1:
             torch.manual_seed(args.seed + args.process_index)  # other texts, other dropout
+
+    def train(self, *args: Any, **kwargs: Any) -> TrainOutput:
+        """As sentence-transformers does; all processes begin with the weights of the first."""
+        copy_from_first([*self.loss.parameters(), *self.loss.buffers()])
+        return super().train(*args, **kwargs)
 
     def get_train_dataloader(self) -> DataLoader[Any]:
         """Batches of query groups (this process's part of each), a function of (seed, epoch)."""
