@@ -33,6 +33,8 @@ class BixseError(Exception):
 
     exit_code = 1
     """Process exit code of a command that ends with this error."""
+    known_to_all = False
+    """Every process of a run raised it: the first one says so for all."""
 
 
 class InputError(BixseError):
@@ -65,6 +67,7 @@ class InterruptedRunError(BixseError):
     """Stopped by Ctrl-C after a checkpoint was written; the same command goes on from there."""
 
     exit_code = 130
+    known_to_all = True
 
 
 @dataclass(frozen=True)

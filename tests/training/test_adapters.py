@@ -69,9 +69,12 @@ class TestAdapters:
         before = build_encoder(tmp_path / "whole", device="cpu")
         assert not all(torch.equal(a, b) for a, b in zip(before.parameters(), trained[0].parameters(), strict=True))
 
-    def test_an_interrupted_run_is_bit_equal(self, settings, decoder_path, tmp_path, monkeypatch):
-        """Adapters, gradient checkpointing and the cached loss together."""
-        run = settings(decoder_path("qwen3"))
+    @pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16])
+    def test_an_interrupted_run_is_bit_equal(self, settings, decoder_path, tmp_path, monkeypatch, stored):
+        """Adapters, gradient checkpointing and the cached loss together; encoders stored in bf16 too."""
+        shutil.copytree(decoder_path("qwen3"), tmp_path / "base")
+        AutoModel.from_pretrained(decoder_path("qwen3")).to(stored).save_pretrained(tmp_path / "base")
+        run = settings(tmp_path / "base")
         train(run, tmp_path / "whole", progress=False)
         ended = StopOnInterrupt.on_step_end
 

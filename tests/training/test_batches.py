@@ -112,6 +112,15 @@ def test_two_queries_of_one_text_share_what_is_known(tiny_model):
     assert sorted(batch["label"].tolist()) == [[0, 0, 1.0], [0, 1, 0.25], [1, 0, 1.0], [1, 1, 0.25]]
 
 
+def test_what_one_task_knows_says_nothing_of_another(tiny_model):
+    """The same two texts: a premise entails the other, and is no duplicate of it."""
+    row = {"query": "copy", "document": "a file"}
+    tasks = {"nli": 1.0, "twins": 0.0}
+    pairs = GradedPairs.joined({t: GradedPairs.from_rows([{**row, "relevance": z}]) for t, z in tasks.items()})
+    collate = GradedCollator(tiny_model.preprocess, pairs)
+    assert [collate([group])["label"].tolist() for group in pairs.groups()] == [[[0, 0, 1.0]], [[0, 0, 0.0]]]
+
+
 @pytest.mark.parametrize("in_batch", ["known", "paper"])
 def test_grades_of_the_same_texts_that_differ_are_averaged(tiny_model, in_batch):
     rows = [("a", "copy", "d1", "a file", 1.0), ("a", "copy", "d2", "a file", 0.0), ("b", "copy", "d1", "a file", 0.5)]

@@ -39,6 +39,12 @@ class TestLengths:
         tiny_model.max_seq_length = 200
         assert checks.check_lengths("p.csv", tiny_model, self.PAIRS, "refuse") == []
 
+    def test_the_prompt_before_a_text_counts(self, tiny_model):
+        tiny_model.prompts = {"query": "find a path in the tree of ", "document": ""}
+        with pytest.raises(InputError, match=r"got 4 of 4 queries .*, the prompt before them included"):
+            tiny_model.max_seq_length = 8
+            checks.check_lengths("p.csv", tiny_model, self.PAIRS, "refuse")
+
     def test_of_many_long_texts_a_sample_is_tokenised(self, tiny_model, monkeypatch):
         monkeypatch.setattr(checks, "TEXTS_COUNTED", 10)
         texts = [f"{'list ' * (40 if n % 2 else 12)}{'a' * n}" for n in range(60)]

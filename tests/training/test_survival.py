@@ -121,3 +121,31 @@ def test_the_signal_that_ends_cluster_jobs_stops_all_processes_after_one_step(co
     assert [code for code, *_ in ended] == [0], ended
     steps = [entry["step"] for entry in outcome(out)[1]]
     assert steps == list(range(1, 21))
+
+
+def test_a_fault_that_only_one_process_sees_is_told_by_it(config, tmp_path):
+    """As when one graphics card runs out of memory: without its message nobody knows why the others lost it."""
+    script = """
+import os, sys
+from bixse.cli.main import main
+from bixse.training.trainer import GradedTrainer
+step = GradedTrainer.training_step
+def failing(self, *given, **named):
+    if os.environ["RANK"] == "1" and self.state.global_step == 2:
+        raise RuntimeError("the real cause")
+    return step(self, *given, **named)
+GradedTrainer.training_step = failing
+sys.exit(main(sys.argv[1:]))
+"""
+    first, second = finish(start(2, "train", "--config", config, "--out", tmp_path / "out", script=script))
+    assert first[0] == second[0] == 1
+    assert "error: process 1: unexpected RuntimeError: the real cause" in second[2]
+    assert "another process ended" in first[2]
+    assert "fault of bixse" not in first[2]
+
+
+def test_other_verbs_refuse_to_be_started_several_times():
+    (code, _, said), (other, *silent) = finish(start(2, "doctor"))
+    assert code == other == 2
+    assert "bixse doctor: got 2 processes; expected one" in said
+    assert silent == ["", ""]

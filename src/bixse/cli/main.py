@@ -33,6 +33,13 @@ VERBS = {
 CONFIG_VERBS = ("quickstart", "evaluate", "calibrate", "search")
 """Verbs whose arguments may come from a YAML file; `train` and `sweep` have settings of their own."""
 
+SHARING_VERBS = ("train",)
+"""Verbs whose work several processes share."""
+PROCESSES = int(os.environ.get("WORLD_SIZE", "1"))
+"""How many processes a launcher (torchrun, accelerate launch) started; 1 without one."""
+PROCESS = int(os.environ.get("RANK", "0"))
+"""The number of this one, from 0."""
+
 INTERRUPTED = "stopped by Ctrl-C; the same command goes on with what is finished"
 """Said when a verb without checkpoints is interrupted."""
 
@@ -102,9 +109,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
+    known_to_all = False
     try:
         result = _run(words)
     except BixseError as error:
+        known_to_all = error.known_to_all
         result = CommandResult(text="", errors=[str(error)], exit_code=error.exit_code)
     except KeyboardInterrupt:
         result = CommandResult(text="", errors=[INTERRUPTED], exit_code=130)
@@ -112,8 +121,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if "--debug" in words:
             traceback.print_exc()
         result = CommandResult(text="", errors=[_unexpected(error)], exit_code=1)
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1 and os.environ.get("RANK", "0") != "0":
-        return result.exit_code  # of several processes that work together the first one speaks for all
+    if PROCESSES > 1 and PROCESS > 0:  # the first one speaks for all, but a fault of this one only it can tell
+        for error in [] if known_to_all else result.errors:
+            sys.stderr.write(f"error: process {PROCESS}: {error}\n")
+        return result.exit_code
     try:
         _show(result, "--json" in words)
     except BrokenPipeError:  # the reader, such as `head`, has seen enough
@@ -129,6 +140,13 @@ def _run(words: Sequence[str]) -> CommandResult:
 
         config = config_path(words)
     args = build_parser(verb, config).parse_args(words)
+    if PROCESSES > 1 and args.verb not in SHARING_VERBS:
+        refusal = InputError(
+            f"bixse {args.verb}: got {PROCESSES} processes; expected one; to mend: start it without the launcher (of "
+            "several processes only `bixse train` makes use)"
+        )
+        refusal.known_to_all = True
+        raise refusal
     with contextlib.redirect_stdout(sys.stderr):  # whatever a library prints: standard output holds the result alone
         result: CommandResult = import_module(f"bixse.cli.{args.verb}").run(args)
     return result
@@ -141,6 +159,8 @@ def _unexpected(error: Exception) -> str:
             "got no more memory; expected the batch to fit; to mend: a smaller --batch-size, --max-length or model, "
             "or a machine with more memory"
         )
+    if PROCESSES > 1 and ("Connection" in str(error) or type(error).__name__.startswith("Dist")):
+        return f"another process ended ({str(error).splitlines()[0]}); its own message says why"
     return (
         f"unexpected {type(error).__name__}: {error}; this is a fault of bixse: please report it "
         "with the output of the same command and --debug"

@@ -39,6 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--pairs",
         nargs="+",
+        action="extend",
         metavar="FILE",
         help="graded pairs: query, document, relevance in [0, 1] (.parquet .jsonl .csv .tsv); of several files each "
         "is a task",
@@ -46,6 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dev",
         nargs="+",
+        action="extend",
         metavar="DIR",
         help="collection folder (corpus.jsonl, queries.jsonl, qrels), or several; the checkpoint that ranks it best is "
         "kept",

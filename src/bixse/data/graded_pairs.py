@@ -76,6 +76,7 @@ class GradedPairs:
     """(M,) values in [0, 1]: 0 irrelevant, 1 perfectly relevant."""
     extra: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     """Optional columns: task, grade, grade_probs, judge."""
+    _groups: list[QueryGroup] | None = field(default=None, init=False, repr=False, compare=False)
 
     def __len__(self) -> int:
         return len(self.queries)
@@ -162,7 +163,12 @@ class GradedPairs:
             }
 
     def groups(self) -> list[QueryGroup]:
-        """One group a query of a task, in the order queries first appear."""
+        """One group a query of a task, in the order queries first appear; made once."""
+        if self._groups is None:
+            object.__setattr__(self, "_groups", self._make_groups())
+        return list(self._groups or ())
+
+    def _make_groups(self) -> list[QueryGroup]:
         tasks = self.extra.get("task")
         members: dict[tuple[str, str | None], list[int]] = {}
         for index, query_id in enumerate(self.query_ids):

@@ -66,6 +66,8 @@ def load_graded_pairs(path: str | Path) -> GradedPairs:
 def load_several(paths: Sequence[str | Path]) -> GradedPairs:
     """Read graded pairs from one file, or from several as one table (see `GradedPairs.joined`; named by their files).
 
+    The order of the files does not matter.
+
     Raises:
         InputError: as `load_graded_pairs`; or two files have the same name.
     """
@@ -78,7 +80,7 @@ def load_several(paths: Sequence[str | Path]) -> GradedPairs:
             f"pairs: got {f'two files named {twice[0]!r}' if twice else 'no file'}; expected files with names of "
             "their own: a name stands for the task of rows without one; to mend: rename one"
         )
-    return GradedPairs.joined({name: load_graded_pairs(path) for name, path in zip(names, paths, strict=True)})
+    return GradedPairs.joined({name: load_graded_pairs(path) for name, path in sorted(zip(names, paths, strict=True))})
 
 
 def save_graded_pairs(pairs: GradedPairs, path: str | Path) -> None:
@@ -198,7 +200,7 @@ class _Checker:
         self.path = path
         self.faults: list[Fault] = []
         self.rows: list[Mapping[str, Any]] = []
-        self._pairs: dict[tuple[str, str], tuple[int, float]] = {}
+        self._pairs: dict[tuple[str, str, str | None], tuple[int, float]] = {}
         self._texts: dict[tuple[str, str], tuple[int, str]] = {}
 
     def require_columns(self, names: Sequence[str]) -> None:
@@ -227,7 +229,7 @@ class _Checker:
         named = {name: self._identify(number, name, row) for name in ("query", "document")}
         if len(self.faults) > before:
             return
-        key = (named["query"], named["document"])
+        key = (named["query"], named["document"], optional.get("task"))
         if key in self._pairs:
             first, value = self._pairs[key]
             if value != relevance:

@@ -162,7 +162,7 @@ def _changes(earlier: Mapping[str, Any], record: RunRecord) -> str:
     words = [
         f"{name} (was {_shown(old, name)}, now {_shown(new, name)})"
         for name in sorted({**old, **new})
-        if (name in old) != (name in new) or old[name] != new[name]
+        if old.get(name) != new.get(name)
     ]
     words += [
         f"{name} ({'its content' if name in read_before and name in read_now else 'read by one of the two only'})"

@@ -17,6 +17,8 @@ PASS_COST: Mapping[str, int] = defaultdict(lambda: 2048, cpu=64)
 On two processor cores a forward and backward pass of MiniLM over 4 tokens takes as long as 80 tokens of a long pass. A
 graphics card is done with a few thousand tokens before the next pass is launched.
 """
+TEXTS_CUT_EXACTLY = 4096
+"""Texts up to which the cuts are searched."""
 Features: TypeAlias = Mapping[str, Any]
 """Tokenised texts as sentence-transformers' models take them: `input_ids` (N, T), `attention_mask` (N, T), ..."""
 Encoder: TypeAlias = Callable[[dict[str, Any]], Mapping[str, Tensor]]
@@ -65,7 +67,8 @@ def passes_by_length(mask: Tensor, texts_per_pass: int = 32) -> tuple[Tensor, li
     """Which texts go through the encoder together: sorted by length, cut where that costs least.
 
     A pass costs its number of texts times its longest one, and as much as some tokens for itself (`PASS_COST`). The
-    least sum over all cuts of the sorted texts is found exactly, by dynamic programming.
+    least sum over all cuts of the sorted texts is found exactly, by dynamic programming. Of more than 4,096 texts those
+    of one full pass are of one length nearly, and every pass is full.
 
     Args:
         mask: (N, T) attention mask.
@@ -81,6 +84,8 @@ def passes_by_length(mask: Tensor, texts_per_pass: int = 32) -> tuple[Tensor, li
         ([1, 2, 3, 0], [2, 2])
     """
     order = torch.argsort(mask.sum(dim=1), stable=True)
+    if len(order) > TEXTS_CUT_EXACTLY:
+        return order, [len(part) for part in order.split(texts_per_pass)]
     lengths = mask.sum(dim=1)[order].cpu().numpy().astype(np.float64)
     cost, first = np.zeros(len(lengths) + 1), np.zeros(len(lengths) + 1, dtype=np.int64)
     for end in range(1, len(lengths) + 1):
@@ -103,7 +108,9 @@ def positions_computed(mask: Tensor, texts_per_pass: int = 32) -> int:
         texts_per_pass: rows of one pass, at most.
     """
     order, numbers = passes_by_length(mask, texts_per_pass)
-    return sum(len(part) * int(part.max()) for part in mask.sum(dim=1)[order].split(numbers))
+    lengths = mask.sum(dim=1)[order]
+    ends = torch.tensor(numbers, device=mask.device).cumsum(0) - 1  # sorted: the last text of a pass is its longest
+    return int((lengths[ends] * torch.tensor(numbers, device=mask.device)).sum())
 
 
 def take_rows(features: Features, mask: Tensor, rows: Tensor) -> dict[str, Any]:

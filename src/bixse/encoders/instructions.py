@@ -7,10 +7,11 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from bixse.data.files import write_atomically
-from bixse.data.instructions import Instructions, parse_instructions
+from bixse.data.instructions import RESERVED, Instructions, parse_instructions
 from bixse.errors import BixseError, InputError, ModelError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
     from sentence_transformers import SentenceTransformer
@@ -32,11 +33,13 @@ def set_instructions(model: RelevanceModel, table: Instructions) -> None:
     Raises:
         ModelError: the tokenizer joins the end of a prompt and the beginning of a text.
     """
-    kept = {name: text for name, text in (model.prompts or {}).items() if name not in ("query", "document")}
+    replaced = {*RESERVED, *(model.instructions.tasks if model.instructions is not None else ())}
+    kept = {name: text for name, text in (model.prompts or {}).items() if name not in replaced}
     model.instructions = table
     model.task = None
     model.prompts = {**kept, **table.prompts()}
-    check_prompt_borders(model)
+    tasks = [None, *table.tasks] if table.default is not None else list(table.tasks)
+    check_prompt_borders(model, [table.prompt(task, "query", n) for task in tasks for n in range(table.choices(task))])
 
 
 def use_task(model: SentenceTransformer, task: str | None) -> None:
@@ -57,7 +60,7 @@ def use_task(model: SentenceTransformer, task: str | None) -> None:
     model.task = task  # type: ignore[assignment]
 
 
-def check_prompt_borders(model: SentenceTransformer) -> None:
+def check_prompt_borders(model: SentenceTransformer, prompts: Iterable[str]) -> None:
     """Refuse prompts whose last token reaches over into the text.
 
     A model that leaves the prompt out of its pooling counts the prompt's tokens: a merged token at the border shifts
@@ -66,15 +69,13 @@ def check_prompt_borders(model: SentenceTransformer) -> None:
     Raises:
         ModelError: names the prompt and a text that shows it.
     """
-    for name, prompt in (model.prompts or {}).items():
-        if not prompt:
-            continue
+    for prompt in dict.fromkeys(prompts):
         own = _tokens(model, prompt)
         for text in BORDER_SAMPLES:
             if _tokens(model, prompt + text)[: len(own)] != own:
                 raise ModelError(
-                    f"prompt {name!r}: got {prompt!r}, of which the tokenizer joins the end with the text {text!r}; "
-                    "expected a border between prompt and text; to mend: end the template with a line break"
+                    f"prompt: got {prompt!r}, of which the tokenizer joins the end with the text {text!r}; expected "
+                    "a border between prompt and text; to mend: end the template with a line break"
                 )
 
 

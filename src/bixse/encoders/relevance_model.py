@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.util import fullname
+from sentence_transformers.util import fullname, load_file_path
 
+from bixse.data.instructions import RESERVED
 from bixse.encoders.attention import BidirectionalTransformer
 from bixse.encoders.encode import encode_texts
-from bixse.encoders.head import RelevanceHead
-from bixse.encoders.instructions import read_instructions, save_instructions
+from bixse.encoders.head import HEAD_FILE, RelevanceHead
+from bixse.encoders.instructions import INSTRUCTIONS_FILE, read_instructions, save_instructions
 from bixse.errors import InputError, ModelError
 
 if TYPE_CHECKING:
@@ -38,10 +39,18 @@ class RelevanceModel(SentenceTransformer):
         # sentence-transformers imports no modules but its own unless told to trust: these are given by name
         self._module_classes = {fullname(BidirectionalTransformer): BidirectionalTransformer, **self._module_classes}
         super().__init__(model_name_or_path, **kwargs)
-        folder = Path(model_name_or_path) if model_name_or_path is not None else None
-        in_folder = folder is not None and folder.is_dir()
-        self.head: RelevanceHead | None = RelevanceHead.load(folder) if folder and in_folder else None
-        self.instructions: Instructions | None = read_instructions(folder) if folder and in_folder else None
+        where = {
+            "token": kwargs.get("token"),
+            "cache_folder": kwargs.get("cache_folder"),
+            "revision": kwargs.get("revision"),
+            "local_files_only": kwargs.get("local_files_only", False),
+        }
+        files = [
+            load_file_path(model_name_or_path, name, **where) if model_name_or_path is not None else None
+            for name in (HEAD_FILE, INSTRUCTIONS_FILE)
+        ]
+        self.head: RelevanceHead | None = RelevanceHead.load(Path(files[0]).parent) if files[0] else None
+        self.instructions: Instructions | None = read_instructions(Path(files[1]).parent) if files[1] else None
         self.task: str | None = None
         """Task whose instructions are in use; None: the table's default."""
 
@@ -86,7 +95,8 @@ class RelevanceModel(SentenceTransformer):
         """Save as sentence-transformers does, and relevance head and instructions beside it."""
         prompts = self.prompts
         if self.instructions is not None and self.task is not None:  # the choice of a task is not part of the model
-            self.prompts = {**prompts, **self.instructions.prompts()}
+            others = {name: text for name, text in prompts.items() if name not in RESERVED}
+            self.prompts = {**others, **self.instructions.prompts()}
         try:
             super().save_pretrained(path, *args, **kwargs)
         finally:

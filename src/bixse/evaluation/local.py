@@ -96,6 +96,10 @@ def evaluate(
             f"relevance level: got {relevance_level}; expected a grade above 0; "
             "to mend: give the lowest grade that counts as relevant"
         )
+    if task is not None and model == BM25_NAME:
+        raise InputError(
+            f"task: got {task!r} for bm25, which takes no instructions; expected none; to mend: leave the task out"
+        )
     warnings = [] if exclude_self else _warn_of_self_matches(data, qrels)
     record = None
     if out is not None:

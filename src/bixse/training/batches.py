@@ -88,7 +88,8 @@ class GradedCollator:
     by length. `document_order` (N,) then says where each column stands among the gathered documents.
 
     Texts count, not ids: one text under two ids is one column, and what is known of it under one id holds under all.
-    Grades of one (query text, document text) that differ between ids are averaged over the training pairs.
+    Grades of one (query text, document text) that differ between ids are averaged over the training pairs of a task;
+    what one task knows says nothing about another.
     """
 
     def __init__(
@@ -105,9 +106,9 @@ class GradedCollator:
         self.prompts = prompts if isinstance(prompts, Instructions) else dict(prompts or {})
         self.process = process
         self.processes = processes
-        grades: dict[str, dict[str, list[float]]] = {}
+        grades: dict[tuple[str | None, str], dict[str, list[float]]] = {}
         for group in pairs.groups():
-            known = grades.setdefault(group.query, {})
+            known = grades.setdefault((group.task, group.query), {})
             for document, relevance in zip(group.documents, group.relevance, strict=True):
                 known.setdefault(document, []).append(relevance)
         self.graded: dict[Hashable, dict[Hashable, float]] = {
@@ -123,7 +124,7 @@ class GradedCollator:
         own = groups[self.process :: self.processes]
         own_columns = [list(dict.fromkeys(column_of[document] for document in group.documents)) for group in own]
         targets = GradedTargets.from_ids(
-            [group.query for group in own], documents, self.graded, own_columns, self.in_batch
+            [(group.task, group.query) for group in own], documents, self.graded, own_columns, self.in_batch
         )
         counts = (
             len(own),

@@ -127,7 +127,8 @@ class StepLog(TrainerCallback):
         kept = []
         for line in self.path.read_text(encoding="utf-8").splitlines() if self.path.is_file() else []:
             with contextlib.suppress(ValueError):
-                if json.loads(line)["step"] <= state.global_step and state.global_step > 0:
+                entry = json.loads(line)
+                if 0 < state.global_step >= entry["step"] and "train_runtime" not in entry:
                     kept.append(line + "\n")
         write_atomically(self.path, "".join(kept))
 

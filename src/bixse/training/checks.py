@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
     from bixse.data.graded_pairs import GradedPairs
+    from bixse.data.instructions import Instructions
+    from bixse.encoders.prompts import Kind
     from bixse.losses.base import GradedLoss
     from bixse.training.trainer import GradedTrainer
 
@@ -83,25 +85,44 @@ def check_lengths(where: object, model: SentenceTransformer, pairs: GradedPairs,
     limit, tokenizer = model.max_seq_length, getattr(model, "tokenizer", None)
     if limit is None or not callable(tokenizer):  # a model that reads texts of any length, or no tokens
         return []
+    prompts = _prompts_before(model, pairs)
     said = []
     for kind, texts in (("queries", pairs.queries), ("documents", pairs.documents)):
         distinct = list(dict.fromkeys(texts))
-        suspects = [text for text in distinct if len(text.encode()) > limit - 2]  # a token has at least one byte
+        room = limit - max((len(tokenizer(p, add_special_tokens=False)["input_ids"]) for p in prompts[kind]), default=0)
+        suspects = [text for text in distinct if len(text.encode()) > room - 2]  # a token has at least one byte
         tried = suspects[:: -(-len(suspects) // TEXTS_COUNTED)] if suspects else []
         tokens = tokenizer(tried, truncation=False, verbose=False)["input_ids"] if tried else []
-        too_long = sum(len(own) > limit for own in tokens)
+        too_long = sum(len(own) > room for own in tokens)
         if too_long:
             number = round(too_long * len(suspects) / len(tried))
             said.append(f"{'' if len(tried) == len(suspects) else 'about '}{number:,} of {len(distinct):,} {kind}")
     if not said:
         return []
-    found = f"{' and '.join(said)} longer than the {limit} tokens the encoder reads"
+    with_prompt = ", the prompt before them included" if any(any(own) for own in prompts.values()) else ""
+    found = f"{' and '.join(said)} longer than the {limit} tokens the encoder reads{with_prompt}"
     if policy == "refuse":
         raise InputError(
             f"{where}: got {found}; expected none, as `long_texts: refuse` says; to mend: raise max_length, cut the "
             "texts, or set `long_texts: cut`"
         )
     return [f"{found}: the rest of them is not read (long_texts: cut)"]
+
+
+def _prompts_before(model: SentenceTransformer, pairs: GradedPairs) -> dict[str, list[str]]:
+    """Every prompt that may stand before a query or a document in training."""
+    from bixse.encoders.prompts import prompt_for
+
+    table: Instructions | None = getattr(model, "instructions", None)
+    kinds: dict[str, Kind] = {"queries": "query", "documents": "document"}
+    if table is None:
+        return {name: [prompt_for(model, kind) or ""] for name, kind in kinds.items()}
+    tasks = dict.fromkeys(group.task for group in pairs.groups())
+    table.check_tasks("instructions", tasks)
+    return {
+        name: [table.prompt(task, kind, choice) for task in tasks for choice in range(table.choices(task))]
+        for name, kind in kinds.items()
+    }
 
 
 def check_disk(out: Path, model: torch.nn.Module) -> None:

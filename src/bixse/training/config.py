@@ -6,9 +6,9 @@ import difflib
 import inspect
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from bixse.data.files import read_settings
 from bixse.encoders.build import AttentionKind
@@ -102,7 +102,7 @@ class TrainConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
-    pairs: Path | tuple[Path, ...]
+    pairs: Path | Annotated[tuple[Path, ...], Field(min_length=1)]
     """File of graded pairs (.parquet, .jsonl, .csv, .tsv), or several. Rows of a file without a task column have, where
     there are several files, the file's name as their task."""
     task_shares: dict[str, float] = Field(default_factory=dict)
@@ -110,7 +110,7 @@ class TrainConfig(BaseModel):
     instructions: Path | None = None
     """TOML file of task instructions, or "paper" for the BiXSE paper's; saved with the model. Null: those that the
     model brings, else its prompts."""
-    dev: Path | tuple[Path, ...] | None = None
+    dev: Path | Annotated[tuple[Path, ...], Field(min_length=1)] | None = None
     """Collection folder, or several; the checkpoint with the best (mean) graded nDCG@10 on them is kept."""
     dev_task: str | None = None
     """Task whose instructions stand before the dev queries; null: the table's default."""
@@ -158,6 +158,12 @@ class TrainConfig(BaseModel):
     """How often the dev collection is searched, and a checkpoint written, in an epoch."""
     report_to: tuple[Literal["tensorboard", "wandb", "mlflow", "trackio"], ...] = ()
     """Trackers that get the log too, through transformers; each needs its own package."""
+
+    @model_validator(mode="after")
+    def _used(self) -> TrainConfig:
+        if self.dev_task is not None and self.dev is None:
+            raise ValueError("dev_task without dev; expected both; to mend: set dev, or leave dev_task out")
+        return self
 
     @field_validator("loss")
     @classmethod

@@ -61,6 +61,7 @@ def together() -> Iterator[None]:
         error = raised
     found = [other for other in all_of(error) if other is not None]
     if found:
+        found[0].known_to_all = True
         raise found[0]
 
 
@@ -89,11 +90,13 @@ def check_agreement(named: Mapping[str, Any]) -> None:
         values = [other.get(name) for other in everyone]
         odd = [number for number, value in enumerate(values) if value != values[0]]
         if odd:
-            raise InputError(
+            error = InputError(
                 f"{name}: got another value in process {', '.join(map(str, odd))} than in process 0 "
                 f"({values[odd[0]]!r}, not {values[0]!r}); expected the same everywhere; to mend: start all processes "
                 "with the same command, on the same files"
             )
+            error.known_to_all = True
+            raise error
 
 
 def sum_of(values: Tensor) -> Tensor:

@@ -96,9 +96,10 @@ def train(config: TrainConfig, out: Path, progress: bool = True, title: str | No
 
     started = time.perf_counter()
     with together():
+        where = ", ".join(map(str, _files(config)))
         model, loss = _make_model(config, table)
-        warnings = check_pairs(config.pairs, config.loss, loss, pairs, config.optimizer.documents_per_query)
-        warnings += check_lengths(config.pairs, model, pairs, config.long_texts)
+        warnings = check_pairs(where, config.loss, loss, pairs, config.optimizer.documents_per_query)
+        warnings += check_lengths(where, model, pairs, config.long_texts)
         check_disk(out, model)
         evaluator = dev_evaluator(config, collections)
         if evaluator is not None:
@@ -217,7 +218,7 @@ def _make_trainer(
 
     optimizer = config.optimizer
     plan = BatchPlan(pairs.groups(), optimizer.batch_size, config.seed, config.task_shares)
-    check_sizes(config.pairs, plan)
+    check_sizes(", ".join(map(str, _files(config))), plan)
     arguments = training_arguments(config, out / CHECKPOINT_FOLDER, len(plan), evaluator)
     arguments.eval_on_start = evaluator is not None and last_whole_checkpoint(out / CHECKPOINT_FOLDER) is None
     trainer = GradedTrainer(

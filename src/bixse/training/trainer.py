@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
+from sentence_transformers.base.modules import Module
+from sentence_transformers.util import fullname
 from torch.utils.data import DataLoader
 
 from bixse.data.files import write_atomically
@@ -23,7 +25,7 @@ from bixse.training.batches import GradedCollator, GroupDataset
 from bixse.training.checks import check_finite
 from bixse.training.loss_state import load_loss_state, save_loss_state
 from bixse.training.plan import BatchPlan
-from bixse.training.processes import any_process, average_gradients, copy_from_first
+from bixse.training.processes import all_of, any_process, average_gradients, copy_from_first
 from bixse.training.throughput import Throughput
 
 if TYPE_CHECKING:
@@ -168,11 +170,15 @@ class GradedTrainer(SentenceTransformerTrainer):
         self.seconds_in_steps += seconds
         self.throughput.add(counts, self.collect_features(inputs)[0], self.loss.texts_per_pass, seconds)
         if any_process(not bool(loss.isfinite()), loss.device):
-            self._dump_batch(inputs)
-            raise TrainingError(
-                f"training: got loss {float(loss)} at step {self.state.global_step + 1}; expected a finite number; "
-                "to mend: lower learning_rate or set max_grad_norm, and give another --out folder"
+            path = self._dump_batch(inputs)
+            losses = [value for value in all_of(float(loss)) if not math.isfinite(value)]
+            error = TrainingError(
+                f"training: got loss {losses[0]} at step {self.state.global_step + 1}; expected a finite number; "
+                f"to mend: look at the batch ({path}), lower learning_rate or set max_grad_norm, and give another "
+                "--out folder"
             )
+            error.known_to_all = True
+            raise error
         return loss
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
@@ -189,7 +195,7 @@ class GradedTrainer(SentenceTransformerTrainer):
             self.throughput = Throughput()
         super().log(logs, start_time)
 
-    def _dump_batch(self, inputs: Mapping[str, Any]) -> None:
+    def _dump_batch(self, inputs: Mapping[str, Any]) -> Path:
         """Write the texts of a batch beside the checkpoints: tokens decoded, and the table of known relevance."""
         features, labels = self.collect_features(dict(inputs))
         texts = [self.model.tokenizer.batch_decode(part["input_ids"], skip_special_tokens=True) for part in features]
@@ -197,6 +203,7 @@ class GradedTrainer(SentenceTransformerTrainer):
         said["cells"] = labels.nan_to_num(-1.0).tolist() if labels is not None else []
         path = Path(self.args.output_dir or ".") / f"failed-batch-{self.args.process_index}.json"
         write_atomically(path, json.dumps(said, indent=1, ensure_ascii=False))
+        return path
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
         """Encoder, tokenizer and loss state, all as safetensors or JSON (no pickled arguments)."""
@@ -207,8 +214,20 @@ class GradedTrainer(SentenceTransformerTrainer):
         save_loss_state(self.loss, folder)
 
     def _load_from_checkpoint(self, checkpoint_path: str) -> None:  # type: ignore[override]
-        """Encoder and loss state: called on a resume and for the best model."""
-        super()._load_from_checkpoint(checkpoint_path)
+        """Encoder and loss state: called on a resume and for the best model.
+
+        As sentence-transformers loads it, but in float32: adapters beside an encoder that is stored in bf16 would be
+        rounded to bf16 on the way.
+        """
+        classes = {fullname(part): type(part) for part in self.model.modules() if isinstance(part, Module)}
+        loaded = type(self.model)._load_with_module_classes(
+            checkpoint_path,
+            classes,
+            trust_remote_code=self.model.trust_remote_code,
+            device="cpu",
+            model_kwargs={"dtype": torch.float32},
+        )
+        self.model.load_state_dict(loaded.state_dict())
         load_loss_state(self.loss, Path(checkpoint_path))
 
 

@@ -81,13 +81,43 @@ def test_the_border_of_a_byte_pair_tokenizer(tiny_model):
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=trained._tokenizer, pad_token="!")
     tiny_model[0].processor = tokenizer
     assert tokenizer.tokenize("Query: what")[-1] == "Ġwhat"
-    tiny_model.prompts = {"query": "Query: "}
-    with pytest.raises(ModelError, match=r"prompt 'query': got 'Query: ', of which the tokenizer joins the end"):
-        check_prompt_borders(tiny_model)
-    tiny_model.prompts = {"query": "Query:\n"}
-    check_prompt_borders(tiny_model)
+    with pytest.raises(ModelError, match=r"got 'Query: ', of which the tokenizer joins the end"):
+        check_prompt_borders(tiny_model, ["Query:\n", "Query: "])
+    check_prompt_borders(tiny_model, ["Query:\n"])
 
 
 def test_white_space_before_a_text_joins_nothing_in_word_pieces(tiny_model):
-    tiny_model.prompts = {"query": "list "}
-    check_prompt_borders(tiny_model)
+    check_prompt_borders(tiny_model, ["list "])
+
+
+def test_prompts_of_the_base_model_are_kept_and_those_of_an_earlier_table_are_not(tiny_model):
+    tiny_model.prompts = {"query": "old", "Clustering": "clustering: "}
+    set_instructions(tiny_model, TABLE)
+    assert set(tiny_model.prompts) == {"Clustering", "find", "match", "document"}
+    set_instructions(tiny_model, Instructions(tasks={"other": {"instructions": ["sort"]}}))
+    assert set(tiny_model.prompts) == {"Clustering", "other", "query", "document"}
+
+
+def test_a_dev_task_does_not_become_the_models_own_prompt(tiny_model, tmp_path):
+    from sentence_transformers import SentenceTransformer
+
+    set_instructions(tiny_model, TABLE)
+    use_task(tiny_model, "find")
+    tiny_model.save_pretrained(str(tmp_path))
+    assert not SentenceTransformer(str(tmp_path), device="cpu").prompts["query"]
+
+
+def test_a_hub_name_brings_head_and_instructions(tiny_model, tmp_path, monkeypatch):
+    """The files are looked for where the weights are: here in a cache folder as the hub leaves it."""
+    from bixse.encoders.head import RelevanceHead
+    from bixse.encoders.relevance_model import RelevanceModel
+
+    set_instructions(tiny_model, TABLE)
+    tiny_model.head = RelevanceHead(10.0, -5.0)
+    snapshot = tmp_path / "models--me--mine" / "snapshots" / ("0" * 40)
+    tiny_model.save_pretrained(str(snapshot))
+    (tmp_path / "models--me--mine" / "refs").mkdir()
+    (tmp_path / "models--me--mine" / "refs" / "main").write_text("0" * 40)
+    loaded = RelevanceModel("me/mine", cache_folder=str(tmp_path), device="cpu", local_files_only=True)
+    assert loaded.head == tiny_model.head
+    assert loaded.instructions == TABLE
