@@ -72,7 +72,7 @@ def test_the_same_run_unfinished_goes_on(tmp_path: Path, status: Any) -> None:
             {"pairs": "xyz"},
             "(changed: model (was 'demo', now 'x'), seed (was 0, now 1), pairs (its content))",
         ),
-        ("train", {**CONFIG, "new": None}, INPUTS, "(changed: new (was not set, now None))"),
+        ("train", {**CONFIG, "new": 1}, INPUTS, "(changed: new (was not set, now 1))"),
         ("train", {"model": "demo", "seed": 0}, INPUTS, "(changed: pairs (was 'pairs.csv', now not set))"),
         ("train", CONFIG, {**INPUTS, "dev/x": "abc"}, "(changed: dev/x (read by one of the two only))"),
     ],
@@ -86,6 +86,11 @@ def test_another_run_is_refused_and_named(
         open_run(tmp_path, command, config, inputs)
     assert named in str(caught.value)
     assert (tmp_path / "run.json").read_bytes() == before
+
+
+def test_a_setting_that_an_earlier_version_did_not_have_and_that_is_not_set_now_changes_nothing(tmp_path: Path) -> None:
+    finish(tmp_path)
+    assert open_run(tmp_path, "train", {**CONFIG, "new": None}, INPUTS).status == "finished"
 
 
 def test_a_setting_of_a_section_is_named(tmp_path: Path) -> None:

@@ -57,7 +57,6 @@ def wait_for_checkpoint(out: Path, step: int, process: subprocess.Popen, seconds
 
 def test_a_run_that_is_killed_at_any_moment_ends_as_if_it_never_was(config, tmp_path):
     """SIGKILL: nothing is told, no handler runs. Weights, bias, optimizer, batches and dropout go on bit for bit."""
-    train(load_config(TrainConfig, config, {}), tmp_path / "whole", progress=False)
     out = tmp_path / "killed"
     for step in (3, 11):
         (process,) = start(1, config, out, script=TRAIN_ALL)
@@ -66,7 +65,8 @@ def test_a_run_that_is_killed_at_any_moment_ends_as_if_it_never_was(config, tmp_
         process.kill()
         assert finish([process])[0][0] == -signal.SIGKILL
         assert not (out / "model").exists()
-    train(load_config(TrainConfig, config, {}), out, progress=False)
+    (ended,) = finish(start(1, config, out, config, tmp_path / "whole", script=TRAIN_ALL))  # with as many threads
+    assert ended[0] == 0, ended
     assert outcome(out) == outcome(tmp_path / "whole")
     assert len(outcome(out)[1]) == 20
 

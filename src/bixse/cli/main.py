@@ -122,8 +122,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             traceback.print_exc()
         result = CommandResult(text="", errors=[_unexpected(error)], exit_code=1)
     if PROCESSES > 1 and PROCESS > 0:  # the first one speaks for all, but a fault of this one only it can tell
-        for error in [] if known_to_all else result.errors:
-            sys.stderr.write(f"error: process {PROCESS}: {error}\n")
+        for said in [] if known_to_all else result.errors:
+            sys.stderr.write(f"error: process {PROCESS}: {said}\n")
         return result.exit_code
     try:
         _show(result, "--json" in words)
