@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: quickstart test test-all lint bench-loss clean help
+.PHONY: quickstart test test-all lint bench-loss bench-train clean help
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
@@ -39,6 +39,9 @@ lint: $(READY)  ## style and types alone
 bench-loss: $(READY)  ## the fused loss against plain PyTorch and the bare matrix products; every loss against batch size
 	$(BIN)/python benchmarks/bench_loss.py $(ARGS)
 	$(BIN)/python benchmarks/bench_growth.py $(GROWTH_ARGS)
+
+bench-train: $(READY)  ## training speed against the stock trainer of sentence-transformers
+	$(BIN)/python benchmarks/bench_train.py $(ARGS)
 
 clean:  ## remove the environment
 	rm -rf $(VENV)

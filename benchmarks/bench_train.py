@@ -1,0 +1,370 @@
+"""How fast `bixse train` trains, beside sentence-transformers' own trainer with its in-batch softmax loss.
+
+    python benchmarks/bench_train.py [--documents 1 4] [--max-lengths 64 256] [--rounds 3] [--out FILE] [--quick]
+
+One row a method and case, on the processor. All methods of a case train the demo model (all-MiniLM-L6-v2) on the same
+queries and documents of the train split of pydocs, cut at the same length, in batches of as many queries, for as many
+epochs, with the same optimizer (fused AdamW), rates and dropout. Round r draws its queries with seed r; K = 1 takes the
+best document of a query, K = 4 three more.
+
+- `stock`: `SentenceTransformerTrainer` with `MultipleNegativesRankingLoss` as it comes; the columns are anchor,
+  positive and, for K = 4, negative_1 to negative_3.
+- `stock, tuned`: the same with what a knowing user switches on: bf16 where the processor is fast at it, and no clipping
+  of the gradient (bixse clips none).
+- `stock, cached`: the tuned one with `CachedMultipleNegativesRankingLoss(mini_batch_size=8)`: it encodes every text
+  twice, but pads within eight texts only, which pays where texts are long and of unlike length.
+- `bixse` and `infonce`: `bixse.training.recipe.train` with these losses and its other settings as they come: bf16 where
+  it is fast, a log entry a step.
+
+Timed is the call of the trainer's `train`: batches, tokenisation, steps, optimizer and log. Checkpoints are left out on
+both sides, and there is no evaluation. All methods run in one process, after a small step of each that is not timed:
+imports and warm-up are paid once, so that a run is short and another program slows all methods of a round alike. Every
+other round runs them in the opposite order. Seconds are medians over rounds; a ratio is the median over rounds of the
+ratio within the round. With the default, one step a run, the trainer's start (about 0.1 s) is in every run.
+
+Columns:
+
+- `documents` (K), `batch_size` (queries), `max_length` (tokens of a text that are read), `queries` (of a round, over
+  all epochs), `threads` (PyTorch's: set OMP_NUM_THREADS to change it);
+- `bf16`: what the run computed in; `bf16_is_fast`: what the processor can;
+- `rounds`; `seconds` of a round; `cpu_seconds`: processor time of a round, over all threads;
+- `pairs_per_second`, `texts_per_second`: (query, document) pairs given; queries and documents given;
+- `tokens_per_second`: tokens trained on, padding aside; a document that two queries of a batch share counts once in
+  bixse, which encodes it once;
+- `padding`: share of the encoder's token positions that is padding;
+- `ratio_to_stock`: how many times as fast as `stock`; `ratio_lowest`, `ratio_highest` over the rounds;
+- `cpu_ratio_to_stock`: the same ratio in processor time, from which other programs take less away;
+- `ratio_to_tuned`: how many times as fast as the faster of `stock, tuned` and `stock, cached`;
+- `around_seconds`: the rest of the call: reading, loading, checks and saving the model; bixse does more of these;
+- `extra_mib`: peak of the resident memory in `train` beyond weights and gradients, of the first round in a process of
+  its own; Adam's two moments (173 MiB) are in it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import math
+import os
+import statistics
+import tempfile
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
+
+import numpy as np
+import torch
+from transformers import PrinterCallback, Trainer
+
+from bixse.data.graded_pairs import GradedPairs
+from bixse.data.pairs_files import save_graded_pairs
+from bixse.data.pydocs.collection import PYDOCS_SCALE, load_pydocs
+from bixse.encoders.build import quiet_loading
+from bixse.encoders.demo import demo_model_path
+from bixse.encoders.encode import bf16_is_fast
+from bixse.training.config import OptimizerConfig, TrainConfig
+from bixse.training.recipe import train
+from measuring import in_a_process_of_its_own, peak_beyond_gradients, write_table
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from bixse.data.graded_pairs import QueryGroup
+
+COLUMNS = (
+    "documents", "batch_size", "max_length", "method", "queries", "rounds", "threads", "bf16", "bf16_is_fast",
+    "seconds", "cpu_seconds", "pairs_per_second", "texts_per_second", "tokens_per_second", "padding", "ratio_to_stock",
+    "ratio_lowest", "ratio_highest", "cpu_ratio_to_stock", "ratio_to_tuned", "around_seconds", "extra_mib",
+)  # fmt: skip
+STOCK, TUNED, CACHED = "stock", "stock, tuned", "stock, cached"
+CACHED_TEXTS = 8
+"""Texts of a pass of the cached loss."""
+BIXSE: dict[str, dict[str, Any]] = {
+    "bixse": {"loss": "bixse"},
+    "infonce": {"loss": "infonce"},
+}
+"""Settings of `bixse train` beside those of the case."""
+WARM_UP_QUERIES = 4
+"""Queries of the step that is not timed."""
+METHODS = (STOCK, TUNED, CACHED, *BIXSE)
+
+
+@dataclass(frozen=True)
+class Case:
+    """What all methods have in common."""
+
+    documents: int
+    """K."""
+    max_length: int
+    """Tokens of a text that are read."""
+    batch_size: int
+    """Queries of a batch."""
+    queries: int
+    """Queries of an epoch."""
+    epochs: int
+    """Passes over them."""
+
+    @property
+    def optimizer(self) -> OptimizerConfig:
+        """The defaults of `bixse train` at this size."""
+        return OptimizerConfig(batch_size=self.batch_size, epochs=self.epochs, documents_per_query=self.documents)
+
+
+class Meter:
+    """What a run of a trainer took: seconds, tokens and token positions, or memory in place of them."""
+
+    def __init__(self, memory: bool = False) -> None:
+        self.memory = memory
+        self.seconds = math.nan
+        self.cpu_seconds = math.nan
+        self.extra_mib = math.nan
+        self.bf16 = False
+        self.tokens = 0
+        self.positions = 0
+
+    def __call__(self, trainer: Any, work: Callable[[], Any]) -> Any:
+        """Measure the work of a trainer."""
+        self.bf16 = trainer.args.bf16
+        hook = trainer.model[0].register_forward_pre_hook(self._count)  # the first part gets the tokenised texts
+        try:
+            if self.memory:
+                self.extra_mib = peak_beyond_gradients(work, list(trainer.model.parameters()))
+                return None
+            start, cpu_start = time.perf_counter(), time.process_time()
+            result = work()
+            self.seconds, self.cpu_seconds = time.perf_counter() - start, time.process_time() - cpu_start
+            return result
+        finally:
+            hook.remove()
+
+    def _count(self, module: torch.nn.Module, inputs: tuple[dict[str, Any], ...]) -> None:
+        if not torch.is_grad_enabled():
+            return  # the first of the two passes of a cached loss
+        mask = inputs[0]["attention_mask"]
+        self.tokens += int(mask.sum())
+        self.positions += mask.numel()
+
+
+@contextmanager
+def measured(meter: Meter) -> Iterator[None]:
+    """Within this block every trainer's `train` is measured and writes no checkpoint."""
+    original = Trainer.train
+
+    def measured_train(self: Trainer, *args: Any, **kwargs: Any) -> Any:
+        return meter(self, lambda: original(self, *args, **kwargs))
+
+    with patch.object(Trainer, "train", measured_train), patch.object(Trainer, "_save_checkpoint", lambda *_: None):
+        yield
+
+
+def drawn_groups(case: Case, seed: int) -> list[QueryGroup]:
+    """Queries of the train split with K documents each, the best one first."""
+    collection, _ = load_pydocs()
+    groups = GradedPairs.from_collection(collection, "train", PYDOCS_SCALE).groups()
+    usable = [group for group in groups if len(group.documents) >= case.documents]
+    if len(usable) < case.queries:
+        raise SystemExit(
+            f"--queries: got {case.queries}; expected at most {len(usable)} with {case.documents} documents"
+        )
+    generator = np.random.default_rng(seed)
+    drawn = []
+    for number in generator.permutation(len(usable))[: case.queries]:
+        group = usable[number]
+        best = int(np.argmax(group.relevance))
+        others = generator.permutation([i for i in range(len(group.documents)) if i != best])
+        chosen = [best, *map(int, others[: case.documents - 1])]
+        parts = {name: [getattr(group, name)[i] for i in chosen] for name in ("document_ids", "documents", "relevance")}
+        drawn.append(replace(group, **parts))
+    return drawn
+
+
+def train_bixse(settings: dict[str, Any], groups: Sequence[QueryGroup], case: Case, seed: int, folder: Path) -> None:
+    """What `bixse train` runs."""
+    rows = [
+        {"query": group.query, "document": document, "relevance": relevance}
+        for group in groups
+        for document, relevance in zip(group.documents, group.relevance, strict=True)
+    ]
+    save_graded_pairs(GradedPairs.from_rows(rows), folder / "train.jsonl")
+    config = TrainConfig(
+        pairs=folder / "train.jsonl", max_length=case.max_length, optimizer=case.optimizer, seed=seed, **settings
+    )
+    train(config, folder / "run", progress=False)
+
+
+def train_stock(method: str, groups: Sequence[QueryGroup], case: Case, seed: int, folder: Path) -> None:
+    """What the documentation of sentence-transformers shows."""
+    from datasets import Dataset
+    from sentence_transformers import (
+        SentenceTransformer,
+        SentenceTransformerTrainer,
+        SentenceTransformerTrainingArguments,
+    )
+    from sentence_transformers.sentence_transformer.losses import (
+        CachedMultipleNegativesRankingLoss,
+        MultipleNegativesRankingLoss,
+    )
+
+    names = ["positive", *(f"negative_{number}" for number in range(1, case.documents))]
+    columns = {name: [group.documents[i] for group in groups] for i, name in enumerate(names)}
+    dataset = Dataset.from_dict({"anchor": [group.query for group in groups], **columns})
+    model = SentenceTransformer(str(demo_model_path()))
+    model.max_seq_length = case.max_length
+    switched_on: dict[str, Any] = {"bf16": bf16_is_fast(), "max_grad_norm": 0.0} if method != STOCK else {}
+    arguments = SentenceTransformerTrainingArguments(
+        output_dir=str(folder / "checkpoints"),
+        num_train_epochs=case.epochs,
+        per_device_train_batch_size=case.batch_size,
+        learning_rate=case.optimizer.scaled_learning_rate,
+        adam_beta2=case.optimizer.adam_beta2,
+        warmup_steps=case.optimizer.warmup,
+        seed=seed,
+        disable_tqdm=True,
+        **switched_on,
+    )
+    loss = (
+        CachedMultipleNegativesRankingLoss(model, mini_batch_size=CACHED_TEXTS)
+        if method == CACHED
+        else MultipleNegativesRankingLoss(model)
+    )
+    trainer = SentenceTransformerTrainer(model=model, args=arguments, train_dataset=dataset, loss=loss)
+    trainer.remove_callback(PrinterCallback)
+    trainer.train()
+    model.save_pretrained(str(folder / "model"))
+
+
+def run(method: str, groups: Sequence[QueryGroup], case: Case, seed: int, memory: bool = False) -> tuple[Meter, float]:
+    """One training run: what was measured, and the seconds around it."""
+    meter = Meter(memory)
+    with tempfile.TemporaryDirectory() as name, measured(meter), quiet_loading():
+        start = time.perf_counter()
+        if method in BIXSE:
+            train_bixse(BIXSE[method], groups, case, seed, Path(name))
+        else:
+            train_stock(method, groups, case, seed, Path(name))
+        around = time.perf_counter() - start - meter.seconds
+    gc.collect()  # a trainer and its callbacks refer to each other
+    return meter, around
+
+
+def measure_memory(method: str, case: Case) -> float:
+    """Peak resident memory in MiB of the first round in this (fresh) process."""
+    meter, _ = run(method, drawn_groups(case, 0), case, 0, memory=True)
+    return meter.extra_mib
+
+
+def measure(case: Case, rounds: int) -> dict[str, list[tuple[Meter, float]]]:
+    """All methods in each round; the order turns round in every other one."""
+    small = replace(case, batch_size=min(case.batch_size, WARM_UP_QUERIES))
+    first = drawn_groups(case, 0)[: small.batch_size]
+    for method in METHODS:
+        run(method, first, small, 0)
+    done: dict[str, list[tuple[Meter, float]]] = {method: [] for method in METHODS}
+    for seed in range(rounds):
+        groups = drawn_groups(case, seed)
+        for method in METHODS if seed % 2 == 0 else METHODS[::-1]:
+            done[method].append(run(method, groups, case, seed))
+    return done
+
+
+def memory_of(method: str, case: Case) -> float:
+    """Peak resident memory in MiB of the first round in a process of its own."""
+    arguments = ("--memory-of", method, "--documents", case.documents, "--max-lengths", case.max_length,
+                 "--batch-size", case.batch_size, "--queries", case.queries, "--epochs", case.epochs)  # fmt: skip
+    return in_a_process_of_its_own(__file__, *arguments)
+
+
+def rows_of(case: Case, rounds: int, memory: bool) -> Iterator[dict[str, object]]:
+    """One table row a method."""
+    done = measure(case, rounds)
+    seconds = {method: [meter.seconds for meter, _ in done[method]] for method in METHODS}
+    cpu_seconds = {method: [meter.cpu_seconds for meter, _ in done[method]] for method in METHODS}
+    tuned = min((TUNED, CACHED), key=lambda method: statistics.median(seconds[method]))
+    queries = case.queries * case.epochs
+    for method in METHODS:
+        meters = [meter for meter, _ in done[method]]
+        took = statistics.median(seconds[method])
+        ratios = ratios_of(seconds[STOCK], seconds[method])
+        yield {
+            "documents": case.documents,
+            "batch_size": case.batch_size,
+            "max_length": case.max_length,
+            "method": method,
+            "queries": queries,
+            "rounds": rounds,
+            "threads": torch.get_num_threads(),
+            "bf16": meters[0].bf16,
+            "bf16_is_fast": bf16_is_fast(),
+            "seconds": round(took, 3),
+            "cpu_seconds": round(statistics.median(cpu_seconds[method]), 3),
+            "pairs_per_second": round(queries * case.documents / took, 2),
+            "texts_per_second": round(queries * (case.documents + 1) / took, 2),
+            "tokens_per_second": round(statistics.median(meter.tokens / meter.seconds for meter in meters)),
+            "padding": round(1 - sum(meter.tokens for meter in meters) / sum(meter.positions for meter in meters), 3),
+            "ratio_to_stock": round(statistics.median(ratios), 3),
+            "ratio_lowest": round(min(ratios), 3),
+            "ratio_highest": round(max(ratios), 3),
+            "cpu_ratio_to_stock": round(statistics.median(ratios_of(cpu_seconds[STOCK], cpu_seconds[method])), 3),
+            "ratio_to_tuned": round(statistics.median(ratios_of(seconds[tuned], seconds[method])), 3),
+            "around_seconds": round(statistics.median(around for _, around in done[method]), 2),
+            "extra_mib": round(memory_of(method, case), 1) if memory else math.nan,
+        }
+
+
+def ratios_of(yardstick: Sequence[float], own: Sequence[float]) -> list[float]:
+    """How many times as fast a method was in each round."""
+    return [theirs / ours for theirs, ours in zip(yardstick, own, strict=True)]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure, print the table, write the CSV."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--documents", type=int, nargs="+", default=[1, 4], help="K: documents of a query")
+    parser.add_argument("--max-lengths", type=int, nargs="+", default=[64, 256], help="tokens of a text that are read")
+    parser.add_argument("--batch-size", type=int, default=16, help="queries of a batch")
+    parser.add_argument("--queries", type=int, default=16, help="queries of an epoch")
+    parser.add_argument("--epochs", type=int, default=1, help="passes over them")
+    parser.add_argument("--rounds", type=int, default=3, help="the median counts")
+    parser.add_argument("--out", type=Path, help="write the table here as CSV")
+    parser.add_argument("--quick", action="store_true", help="one small case, no memory: a look, not a measurement")
+    parser.add_argument("--memory-of", choices=METHODS, help=argparse.SUPPRESS)
+    options = parser.parse_args(arguments)
+    if min(options.rounds, options.queries, options.epochs, options.batch_size, *options.documents) < 1:
+        parser.error("expected --rounds, --queries, --epochs, --batch-size and --documents of at least 1")
+    if min(options.max_lengths) < 4 or max(options.max_lengths) > 512:
+        parser.error("expected --max-lengths of 4 to 512")
+    if options.queries < options.batch_size:
+        parser.error("expected --queries of at least --batch-size")
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # the processor is measured
+    if options.quick:
+        options.documents, options.max_lengths, options.rounds = [4], [16], 1
+        options.batch_size, options.queries, options.epochs = 4, 4, 1
+    cases = [
+        Case(documents, length, options.batch_size, options.queries, options.epochs)
+        for documents in options.documents
+        for length in options.max_lengths
+    ]
+    if options.memory_of:
+        print(measure_memory(options.memory_of, cases[0]))
+        return
+    print(f"threads {torch.get_num_threads()}, batch {options.batch_size}, fast bf16: {bf16_is_fast()}")
+    widths = {"documents": 9, "max_length": 10, "method": -16, "seconds": 8, "pairs_per_second": 16,
+              "texts_per_second": 16, "tokens_per_second": 17, "padding": 7, "ratio_to_stock": 14,
+              "ratio_lowest": 12, "ratio_highest": 13, "cpu_ratio_to_stock": 18, "ratio_to_tuned": 14,
+              "around_seconds": 14, "extra_mib": 9}  # fmt: skip
+    print("  ".join(f"{name:<{-w}}" if w < 0 else f"{name:>{w}}" for name, w in widths.items()))
+    rows: list[dict[str, object]] = []
+    for case in cases:
+        for row in rows_of(case, options.rounds, memory=not options.quick):
+            rows.append(row)
+            cells = (f"{row[n]:<{-w}}" if w < 0 else f"{row[n]:>{w}}" for n, w in widths.items())
+            print("  ".join(cells), flush=True)
+    if options.out:
+        write_table(options.out, COLUMNS, rows)
+
+
+if __name__ == "__main__":
+    main()
