@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import warnings
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -42,6 +43,9 @@ def join_processes() -> None:
         if not dist.is_initialized():
             PartialState(cpu=not torch.cuda.is_available(), timeout=PATIENCE)
             atexit.register(dist.destroy_process_group)
+            # torch 2.13 has new names for both; older ones do not know them
+            names = "all_gather_into_tensor|reduce_scatter_tensor"
+            warnings.filterwarnings("ignore", message=f".*({names}).* is deprecated", category=FutureWarning)
 
 
 @contextmanager
