@@ -1,0 +1,165 @@
+"""What every judge is: it takes questions about pairs and gives back one answer each, graded or with a status."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+Status = Literal[
+    "graded",
+    "refused",
+    "filtered",
+    "truncated",
+    "no-option",
+    "ambiguous",
+    "off-scale",
+    "no-probabilities",
+    "too-long",
+    "failed",
+]
+"""How an answer ended. Only "graded" carries relevance.
+
+refused: the judge declined; filtered: a content filter; truncated: the length limit came before an option; no-option:
+no option was answered; ambiguous: several options were named; off-scale: a number outside the rubric;
+no-probabilities: the server gave none where they are needed; too-long: the pair does not fit the judge; failed: no
+answer after all tries.
+"""
+STATUSES: tuple[str, ...] = get_args(Status)
+
+Mode = Literal["token-ids", "top-logprobs", "constrained", "sample", "verbal", "score", "replay"]
+"""How the grade was read off the judge, recorded for every row.
+
+token-ids: probabilities of exactly the option tokens; top-logprobs: from the most probable tokens, the rest bounded;
+constrained: from top tokens while decoding may only emit an option; sample: share of each option in n samples; verbal:
+the one grade written (probability 1); score: a cross-encoder's score through a map; replay: an existing judgement.
+"""
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Tokens of one answer."""
+
+    prompt: int = 0
+    """Tokens read, cached ones included."""
+    cached: int = 0
+    """Of those, tokens the server had in its prompt cache."""
+    completion: int = 0
+    """Tokens written, reasoning included."""
+    reasoning: int = 0
+    """Of those, tokens of reasoning."""
+
+    def __add__(self, other: Usage) -> Usage:
+        return Usage(
+            self.prompt + other.prompt,
+            self.cached + other.cached,
+            self.completion + other.completion,
+            self.reasoning + other.reasoning,
+        )
+
+
+@dataclass(frozen=True)
+class Question:
+    """One question to a judge: one pair in one order of a rubric."""
+
+    query_id: str
+    """Id of the query."""
+    document_id: str
+    """Id of the document."""
+    query: str
+    """Its text."""
+    document: str
+    """Its text."""
+    order: str = ""
+    """Name of the rubric's order."""
+    messages: tuple[Mapping[str, str], ...] = ()
+    """Rendered chat messages."""
+    repeat: int = 0
+    """0, or the number of a repetition asked to measure self-agreement."""
+
+    def key(self, identity: Mapping[str, Any]) -> str:
+        """SHA-256 of everything that decides the answer: the judge's identity, the rendered question, the repeat.
+
+        Args:
+            identity: the judge's `identity`: model, revision, kind of server, parameters, options, mode.
+        """
+        asked: Any = [dict(message) for message in self.messages] or [self.query, self.document]
+        content = json.dumps([dict(identity), asked, self.repeat], sort_keys=True, ensure_ascii=True)
+        return hashlib.sha256(content.encode("utf-8")).hexdigest()
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a judge made of one question."""
+
+    status: Status
+    """"graded" or why there is no grade."""
+    mode: Mode
+    """How the grade was read."""
+    probabilities: tuple[float, ...] = ()
+    """Raw probability of each label of the rubric; empty without a grade."""
+    grade: float | None = None
+    """Expected grade on the rubric's scale."""
+    low: float | None = None
+    """Its lower bound, given what the judge did not return."""
+    high: float | None = None
+    """Its upper bound."""
+    text: str = ""
+    """What the judge wrote, cut to 200 characters."""
+    usage: Usage = field(default_factory=Usage)
+    """Tokens."""
+    seconds: float = 0.0
+    """Wall time from question to answer; a batch's time divided by its questions for local judges."""
+    judge: str = ""
+    """Model that answered."""
+    detail: str = ""
+    """Why there is no grade, for people; never holds a key."""
+    tries: int = 1
+    """Requests made for it."""
+
+    @property
+    def mass(self) -> float:
+        """Probability the judge put on the options together."""
+        return min(1.0, sum(self.probabilities))
+
+    def to_json(self) -> str:
+        """One line of JSON."""
+        return json.dumps(asdict(self), ensure_ascii=False)
+
+    @classmethod
+    def from_json(cls, text: str) -> Answer:
+        """The answer that `to_json` wrote."""
+        content = json.loads(text)
+        content["usage"] = Usage(**content["usage"])
+        content["probabilities"] = tuple(content["probabilities"])
+        return cls(**content)
+
+
+class Judge(Protocol):
+    """A source of grades: a server, a local model, a cross-encoder, or existing judgements.
+
+    `answers` may take questions ahead and give answers in any order; each question taken is answered once, with a
+    grade or a status. It takes the next question only when there is room to ask it, so the giver of questions can stop
+    at any time.
+    """
+
+    @property
+    def name(self) -> str:
+        """Model name, recorded with every row."""
+
+    @property
+    def identity(self) -> Mapping[str, Any]:
+        """All that decides an answer besides the question, as plain JSON values; no address, no key."""
+
+    def answers(self, questions: Iterable[Question]) -> Iterator[tuple[Question, Answer]]:
+        """Answer questions as they come."""
+
+    def count_tokens(self, questions: Sequence[Question]) -> list[int] | None:
+        """Prompt tokens of each question by the judge's own tokenizer, or None where there is none at hand."""
+
+    def close(self) -> None:
+        """Free what the judge holds."""

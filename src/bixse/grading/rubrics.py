@@ -1,0 +1,176 @@
+"""Rubrics as data: what a judge is asked, and which option tokens its answer may be."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import sys
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from bixse.data.files import read_text
+from bixse.errors import ConfigError, InputError, did_you_mean, shorten
+from bixse.relevance import GradeScale
+
+_FIELDS = re.compile(r"\{(query|document)\}")
+
+
+class RubricOrder(BaseModel):
+    """One way to ask: its system text and the user text with `{query}` and `{document}`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str = Field(min_length=1)
+    """Name of the order, recorded with every answer."""
+    system: str = ""
+    """System message; empty for none."""
+    user: str
+    """User message; `{query}` and `{document}` stand for the texts, each once."""
+
+    @model_validator(mode="after")
+    def _whole(self) -> RubricOrder:
+        found = sorted(_FIELDS.findall(self.user))
+        if found != ["document", "query"]:
+            raise ValueError(f"user: got the fields {found}; expected {{query}} and {{document}} once each")
+        return self
+
+    def messages(self, query: str, document: str) -> tuple[dict[str, str], ...]:
+        """Chat messages of one pair; texts that contain `{query}` or `{document}` stay as they are."""
+        texts = {"query": query, "document": document}
+        user = _FIELDS.sub(lambda match: texts[match[1]], self.user)
+        system = ({"role": "system", "content": self.system.strip()},) if self.system.strip() else ()
+        return (*system, {"role": "user", "content": user})
+
+
+class Rubric(BaseModel):
+    r"""A question with ordered options, each a token of the judge (BiXSE paper, section 3).
+
+    Example:
+        >>> rubric = load_rubric("trec-dl-0-3")
+        >>> rubric.labels, rubric.scale.to_relevance(1.5)
+        (('0', '1', '2', '3'), 0.5)
+        >>> rubric.orders[0].messages("copy a folder", "shutil.copytree")[1]["content"]
+        'Query: copy a folder\n\nPassage: shutil.copytree'
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str
+    """Name in the table, recorded with every answer."""
+    labels: tuple[str, ...] = Field(min_length=2)
+    """What the judge answers with, from irrelevant to perfectly relevant; distinct, without spaces."""
+    values: tuple[float, ...] = ()
+    """Grade of each label, rising; the numbers the labels spell where it is left out."""
+    orders: tuple[RubricOrder, ...] = Field(min_length=1)
+    """Every order is asked; the relevances are averaged."""
+    summary: str = ""
+    """One line for people."""
+    source: str = ""
+    """Where the wording is from."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _values_from_labels(cls, given: Any) -> Any:
+        if isinstance(given, dict) and not given.get("values") and isinstance(given.get("labels"), (list, tuple)):
+            try:
+                return {**given, "values": [float(label) for label in given["labels"]]}
+            except (TypeError, ValueError):
+                raise ValueError("labels: got words; expected `values` too, a number for each label") from None
+        return given
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Rubric:
+        if any(not label.strip() or label != label.strip() for label in self.labels):
+            raise ValueError("labels: expected texts without spaces around them")
+        if len(set(self.labels)) != len(self.labels):
+            raise ValueError("labels: expected each once")
+        if len(self.values) != len(self.labels) or any(
+            not low < high for low, high in zip(self.values, self.values[1:], strict=False)
+        ):
+            raise ValueError("values: expected one a label, rising from irrelevant to perfectly relevant")
+        if len({order.name for order in self.orders}) != len(self.orders):
+            raise ValueError("orders: expected names of their own")
+        return self
+
+    @property
+    def scale(self) -> GradeScale:
+        """The grade scale: lowest value to highest."""
+        return GradeScale(self.values[0], self.values[-1])
+
+    @property
+    def content_hash(self) -> str:
+        """SHA-256 of everything that is asked; a changed word changes it."""
+        asked = self.model_dump(mode="json", exclude={"name", "summary", "source"})
+        return hashlib.sha256(json.dumps(asked, sort_keys=True).encode("utf-8")).hexdigest()
+
+
+def load_rubric(name: str | Path) -> Rubric:
+    """A rubric by its name, or the one a TOML file holds (`FILE` or `FILE:NAME` where it holds several).
+
+    Raises:
+        InputError: no rubric of that name, no such file, or a file with several and none named.
+        ConfigError: the file is no rubric; says which key and what was expected.
+    """
+    text = str(name)
+    shipped = _shipped()
+    if text in shipped:
+        return shipped[text]
+    path, _, wanted = text.partition(".toml:")
+    file = Path(f"{path}.toml") if wanted else Path(text)
+    if file.suffix != ".toml":
+        raise InputError(
+            f"rubric: got {shorten(text)}; expected {', '.join(shipped)} or a TOML file; "
+            f"to mend: {did_you_mean(text, shipped)}"
+        )
+    found = _read(read_text(file), str(file))
+    if not wanted and len(found) == 1:
+        return next(iter(found.values()))
+    if wanted not in found:
+        what = f"no rubric {wanted!r}" if wanted else f"{len(found)} rubrics"
+        raise InputError(
+            f"{file}: got {what}; expected one of {', '.join(found)}; to mend: name it as {file}:{next(iter(found))}"
+        )
+    return found[wanted]
+
+
+def rubric_names() -> list[str]:
+    """Names of the rubrics that come with the package."""
+    return list(_shipped())
+
+
+@cache
+def _shipped() -> dict[str, Rubric]:
+    text = (resources.files("bixse.grading") / "rubrics.toml").read_text(encoding="utf-8")
+    return _read(text, "rubrics.toml")
+
+
+def _read(text: str, where: str) -> dict[str, Rubric]:
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+    try:
+        tables = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{where}: got no valid TOML ({error}); expected rubrics; to mend: correct it") from error
+    if not tables or not all(isinstance(table, dict) for table in tables.values()):
+        raise ConfigError(
+            f"{where}: got {shorten(tables)}; expected one table a rubric; to mend: begin with a line [my-rubric]"
+        )
+    found = {}
+    for name, table in tables.items():
+        try:
+            found[name] = Rubric(name=name, **{key: value for key, value in table.items() if key != "name"})
+        except ValidationError as error:
+            first = error.errors()[0]
+            place = ".".join(str(part) for part in (name, *first["loc"]))
+            raise ConfigError(
+                f"{where}: {place}: {first['msg'].removeprefix('Value error, ')}; "
+                "to mend: see the rubrics in docs/grading.md"
+            ) from error
+    return found

@@ -1,0 +1,1 @@
+"""Mining: documents worth grading for each query, and queries for documents."""
