@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
 
+    from typing_extensions import Self
+
 
 def did_you_mean(word: str, known: Iterable[str], otherwise: str = "choose one of them") -> str:
     """A hint for an unknown word.
@@ -35,6 +37,11 @@ class BixseError(Exception):
     """Process exit code of a command that ends with this error."""
     known_to_all = False
     """Every process of a run raised it: the first one says so for all."""
+
+    def of_all_processes(self) -> Self:
+        """This error, marked as one that every process of the run raises."""
+        self.known_to_all = True
+        return self
 
 
 class InputError(BixseError):

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from bixse.cli.result import CommandResult
 from bixse.errors import BixseError, InputError
+from bixse.training.processes import is_first_process, process_number, started_processes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,10 +36,6 @@ CONFIG_VERBS = ("quickstart", "evaluate", "calibrate", "search")
 
 SHARING_VERBS = ("train",)
 """Verbs whose work several processes share."""
-PROCESSES = int(os.environ.get("WORLD_SIZE", "1"))
-"""How many processes a launcher (torchrun, accelerate launch) started; 1 without one."""
-PROCESS = int(os.environ.get("RANK", "0"))
-"""The number of this one, from 0."""
 
 INTERRUPTED = "stopped by Ctrl-C; the same command goes on with what is finished"
 """Said when a verb without checkpoints is interrupted."""
@@ -121,9 +118,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if "--debug" in words:
             traceback.print_exc()
         result = CommandResult(text="", errors=[_unexpected(error)], exit_code=1)
-    if PROCESSES > 1 and PROCESS > 0:  # the first one speaks for all, but a fault of this one only it can tell
+    if not is_first_process():  # the first one speaks for all, but a fault of this one only it can tell
         for said in [] if known_to_all else result.errors:
-            sys.stderr.write(f"error: process {PROCESS}: {said}\n")
+            sys.stderr.write(f"error: process {process_number()}: {said}\n")
         return result.exit_code
     try:
         _show(result, "--json" in words)
@@ -140,13 +137,11 @@ def _run(words: Sequence[str]) -> CommandResult:
 
         config = config_path(words)
     args = build_parser(verb, config).parse_args(words)
-    if PROCESSES > 1 and args.verb not in SHARING_VERBS:
-        refusal = InputError(
-            f"bixse {args.verb}: got {PROCESSES} processes; expected one; to mend: start it without the launcher (of "
-            "several processes only `bixse train` makes use)"
-        )
-        refusal.known_to_all = True
-        raise refusal
+    if started_processes() > 1 and args.verb not in SHARING_VERBS:
+        raise InputError(
+            f"bixse {args.verb}: got {started_processes()} processes; expected one; to mend: start it without the "
+            "launcher (of several processes only `bixse train` makes use)"
+        ).of_all_processes()
     with contextlib.redirect_stdout(sys.stderr):  # whatever a library prints: standard output holds the result alone
         result: CommandResult = import_module(f"bixse.cli.{args.verb}").run(args)
     return result
@@ -159,7 +154,7 @@ def _unexpected(error: Exception) -> str:
             "got no more memory; expected the batch to fit; to mend: a smaller --batch-size, --max-length or model, "
             "or a machine with more memory"
         )
-    if PROCESSES > 1 and ("Connection" in str(error) or type(error).__name__.startswith("Dist")):
+    if started_processes() > 1 and ("Connection" in str(error) or type(error).__name__.startswith("Dist")):
         return f"another process ended ({str(error).splitlines()[0]}); its own message says why"
     return (
         f"unexpected {type(error).__name__}: {error}; this is a fault of bixse: please report it "

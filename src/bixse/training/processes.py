@@ -28,9 +28,14 @@ def started_processes() -> int:
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
+def process_number() -> int:
+    """The number of this process as the launcher said, from 0."""
+    return int(os.environ.get("RANK", "0"))
+
+
 def is_first_process() -> bool:
     """Whether this process is the one that writes files and talks to the user."""
-    return started_processes() == 1 or os.environ.get("RANK", "0") == "0"
+    return started_processes() == 1 or process_number() == 0
 
 
 def join_processes() -> None:
@@ -65,8 +70,7 @@ def together() -> Iterator[None]:
         error = raised
     found = [other for other in all_of(error) if other is not None]
     if found:
-        found[0].known_to_all = True
-        raise found[0]
+        raise found[0].of_all_processes()
 
 
 def all_of(value: Any) -> list[Any]:
@@ -94,23 +98,11 @@ def check_agreement(named: Mapping[str, Any]) -> None:
         values = [other.get(name) for other in everyone]
         odd = [number for number, value in enumerate(values) if value != values[0]]
         if odd:
-            error = InputError(
+            raise InputError(
                 f"{name}: got another value in process {', '.join(map(str, odd))} than in process 0 "
                 f"({values[odd[0]]!r}, not {values[0]!r}); expected the same everywhere; to mend: start all processes "
                 "with the same command, on the same files"
-            )
-            error.known_to_all = True
-            raise error
-
-
-def sum_of(values: Tensor) -> Tensor:
-    """A tensor summed over all processes; each must call this with the same shape."""
-    if started_processes() > 1:
-        import torch.distributed as dist
-
-        values = values.clone()
-        dist.all_reduce(values)
-    return values
+            ).of_all_processes()
 
 
 def any_process(flag: bool, device: torch.device) -> bool:
@@ -119,7 +111,9 @@ def any_process(flag: bool, device: torch.device) -> bool:
         return flag
     import torch
 
-    return bool(sum_of(torch.tensor(float(flag), device=device)) > 0)
+    from bixse.losses.processes import sum_over_processes
+
+    return bool(sum_over_processes(torch.tensor(float(flag), device=device)) > 0)
 
 
 def average_gradients(parameters: Iterable[torch.nn.Parameter]) -> None:

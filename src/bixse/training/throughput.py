@@ -6,8 +6,8 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from bixse.encoders.embedding import positions_computed
+from bixse.losses.processes import sum_over_processes
 from bixse.training.batches import COUNTS
-from bixse.training.processes import sum_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -51,7 +51,7 @@ class Throughput:
 
         exact = torch.float32 if device.type == "mps" else torch.float64
         own = torch.tensor([*self.counts, self.tokens, self.positions], dtype=exact, device=device)
-        *counts, tokens, positions = sum_of(own).tolist()
+        *counts, tokens, positions = sum_over_processes(own).tolist()
         said = dict(zip(COUNTS, counts, strict=True))
         seconds = self.seconds or math.nan
         return {

@@ -172,13 +172,11 @@ class GradedTrainer(SentenceTransformerTrainer):
         if any_process(not bool(loss.isfinite()), loss.device):
             path = self._dump_batch(inputs)
             losses = [value for value in all_of(float(loss)) if not math.isfinite(value)]
-            error = TrainingError(
+            raise TrainingError(
                 f"training: got loss {losses[0]} at step {self.state.global_step + 1}; expected a finite number; "
                 f"to mend: look at the batch ({path}), lower learning_rate or set max_grad_norm, and give another "
                 "--out folder"
-            )
-            error.known_to_all = True
-            raise error
+            ).of_all_processes()
         return loss
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
