@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bixse.data.graded_pairs import GradedPairs, text_id
-from bixse.data.pairs_files import load_graded_pairs, save_graded_pairs
+from bixse.data.pairs_files import load_graded_pairs, load_pairs, save_graded_pairs
 from bixse.errors import InputError, InvalidFileError, StorageError
 
 SUFFIXES = (".parquet", ".jsonl", ".csv", ".tsv")
@@ -375,3 +375,26 @@ def test_any_valid_rows_survive_writing_and_reading(tmp_path: Path, suffix: str,
     path = tmp_path / f"pairs{suffix}"
     save_graded_pairs(pairs, path)
     assert list(load_graded_pairs(path).rows()) == list(pairs.rows())
+
+
+def test_pairs_to_be_graded_need_no_relevance(tmp_path):
+    path = tmp_path / "pairs.jsonl"
+    path.write_text(
+        '{"query": "q", "document": "d", "task": "t", "grade": "none yet"}\n'
+        '{"query_id": "7", "query": "q2", "document_id": "x", "document": "d", "relevance": null}\n'
+        '{"query_id": "7", "query": "q2", "document_id": "x", "document": "d"}\n'
+    )
+    first, second = load_pairs(path)  # the third is the second again
+    assert (first.query, first.task, first.document_id) == ("q", "t", text_id("d"))
+    assert (second.query_id, second.document_id, second.task) == ("7", "x", None)
+
+
+def test_faults_of_pairs_to_be_graded_are_told_together(tmp_path):
+    path = tmp_path / "pairs.csv"
+    path.write_text("query_id,query,document\n1,a,b\n1,other,c\n2,,d\n")
+    with pytest.raises(InvalidFileError) as caught:
+        load_pairs(path)
+    assert [(fault.row, fault.column) for fault in caught.value.faults] == [(2, "query_id"), (3, "query")]
+    path.write_text("query,answer\na,b\n")
+    with pytest.raises(InvalidFileError, match="'document'"):
+        load_pairs(path)

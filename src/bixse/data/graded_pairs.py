@@ -34,6 +34,22 @@ def text_id(text: str) -> str:
 
 
 @dataclass(frozen=True)
+class Pair:
+    """A (query, document) pair that has no grade yet."""
+
+    query_id: str
+    """Id of the query."""
+    query: str
+    """Its text."""
+    document_id: str
+    """Id of the document."""
+    document: str
+    """Its text."""
+    task: str | None = None
+    """Name of the task, or None."""
+
+
+@dataclass(frozen=True)
 class QueryGroup:
     """The K >= 1 graded documents of one query."""
 

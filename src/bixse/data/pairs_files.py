@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bixse.data.files import is_unicode, read_text, write_atomically
-from bixse.data.graded_pairs import OPTIONAL_COLUMNS, GradedPairs, text_id
+from bixse.data.graded_pairs import OPTIONAL_COLUMNS, GradedPairs, Pair, text_id
 from bixse.errors import Fault, InputError, InvalidFileError, shorten
 
 if TYPE_CHECKING:
@@ -43,15 +43,42 @@ def load_graded_pairs(path: str | Path) -> GradedPairs:
         >>> load_graded_pairs(path).relevance.tolist()
         [1.0]
     """
-    path = Path(path)
+    return GradedPairs.from_rows(_read(Path(path), graded=True))
+
+
+def load_pairs(path: str | Path) -> list[Pair]:
+    r"""Read pairs that are still to be graded from a .parquet, .jsonl, .csv or .tsv file and check every row.
+
+    As `load_graded_pairs`, without the column `relevance`, which is not read where there is one.
+
+    Raises:
+        InputError: the file is missing, empty or of another format.
+        InvalidFileError: every faulty row with column, what was found, what was expected and how to mend it.
+
+    Example:
+        >>> import tempfile, pathlib
+        >>> path = pathlib.Path(tempfile.mkdtemp()) / "pairs.csv"
+        >>> _ = path.write_text("query,document\ncopy a folder,shutil.copytree\n")
+        >>> load_pairs(path)[0].document
+        'shutil.copytree'
+    """
+    return [
+        Pair(row["query_id"], row["query"], row["document_id"], row["document"], row.get("task"))
+        for row in _read(Path(path), graded=False)
+    ]
+
+
+def _read(path: Path, graded: bool) -> list[Mapping[str, Any]]:
+    """The checked rows of a file of pairs."""
     if path.suffix.lower() not in FORMATS:
         raise InputError(
             f"{path}: got suffix {path.suffix!r}; expected one of {', '.join(FORMATS)}; to mend: convert it"
         )
     if not path.is_file():
         found = "a folder" if path.is_dir() else "no such file"
-        raise InputError(f"{path}: got {found}; expected a file of graded pairs; to mend: check the path")
-    checker = _Checker(path)
+        what = "graded pairs" if graded else "pairs"
+        raise InputError(f"{path}: got {found}; expected a file of {what}; to mend: check the path")
+    checker = _Checker(path, graded)
     if path.suffix.lower() == ".parquet":
         rows = _parquet_rows(path, checker)
     elif path.suffix.lower() == ".jsonl":
@@ -196,8 +223,9 @@ def _typed(row: dict[str, Any]) -> dict[str, Any]:
 class _Checker:
     """Collects valid rows and faults of one file."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, graded: bool) -> None:
         self.path = path
+        self.graded = graded
         self.faults: list[Fault] = []
         self.rows: list[Mapping[str, Any]] = []
         self._pairs: dict[tuple[str, str, str | None], tuple[int, float]] = {}
@@ -206,7 +234,7 @@ class _Checker:
     def require_columns(self, names: Sequence[str]) -> None:
         """Stop at once where a needed column is missing or a known one is there twice."""
         found = f"columns {shorten(', '.join(map(str, names)), 120)}"
-        for column in REQUIRED_COLUMNS:
+        for column in REQUIRED_COLUMNS if self.graded else REQUIRED_COLUMNS[:2]:
             if column not in names:
                 self.fault(None, column, found, f"a column {column!r}", "rename or add the column")
         for column in KNOWN_COLUMNS:
@@ -222,8 +250,9 @@ class _Checker:
         before = len(self.faults)
         for column in ("query", "document"):
             self._check_text(number, column, row.get(column, _MISSING))
-        relevance = self._relevance(number, row.get("relevance", _MISSING))
-        optional = {name: self._optional(number, name, row.get(name)) for name in OPTIONAL_COLUMNS}
+        relevance = self._relevance(number, row.get("relevance", _MISSING)) if self.graded else 0.0
+        columns = OPTIONAL_COLUMNS if self.graded else ("task",)
+        optional = {name: self._optional(number, name, row.get(name)) for name in columns}
         if relevance is None or len(self.faults) > before:
             return
         named = {name: self._identify(number, name, row) for name in ("query", "document")}
@@ -297,12 +326,13 @@ class _Checker:
             self.fault(number, f"{name}_id", found, f"one {name} text an id", "give each text its own id")
         return identifier
 
-    def result(self) -> GradedPairs:
+    def result(self) -> list[Mapping[str, Any]]:
         if self.faults:
             raise InvalidFileError(self.path, sorted(self.faults, key=lambda fault: fault.row or 0))
         if not self.rows:
-            raise InputError(f"{self.path}: got no rows; expected at least one graded pair; to mend: check the export")
-        return GradedPairs.from_rows(self.rows)
+            what = "graded pair" if self.graded else "pair"
+            raise InputError(f"{self.path}: got no rows; expected at least one {what}; to mend: check the export")
+        return self.rows
 
 
 def _is_absent(value: Any) -> bool:

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+    from bixse.relevance import GradeScale
+
 Status = Literal[
     "graded",
     "refused",
@@ -150,6 +152,10 @@ class Judge(Protocol):
     @property
     def name(self) -> str:
         """Model name, recorded with every row."""
+
+    @property
+    def scale(self) -> GradeScale:
+        """Scale of its grades: the rubric's, or its own where it reads no rubric."""
 
     @property
     def identity(self) -> Mapping[str, Any]:

@@ -1,0 +1,198 @@
+"""Asking a judge through the ledger: nothing twice, nothing beyond the budget, nothing lost."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from bixse.errors import InputError
+from bixse.grading.judge import Usage
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from bixse.grading.cost import Prices
+    from bixse.grading.judge import Answer, Judge, Question
+    from bixse.grading.ledger import Ledger
+
+WAIT = 1.0
+"""Seconds between two looks at questions that another process is asking."""
+RENEWAL = 60.0
+"""Seconds between two renewals of the claims."""
+_CHARACTERS_A_TOKEN = 2.0
+"""For a first guess of a price, before an answer told the tokens: low, so that the guess is high."""
+_FIRST_COMPLETION = 16
+"""Tokens written, for that guess."""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Where to stop; what was asked until then is kept.
+
+    Raises:
+        InputError: a limit below 0 or not finite.
+    """
+
+    max_usd: float | None = None
+    """Most to spend in this run, in US dollars; requests in flight are counted at the highest price seen."""
+    max_questions: int | None = None
+    """Most questions to ask in this run."""
+
+    def __post_init__(self) -> None:
+        for name, value in (("max_usd", self.max_usd), ("max_questions", self.max_questions)):
+            if value is not None and not (math.isfinite(value) and value >= 0):
+                raise InputError(f"{name}: got {value}; expected 0 or more; to mend: leave it out for no limit")
+
+
+@dataclass
+class Asking:
+    """How far it came, and what this run did; the answers themselves are in the ledger."""
+
+    settled: set[str] = field(default_factory=set)
+    """Keys of the questions that have an answer that stands, from the ledger or new."""
+    asked: int = 0
+    """Questions answered in this run."""
+    reused: int = 0
+    """Questions whose answer was in the ledger."""
+    usage: Usage = field(default_factory=Usage)
+    """Tokens of this run."""
+    usd: float = 0.0
+    """Dollars of this run."""
+    statuses: Counter[str] = field(default_factory=Counter)
+    """Answers of this run by status."""
+    stopped: str | None = None
+    """Why it stopped before the end: the limit that was reached; None where everything is answered."""
+
+
+def ask(
+    questions: Sequence[Question],
+    judge: Judge,
+    ledger: Ledger,
+    prices: Prices,
+    budget: Budget,
+    retry_failed: bool = False,
+) -> Iterator[Asking]:
+    """Answer questions from the ledger, and ask the judge for the rest.
+
+    Yields the same `Asking` after every new answer, so that the caller can show progress or stop; the answer is in the
+    ledger by then. Questions that are equal are asked once. A question whose last answer is "failed" (nothing came
+    back) is asked again; one with another status only with `retry_failed`, which then asks nothing else.
+
+    Args:
+        questions: all of them, in order.
+        judge: gives the answers.
+        ledger: where they are kept.
+        prices: for the budget.
+        budget: when to stop.
+        retry_failed: ask only questions whose answer has no grade.
+    """
+    state = Asking()
+    run = _Run(questions, judge, ledger, prices, budget, retry_failed, state)
+    for question, answer in judge.answers(run.to_ask()):
+        run.take(question, answer)
+        yield state
+    while run.elsewhere and state.stopped is None:
+        before = len(run.elsewhere)
+        for question, answer in judge.answers(run.left_by_others()):
+            run.take(question, answer)
+            yield state
+        if run.elsewhere and len(run.elsewhere) == before:
+            time.sleep(WAIT)
+    yield state
+
+
+class _Run:
+    """The state behind `ask`."""
+
+    def __init__(
+        self,
+        questions: Sequence[Question],
+        judge: Judge,
+        ledger: Ledger,
+        prices: Prices,
+        budget: Budget,
+        retry_failed: bool,
+        state: Asking,
+    ) -> None:
+        self.questions, self.ledger, self.prices, self.budget = questions, ledger, prices, budget
+        self.retry_failed, self.state = retry_failed, state
+        self.identity = dict(judge.identity)
+        self.elsewhere: dict[str, Question] = {}
+        self.flight: dict[str, float] = {}
+        self.dearest = 0.0
+        self.renewed = time.monotonic()
+        self.started = 0
+
+    def to_ask(self) -> Iterator[Question]:
+        """Questions to ask, each once, until the budget is reached."""
+        for question in self.questions:
+            key = question.key(self.identity)
+            if key in self.state.settled or key in self.flight or key in self.elsewhere:
+                continue
+            known = self.ledger.find(key)
+            if self._reuse(key, known) or (known is None and self.retry_failed):
+                continue
+            if not self._affordable(question):
+                return
+            if not self.ledger.claim(key):
+                self.elsewhere[key] = question
+            elif not self._reuse(key, self.ledger.find(key)):  # another process may have answered it just before
+                yield self._begin(key, question)
+
+    def left_by_others(self) -> Iterator[Question]:
+        """Of the questions that other processes were asking, those that they left; answered ones are taken over."""
+        for key, question in list(self.elsewhere.items()):
+            if not self._affordable(question):
+                return
+            if self.ledger.claim(key):
+                del self.elsewhere[key]
+                if not self._reuse(key, self.ledger.find(key)):
+                    yield self._begin(key, question)
+
+    def take(self, question: Question, answer: Answer) -> None:
+        """Keep an answer."""
+        key = question.key(self.identity)
+        self.ledger.write(key, answer, question.query_id, question.document_id, question.order, question.repeat)
+        price = self.prices.usd(answer.usage)
+        self.flight.pop(key, None)
+        self.dearest = max(self.dearest, price)
+        self.state.settled.add(key)
+        self.state.asked += 1
+        self.state.usage += answer.usage
+        self.state.usd += price
+        self.state.statuses[answer.status] += 1
+        if time.monotonic() - self.renewed > RENEWAL:
+            self.ledger.renew()
+            self.renewed = time.monotonic()
+
+    def _reuse(self, key: str, known: Answer | None) -> bool:
+        """Take an answer of the ledger, where there is one that stands."""
+        if known is None or (known.status != "graded" and (self.retry_failed or known.status == "failed")):
+            return False
+        self.state.settled.add(key)
+        self.state.reused += 1
+        return True
+
+    def _begin(self, key: str, question: Question) -> Question:
+        self.flight[key] = self._guess(question)
+        self.started += 1
+        return question
+
+    def _guess(self, question: Question) -> float:
+        """What a question will cost: the highest price seen, or a high guess from its length."""
+        if self.dearest:
+            return self.dearest
+        characters = sum(len(message["content"]) for message in question.messages)
+        return self.prices.usd(Usage(prompt=int(characters / _CHARACTERS_A_TOKEN), completion=_FIRST_COMPLETION))
+
+    def _affordable(self, question: Question) -> bool:
+        """Whether there is budget for one more question; says in the state which limit was reached."""
+        if self.budget.max_questions is not None and self.started >= self.budget.max_questions:
+            self.state.stopped = f"the limit of {self.budget.max_questions} questions was reached"
+        spent = self.state.usd + math.fsum(self.flight.values())
+        if self.budget.max_usd is not None and spent + self._guess(question) > self.budget.max_usd:
+            self.state.stopped = f"the limit of {self.budget.max_usd:g} US dollars was reached"
+        return self.state.stopped is None

@@ -1,0 +1,213 @@
+"""Grade pairs by a judge: questions through the ledger, one row a pair, a record of what it took."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bixse.data.pairs_files import save_graded_pairs
+from bixse.data.run_record import open_run
+from bixse.errors import BixseError, InputError, InterruptedRunError
+from bixse.grading.asking import Asking, Budget, ask
+from bixse.grading.cost import Prices
+from bixse.grading.judge import Question
+from bixse.grading.judgements import graded_pairs, judge_pair, save_judgements, summarise
+from bixse.grading.ledger import Ledger
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from bixse.data.graded_pairs import Pair
+    from bixse.data.run_record import RunRecord
+    from bixse.grading.judge import Judge
+    from bixse.grading.judgements import Judgement
+    from bixse.grading.rubrics import Rubric
+
+PAIRS_NAME = "pairs.parquet"
+"""The graded pairs, ready for `bixse train`."""
+JUDGEMENTS_NAME = "judgements.parquet"
+"""Every pair that was asked, with its status, bounds, probabilities and price."""
+LEDGER_NAME = "ledger.sqlite"
+"""Every answer, unless another ledger is named."""
+
+
+@dataclass(frozen=True)
+class GradeSettings:
+    """What decides the rows, apart from pairs and judge.
+
+    Raises:
+        InputError: a share outside [0, 1], or a length below 1.
+    """
+
+    rubric: Rubric | None = None
+    """What is asked; None for judges that read no rubric."""
+    regrade: float = 0.0
+    """Share of the pairs asked a second time, to measure how far the judge agrees with itself."""
+    seed: int = 0
+    """Of the choice of those pairs."""
+    document_characters: int | None = None
+    """Show the judge only the first characters of a document; None: all of it."""
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.regrade <= 1.0:
+            raise InputError(f"--regrade: got {self.regrade}; expected a share, 0 to 1; to mend: use 0.05")
+        if self.document_characters is not None and self.document_characters < 1:
+            raise InputError(
+                f"--document-characters: got {self.document_characters}; expected 1 or more; to mend: leave it out"
+            )
+
+    def questions(self, pair: Pair, repeat: int = 0) -> list[Question]:
+        """The questions about one pair: one an order of the rubric."""
+        shown = pair.document if self.document_characters is None else pair.document[: self.document_characters]
+        ids = (pair.query_id, pair.document_id, pair.query, shown)
+        if self.rubric is None:
+            return [Question(*ids, repeat=repeat)]
+        return [Question(*ids, order.name, order.messages(pair.query, shown), repeat) for order in self.rubric.orders]
+
+    def asked_again(self, pair: Pair) -> bool:
+        """Whether a pair is one of those asked twice; depends on seed and ids alone, not on the other pairs."""
+        content = repr((self.seed, pair.query_id, pair.document_id)).encode("utf-8")
+        drawn = int.from_bytes(hashlib.sha256(content).digest()[:8], "big") / 2**64
+        return drawn < self.regrade
+
+    def askings(self, pairs: Sequence[Pair]) -> Iterator[tuple[Pair, int]]:
+        """Every pair with repeat 0, then those asked again with repeat 1."""
+        yield from ((pair, 0) for pair in pairs)
+        yield from ((pair, 1) for pair in pairs if self.asked_again(pair))
+
+    def config(self) -> dict[str, Any]:
+        """The settings as plain data."""
+        rubric = None if self.rubric is None else {"name": self.rubric.name, "hash": self.rubric.content_hash}
+        return {
+            "rubric": rubric,
+            "regrade": self.regrade,
+            "seed": self.seed,
+            "document_characters": self.document_characters,
+        }
+
+
+@dataclass(frozen=True)
+class GradeResult:
+    """What came of a run of grading."""
+
+    judgements: Sequence[Judgement]
+    """One a pair and repeat, in the order of the pairs, first askings first."""
+    summary: Mapping[str, Any]
+    """Counts, tokens, dollars: see `summarise`; with `asked`, `reused`, `not_asked`, `usd_of_this_run`."""
+    artifacts: Mapping[str, str] = field(default_factory=dict)
+    """Name -> path of what was written."""
+    stopped: str | None = None
+    """The limit that ended it early, or None."""
+
+    @property
+    def complete(self) -> bool:
+        """Every pair has relevance."""
+        return not self.summary["not_asked"] and self.summary["statuses"].get("graded", 0) == self.summary["pairs"]
+
+
+def grade(
+    pairs: Sequence[Pair],
+    judge: Judge,
+    out: str | Path,
+    settings: GradeSettings | None = None,
+    ledger: str | Path | None = None,
+    prices: Prices | None = None,
+    budget: Budget | None = None,
+    retry_failed: bool = False,
+    inputs: Mapping[str, str] | None = None,
+    progress: Callable[[str, int], Callable[[int], None]] | None = None,
+) -> GradeResult:
+    """Grade pairs; the expected grade of each becomes its relevance in [0, 1] (BiXSE paper, section 3).
+
+    Writes `pairs.parquet` (graded pairs alone), `judgements.parquet` (every pair asked), `ledger.sqlite` and `run.json`
+    into `out`. The same call again asks nothing that was answered and goes on where it stopped.
+
+    Args:
+        pairs: what to grade.
+        judge: see `bixse.grading.judge`; not closed here.
+        out: output folder.
+        settings: rubric, and what else decides the rows.
+        ledger: file of answers, shared with other runs; `out/ledger.sqlite` when None.
+        prices: 0 when None.
+        budget: no limit when None.
+        retry_failed: ask only pairs whose answer has no grade.
+        inputs: input name -> hash, for run.json.
+        progress: makes a progress callback from a title and a total.
+
+    Raises:
+        InputError: no pairs, or a folder that holds another run.
+        StorageError: the folder or the ledger cannot be written.
+        InterruptedRunError: stopped by Ctrl-C; answers so far are kept and tables written.
+    """
+    settings, prices, budget = settings or GradeSettings(), prices or Prices(), budget or Budget()
+    if not pairs:
+        raise InputError("pairs: got none; expected at least one; to mend: check what was selected")
+    folder = Path(out)
+    config = {"judge": dict(judge.identity), **settings.config()}
+    record = open_run(folder, "grade", config, dict(inputs or {}))
+    record.save("running")
+    started = time.perf_counter()
+    questions = [q for pair, repeat in settings.askings(pairs) for q in settings.questions(pair, repeat)]
+    step = progress("grade", len(questions)) if progress is not None else None
+    state, interrupted = Asking(), False
+    with Ledger(ledger or folder / LEDGER_NAME) as book:
+        try:
+            done = 0
+            for state in ask(questions, judge, book, prices, budget, retry_failed):
+                if step is not None and len(state.settled) > done:
+                    step(len(state.settled) - done)
+                    done = len(state.settled)
+        except KeyboardInterrupt:
+            interrupted = True
+        except BixseError:
+            _write(pairs, judge, settings, state, prices, record, book)
+            record.save("failed")
+            raise
+        result = _write(pairs, judge, settings, state, prices, record, book)
+    record.timings["grade"] = record.timings.get("grade", 0.0) + time.perf_counter() - started
+    record.save("finished" if result.complete else "interrupted")
+    if interrupted:
+        raise InterruptedRunError(
+            f"stopped by Ctrl-C: {result.summary['pairs']} of {len(pairs)} pairs are answered and kept in {folder}; "
+            "the same command goes on from there"
+        )
+    return result
+
+
+def _write(
+    pairs: Sequence[Pair],
+    judge: Judge,
+    settings: GradeSettings,
+    state: Asking,
+    prices: Prices,
+    record: RunRecord,
+    ledger: Ledger,
+) -> GradeResult:
+    """Rows of everything the ledger has an answer to, and their summary, into the folder."""
+    judgements, identity = [], dict(judge.identity)
+    for pair, repeat in settings.askings(pairs):
+        found = [ledger.find(question.key(identity)) for question in settings.questions(pair, repeat)]
+        answers = [answer for answer in found if answer is not None]
+        if len(answers) == len(found):
+            judgements.append(judge_pair(pair, answers, judge.scale, repeat))
+    summary = {
+        **summarise(judgements, prices),
+        "not_asked": len(pairs) - sum(judgement.repeat == 0 for judgement in judgements),
+        "asked": state.asked,
+        "reused": state.reused,
+        "usd_of_this_run": state.usd,
+        "stopped": state.stopped,
+    }
+    artifacts = {"judgements": str(record.folder / JUDGEMENTS_NAME)}
+    save_judgements(judgements, prices, record.folder / JUDGEMENTS_NAME)
+    table = graded_pairs(judgements)
+    if len(table):
+        save_graded_pairs(table, record.folder / PAIRS_NAME)
+        artifacts["pairs"] = str(record.folder / PAIRS_NAME)
+    else:
+        (record.folder / PAIRS_NAME).unlink(missing_ok=True)
+    record.results = {"summary": summary, "judge": judge.name, "artifacts": sorted(artifacts)}
+    return GradeResult(judgements, summary, {**artifacts, "record": str(record.folder / "run.json")}, state.stopped)

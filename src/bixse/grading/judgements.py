@@ -1,0 +1,209 @@
+"""From the answers about a pair to its row: one relevance where every answer has a grade, a status where not."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from bixse.data.files import write_atomically
+from bixse.data.graded_pairs import GradedPairs
+from bixse.grading.judge import STATUSES, Usage
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from pathlib import Path
+
+    from bixse.data.graded_pairs import Pair
+    from bixse.grading.cost import Prices
+    from bixse.grading.judge import Answer
+    from bixse.relevance import GradeScale
+
+WIDE = 0.05
+"""Bounds of relevance further apart than this are counted in the summary."""
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What the judge made of one pair, all orders of the rubric together."""
+
+    pair: Pair
+    """The pair."""
+    status: str
+    """"graded", or why it has no relevance (that of the first order without a grade)."""
+    answers: Sequence[Answer]
+    """One an order of the rubric."""
+    scale: GradeScale
+    """The rubric's scale."""
+    repeat: int = 0
+    """0, or the number of the repetition."""
+
+    @property
+    def grade(self) -> float | None:
+        """Mean expected grade over the orders, or None."""
+        return self._mean("grade")
+
+    @property
+    def relevance(self) -> float | None:
+        """The grade on [0, 1], or None."""
+        return self._relevance("grade")
+
+    @property
+    def bounds(self) -> tuple[float, float] | None:
+        """The least and most the relevance can be, given what the judge did not return, or None."""
+        low, high = self._relevance("low"), self._relevance("high")
+        return None if low is None or high is None else (low, high)
+
+    @property
+    def probabilities(self) -> list[float] | None:
+        """Mean over the orders of the options' probabilities, divided by their sum; or None."""
+        if self.status != "graded" or not all(answer.probabilities for answer in self.answers):
+            return None
+        shares = [[value / sum(answer.probabilities) for value in answer.probabilities] for answer in self.answers]
+        return [math.fsum(column) / len(shares) for column in zip(*shares, strict=True)]
+
+    @property
+    def mass(self) -> float | None:
+        """Least probability that any order's answer put on the options, or None."""
+        masses = [answer.mass for answer in self.answers if answer.probabilities]
+        return min(masses) if masses else None
+
+    @property
+    def usage(self) -> Usage:
+        """Tokens of all its answers."""
+        return sum((answer.usage for answer in self.answers), Usage())
+
+    def _mean(self, name: str) -> float | None:
+        values = [getattr(answer, name) for answer in self.answers]
+        if self.status != "graded" or any(value is None for value in values):
+            return None
+        return math.fsum(values) / len(values)
+
+    def _relevance(self, name: str) -> float | None:
+        grade = self._mean(name)
+        if grade is None:
+            return None
+        rounded = min(max(grade, self.scale.minimum), self.scale.maximum)  # a mean may round past the end of the scale
+        return self.scale.to_relevance(rounded)
+
+    def row(self, prices: Prices) -> dict[str, Any]:
+        """One row of `judgements.parquet`."""
+        bounds, usage = self.bounds or (None, None), self.usage
+        last = self.answers[-1]
+        unusable = next((answer for answer in self.answers if answer.status != "graded"), last)
+        return {
+            "query_id": self.pair.query_id,
+            "document_id": self.pair.document_id,
+            "repeat": self.repeat,
+            "status": self.status,
+            "relevance": self.relevance,
+            "relevance_low": bounds[0],
+            "relevance_high": bounds[1],
+            "grade": self.grade,
+            "grade_probs": self.probabilities,
+            "mass": self.mass,
+            "order_grades": [answer.grade for answer in self.answers],
+            "mode": last.mode,
+            "judge": last.judge,
+            "text": unusable.text,
+            "detail": unusable.detail,
+            "prompt_tokens": usage.prompt,
+            "cached_tokens": usage.cached,
+            "completion_tokens": usage.completion,
+            "reasoning_tokens": usage.reasoning,
+            "usd": prices.usd(usage),
+            "seconds": math.fsum(answer.seconds for answer in self.answers),
+            "tries": sum(answer.tries for answer in self.answers),
+        }
+
+
+def judge_pair(pair: Pair, answers: Sequence[Answer], scale: GradeScale, repeat: int = 0) -> Judgement:
+    """Put the answers about a pair together: it is graded where every one of them is."""
+    unusable = [answer.status for answer in answers if answer.status != "graded"]
+    return Judgement(pair, unusable[0] if unusable else "graded", answers, scale, repeat)
+
+
+def graded_pairs(judgements: Iterable[Judgement]) -> GradedPairs:
+    """The training table: graded first askings alone, with the expected grade, its probabilities and the judge."""
+    return GradedPairs.from_rows(
+        {
+            "query_id": judgement.pair.query_id,
+            "query": judgement.pair.query,
+            "document_id": judgement.pair.document_id,
+            "document": judgement.pair.document,
+            "task": judgement.pair.task,
+            "relevance": judgement.relevance,
+            "grade": judgement.grade,
+            "grade_probs": judgement.probabilities,
+            "judge": judgement.answers[-1].judge or None,
+        }
+        for judgement in judgements
+        if judgement.status == "graded" and judgement.repeat == 0
+    )
+
+
+def save_judgements(judgements: Sequence[Judgement], prices: Prices, path: Path) -> None:
+    """Write every judgement, graded or not, as Parquet; the file appears whole or not at all.
+
+    Raises:
+        StorageError: the disk is full or the folder cannot be written.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    text, number, whole = pa.string(), pa.float64(), pa.int64()
+    kinds = {
+        "query_id": text, "document_id": text, "repeat": whole, "status": text, "relevance": number,
+        "relevance_low": number, "relevance_high": number, "grade": number, "grade_probs": pa.list_(number),
+        "mass": number, "order_grades": pa.list_(number), "mode": text, "judge": text, "text": text, "detail": text,
+        "prompt_tokens": whole, "cached_tokens": whole, "completion_tokens": whole, "reasoning_tokens": whole,
+        "usd": number, "seconds": number, "tries": whole,
+    }  # fmt: skip
+    table = pa.Table.from_pylist([judgement.row(prices) for judgement in judgements], schema=pa.schema(kinds))
+    buffer = io.BytesIO()
+    pq.write_table(table, buffer)
+    write_atomically(path, buffer.getvalue())
+
+
+def summarise(judgements: Sequence[Judgement], prices: Prices) -> dict[str, Any]:
+    """Counts, tokens, dollars and doubts about these judgements, as plain data for people and run.json."""
+    first = [judgement for judgement in judgements if judgement.repeat == 0]
+    statuses = Counter(judgement.status for judgement in first)
+    graded = [judgement for judgement in first if judgement.status == "graded"]
+    usage = sum((judgement.usage for judgement in judgements), Usage())
+    histogram = Counter(min(9, int((judgement.relevance or 0.0) * 10)) for judgement in graded)
+    again = _again(judgements)
+    return {
+        "pairs": len(first),
+        "statuses": {status: statuses[status] for status in STATUSES if statuses[status]},
+        "modes": dict(Counter(answer.mode for judgement in graded for answer in judgement.answers)),
+        "mean_relevance": mean([judgement.relevance or 0.0 for judgement in graded]),
+        "relevance_tenths": [histogram[tenth] for tenth in range(10)],
+        "low_mass": sum((judgement.mass if judgement.mass is not None else 1.0) < 0.5 for judgement in graded),
+        "wide_bounds": sum((bounds := j.bounds) is not None and bounds[1] - bounds[0] > WIDE for j in graded),
+        "prompt_tokens": usage.prompt,
+        "cached_tokens": usage.cached,
+        "completion_tokens": usage.completion,
+        "reasoning_tokens": usage.reasoning,
+        "usd": prices.usd(usage),
+        "asked_again": len(again),
+        "mean_change_when_asked_again": mean(again),
+    }
+
+
+def mean(values: Sequence[float]) -> float | None:
+    """Their mean, or None where there are none."""
+    return math.fsum(values) / len(values) if values else None
+
+
+def _again(judgements: Sequence[Judgement]) -> list[float]:
+    """|change of relevance| of every pair that was graded twice."""
+    first = {(j.pair.query_id, j.pair.document_id, j.pair.task): j.relevance for j in judgements if j.repeat == 0}
+    changes = []
+    for judgement in judgements:
+        before = first.get((judgement.pair.query_id, judgement.pair.document_id, judgement.pair.task))
+        if judgement.repeat and before is not None and judgement.relevance is not None:
+            changes.append(abs(judgement.relevance - before))
+    return changes
