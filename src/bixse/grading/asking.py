@@ -25,7 +25,7 @@ RENEWAL = 60.0
 _CHARACTERS_A_TOKEN = 2.0
 """For a first guess of a price, before an answer told the tokens: low, so that the guess is high."""
 _FIRST_COMPLETION = 16
-"""Tokens written, for that guess."""
+"""Tokens written, for that guess, where the judge has no limit of its own."""
 
 
 @dataclass(frozen=True)
@@ -185,14 +185,14 @@ class _Run:
         """What a question will cost: the highest price seen, or a high guess from its length."""
         if self.dearest:
             return self.dearest
-        characters = sum(len(message["content"]) for message in question.messages)
-        return self.prices.usd(Usage(prompt=int(characters / _CHARACTERS_A_TOKEN), completion=_FIRST_COMPLETION))
+        written = self.identity.get("parameters", {}).get("max_tokens") or _FIRST_COMPLETION
+        return self.prices.usd(Usage(prompt=int(question.characters / _CHARACTERS_A_TOKEN), completion=written))
 
     def _affordable(self, question: Question) -> bool:
         """Whether there is budget for one more question; says in the state which limit was reached."""
         if self.budget.max_questions is not None and self.started >= self.budget.max_questions:
             self.state.stopped = f"the limit of {self.budget.max_questions} questions was reached"
-        spent = self.state.usd + math.fsum(self.flight.values())
+        spent = self.state.usd + math.fsum(max(guess, self.dearest) for guess in self.flight.values())
         if self.budget.max_usd is not None and spent + self._guess(question) > self.budget.max_usd:
             self.state.stopped = f"the limit of {self.budget.max_usd:g} US dollars was reached"
         return self.state.stopped is None

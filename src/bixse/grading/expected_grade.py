@@ -131,7 +131,7 @@ def expected_grade(values: Sequence[float], options: OptionProbabilities) -> Exp
         mass, top, left = total, weighted, options.unseen
         for value, most in sorted(zip(values, options.hidden, strict=True), reverse=sign > 0):
             take = min(most, left)
-            if sign * (value - top / mass) <= 0 or take <= 0:
+            if sign * (value - top / mass) <= 0:
                 break
             mass, top, left = mass + take, top + take * value, left - take
         bounds.append(top / mass)

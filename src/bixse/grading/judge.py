@@ -83,6 +83,13 @@ class Question:
     repeat: int = 0
     """0, or the number of a repetition asked to measure self-agreement."""
 
+    @property
+    def characters(self) -> int:
+        """Length of all that the judge reads."""
+        if not self.messages:
+            return len(self.query) + len(self.document)
+        return sum(len(message["content"]) for message in self.messages)
+
     def key(self, identity: Mapping[str, Any]) -> str:
         """SHA-256 of everything that decides the answer: the judge's identity, the rendered question, the repeat.
 

@@ -167,7 +167,7 @@ def _read(text: str, where: str) -> dict[str, Rubric]:
         try:
             found[name] = Rubric(name=name, **{key: value for key, value in table.items() if key != "name"})
         except ValidationError as error:
-            first = error.errors()[0]
+            first = sorted(error.errors(), key=lambda fault: fault["type"] != "extra_forbidden")[0]
             place = ".".join(str(part) for part in (name, *first["loc"]))
             raise ConfigError(
                 f"{where}: {place}: {first['msg'].removeprefix('Value error, ')}; "

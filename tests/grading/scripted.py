@@ -1,0 +1,100 @@
+"""A judge whose answers are known beforehand, to test what is built around judges.
+
+It grades by a rule over the texts, so that the right answer to every question is known, keeps a file of every question
+it was really asked, and takes several questions ahead and answers them out of order, as servers do.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bixse.data.graded_pairs import Pair
+from bixse.grading.judge import Answer, Question, Usage
+from bixse.relevance import GradeScale
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+SCALE = GradeScale(0, 3)
+
+
+def planted(question: Question) -> float:
+    """The grade of a question: from 0 to 3 by its document's length."""
+    return len(question.document) % 7 / 2
+
+
+class ScriptedJudge:
+    """See the module."""
+
+    def __init__(
+        self,
+        log: Path | None = None,
+        ahead: int = 4,
+        pause: float = 0.0,
+        rule: Callable[[Question], Answer] | None = None,
+        name: str = "scripted",
+        usage: Usage | None = None,
+    ) -> None:
+        self.log, self.ahead, self.pause, self.rule, self._name = log, ahead, pause, rule, name
+        self.usage = usage or Usage(prompt=100, completion=1)
+        self.asked: list[Question] = []
+        self.closed = False
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    @property
+    def scale(self) -> GradeScale:
+        return SCALE
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        return {"model": self._name, "mode": "verbal"}
+
+    def answers(self, questions: Iterable[Question]) -> Iterator[tuple[Question, Answer]]:
+        source, flight = iter(questions), []
+        while True:
+            while len(flight) < self.ahead and (question := next(source, None)) is not None:
+                flight.append(question)
+                self.asked.append(question)
+                if self.log is not None:
+                    with self.log.open("a") as file:
+                        file.write(f"{question.query_id} {question.document_id} {question.order} {question.repeat}\n")
+            if not flight:
+                return
+            time.sleep(self.pause)
+            question = flight.pop()  # the last one taken is answered first
+            yield question, self._answer(question)
+
+    def _answer(self, question: Question) -> Answer:
+        if self.rule is not None:
+            return self.rule(question)
+        grade = planted(question)
+        return Answer("graded", "verbal", (), grade, grade, grade, str(grade), self.usage, judge=self._name)
+
+    def count_tokens(self, questions: Sequence[Question]) -> list[int] | None:
+        return None
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def some_pairs(count: int) -> list[Pair]:
+    """Pairs with texts of their own."""
+    return [Pair(f"q{i % 10}", f"query {i % 10}", f"d{i}", "document " + "x" * i) for i in range(count)]
+
+
+def main() -> None:
+    """`python -m scripted OUT LEDGER LOG COUNT PAUSE`: grade in a process of its own."""
+    from bixse.grading.grade import grade
+
+    out, ledger, log, count, pause = sys.argv[1:]
+    grade(some_pairs(int(count)), ScriptedJudge(Path(log), pause=float(pause)), out, ledger=ledger)
+
+
+if __name__ == "__main__":
+    main()
