@@ -32,6 +32,31 @@ def test_equals_a_plain_sort_with_ties_whatever_the_chunks(chunk_size, top_k):
     np.testing.assert_array_equal(scores, expected_scores)
 
 
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 10_000), st.integers(1, 60), st.integers(1, 12), st.integers(1, 25))
+def test_ties_at_the_cut_go_to_the_earlier_document_whatever_the_chunks(seed, count, top_k, chunk_size):
+    queries, documents = integers(seed, 3, 2, reach=1), integers(seed + 1, count, 2, reach=1)  # five scores at most
+    scores, indices = exact_search(queries, documents, top_k, chunk_size)
+    expected_scores, expected_indices = naive(queries, documents, top_k)
+    np.testing.assert_array_equal(indices, expected_indices)
+    np.testing.assert_array_equal(scores, expected_scores)
+
+
+@pytest.mark.parametrize("order", [1, -1], ids=["each better than all before", "each worse"])
+def test_sorted_documents(order):
+    documents = np.arange(500, dtype=np.float32)[::order, None]
+    scores, indices = exact_search(np.array([[1.0], [-1.0]]), documents, 20, chunk_size=64)
+    for row, sign in ((0, 1), (1, -1)):
+        np.testing.assert_array_equal(scores[row], np.sort(sign * documents[:, 0])[::-1][:20])
+        np.testing.assert_array_equal(sign * documents[indices[row], 0], scores[row])
+
+
+def test_one_score_for_all_documents():
+    scores, indices = exact_search(np.ones((2, 3)), np.zeros((100, 3)), 10, chunk_size=40)
+    assert indices.tolist() == [list(range(10))] * 2
+    assert not scores.any()
+
+
 def test_more_queries_than_a_block():
     queries, documents = integers(2, 2 * QUERY_BLOCK + 3), integers(3, 20)
     scores, indices = exact_search(queries, documents, 4, chunk_size=6)
@@ -117,6 +142,16 @@ def test_device_gives_the_same_answer():
 def test_unusable_input_is_refused(queries, documents, options, message):
     with pytest.raises(InputError, match=message):
         exact_search(queries, documents, **{"top_k": 1, **options})
+
+
+def test_products_beyond_float32_are_refused():
+    with pytest.raises(InputError, match="inner products beyond float32"):
+        exact_search(np.full((1, 2), 3e38), np.array([[1e3, -1e3], [0, 0]]), 2)
+
+
+def test_embeddings_whose_sum_is_beyond_float32_are_not():
+    documents = np.full((8, 8), 1e38, dtype=np.float32)
+    assert exact_search(np.full((1, 8), 1e-38), documents, 1)[1].tolist() == [[0]]
 
 
 def test_run_names_queries_and_documents_and_can_exclude_self():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from bixse.errors import InputError
@@ -12,13 +13,14 @@ from bixse.errors import InputError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import numpy as np
     import numpy.typing as npt
 
 QUERY_BLOCK = 256
-"""Queries scored at once; with the default chunk the block of scores takes about 50 MB."""
+"""Queries scored at once; with the default chunk the block of scores takes about 20 MB."""
 _INDEX_BITS = 32
 """Low bits of a sort key that hold the document's position."""
+_NO_KEY = -(1 << 63)
+"""Below every sort key."""
 
 
 def exact_search(
@@ -46,7 +48,8 @@ def exact_search(
         k = min(top_k, N).
 
     Raises:
-        InputError: shapes that do not fit, a value that is not finite, `top_k` or `chunk_size` below 1.
+        InputError: shapes that do not fit, a value that is not finite, inner products too large for float32, `top_k`
+            or `chunk_size` below 1.
 
     Example:
         >>> import numpy as np
@@ -62,8 +65,16 @@ def exact_search(
     best = torch.empty((len(queries), 0), dtype=torch.int64, device=target)
     for start in range(0, len(document_embeddings), chunk_size):
         chunk = _float32(document_embeddings[start : start + chunk_size], "document embeddings", target)
-        blocks = [slice(first, first + QUERY_BLOCK) for first in range(0, max(len(queries), 1), QUERY_BLOCK)]
-        best = torch.cat([_best_keys(queries[block] @ chunk.T, start, best[block], count) for block in blocks])
+        parts = [
+            _best_keys(block @ chunk.T, start, known, count)
+            for block, known in zip(queries.split(QUERY_BLOCK), best.split(QUERY_BLOCK), strict=True)
+        ]
+        best = torch.cat(parts)
+    if bool((best == _NO_KEY).any()):
+        raise InputError(
+            "embeddings: got inner products beyond float32 (infinity minus infinity); expected embeddings of moderate "
+            "length; to mend: normalise them"
+        )
     scores, indices = _from_keys(best)
     return scores.cpu().numpy(), indices.cpu().numpy()
 
@@ -123,19 +134,51 @@ def to_run(
 
 
 def _best_keys(scores: torch.Tensor, start: int, known: torch.Tensor, count: int) -> torch.Tensor:
-    """The `count` highest sort keys among the known ones and a new chunk's scores, highest first."""
-    keys = torch.cat([known, _to_keys(scores, start)], dim=1)
-    return keys.topk(min(count, keys.shape[1]), dim=1).values
+    """The `count` highest sort keys among the known ones and a new chunk's scores, highest first.
+
+    Only scores that can still come among the best are made keys: of a random order, few after the first chunk.
+    """
+    wanted = min(count, known.shape[1] + scores.shape[1])
+    rows, columns = _contenders(scores, known, count)
+    taken = torch.bincount(rows, minlength=len(scores))
+    place = torch.arange(len(rows), device=rows.device) - (taken.cumsum(0) - taken)[rows]
+    width = max([wanted, *taken.tolist()])
+    keys = torch.full((len(scores), width), _NO_KEY, dtype=torch.int64, device=scores.device)
+    keys[rows, place] = _to_keys(scores[rows, columns], start, columns)
+    return torch.cat([known, keys], dim=1).topk(wanted, dim=1).values
 
 
-def _to_keys(scores: torch.Tensor, start: int) -> torch.Tensor:
+def _contenders(scores: torch.Tensor, known: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows and columns, in order, of all scores that may be among the `count` best.
+
+    A score equal to the last of `count` known ones comes after it, since its position is higher. Without so many
+    known ones, scores that tie with the chunk's own `count`-th all take part.
+    """
+    if known.shape[1] == count:
+        bar, equals = _from_keys(known[:, -1:])[0], False
+    else:
+        bar, equals = scores.topk(min(count, scores.shape[1]), dim=1).values[:, -1:], True
+    if scores.device.type != "cpu":
+        rows, columns = (scores >= bar if equals else scores > bar).nonzero(as_tuple=True)
+        return rows, columns
+    values, bars = scores.numpy(), bar.numpy()  # NumPy finds the few true ones several times faster than PyTorch
+    found = torch.from_numpy(np.flatnonzero(values >= bars if equals else values > bars))
+    return found // scores.shape[1], found % scores.shape[1]
+
+
+def _to_keys(scores: torch.Tensor, start: int, columns: torch.Tensor | None = None) -> torch.Tensor:
     """Integers that order as (score descending, position ascending): no two are equal, so a top-k is unique.
 
     The bits of a float32 order like an integer once those below the sign of a negative number are flipped.
+
+    Args:
+        scores: of a chunk.
+        start: position of the chunk's first document.
+        columns: of each score in the chunk; None for scores of all its documents, in order along the last axis.
     """
     bits = (scores + 0.0).view(torch.int32).to(torch.int64)  # + 0.0 makes -0.0 equal to 0.0
     ordered = torch.where(bits >= 0, bits, bits ^ 0x7FFFFFFF)
-    positions = torch.arange(start, start + scores.shape[1], device=scores.device)
+    positions = start + (torch.arange(scores.shape[-1], device=scores.device) if columns is None else columns)
     return (ordered << _INDEX_BITS) + ((1 << _INDEX_BITS) - 1 - positions)
 
 
@@ -148,11 +191,13 @@ def _from_keys(keys: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _float32(embeddings: torch.Tensor | npt.NDArray[Any], name: str, device: torch.device) -> torch.Tensor:
-    """The embeddings as a float32 tensor on the device; refuses NaN and infinity."""
+    """The embeddings as a float32 tensor on the device, a copy only where needed; refuses NaN and infinity."""
     if not isinstance(embeddings, torch.Tensor):
-        embeddings = torch.tensor(embeddings)  # copies: the array may be a read-only memory map
+        array = np.ascontiguousarray(embeddings)
+        embeddings = torch.from_numpy(array if array.flags.writeable else array.copy())  # torch takes none read-only
     values = embeddings.detach().to(device=device, dtype=torch.float32)
-    if not bool(torch.isfinite(values).all()):
+    # a sum is many times faster, and finite only when all its terms are; one that overflows is looked at closely
+    if not bool(torch.isfinite(values.sum())) and not bool(torch.isfinite(values).all()):
         raise InputError(
             f"{name}: got NaN or infinity; expected finite numbers; to mend: check the model (half precision overflow "
             "or a diverged training run)"
