@@ -1,0 +1,121 @@
+"""Measures against scikit-learn, scipy and the package krippendorff; intervals against plain resampling."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import scipy.stats
+from sklearn.metrics import cohen_kappa_score
+
+from bixse.errors import InputError
+from bixse.evaluation.significance import resamples
+from bixse.grading import agreement
+from bixse.grading.agreement import counts_by_query, draws, estimates, mean_estimate, nearest_level
+
+LEVELS = np.arange(4.0)
+
+
+def grades(seed: int, pairs: int = 200) -> tuple[np.ndarray, np.ndarray, list[str]]:
+    """Human grades, a judge's that follow them loosely, and uneven queries."""
+    generator = np.random.default_rng(seed)
+    human = generator.integers(0, 4, pairs).astype(float)
+    judged = np.clip(human + generator.integers(-2, 3, pairs), 0, 3)
+    return human, judged, [f"q{i}" for i in (generator.random(pairs) ** 2 * 12).astype(int)]
+
+
+def value(measure, human, judged, query_ids, levels=LEVELS) -> float:
+    return float(measure(counts_by_query(np.array(human), np.array(judged), query_ids, levels).total))
+
+
+def test_kappa_is_not_defined_where_both_sides_use_one_grade():
+    counts = counts_by_query(np.ones(4), np.ones(4), ["a", "a", "b", "b"], LEVELS)
+    found = estimates(counts, {"kappa": agreement.cohen_kappa(), "exact": agreement.agreement_within(0)}, 50, 0)
+    assert found["kappa"] == agreement.Estimate(None, None, None)
+    assert found["exact"].value == 1.0
+
+
+def test_resamples_without_a_value_are_left_out_of_the_interval():
+    human, judged, ids = np.array([0.0, 0, 3, 3]), np.array([0.0, 0, 3, 0]), ["a", "a", "b", "b"]
+    found = estimates(counts_by_query(human, judged, ids, LEVELS), {"kappa": agreement.cohen_kappa()}, 200, 0)["kappa"]
+    assert found.value == pytest.approx(0.5)
+    assert found.low is not None and found.low <= 0.5 <= found.high
+
+
+def test_one_query_has_no_interval():
+    with pytest.raises(InputError, match="got pairs of 1 queries; expected at least 2"):
+        mean_estimate(np.ones(3), ["q", "q", "q"], samples=10, seed=0)
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("weights", ["none", "linear", "quadratic"])
+def test_kappa_equals_scikit_learn(seed, weights):
+    human, judged, ids = grades(seed)
+    human[human == 2] = 1  # a level that one side never uses
+    oracle = cohen_kappa_score(human, judged, labels=LEVELS, weights=None if weights == "none" else weights)
+    assert value(agreement.cohen_kappa(weights), human, judged, ids) == pytest.approx(oracle, abs=1e-12)
+
+
+@pytest.mark.parametrize("first", [1, 2, 3])
+def test_binary_kappa_equals_scikit_learn(first):
+    human, judged, ids = grades(7)
+    oracle = cohen_kappa_score(human >= first, judged >= first)
+    assert value(agreement.binary_kappa(first), human, judged, ids) == pytest.approx(oracle, abs=1e-12)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_rank_correlations_equal_scipy_with_ties_and_fractions(seed):
+    human, judged, ids = grades(seed)
+    judged = judged + np.random.default_rng(seed).choice([0.0, 0.25, 0.3], len(judged))
+    rho = value(agreement.spearman, human, judged, ids, None)
+    tau = value(agreement.kendall_tau_b, human, judged, ids, None)
+    assert rho == pytest.approx(scipy.stats.spearmanr(human, judged).statistic, abs=1e-12)
+    assert tau == pytest.approx(scipy.stats.kendalltau(human, judged).statistic, abs=1e-12)
+
+
+def test_alpha_equals_the_package_krippendorff():
+    """krippendorff 0.9.0: alpha([human, judged], level_of_measurement="ordinal", value_domain=[0, 1, 2, 3])."""
+    human = [int(c) for c in "322323300113301303013111213112222333221310303200100231333212"]
+    judged = [int(c) for c in "222232201222301203003022113222132223321320302100100132333312"]
+    ids = [f"q{i % 6}" for i in range(60)]
+    assert value(agreement.krippendorff_alpha, human, judged, ids) == pytest.approx(0.7770027634625438, abs=1e-12)
+
+
+def test_shares_by_distance():
+    human, judged, ids = [0, 1, 2, 3, 3], [0, 2, 0, 3, 0], list("aabbb")
+    shares = [value(agreement.agreement_within(steps), human, judged, ids) for steps in (0, 1, -1)]
+    assert shares == pytest.approx([0.4, 0.2, 0.4])
+
+
+def test_a_grade_between_two_levels_counts_as_the_nearest():
+    assert nearest_level(np.array([-0.0, 0.49, 0.5, 2.51, 3.0]), LEVELS).tolist() == [0, 0, 1, 3, 3]
+    assert nearest_level(np.array([0.0, 0.3, 0.9]), np.array([0.0, 0.5, 1.0])).tolist() == [0, 1, 2]
+
+
+def test_intervals_equal_plain_resampling_of_whole_queries():
+    human, judged, ids = grades(3, pairs=60)
+    found = estimates(counts_by_query(human, judged, ids, LEVELS), {"k": agreement.cohen_kappa()}, 300, seed=5)["k"]
+    names = sorted(set(ids))
+    members = [np.flatnonzero(np.array(ids) == name) for name in names]
+    drawn = []
+    for block in resamples(len(names), 300, 5):
+        for row in block:
+            rows = np.concatenate([members[i] for i in row])
+            drawn.append(cohen_kappa_score(human[rows], judged[rows], labels=LEVELS))
+    assert (found.low, found.high) == pytest.approx(tuple(np.quantile(drawn, [0.025, 0.975])), abs=1e-12)
+
+
+def test_blocks_do_not_change_the_draws(monkeypatch):
+    human, judged, ids = grades(1)
+    counts = counts_by_query(human, judged, ids, None)
+    whole = draws(counts, {"tau": agreement.kendall_tau_b}, 100, seed=2)["tau"]
+    monkeypatch.setattr(agreement, "_BLOCK_CELLS", 50)
+    assert np.array_equal(draws(counts, {"tau": agreement.kendall_tau_b}, 100, seed=2)["tau"], whole)
+
+
+def test_the_mean_counts_every_pair_once():
+    values, ids = np.array([1.0, 1.0, 1.0, 0.0]), ["a", "a", "a", "b"]
+    found = mean_estimate(values, ids, samples=400, seed=0)
+    assert found.value == 0.75  # not 0.5, the mean of the queries' means
+    assert (found.low, found.high) == (0.0, 1.0)
+    assert found.side == "across"
+    assert mean_estimate(-1 - values, ids, samples=50, seed=0).side == "below"

@@ -1,0 +1,164 @@
+"""Label files of every kind, the unusable ones first."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from bixse.data.graded_pairs import text_id
+from bixse.errors import InputError, InvalidFileError
+from bixse.grading.labels import read_labels
+from bixse.relevance import GradeScale
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SCALE = GradeScale(0, 3)
+
+
+def write(path: Path, rows: list[dict]) -> Path:
+    if path.suffix == ".parquet":
+        pq.write_table(pa.Table.from_pylist(rows), path)
+    else:
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def row(query: str, document: str, **more) -> dict:
+    return {"query_id": query, "document_id": document, **more}
+
+
+def test_impossible_labels_are_listed_and_never_grades(tmp_path):
+    (path := tmp_path / "judge.txt").write_text("q1 0 d1 3\n\nq1 0 d2 10\nq2 0 d3 5\nq2 0 d4 -1\nq2 0 d5 0\n")
+    labels = read_labels(path, SCALE)
+    assert labels.grades == {("q1", "d1"): 3.0, ("q2", "d5"): 0.0}
+    assert [(bad.line, bad.query_id, bad.document_id, bad.value) for bad in labels.impossible] == [
+        (3, "q1", "d2", 10.0),
+        (4, "q2", "d3", 5.0),
+        (5, "q2", "d4", -1.0),
+    ]
+    assert labels.statuses == {"graded": 2, "off-scale": 3}
+
+
+def test_a_table_has_impossible_labels_too(tmp_path):
+    rows = [row("q", "a", grade=2.0), row("q", "b", grade=10.0), row("q", "c", relevance=1.5), row("q", "d", grade=0.0)]
+    labels = read_labels(write(tmp_path / "t.jsonl", rows), SCALE)
+    assert [(bad.line, bad.value) for bad in labels.impossible] == [(2, 10.0), (3, 1.5)]
+    assert set(labels.grades) == {("q", "a"), ("q", "d")}
+
+
+def test_a_mean_that_passes_the_end_by_rounding_is_on_the_scale(tmp_path):
+    labels = read_labels(write(tmp_path / "t.parquet", [row("q", "a", grade=3.0000000000000004)]), SCALE)
+    assert labels.grades == {("q", "a"): 3.0} and not labels.impossible
+
+
+@pytest.mark.parametrize("suffix", [".txt", ".jsonl", ".parquet"])
+def test_a_pair_with_two_grades_is_a_fault(tmp_path, suffix):
+    path = tmp_path / f"twice{suffix}"
+    if suffix == ".txt":
+        path.write_text("q 0 d 3\nq 0 d 2\n")
+    else:
+        write(path, [row("q", "d", grade=3), row("q", "d", grade=2)])
+    with pytest.raises(InvalidFileError, match="one grade a pair"):
+        read_labels(path, SCALE)
+
+
+def test_a_pair_given_twice_with_one_grade_counts_once(tmp_path):
+    rows = [row("q", "d", grade=3), row("q", "d", grade=3), row("q", "e", status="failed"), row("q", "e", grade=1)]
+    labels = read_labels(write(tmp_path / "t.jsonl", rows), SCALE)
+    assert labels.grades == {("q", "d"): 3.0, ("q", "e"): 1.0} and not labels.missing
+
+
+def test_only_graded_rows_carry_a_grade(tmp_path):
+    rows = [
+        row("q", "a", status="graded", grade=2, relevance=2 / 3, judge="m"),
+        row("q", "b", status="refused", grade=3, relevance=1.0, judge="m"),
+        row("q", "c", status="no-option", grade=None, relevance=None, judge="m"),
+        row("q", "d", status="refused", grade=None, relevance=None, judge="m"),
+    ]
+    labels = read_labels(write(tmp_path / "t.parquet", rows), SCALE)
+    assert labels.name == "m"
+    assert labels.statuses == {"graded": 1, "refused": 2, "no-option": 1}
+    assert labels.missing["q", "b"] == "refused"
+
+
+def test_faulty_rows_are_reported_together(tmp_path):
+    rows = [
+        row("q", "a", grade="three"),
+        row("q", "", grade=1),
+        row("q", "c", status="graded", grade=None),
+        row("q", "d", grade=1, repeat="x"),
+        row("q", "e", grade=True),
+    ]
+    with pytest.raises(InvalidFileError) as caught:
+        read_labels(write(tmp_path / "t.jsonl", rows), SCALE)
+    assert [(fault.row, fault.column) for fault in caught.value.faults] == [
+        (1, "grade"),
+        (2, "document_id"),
+        (3, "grade"),
+        (4, "repeat"),
+        (5, "grade"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("none.txt", None, "no such file"),
+        ("empty.txt", "", "no judgement"),
+        ("text.txt", "q 0 d good\n", "a finite number"),
+        ("broken.parquet", "no parquet", "unreadable Parquet"),
+        ("broken.jsonl", "{", "one JSON object a line"),
+        ("columns.jsonl", '{"query_id": "q", "document_id": "d", "label": 1}\n', "'grade' or 'relevance'"),
+        ("wide.csv", "query_id,document_id,grade\nq,d,1,2\n", "4 columns"),
+        ("off.txt", "q 0 d 7\n", "no usable grade"),
+    ],
+)
+def test_files_that_are_none(tmp_path, name, content, says):
+    if content is not None:
+        (tmp_path / name).write_text(content)
+    with pytest.raises(InputError, match=says):
+        read_labels(tmp_path / name, SCALE)
+
+
+def test_beir_qrels_and_csv_tables(tmp_path):
+    (beir := tmp_path / "test.tsv").write_text("query-id\tcorpus-id\tscore\nq 1\td\t2\nq 1\te\t9\n")
+    labels = read_labels(beir, SCALE)
+    assert labels.grades == {("q 1", "d"): 2.0} and labels.impossible[0].line == 3
+    (table := tmp_path / "pairs.csv").write_text("query,document,relevance\ncopy,cp,1.0\ncopy,mv,0\n")
+    assert read_labels(table, SCALE).grades == {
+        (text_id("copy"), text_id("cp")): 3.0,
+        (text_id("copy"), text_id("mv")): 0,
+    }
+    (table := tmp_path / "pairs.tsv").write_text("query_id\tdocument_id\tgrade\nq\td\t1.5\nq\te\t\n")
+    labels = read_labels(table, SCALE)
+    assert labels.grades == {("q", "d"): 1.5} and labels.missing == {("q", "e"): "no grade"}
+
+
+def test_the_scale_is_found_in_the_file(tmp_path):
+    rows = [row("q", str(g), grade=g, relevance=(g - 1) / 4) for g in (1.25, 2.0, 4.5)]
+    assert read_labels(write(tmp_path / "five.jsonl", rows)).scale == GradeScale(1, 5)
+    (plain := tmp_path / "plain.txt").write_text("q 0 a 0\nq 0 b 2\n")
+    assert read_labels(plain).scale == GradeScale(0, 2)
+    assert read_labels(plain, otherwise=SCALE).scale == SCALE
+    assert read_labels(write(tmp_path / "z.jsonl", [row("q", "a", relevance=0.4)])).scale == GradeScale(0, 1)
+    (one := tmp_path / "one.txt").write_text("q 0 a 1\n")
+    with pytest.raises(InputError, match="state the scale"):
+        read_labels(one)
+
+
+def test_a_mapped_relevance_is_noticed_and_kept(tmp_path):
+    rows = [row("q", str(g), grade=g, relevance=p) for g, p in ((0, 0.1), (1, 0.15), (3, 0.7))]
+    labels = read_labels(write(tmp_path / "mapped.jsonl", rows), otherwise=SCALE)
+    assert labels.scale == SCALE and labels.mapped == 3
+    assert labels.relevance["q", "3"] == 0.7 and labels.grades["q", "3"] == 3
+
+
+def test_the_second_asking_is_kept_apart(tmp_path):
+    rows = [row("q", "a", grade=3, repeat=0), row("q", "a", grade=1, repeat=1), row("q", "b", grade=2, repeat=0)]
+    labels = read_labels(write(tmp_path / "t.parquet", rows), SCALE)
+    assert labels.grades == {("q", "a"): 3.0, ("q", "b"): 2.0} and labels.again == {("q", "a"): 1.0}
