@@ -1,0 +1,134 @@
+"""`bixse grade audit` on files, unhappy paths first."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from bixse.cli import grade_audit
+from bixse.data.collection import Collection, Document
+from bixse.data.collection_files import save_collection
+from bixse.errors import InputError, InvalidFileError, OutputExistsError
+
+if TYPE_CHECKING:
+    from bixse.cli.result import CommandResult
+
+SMALL = Path(__file__).parents[1] / "grading" / "audit_labels"
+HUMAN, CAREFUL, CARELESS = (SMALL / name for name in ("human.qrels.txt", "careful.txt", "careless.txt"))
+
+
+def audited(*words: Any, samples: int = 50) -> CommandResult:
+    parser = argparse.ArgumentParser()
+    grade_audit.add_arguments(parser)
+    return grade_audit.run(parser.parse_args([str(word) for word in (*words, "--samples", samples)]))
+
+
+def test_input_that_is_refused_leaves_no_folder(tmp_path):
+    out = tmp_path / "out"
+    (twice := tmp_path / "twice.txt").write_text("q0 0 d0 1\nq0 0 d0 2\n")
+    with pytest.raises(InvalidFileError, match="one grade a pair"):
+        audited("--judge", twice, "--human", HUMAN, "--out", out)
+    with pytest.raises(InputError, match="no such file"):
+        audited("--judge", CAREFUL, "--human", tmp_path / "none.txt", "--out", out)
+    with pytest.raises(InputError, match="rubric: got 'nine'"):
+        audited("--judge", CAREFUL, "--human", HUMAN, "--rubric", "nine", "--out", out)
+    with pytest.raises(InputError, match="maximum above the minimum"):
+        audited("--judge", CAREFUL, "--human", HUMAN, "--scale", 3, 0, "--out", out)
+    with pytest.raises(InputError, match="samples: got 0"):
+        audited("--judge", CAREFUL, "--human", HUMAN, "--out", out, samples=0)
+    assert not out.exists()
+
+
+def test_another_audits_folder_is_kept(tmp_path):
+    audited("--judge", CAREFUL, "--human", HUMAN, "--out", tmp_path)
+    before = (tmp_path / "audit.json").read_bytes()
+    with pytest.raises(OutputExistsError, match="relevant_from"):
+        audited("--judge", CAREFUL, "--human", HUMAN, "--out", tmp_path, "--relevant-from", 1)
+    assert (tmp_path / "audit.json").read_bytes() == before
+
+
+def test_impossible_labels_end_with_3_and_a_list(tmp_path):
+    result = audited("--judge", CARELESS, "--human", HUMAN, "--scale", 0, 3, "--out", tmp_path)
+    assert (result.exit_code, result.metrics["careless"]["impossible_labels"]) == (3, 2)
+    assert f"{CARELESS}, line 78: query q5, document d77: 10" in result.text
+    assert f"{CARELESS}, line 131: query q8, document d130: 5" in result.text
+    assert any("never clipped" in warning for warning in result.warnings)
+
+
+def test_everything_is_written_once_and_again(tmp_path):
+    words = ("--judge", CAREFUL, CARELESS, "--human", HUMAN, "--scale", 0, 3, "--out", tmp_path)
+    result = audited(*words, "--runs", *sorted(SMALL.glob("*.run")))
+    content = json.loads((tmp_path / "audit.json").read_text())
+    assert [judge["name"] for judge in content["judges"]] == ["careful", "careless"]
+    assert result.metrics["careful"]["kappa"] == content["judges"][0]["measures"]["kappa"]["value"]
+    assert "Cohen's kappa, careful less careless" in result.text
+    record = json.loads((tmp_path / "run.json").read_text())
+    assert (record["command"], record["status"]) == ("grade audit", "finished")
+    assert {"human", "judge 1", "judge 2", "run 3"} <= record["inputs"].keys()
+    page = (tmp_path / "audit.html").read_bytes()
+    assert audited(*words, "--runs", *sorted(SMALL.glob("*.run"))).text == result.text
+    assert (tmp_path / "audit.html").read_bytes() == page
+
+
+def test_a_scale_that_is_not_stated_is_said(tmp_path):
+    result = audited("--judge", CAREFUL, "--human", HUMAN, "--out", tmp_path)
+    assert result.exit_code == 0
+    assert any("the scale 0 to 3 is that of the human labels found" in warning for warning in result.warnings)
+    assert "It gives the human grade in" in result.text  # one judge: what it means stands on the terminal
+
+
+def test_judgements_with_their_own_scale_statuses_and_repeats(tmp_path):
+    rows = []
+    for number, line in enumerate(CAREFUL.read_text().splitlines()):
+        query_id, _, document_id, grade = line.split()
+        place = int(grade) / 3
+        base = {"query_id": query_id, "document_id": document_id, "judge": "qwen"}
+        usable = number % 30 != 0
+        graded = {"status": "graded", "grade": 1 + 4 * place, "relevance": place}
+        rows.append({**base, "repeat": 0, **(graded if usable else dict.fromkeys(graded) | {"status": "refused"})})
+        if number % 10 == 5:
+            rows.append({**base, "repeat": 1, **graded})
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "judgements.parquet")
+    audited("--judge", tmp_path / "judgements.parquet", "--human", HUMAN, "--scale", 0, 3, "--out", tmp_path / "out")
+    (judge,) = json.loads((tmp_path / "out" / "audit.json").read_text())["judges"]
+    assert (judge["name"], judge["statuses"]) == ("qwen", {"graded": 174, "refused": 6})
+    assert judge["self_agreement"]["pairs"] == 18 and judge["self_agreement"]["exact"]["value"] == 1.0
+    plain = audited("--judge", CAREFUL, "--human", HUMAN, "--scale", 0, 3, "--out", tmp_path / "plain")
+    assert judge["measures"]["kappa"]["value"] == pytest.approx(plain.metrics["careful"]["kappa"], abs=0.05)
+
+
+def test_texts_come_from_pairs_or_a_collection(tmp_path):
+    lines = [line.split() for line in HUMAN.read_text().splitlines()]
+    rows = [
+        {"query_id": q, "query": f"text of {q}", "document_id": d, "document": f"text of {d}", "relevance": 0.5}
+        for q, _, d, _ in lines
+    ]
+    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    collection = Collection(
+        "c",
+        {row["document_id"]: Document("", row["document"]) for row in rows},
+        {row["query_id"]: row["query"] for row in rows},
+    )
+    save_collection(collection, tmp_path / "c")
+    for flag, path in (("--pairs", tmp_path / "pairs.jsonl"), ("--collection", tmp_path / "c")):
+        out = tmp_path / flag.strip("-")
+        audited("--judge", CAREFUL, "--human", HUMAN, flag, path, "--out", out)
+        page = (out / "audit.html").read_text()
+        assert "text of q5" in page and '<p class="document-text"><bdi>text of d' in page
+
+
+def test_files_of_one_name_are_told_apart_by_their_paths(tmp_path):
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "judge.txt").write_text(CAREFUL.read_text())
+    result = audited(
+        "--judge", tmp_path / "a" / "judge.txt", "--judge", tmp_path / "b" / "judge.txt", "--human", HUMAN,
+        "--out", tmp_path / "out",
+    )  # fmt: skip
+    assert list(result.metrics) == [str(tmp_path / folder / "judge") for folder in ("a", "b")]

@@ -1,0 +1,220 @@
+"""The audit against hand-made cases, a small synthetic set, and published kappas where their data are at hand."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sklearn.metrics import brier_score_loss, cohen_kappa_score, confusion_matrix
+
+from bixse.data.trec import read_run
+from bixse.errors import InputError
+from bixse.grading.audit import audit, first_relevant
+from bixse.grading.audit_words import describe, landis_koch
+from bixse.grading.labels import Labels, read_labels
+from bixse.relevance import GradeScale
+
+SMALL = Path(__file__).parent / "audit_labels"
+"""180 made-up pairs of 12 queries: human labels, a careful judge, a careless one with the labels 10 and 5, 3 runs."""
+PUBLISHED = Path(__file__).parents[2].parent / "shared" / "data" / "llmjudge"
+"""The 4,423 test pairs of LLMJudge with published judges, where somebody has put them."""
+SCALE = GradeScale(0, 3)
+
+
+def labels(name: str, grades: dict[tuple[str, str], float], scale: GradeScale = SCALE, **more) -> Labels:
+    return Labels(name, name, scale, grades, {pair: scale.to_relevance(g) for pair, g in grades.items()}, **more)
+
+
+def pairs(grades: list[float], queries: int = 2) -> dict[tuple[str, str], float]:
+    return {(f"q{i % queries}", f"d{i}"): float(grade) for i, grade in enumerate(grades)}
+
+
+@pytest.fixture(scope="module")
+def human() -> Labels:
+    return read_labels(SMALL / "human.qrels.txt", SCALE)
+
+
+@pytest.fixture(scope="module")
+def judges() -> list[Labels]:
+    return [read_labels(SMALL / f"{name}.txt", SCALE) for name in ("careful", "careless")]
+
+
+def test_a_judge_of_other_pairs_is_refused():
+    with pytest.raises(InputError, match="got no pair of the human labels"):
+        audit([labels("j", {("x", "y"): 1.0})], labels("h", pairs([0, 3])))
+
+
+def test_two_judges_of_one_name_are_refused():
+    judge = labels("j", pairs([0, 3]))
+    with pytest.raises(InputError, match="names of their own"):
+        audit([judge, judge], judge)
+
+
+def test_one_query_is_too_few():
+    judge = labels("j", pairs([0, 3, 2], queries=1))
+    with pytest.raises(InputError, match="of 1 queries; expected at least 2"):
+        audit([judge], judge)
+
+
+@pytest.mark.parametrize("grade", [0.0, 4.0, float("nan")])
+def test_relevant_from_must_split_the_scale(grade):
+    judge = labels("j", pairs([0, 3, 2, 1]))
+    with pytest.raises(InputError, match="relevant-from"):
+        audit([judge], judge, relevant_from=grade)
+
+
+def test_scores_are_no_grades():
+    values = pairs([i / 100 for i in range(100)])
+    with pytest.raises(InputError, match="ordinal scale of at most 21"):
+        audit([labels("j", values, GradeScale(0, 1))], labels("h", values, GradeScale(0, 1)))
+
+
+def test_the_default_of_relevance_is_the_upper_half():
+    assert [first_relevant(np.array(levels), None) for levels in ([0, 1.0], [0, 1, 2.0], [1, 2, 3, 4, 5.0])] == [
+        1,
+        1,
+        3,
+    ]
+
+
+def test_measures_are_over_pairs_with_a_grade_on_both_sides():
+    people = labels("h", pairs([0, 1, 2, 3, 0, 3]))
+    grades = pairs([0, 1, 1, 3])
+    judge = labels("j", {**grades, ("q9", "d9"): 3.0}, missing={("q0", "d4"): "refused", ("q8", "x"): "failed"})
+    found = audit([judge], people, samples=20).judges[0]
+    assert (found.pairs, found.without_grade, found.human_only, found.judge_only) == (4, 1, 1, 1)
+    assert found.statuses == {"graded": 5, "refused": 1, "failed": 1}
+    assert found.measures["exact"].value == 0.75
+    assert found.confusion == ((1, 0, 0, 0), (0, 1, 0, 0), (0, 1, 0, 0), (0, 0, 0, 1))
+
+
+def test_figures_equal_scikit_learn(human, judges):
+    found = audit(judges[:1], human, samples=20).judges[0]
+    keys = list(human.grades)
+    people, grades = (np.array([side.grades[key] for key in keys]) for side in (human, judges[0]))
+    assert found.measures["kappa"].value == pytest.approx(cohen_kappa_score(people, grades))
+    assert found.measures["binary_kappa"].value == pytest.approx(cohen_kappa_score(people >= 2, grades >= 2))
+    assert found.measures["mean_difference"].value == pytest.approx((grades - people).mean())
+    assert np.array_equal(found.confusion, confusion_matrix(people, grades))
+    assert found.calibration.brier == pytest.approx(brier_score_loss(people >= 2, grades / 3))
+    constant = np.full(len(people), (people >= 2).mean())
+    expected = found.calibration.brier - brier_score_loss(people >= 2, constant)
+    assert found.against_constant.value == pytest.approx(expected)
+    for row in found.by_grade:
+        assert row.relevant == pytest.approx((people >= 2)[grades == row.grade].mean())
+        assert row.low < row.relevant < row.high or row.relevant in (0, 1)
+    for row in found.by_human_grade:
+        assert row.mean == pytest.approx((grades / 3)[people == row.grade].mean())
+
+
+def test_a_grade_that_is_never_given_has_no_share():
+    found = audit([labels("j", pairs([0, 1, 0, 1]))], labels("h", pairs([0, 3, 2, 1])), samples=20).judges[0]
+    assert (found.by_grade[3].pairs, found.by_grade[3].relevant) == (0, None)
+
+
+def test_impossible_labels_are_reported_and_left_out(human, judges):
+    report = audit(judges, human, samples=20)
+    assert [(bad.line, bad.value) for bad in report.impossible] == [(78, 10.0), (131, 5.0)]
+    assert (report.judges[1].pairs, report.judges[1].without_grade) == (178, 2)
+    assert sum(map(sum, report.judges[1].confusion)) == 178
+    assert "2 impossible labels" in describe(report)["warnings"][0]
+
+
+def test_a_judge_on_another_scale_is_read_by_its_place():
+    people = pairs([0, 1, 2, 3] * 3, queries=4)
+    five = labels("j", {pair: 1 + 4 / 3 * grade for pair, grade in people.items()}, GradeScale(1, 5))
+    found = audit([five], labels("h", people), samples=20).judges[0]
+    assert found.measures["exact"].value == 1.0
+    assert found.calibration.brier == pytest.approx(2 / 4 * (1 / 3) ** 2)  # grades 1 and 2 of 0 to 3: z = 1/3 and 2/3
+
+
+def test_expected_grades_count_as_the_nearest_but_keep_their_order():
+    people, judged = pairs([0, 1, 2, 3, 3, 0]), pairs([0.4, 1.2, 1.6, 2.6, 2.9, 0.1])
+    measures = audit([labels("j", judged)], labels("h", people), samples=20).judges[0].measures
+    assert measures["exact"].value == 1.0
+    assert measures["spearman"].value < 1.0  # the fractions order pairs that people hold equal
+
+
+def test_the_worst_pairs_and_queries_come_first(human, judges):
+    found = audit(judges, human, samples=20).judges[1]
+    distances = [abs(pair.judge - pair.human) for pair in found.worst_pairs]
+    assert distances == sorted(distances, reverse=True) and len(distances) == 20
+    of_queries = [pair.query_id for pair in found.worst_pairs]
+    assert max(map(of_queries.count, of_queries)) <= 2
+    apart = [query.apart for query in found.worst_queries]
+    assert apart == sorted(apart, reverse=True) and len(apart) == 12
+    assert sum(query.pairs for query in found.worst_queries) == 178
+
+
+def test_self_agreement_is_of_pairs_asked_twice():
+    people = labels("h", pairs([0, 1, 2, 3]))
+    judge = labels("j", pairs([0, 1, 2, 3]), again={("q0", "d0"): 0.0, ("q1", "d1"): 1.0, ("q0", "d2"): 0.0})
+    found = audit([judge], people, samples=20).judges[0].self_agreement
+    assert found is not None
+    assert (found.pairs, found.exact.value) == (3, pytest.approx(2 / 3))
+    assert found.relevance_apart == pytest.approx(2 / 3 / 3)
+    assert audit([labels("j", pairs([0, 3]))], people, samples=20).judges[0].self_agreement is None
+
+
+def test_judges_differ_only_beyond_the_interval(human, judges):
+    report = audit(judges, human, samples=300)
+    kappa, _, brier = report.differences
+    assert (kappa.measure, brier.measure, kappa.pairs) == ("kappa", "brier", 178)
+    assert kappa.difference.value > 0 and kappa.shown and brier.difference.value < 0
+    twin = Labels(**{**vars(judges[0]), "name": "twin"})
+    same = audit([judges[0], twin], human, samples=100)
+    assert all(row.difference == type(row.difference)(0.0, 0.0, 0.0) and not row.shown for row in same.differences)
+    assert all("no difference is shown" in sentence for sentence in describe(same)["comparison"])
+    three = describe(audit([*judges, twin], human, samples=50))["comparison"]
+    assert len(three) == 1 and "of 3;" in three[0]
+
+
+def test_systems_are_ranked_under_both_labels(human, judges):
+    runs = {path.stem: read_run(path) for path in sorted(SMALL.glob("*.run"))}
+    systems = audit(judges[:1], human, runs=runs, samples=50).judges[0].systems
+    assert systems is not None
+    assert [system.name for system in systems.systems] == ["reranker", "dense", "bm25"]
+    assert systems.tau.value == 1.0
+
+
+def test_the_report_is_plain_json(human, judges):
+    report = audit(judges, human, samples=20)
+    content = json.loads(json.dumps({**report.to_plain(), **describe(report)}, allow_nan=False))
+    assert content["judges"][1]["impossible"][0]["value"] == 10.0
+    assert audit(judges, human, samples=20) == report
+
+
+def test_sentences_say_what_the_intervals_allow(human):
+    blind = labels("blind", {pair: 3.0 * (i % 2) for i, pair in enumerate(sorted(human.grades))})
+    report = audit([human_copy := Labels(**{**vars(human), "name": "copy"}), blind], human, samples=200)
+    good, bad = (" ".join(describe(report)["findings"][judge.name]) for judge in report.judges)
+    assert human_copy.name == "copy" and "'almost perfect' by the convention of Landis and Koch (1977)" in good
+    assert "lower: the grade says something" in good and "higher: read as probabilities these grades mislead" in bad
+    never = audit([labels("low", dict.fromkeys(human.grades, 1.0))], human, samples=20)
+    assert "It never gives the highest grade 3." in describe(never)["findings"]["low"]
+
+
+@pytest.mark.parametrize(
+    ("kappa", "name"), [(-0.01, "poor"), (0.2, "slight"), (0.21, "fair"), (0.6, "moderate"), (0.8, "substantial")]
+)
+def test_names_of_landis_and_koch(kappa, name):
+    assert landis_koch(kappa) == name
+
+
+@pytest.mark.skipif(not PUBLISHED.is_dir(), reason="the LLMJudge files are not here")
+def test_published_kappas_are_reproduced():
+    people = read_labels(PUBLISHED / "human.qrels.txt", SCALE)
+    found = [read_labels(path, SCALE) for path in sorted((PUBLISHED / "judges").glob("*.txt"))]
+    report = audit(found, people, samples=50)
+    kappas = {judge.name: round(judge.measures["kappa"].value, 4) for judge in report.judges}
+    assert report.human_pairs == 4423
+    assert kappas["willia-umbrela1"] == 0.2863 and kappas["Olz-gpt4o"] == 0.2625
+    assert {(Path(bad.path).stem, bad.line, bad.value) for bad in report.impossible} == {
+        ("RMITIR-llama70B", 2449, 5.0),
+        ("RMITIR-llama70B", 3825, 5.0),
+        ("h2oloo-zeroshot2", 3187, 10.0),
+    }
+    best = next(judge for judge in report.judges if judge.name == "willia-umbrela1")
+    assert best.by_grade[3].relevant == pytest.approx(0.731, abs=5e-4)
