@@ -1,0 +1,145 @@
+"""Maps from grades to probabilities: what is refused, what is guaranteed, what is measured."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+from sklearn.isotonic import IsotonicRegression
+
+from bixse.errors import InputError
+from bixse.grading.grade_map import GradeMap, fit_grade_map
+
+
+def judged(seed: int, pairs: int = 600, queries: int = 60):
+    """A judge whose z claims too much: people find a share z^2 * 0.8 relevant."""
+    generator = np.random.default_rng(seed)
+    z = generator.integers(0, 4, pairs) / 3
+    relevant = (generator.random(pairs) < 0.8 * z**2).astype(float)
+    return z, relevant, [f"q{i % queries}" for i in range(pairs)]
+
+
+@pytest.mark.parametrize("kind", ["isotonic", "platt"])
+def test_a_judge_that_knows_nothing_gets_no_map(kind):
+    generator = np.random.default_rng(3)
+    z, relevant = generator.integers(0, 4, 400) / 3, (generator.random(400) < 0.3).astype(float)
+    fitted, figures = fit_grade_map(z, relevant, [f"q{i % 40}" for i in range(400)], kind, seed=1)
+    assert figures.brier_after < figures.brier_before  # it is better than the grades, by forgetting them
+    assert fitted.helps is False
+
+
+@pytest.mark.parametrize("kind", ["isotonic", "platt"])
+def test_a_judge_that_grades_the_wrong_way_gets_a_constant_which_is_refused(kind):
+    z, relevant, ids = judged(0)
+    fitted, _ = fit_grade_map(1 - z, relevant, ids, kind)
+    assert fitted.is_constant and fitted.helps is False
+
+
+def test_a_judge_that_is_calibrated_is_left_alone():
+    generator = np.random.default_rng(5)
+    z = generator.random(80)
+    relevant = (generator.random(80) < z).astype(float)
+    fitted, figures = fit_grade_map(z, relevant, [f"q{i % 20}" for i in range(80)], "isotonic")
+    assert figures.brier_after > figures.brier_before and fitted.helps is False
+
+
+@pytest.mark.parametrize("kind", ["isotonic", "platt"])
+def test_a_judge_that_claims_too_much_is_helped(kind):
+    z, relevant, ids = judged(0)
+    fitted, figures = fit_grade_map(z, relevant, ids, kind)
+    assert fitted.helps and figures.change.high < 0
+    assert figures.brier_after < figures.brier_before and figures.ece_after < figures.ece_before
+    assert fitted.apply([0.0, 1 / 3, 2 / 3, 1.0]) == pytest.approx([0.0, 0.09, 0.36, 0.8], abs=0.1)
+    assert (fitted.labels, fitted.queries) == (600, 60)
+
+
+def test_held_out_queries_are_never_fitted_on():
+    """Only the last query is relevant, at a z of its own: a fit that saw it maps it to 1, another to 0."""
+    ids = [f"q{i // 10}" for i in range(100)]
+    z = np.arange(100) // 10 / 9
+    fitted, figures = fit_grade_map(z, (z == 1).astype(float), ids, "isotonic")
+    assert fitted.apply(1.0) == 1.0 and figures.brier_after >= 0.1
+
+
+def test_pairs_beyond_the_sample_only_measure():
+    z, relevant, ids = judged(1)
+    sample = np.arange(600) < 100
+    fitted, figures = fit_grade_map(z, relevant, ids, "isotonic", sample)
+    alone, _ = fit_grade_map(z[sample], relevant[sample], ids[:100], "isotonic")
+    assert fitted.knots == alone.knots and (fitted.labels, figures.pairs) == (100, 600)
+
+
+def test_the_isotonic_map_is_scikit_learns():
+    z, relevant, ids = judged(2)
+    fitted, _ = fit_grade_map(z, relevant, ids, "isotonic")
+    at = np.linspace(0, 1, 101)
+    assert fitted.apply(at) == pytest.approx(IsotonicRegression().fit(z, relevant).predict(at), abs=1e-12)
+
+
+def test_wrong_input_is_refused():
+    with pytest.raises(InputError, match="of 3 queries; expected at least 4"):
+        fit_grade_map([0, 1, 0.5], [0, 1, 1], ["a", "b", "c"])
+    with pytest.raises(InputError, match="expected 0 to 1"):
+        fit_grade_map([0, 3, 1, 0], [0, 1, 1, 0], ["a", "b", "c", "d"])
+    with pytest.raises(InputError, match=r"got 1\.5; expected 0 to 1"):
+        GradeMap(kind="platt", slope=1.0).apply([0.5, 1.5])
+    with pytest.raises(InputError, match="got nan"):
+        GradeMap(kind="platt", slope=1.0).apply(float("nan"))
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"kind": "isotonic"},
+        {"kind": "isotonic", "knots": [[0, 0.5], [1, 0.4]]},
+        {"kind": "isotonic", "knots": [[0.5, 0.1], [0.5, 0.4]]},
+        {"kind": "isotonic", "knots": [[0, 0.5], [1, 1.4]]},
+        {"kind": "platt", "slope": -1.0},
+        {"kind": "platt", "slope": float("nan")},
+        {"kind": "spline"},
+        {"kind": "platt", "colour": "red"},
+    ],
+)
+def test_maps_that_may_fall_or_leave_the_range_are_refused(tmp_path, broken):
+    with pytest.raises(ValidationError):
+        GradeMap.model_validate(broken)
+    (path := tmp_path / "map.json").write_text(json.dumps(broken))
+    with pytest.raises(InputError, match="expected a map written by"):
+        GradeMap.load(path)
+
+
+def test_a_file_that_is_no_json_is_refused(tmp_path):
+    (path := tmp_path / "map.json").write_text("{")
+    with pytest.raises(InputError, match="expected a map written by"):
+        GradeMap.load(path)
+
+
+@pytest.mark.parametrize("kind", ["isotonic", "platt"])
+def test_a_map_survives_its_file(tmp_path, kind):
+    fitted, _ = fit_grade_map(*judged(4), kind)
+    fitted.save(tmp_path / "map.json")
+    assert GradeMap.load(tmp_path / "map.json") == fitted
+
+
+shares = st.floats(0, 1)
+
+
+@given(
+    st.lists(shares, min_size=1, max_size=6, unique=True),
+    st.lists(shares, min_size=6, max_size=6),
+    st.lists(shares, min_size=2, max_size=20),
+)
+def test_an_isotonic_map_never_falls_nor_leaves_the_range(inputs, outputs, points):
+    fitted = GradeMap(kind="isotonic", knots=tuple(zip(sorted(inputs), sorted(outputs), strict=False)))
+    mapped = fitted.apply(sorted([*points, *inputs]))
+    assert (np.diff(mapped) >= 0).all() and mapped.min() >= 0 and mapped.max() <= 1
+
+
+@given(st.floats(0, 1e6), st.floats(-1e6, 1e6), st.lists(shares, min_size=2, max_size=20))
+def test_a_logistic_map_never_falls_nor_leaves_the_range(slope, intercept, points):
+    mapped = GradeMap(kind="platt", slope=slope, intercept=intercept).apply(sorted(points))
+    assert (np.diff(mapped) >= 0).all() and mapped.min() >= 0 and mapped.max() <= 1
