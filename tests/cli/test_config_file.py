@@ -1,16 +1,13 @@
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from bixse.cli.config_file import config_path
 from bixse.cli.main import CONFIG_VERBS, build_parser
 from bixse.errors import ConfigError, InputError
-
-if TYPE_CHECKING:
-    from argparse import Namespace
 
 
 def yaml_file(folder: Path, text: str) -> Path:
@@ -19,7 +16,7 @@ def yaml_file(folder: Path, text: str) -> Path:
     return path
 
 
-def parse(path: Path, *words: str) -> Namespace:
+def parse(path: Path, *words: str) -> argparse.Namespace:
     return build_parser(words[0], path).parse_args([*words, "--config", str(path)])
 
 
@@ -106,10 +103,43 @@ def test_switches(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("verb", CONFIG_VERBS)
 def test_every_verb_takes_all_of_its_arguments_as_keys(tmp_path: Path, verb: str) -> None:
-    values = {"query": "text", "model": "demo", "pairs": "p", "collection": "c", "out": "o", "split": "s"}
-    values |= {"relevance_level": "1.5", "max_length": "8", "top": "3", "threshold": "0.5", "seed": "1", "fast": "true"}
-    values |= {"exclude_self": "true", "task": "t"}
-    path = yaml_file(tmp_path, "none: 1")
+    path = yaml_file(tmp_path, "xyzzy: 1")
     (known,) = [line.split("known keys: ")[1].split(", ") for line in faults(path, verb)[1:]]
-    args = parse(yaml_file(tmp_path, "".join(f"{key}: {values[key]}\n" for key in known)), verb)
+    actions = {action.dest: action for action in arguments_of(verb)}
+    args = parse(yaml_file(tmp_path, "".join(f"{key}: {some_value(actions[key])}\n" for key in known)), verb)
     assert all(getattr(args, key) is not None for key in known)
+
+
+def arguments_of(verb: str) -> list[argparse.Action]:
+    (verbs,) = [action for action in build_parser(verb)._actions if isinstance(action, argparse._SubParsersAction)]
+    return list(verbs.choices[verb]._actions)
+
+
+def some_value(action: argparse.Action) -> str:
+    """A value of the kind an argument takes, as YAML."""
+    if action.nargs == 0:
+        return "true"
+    one = action.choices[0] if action.choices else {int: "1", float: "0.5"}.get(action.type, "text")
+    count = action.nargs if isinstance(action.nargs, int) else 1
+    return f"[{', '.join([one] * count)}]" if action.nargs == "+" or count > 1 else one
+
+
+def test_arguments_that_take_several_values(tmp_path):
+    path = tmp_path / "run.yaml"
+    path.write_text("judge: [http://a, http://b]\nscale: [0, 3]\nmode: sample\n")
+    parser = build_parser("grade", path)
+    found = parser.parse_args(["grade"])
+    assert (found.judge, found.scale, found.mode) == (["http://a", "http://b"], [0, 3], "sample")
+    assert parser.parse_args(["grade", "--judge", "http://c"]).judge == ["http://c"], "a flag overrides, adds nothing"
+    path.write_text("judge: http://a\n")
+    assert build_parser("grade", path).parse_args(["grade"]).judge == ["http://a"]
+
+
+@pytest.mark.parametrize(
+    "line", ["scale: [0]", "scale: 3", "judge: []", "judge: [true]", "mode: guess", "scale: [a, b]"]
+)
+def test_several_values_of_the_wrong_kind_are_refused(tmp_path, line):
+    path = tmp_path / "run.yaml"
+    path.write_text(f"{line}\n")
+    with pytest.raises(ConfigError, match="to mend"):
+        build_parser("grade", path)

@@ -82,8 +82,23 @@ def apply_config(parser: argparse.ArgumentParser, path: Path) -> None:
         raise ConfigError("\n".join([f"{path}: {len(faults)} fault{'s' if len(faults) != 1 else ''}", *faults]))
 
 
+def _takes_several(action: argparse.Action) -> bool:
+    return action.nargs == "+" or (isinstance(action.nargs, int) and action.nargs > 1)
+
+
 def _expected(action: argparse.Action, value: Any) -> str | None:
     """What the argument takes where the value is of another kind, else None."""
+    if not _takes_several(action):
+        return _expected_of_one(action, value)
+    several = value if isinstance(value, list) else [value]
+    if not several or (isinstance(action.nargs, int) and len(several) != action.nargs):
+        return f"a list of {'at least 1' if action.nargs == '+' else action.nargs}"
+    return next((found for item in several if (found := _expected_of_one(action, item)) is not None), None)
+
+
+def _expected_of_one(action: argparse.Action, value: Any) -> str | None:
+    if action.choices is not None:
+        return None if value in action.choices else f"one of {', '.join(map(str, action.choices))}"
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if action.nargs == 0:
         return None if isinstance(value, bool) else "true or false"
@@ -97,6 +112,12 @@ def _expected(action: argparse.Action, value: Any) -> str | None:
 
 
 def _converted(action: argparse.Action, value: Any, folder: Path) -> Any:
+    if not _takes_several(action):
+        return _converted_one(action, value, folder)
+    return [_converted_one(action, item, folder) for item in (value if isinstance(value, list) else [value])]
+
+
+def _converted_one(action: argparse.Action, value: Any, folder: Path) -> Any:
     if action.type is Path:
         return folder / value
     return value if isinstance(value, bool) or action.type in (int, float) else str(value)

@@ -62,10 +62,8 @@ def load_pairs(path: str | Path) -> list[Pair]:
         >>> load_pairs(path)[0].document
         'shutil.copytree'
     """
-    return [
-        Pair(row["query_id"], row["query"], row["document_id"], row["document"], row.get("task"))
-        for row in _read(Path(path), graded=False)
-    ]
+    rows = _read(Path(path), graded=False)
+    return [Pair(row["query_id"], row["query"], row["document_id"], row["document"], row.get("task")) for row in rows]
 
 
 def _read(path: Path, graded: bool) -> list[Mapping[str, Any]]:
@@ -76,8 +74,7 @@ def _read(path: Path, graded: bool) -> list[Mapping[str, Any]]:
         )
     if not path.is_file():
         found = "a folder" if path.is_dir() else "no such file"
-        what = "graded pairs" if graded else "pairs"
-        raise InputError(f"{path}: got {found}; expected a file of {what}; to mend: check the path")
+        raise InputError(f"{path}: got {found}; expected a file of pairs; to mend: check the path")
     checker = _Checker(path, graded)
     if path.suffix.lower() == ".parquet":
         rows = _parquet_rows(path, checker)
@@ -330,8 +327,7 @@ class _Checker:
         if self.faults:
             raise InvalidFileError(self.path, sorted(self.faults, key=lambda fault: fault.row or 0))
         if not self.rows:
-            what = "graded pair" if self.graded else "pair"
-            raise InputError(f"{self.path}: got no rows; expected at least one {what}; to mend: check the export")
+            raise InputError(f"{self.path}: got no rows; expected at least one pair; to mend: check the export")
         return self.rows
 
 
