@@ -1,0 +1,178 @@
+"""How a request to a chat server is formed, and what to leave out when a server refuses a part of it."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from bixse.grading.judge import Mode
+
+ANSWER_TOKENS = 16
+"""Tokens a judge may write where its first one is not the answer and nothing else is asked for."""
+TOP_LOGPROBS = (20, 10, 5)
+"""How many alternatives a position are asked for: the most that a server accepts."""
+CONSTRAINTS = ("structured_outputs", "guided_choice", "grammar", "regex")
+"""Names under which servers take a fixed set of answers: vLLM, vLLM before 0.12, llama.cpp, SGLang."""
+OWN_CONSTRAINT = {"vllm": "structured_outputs", "llama.cpp": "grammar", "sglang": "regex"}
+"""Kind of server -> the name it takes now."""
+
+Logprobs = Literal["flag", "number", "n_probs", "none"]
+"""How probabilities are asked for: OpenAI's `logprobs: true`, Together's number, llama.cpp's `n_probs`, not at all."""
+
+
+@dataclass(frozen=True)
+class RequestForm:
+    """What every request of a judge has in common."""
+
+    model: str
+    """Model id as the server knows it."""
+    mode: Mode
+    """How the grade is read."""
+    labels: tuple[str, ...] = ()
+    """Options, needed for a constraint."""
+    max_tokens: int = ANSWER_TOKENS
+    """Tokens the judge may write."""
+    logprobs: Logprobs = "flag"
+    """How probabilities are asked for."""
+    top_logprobs: int = TOP_LOGPROBS[0]
+    """Alternatives a position."""
+    token_ids: tuple[int, ...] = ()
+    """Tokens whose probabilities are asked for by id."""
+    constraint: str = ""
+    """One of `CONSTRAINTS`, or empty."""
+    samples: int = 0
+    """Answers asked for in one request; 0 for one without sampling."""
+    temperature: float | None = 0.0
+    """None where the server takes none."""
+    seeded: bool = False
+    """Send the seed of a sample."""
+    system_role: bool = True
+    """False: the system text stands before the user's."""
+    thinking_off: bool = False
+    """Ask the chat template to leave out reasoning."""
+    limit_name: str = "max_tokens"
+    """Name of the length limit."""
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """All of it that decides an answer, as plain JSON values; no model."""
+        return {
+            "temperature": self.temperature,
+            "top_logprobs": self.top_logprobs if self.logprobs != "none" else None,
+            "max_tokens": self.max_tokens,
+            "samples": self.samples or None,
+            "constraint": self.constraint or None,
+            "system_role": self.system_role,
+            "thinking_off": self.thinking_off,
+        }
+
+
+def chat_messages(form: RequestForm, messages: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
+    """The messages as the server takes them: system texts merged into the user's where it has no such role."""
+    if form.system_role:
+        return [dict(message) for message in messages]
+    system = [message["content"] for message in messages if message["role"] == "system"]
+    others = [dict(message) for message in messages if message["role"] != "system"]
+    if others and system:
+        others[0]["content"] = "\n\n".join([*system, others[0]["content"]])
+    return others
+
+
+def request_body(form: RequestForm, messages: Sequence[Mapping[str, str]], seed: int | None = None) -> dict[str, Any]:
+    """The JSON body of one chat request.
+
+    Args:
+        form: what all requests have in common.
+        messages: chat messages.
+        seed: of the sampling, sent where the form says so: no cache between here and the model may then give one
+            sample several times.
+
+    Example:
+        >>> form = RequestForm("qwen", "top-logprobs", max_tokens=1)
+        >>> body = request_body(form, [{"role": "user", "content": "hello"}])
+        >>> body["logprobs"], body["top_logprobs"], body["max_tokens"]
+        (True, 20, 1)
+    """
+    body: dict[str, Any] = {
+        "model": form.model,
+        "messages": chat_messages(form, messages),
+        form.limit_name: form.max_tokens,
+    }
+    if form.temperature is not None:
+        body["temperature"] = form.temperature
+    if form.logprobs == "flag":
+        body |= {"logprobs": True, "top_logprobs": form.top_logprobs}
+    elif form.logprobs == "number":
+        body["logprobs"] = form.top_logprobs
+    elif form.logprobs == "n_probs":
+        body["n_probs"] = form.top_logprobs
+    if form.token_ids:
+        body["logprob_token_ids"] = list(form.token_ids)
+    if form.constraint:
+        body[form.constraint] = _constraint(form.constraint, form.labels)
+    if form.samples > 1:
+        body["n"] = form.samples
+    if form.seeded and seed is not None:
+        body["seed"] = seed
+    if form.thinking_off:
+        body["chat_template_kwargs"] = {"enable_thinking": False}
+    return body
+
+
+def _constraint(kind: str, labels: Sequence[str]) -> Any:
+    if kind == "structured_outputs":
+        return {"choice": list(labels)}
+    if kind == "guided_choice":
+        return list(labels)
+    if kind == "grammar":
+        return "root ::= " + " | ".join(json.dumps(label, ensure_ascii=False) for label in labels)
+    return "(" + "|".join(re.escape(label) for label in labels) + ")"
+
+
+def next_logprobs(form: RequestForm, refused: bool) -> RequestForm:
+    """The next way to ask for probabilities.
+
+    Args:
+        form: what was tried.
+        refused: the server refused it, so that fewer alternatives may help; otherwise it took it and gave none.
+    """
+    fewer = [count for count in TOP_LOGPROBS if count < form.top_logprobs]
+    if refused and fewer and form.logprobs in ("flag", "number"):
+        return replace(form, top_logprobs=fewer[0])
+    order: tuple[Logprobs, ...] = ("flag", "number", "n_probs", "none")
+    following = order[order.index(form.logprobs) + 1]
+    return replace(form, logprobs=following, top_logprobs=TOP_LOGPROBS[0])
+
+
+def simpler_form(form: RequestForm, refusal: str) -> RequestForm | None:
+    """The same request without what the server refused, as its message says, or None where nothing is left to drop.
+
+    Example:
+        >>> form = RequestForm("gemma", "verbal", logprobs="none")
+        >>> simpler_form(form, "System role not supported").system_role
+        False
+    """
+    said = refusal.lower()
+    if "max_completion_tokens" in said and form.limit_name == "max_tokens":
+        return replace(form, limit_name="max_completion_tokens")
+    if form.thinking_off and ("chat_template" in said or "thinking" in said):
+        return replace(form, thinking_off=False)
+    if form.token_ids and "logprob_token_ids" in said:
+        return replace(form, token_ids=())
+    if form.temperature is not None and "temperature" in said:
+        return replace(form, temperature=None)
+    if form.seeded and "seed" in said:
+        return replace(form, seeded=False)
+    if form.system_role and ("system role" in said or "system message" in said or "roles must alternate" in said):
+        return replace(form, system_role=False)
+    if form.logprobs != "none":
+        return next_logprobs(form, refused=True)
+    if form.system_role:
+        asks: Logprobs = "none" if form.mode in ("sample", "verbal") else "flag"
+        return replace(form, system_role=False, logprobs=asks)  # the system text was in the way, so begin again
+    return None
