@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -86,18 +87,24 @@ def passes_by_length(mask: Tensor, texts_per_pass: int = 32) -> tuple[Tensor, li
     order = torch.argsort(mask.sum(dim=1), stable=True)
     if len(order) > TEXTS_CUT_EXACTLY:
         return order, [len(part) for part in order.split(texts_per_pass)]
-    lengths = mask.sum(dim=1)[order].cpu().numpy().astype(np.float64)
+    lengths = tuple(mask.sum(dim=1)[order].tolist())
+    return order, list(_cheapest_cut(lengths, texts_per_pass, PASS_COST[mask.device.type]))
+
+
+@lru_cache(maxsize=8)  # a step asks twice: to embed its texts, and to log what that took
+def _cheapest_cut(lengths: tuple[int, ...], texts_per_pass: int, pass_cost: int) -> tuple[int, ...]:
+    """Number of texts of each pass, for texts of ascending length."""
     cost, first = np.zeros(len(lengths) + 1), np.zeros(len(lengths) + 1, dtype=np.int64)
     for end in range(1, len(lengths) + 1):
         starts = np.arange(max(0, end - texts_per_pass), end)
-        costs = cost[starts] + (end - starts) * lengths[end - 1] + PASS_COST[mask.device.type]
+        costs = cost[starts] + (end - starts) * lengths[end - 1] + pass_cost
         cost[end], first[end] = costs.min(), starts[costs.argmin()]
     numbers: list[int] = []
     end = len(lengths)
     while end > 0:
         numbers.append(int(end - first[end]))
         end = int(first[end])
-    return order, numbers[::-1]
+    return tuple(reversed(numbers))
 
 
 def positions_computed(mask: Tensor, texts_per_pass: int = 32) -> int:
