@@ -13,6 +13,8 @@ from bixse.data.pairs_files import save_graded_pairs
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from bixse.training.config import TrainConfig
+
 ACTIONS = ["copy", "move", "delete", "open", "read", "write", "sort", "join", "split", "replace"]
 THINGS = ["file", "folder", "path", "name", "text", "line"]
 
@@ -68,3 +70,24 @@ def run_config():
         return TrainConfig(**settings)
 
     return make
+
+
+@pytest.fixture
+def train_interrupted(monkeypatch):
+    """Trains as `train` does, cut short after the third step as by Ctrl-C."""
+    from bixse.errors import InterruptedRunError
+    from bixse.training.callbacks import StopOnInterrupt
+    from bixse.training.recipe import train
+
+    ended = StopOnInterrupt.on_step_end
+
+    def interrupted(self, args, state, control, **named):
+        self.asked = self.asked or state.global_step == 3
+        return ended(self, args, state, control, **named)
+
+    def cut(settings: TrainConfig, out: Path) -> None:
+        with monkeypatch.context() as patch, pytest.raises(InterruptedRunError):
+            patch.setattr(StopOnInterrupt, "on_step_end", interrupted)
+            train(settings, out, progress=False)
+
+    return cut

@@ -19,8 +19,7 @@ from bixse.data.pydocs.collection import PYDOCS_SCALE, load_pydocs
 from bixse.encoders.attention import sees_whole_text
 from bixse.encoders.build import build_encoder
 from bixse.encoders.relevance_model import load_relevance_model
-from bixse.errors import ConfigError, InterruptedRunError
-from bixse.training.callbacks import StopOnInterrupt
+from bixse.errors import ConfigError
 from bixse.training.config import TrainConfig, load_config
 from bixse.training.recipe import train
 
@@ -70,21 +69,13 @@ class TestAdapters:
         assert not all(torch.equal(a, b) for a, b in zip(before.parameters(), trained[0].parameters(), strict=True))
 
     @pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16])
-    def test_an_interrupted_run_is_bit_equal(self, settings, decoder_path, tmp_path, monkeypatch, stored):
+    def test_an_interrupted_run_is_bit_equal(self, settings, decoder_path, tmp_path, train_interrupted, stored):
         """Adapters, gradient checkpointing and the cached loss together; encoders stored in bf16 too."""
         shutil.copytree(decoder_path("qwen3"), tmp_path / "base")
         AutoModel.from_pretrained(decoder_path("qwen3")).to(stored).save_pretrained(tmp_path / "base")
         run = settings(tmp_path / "base")
         train(run, tmp_path / "whole", progress=False)
-        ended = StopOnInterrupt.on_step_end
-
-        def interrupted(self, args, state, control, **named):
-            self.asked = self.asked or state.global_step == 3
-            return ended(self, args, state, control, **named)
-
-        with monkeypatch.context() as patch, pytest.raises(InterruptedRunError):
-            patch.setattr(StopOnInterrupt, "on_step_end", interrupted)
-            train(run, tmp_path / "cut", progress=False)
+        train_interrupted(run, tmp_path / "cut")
         train(run, tmp_path / "cut", progress=False)
         for name in ("model/model.safetensors", "adapter/adapter_model.safetensors", "model/relevance_head.json"):
             assert (tmp_path / "cut" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()

@@ -17,7 +17,6 @@ from bixse.encoders.head import HEAD_FILE
 from bixse.encoders.relevance_model import load_relevance_model
 from bixse.errors import (
     InputError,
-    InterruptedRunError,
     InvalidFileError,
     ModelError,
     OutputExistsError,
@@ -25,7 +24,6 @@ from bixse.errors import (
     TrainingError,
 )
 from bixse.losses import LOSSES
-from bixse.training.callbacks import StopOnInterrupt
 from bixse.training.checkpoints import last_whole_checkpoint
 from bixse.training.recipe import train
 
@@ -226,7 +224,7 @@ class TestPooling:
             train(run_config(training_files, tiny_model_path, pooling="cls"), tmp_path / "out", progress=False)
 
     def test_the_head_is_trained_saved_and_resumed(
-        self, run_config, training_files, tiny_model_path, tmp_path, monkeypatch
+        self, run_config, training_files, tiny_model_path, tmp_path, train_interrupted
     ):
         settings = run_config(training_files, tiny_model_path.parent / "backbone", pooling="cls-head", dev=None)
         result = train(settings, tmp_path / "whole", progress=False)
@@ -234,15 +232,7 @@ class TestPooling:
         trained = load_relevance_model(result.model_path, device="cpu")
         assert trained[1].pooling_mode == "cls"
         assert (trained[2].linear.weight - untrained[2].linear.weight).abs().max() > 1e-3
-        ended = StopOnInterrupt.on_step_end
-
-        def interrupted(self, args, state, control, **named):
-            self.asked = self.asked or state.global_step == 3
-            return ended(self, args, state, control, **named)
-
-        with monkeypatch.context() as patch, pytest.raises(InterruptedRunError):
-            patch.setattr(StopOnInterrupt, "on_step_end", interrupted)
-            train(settings, tmp_path / "cut", progress=False)
+        train_interrupted(settings, tmp_path / "cut")
         train(settings, tmp_path / "cut", progress=False)
         for name in ("model.safetensors", "2_Dense/model.safetensors"):
             assert (tmp_path / "cut" / "model" / name).read_bytes() == (result.model_path / name).read_bytes()
