@@ -84,6 +84,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> CommandResult:
     """Train, or continue, or say that it is done."""
     from bixse.training.config import TrainConfig, load_config
+    from bixse.training.dev import dev_figures
     from bixse.training.recipe import train
 
     overrides: dict[str, Any] = {
@@ -94,7 +95,7 @@ def run(args: argparse.Namespace) -> CommandResult:
             overrides[key] = overrides[key][0]
     config = load_config(TrainConfig, args.config, overrides)
     result = train(config, args.out, progress=not args.json)
-    figures = {entry["step"]: entry["eval_dev_ndcg@10"] for entry in result.history if "eval_dev_ndcg@10" in entry}
+    figures = dev_figures(result.history)
     metrics: dict[str, Any] = {"best_step": result.best_step}
     lines = [f"{'already trained' if result.reused else 'trained'}: {result.model_path}", _rate(config.optimizer)]
     if result.best_step in figures and 0 in figures:

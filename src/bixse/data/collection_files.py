@@ -51,6 +51,11 @@ def load_collection(folder: str | Path, splits: list[str] | None = None) -> Coll
     return Collection(folder.resolve().name, corpus, queries, qrels)
 
 
+def files_of_split(split: str) -> tuple[str, ...]:
+    """The files of a collection folder that one split needs, as paths below the folder."""
+    return "corpus.jsonl", "queries.jsonl", f"qrels/{split}.tsv"
+
+
 def load_corpus(folder: str | Path) -> dict[str, Document]:
     """Read only the documents of a collection folder: document id -> document.
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from bixse.data.collection_files import load_collection
+from bixse.data.collection_files import files_of_split, load_collection
 from bixse.data.files import file_hash, read_text, write_atomically
 from bixse.data.run_record import open_run
 from bixse.data.trec import read_run, write_run
@@ -104,7 +104,7 @@ def evaluate(
     record = None
     if out is not None:
         _check_writable_ids(data, qrels)
-        inputs = {n: file_hash(folder / n) for n in ("corpus.jsonl", "queries.jsonl", f"qrels/{split}.tsv")}
+        inputs = {name: file_hash(folder / name) for name in files_of_split(split)}
         inputs |= model_hashes(model)
         config = {
             "model": model,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from sentence_transformers.base.evaluation import BaseEvaluator
@@ -156,6 +156,10 @@ class MeanEvaluator(BaseEvaluator):
             for metric in METRICS
         }
         return {**means, **{name: value for figures in found.values() for name, value in figures.items()}}
+
+
+DevEvaluator: TypeAlias = GradedRetrievalEvaluator | MeanEvaluator
+"""What chooses a checkpoint: one dev collection, or the mean of several."""
 
 
 def candidate_corpus(collection: Collection, qrels: Qrels, runs: Sequence[Run], depth: int) -> dict[str, str]:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from bixse.evaluation.systems import GradedRetrievalEvaluator, MeanEvaluator
+    from bixse.evaluation.systems import DevEvaluator
     from bixse.training.config import TrainConfig
 
 CHECKPOINTING: dict[str, Any] = {
@@ -27,7 +27,7 @@ CHECKPOINTING: dict[str, Any] = {
 
 
 def training_arguments(
-    config: TrainConfig, folder: Path, batches: int, evaluator: GradedRetrievalEvaluator | MeanEvaluator | None
+    config: TrainConfig, folder: Path, batches: int, evaluator: DevEvaluator | None
 ) -> GradedTrainingArguments:
     """The trainer's arguments of a configuration.
 

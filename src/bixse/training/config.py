@@ -18,7 +18,7 @@ from bixse.losses.catalogue import LOSSES
 from bixse.training.checks import LongTexts
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Iterable, Mapping
     from typing import TypeVar
 
     ConfigType = TypeVar("ConfigType", bound=BaseModel)
@@ -173,6 +173,34 @@ class TrainConfig(BaseModel):
         return value
 
 
+def _path_settings(kind: type[BaseModel]) -> tuple[str, ...]:
+    return tuple(name for name, field in kind.model_fields.items() if "Path" in str(field.annotation))
+
+
+PATH_SETTINGS = _path_settings(TrainConfig)
+"""Settings of a training run that are paths."""
+
+
+def map_paths(value: Any, change: Callable[[Path], Path]) -> Any:
+    """The value of a path setting with a function applied to its path, or to each path of a list."""
+    if isinstance(value, (list, tuple)):
+        return [map_paths(entry, change) for entry in value]
+    return str(change(Path(value))) if isinstance(value, (str, Path)) else value
+
+
+def paths_in(value: Any) -> list[Path]:
+    """The paths of a path setting: none, one, or those of a list."""
+    if isinstance(value, (list, tuple)):
+        return [path for entry in value for path in paths_in(entry)]
+    return [Path(value)] if isinstance(value, (str, Path)) else []
+
+
+def moved_paths(names: Iterable[str], settings: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Settings with the relative paths of those that are named taken from a folder."""
+    moved = {name: map_paths(settings[name], folder.joinpath) for name in names if name in settings}
+    return {**settings, **moved}
+
+
 def load_config(kind: type[ConfigType], path: Path | None, overrides: Mapping[str, Any]) -> ConfigType:
     """A configuration from a YAML file and overrides on top (dotted keys reach into sections).
 
@@ -185,13 +213,7 @@ def load_config(kind: type[ConfigType], path: Path | None, overrides: Mapping[st
     """
     values: dict[str, Any] = {}
     if path is not None:
-        values = read_settings(path)
-        for name in _path_fields(kind):
-            given = values.get(name)
-            if isinstance(given, str):
-                values[name] = str(path.parent / given)
-            elif isinstance(given, list):
-                values[name] = [str(path.parent / one) if isinstance(one, str) else one for one in given]
+        values = moved_paths(_path_settings(kind), read_settings(path), path.parent)
     for key, value in overrides.items():
         section: Any = values
         *parents, last = key.split(".")
@@ -209,10 +231,6 @@ def load_config(kind: type[ConfigType], path: Path | None, overrides: Mapping[st
         raise ConfigError(
             "\n".join([f"{where}: {len(lines)} fault{'s' if len(lines) != 1 else ''}", *lines])
         ) from error
-
-
-def _path_fields(kind: type[BaseModel]) -> list[str]:
-    return [name for name, field in kind.model_fields.items() if "Path" in str(field.annotation)]
 
 
 def _explain(kind: type[BaseModel], fault: Mapping[str, Any]) -> str:

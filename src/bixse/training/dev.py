@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from bixse.data.collection_files import load_collection
+from bixse.data.collection_files import files_of_split, load_collection
 from bixse.data.files import file_hash
 from bixse.errors import InputError
+from bixse.training.config import paths_in
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Iterable, Mapping
 
     from bixse.data.collection import Collection
-    from bixse.evaluation.systems import GradedRetrievalEvaluator, MeanEvaluator
+    from bixse.evaluation.systems import DevEvaluator
     from bixse.training.config import TrainConfig
 
 
@@ -22,7 +23,7 @@ def load_dev(config: TrainConfig) -> dict[str, Collection]:
     Raises:
         InputError: a collection or its split cannot be used, or two folders have one name.
     """
-    folders = _folders(config)
+    folders = paths_in(config.dev)
     names = [folder.resolve().name for folder in folders]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
@@ -35,16 +36,14 @@ def load_dev(config: TrainConfig) -> dict[str, Collection]:
 
 def dev_hashes(config: TrainConfig) -> dict[str, str]:
     """Content hashes of the files of the dev collections."""
-    files = ("corpus.jsonl", "queries.jsonl", f"qrels/{config.dev_split}.tsv")
-    folders = _folders(config)
+    files = files_of_split(config.dev_split)
+    folders = paths_in(config.dev)
     if len(folders) == 1:
         return {f"dev/{name}": file_hash(folders[0] / name) for name in files}
     return {f"dev/{folder.resolve().name}/{name}": file_hash(folder / name) for folder in folders for name in files}
 
 
-def dev_evaluator(
-    config: TrainConfig, collections: dict[str, Collection]
-) -> GradedRetrievalEvaluator | MeanEvaluator | None:
+def dev_evaluator(config: TrainConfig, collections: dict[str, Collection]) -> DevEvaluator | None:
     """Graded nDCG@10 on the dev queries, over their judged documents and those that BM25 ranks high.
 
     Of several collections the mean decides, each counting as much (BiXSE paper, appendix: BEIR(short)).
@@ -65,7 +64,11 @@ def dev_evaluator(
     return MeanEvaluator(found, "dev")
 
 
-def _folders(config: TrainConfig) -> tuple[Path, ...]:
-    if config.dev is None:
-        return ()
-    return config.dev if isinstance(config.dev, tuple) else (config.dev,)
+def dev_figures(history: Iterable[Mapping[str, Any]]) -> dict[int, float]:
+    """Step -> nDCG@10 on dev, of the evaluations in a log.
+
+    Example:
+        >>> dev_figures([{"step": 0, "eval_dev_ndcg@10": 0.5}, {"step": 1, "loss": 0.2}])
+        {0: 0.5}
+    """
+    return {entry["step"]: entry["eval_dev_ndcg@10"] for entry in history if "eval_dev_ndcg@10" in entry}

@@ -18,7 +18,8 @@ from bixse.evaluation.local import model_hashes, model_path_settings
 from bixse.losses.catalogue import build_loss, check_loss_options
 from bixse.training.checkpoints import last_whole_checkpoint, tell_where_the_best_is
 from bixse.training.checks import check_disk, check_finite, check_lengths, check_memory, check_pairs
-from bixse.training.dev import dev_evaluator, dev_hashes, load_dev
+from bixse.training.config import paths_in
+from bixse.training.dev import dev_evaluator, dev_figures, dev_hashes, load_dev
 from bixse.training.processes import check_agreement, is_first_process, join_processes, together
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from bixse.data.graded_pairs import GradedPairs
     from bixse.data.instructions import Instructions
     from bixse.encoders.relevance_model import RelevanceModel
-    from bixse.evaluation.systems import GradedRetrievalEvaluator, MeanEvaluator
+    from bixse.evaluation.systems import DevEvaluator
     from bixse.losses.base import GradedLoss
     from bixse.training.config import TrainConfig
     from bixse.training.trainer import GradedTrainer
@@ -80,7 +81,7 @@ def train(config: TrainConfig, out: Path, progress: bool = True, title: str | No
     """
     join_processes()
     with together():
-        pairs = load_several(_files(config))
+        pairs = load_several(paths_in(config.pairs))
         table = load_instructions(config.instructions) if config.instructions is not None else None
         collections = load_dev(config)
         check_loss_options(config.loss, _loss_arguments(config))
@@ -96,7 +97,7 @@ def train(config: TrainConfig, out: Path, progress: bool = True, title: str | No
 
     started = time.perf_counter()
     with together():
-        where = ", ".join(map(str, _files(config)))
+        where = _pairs_named(config)
         model, loss = _make_model(config, table)
         warnings = check_pairs(where, config.loss, loss, pairs, config.optimizer.documents_per_query)
         warnings += check_lengths(where, model, pairs, config.long_texts)
@@ -125,7 +126,7 @@ def train(config: TrainConfig, out: Path, progress: bool = True, title: str | No
             }  # fmt: skip
             with together():
                 if is_first_process():
-                    _save_model(config, model, loss, out)
+                    _save_model(model, loss, out)
                     _add_timings(record, started, trainer)
                     record.save("finished")
                     shutil.rmtree(out / CHECKPOINT_FOLDER, ignore_errors=True)
@@ -204,7 +205,7 @@ def _make_trainer(
     model: RelevanceModel,
     loss: GradedLoss,
     pairs: GradedPairs,
-    evaluator: GradedRetrievalEvaluator | MeanEvaluator | None,
+    evaluator: DevEvaluator | None,
     progress: bool,
     title: str,
 ) -> GradedTrainer:
@@ -218,7 +219,7 @@ def _make_trainer(
 
     optimizer = config.optimizer
     plan = BatchPlan(pairs.groups(), optimizer.batch_size, config.seed, config.task_shares)
-    check_sizes(", ".join(map(str, _files(config))), plan)
+    check_sizes(_pairs_named(config), plan)
     arguments = training_arguments(config, out / CHECKPOINT_FOLDER, len(plan), evaluator)
     arguments.eval_on_start = evaluator is not None and last_whole_checkpoint(out / CHECKPOINT_FOLDER) is None
     trainer = GradedTrainer(
@@ -283,7 +284,7 @@ def _loss_arguments(config: TrainConfig) -> dict[str, Any]:
 
 def _warn_if_worse(history: list[dict[str, Any]], best_step: int | None) -> list[str]:
     """A checkpoint below the untrained encoder is said aloud."""
-    figures = {entry["step"]: entry["eval_dev_ndcg@10"] for entry in history if "eval_dev_ndcg@10" in entry}
+    figures = dev_figures(history)
     if best_step is None or 0 not in figures or best_step not in figures or figures[best_step] >= figures[0]:
         return []
     return [
@@ -292,7 +293,7 @@ def _warn_if_worse(history: list[dict[str, Any]], best_step: int | None) -> list
     ]
 
 
-def _save_model(config: TrainConfig, model: RelevanceModel, loss: GradedLoss, out: Path) -> None:
+def _save_model(model: RelevanceModel, loss: GradedLoss, out: Path) -> None:
     """Write the model with its relevance head; adapters alone first, then merged into the model."""
     from bixse.encoders.build import quiet_loading
     from bixse.encoders.head import RelevanceHead
@@ -319,13 +320,14 @@ def _save_whole(model: RelevanceModel, folder: Path) -> None:
     part.rename(folder)
 
 
-def _files(config: TrainConfig) -> tuple[Path, ...]:
-    return config.pairs if isinstance(config.pairs, tuple) else (config.pairs,)
+def _pairs_named(config: TrainConfig) -> str:
+    """The files of pairs, for a message."""
+    return ", ".join(map(str, paths_in(config.pairs)))
 
 
 def _input_hashes(config: TrainConfig, table: Instructions | None) -> dict[str, str]:
     """Content hashes of what a run reads: pairs, model, instructions and dev collection."""
-    files = _files(config)
+    files = paths_in(config.pairs)
     names = ["pairs"] if len(files) == 1 else [f"pairs/{path.stem}" for path in files]
     hashes = {name: file_hash(path) for name, path in zip(names, files, strict=True)}
     hashes |= model_hashes(config.model)

@@ -13,8 +13,9 @@ from bixse.data.files import storage_errors
 from bixse.data.run_record import RUN_FILE, open_run
 from bixse.errors import InputError, InterruptedRunError, InvalidFileError, OutputExistsError, TrainingError
 from bixse.evaluation.local import model_path_settings
+from bixse.training.config import PATH_SETTINGS
+from bixse.training.dev import dev_figures
 from bixse.training.recipe import ADAPTER_FOLDER, CHECKPOINT_FOLDER, MODEL_FOLDER, train
-from bixse.training.sweep_config import PATH_SETTINGS
 from bixse.training.sweep_plan import input_hashes, plan_cells, run_folder
 from bixse.training.sweep_table import (
     BEST_FILE,
@@ -212,8 +213,8 @@ def _train(config: TrainConfig, folder: Path, progress: bool, title: str, inputs
 
 def _figures(result: TrainResult) -> tuple[float | None, float | None]:
     """nDCG@10 on dev before training and of the kept checkpoint."""
-    figures = {entry["step"]: entry["eval_dev_ndcg@10"] for entry in result.history if "eval_dev_ndcg@10" in entry}
-    return figures.get(0), figures.get(result.best_step)
+    figures = dev_figures(result.history)
+    return figures.get(0), None if result.best_step is None else figures.get(result.best_step)
 
 
 def _seconds(folder: Path) -> float:

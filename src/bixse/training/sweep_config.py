@@ -6,20 +6,15 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator, field_validator
 
 from bixse.errors import SEEDS, did_you_mean
-from bixse.training.config import TrainConfig, load_config
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from bixse.training.config import PATH_SETTINGS, load_config, map_paths, moved_paths
 
 MOST_CELLS = 10_000
 """Cells of one sweep at most: each has a row of the table and a folder."""
-PATH_SETTINGS = tuple(name for name, field in TrainConfig.model_fields.items() if "Path" in str(field.annotation))
-"""Settings of a training run that are paths."""
 
 
 @dataclass(frozen=True)
@@ -123,7 +118,7 @@ def load_sweep(path: Path) -> SweepConfig:
         ConfigError: the file is no YAML mapping, a key is unknown, or a value is outside its range.
     """
     config = load_config(SweepConfig, path, {})
-    base = config.base if isinstance(config.base, Path) else moved_paths(config.base, path.parent)
+    base = config.base if isinstance(config.base, Path) else moved_paths(PATH_SETTINGS, config.base, path.parent)
     vary = {
         key: [map_paths(value, path.parent.joinpath) for value in values]
         if key in PATH_SETTINGS and isinstance(values, list)
@@ -131,23 +126,3 @@ def load_sweep(path: Path) -> SweepConfig:
         for key, values in config.vary.items()
     }
     return config.model_copy(update={"base": base, "vary": vary})
-
-
-def map_paths(value: Any, change: Callable[[Path], Path]) -> Any:
-    """The value of a path setting with a function applied to its path, or to each path of a list."""
-    if isinstance(value, (list, tuple)):
-        return [map_paths(entry, change) for entry in value]
-    return str(change(Path(value))) if isinstance(value, (str, Path)) else value
-
-
-def paths_in(value: Any) -> list[Path]:
-    """The paths of a path setting: none, one, or those of a list."""
-    if isinstance(value, (list, tuple)):
-        return [path for entry in value for path in paths_in(entry)]
-    return [Path(value)] if isinstance(value, (str, Path)) else []
-
-
-def moved_paths(settings: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Settings of a training run with their relative paths taken from a folder."""
-    moved = {name: map_paths(settings[name], folder.joinpath) for name in PATH_SETTINGS if name in settings}
-    return {**settings, **moved}

@@ -18,13 +18,14 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
+from bixse.data.collection_files import files_of_split
 from bixse.data.files import file_hash, read_settings
 from bixse.data.instructions import load_instructions
 from bixse.errors import FAULTS_SHOWN, ConfigError, InputError
 from bixse.evaluation.local import model_hashes
 from bixse.losses.catalogue import check_loss_options
-from bixse.training.config import TrainConfig, load_config
-from bixse.training.sweep_config import MOST_CELLS, PATH_SETTINGS, Range, moved_paths, paths_in
+from bixse.training.config import PATH_SETTINGS, TrainConfig, load_config, moved_paths, paths_in
+from bixse.training.sweep_config import MOST_CELLS, Range
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -83,7 +84,9 @@ def plan_cells(config: SweepConfig) -> list[Cell]:
         >>> [cell.label for cell in plan_cells(config)]
         ['scale=10, epochs=3', 'scale=20, epochs=3']
     """
-    base = moved_paths(read_settings(config.base), config.base.parent) if isinstance(config.base, Path) else config.base
+    base = config.base
+    if isinstance(base, Path):
+        base = moved_paths(PATH_SETTINGS, read_settings(base), base.parent)
     _refuse(_key_faults(config))
     cells: dict[str, Cell] = {}
     faults: dict[str, list[str]] = {}
@@ -132,6 +135,10 @@ def input_hashes(cells: Sequence[Cell]) -> dict[str, dict[str, str]]:
     def model_content(model: str) -> str:
         return _hash(model_hashes(model))
 
+    @cache
+    def table_content(path: Path) -> str:
+        return load_instructions(path).content_hash()
+
     found: dict[str, dict[str, str]] = {}
     for cell in cells:
         for run in cell.configs:
@@ -139,10 +146,9 @@ def input_hashes(cells: Sequence[Cell]) -> dict[str, dict[str, str]]:
             for name in PATH_SETTINGS:
                 files = paths_in(getattr(run, name))
                 if name == "dev":
-                    own = ("corpus.jsonl", "queries.jsonl", f"qrels/{run.dev_split}.tsv")
-                    files = [folder / part for folder in files for part in own]
+                    files = [folder / part for folder in files for part in files_of_split(run.dev_split)]
                 if name == "instructions" and files:
-                    hashes[name] = load_instructions(files[0]).content_hash()
+                    hashes[name] = table_content(files[0])
                     continue
                 hashes[name] = content(tuple(files))
             found[run_folder(cell, run)] = hashes

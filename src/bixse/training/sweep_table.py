@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import yaml
 
 from bixse.data.files import write_atomically
-from bixse.training.sweep_config import PATH_SETTINGS, map_paths
+from bixse.training.config import PATH_SETTINGS, map_paths
 from bixse.training.sweep_plan import run_folder, show
 
 if TYPE_CHECKING:
