@@ -1,0 +1,214 @@
+"""Reading large files row by row: JSONL and Parquet in bounded memory, every fault counted and the first ones kept."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import TYPE_CHECKING, Any
+
+from bixse.data.files import is_unicode
+from bixse.errors import FAULTS_SHOWN, Fault, InputError, InvalidFileError, shorten
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
+    from typing import BinaryIO
+
+LONGEST_LINE = 1 << 26
+"""Bytes of one line of JSONL; a longer one is a fault, so that a file without line ends does not fill the memory."""
+ROWS_AT_ONCE = 256
+"""Rows of Parquet that are in memory together."""
+
+
+class FaultList:
+    """The faults of one file: the first are kept for the message, all are counted.
+
+    Example:
+        >>> from pathlib import Path
+        >>> faults = FaultList(Path("rows.jsonl"))
+        >>> faults.text(7, "query", {"query": " "}) is None
+        True
+        >>> faults.total, str(faults.kept[0])
+        (1, "row 7, column 'query': got an empty text; expected a text; to mend: fill it in or drop the row")
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.kept: list[Fault] = []
+        self.total = 0
+
+    def add(self, row: int | None, column: str | None, found: str, expected: str, fix: str) -> None:
+        """Note a fault; see `bixse.errors.Fault`."""
+        self.total += 1
+        if len(self.kept) < FAULTS_SHOWN:
+            self.kept.append(Fault(row, column, found, expected, fix))
+
+    def raise_any(self) -> None:
+        """End the reading of a faulty file.
+
+        Raises:
+            InvalidFileError: there was a fault.
+        """
+        if self.total:
+            raise InvalidFileError(self.path, self.kept, self.total)
+
+    def text(self, number: int, key: str, row: Mapping[str, Any]) -> str | None:
+        """The text under a key; a fault and None where there is none that can be used."""
+        value = row.get(key, _MISSING)
+        if value is _MISSING:
+            self.add(number, key, "nothing", "a text", f"add the key {key!r}")
+        elif value is None:
+            self.add(number, key, "null", "a text", "fill it in or drop the row")
+        elif not isinstance(value, str):
+            self.add(number, key, shorten(value), "a text", "write it as a string")
+        elif not value.strip():
+            self.add(number, key, "an empty text", "a text", "fill it in or drop the row")
+        elif not is_unicode(value):
+            self.add(number, key, shorten(value), "text that UTF-8 can write", "drop the half of a surrogate pair")
+        else:
+            return value
+        return None
+
+    def optional_text(self, number: int, key: str, row: Mapping[str, Any]) -> str | None:
+        """The text under a key that may be absent, null or empty: None then; a fault where it is something else."""
+        value = row.get(key)
+        return None if value is None or value == "" else self.text(number, key, row)
+
+    def identifier(self, number: int, key: str, row: Mapping[str, Any]) -> str | None:
+        """The id under a key as text; None where it is absent, a fault where it is neither text nor whole number."""
+        value = row.get(key)
+        if value is None or value == "":
+            return None
+        if isinstance(value, (str, int)) and not isinstance(value, bool) and is_unicode(identifier := str(value)):
+            return identifier
+        self.add(number, key, shorten(value), "a text or a whole number", "write ids as strings")
+        return None
+
+    def number(self, number: int, key: str, value: Any) -> float | None:
+        """A finite number, also one spelled as text; a fault and None where it is none."""
+        found = number_of(value)
+        if math.isfinite(found):
+            return found
+        self.add(number, key, "null" if value is None else shorten(value), "a finite number", "drop the row")
+        return None
+
+
+def number_of(value: Any) -> float:
+    """The number a value holds or spells, NaN where it is none (a bool, bytes, and Python's 1_000 are none)."""
+    if isinstance(value, (bool, bytes)) or (isinstance(value, str) and "_" in value):
+        return math.nan
+    try:
+        return float(value)
+    except (TypeError, ValueError, OverflowError):
+        return math.nan
+
+
+def files_of(path: Path, suffixes: Sequence[str], what: str) -> list[Path]:
+    """The file itself, or those of a folder with one of these suffixes, by name.
+
+    Raises:
+        InputError: no such path, or no such file in the folder.
+    """
+    if path.is_dir() and suffixes:
+        found = sorted(file for file in path.rglob("*") if file.is_file() and file.suffix.lower() in suffixes)
+        if found:
+            return found
+        raise InputError(
+            f"{path}: got a folder without {' or '.join(suffixes)} files; expected {what}; to mend: check the path"
+        )
+    if not path.is_file():
+        found_here = "a folder" if path.is_dir() else "no such file"
+        raise InputError(f"{path}: got {found_here}; expected {what}; to mend: check the path")
+    return [path]
+
+
+def json_rows(path: Path, faults: FaultList) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The objects of a JSONL file with their line numbers from 1; lines that are none become faults.
+
+    Raises:
+        InputError: the file cannot be read, or is UTF-16.
+    """
+    try:
+        with path.open("rb") as file:
+            for number, line in _lines(file, path, faults):
+                try:
+                    row = json.loads(line.decode("utf-8"))
+                except UnicodeDecodeError as error:
+                    byte = f"byte {error.object[error.start]:#04x}"
+                    faults.add(number, None, byte, "UTF-8 text", "convert it, for example with `iconv -t utf-8`")
+                except (ValueError, RecursionError) as error:
+                    shown = shorten(line.decode("utf-8", "replace"))
+                    faults.add(number, None, shown, "one JSON object a line", f"correct the line ({error})")
+                else:
+                    if isinstance(row, dict):
+                        yield number, row
+                    else:
+                        faults.add(number, None, shorten(row), "a JSON object", "write {...} with its keys")
+    except OSError as error:
+        found = error.strerror or str(error)
+        raise InputError(f"{path}: got {found!r}; expected a readable file; to mend: check the path") from error
+
+
+def _lines(file: BinaryIO, path: Path, faults: FaultList) -> Iterator[tuple[int, bytes]]:
+    """The lines of a file that are not blank, without a byte order mark."""
+    number = 0
+    while line := file.readline(LONGEST_LINE + 1):
+        number += 1
+        if len(line) > LONGEST_LINE:
+            found, expected = f"a line longer than {LONGEST_LINE >> 20} MiB", "one JSON object a line"
+            faults.add(number, None, found, expected, "end every object with a line end")
+            while line and not line.endswith(b"\n"):
+                line = file.readline(LONGEST_LINE)
+            continue
+        if number == 1:
+            if line[:2] in (b"\xff\xfe", b"\xfe\xff"):
+                raise InputError(
+                    f"{path}: got UTF-16; expected UTF-8 text; to mend: convert it with `iconv -f utf-16 -t utf-8`"
+                )
+            line = line.removeprefix(b"\xef\xbb\xbf")
+        if line.strip():
+            yield number, line
+
+
+def parquet_rows(
+    path: Path, needed: Sequence[str], optional: Sequence[str], faults: FaultList
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The rows of a Parquet file with their numbers from 1; only these columns are read.
+
+    Raises:
+        InputError: the file is no whole Parquet file.
+        InvalidFileError: a needed column is missing, or one is there twice.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    number = 0
+    try:
+        # pre_buffer, on by default since some version of pyarrow, keeps all that was read until the file is closed
+        with pq.ParquetFile(path, buffer_size=1 << 20, pre_buffer=False) as file:
+            names = file.schema_arrow.names
+            _check_columns(names, needed, optional, faults)
+            columns = [name for name in (*needed, *optional) if name in names]
+            for batch in file.iter_batches(batch_size=ROWS_AT_ONCE, columns=columns):
+                for row in batch.to_pylist():
+                    number += 1
+                    yield number, row
+    except (pa.ArrowException, OSError, ValueError) as error:
+        found = " ".join(str(error).split()) or type(error).__name__
+        raise InputError(
+            f"{path}: got unreadable Parquet after row {number} ({found[:200]}); expected a whole Parquet file; "
+            "to mend: fetch it again, or name it by its real format"
+        ) from error
+
+
+def _check_columns(names: Sequence[str], needed: Sequence[str], optional: Sequence[str], faults: FaultList) -> None:
+    found = f"columns {shorten(', '.join(names), 120)}"
+    for column in (*needed, *optional):
+        if column in needed and column not in names:
+            faults.add(None, column, found, f"a column {column!r}", "check that the file is of this format")
+        if (times := names.count(column)) > 1:
+            faults.add(None, column, f"{times} columns of that name", "one", "rename the other")
+    faults.raise_any()
+
+
+_MISSING = object()

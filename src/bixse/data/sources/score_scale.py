@@ -1,0 +1,282 @@
+"""Scores of a teacher: what their scale looks like, and the map to relevance that must be stated."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from bixse.errors import InputError, did_you_mean, shorten
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+MAPS = {
+    "prob": "scores are probabilities of relevance, 0 to 1",
+    "percent": "scores are 0 to 100, divided by 100",
+    "logit": "scores are log-odds: sigmoid(score)",
+    "platt:SLOPE,INTERCEPT": "sigmoid(SLOPE * score + INTERCEPT), fitted on pairs with human labels",
+    "binary": "scores, if any, are left aside: 1 for positives, 0 for negatives",
+}
+"""Ways to turn a score into relevance, as `--score-map` takes them."""
+_REFUSED = {
+    "minmax": "min-max gives each query's best document relevance 1, whether it answers or not; an absolute scale is "
+    "needed",
+    "auto": "scales look alike (probabilities and cosines, percents and scaled log-odds), and a wrong guess is noise",
+}
+_SATURATED = 1e-3
+"""Relevance nearer than this to 0 or 1 carries no grade."""
+_LARGE = 40.0
+"""No log-odds of a teacher lie further from 0."""
+_ROUNDING = 1e-6
+"""How far a score may pass the end of its map's range by rounding (of 32-bit softmax, say)."""
+
+
+@dataclass(frozen=True)
+class ScoreMap:
+    """A monotone map from a teacher's score to relevance in [0, 1].
+
+    Example:
+        >>> parse_score_map("percent").relevance(75.0), parse_score_map("platt:2,-6")
+        (0.75, ScoreMap(kind='platt', slope=2.0, intercept=-6.0))
+    """
+
+    kind: Literal["prob", "percent", "logit", "platt", "binary"]
+    """Its name."""
+    slope: float = 1.0
+    """Of the sigmoid's argument."""
+    intercept: float = 0.0
+    """Of the sigmoid's argument."""
+
+    def __str__(self) -> str:
+        """As it is written on the command line."""
+        return f"platt:{self.slope!r},{self.intercept!r}" if self.kind == "platt" else self.kind
+
+    @property
+    def range(self) -> tuple[float, float]:
+        """The scores it takes, ends included."""
+        return {"prob": (0.0, 1.0), "percent": (0.0, 100.0)}.get(self.kind, (-math.inf, math.inf))
+
+    def takes(self, score: float) -> bool:
+        """Whether a score lies in the range of the map, apart from rounding."""
+        lowest, highest = self.range
+        slack = _ROUNDING * (highest - lowest)
+        return lowest - slack <= score <= highest + slack
+
+    def relevance(self, score: float) -> float:
+        """Relevance of one score; raises InputError outside the range of the map."""
+        if not self.takes(score):
+            lowest, highest = self.range
+            raise InputError(
+                f"score {score:g}: expected {lowest:g} to {highest:g} under the map {self}; "
+                "to mend: state the map of your scores"
+            )
+        return float(map_scores(np.array([score]), self)[0])
+
+
+def parse_score_map(text: str) -> ScoreMap:
+    """The map that a word stands for: prob, percent, logit, platt:SLOPE,INTERCEPT or binary.
+
+    Raises:
+        InputError: no such map, one that is refused (min-max, a guess), or Platt numbers that are none.
+    """
+    word, _, numbers = text.partition(":")
+    refused = _REFUSED.get(word.lower().replace("-", "").replace("_", ""))
+    if refused:
+        raise InputError(f"score map: got {text!r}; expected {', '.join(MAPS)} ({refused}); to mend: choose one")
+    if word == "platt":
+        try:
+            slope, intercept = (float(part) for part in numbers.split(","))
+        except ValueError:
+            slope = intercept = math.nan
+        if not (0 < slope < math.inf and math.isfinite(intercept)):
+            raise InputError(
+                f"score map: got {shorten(text)}; expected platt:SLOPE,INTERCEPT with a slope above 0, as in "
+                "platt:0.4,-2; to mend: where your fit is written 1 / (1 + exp(A s + B)), give -A,-B"
+            )
+        return ScoreMap("platt", slope, intercept)
+    for kind in ("prob", "percent", "logit", "binary"):
+        if text == kind:
+            return ScoreMap(kind)
+    hint = did_you_mean(text, MAPS)
+    raise InputError(f"score map: got {shorten(text)}; expected {', '.join(MAPS)}; to mend: {hint}")
+
+
+@dataclass(frozen=True)
+class ScoreSummary:
+    """What the scores of a file look like."""
+
+    count: int
+    """Scores."""
+    lowest: float
+    """The least."""
+    highest: float
+    """The greatest."""
+    distinct: int
+    """Different values."""
+    spread: float
+    """Standard deviation."""
+    in_unit: float
+    """Share of the scores in [0, 1]."""
+    above: float | None
+    """Share of all (positive, negative) pairs of the file with the positive above, ties half; None without both."""
+    looks_like: str
+    """"prob", "percent", "logit", or "unknown"."""
+    reason: str
+    """Why, in words."""
+
+    def describe(self) -> str:
+        """Two or three lines for people."""
+        lines = [
+            f"{self.count} scores from {self.lowest:g} to {self.highest:g}, {self.distinct} different, standard "
+            f"deviation {self.spread:.3g}, {self.in_unit:.0%} in [0, 1]",
+            f"looks like: {self.looks_like} ({self.reason})",
+        ]
+        if self.above is not None:
+            lines.append(f"a positive lies above a negative of the file in {self.above:.0%} of the pairs")
+        return "\n".join(lines)
+
+
+def summarise_scores(
+    positive: Sequence[float] | NDArray[Any], negative: Sequence[float] | NDArray[Any]
+) -> ScoreSummary:
+    """Look at all scores of a file; nothing is decided by it.
+
+    Args:
+        positive: scores of documents labelled positive, finite.
+        negative: scores of the others, finite.
+
+    Raises:
+        InputError: no score at all.
+
+    Example:
+        >>> summarise_scores([98.5, 91.0], [12.0, 40.5]).looks_like
+        'percent'
+    """
+    high, low = np.asarray(positive, dtype=np.float64), np.asarray(negative, dtype=np.float64)
+    scores = np.concatenate([high, low])
+    if not len(scores):
+        raise InputError("scores: got none; expected at least one; to mend: check pos_scores and neg_scores")
+    lowest, highest = float(scores.min()), float(scores.max())
+    looks_like, reason = _looks_like(scores, lowest, highest)
+    with np.errstate(over="ignore"):
+        spread = float(scores.std())
+    return ScoreSummary(
+        count=len(scores),
+        lowest=lowest,
+        highest=highest,
+        distinct=len(np.unique(scores)),
+        spread=spread,
+        in_unit=float(((scores >= 0) & (scores <= 1)).mean()),
+        above=_share_above(high, low),
+        looks_like=looks_like,
+        reason=reason,
+    )
+
+
+def check_scores(positive: NDArray[Any], negative: NDArray[Any], score_map: ScoreMap) -> list[str]:
+    """Refuse scores that carry no grades under a map; warn where the map does not fit their looks.
+
+    Args:
+        positive: scores of documents labelled positive, within the range of the map.
+        negative: scores of the others.
+        score_map: the stated map.
+
+    Returns:
+        Warnings.
+
+    Raises:
+        InputError: all scores are equal, or every relevance is 0 or 1 after the map.
+    """
+    summary = summarise_scores(positive, negative)
+    if summary.distinct == 1:
+        raise InputError(
+            f"scores: got {summary.count} that are all {summary.lowest:g}; expected grades that differ; "
+            "to mend: score the pairs again, or use the score map 'binary'"
+        )
+    relevance = map_scores(np.concatenate([positive, negative]), score_map)
+    if bool(((relevance < _SATURATED) | (relevance > 1 - _SATURATED)).all()):
+        raise InputError(
+            f"scores: got relevance within {_SATURATED:g} of 0 or 1 for all {summary.count} under the map {score_map} "
+            f"(scores from {summary.lowest:g} to {summary.highest:g}); expected grades between; to mend: fit the map "
+            "on labelled pairs (platt:SLOPE,INTERCEPT), or use 'binary' where they are labels"
+        )
+    warnings = []
+    if score_map.kind != "platt" and summary.looks_like != score_map.kind:
+        warnings.append(f"the map is {score_map}, but the scores look like {summary.looks_like}: {summary.reason}")
+    if summary.above is not None and summary.above < 0.5:
+        warnings.append(f"a positive lies above a negative in only {summary.above:.0%} of the pairs of the file")
+    return warnings
+
+
+def map_scores(scores: NDArray[Any], score_map: ScoreMap) -> NDArray[np.float64]:
+    """Relevance of many scores within the range of the map."""
+    if score_map.kind in ("logit", "platt"):
+        with np.errstate(over="ignore"):
+            return _sigmoid(score_map.slope * scores + score_map.intercept)
+    shares = scores / 100.0 if score_map.kind == "percent" else scores
+    return np.clip(shares, 0.0, 1.0)  # of rounding alone: what is further out is never taken
+
+
+def histogram(values: Sequence[float] | NDArray[Any], bins: int = 12, width: int = 40) -> str:
+    """A histogram as lines of text for the terminal.
+
+    Args:
+        values: finite numbers, at least one.
+        bins: lines, from the least value to the greatest.
+        width: characters of the longest bar.
+
+    Example:
+        >>> print(histogram([0.0, 0.1, 0.2, 1.0], bins=2, width=6))
+          0 to 0.5 | ###### 3
+          0.5 to 1 | ## 1
+    """
+    found = np.asarray(values, dtype=np.float64)
+    lowest, highest = float(found.min()), float(found.max())
+    half = highest / 2 - lowest / 2  # half of everything: the difference of two large numbers may be infinite
+    places = (found / 2 - lowest / 2) / half * bins if half > 0 else np.zeros(len(found))
+    counts = np.bincount(np.clip(places.astype(np.int64), 0, bins - 1), minlength=bins).tolist()
+    edges = [lowest * (1 - part / bins) + highest * (part / bins) for part in range(bins + 1)]
+    names = [f"{low:.3g} to {high:.3g}" for low, high in itertools.pairwise(edges)]
+    longest, most = max(map(len, names)), max(counts)
+    bars = ("#" * math.ceil(count * width / most) for count in counts)
+    return "\n".join(
+        " ".join(part for part in (f"  {name:>{longest}} |", bar, str(count)) if part)
+        for name, bar, count in zip(names, bars, counts, strict=True)
+    )
+
+
+def _looks_like(scores: NDArray[np.float64], lowest: float, highest: float) -> tuple[str, str]:
+    if lowest == highest:
+        return "unknown", "all scores are equal"
+    if lowest >= -_ROUNDING and highest <= 1 + _ROUNDING:
+        if bool(np.isin(scores, (0.0, 1.0)).all()):
+            return "binary", "every score is 0 or 1: labels, not grades"
+        return "prob", "all scores lie in [0, 1]; cosines of most encoders do too, and those are no probabilities"
+    if lowest >= -1 and highest <= 1:
+        return "unknown", "all scores lie in [-1, 1]: cosines; fit platt:SLOPE,INTERCEPT on labelled pairs"
+    if lowest >= 0 and highest <= 100 and highest > _LARGE:
+        return "percent", "all scores lie in [0, 100]"
+    if max(-lowest, highest) <= _LARGE:
+        return "logit", f"scores leave [0, 1] and stay within {_LARGE:g} of 0, as a cross-encoder's log-odds do"
+    return "unknown", "not within 0 to 100, too large for log-odds; fit platt:SLOPE,INTERCEPT on labelled pairs"
+
+
+def _share_above(positive: NDArray[np.float64], negative: NDArray[np.float64]) -> float | None:
+    """Area under the ROC curve by counting, in O(n log n)."""
+    if not len(positive) or not len(negative):
+        return None
+    ordered = np.sort(negative)
+    below, not_above = np.searchsorted(ordered, positive, "left"), np.searchsorted(ordered, positive, "right")
+    return float((below + not_above).sum() / (2.0 * len(positive) * len(negative)))
+
+
+def _sigmoid(values: NDArray[Any]) -> NDArray[np.float64]:
+    """1 / (1 + exp(-x)) without overflow."""
+    part = np.exp(-np.abs(values))
+    return np.asarray(np.where(values >= 0, 1.0 / (1.0 + part), part / (1.0 + part)), dtype=np.float64)
