@@ -1,0 +1,112 @@
+"""Candidates of a query: the rankings of several retrievers fused into one, each text once."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from bixse.data.trec import ranked
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
+
+    from bixse.data.collection import Document
+
+RRF_CONSTANT = 60
+"""k of reciprocal rank fusion, the value of Cormack, Clarke and Büttcher 2009 (doi:10.1145/1571941.1572114)."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A document that retrievers found for a query.
+
+    Example:
+        >>> Candidate("d7", 2, {"bm25": 3, "demo": 17}).source
+        'bm25:3,demo:17'
+    """
+
+    document_id: str
+    """Id of the document."""
+    rank: int
+    """Place in the fused ranking, from 1; what is left out later leaves a gap."""
+    found_by: Mapping[str, int]
+    """Retriever -> place in its own ranking, from 1, of those that found it."""
+
+    @property
+    def source(self) -> str:
+        """Which retrievers found it and where, as the column `source` holds it."""
+        return ",".join(f"{label}:{rank}" for label, rank in self.found_by.items())
+
+
+@dataclass(frozen=True)
+class Kept:
+    """The candidates of a query that may be chosen, and how many were left out and why."""
+
+    candidates: Sequence[Candidate]
+    """Best first."""
+    known: int
+    """Left out: known pairs, and copies of a known document's text."""
+    copies: int
+    """Left out: the same text as a better candidate, or as the query itself."""
+
+
+def fuse(answers: Mapping[str, Mapping[str, float]], depth: int) -> list[Candidate]:
+    """Fuse the answers of several retrievers to one query by reciprocal rank.
+
+    A document scores the sum of 1 / (60 + rank) over the retrievers that found it (Cormack et al. 2009). Equal sums
+    are ordered by document id descending, as trec_eval orders ties. One retriever alone keeps its own order.
+
+    Args:
+        answers: retriever -> document id -> score.
+        depth: places that count, in each ranking and in the fused one.
+
+    Returns:
+        At most `depth` candidates, best first, ranks from 1.
+
+    Example:
+        >>> found = fuse({"bm25": {"a": 9.0, "b": 8.0}, "demo": {"b": 0.7, "c": 0.6}}, depth=2)
+        >>> [(candidate.document_id, candidate.source) for candidate in found]
+        [('b', 'bm25:2,demo:1'), ('a', 'bm25:1')]
+    """
+    ranks: dict[str, dict[str, int]] = {}
+    for label, scores in answers.items():
+        for rank, document_id in enumerate(ranked(scores)[:depth], start=1):
+            ranks.setdefault(document_id, {})[label] = rank
+    sums = {
+        document_id: math.fsum(1 / (RRF_CONSTANT + rank) for rank in found.values())
+        for document_id, found in ranks.items()
+    }
+    best = sorted(ranks, key=lambda document_id: (sums[document_id], document_id), reverse=True)[:depth]
+    return [Candidate(document_id, rank, ranks[document_id]) for rank, document_id in enumerate(best, start=1)]
+
+
+def keep_new(
+    candidates: Sequence[Candidate], query: str, corpus: Mapping[str, Document], known: Collection[str] = ()
+) -> Kept:
+    """Leave out known documents and texts that were seen before.
+
+    Two texts are the same when they differ in white space only.
+
+    Args:
+        candidates: best first.
+        query: the query's text; a document that says the same is no answer to it.
+        corpus: document id -> document, of all candidates.
+        known: ids of documents whose grade for this query is known; a copy of such a text is left out too.
+    """
+    known_texts = {_plain(corpus[document_id].content) for document_id in known if document_id in corpus}
+    seen = {_plain(query)}
+    kept = []
+    count_known = 0
+    for candidate in candidates:
+        text = _plain(corpus[candidate.document_id].content)
+        if candidate.document_id in known or text in known_texts:
+            count_known += 1
+        elif text not in seen:
+            kept.append(candidate)
+            seen.add(text)
+    return Kept(kept, count_known, len(candidates) - len(kept) - count_known)
+
+
+def _plain(text: str) -> str:
+    return " ".join(text.split())

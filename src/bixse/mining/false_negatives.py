@@ -1,0 +1,159 @@
+"""How many mined documents a judge finds relevant: the false negatives that a zero for each would have made."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from statistics import NormalDist
+from typing import TYPE_CHECKING
+
+from bixse.errors import InputError
+from bixse.mining.selection import rank_band
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from bixse.data.graded_pairs import GradedPairs
+    from bixse.mining.mined_pairs import MinedPair
+
+RELEVANT_FROM = 0.5
+"""Relevance from which a mined document would have been a false negative."""
+
+
+@dataclass(frozen=True)
+class Share:
+    """A share of graded pairs with its interval.
+
+    Example:
+        >>> print(Share(relevant=10, graded=100))
+        10 of 100 (10.0 %, 95 % interval 5.5 to 17.4 %)
+    """
+
+    relevant: int
+    """Pairs at or above the threshold."""
+    graded: int
+    """Pairs with a grade, at least 1."""
+
+    @property
+    def value(self) -> float:
+        """The share, 0 to 1."""
+        return self.relevant / self.graded
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Its 95 % Wilson interval."""
+        return wilson_interval(self.relevant, self.graded)
+
+    def __str__(self) -> str:
+        """Counts, share and interval."""
+        low, high = self.interval
+        return (
+            f"{self.relevant} of {self.graded} "
+            f"({100 * self.value:.1f} %, 95 % interval {100 * low:.1f} to {100 * high:.1f} %)"
+        )
+
+
+@dataclass(frozen=True)
+class FalseNegatives:
+    """What a judge made of mined pairs."""
+
+    overall: Share
+    """Of all graded mined pairs."""
+    by_band: Mapping[str, Share] = field(default_factory=dict)
+    """Band of the fused rank -> share, from the top down."""
+    by_retriever: Mapping[str, Share] = field(default_factory=dict)
+    """Retriever -> share of the pairs it found; a pair found by several counts for each."""
+    mined: int = 0
+    """Mined pairs, graded or not."""
+
+
+def false_negative_share(graded: GradedPairs, threshold: float = RELEVANT_FROM) -> Share:
+    """The share of graded pairs whose relevance is at least `threshold`.
+
+    For mined hard negatives these are the pairs that would be false negatives if each counted as 0.
+
+    Args:
+        graded: mined pairs with their relevance.
+        threshold: above 0, at most 1.
+
+    Raises:
+        InputError: a threshold out of range, or no pair.
+
+    Example:
+        >>> from bixse.data.graded_pairs import GradedPairs
+        >>> rows = [{"query": "copy", "document": f"page {n}", "relevance": n / 3} for n in range(4)]
+        >>> false_negative_share(GradedPairs.from_rows(rows)).value
+        0.5
+    """
+    return _share(graded.relevance.tolist(), threshold)
+
+
+def false_negatives(
+    graded: GradedPairs, mined: Sequence[MinedPair], threshold: float = RELEVANT_FROM
+) -> FalseNegatives:
+    """The share of mined pairs that a judge found relevant, by band of rank and by retriever.
+
+    Args:
+        graded: what the judge made of them; pairs that were not mined do not count.
+        mined: the mined pairs.
+        threshold: above 0, at most 1.
+
+    Raises:
+        InputError: a threshold out of range, or no mined pair has a grade.
+    """
+    pairs = zip(graded.query_ids, graded.document_ids, strict=True)
+    relevance = dict(zip(pairs, graded.relevance.tolist(), strict=True))
+    found: list[float] = []
+    bands: dict[str, list[float]] = {}
+    retrievers: dict[str, list[float]] = {}
+    for pair in sorted(mined, key=lambda pair: pair.rank):
+        value = relevance.get((pair.query_id, pair.document_id))
+        if value is not None:
+            found.append(value)
+            bands.setdefault(rank_band(pair.rank), []).append(value)
+            for label in pair.retrievers:
+                retrievers.setdefault(label, []).append(value)
+    if not found:
+        raise InputError(
+            f"graded pairs: got {len(graded)} pairs, none of them one of the {len(mined)} mined pairs; expected the "
+            "same query_id and document_id; to mend: give the graded file that was made from these mined pairs"
+        )
+    return FalseNegatives(
+        overall=_share(found, threshold),
+        by_band={band: _share(values, threshold) for band, values in bands.items()},
+        by_retriever={label: _share(retrievers[label], threshold) for label in sorted(retrievers)},
+        mined=len(mined),
+    )
+
+
+def wilson_interval(count: int, total: int, confidence: float = 0.95) -> tuple[float, float]:
+    """The score interval of a share (Wilson 1927, doi:10.1080/01621459.1927.10502953).
+
+    It stays within 0 and 1 and is of use for small counts, also for none. Pairs count as independent; those of one
+    query are not quite.
+
+    Args:
+        count: successes, 0 to `total`.
+        total: trials, at least 1.
+        confidence: coverage, between 0 and 1.
+
+    Example:
+        >>> [round(bound, 4) for bound in wilson_interval(0, 20)]
+        [0.0, 0.1611]
+    """
+    z = NormalDist().inv_cdf((1 + confidence) / 2)
+    share = count / total
+    centre = share + z * z / (2 * total)
+    spread = z * math.sqrt(share * (1 - share) / total + z * z / (4 * total * total))
+    scale = 1 + z * z / total
+    return max(0.0, (centre - spread) / scale), min(1.0, (centre + spread) / scale)
+
+
+def _share(values: Sequence[float], threshold: float) -> Share:
+    if not 0 < threshold <= 1:
+        raise InputError(
+            f"--relevant-from: got {threshold}; expected a relevance above 0, at most 1; to mend: 0.5 is a start"
+        )
+    if not values:
+        raise InputError("graded pairs: got none; expected at least one; to mend: grade the mined pairs first")
+    return Share(sum(value >= threshold for value in values), len(values))

@@ -1,0 +1,205 @@
+"""`mine`: from a corpus and queries to pairs that are worth grading."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING
+
+from bixse.data.files import file_hash
+from bixse.data.run_record import open_run
+from bixse.errors import InputError
+from bixse.evaluation.local import BM25_NAME, model_hashes, model_path_settings
+from bixse.mining.candidates import Candidate, fuse, keep_new
+from bixse.mining.inputs import MineInputs, read_inputs
+from bixse.mining.mined_pairs import MinedPair, pairs_path, save_mined_pairs
+from bixse.mining.searching import SearchParts, blocks, bm25_search, dense_search, load_encoders, retriever_labels
+from bixse.mining.selection import choose, rank_band
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from bixse.data.run_record import RunRecord
+    from bixse.evaluation.local import ProgressBars
+    from bixse.mining.mined_pairs import Format
+    from bixse.mining.settings import MineConfig
+
+
+@dataclass(frozen=True)
+class Mined:
+    """What a mining run left."""
+
+    path: str
+    """File of the pairs."""
+    pairs: int
+    """How many."""
+    queries: int
+    """Queries that were mined for."""
+    bands: dict[str, dict[str, int]]
+    """Band of the fused rank -> "pairs" and each retriever -> pairs it found, from the top down."""
+    without_candidates: list[str]
+    """Queries that got no pair."""
+    with_fewer: int
+    """Queries that got some, but fewer than asked for."""
+    known: int
+    """Candidates left out because their grade is known."""
+    copies: int
+    """Candidates left out because a better one, or the query itself, has the same text."""
+    empty_documents: int
+    """Documents without text, which were not searched."""
+    runs: dict[str, str]
+    """Retriever -> its TREC run."""
+    warnings: list[str] = field(default_factory=list)
+    """What the user should know."""
+    reused: bool = False
+    """The run was finished before; nothing was searched."""
+
+
+def mine(config: MineConfig, out: Path, form: Format = "parquet", progress: ProgressBars | None = None) -> Mined:
+    """Search with every retriever, fuse the rankings, and choose the documents of each query that are to be graded.
+
+    The pairs have no relevance: a mined document is no negative until a judge has said so. `out` receives the pairs,
+    the TREC run of each retriever and run.json. The same call continues an interrupted run and reuses a finished one.
+
+    Args:
+        config: what to mine, and how.
+        out: output folder.
+        form: "parquet", "jsonl" or "csv".
+        progress: makes a progress callback from a title and a total.
+
+    Raises:
+        InputError: a file, setting or retriever that cannot be used, or no candidate for any query.
+        OutputExistsError: `out` holds another run.
+        StorageError: `out` cannot be written.
+
+    Example:
+        Eight documents a query, from the top down to rank 100, found by words or by meaning::
+
+            mine(MineConfig(collection=Path("data"), split="train", retrievers=("bm25", "demo")), Path("runs/mined"))
+    """
+    path = pairs_path(out, form)
+    labels = retriever_labels(config.retrievers)
+    record = _open(config, labels, out, form)
+    if record.status == "finished":
+        return _finished(record, path)
+    inputs = read_inputs(config)
+    asked = {query_id: text for query_id, text in inputs.queries.items() if text.strip()}
+    parts = SearchParts(out, asked)
+    _search(config, labels, inputs, parts, record, progress)
+    pairs, counts = _choose(config, list(labels), inputs, parts)
+    if not pairs:
+        record.save("failed")
+        raise InputError(
+            f"{out}: got no candidate for any of {len(inputs.queries)} queries; expected some; to mend: check that "
+            "corpus and queries are of one language, or add a retriever (--retriever demo)"
+        )
+    mined = Counter(pair.query_id for pair in pairs)
+    runs = {label: out / f"run.{label}.trec" for label in labels if parts.found(label)}
+    for label, run_path in runs.items():
+        parts.join(label, run_path)
+    silent = [f"{label} found no document for any query" for label in labels if label not in runs]
+    save_mined_pairs(pairs, path)
+    result = Mined(
+        path=path.name,
+        pairs=len(pairs),
+        queries=len(inputs.queries),
+        bands=_bands(pairs, list(labels)),
+        without_candidates=[query_id for query_id in inputs.queries if query_id not in mined],
+        with_fewer=sum(count < config.count for count in mined.values()),
+        known=counts["known"],
+        copies=counts["copies"],
+        empty_documents=inputs.empty_documents,
+        runs={label: run_path.name for label, run_path in runs.items()},
+        warnings=[*inputs.warnings, *silent],
+    )
+    record.results = asdict(result)
+    record.save("finished")
+    parts.remove()
+    return result
+
+
+def _open(config: MineConfig, labels: dict[str, str], out: Path, form: str) -> RunRecord:
+    """The record of this run; files are hashed, and where they lie does not count."""
+    inputs = {name: file_hash(path) for name, path in config.files().items()}
+    for label, name in labels.items():
+        inputs |= {f"{label}/{file}": digest for file, digest in model_hashes(name).items()}
+    settings = asdict(config) | {
+        "per_query": config.count,
+        "retrievers": [label if model_path_settings(name) else name for label, name in labels.items()],
+        "models": list(labels.values()),
+        "format": form,
+    }
+    return open_run(out, "mine", settings, inputs, paths=("collection", "corpus", "queries", "known", "models"))
+
+
+def _finished(record: RunRecord, path: Path) -> Mined:
+    """The result of a finished run, from its record."""
+    try:
+        result = Mined(**{**record.results, "reused": True})
+    except TypeError:
+        result = None
+    if result is None or not path.is_file():
+        raise InputError(
+            f"{record.folder}: got missing or damaged results; expected the {path.name} and run.json of a finished "
+            "run; to mend: delete the folder and mine again"
+        )
+    return result
+
+
+def _search(
+    config: MineConfig,
+    labels: dict[str, str],
+    inputs: MineInputs,
+    parts: SearchParts,
+    record: RunRecord,
+    progress: ProgressBars | None,
+) -> None:
+    """Search with the retrievers that are not through yet."""
+    left = {label: name for label, name in labels.items() if parts.missing(label)}
+    encoders = load_encoders(list(left.values()), config.max_length, config.task)
+    record.save("running")
+    folder = config.files()["corpus"].parent
+    for label, name in left.items():
+        started = time.perf_counter()
+        if name == BM25_NAME:
+            search = bm25_search(inputs.corpus, config.depth, config.exclude_self)
+        else:
+            encoder = encoders.pop(name)
+            search = dense_search(encoder, inputs.corpus, folder, config.depth, config.exclude_self, progress)
+        step = progress(f"search with {label}", len(parts.queries)) if progress is not None else None
+        parts.search(label, search, step)
+        record.timings[f"search with {label}"] = time.perf_counter() - started
+
+
+def _choose(
+    config: MineConfig, labels: list[str], inputs: MineInputs, parts: SearchParts
+) -> tuple[list[MinedPair], Counter[str]]:
+    """The pairs of every query in the order of the queries, each query's by rank; and what was left out."""
+    pairs: list[MinedPair] = []
+    counts: Counter[str] = Counter()
+    for number, block in enumerate(blocks(parts.queries)):
+        answers = {label: parts.read(label, number) for label in labels}
+        for query_id, query in block.items():
+            found = fuse({label: run.get(query_id, {}) for label, run in answers.items()}, config.depth)
+            kept = keep_new(found, query, inputs.corpus, inputs.known.get(query_id, ()))
+            counts.update(known=kept.known, copies=kept.copies)
+            ids = [candidate.document_id for candidate in kept.candidates]
+            chosen = choose(config.strategy, ids, config.count, config.seed, query_id)
+            pairs += [_pair(query_id, query, kept.candidates[place], inputs, config.task) for place in chosen]
+    return pairs, counts
+
+
+def _pair(query_id: str, query: str, candidate: Candidate, inputs: MineInputs, task: str | None) -> MinedPair:
+    document = inputs.corpus[candidate.document_id].content
+    return MinedPair(query_id, query, candidate.document_id, document, task, candidate.source, candidate.rank)
+
+
+def _bands(pairs: list[MinedPair], labels: list[str]) -> dict[str, dict[str, int]]:
+    """Pairs by band of rank, and how many each retriever found."""
+    bands: dict[str, dict[str, int]] = {}
+    for pair in sorted(pairs, key=lambda pair: pair.rank):
+        band = bands.setdefault(rank_band(pair.rank), dict.fromkeys(["pairs", *labels], 0))
+        for name in ("pairs", *pair.retrievers):
+            band[name] += 1
+    return bands

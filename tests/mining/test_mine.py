@@ -1,0 +1,321 @@
+"""Mining end to end: files, reuse, continuing, and independence of a query from the others."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections import defaultdict
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pyarrow.parquet
+import pytest
+
+from bixse.data.trec import read_run
+from bixse.errors import InputError, ModelError, OutputExistsError
+from bixse.mining import mine as mine_module
+from bixse.mining import searching
+from bixse.mining.candidates import fuse
+from bixse.mining.mine import Mined, mine
+from bixse.mining.mined_pairs import MinedPair, load_mined_pairs
+from bixse.mining.settings import MineConfig
+from bixse.retrieval.bm25 import BM25
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SEARCH = BM25.search
+
+
+def by_query(folder: Path) -> dict[str, list[MinedPair]]:
+    found = defaultdict(list)
+    for pair in load_mined_pairs(folder):
+        found[pair.query_id].append(pair)
+    return dict(found)
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+
+
+# --- what cannot be mined
+
+
+def test_an_unknown_retriever_leaves_no_folder(collection: Path, tmp_path: Path) -> None:
+    for name, error, said in (
+        ("bm-25", InputError, "did you mean 'bm25'"),
+        ("no/such/model", ModelError, "got no such folder"),
+    ):
+        with pytest.raises(error, match=said):
+            mine(MineConfig(collection=collection, retrievers=("bm25", name)), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_no_candidate_for_any_query(collection: Path, tmp_path: Path) -> None:
+    queries = tmp_path / "q.jsonl"
+    queries.write_text('{"_id": "a", "text": "weather tomorrow"}\n{"_id": "b", "text": " "}\n')
+    config = MineConfig(corpus=collection / "corpus.jsonl", queries=queries)
+    with pytest.raises(InputError, match="got no candidate for any of 2 queries"):
+        mine(config, tmp_path / "out")
+    assert json.loads((tmp_path / "out" / "run.json").read_text())["status"] == "failed"
+    assert not (tmp_path / "out" / "pairs.parquet").exists()
+
+
+def test_another_run_is_never_overwritten(collection: Path, tmp_path: Path) -> None:
+    config, out = MineConfig(collection=collection, split="train"), tmp_path / "out"
+    mine(config, out)
+    before = files_of(out)
+    for other in (replace(config, seed=1), replace(config, strategy="top"), replace(config, per_query=3)):
+        with pytest.raises(OutputExistsError, match="changed: "):
+            mine(other, out)
+    with pytest.raises(OutputExistsError, match="format"):
+        mine(config, out, "csv")
+    with pytest.raises(OutputExistsError, match="files that are no run of bixse"):
+        mine(config, collection)
+    assert files_of(out) == before
+
+
+def test_finished_results_that_were_removed(collection: Path, tmp_path: Path) -> None:
+    config, out = MineConfig(collection=collection, split="train"), tmp_path / "out"
+    mine(config, out)
+    (out / "pairs.parquet").unlink()
+    with pytest.raises(InputError, match="got missing or damaged results"):
+        mine(config, out)
+
+
+# --- what is mined
+
+
+def test_files_columns_and_runs(collection: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    result = mine(MineConfig(collection=collection, split="train", task="pages", per_query=4), out)
+    assert sorted(path.name for path in out.iterdir()) == ["pairs.parquet", "run.bm25.trec", "run.json"]
+    table = pyarrow.parquet.read_table(out / "pairs.parquet")
+    assert table.column_names == ["query_id", "query", "document_id", "document", "task", "source", "rank"]
+    assert set(table.column("task").to_pylist()) == {"pages"}
+    assert result.pairs == table.num_rows == 24
+    assert read_run(out / "run.bm25.trec").keys() == {
+        f"q-{verb}" for verb in ["copy", "move", "delete", "open", "read", "write"]
+    }
+    record = json.loads((out / "run.json").read_text())
+    assert record["status"] == "finished"
+    assert set(record["inputs"]) == {"corpus", "queries", "qrels/train"}
+
+
+def test_top_is_the_run_without_copies(collection: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    result = mine(MineConfig(collection=collection, strategy="top", per_query=5), out)
+    documents = {row["_id"]: row["text"].strip() for row in map(json.loads, (collection / "corpus.jsonl").open())}
+    documents.pop("empty")
+    index = BM25(list(documents), list(documents.values()))
+    for query_id, pairs in by_query(out).items():
+        expected, seen = [], set()
+        for rank, name in enumerate(index.search({"q": pairs[0].query}, 100)["q"], start=1):
+            text = " ".join(documents[name].split())
+            if text not in seen:
+                expected.append((name, documents[name], f"bm25:{rank}", rank))
+            seen.add(text)
+        assert [(p.document_id, p.document, p.source, p.rank) for p in pairs] == expected[:5], query_id
+    assert result.copies == 10  # "copy the file" is there twice and has the word of every query
+
+
+def test_hard_negatives_are_the_best_unknown(collection: Path, tmp_path: Path) -> None:
+    plain = MineConfig(collection=collection, split="train", strategy="top", per_query=5)
+    mine(plain, tmp_path / "top")
+    result = mine(replace(plain, strategy="hard-negatives", per_query=3, exclude_judged="train"), tmp_path / "hard")
+    top, hard = by_query(tmp_path / "top"), by_query(tmp_path / "hard")
+    for query_id, pairs in hard.items():
+        verb = query_id[2:]
+        known = {f"{verb}-file", f"{verb}-disk"}
+        assert not known & {pair.document_id for pair in pairs}
+        if verb != "copy":
+            expected = [pair for pair in top[query_id] if pair.document_id not in known][:3]
+            assert pairs == expected  # with the ranks they have among all
+    assert "copy-file-again" not in {pair.document_id for pair in hard["q-copy"]}
+    assert result.known == 13  # two judged a query, and the copy of one
+
+
+def test_queries_without_candidates_are_listed_and_few_are_counted(collection: Path, tmp_path: Path) -> None:
+    with (collection / "queries.jsonl").open("a") as file:
+        file.write('{"_id": "strange", "text": "weather"}\n{"_id": "blank", "text": ""}\n')
+        file.write('{"_id": "tree", "text": "tree disk"}\n')
+    result = mine(MineConfig(collection=collection, per_query=25, depth=30, strategy="top"), tmp_path / "out")
+    assert result.without_candidates == ["strange", "blank"]
+    assert result.queries == 13
+    assert result.with_fewer == 11
+    assert result.empty_documents == 1
+    reused = mine(MineConfig(collection=collection, per_query=25, depth=30, strategy="top"), tmp_path / "out")
+    assert reused == replace(result, reused=True)
+
+
+def test_exclude_self(collection: Path, tmp_path: Path) -> None:
+    queries = tmp_path / "q.jsonl"
+    queries.write_text('{"_id": "copy-tree", "text": "copy tree"}\n')
+    config = MineConfig(corpus=collection / "corpus.jsonl", queries=queries, strategy="top")
+    mine(config, tmp_path / "with")
+    mine(replace(config, exclude_self=True), tmp_path / "without")
+    found = [[pair.document_id for pair in load_mined_pairs(tmp_path / name)] for name in ("with", "without")]
+    assert found[0][0] == "copy-tree"
+    assert "copy-tree" not in found[1]
+
+
+@pytest.mark.parametrize("strategy", ["spread", "one"])
+def test_a_query_gets_the_same_documents_in_any_company(collection: Path, tmp_path: Path, strategy: Any) -> None:
+    config = MineConfig(collection=collection, strategy=strategy, seed=3)
+    mine(config, tmp_path / "all")
+    lines = (collection / "queries.jsonl").read_text().splitlines()
+    (collection / "queries.jsonl").write_text("\n".join(reversed(lines)))
+    mine(config, tmp_path / "turned")
+    mine(replace(config, split="test"), tmp_path / "two")
+    mine(replace(config, max_queries=4), tmp_path / "four")
+    everything = by_query(tmp_path / "all")
+    assert by_query(tmp_path / "turned") == everything
+    for name, count in (("two", 2), ("four", 4)):
+        fewer = by_query(tmp_path / name)
+        assert len(fewer) == count
+        assert fewer.items() <= everything.items()
+    mine(replace(config, seed=4), tmp_path / "other")
+    assert by_query(tmp_path / "other") != everything
+
+
+def test_the_same_files_elsewhere_are_the_same_run(collection: Path, tmp_path: Path) -> None:
+    mine(MineConfig(collection=collection), tmp_path / "out")
+    collection.rename(tmp_path / "moved")
+    assert mine(MineConfig(collection=tmp_path / "moved"), tmp_path / "out").reused
+
+
+# --- encoders
+
+
+def test_an_encoder_beside_bm25(
+    collection: Path, tmp_path: Path, tiny_model_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = MineConfig(collection=collection, split="train", retrievers=("bm25", str(tiny_model_path)), depth=20)
+    out = tmp_path / "out"
+    result = mine(config, out)
+    label = tiny_model_path.name
+    assert result.runs == {"bm25": "run.bm25.trec", label: f"run.{label}.trec"}
+    runs = {name: read_run(out / file) for name, file in result.runs.items()}
+    for query_id, pairs in by_query(out).items():
+        fused = {c.document_id: c for c in fuse({name: run.get(query_id, {}) for name, run in runs.items()}, 20)}
+        for pair in pairs:
+            assert (pair.rank, pair.source) == (fused[pair.document_id].rank, fused[pair.document_id].source)
+    assert (collection / ".bixse-embeddings").is_dir()
+
+    from bixse.encoders import encode
+
+    plain, kinds = encode.encode_texts, []
+    monkeypatch.setattr(encode, "encode_texts", lambda m, t, kind, **k: kinds.append(kind) or plain(m, t, kind, **k))
+    mine(replace(config, seed=9), tmp_path / "again")
+    assert set(kinds) == {"query"}  # the embeddings of the documents are there already
+
+
+def test_where_a_model_lies_does_not_count_but_its_content_does(
+    collection: Path, tmp_path: Path, tiny_model_path: Path
+) -> None:
+    shutil.copytree(tiny_model_path, tmp_path / "here" / "model")
+    config = MineConfig(collection=collection, split="test", retrievers=(str(tmp_path / "here" / "model"),))
+    mine(config, tmp_path / "out")
+    (tmp_path / "here").rename(tmp_path / "there")
+    config = replace(config, retrievers=(str(tmp_path / "there" / "model"),))
+    assert mine(config, tmp_path / "out").reused
+    (tmp_path / "there" / "model" / "more.json").write_text("{}")
+    with pytest.raises(OutputExistsError, match=r"model/model/more\.json"):
+        mine(config, tmp_path / "out")
+
+
+# --- going on
+
+
+def interrupted(monkeypatch: pytest.MonkeyPatch, after: int) -> list[int]:
+    """Make BM25 stop with Ctrl-C after some blocks; returns the sizes of the blocks it searched."""
+    searched: list[int] = []
+
+    def search(self: BM25, queries: Any, *rest: Any) -> Any:
+        if len(searched) == after:
+            raise KeyboardInterrupt
+        searched.append(len(queries))
+        return SEARCH(self, queries, *rest)
+
+    monkeypatch.setattr(BM25, "search", search)
+    return searched
+
+
+def test_an_interrupted_run_goes_on_where_it_was(
+    collection: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = MineConfig(collection=collection)
+    mine(config, tmp_path / "whole")
+    monkeypatch.setattr(searching, "BLOCK", 3)
+    searched = interrupted(monkeypatch, after=2)
+    with pytest.raises(KeyboardInterrupt):
+        mine(config, tmp_path / "out")
+    assert searched == [3, 3]
+    assert not (tmp_path / "out" / "pairs.parquet").exists()
+    with pytest.raises(OutputExistsError):
+        mine(replace(config, seed=1), tmp_path / "out")
+    searched = interrupted(monkeypatch, after=-1)
+    mine(config, tmp_path / "out")
+    assert searched == [3, 1]
+    assert not (tmp_path / "out" / searching.PARTS_FOLDER).exists()
+    names = ("pairs.parquet", "run.bm25.trec")
+    assert [files_of(tmp_path / "out")[name] for name in names] == [
+        files_of(tmp_path / "whole")[name] for name in names
+    ]
+
+
+def test_a_run_stopped_between_search_and_pairs_searches_no_more(
+    collection: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = MineConfig(collection=collection)
+
+    def stop(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as stopped:
+        stopped.setattr(mine_module, "save_mined_pairs", stop)
+        with pytest.raises(KeyboardInterrupt):
+            mine(config, tmp_path / "out")
+    monkeypatch.setattr(BM25, "search", stop)
+    result: Mined = mine(config, tmp_path / "out")
+    assert result.pairs == 80
+    assert not result.reused
+
+
+def test_progress_counts_every_query(collection: Path, tmp_path: Path) -> None:
+    bars: dict[str, list[int]] = {}
+
+    def bar(title: str, total: int) -> Any:
+        bars[title] = [total, 0]
+
+        def advance(done: int) -> None:
+            bars[title][1] += done
+
+        return advance
+
+    mine(MineConfig(collection=collection), tmp_path / "out", progress=bar)
+    assert bars == {"search with bm25": [10, 10]}
+
+
+# --- names
+
+
+@pytest.mark.parametrize(
+    ("names", "labels"),
+    [
+        (["bm25", "demo"], ["bm25", "demo"]),
+        (["runs/a/model", "runs/b/model"], ["a-model", "b-model"]),
+        (["/model", "./bm25/model", "bm25"], ["model", "bm25-model", "bm25"]),
+        (["owner/some model,v2:x"], ["some-model-v2-x"]),
+        (["owner/.hidden"], ["hidden"]),
+        (["."], ["model"]),
+    ],
+)
+def test_labels_are_short_and_tell_retrievers_apart(names: list[str], labels: list[str]) -> None:
+    assert searching.retriever_labels(names) == dict(zip(labels, names, strict=True))
+
+
+@pytest.mark.parametrize("names", [[], ["bm25", "bm25"], ["a/m", "./a/m"]])
+def test_retrievers_given_twice_or_not_at_all(names: list[str]) -> None:
+    with pytest.raises(InputError, match="each once"):
+        searching.retriever_labels(names)

@@ -1,0 +1,121 @@
+"""`bixse mine` as a command."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from bixse.cli import main as command
+from bixse.data.graded_pairs import GradedPairs
+from bixse.data.pairs_files import save_graded_pairs
+from bixse.mining.mined_pairs import load_mined_pairs
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def call(capsys: pytest.CaptureFixture[str], *words: Any) -> tuple[int, dict[str, Any]]:
+    code = command.main(["mine", *map(str, words), "--json"])
+    return code, json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--out", "out", "--retriever"], "expected at least one argument"),
+        (["--out", "out"], "mine: got no texts"),
+        (["--collection", "toy", "--out", "out", "--strategy", "spred"], "did you mean 'spread'"),
+        (["--collection", "toy", "--out", "out", "--per-query", "101"], "expected no more than the depth"),
+        (["--collection", "toy", "--out", "out", "--retriever", "bm52"], "did you mean 'bm25'"),
+        (["--collection", "toy", "--out", "out", "--format", "xml"], "--format: got 'xml'"),
+        (["--collection", "toy", "--out", "out", "--seed", "-1"], "seed: got -1"),
+        (["--collection", "toy", "--out", "out", "--relevant-from", "0.5"], "--relevant-from: got it without --report"),
+        (["--collection", "toy", "--out", "out", "--mined", "x"], "--mined: got it without --report"),
+        (["--report", "graded.jsonl"], "--report: got no --mined"),
+        (["--report", "graded.jsonl", "--mined", "toy"], "graded.jsonl: got no such file"),
+    ],
+)
+def test_wrong_usage(
+    capsys: pytest.CaptureFixture[str],
+    collection: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    words: list[str],
+    said: str,
+) -> None:
+    monkeypatch.chdir(collection.parent)
+    code, envelope = call(capsys, *words)
+    assert code == 2
+    (message,) = envelope["errors"]
+    assert said in message
+    assert "to mend: " in message
+    assert not (collection.parent / "out").exists()
+
+
+def test_mine_and_show_again(capsys: pytest.CaptureFixture[str], collection: Path, tmp_path: Path) -> None:
+    words = ["mine", "--collection", str(collection), "--split", "train", "--out", str(tmp_path / "out")]
+    assert command.main(words) == 0
+    shown = capsys.readouterr()
+    assert "48 pairs of 6 queries, to be graded" in shown.out
+    assert "found by bm25" in shown.out
+    assert "empty documents: 1" in shown.out
+    assert command.main(words) == 0
+    again = capsys.readouterr()
+    assert again.out == shown.out
+    assert "finished before" in again.err
+
+
+def test_queries_without_candidates_end_with_three(
+    capsys: pytest.CaptureFixture[str], collection: Path, tmp_path: Path
+) -> None:
+    with (collection / "queries.jsonl").open("a") as file:
+        file.writelines(f'{{"_id": "strange-{number}", "text": "weather"}}\n' for number in range(12))
+    for _ in range(2):  # the second time from the record
+        code, envelope = call(capsys, "--collection", collection, "--out", tmp_path / "out")
+        assert (code, envelope["status"]) == (3, "partial")
+        assert envelope["metrics"]["without_candidates"] == [f"strange-{number}" for number in range(12)]
+        assert "12 of 22 queries have no candidate: strange-0, " in " ".join(envelope["warnings"])
+        assert "strange-9 and 2 more" in envelope["warnings"][-1]
+
+
+def test_corpus_and_queries_as_files(capsys: pytest.CaptureFixture[str], collection: Path, tmp_path: Path) -> None:
+    files = ("--corpus", collection / "corpus.jsonl", "--queries", collection / "queries.jsonl")
+    code, envelope = call(capsys, *files, "--format", "csv", "--strategy", "one", "--out", tmp_path / "out")
+    assert (code, envelope["metrics"]["pairs"], envelope["warnings"]) == (0, 10, [])
+    assert envelope["artifacts"]["pairs"] == str(tmp_path / "out" / "pairs.csv")
+    assert (tmp_path / "out" / "run.bm25.trec").is_file()
+
+
+def test_report_after_grading(capsys: pytest.CaptureFixture[str], collection: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    options = ("--split", "train", "--strategy", "hard-negatives", "--exclude-judged", "train", "--per-query", "4")
+    assert call(capsys, "--collection", collection, *options, "--out", out)[0] == 0
+    rows = [
+        {"query_id": p.query_id, "query": p.query, "document_id": p.document_id, "document": p.document,
+         "relevance": 0.75 if number % 4 == 0 else 0.25}
+        for number, p in enumerate(load_mined_pairs(out))
+    ]  # fmt: skip
+    save_graded_pairs(GradedPairs.from_rows(rows[:-4]), tmp_path / "graded.parquet")
+    code, envelope = call(capsys, "--report", tmp_path / "graded.parquet", "--mined", out)
+    figures = envelope["metrics"]
+    assert (code, figures["mined"], figures["overall"]["graded"], figures["overall"]["relevant"]) == (0, 24, 20, 5)
+    assert figures["by_retriever"]["bm25"]["share"] == 0.25
+    assert sum(band["graded"] for band in figures["by_band"].values()) == 20
+    assert command.main(["mine", "--report", str(tmp_path / "graded.parquet"), "--mined", str(out),
+                         "--relevant-from", "0.8"]) == 0  # fmt: skip
+    shown = capsys.readouterr().out
+    assert "20 of 24 mined pairs have a grade" in shown
+    assert "0 of 20 (0.0 %, 95 % interval 0.0 to 16.1 %)" in shown
+
+
+def test_retrievers_are_collected_and_flags_override_a_file(collection: Path, tmp_path: Path) -> None:
+    plain = command.build_parser("mine")
+    assert plain.parse_args(["mine"]).retriever == ["bm25"]
+    assert plain.parse_args(["mine", "--retriever", "a", "b", "--retriever", "c"]).retriever == ["a", "b", "c"]
+    file = tmp_path / "mine.yaml"
+    file.write_text("collection: toy\nretriever: [bm25, demo]\nstrategy: top\n")
+    parser = command.build_parser("mine", file)
+    read = parser.parse_args(["mine"])
+    assert (read.retriever, read.strategy, read.collection) == (["bm25", "demo"], "top", collection)
+    assert parser.parse_args(["mine", "--retriever", "x", "--retriever", "y"]).retriever == ["x", "y"]
