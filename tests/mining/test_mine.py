@@ -11,8 +11,11 @@ from typing import TYPE_CHECKING, Any
 import pyarrow.parquet
 import pytest
 
+from bixse.data.instructions import Instructions
 from bixse.data.trec import read_run
+from bixse.encoders.instructions import set_instructions
 from bixse.errors import InputError, ModelError, OutputExistsError
+from bixse.evaluation.local import evaluate
 from bixse.mining import mine as mine_module
 from bixse.mining import searching
 from bixse.mining.candidates import fuse
@@ -222,6 +225,22 @@ def test_where_a_model_lies_does_not_count_but_its_content_does(
     (tmp_path / "there" / "model" / "more.json").write_text("{}")
     with pytest.raises(OutputExistsError, match=r"model/model/more\.json"):
         mine(config, tmp_path / "out")
+
+
+def test_the_runs_are_those_of_evaluate(collection: Path, tmp_path: Path, tiny_model: Any) -> None:
+    rows = (collection / "corpus.jsonl").read_text().splitlines(keepends=True)
+    (collection / "corpus.jsonl").write_text("".join(row for row in rows if '"empty"' not in row))
+    table = Instructions(tasks={"list": {"instructions": ["list the folder"]}})
+    set_instructions(tiny_model, table)
+    tiny_model.save_pretrained(str(tmp_path / "model"))
+    config = MineConfig(collection=collection, split="train", retrievers=("bm25", str(tmp_path / "model")), task="list")
+    with pytest.raises(InputError, match="'lists'"):
+        mine(replace(config, task="lists"), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    mine(config, tmp_path / "out")
+    for name, task in (("bm25", None), ("model", "list")):
+        model = "bm25" if name == "bm25" else str(tmp_path / "model")
+        assert read_run(tmp_path / "out" / f"run.{name}.trec") == evaluate(model, collection, "train", task=task).run
 
 
 # --- going on

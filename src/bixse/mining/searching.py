@@ -188,4 +188,4 @@ class SearchParts:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _path(self, label: str, number: int) -> Path:
-        return self.folder / label / f"{number:06d}.trec"
+        return self.folder / label / f"{number:06d}-of-{BLOCK}.trec"
