@@ -41,6 +41,7 @@ class ScriptedJudge:
         self.log, self.ahead, self.pause, self.rule, self._name = log, ahead, pause, rule, name
         self.usage = usage or Usage(prompt=100, completion=1)
         self.asked: list[Question] = []
+        self.warnings: list[str] = []
         self.closed = False
 
     @property

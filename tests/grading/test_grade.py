@@ -212,6 +212,9 @@ def test_pairs_asked_again_show_how_far_the_judge_agrees_with_itself(tmp_path):
     assert result.summary["mean_change_when_asked_again"] == pytest.approx(0.1)
     assert result.summary["pairs"] == 200
     assert len(load_graded_pairs(tmp_path / "out" / "pairs.parquet")) == 200
+    later = ScriptedJudge(rule=rule)
+    grade(some_pairs(200), later, tmp_path / "out")  # without: the same run, nothing to ask
+    assert not later.asked
     fewer = GradeSettings(regrade=0.1)
     chosen = {j.pair.document_id for j in again}
     assert {p.document_id for p in some_pairs(200) if fewer.asked_again(p)} < chosen, "a smaller share is a part"

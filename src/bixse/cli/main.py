@@ -23,15 +23,22 @@ if TYPE_CHECKING:
 
 VERBS = {
     "quickstart": "train and compare four systems on Python's own documentation, with a verdict",
+    "mine": "find documents worth grading for each query, by BM25 and dense models",
+    "generate": "write queries for the documents of a corpus by a language model",
+    "grade": "grade pairs by an LLM judge: relevance from the probabilities of its options",
+    "grade audit": "compare a judge's grades with human labels",
+    "grade calibrate": "fit and check a map from a judge's grades to probabilities of relevance",
+    "grade rank": "put candidates in the order of a judge's grades and score it",
     "train": "train an encoder on your graded pairs",
     "sweep": "train over a grid of settings, or random ones, and rank them on dev",
     "evaluate": "search a collection with a model (or bm25) and score the answers",
     "calibrate": "fit and check a model's probabilities of relevance on graded pairs",
+    "index": "make a search index of a collection, add and delete documents",
     "search": "search a collection, with probabilities of relevance",
     "doctor": "show what this machine can do and what is missing",
 }
-"""Verb -> one line of help; `bixse.cli.<verb>` holds `add_arguments` and `run`."""
-CONFIG_VERBS = ("quickstart", "evaluate", "calibrate", "search")
+"""Verb -> one line of help; `bixse.cli.<verb>` holds `add_arguments` and `run`, with _ for the space of two words."""
+CONFIG_VERBS = tuple(verb for verb in VERBS if verb not in ("train", "sweep", "doctor"))
 """Verbs whose arguments may come from a YAML file; `train` and `sweep` have settings of their own."""
 
 SHARING_VERBS = ("train",)
@@ -87,7 +94,7 @@ def build_parser(verb: str | None = None, config: Path | None = None) -> argpars
         about = summary[0].upper() + summary[1:] + "."
         sub = verbs.add_parser(name, help=summary, description=about, formatter_class=_Help, allow_abbrev=False)
         if verb in (None, name):
-            import_module(f"bixse.cli.{name}").add_arguments(sub)
+            _module(name).add_arguments(sub)
             if name in CONFIG_VERBS:
                 sub.add_argument("--config", metavar="FILE", help="YAML file of these arguments; flags override it")
         if config is not None and name == verb and name in CONFIG_VERBS:
@@ -104,7 +111,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     0 ok, 1 failed, 2 wrong usage or input, 3 done with some items failed, 130 interrupted.
     """
-    words = list(sys.argv[1:] if arguments is None else arguments)
+    words = _joined(sys.argv[1:] if arguments is None else arguments)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     known_to_all = False
     try:
@@ -129,6 +136,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return result.exit_code
 
 
+def _module(verb: str) -> Any:
+    """The file of a verb."""
+    return import_module(f"bixse.cli.{verb.replace(' ', '_')}")
+
+
+def _joined(words: Sequence[str]) -> list[str]:
+    """The words of a command line, a verb of two words as one."""
+    place = next((place for place, word in enumerate(words) if not word.startswith("-")), 0)
+    both = " ".join(words[place : place + 2])
+    return [*words[:place], both, *words[place + 2 :]] if both in VERBS else list(words)
+
+
 def _run(words: Sequence[str]) -> CommandResult:
     verb = next((word for word in words if not word.startswith("-")), "")
     config = None
@@ -143,7 +162,7 @@ def _run(words: Sequence[str]) -> CommandResult:
             "launcher (of several processes only `bixse train` makes use)"
         ).of_all_processes()
     with contextlib.redirect_stdout(sys.stderr):  # whatever a library prints: standard output holds the result alone
-        result: CommandResult = import_module(f"bixse.cli.{args.verb}").run(args)
+        result: CommandResult = _module(args.verb).run(args)
     return result
 
 
@@ -183,7 +202,7 @@ class _Help(argparse.HelpFormatter):
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=32)
-        self._action_max_length = 14  # argparse forgets the indentation of verbs when it measures their names
+        self._action_max_length = 17  # argparse forgets the indentation of verbs when it measures their names
 
 
 def _version() -> str:

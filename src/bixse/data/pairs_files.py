@@ -152,7 +152,7 @@ def _parquet_rows(path: Path, checker: _Checker) -> Iterator[tuple[int, Mapping[
 
     number = 0
     try:
-        with pq.ParquetFile(path) as file:
+        with pq.ParquetFile(path, pre_buffer=False) as file:
             checker.require_columns(file.schema_arrow.names)
             columns = [name for name in file.schema_arrow.names if name in KNOWN_COLUMNS]
             for batch in file.iter_batches(columns=columns):

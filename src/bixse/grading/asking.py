@@ -170,7 +170,7 @@ class _Run:
 
     def _reuse(self, key: str, known: Answer | None) -> bool:
         """Take an answer of the ledger, where there is one that stands."""
-        if known is None or (known.status != "graded" and (self.retry_failed or known.status == "failed")):
+        if known is None or (not known.usable and (self.retry_failed or known.status == "failed")):
             return False
         self.state.settled.add(key)
         self.state.reused += 1

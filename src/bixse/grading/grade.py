@@ -147,7 +147,7 @@ def grade(
         raise InputError("pairs: got none; expected at least one; to mend: check what was selected")
     folder = Path(out)
     config = {"judge": dict(judge.identity), **settings.config()}
-    record = open_run(folder, "grade", config, dict(inputs or {}))
+    record = open_run(folder, "grade", config, dict(inputs or {}), paths=("regrade", "seed"))  # these only add rows
     record.save("running")
     started = time.perf_counter()
     questions = [q for pair, repeat in settings.askings(pairs) for q in settings.questions(pair, repeat)]

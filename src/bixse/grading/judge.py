@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 Status = Literal[
     "graded",
+    "written",
     "refused",
     "filtered",
     "truncated",
@@ -26,19 +27,20 @@ Status = Literal[
 ]
 """How an answer ended. Only "graded" carries relevance.
 
-refused: the judge declined; filtered: a content filter; truncated: the length limit came before an option; no-option:
-no option was answered; ambiguous: several options were named; off-scale: a number outside the rubric;
-no-probabilities: the server gave none where they are needed; too-long: the pair does not fit the judge; failed: no
-answer after all tries.
+written: a text that was asked for (`bixse generate`); refused: the judge declined; filtered: a content filter;
+truncated: the length limit came before an option; no-option: no option was answered; ambiguous: several options were
+named; off-scale: a number outside the rubric; no-probabilities: the server gave none where they are needed; too-long:
+the pair does not fit the judge; failed: no answer after all tries.
 """
 STATUSES: tuple[str, ...] = get_args(Status)
 
-Mode = Literal["token-ids", "top-logprobs", "constrained", "sample", "verbal", "score", "replay"]
+Mode = Literal["token-ids", "top-logprobs", "constrained", "sample", "verbal", "score", "replay", "text"]
 """How the grade was read off the judge, recorded for every row.
 
 token-ids: probabilities of exactly the option tokens; top-logprobs: from the most probable tokens, the rest bounded;
 constrained: from top tokens while decoding may only emit an option; sample: share of each option in n samples; verbal:
-the one grade written (probability 1); score: a cross-encoder's score through a map; replay: an existing judgement.
+the one grade written (probability 1); score: a cross-encoder's score through a map; replay: an existing judgement;
+text: no grade was asked for.
 """
 
 
@@ -131,6 +133,11 @@ class Answer:
     """Requests made for it."""
 
     @property
+    def usable(self) -> bool:
+        """Whether it is what was asked for: a grade or a text."""
+        return self.status in ("graded", "written")
+
+    @property
     def mass(self) -> float:
         """Probability the judge put on the options together."""
         return min(1.0, sum(self.probabilities))
@@ -167,6 +174,10 @@ class Judge(Protocol):
     @property
     def identity(self) -> Mapping[str, Any]:
         """All that decides an answer besides the question, as plain JSON values; no address, no key."""
+
+    @property
+    def warnings(self) -> Sequence[str]:
+        """What people should know before they trust it; may grow while it answers."""
 
     def answers(self, questions: Iterable[Question]) -> Iterator[tuple[Question, Answer]]:
         """Answer questions as they come."""

@@ -1,0 +1,165 @@
+"""Writing queries, with a writer whose texts are known."""
+
+from __future__ import annotations
+
+import json
+
+import pyarrow.parquet as pq
+import pytest
+from scripted import ScriptedJudge
+
+from bixse.data.pairs_files import load_pairs
+from bixse.errors import ConfigError, InputError
+from bixse.grading.asking import Budget
+from bixse.grading.judge import Answer
+from bixse.mining.generate import GenerateConfig, generate
+from bixse.mining.query_prompt import load_query_prompt
+from bixse.mining.query_text import clean_query, refusal, same_query
+
+DOCUMENTS = {f"d{i}": f"page number {i} tells how to do thing {i} with tool {i}" for i in range(12)}
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    path = tmp_path / "corpus.jsonl"
+    rows = [{"_id": name, "title": "", "text": text} for name, text in DOCUMENTS.items()]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def writer(texts):
+    """A writer that gives each document its text."""
+    return ScriptedJudge(rule=lambda question: Answer("written", "text", text=texts[question.document_id]))
+
+
+def names(out):
+    return [json.loads(line)["text"] for line in (out / "queries.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("text", "query"),
+    [
+        ("how to copy a folder", "how to copy a folder"),
+        ("Query: how to copy a folder", "how to copy a folder"),
+        ('  "how to copy\ta  folder"\n\nThis asks for ...', "how to copy a folder"),
+        ("1. Search query: 'how to copy a folder'", "how to copy a folder"),
+        ("**how to copy a folder**", "how to copy a folder"),
+        ("- how to copy a folder\n- how to move it", "how to copy a folder"),
+        ("<think>the page is on\nfolders</think>\nhow to copy a folder", "how to copy a folder"),
+        ("<think>the page is on folders, and", ""),
+        ("", ""),
+        ("3.14 as a fraction", "3.14 as a fraction"),
+        ("wie kopiere ich Ordner?", "wie kopiere ich Ordner?"),
+    ],
+)
+def test_what_a_model_wrote_becomes_a_query(text, query):
+    assert clean_query(text) == query
+
+
+def test_what_is_no_query_is_refused():
+    page = "The quick brown fox jumps over the lazy dog near the river bank."
+    assert refusal("", page) == "empty"
+    assert refusal("?!", page) == "empty"
+    assert refusal("word " * 41, page) == "too long"
+    assert refusal("quick brown fox jumps over the lazy dog", page) == "copied"
+    assert refusal("why does the fox jump over a dog", page) is None
+    assert refusal("what is 日本語", page) is None
+
+
+def test_queries_that_say_the_same_are_one():
+    assert same_query("copy folders") == same_query("Folder, copy!")
+    assert same_query("copy a folder") != same_query("move a folder")
+
+
+def test_each_query_is_kept_once_with_its_document(corpus, tmp_path):
+    texts = {name: f"how does thing {i} work" for i, name in enumerate(DOCUMENTS)}
+    texts["d3"] = "Things 2, how does it work"  # not the same words as another
+    texts["d4"] = "How does thing 2 work?"  # that of d2
+    texts["d5"] = ""
+    result = generate(GenerateConfig(corpus), writer(texts), load_query_prompt(), tmp_path / "out")
+    assert result.refused == {"empty": 1, "repeated": 1}
+    assert result.queries == 10
+    assert len(names(tmp_path / "out")) == 10
+    pairs = load_pairs(tmp_path / "out" / "pairs.parquet")
+    assert {pair.document_id for pair in pairs} == set(DOCUMENTS) - {"d4", "d5"}
+    assert pairs[0].document == DOCUMENTS["d0"]
+    table = pq.read_table(tmp_path / "out" / "pairs.parquet")
+    assert "relevance" not in table.column_names, "that a query was written for a document is no grade"
+    assert json.loads((tmp_path / "out" / "run.json").read_text())["status"] == "finished"
+
+
+def test_texts_without_an_end_and_refusals_are_counted(corpus, tmp_path):
+    statuses = {"d0": "truncated", "d1": "filtered", "d2": "failed"}
+
+    def rule(question):
+        return Answer(statuses.get(question.document_id, "written"), "text", text=f"what is {question.document_id}")
+
+    result = generate(GenerateConfig(corpus), ScriptedJudge(rule=rule), load_query_prompt(), tmp_path / "out")
+    assert result.refused == {"failed": 1, "filtered": 1, "truncated": 1}
+
+
+def test_a_rerun_writes_nothing_again_and_a_budget_stops(corpus, tmp_path):
+    texts = {name: f"how does thing {i} work" for i, name in enumerate(DOCUMENTS)}
+    first, second, third = writer(texts), writer(texts), writer(texts)
+    config, prompt = GenerateConfig(corpus), load_query_prompt()
+    stopped = generate(config, first, prompt, tmp_path / "out", budget=Budget(max_questions=5))
+    assert (len(first.asked), stopped.queries, stopped.not_asked) == (5, 5, 7)
+    assert "5 questions" in stopped.stopped
+    generate(config, second, prompt, tmp_path / "out")
+    result = generate(config, third, prompt, tmp_path / "out")
+    assert (len(second.asked), len(third.asked), result.reused) == (7, 0, 12)
+
+
+def test_several_queries_a_document_are_asked_with_seeds_of_their_own(corpus, tmp_path):
+    def rule(question):
+        return Answer("written", "text", text=f"{question.document_id} asked in way {question.repeat}")
+
+    judge = ScriptedJudge(rule=rule)
+    result = generate(GenerateConfig(corpus, documents=3, per_document=4), judge, load_query_prompt(), tmp_path / "out")
+    assert sorted({question.repeat for question in judge.asked}) == [0, 1, 2, 3]
+    assert (result.documents, result.queries) == (3, 12)
+
+
+def test_more_documents_hold_the_fewer(corpus, tmp_path):
+    texts = {name: f"how does thing {i} work" for i, name in enumerate(DOCUMENTS)}
+    found = []
+    for count in (3, 6):
+        judge = writer(texts)
+        generate(GenerateConfig(corpus, documents=count), judge, load_query_prompt(), tmp_path / str(count))
+        found.append({question.document_id for question in judge.asked})
+    assert found[0] < found[1]
+
+
+def test_the_prompt_shows_examples_and_the_cut_document(corpus, tmp_path):
+    judge = writer(dict.fromkeys(DOCUMENTS, "a query"))
+    generate(GenerateConfig(corpus, document_characters=11), judge, load_query_prompt(), tmp_path / "out")
+    messages = judge.asked[0].messages
+    assert [message["role"] for message in messages] == ["system", *["user", "assistant"] * 3, "user"]
+    assert messages[-1]["content"] == "Text: page number"
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [('user = "no field"', "{document}"), ("examples = 3", "examples"), ("colour = 1", "colour"), ("= x", "TOML")],
+)
+def test_a_faulty_prompt_is_refused(tmp_path, text, says):
+    path = tmp_path / "prompt.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match="to mend") as caught:
+        load_query_prompt(path)
+    assert says in str(caught.value)
+
+
+@pytest.mark.parametrize("setting", [{"documents": 0}, {"per_document": 0}, {"document_characters": 0}, {"seed": -1}])
+def test_numbers_out_of_range_are_refused(corpus, setting):
+    with pytest.raises(InputError, match="to mend"):
+        GenerateConfig(corpus, **setting)
+
+
+def test_a_corpus_that_is_not_there_or_empty(tmp_path):
+    with pytest.raises(InputError, match="no such file"):
+        generate(GenerateConfig(tmp_path / "none.jsonl"), writer({}), load_query_prompt(), tmp_path / "out")
+    (tmp_path / "c.jsonl").write_text('{"_id": "1", "text": " "}\n')
+    with pytest.raises(InputError, match="without text"):
+        generate(GenerateConfig(tmp_path / "c.jsonl"), writer({}), load_query_prompt(), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
