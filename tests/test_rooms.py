@@ -11,7 +11,19 @@ import bixse
 
 SOURCE = Path(bixse.__file__).parent
 NOUNS = {"errors", "relevance"}
-ORDER = "data encoders losses retrieval evaluation grading mining training report studies cli".split()
+ORDER = [
+    "data",
+    "encoders",
+    "losses",
+    "retrieval",
+    "evaluation",
+    "grading",
+    "mining",
+    "training",
+    "report",
+    "studies",
+    "cli",
+]
 """Rooms from the top down; each may import the nouns, itself and what stands before it."""
 ALLOWED = {room: NOUNS | set(ORDER[: position + 1]) for position, room in enumerate(ORDER)}
 ALLOWED["report"] = NOUNS | {"data", "report"}  # results only, as plain data
