@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
     from bixse.grading.judge import Status
 
+CUE_REACH = 200
+"""How many characters before a number a sentence may say that it is the rating."""
 _REASONING_END = re.compile(r"</(?:think|thinking|thought|reasoning)>|\[/THINK\]|<\|channel\|>final<\|message\|>")
 _REASONING_START = re.compile(r"<(?:think|thinking|thought|reasoning)>|\[THINK\]|<\|channel\|>analysis")
 _DECORATION = r"""(?:[\s"'\u201c\u201d\u2018\u2019`*_\#>(\[{$|]|-\s|\\boxed|\\text)*"""
@@ -209,7 +211,9 @@ def _in_prose(text: str, begin: int, mentions: list[_Mention]) -> TextAnswer:
     together = _NUMBERS_TOGETHER.search(text, begin) if mentions else None
     if len(named) > 1 or (named and together):
         return TextAnswer("ambiguous", detail="several options are named")
-    rated = [m for m in mentions if _PROSE_CUE.search(text, begin, m.start) and _ends(text, m)]
+    rated = [
+        m for m in mentions if _PROSE_CUE.search(text, max(begin, m.start - CUE_REACH), m.start) and _ends(text, m)
+    ]
     chosen = [m for m in rated if m.label is not None] or rated
     if chosen:
         return _accepted(text, chosen[0])

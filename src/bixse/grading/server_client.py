@@ -250,7 +250,7 @@ class ServerClient:
             if endpoint is not None:
                 await asyncio.sleep(min(attempt.pause or backoff(number), LONGEST_PROBE_WAIT))
             elif attempt.failure != "overloaded":
-                await asyncio.sleep(backoff(number))
+                await self.pool.sleep(backoff(number))
         return outcome
 
     def stop_if_final(self, outcome: Outcome[Any], but: Sequence[str] = ()) -> None:

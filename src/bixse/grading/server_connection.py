@@ -115,13 +115,15 @@ class Connection:
             async with self._session.request(method, url, data=data, allow_redirects=False) as response:
                 raw = await response.read()
         except aiohttp.ConnectionTimeoutError:
-            return Attempt("unavailable", detail=f"no connection within {self.connect_timeout:g} s")
+            return Attempt("disconnected", detail=f"no connection within {self.connect_timeout:g} s")
         except asyncio.TimeoutError:
             return Attempt("strained", detail=f"no reply within {self.timeout:g} s")
         except aiohttp.ClientConnectorError as error:
-            why = error.os_error.strerror or error.os_error
-            return Attempt("unavailable", detail=self.redact(f"no connection ({why})"))
-        except (aiohttp.ClientError, OSError) as error:
+            why = getattr(getattr(error, "os_error", None), "strerror", None) or type(error).__name__
+            return Attempt("disconnected", detail=self.redact(f"no connection ({why})"))
+        except (aiohttp.ServerDisconnectedError, OSError) as error:
+            return Attempt("disconnected", detail=f"the connection was closed ({type(error).__name__})")
+        except aiohttp.ClientError as error:
             return Attempt("again", detail=f"the connection broke ({type(error).__name__})")
         try:
             content = json.loads(raw)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from bixse.grading.judge import Question
     from bixse.grading.rubrics import Rubric
     from bixse.grading.server_pool import Endpoint
+    from bixse.relevance import GradeScale
 
 TEXT_WIDTH = 200
 """Characters of an answer's text that are kept."""
@@ -113,6 +114,11 @@ class ServerJudge:
     def name(self) -> str:
         """Name of the model."""
         return self._model.name
+
+    @property
+    def scale(self) -> GradeScale:
+        """The rubric's."""
+        return self._rubric.scale
 
     @property
     def form(self) -> RequestForm:

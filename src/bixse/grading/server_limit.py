@@ -25,8 +25,8 @@ class AdaptiveLimit:
     """How many requests one endpoint gets at once: additive increase, multiplicative decrease (as in TCP).
 
     It doubles with every round of answers until the first sign of overload, then grows by one a round. Only requests
-    sent after the last decrease can cause another, so that one burst of refusals counts once. It grows only while all
-    that is allowed is in use.
+    sent after the last decrease can cause another, so that one burst of refusals counts once. It grows only while
+    more than half of what is allowed is in use.
 
     Example:
         >>> limit = AdaptiveLimit(most=64)
@@ -63,9 +63,9 @@ class AdaptiveLimit:
             now: time it came back, by the same clock.
             coped: True: answered; False: a sign of overload (429, 5xx, a time-out); None: says nothing about it.
         """
-        full = self.in_use >= self.allowed
+        used = 2 * self.in_use > self.allowed
         self.in_use -= 1
-        if coped and full:
+        if coped and used:
             self._allowed = min(float(self.most), self._allowed + (1 / self._allowed if self._steady else 1))
         elif coped is False and sent >= self._shrunk:
             self._allowed = max(1.0, self._allowed * SHRINK)

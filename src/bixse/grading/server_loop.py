@@ -17,8 +17,11 @@ if TYPE_CHECKING:
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
+Entry = TypeVar("Entry")
 _Done = tuple[Item, Result | None, Exception | None]
 """An item with its result, or with the error that came instead."""
+LOOK_SECONDS = 1.0
+"""How often a caller who waits for results looks whether there is still somebody to give them."""
 CLOSING_SECONDS = 10.0
 """How long closing waits for what is being cancelled."""
 
@@ -90,7 +93,7 @@ class LoopThread:
                 elif not under_way:
                     return
                 if not ready:
-                    ready.extend(work.done.get())
+                    ready.extend(self._wait(work.done))
                 item, result, error = ready.popleft()
                 under_way -= 1
                 if error is not None:
@@ -103,6 +106,14 @@ class LoopThread:
             if under_way and self.alive:
                 with contextlib.suppress(concurrent.futures.TimeoutError):
                     self.run(work.cancel(), CLOSING_SECONDS)
+
+    def _wait(self, done: queue.SimpleQueue[list[Entry]]) -> list[Entry]:
+        while True:
+            try:
+                return done.get(timeout=LOOK_SECONDS)
+            except queue.Empty:
+                if not self.alive:
+                    raise RuntimeError("the client was closed while it was in use") from None
 
     def close(self) -> None:
         """Stop the loop and wait for its thread."""

@@ -108,8 +108,9 @@ class EndpointPool:
     _waiting: deque[asyncio.Future[Endpoint]] = field(default_factory=deque)
     _looking: set[asyncio.Task[None]] = field(default_factory=set)
     _fatal: BixseError | None = None
-    _alive: float = field(default_factory=time.monotonic)
+    _silent_since: float | None = None
     _last: str = ""
+    _asleep: int = 0
 
     @classmethod
     def of(
@@ -128,8 +129,21 @@ class EndpointPool:
 
     @property
     def room(self) -> int:
-        """Requests that may be under way now, at least 1 so that somebody finds out when a server is back."""
-        return max(1, sum(endpoint.limit.allowed for endpoint in self.endpoints if not endpoint.resting))
+        """Requests that may be under way now.
+
+        At least 1, so that somebody finds out when a server is back; requests that wait for their next try hold no
+        place, up to as many as there can be places.
+        """
+        allowed = sum(endpoint.limit.allowed for endpoint in self.endpoints if not endpoint.resting)
+        return max(1, allowed) + min(self._asleep, sum(endpoint.limit.most for endpoint in self.endpoints))
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait before another try, without a place."""
+        self._asleep += 1
+        try:
+            await asyncio.sleep(seconds)
+        finally:
+            self._asleep -= 1
 
     async def slot(self) -> Endpoint:
         """Wait for an endpoint with room and take a place there; `release` gives it back.
@@ -140,8 +154,6 @@ class EndpointPool:
         """
         if self._fatal is not None:
             raise self._fatal
-        if not self._waiting and not any(endpoint.limit.in_use for endpoint in self.endpoints):
-            self._alive = time.monotonic()  # nobody was asked before
         endpoint = None if self._waiting else self._open()
         if endpoint is not None:
             endpoint.limit.begin()
@@ -175,16 +187,16 @@ class EndpointPool:
             detail: what it said, for people.
         """
         now = time.monotonic()
-        coped = None if failure == "again" else failure not in PASSING
+        coped = None if failure in ("again", "disconnected") else failure not in PASSING
         endpoint.limit.end(sent, now, coped)
         if coped:
             endpoint.failures = endpoint.refusals = endpoint.rests = 0
-            self._alive = now
+            self._silent_since = None
         else:
-            self._last = detail
+            self._failed(now, detail)
             if failure == "overloaded" or (failure == "unavailable" and pause is not None):
                 self._pause(endpoint, sent, now, pause)
-            elif failure == "unavailable":
+            elif failure in ("unavailable", "disconnected"):
                 endpoint.failures += 1
                 if endpoint.failures >= FAILURES_TO_REST:
                     self.rest(endpoint)
@@ -248,9 +260,15 @@ class EndpointPool:
         endpoint.open_from = max(endpoint.open_from, now + asked)
         asyncio.get_running_loop().call_later(asked + 0.001, self._wake)
 
+    def _failed(self, now: float, detail: str) -> None:
+        """Note a failure, for the patience."""
+        self._last = detail or self._last
+        if self._silent_since is None:
+            self._silent_since = now
+
     def _give_up(self, now: float) -> None:
         """Stop where nobody has answered, or will be asked again, within the patience."""
-        silent = now - self._alive
+        silent = now - (self._silent_since if self._silent_since is not None else now)
         wait = min((endpoint.open_from for endpoint in self.endpoints if not endpoint.resting), default=now) - now
         if max(silent, wait) <= self.patience:
             return
@@ -279,7 +297,9 @@ class EndpointPool:
                 return
             if back:
                 log.warning("%s answers again", endpoint.address.api)
-                endpoint.resting, endpoint.failures, self._alive = False, 0, time.monotonic()
+                endpoint.resting, endpoint.failures, self._silent_since = False, 0, None
                 self._wake()
                 return
-            self._give_up(time.monotonic())
+            now = time.monotonic()
+            self._failed(now, "")
+            self._give_up(now)

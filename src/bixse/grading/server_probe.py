@@ -207,19 +207,20 @@ class Probe:
             self._labels,
             self._max_tokens or ANSWER_TOKENS,
             logprobs="none",
-            samples=self._samples if drawn else 0,
+            samples=1 if drawn else 0,
             seeded=drawn,
             temperature=1.0 if drawn else 0.0,
         )
-        if drawn and self._samples > 1:
-            together = await self._reply(form, 0, optional=True)
-            if together.value is None or len(together.value.choices) < self._samples:
-                form = replace(form, samples=1)
         form, reply = await self._settle(form)
-        quiet, reading = await self._without_thinking(form, reply)
+        form, reading = await self._without_thinking(form, reply)
+        if drawn and self._samples > 1:
+            together = replace(form, samples=self._samples)
+            outcome = await self._reply(together, 0, optional=True)
+            if outcome.value is not None and len(outcome.value.choices) == self._samples:
+                return together
         if reading.status != "graded" and not drawn:
             raise self._unanswered(reading, reply)
-        return quiet
+        return form
 
     async def _finish(self, form: RequestForm) -> Finding:
         """Ask both known questions in the final form; write more than one token where one is not enough."""

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 Failure = Literal[
     "overloaded",
     "unavailable",
+    "disconnected",
     "strained",
     "again",
     "unauthorised",
@@ -27,12 +28,13 @@ Failure = Literal[
 ]
 """Why a request has no answer.
 
-overloaded: ask later; unavailable: nobody there; strained: an error of the server or a time-out; again: this try broke;
-the others are final: a key that does not count, an account without money, a model that is not there, a prompt that does
-not fit, a content filter, no probabilities, a request the server does not take.
+overloaded: ask later; unavailable: a gateway says that nobody is there; disconnected: no connection, or it was closed;
+strained: an error of the server or a time-out; again: this try broke. The others are final: a key that does not count,
+an account without money, a model that is not there, a prompt that does not fit, a content filter, no probabilities, a
+request the server does not take.
 """
 
-PASSING: tuple[Failure, ...] = ("overloaded", "unavailable", "strained", "again")
+PASSING: tuple[Failure, ...] = ("overloaded", "unavailable", "disconnected", "strained", "again")
 """Failures after which another try makes sense."""
 
 _TOO_LONG = re.compile(

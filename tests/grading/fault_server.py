@@ -1,0 +1,489 @@
+"""A real HTTP server in a process of its own that speaks every dialect of chat servers, and breaks as they do.
+
+Tests describe a scenario and get its address. What a question is to be answered with, and how often its requests break
+before, is planted in the question's document as `plan={...}`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import random
+import re
+import subprocess
+import sys
+import urllib.request
+from collections import Counter, defaultdict
+from contextlib import contextmanager
+from dataclasses import dataclass
+from email.utils import formatdate
+from pathlib import Path
+from time import time
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from aiohttp import web
+
+LABELS = ["0", "1", "2", "3"]
+FILLERS = ["The", "A", "I", "This", "It", "Based", "Score", "**", "\n", "To", "We", "Here", "Sure", "You", "In", "As"]
+BARE_SHARE = 0.9
+"""Of an option's probability, how much goes to the token without a space."""
+PLAN = re.compile(r"plan=(\{.*\})", re.DOTALL)
+
+
+def planted(identifier: str, probabilities: list[float], faults: list[str] | None = None, end: str = "") -> str:
+    """A document that tells the server how to answer."""
+    plan = {"id": identifier, "p": probabilities, "faults": faults or [], "end": end}
+    return f"a document. plan={json.dumps(plan)}"
+
+
+def alternatives(plan: dict[str, Any]) -> dict[str, float]:
+    """Token -> probability at the answer position."""
+    found: dict[str, float] = {}
+    for label, share in zip(plan.get("labels", LABELS), plan["p"], strict=True):
+        if share > 0:
+            found[label], found[f" {label}"] = share * BARE_SHARE, share * (1 - BARE_SHARE)
+    rest = max(0.0, 1.0 - sum(found.values()))
+    weights = [2.0**-position for position in range(1, len(FILLERS) + 1)]
+    for token, weight in zip(FILLERS, weights, strict=True):
+        if rest > 0:
+            found[token] = rest * weight
+    return found
+
+
+TRIES: defaultdict[str, Counter[str]] = defaultdict(Counter)
+"""Tries of each planted document; endpoints of one group count together."""
+
+
+class Scenario:
+    """One pretended server."""
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        self.settings = settings
+        self.tries = TRIES[self.get("group") or str(id(self))]
+        self.counts: Counter[str] = Counter()
+        self.in_flight = self.most_in_flight = 0
+        self.recent: list[int] = []
+        self.bodies: list[dict[str, Any]] = []
+        self.admitted = self.second = 0
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return self.settings.get(name, default)
+
+    def admit(self, now: float) -> bool:
+        """Whether there is a request left in this second."""
+        if int(now) != self.second:
+            self.second, self.admitted = int(now), 0
+        self.admitted += 1
+        return self.admitted <= int(self.settings["each_second"])
+
+    # --- what is answered -------------------------------------------------------------------------------------------
+
+    def plan(self, body: dict[str, Any]) -> dict[str, Any]:
+        text = body["messages"][-1]["content"]
+        labels = self.get("labels", LABELS)
+        match = PLAN.search(text)
+        if match:
+            return {"labels": labels, **json.loads(match[1])}
+        right = "Paris is the capital" in text
+        shares = [0.02] * (len(labels) - 1)
+        shares = [*shares, self.get("known", 0.9)] if right else [self.get("known", 0.9), *shares]
+        return {"id": "known", "p": shares, "faults": [], "end": self.get("known_end", ""), "labels": labels}
+
+    def tokens(self, plan: dict[str, Any], body: dict[str, Any], index: int = 0) -> list[tuple[str, dict[str, float]]]:
+        """Tokens to write, each with the alternatives of its place."""
+        labels = plan["labels"]
+        options = alternatives(plan)
+        allowed = self.allowed(body)
+        if allowed is not None:
+            best = max(allowed, key=lambda label: options.get(label, 0.0))
+            if best in labels:
+                return [(best, options)]
+            return [(best[:3], {best[:3]: 1e-6, **options}), (best[3:], {best[3:]: 0.9, "x": 0.1})]
+        best = max(labels, key=lambda label: options.get(label, 0.0))
+        if body.get("temperature"):
+            draw = random.Random(f"{plan['id']} {body.get('seed')} {index}")
+            best = draw.choices([*labels, "hmm"], [*plan["p"], max(0.0, 1 - sum(plan["p"]))])[0]
+        plain = lambda text: [(token, {token: 0.9, "x": 0.05}) for token in re.findall(r"\s?[^\s]+|\s+$", text)]  # noqa: E731
+        end = plan["end"]
+        if end == "none":
+            return plain("I have read the passage with care.")
+        if end == "refuse":
+            return plain("I'm sorry, I can't help with that.")
+        if end == "ambiguous":
+            return plain("On a scale of 0 to 3, I would rate this passage a 1.")
+        if end == "off":
+            return [("7", {"7": 0.8, "3": 0.1})]
+        prefix = self.get("prefix", "")
+        before = plain(prefix) if prefix else []
+        if end == "think" or (self.get("thinking") == "tags" and not self.thinking_off(body)):
+            thought = [
+                ("<think>", {"<think>": 0.99, "3": 0.001}),
+                *plain("0 or 1 or 2?"),
+                ("</think>", {"</think>": 0.9, "x": 0.1}),
+            ]
+            return [*thought, ("\n\n", {"\n\n": 0.99, "\n": 0.01}), *before, (best, options)]
+        if self.get("thinking") == "separate" and not self.thinking_off(body):
+            return [*plain("Let me think about 3 things."), (best, options)]
+        written = [(best, options)]
+        if best in self.get("split_labels", []):
+            seen = {token: share for token, share in options.items() if token.strip() != best}
+            written = [(best[0], {**seen, best[0]: 0.5}), (best[1:], {best[1:]: 0.9, "x": 0.1})]
+        return [*before, *written, *plain(self.get("suffix", ""))]
+
+    def thinking_off(self, body: dict[str, Any]) -> bool:
+        off = (body.get("chat_template_kwargs") or {}).get("enable_thinking") is False
+        return off and self.get("thinking_switch", True)
+
+    def allowed(self, body: dict[str, Any]) -> list[str] | None:
+        kind = self.get("constraint")
+        given = body.get(kind) if kind else None
+        if given is None:
+            return None
+        if kind == "structured_outputs":
+            return list(given["choice"])
+        if kind == "guided_choice":
+            return list(given)
+        return re.findall(r'"([^"]+)"', given) if kind == "grammar" else given.strip("()").split("|")
+
+    # --- how it is written ------------------------------------------------------------------------------------------
+
+    def reply(self, body: dict[str, Any], plan: dict[str, Any]) -> dict[str, Any]:
+        count = min(body.get("n", 1), self.get("most_n", 100))
+        if self.get("ignores_n"):
+            count = 1
+        choices, native, written_total = [], None, 0
+        for index in range(count):
+            tokens = self.tokens(plan, body, index)
+            limit = body.get("max_completion_tokens", body.get("max_tokens", 1000))
+            finish = "length" if len(tokens) > limit else "stop"
+            tokens = tokens[:limit]
+            written_total += len(tokens)
+            text = "".join(token for token, _ in tokens)
+            reasoning = None
+            if self.get("thinking") == "separate" and not self.thinking_off(body) and plan["end"] == "":
+                reasoning, text = ("".join(token for token, _ in tokens[:-1]), tokens[-1][0])
+                if finish == "length":
+                    reasoning, text = reasoning + text, ""
+            if plan["end"] == "filter":
+                finish = "content_filter"
+            message: dict[str, Any] = {"role": "assistant", "content": text}
+            if reasoning is not None:
+                message["reasoning_content"] = reasoning
+            if plan["end"] == "message-refusal":
+                message |= {"content": None, "refusal": "I will not judge this."}
+            logprobs, native = self.logprobs(body, plan, tokens)
+            choice = {"index": index, "message": message, "finish_reason": finish}
+            if logprobs is not None or self.get("dialect") == "null":
+                choice["logprobs"] = logprobs
+            choices.append(choice)
+        usage = {
+            "prompt_tokens": 50,
+            "completion_tokens": written_total,
+            "prompt_tokens_details": {"cached_tokens": 40},
+        }
+        found = {"id": "x", "model": body.get("model"), "choices": choices, "usage": usage}
+        return found | ({"completion_probabilities": native} if native is not None else {})
+
+    def logprobs(
+        self, body: dict[str, Any], plan: dict[str, Any], tokens: list[tuple[str, dict[str, float]]]
+    ) -> tuple[Any, Any]:
+        dialect, end = self.get("dialect", "openai"), plan["end"]
+        asked = {"together": isinstance(body.get("logprobs"), int) and body.get("logprobs") is not True}
+        asked |= {"llama-middle": "n_probs" in body, "llama-old": "n_probs" in body}
+        if not asked.get(dialect, body.get("logprobs") is True) or dialect in ("ignore", "null") or end == "null":
+            return None, None
+        top = body.get("n_probs", body.get("top_logprobs", body.get("logprobs") if dialect == "together" else 0))
+        top = min(int(top), self.get("gives_top", 10**6))
+        ids = body.get("logprob_token_ids") if self.get("token_ids") else None
+        rows = []
+        for token, options in tokens:
+            ranked = sorted(options.items(), key=lambda entry: -entry[1])[:top]
+            if ids:
+                ranked = [(word, options.get(word, 1e-9)) for word in dict.fromkeys([token, *map(self.word, ids)])]
+            if dialect == "zeros":
+                listed = [(word, 0.0) for word, _ in ranked]
+            elif dialect == "minus" or end == "9999":
+                listed = [(word, 0.0 if word == token else -9999.0) for word, _ in ranked]
+            else:
+                listed = [(word, math.log(share)) for word, share in ranked]
+            own = dict(listed).get(token, math.log(options.get(token, 1e-9)))
+            rows.append((token, own, listed))
+        if dialect == "legacy" or dialect == "together":
+            tops = [dict(listed) for _, _, listed in rows]
+            return {"tokens": [r[0] for r in rows], "token_logprobs": [r[1] for r in rows], "top_logprobs": tops}, None
+        if dialect == "llama-middle":
+            entry = lambda word, value: {"id": 1, "token": word, "bytes": [], "logprob": value}  # noqa: E731
+            return None, [
+                {**entry(t, own), "top_logprobs": [entry(*pair) for pair in listed]} for t, own, listed in rows
+            ]
+        if dialect == "llama-old":
+            probs = lambda listed: [{"tok_str": word, "prob": math.exp(value)} for word, value in listed]  # noqa: E731
+            return None, [{"content": t, "probs": probs(listed)} for t, _, listed in rows]
+        if dialect == "dict":
+            return {
+                "content": [{"token": t, "logprob": own, "top_logprobs": dict(listed)} for t, own, listed in rows]
+            }, None
+        marked = (lambda word: word.replace(" ", "Ġ")) if dialect == "marks" else (lambda word: word)
+        return {
+            "content": [
+                {
+                    "token": marked(t),
+                    "logprob": own,
+                    "bytes": list(t.encode()),
+                    "top_logprobs": [{"token": marked(w), "logprob": v, "bytes": list(w.encode())} for w, v in listed],
+                }
+                for t, own, listed in rows
+            ]
+        }, None
+
+    # --- the tokenizer ----------------------------------------------------------------------------------------------
+
+    def cut(self, text: str) -> list[int]:
+        labels = self.get("labels", LABELS)
+        whole = [word for label in labels for word in (label, f" {label}")]
+        split = self.get("split_labels", [])
+        return [whole.index(text)] if text in whole and text.strip() not in split else [1000 + ord(c) for c in text]
+
+    def word(self, identifier: int) -> str:
+        labels = self.get("labels", LABELS)
+        return [word for label in labels for word in (label, f" {label}")][identifier]
+
+    # --- what is refused --------------------------------------------------------------------------------------------
+
+    def refusal(self, body: dict[str, Any], headers: Any) -> tuple[int, Any] | None:
+        key = self.get("key")
+        if key and headers.get("Authorization") != f"Bearer {key}":
+            told = headers.get("Authorization", "nothing") if self.get("echo_key") else "a wrong key"
+            return self.get("key_status", 401), {"error": {"message": f"Incorrect API key provided: {told}"}}
+        if body.get("model") not in self.get("models", ["judge-model"]) and not self.get("any_model"):
+            return 404, {"error": {"message": f"The model `{body.get('model')}` does not exist.", "code": 404}}
+        if not self.get("system", True) and body["messages"][0]["role"] == "system":
+            return self.get("system_status", 400), {
+                "error": {"message": self.get("system_says", "System role not supported")}
+            }
+        if self.get("no_logprobs") and ("logprobs" in body or "n_probs" in body):
+            return 400, {"error": {"message": "Logprobs is not supported for this model."}}
+        if isinstance(body.get("top_logprobs"), int) and body["top_logprobs"] > self.get("most_top", 10**6):
+            return 400, {"error": {"message": f"top_logprobs must be at most {self.get('most_top')}"}}
+        if self.get("dialect") == "together" and body.get("logprobs") is True:
+            return 422, {"detail": "logprobs: Input should be a valid integer"}
+        if self.get("limit_name") and "max_tokens" in body:
+            return 400, {
+                "error": {"message": "Unsupported parameter: 'max_tokens'. Use 'max_completion_tokens' instead."}
+            }
+        if "temperature" in body and self.get("no_temperature"):
+            return 400, {"error": {"message": "Unsupported value: 'temperature' does not support 0 with this model."}}
+        if "seed" in body and self.get("no_seed"):
+            return 422, {"object": "error", "message": "Extra inputs are not permitted: seed"}
+        if body.get("n", 1) > self.get("most_n", 100):
+            return 400, {
+                "error": {
+                    "code": 400,
+                    "message": f"Field 'n': Value must be between 1 <= value <= 2, but got {body['n']}",
+                }
+            }
+        if "chat_template_kwargs" in body and self.get("no_template_kwargs"):
+            return 400, {"error": "chat_template_kwargs is not supported by this tokenizer"}
+        if len(body["messages"][-1]["content"]) > self.get("context", 10**9):
+            told = "This model's maximum context length is 2048 tokens. However, you requested 9000 tokens."
+            return 400, {"object": "error", "message": told, "type": "BadRequestError"}
+        return None
+
+    def stats(self) -> dict[str, Any]:
+        return {"counts": dict(self.counts), "most_in_flight": self.most_in_flight, "in_flight": self.in_flight,
+                "recent": self.recent, "bodies": self.bodies}  # fmt: skip
+
+
+def application() -> web.Application:
+    from aiohttp import web
+
+    scenarios: dict[str, Scenario] = {}
+
+    async def make(request: web.Request) -> web.Response:
+        name = f"s{len(scenarios)}"
+        scenarios[name] = Scenario(await request.json())
+        return web.json_response({"name": name})
+
+    async def change(request: web.Request) -> web.Response:
+        scenarios[request.match_info["name"]].settings |= await request.json()
+        return web.json_response({})
+
+    async def stats(request: web.Request) -> web.Response:
+        return web.json_response(scenarios[request.match_info["name"]].stats())
+
+    def drop(request: web.Request) -> web.Response:
+        assert request.transport is not None
+        request.transport.abort()
+        return web.Response()
+
+    async def models(request: web.Request) -> web.Response:
+        scenario = scenarios[request.match_info["name"]]
+        scenario.counts["models"] += 1
+        if scenario.get("down"):
+            return drop(request) if scenario.get("down") == "dead" else web.json_response({"error": "down"}, status=503)
+        if scenario.get("no_list"):
+            return web.json_response({"detail": "Not Found"}, status=404)
+        owner = scenario.get("owned_by", "someone")
+        data = [{"id": name, "object": "model", "owned_by": owner} for name in scenario.get("models", ["judge-model"])]
+        return web.json_response({"object": "list", "data": data})
+
+    async def tokenize(request: web.Request) -> web.Response:
+        scenario = scenarios[request.match_info["name"]]
+        body = await request.json()
+        if not scenario.get("tokenizer"):
+            return web.json_response({"detail": "Not Found"}, status=404)
+        if "messages" in body:
+            ids = [1, *scenario.cut("".join(message["content"] for message in body["messages"])), 2]
+        else:
+            ids = scenario.cut(body["prompt"])
+        return web.json_response({"count": len(ids), "max_model_len": 4096, "tokens": ids})
+
+    async def chat(request: web.Request) -> web.StreamResponse:
+        scenario = scenarios[request.match_info["name"]]
+        body = json.loads(await request.read())
+        scenario.counts["chat"] += 1
+        if len(scenario.bodies) < 40:
+            scenario.bodies.append(body)
+        if scenario.get("down"):
+            return drop(request) if scenario.get("down") == "dead" else web.json_response({"error": "down"}, status=503)
+        if scenario.in_flight >= scenario.get("capacity", 10**6):
+            scenario.counts["over capacity"] += 1
+            after = scenario.get("retry_after")
+            return web.json_response({"error": {"message": "too many requests"}}, status=429,
+                                     headers={"Retry-After": str(after)} if after is not None else {})  # fmt: skip
+        if scenario.get("each_second") and not scenario.admit(time()):
+            scenario.counts["too often"] += 1
+            return web.json_response({"error": {"message": "rate limit"}}, status=429)
+        refusal = scenario.refusal(body, request.headers)
+        if refusal is not None:
+            scenario.counts[f"refused {refusal[0]}"] += 1
+            return web.json_response(refusal[1], status=refusal[0])
+        scenario.in_flight += 1
+        scenario.most_in_flight = max(scenario.most_in_flight, scenario.in_flight)
+        scenario.recent.append(scenario.in_flight)
+        del scenario.recent[:-1000]
+        try:
+            plan = scenario.plan(body)
+            number = scenario.tries[plan["id"]]
+            scenario.tries[plan["id"]] += 1
+            fault = plan["faults"][number] if number < len(plan["faults"]) else ""
+            return await answer(request, scenario, body, plan, fault)
+        finally:
+            scenario.in_flight -= 1
+
+    async def answer(
+        request: web.Request, scenario: Scenario, body: dict[str, Any], plan: dict[str, Any], fault: str
+    ) -> web.StreamResponse:
+        if scenario.get("delay"):
+            await asyncio.sleep(scenario.get("delay"))
+        if fault:
+            scenario.counts[fault] += 1
+        if fault.startswith("429"):
+            headers = {"429": {"Retry-After": "0.05"}, "429-date": {"Retry-After": formatdate(time(), usegmt=True)}}
+            return web.json_response({"error": "slow down"}, status=429, headers=headers.get(fault, {}))
+        if fault in ("500", "502", "503", "529"):
+            return web.Response(status=int(fault), text="<html>broken</html>")
+        if fault == "reset":
+            return drop(request)
+        if fault == "stall":
+            await asyncio.sleep(60)
+        if fault == "garbage":
+            return web.Response(text="{not json", content_type="application/json")
+        if fault == "empty":
+            return web.json_response({"id": "x", "choices": []})
+        if fault == "null-choices":
+            return web.json_response({"id": "x", "choices": None})
+        if fault == "error-200":
+            return web.json_response({"error": {"message": "provider is overloaded", "code": 429}})
+        if plan["end"] == "no-logprobs":
+            return web.json_response({"error": {"message": "logprobs is not supported with this model"}}, status=400)
+        if plan["end"] == "too-long":
+            return web.json_response({"error": {"message": "request exceeds the available context size"}}, status=400)
+        if plan["end"] == "odd-400":
+            return web.json_response({"error": {"message": "I do not like this one"}}, status=400)
+        data = json.dumps(scenario.reply(body, plan)).encode()
+        if fault == "half":
+            response = web.StreamResponse(
+                headers={"Content-Type": "application/json", "Content-Length": str(len(data))}
+            )
+            await response.prepare(request)
+            await response.write(data[: len(data) // 2])
+            return drop_after(request, response)
+        return web.Response(body=data, content_type="application/json")
+
+    def drop_after(request: web.Request, response: web.StreamResponse) -> web.StreamResponse:
+        assert request.transport is not None
+        request.transport.close()
+        return response
+
+    app = web.Application(client_max_size=10**8)
+    app.add_routes(
+        [
+            web.post("/_scenario", make),
+            web.post("/_scenario/{name}", change),
+            web.get("/_stats/{name}", stats),
+            web.get("/{name}/v1/models", models),
+            web.post("/{name}/v1/chat/completions", chat),
+            web.post("/{name}/tokenize", tokenize),
+        ]
+    )
+    return app
+
+
+@dataclass
+class FaultServer:
+    """The running process, as tests see it."""
+
+    base: str
+
+    def scenario(self, **settings: Any) -> str:
+        """Start a pretended server; returns its address."""
+        return f"{self.base}/{self._post('/_scenario', settings)['name']}"
+
+    def change(self, address: str, **settings: Any) -> None:
+        self._post(f"/_scenario/{address.rsplit('/', 1)[1]}", settings)
+
+    def stats(self, address: str) -> dict[str, Any]:
+        with urllib.request.urlopen(f"{self.base}/_stats/{address.rsplit('/', 1)[1]}", timeout=10) as response:
+            found: dict[str, Any] = json.load(response)
+            return found
+
+    def _post(self, path: str, content: Any) -> Any:
+        request = urllib.request.Request(self.base + path, json.dumps(content).encode())
+        with urllib.request.urlopen(request, timeout=10) as response:
+            return json.load(response)
+
+
+@contextmanager
+def fault_server() -> Iterator[FaultServer]:
+    """Start the process and stop it at the end."""
+    process = subprocess.Popen(
+        [sys.executable, str(Path(__file__).resolve())], stdout=subprocess.PIPE, text=True, env=None
+    )
+    try:
+        assert process.stdout is not None
+        yield FaultServer(process.stdout.readline().strip())
+    finally:
+        process.terminate()
+        process.wait(10)
+
+
+async def main() -> None:
+    from aiohttp import web
+
+    runner = web.AppRunner(application(), access_log=None)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0, backlog=1024)
+    await site.start()
+    host, port = runner.addresses[0][:2]
+    sys.stdout.write(f"http://{host}:{port}\n")
+    sys.stdout.flush()
+    await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

@@ -1,0 +1,83 @@
+"""A real server: llama.cpp with SmolLM2-135M-Instruct grades pairs about Python functions over HTTP."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from llama_server import CONTEXT, llama_server, missing
+
+from bixse.errors import InputError
+from bixse.grading.judge import Question
+from bixse.grading.rubrics import Rubric, load_rubric
+from bixse.grading.server_client import ServerClient
+from bixse.grading.server_judge import ServerJudge
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(missing()), reason=missing() or "can run")]
+
+DOCUMENTS = {
+    "shutil.copy": "shutil.copy(src, dst): Copy the file src to the file or directory dst.",
+    "os.listdir": "os.listdir(path): Return a list of the names of the entries in the directory.",
+    "json.loads": "json.loads(s): Deserialize s, a str holding a JSON document, to a Python object.",
+    "time.sleep": "time.sleep(secs): Suspend execution of the calling thread for the given number of seconds.",
+}
+QUERIES = ["how do I copy a file", "wait for two seconds", "names of the files in a folder"]
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    with llama_server() as running:
+        yield running
+
+
+def question(query: str, name: str, document: str, rubric: Rubric) -> Question:
+    return Question(query, name, query, document, messages=rubric.orders[0].messages(query, document))
+
+
+def test_a_real_server_grades_every_pair(address: str) -> None:
+    rubric = load_rubric("trec-dl-0-3")
+    questions = [question(query, name, text, rubric) for query in QUERIES for name, text in DOCUMENTS.items()]
+    with ServerJudge([address], rubric, timeout=300) as judge:
+        assert judge.name.startswith("SmolLM2-135M-Instruct")
+        assert judge.identity["server"] == "llama.cpp"
+        # Left alone this model writes a sentence, so the options are the only thing it may write; the probabilities
+        # are those it had before, and the options are far down, so many alternatives are asked for.
+        assert judge.identity["mode"] == "constrained"
+        assert judge.identity["parameters"]["top_logprobs"] == 1000
+        assert any("rest on little" in warning for warning in judge.warnings)
+        counts = judge.count_tokens(questions)
+        answers = {(asked.query_id, asked.document_id): answer for asked, answer in judge.answers(questions)}
+    assert len(answers) == len(questions) == 12
+    assert counts is not None
+    for count, asked in zip(counts, questions, strict=True):
+        answer = answers[asked.query_id, asked.document_id]
+        assert (answer.status, answer.mode, answer.judge) == ("graded", "constrained", judge.name)
+        assert answer.text in rubric.labels
+        probabilities = np.array(answer.probabilities)
+        assert (probabilities > 0).all() and 0 < answer.mass < 0.5
+        assert answer.grade == pytest.approx(np.average(rubric.values, weights=probabilities))
+        assert answer.low is not None and answer.high is not None and answer.grade is not None
+        assert answer.low <= answer.grade <= answer.high < answer.low + 0.05
+        assert (answer.usage.prompt, answer.usage.completion) == (count, 1)  # its tokenizer counts as it does
+
+
+def test_what_does_not_fit_and_what_it_cannot_do(address: str) -> None:
+    rubric = load_rubric("binary-0-1")
+    with ServerJudge([address], rubric, timeout=300) as judge:
+        [(_, answer)] = judge.answers([question("copy", "long", "word " * 2 * CONTEXT, rubric)])
+        assert (answer.status, answer.grade) == ("too-long", None)
+    with pytest.raises(InputError, match="--mode constrained"):
+        ServerJudge([address], rubric, mode="token-ids", timeout=300)
+
+
+def test_plain_texts(address: str) -> None:
+    body = {"messages": [{"role": "user", "content": "Name a colour."}], "max_tokens": 5, "temperature": 0}
+    with ServerClient([address], timeout=300) as client:
+        found = list(client.complete((number, body) for number in range(3)))
+    assert sorted(completion.id for completion in found) == [0, 1, 2]
+    assert all(completion.text and completion.usage.completion == 5 for completion in found)
+    assert {completion.finish_reason for completion in found} == {"length"}

@@ -1,0 +1,308 @@
+"""Replies and requests of every dialect, without a network."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from bixse.grading.judge import Usage
+from bixse.grading.server_answer import read_choices, read_position
+from bixse.grading.server_reply import Choice, Position, classify_failure, error_message, parse_reply
+from bixse.grading.server_request import RequestForm, next_logprobs, request_body, simpler_form
+
+LABELS = ("0", "1", "2", "3")
+FORM = RequestForm("m", "top-logprobs", LABELS)
+MESSAGES = [{"role": "system", "content": "judge"}, {"role": "user", "content": "q and d"}]
+TOP = {"2": math.log(0.5), " 2": math.log(0.1), "3": math.log(0.2), "No": math.log(0.05)}
+
+
+def chat(logprobs: Any, text: str | None = "2", **more: Any) -> dict[str, Any]:
+    choice = {"message": {"content": text}, "finish_reason": "stop", "logprobs": logprobs} | more
+    return {"choices": [choice], "model": "m"}
+
+
+def listed(values: dict[str, float]) -> list[dict[str, Any]]:
+    return [{"token": token, "logprob": value, "bytes": None} for token, value in values.items()]
+
+
+DIALECTS: dict[str, dict[str, Any]] = {
+    "openai": chat({"content": [{"token": "2", "logprob": TOP["2"], "top_logprobs": listed(TOP)}]}),
+    "a dictionary of alternatives": chat({"content": [{"token": "2", "logprob": TOP["2"], "top_logprobs": TOP}]}),
+    "completions": chat({"tokens": ["2"], "token_logprobs": [TOP["2"]], "top_logprobs": [TOP]}),
+    "completions, text": {
+        "choices": [{"text": "2", "logprobs": {"tokens": ["2"], "token_logprobs": [TOP["2"]], "top_logprobs": [TOP]}}]
+    },
+    "marks for spaces": chat(
+        {
+            "content": [
+                {
+                    "token": "2",
+                    "logprob": TOP["2"],
+                    "top_logprobs": listed({k.replace(" ", "Ġ"): v for k, v in TOP.items()}),
+                }
+            ]
+        }
+    ),
+    "llama.cpp": {
+        "content": "2",
+        "completion_probabilities": [{"id": 1, "token": "2", "logprob": TOP["2"], "top_logprobs": listed(TOP)}],
+    },
+    "llama.cpp, after sampling": {
+        "content": "2",
+        "completion_probabilities": [
+            {"token": "2", "prob": 0.5, "top_probs": [{"token": k, "prob": math.exp(v)} for k, v in TOP.items()]}
+        ],
+    },
+    "llama.cpp, old": {
+        "content": "2",
+        "completion_probabilities": [
+            {"content": "2", "probs": [{"tok_str": k, "prob": math.exp(v)} for k, v in TOP.items()]}
+        ],
+    },
+    "llama.cpp, old, in a chat": {
+        "choices": [{"message": {"content": "2"}, "finish_reason": "stop"}],
+        "completion_probabilities": [
+            {"content": "2", "probs": [{"tok_str": k, "prob": math.exp(v)} for k, v in TOP.items()]}
+        ],
+    },
+}
+
+
+@pytest.mark.parametrize("name", DIALECTS)
+def test_every_dialect_gives_the_same_probabilities(name: str) -> None:
+    reading = read_choices(parse_reply(DIALECTS[name]).choices, FORM, LABELS)
+    assert reading.status == "graded"
+    assert reading.options is not None
+    assert reading.options.probabilities == pytest.approx((0.0, 0.0, 0.6, 0.2))
+    assert reading.options.unseen == pytest.approx(0.15)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [None, [], "text", 3, {}, {"choices": []}, {"choices": None}, {"choices": [None]}, {"choices": [{}]},
+     {"choices": [{"message": None}]}],
+)  # fmt: skip
+def test_what_is_no_reply_is_refused(content: Any) -> None:
+    with pytest.raises(ValueError):
+        parse_reply(content)
+
+
+@pytest.mark.parametrize(
+    "logprobs",
+    [
+        None,
+        {},
+        {"content": None},
+        {"content": []},
+        {"tokens": None},
+        {"content": [None]},
+        {"content": [{"token": "2"}]},
+        {"content": [{"token": "2", "logprob": None, "top_logprobs": None}]},
+        {"content": [{"token": "2", "logprob": "x", "top_logprobs": [{"token": "3", "logprob": "y"}]}]},
+        {"content": [{"token": "2", "logprob": 0.0, "top_logprobs": [{"token": "3", "logprob": -9999.0}]}]},
+        {"content": [{"token": "2", "logprob": 0.0, "top_logprobs": listed(dict.fromkeys("2310", 0.0))}]},
+        {"content": [{"token": "2", "logprob": -9999.0, "top_logprobs": listed(dict.fromkeys("2310", -9999.0))}]},
+        {"content": [{"token": "2", "logprob": 0.0, "top_logprobs": listed({"2": 0.0})}]},
+        {"content": [{"token": "2", "logprob": -0.1, "top_logprobs": listed({"2": 1.2, "3": -3.0})}]},
+        {"content": [{"token": "2", "logprob": math.nan, "top_logprobs": listed({"2": math.nan, "3": -3.0})}]},
+        {"content": [{"token": "2.", "logprob": -0.1, "top_logprobs": listed({"2.": -0.1, "3": -3.0})}]},
+    ],
+)
+def test_what_are_no_probabilities_are_none(logprobs: Any) -> None:
+    reading = read_choices(parse_reply(chat(logprobs)).choices, FORM, LABELS)
+    assert (reading.status, reading.options) == ("no-probabilities", None)
+
+
+def test_tokens_asked_for_by_id_must_all_come() -> None:
+    form = RequestForm("m", "token-ids", LABELS, token_ids=(1, 2, 3, 4, 5))
+    few = Position("2", (("2", -0.5), ("3", -2.0)))
+    all_five = Position("2", (("2", -0.5), ("3", -2.0), ("1", -9.0), ("0", -12.0), (" 2", -3.0)))
+    assert read_position(few, form, LABELS) is None
+    found = read_position(all_five, form, LABELS)
+    assert found is not None
+    assert found.hidden == ()
+    assert found.probabilities[2] == pytest.approx(math.exp(-0.5) + math.exp(-3.0))
+
+
+def test_a_constrained_token_below_the_listed_ones_bounds_only_what_could_be_written() -> None:
+    form = RequestForm("m", "constrained", LABELS, constraint="grammar")
+    entry = {"token": "1", "logprob": -8.0, "top_logprobs": listed({"The": -0.5, "A": -3.0})}
+    position = parse_reply(chat({"content": [entry]}, text="1")).choices[0].positions[0]
+    found = read_position(position, form, LABELS)
+    assert found is not None
+    assert found.probabilities == pytest.approx((0.0, math.exp(-8.0), 0.0, 0.0))
+    assert found.hidden[0] == pytest.approx(math.exp(-8.0) + math.exp(-3.0))  # "0" and " 0"
+    assert found.hidden[1] == pytest.approx(math.exp(-3.0))  # " 1"
+
+
+def test_texts_of_every_shape() -> None:
+    parts = chat(None, text=[{"type": "text", "text": "2"}, {"type": "text", "text": "!"}])  # type: ignore[arg-type]
+    assert parse_reply(parts).choices[0].text == "2!"
+    assert parse_reply(chat(None, text=None)).choices[0].text == ""
+    refused = {"choices": [{"message": {"content": None, "refusal": "no"}, "finish_reason": "stop"}]}
+    assert parse_reply(refused).choices[0].refusal == "no"
+    reasoned = {"choices": [{"message": {"content": "2", "reasoning_content": "3?"}, "finish_reason": None}]}
+    assert parse_reply(reasoned).choices[0] == Choice("2", "stop", reasoned=True)
+
+
+@pytest.mark.parametrize(
+    ("content", "usage"),
+    [
+        ({"usage": {"prompt_tokens": 9, "completion_tokens": 2}}, Usage(9, 0, 2, 0)),
+        (
+            {
+                "usage": {
+                    "prompt_tokens": 9,
+                    "completion_tokens": 7,
+                    "prompt_tokens_details": {"cached_tokens": 8},
+                    "completion_tokens_details": {"reasoning_tokens": 6},
+                }
+            },
+            Usage(9, 8, 7, 6),
+        ),
+        (
+            {
+                "usage": {
+                    "prompt_tokens": 9,
+                    "completion_tokens": 1,
+                    "prompt_cache_hit_tokens": 4,
+                    "prompt_tokens_details": None,
+                }
+            },
+            Usage(9, 4, 1, 0),
+        ),
+        ({"usage": None}, Usage()),
+        ({"usage": {"prompt_tokens": None}}, Usage()),
+    ],
+)
+def test_usage(content: dict[str, Any], usage: Usage) -> None:
+    assert parse_reply(chat(None) | content).usage == usage
+
+
+def test_usage_of_llama_cpp_without_chat() -> None:
+    assert parse_reply({"content": "2", "tokens_evaluated": 12, "tokens_predicted": 1}).usage == Usage(12, 0, 1, 0)
+
+
+@pytest.mark.parametrize(
+    ("status", "message", "failure"),
+    [
+        (429, "Rate limit reached", "overloaded"),
+        (429, "You exceeded your current quota, please check your plan (insufficient_quota)", "no-quota"),
+        (402, "Insufficient credits", "no-quota"),
+        (529, "overloaded_error", "overloaded"),
+        (500, "Internal Server Error", "strained"),
+        (500, "System role not supported", "refused"),
+        (502, "<html>", "unavailable"),
+        (503, "Loading model", "unavailable"),
+        (504, "gateway time-out", "unavailable"),
+        (408, "", "strained"),
+        (401, "Incorrect API key", "unauthorised"),
+        (403, "forbidden", "unauthorised"),
+        (403, "Your chosen model requires moderation and your input was flagged", "filtered"),
+        (404, "The model `x` does not exist.", "unknown-model"),
+        (404, "Not Found", "unknown-model"),
+        (400, "model 'x' not found, try pulling it first", "unknown-model"),
+        (400, "This model's maximum context length is 4096 tokens.", "too-long"),
+        (400, "You passed 1015 input tokens. However, the model's context length is only 1024 tokens", "too-long"),
+        (400, "request (9031 tokens) exceeds the available context size (2048 tokens)", "too-long"),
+        (413, "Payload too large", "too-long"),
+        (400, "Logprobs is not supported for this model.", "no-logprobs"),
+        (400, "5 is greater than the maximum of 1 - 'logprobs'", "no-logprobs"),
+        (400, "The response was filtered due to the prompt triggering content management policy", "filtered"),
+        (400, "something else", "refused"),
+        (422, "unprocessable", "refused"),
+    ],
+)
+def test_kinds_of_failure(status: int, message: str, failure: str) -> None:
+    assert classify_failure(status, message) == failure
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"error": {"message": "m", "code": 1}}, "m"),
+        ({"error": "m"}, "m"),
+        ({"detail": "m"}, "m"),
+        ({"object": "error", "message": "m"}, "m"),
+        ("<html>m</html>", "<html>m</html>"),
+        (None, ""),
+        ({}, ""),
+    ],
+)
+def test_messages_of_errors(content: Any, message: str) -> None:
+    assert error_message(content) == message
+
+
+def test_a_body_holds_what_the_form_says() -> None:
+    body = request_body(FORM, MESSAGES)
+    assert (body["logprobs"], body["top_logprobs"], body["max_tokens"], body["temperature"]) == (True, 20, 16, 0.0)
+    assert body["messages"] == MESSAGES
+    assert "seed" not in request_body(FORM, MESSAGES, seed=3)
+    merged = request_body(RequestForm("m", "verbal", system_role=False, logprobs="none"), MESSAGES)
+    assert merged["messages"] == [{"role": "user", "content": "judge\n\nq and d"}]
+    assert MESSAGES[1]["content"] == "q and d"
+    assert "logprobs" not in merged
+    sample = RequestForm("m", "sample", samples=5, seeded=True, logprobs="none", temperature=1.0)
+    assert {"n": 5, "seed": 3, "temperature": 1.0}.items() <= request_body(sample, MESSAGES, seed=3).items()
+
+
+@pytest.mark.parametrize(
+    ("constraint", "value"),
+    [
+        ("structured_outputs", {"choice": ["0", '"1"']}),
+        ("guided_choice", ["0", '"1"']),
+        ("grammar", 'root ::= "0" | "\\"1\\""'),
+        ("regex", '(0|"1")'),
+    ],
+)
+def test_constraints_of_every_server(constraint: str, value: Any) -> None:
+    form = RequestForm("m", "constrained", ("0", '"1"'), constraint=constraint)
+    assert request_body(form, MESSAGES)[constraint] == value
+
+
+def test_refused_probabilities_are_asked_for_in_smaller_number_and_other_shapes() -> None:
+    form, asked = FORM, []
+    while form.logprobs != "none":
+        asked.append((form.logprobs, form.top_logprobs))
+        form = next_logprobs(form, refused=True)
+    assert asked == [
+        ("flag", 20),
+        ("flag", 10),
+        ("flag", 5),
+        ("number", 20),
+        ("number", 10),
+        ("number", 5),
+        ("n_probs", 20),
+    ]
+    assert next_logprobs(FORM, refused=False).logprobs == "number"
+
+
+@pytest.mark.parametrize(
+    ("message", "field", "value"),
+    [
+        (
+            "Unsupported parameter: 'max_tokens'. Use 'max_completion_tokens' instead.",
+            "limit_name",
+            "max_completion_tokens",
+        ),
+        ("'temperature' does not support 0", "temperature", None),
+        ("System role not supported", "system_role", False),
+        ("Conversation roles must alternate user/assistant", "system_role", False),
+        ("top_logprobs must be at most 10", "top_logprobs", 10),
+        ("what?", "top_logprobs", 10),
+    ],
+)
+def test_what_is_refused_is_left_out(message: str, field: str, value: Any) -> None:
+    simpler = simpler_form(FORM, message)
+    assert simpler is not None
+    assert getattr(simpler, field) == value
+
+
+def test_leaving_out_comes_to_an_end() -> None:
+    form: RequestForm | None = FORM
+    steps = 0
+    while form is not None:
+        form, steps = simpler_form(form, "no"), steps + 1
+        assert steps < 30

@@ -1,0 +1,86 @@
+"""Ten thousand questions through a storm: each ends once, with the grade that was planted or with its status."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import numpy as np
+import pytest
+from fault_server import fault_server, planted
+
+from bixse.grading.judge import Question
+from bixse.grading.rubrics import load_rubric
+from bixse.grading.server_judge import ServerJudge
+
+QUESTIONS = 10_000
+ENDS = {  # what is planted -> the status it ends with
+    "": "graded",
+    "think": "graded",
+    "none": "no-option",
+    "refuse": "refused",
+    "message-refusal": "refused",
+    "ambiguous": "ambiguous",
+    "off": "off-scale",
+    "filter": "filtered",
+    "9999": "no-probabilities",
+    "null": "no-probabilities",
+    "no-logprobs": "no-probabilities",
+    "too-long": "too-long",
+}
+FAULTS = ["500", "half", "garbage", "reset", "empty", "null-choices"]
+
+
+def storm(dice: random.Random) -> list[tuple[list[float], list[str], str]]:
+    """Shares, faults and end of every question."""
+    plans = []
+    for number in range(QUESTIONS):
+        weights = [dice.uniform(0.05, 1.0) for _ in range(4)]
+        mass = dice.uniform(0.6, 0.97)
+        shares = [mass * weight / sum(weights) for weight in weights]
+        faults = [dice.choice(FAULTS) for _ in range(dice.choice([0] * 27 + [1, 1, 2]))]
+        if number % 2500 in range(100):  # bursts of refusals, each with a wish to wait
+            faults = [dice.choice(["429", "429-date"]), *faults]
+        if number % 1000 == 500:
+            faults = ["stall"]
+        end = dice.choice(list(ENDS)) if dice.random() < 0.1 else ""
+        if end in ("no-logprobs", "too-long"):  # refused before there is a body to cut in half
+            faults = [fault for fault in faults if fault != "half"]
+        plans.append((shares, faults, end))
+    return plans
+
+
+def test_ten_thousand_questions_in_a_storm() -> None:
+    rubric = load_rubric("trec-dl-0-3")
+    plans = storm(random.Random(7))
+
+    def questions() -> list[Question]:
+        found = []
+        for number, (shares, faults, end) in enumerate(plans):
+            document = planted(str(number), shares, faults, end)
+            messages = rubric.orders[0].messages("query", document)
+            found.append(Question(str(number), "d", "query", document, messages=messages))
+        return found
+
+    with fault_server() as server:
+        addresses = [server.scenario(group="storm"), server.scenario(group="storm")]
+        with ServerJudge(addresses, rubric, max_tokens=32, timeout=3.0, concurrency=32) as judge:
+            answers = [(int(question.query_id), answer) for question, answer in judge.answers(questions())]
+        stats = [server.stats(address) for address in addresses]
+    assert Counter(number for number, _ in answers) == Counter(range(QUESTIONS))
+    wrong = []
+    for number, answer in answers:
+        shares, faults, end = plans[number]
+        grade = np.average([0, 1, 2, 3], weights=shares) if ENDS[end] == "graded" else None
+        if answer.status != ENDS[end] or answer.grade != (
+            pytest.approx(grade, abs=1e-6) if grade is not None else None
+        ):
+            wrong.append((number, end, faults, answer.status, answer.grade, grade, answer.detail))
+    assert wrong == []
+    assert {answer.mode for _, answer in answers} == {"top-logprobs"}
+    seen: Counter[str] = Counter()
+    for each in stats:
+        seen.update(each["counts"])
+    for fault, times in Counter(fault for _, faults, _ in plans for fault in faults).items():
+        assert times <= seen[fault] <= times + 5  # each was met; a time-out of ours may meet one again
+    assert all(each["most_in_flight"] <= 32 + 2 for each in stats)
