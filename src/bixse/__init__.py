@@ -11,10 +11,15 @@ if TYPE_CHECKING:
     from bixse.data.collection_files import load_collection as load_collection
     from bixse.data.graded_pairs import GradedPairs as GradedPairs
     from bixse.data.pairs_files import load_graded_pairs as load_graded_pairs
+    from bixse.data.pairs_files import load_pairs as load_pairs
     from bixse.encoders.build import build_encoder as build_encoder
     from bixse.encoders.relevance_model import RelevanceModel as RelevanceModel
     from bixse.encoders.relevance_model import load_relevance_model as load_relevance_model
     from bixse.evaluation.local import evaluate as evaluate
+    from bixse.grading.grade import GradeSettings as GradeSettings
+    from bixse.grading.grade import grade as grade
+    from bixse.grading.open_judge import open_judge as open_judge
+    from bixse.grading.rubrics import load_rubric as load_rubric
     from bixse.losses.bixse import BiXSELoss as BiXSELoss
     from bixse.losses.infonce import InfoNCELoss as InfoNCELoss
     from bixse.losses.lambda_loss import LambdaLoss as LambdaLoss
@@ -32,6 +37,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "BiXSELoss": "losses.bixse",
     "GradeScale": "relevance",
+    "GradeSettings": "grading.grade",
     "GradedPairs": "data.graded_pairs",
     "GradedTrainer": "training.trainer",
     "GradedTrainingArguments": "training.trainer",
@@ -45,9 +51,13 @@ _HOMES = {
     "TrainConfig": "training.config",
     "build_encoder": "encoders.build",
     "evaluate": "evaluation.local",
+    "grade": "grading.grade",
     "load_collection": "data.collection_files",
     "load_graded_pairs": "data.pairs_files",
+    "load_pairs": "data.pairs_files",
     "load_relevance_model": "encoders.relevance_model",
+    "load_rubric": "grading.rubrics",
+    "open_judge": "grading.open_judge",
     "sweep": "training.sweep",
     "train": "training.recipe",
 }
@@ -56,6 +66,7 @@ _HOMES = {
 __all__ = [
     "BiXSELoss",
     "GradeScale",
+    "GradeSettings",
     "GradedPairs",
     "GradedTrainer",
     "GradedTrainingArguments",
@@ -70,9 +81,13 @@ __all__ = [
     "__version__",
     "build_encoder",
     "evaluate",
+    "grade",
     "load_collection",
     "load_graded_pairs",
+    "load_pairs",
     "load_relevance_model",
+    "load_rubric",
+    "open_judge",
     "sweep",
     "train",
 ]
