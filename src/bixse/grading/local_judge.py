@@ -11,7 +11,7 @@ import torch
 from bixse.errors import InputError, ModelError
 from bixse.grading.expected_grade import OptionProbabilities, expected_grade
 from bixse.grading.judge import Answer, Usage
-from bixse.grading.local_model import load_local_model
+from bixse.grading.local_model import LocalModel, load_local_model
 from bixse.grading.local_prompts import PromptRenderer
 from bixse.grading.option_tokens import option_token_ids
 from bixse.grading.prompt_reader import PromptReader
@@ -44,7 +44,8 @@ class LocalJudge:
     sorted by length within it, and what their prompts begin with is computed once.
 
     Args:
-        model_name_or_path: model folder, GGUF file, package with a GGUF file, or hub name.
+        model_name_or_path: model folder, GGUF file, package with a GGUF file, or hub name; or what `load_local_model`
+            gave, whose device and numbers stay as they are.
         rubric: labels, their grades, and the wording of questions that come without messages.
         device: "cpu", "cuda", ...; None: the best there is.
         dtype: "auto" (bfloat16 where the device is fast at it, else float32), "float32", "bfloat16" or "float16".
@@ -76,7 +77,7 @@ file or a hub name (owner/name); to mend: check the path
 
     def __init__(
         self,
-        model_name_or_path: str | Path,
+        model_name_or_path: str | Path | LocalModel,
         rubric: Rubric,
         device: str | None = None,
         dtype: str = "auto",
@@ -94,7 +95,11 @@ file or a hub name (owner/name); to mend: check the path
                 raise InputError(f"{setting}: got {value}; expected 1 or more; to mend: leave it out")
         if not 0 <= min_mass < 1:
             raise InputError(f"min_mass: got {min_mass}; expected 0 to below 1; to mend: use 0.01")
-        loaded = load_local_model(model_name_or_path, device, dtype, revision, gguf_file, trust_remote_code)
+        loaded = (
+            model_name_or_path
+            if isinstance(model_name_or_path, LocalModel)
+            else load_local_model(model_name_or_path, device, dtype, revision, gguf_file, trust_remote_code)
+        )
         on_processor = loaded.model.device.type == "cpu"
         self.rubric, self.min_mass = rubric, min_mass
         self.window = window or (WINDOW if on_processor else WINDOW_ELSEWHERE)
