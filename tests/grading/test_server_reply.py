@@ -82,7 +82,7 @@ def test_every_dialect_gives_the_same_probabilities(name: str) -> None:
 @pytest.mark.parametrize(
     "content",
     [None, [], "text", 3, {}, {"choices": []}, {"choices": None}, {"choices": [None]}, {"choices": [{}]},
-     {"choices": [{"message": None}]}],
+     {"choices": [{"message": None}]}, {"choices": [{"message": {"content": ""}, "error": {"code": 502}}]}],
 )  # fmt: skip
 def test_what_is_no_reply_is_refused(content: Any) -> None:
     with pytest.raises(ValueError):
@@ -200,6 +200,8 @@ def test_usage_of_llama_cpp_without_chat() -> None:
         (408, "", "strained"),
         (401, "Incorrect API key", "unauthorised"),
         (403, "forbidden", "unauthorised"),
+        (403, "You are not allowed to request logprobs from this model", "no-logprobs"),
+        (400, "This model's template: system role not supported", "refused"),
         (403, "Your chosen model requires moderation and your input was flagged", "filtered"),
         (404, "The model `x` does not exist.", "unknown-model"),
         (404, "Not Found", "unknown-model"),

@@ -103,7 +103,7 @@ def find_answer(text: str, labels: Sequence[str], finish_reason: str = "stop", r
     if chosen:
         return _accepted(text, chosen[0])
     if finish_reason == "length":
-        return TextAnswer("truncated", detail="the length limit came before an option")
+        return TextAnswer("truncated", detail="the length limit came before an option; --max-tokens raises it")
     return _in_prose(text, begin, mentions)
 
 

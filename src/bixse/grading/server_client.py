@@ -151,10 +151,10 @@ class ServerClient:
             else:
                 yield Completion(
                     identifier,
-                    self.redact(reply.choices[0].text),
+                    reply.choices[0].text,
                     usage=reply.usage,
                     finish_reason=reply.choices[0].finish_reason,
-                    texts=tuple(self.redact(choice.text) for choice in reply.choices),
+                    texts=tuple(choice.text for choice in reply.choices),
                     tries=outcome.tries,
                     seconds=outcome.seconds,
                 )
@@ -274,10 +274,6 @@ class ServerClient:
                 f"endpoint: got {outcome.detail}; expected a model that is served; to mend: correct the model's "
                 "name or the address"
             )
-
-    def redact(self, text: str) -> str:
-        """A text without the key, should a server repeat it."""
-        return self.connection.redact(text)
 
     async def _answers_again(self, endpoint: Endpoint) -> bool:
         """Whether an endpoint that was away answers again, with the same model."""

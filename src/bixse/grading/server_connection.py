@@ -113,14 +113,14 @@ class Connection:
         method = "GET" if data is None else "POST"
         try:
             async with self._session.request(method, url, data=data, allow_redirects=False) as response:
-                raw = await response.read()
+                raw = self._blot_out(await response.read())
         except aiohttp.ConnectionTimeoutError:
             return Attempt("disconnected", detail=f"no connection within {self.connect_timeout:g} s")
         except asyncio.TimeoutError:
             return Attempt("strained", detail=f"no reply within {self.timeout:g} s")
         except aiohttp.ClientConnectorError as error:
             why = getattr(getattr(error, "os_error", None), "strerror", None) or type(error).__name__
-            return Attempt("disconnected", detail=self.redact(f"no connection ({why})"))
+            return Attempt("disconnected", detail=f"no connection ({why})")
         except (aiohttp.ServerDisconnectedError, OSError) as error:
             return Attempt("disconnected", detail=f"the connection was closed ({type(error).__name__})")
         except aiohttp.ClientError as error:
@@ -135,15 +135,18 @@ class Connection:
                 return Attempt(None, parse(content))
             except (ValueError, TypeError, KeyError, AttributeError):
                 found = shorten(raw[:80].decode("utf-8", "replace"))
-                return Attempt("again", detail=self.redact(f"no whole reply: {found}"))
+                return Attempt("again", detail=f"no whole reply: {found}")
         message = error_message(content if content is not None else raw[:2000].decode("utf-8", "replace"))
         status = _code(content) if response.status == 200 else response.status
-        detail = self.redact(f"HTTP {response.status}: {message}")[:DETAIL_WIDTH]
+        detail = f"HTTP {response.status}: {message}"[:DETAIL_WIDTH]
         return Attempt(classify_failure(status, message), None, detail, retry_after(response.headers))
 
-    def redact(self, text: str) -> str:
-        """A text without the key, should a server repeat it."""
-        return text.replace(self._key, "[key]") if len(self._key) >= _SHORTEST_SECRET else text
+    def _blot_out(self, raw: bytes) -> bytes:
+        """A reply without the key, should a server repeat it, also as JSON may spell it."""
+        if len(self._key) < _SHORTEST_SECRET:
+            return raw
+        key = self._key.encode("ascii")
+        return raw.replace(key, b"[key]").replace(key.replace(b"/", b"\\/"), b"[key]")
 
 
 def _code(content: Any) -> int:

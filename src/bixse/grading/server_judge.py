@@ -223,11 +223,11 @@ class ServerJudge:
             grade=grade,
             low=low,
             high=high,
-            text=self._client.redact(" | ".join(texts))[:TEXT_WIDTH],
+            text=" | ".join(texts)[:TEXT_WIDTH],
             usage=sum((reply.usage for reply in replies), Usage()),
             seconds=max(outcome.seconds for outcome in outcomes),
-            judge=self._client.redact(answered),
-            detail=self._client.redact(reading.detail)[:TEXT_WIDTH],
+            judge=answered,
+            detail=reading.detail[:TEXT_WIDTH],
             tries=sum(outcome.tries for outcome in outcomes),
         )
 

@@ -45,7 +45,9 @@ _TOO_LONG = re.compile(
 _NO_LOGPROBS = re.compile(r"log_?probs?\b|n_probs", re.IGNORECASE)
 _FILTERED = re.compile(r"content.?(?:filter|management|policy)|moderation|flagged|safety", re.IGNORECASE)
 _TEMPLATE = re.compile(r"system role|system message|roles must alternate|chat template|jinja", re.IGNORECASE)
-_UNKNOWN_MODEL = re.compile(r"model\b.{0,120}(?:not found|not exist|unknown|not supported|invalid)", re.IGNORECASE)
+_UNKNOWN_MODEL = re.compile(
+    r"model\b.{0,100}(?:not found|does(?: not|n't) exist)|model_not_found|(?:unknown|invalid) model", re.IGNORECASE
+)
 
 
 @dataclass(frozen=True)
@@ -118,8 +120,8 @@ def parse_reply(content: Any) -> Reply:
 
 
 def _choice(choice: Any, native: Any) -> Choice:
-    if not isinstance(choice, dict):
-        raise ValueError("a choice that is no object")
+    if not isinstance(choice, dict) or choice.get("error"):
+        raise ValueError("a choice that is no object, or holds an error")
     message = choice.get("message")
     if isinstance(message, dict):
         text, refusal = _text(message.get("content")), _text(message.get("refusal"))
@@ -252,6 +254,8 @@ def classify_failure(status: int, message: str) -> Failure:
         >>> classify_failure(429, "slow down"), classify_failure(400, "maximum context length is 2048 tokens")
         ('overloaded', 'too-long')
     """
+    if status == 403 and _NO_LOGPROBS.search(message):
+        return "no-logprobs"  # OpenAI, for models that reason
     if status == 403 and _FILTERED.search(message):
         return "filtered"
     if status in (401, 403):
@@ -266,7 +270,7 @@ def classify_failure(status: int, message: str) -> Failure:
         return "refused" if _TEMPLATE.search(message) else "strained"
     if status in (408, 409, 425):
         return "strained"
-    if status == 404 or (status == 400 and _UNKNOWN_MODEL.search(message) and not _NO_LOGPROBS.search(message)):
+    if status == 404 or (status == 400 and _UNKNOWN_MODEL.search(message)):
         return "unknown-model"
     if status == 413 or _TOO_LONG.search(message):
         return "too-long"
