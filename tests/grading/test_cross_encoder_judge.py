@@ -179,6 +179,15 @@ class TestGrades:
         only_long = list(judge.answers([long]))
         assert [answer.status for _, answer in only_long] == ["too-long"]
 
+    @pytest.mark.parametrize(("activation", "warned"), [("sigmoid", True), ("prob", False), ("platt:4,-2", False)])
+    def test_scores_that_are_probabilities_already_are_said(self, reranker, monkeypatch, activation, warned):
+        judge = CrossEncoderJudge(reranker, activation, "cpu", window=20)
+        monkeypatch.setattr(judge, "_scores", lambda pairs: np.linspace(0.01, 0.99, len(pairs)))
+        many = [Question("q", str(i), "copy", f"file {i}") for i in range(40)]
+        assert judge.warnings == []
+        assert len(list(judge.answers(many))) == 40
+        assert [("use the map 'prob'" in warning) for warning in judge.warnings] == [True] * warned
+
     def test_a_score_that_is_no_number_fails(self, reranker, monkeypatch):
         judge = CrossEncoderJudge(reranker, device="cpu")
         monkeypatch.setattr(judge, "_scores", lambda pairs: np.array([np.nan, 1.0, -np.inf, 0.0]))

@@ -258,9 +258,9 @@ def test_a_loaded_model_may_be_judge_of_several_rubrics(folder, judge):
     assert judges[1].identity == judge.identity
 
 
-def test_notes_say_what_is_unusual(tmp_path):
+def test_warnings_say_what_is_unusual(tmp_path):
     judge = LocalJudge(save_judge(tmp_path, tokenizer=tiny_tokenizer(None)), RUBRIC, "cpu")
-    assert "no chat template" in judge.notes[0]
+    assert "no chat template" in judge.warnings[0]
     assert judge.sharing == "groups"
 
 

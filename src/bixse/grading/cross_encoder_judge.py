@@ -138,6 +138,8 @@ class CrossEncoderJudge:
             "mode": MODE,
             "map": self._map.model_dump(mode="json") if isinstance(self._map, FittedMap) else str(self._map),
         }
+        self.warnings: list[str] = []
+        """What the user should know about the scores; grows while questions are answered."""
         self._check_contrast(str(model))
 
     def answers(self, questions: Iterable[Question]) -> Iterator[tuple[Question, Answer]]:
@@ -207,8 +209,16 @@ class CrossEncoderJudge:
             )
 
     def _check_window(self, scores: NDArray[np.float64], documents: Sequence[str]) -> None:
-        """Refuse scores that carry no grades."""
-        if len(set(documents)) >= _FEW and _all_alike(scores):
+        """Refuse scores that carry no grades; warn of those that look like probabilities already."""
+        if len(set(documents)) < _FEW:
+            return
+        mapped_as_logits = not isinstance(self._map, FittedMap) and self._map.kind == "logit"
+        if mapped_as_logits and not self.warnings and scores.min() >= 0 and scores.max() <= 1:
+            self.warnings.append(
+                f"cross-encoder {self.name!r}: all raw scores lie in [0, 1] and pass a sigmoid; where they are "
+                "probabilities already, use the map 'prob'"
+            )
+        if _all_alike(scores):
             raise InputError(
                 f"cross-encoder {self.name!r}: got the score {scores[0]:.6g} for all of {len(scores)} pairs; expected "
                 "scores that differ; to mend: choose another model, or look at the texts"

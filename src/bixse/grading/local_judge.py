@@ -118,7 +118,7 @@ file or a hub name (owner/name); to mend: check the path
                 f"judge {loaded.name!r}: got {type(error).__name__} on a first prompt ({error}); expected a causal "
                 "language model that reads text alone; to mend: choose another model"
             ) from error
-        self.notes = list(self._renderer.notes)
+        self.warnings = list(self._renderer.notes)
         """What the user should know about this model as a judge."""
 
     @property
