@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 TESTED := $(VENV)/.ready-for-tests
 
-.PHONY: quickstart test test-all lint bench-loss bench-train clean help
+.PHONY: quickstart test test-all lint bench-loss bench-train bench-grade clean help
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
@@ -48,6 +48,9 @@ bench-loss: $(TESTED)  ## the fused loss against plain PyTorch and the bare matr
 
 bench-train: $(TESTED)  ## training speed against the stock trainer of sentence-transformers
 	$(BIN)/python benchmarks/bench_train.py $(ARGS)
+
+bench-grade: $(TESTED)  ## pairs a second of the local judge against generate(), and of the HTTP client against the bare server
+	$(BIN)/python benchmarks/bench_grade.py $(ARGS)
 
 clean:  ## remove the environment
 	rm -rf $(VENV)
