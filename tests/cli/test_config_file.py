@@ -52,7 +52,8 @@ def test_all_faults_together(tmp_path: Path) -> None:
         "  max_length: got 1.5; expected a whole number; to mend: correct the value",
         "  out: got 5; expected a path; to mend: correct the value",
         "  config: got an unknown key; expected a known one; to mend: known keys: "
-        "model, collection, split, relevance_level, task, max_length, exclude_self, out",
+        "model, suite, collection, split, relevance_level, task, max_length, exclude_self, data, tasks, download, "
+        "protocol, out",
     ]
 
 
@@ -74,8 +75,15 @@ def test_a_key_twice_in_two_spellings(tmp_path: Path) -> None:
 
 def test_required_arguments_may_come_from_the_file(tmp_path: Path) -> None:
     args = parse(yaml_file(tmp_path, "model: bm25\ncollection: data\nmax-length: 64\nrelevance_level: 2\n"), "evaluate")
-    assert (args.model, args.collection, args.max_length, args.relevance_level) == ("bm25", tmp_path / "data", 64, 2)
+    assert (args.model, args.collection, args.max_length, args.relevance_level) == (["bm25"], tmp_path / "data", 64, 2)
     assert (args.split, args.out) == ("test", None)
+
+
+def test_several_values_of_an_argument_without_a_flag(tmp_path: Path) -> None:
+    path = yaml_file(tmp_path, "model: [bm25, demo]\ncollection: data\n")
+    assert parse(path, "evaluate").model == ["bm25", "demo"]
+    words = ["evaluate", "one", "two", "three", "--config", str(path)]
+    assert build_parser("evaluate", path).parse_args(words).model == ["one", "two", "three"]
 
 
 def test_what_the_file_lacks_is_still_required(tmp_path: Path) -> None:
@@ -86,7 +94,7 @@ def test_what_the_file_lacks_is_still_required(tmp_path: Path) -> None:
 def test_the_command_line_overrides_the_file(tmp_path: Path) -> None:
     path = yaml_file(tmp_path, "model: bm25\ncollection: data\nsplit: dev\n")
     args = parse(path, "evaluate", "demo", "--collection", "elsewhere", "--split", "test")
-    assert (args.model, args.collection, args.split) == ("demo", Path("elsewhere"), "test")
+    assert (args.model, args.collection, args.split) == (["demo"], Path("elsewhere"), "test")
 
 
 def test_a_query_beside_a_model_from_the_file(tmp_path: Path) -> None:

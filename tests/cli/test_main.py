@@ -63,8 +63,8 @@ def raising(error: BaseException) -> Any:
         (["--verson"], "did you mean '--version'?"),
         (["evaluate", "bm25", "--colection", "x"], "did you mean '--collection'?"),
         (["evaluate", "bm25", "--collection", "x", "--splt=dev"], "did you mean '--split'?"),
-        (["evaluate", "bm25", "--coll", "x"], "required: --collection"),
-        (["evaluate", "bm25", "too", "many", "--collection", "x"], "bixse evaluate: got too many; expected no such"),
+        (["evaluate", "bm25", "--coll", "x"], "did you mean '--collection'?"),
+        (["search", "demo", "x", "too", "many", "--collection", "y"], "bixse search: got too many; expected no such"),
         (["search", "demo", "x", "--collection", "y", "--top", "many"], "--top: invalid int value: 'many'"),
         (["train", "--epochs"], "--epochs: expected one argument"),
         (["train", "train"], "bixse train: got train"),
@@ -87,7 +87,7 @@ def test_wrong_usage_with_json_is_one_envelope(capsys: pytest.CaptureFixture[str
     envelope = json.loads(shown.out)
     assert list(envelope) == KEYS
     assert (envelope["status"], shown.err) == ("failed", "")
-    assert "required: MODEL, --collection" in envelope["errors"][0]
+    assert "required: MODEL" in envelope["errors"][0]
 
 
 # --- outcomes

@@ -76,7 +76,7 @@ def apply_config(parser: argparse.ArgumentParser, path: Path) -> None:
             action.default = _converted(action, value, path.parent)
             action.required = False
             if not action.option_strings:
-                action.nargs = "?"
+                action.nargs = "*" if _takes_several(action) else "?"
         seen.add(name)
     if faults:
         raise ConfigError("\n".join([f"{path}: {len(faults)} fault{'s' if len(faults) != 1 else ''}", *faults]))

@@ -1,0 +1,136 @@
+"""Searching block by block gives what searching at once gives, also after a kill."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from bixse.encoders.encode import encode_texts
+from bixse.errors import InputError
+from bixse.evaluation import block_search
+from bixse.evaluation.block_search import Best, search_blocks
+from bixse.evaluation.prepared import JudgedQueries, PreparedTask
+from bixse.retrieval.exact import exact_search, to_run
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+WORDS = "copy move open read file folder line list sort wait thread queue clock name the a of".split()  # noqa: SIM905
+QUERIES = {"q1": "copy a file", "q2": "wait in a thread", "d3": "sort a list"}
+
+
+def texts(count: int) -> dict[str, str]:
+    """Documents of a few words; every third text stands twice, so that there are ties."""
+    draw = random.Random(0)
+    made = [" ".join(draw.choices(WORDS, k=3)) for _ in range(count)]
+    return {f"d{number}": made[number - 1] if number % 3 == 0 else made[number] for number in range(count)}
+
+
+def task(documents: dict[str, str], **sets) -> PreparedTask:
+    exclude_self = sets.pop("exclude_self", False)
+    judged = JudgedQueries("test", QUERIES, {}, **sets)
+    return PreparedTask("toy", lambda: iter(documents.items()), len(documents), (judged,), {}, exclude_self)
+
+
+def at_once(model, documents: dict[str, str], depth: int):
+    queries = encode_texts(model, list(QUERIES.values()), "query")
+    embedded = encode_texts(model, list(documents.values()), "document")
+    return to_run(list(QUERIES), list(documents), *exact_search(queries, embedded, depth))
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(block_search, "DOCUMENTS_PER_BLOCK", 7)
+    monkeypatch.setattr(block_search, "SAVE_SECONDS", 0.0)
+
+
+def test_blocks_make_no_difference(tiny_model) -> None:
+    documents = texts(50)
+    found = search_blocks(tiny_model, task(documents), 10)["test"]
+    expected = at_once(tiny_model, documents, 10)
+    for query_id in QUERIES:
+        assert list(found[query_id].values()) == pytest.approx(list(expected[query_id].values()), abs=1e-6)
+        assert len(found[query_id]) == 10
+
+
+@pytest.mark.parametrize("block", [1, 4, 50])
+def test_equal_scores_keep_the_order_of_the_corpus(block: int) -> None:
+    generator = np.random.default_rng(0)
+    queries, documents = (generator.integers(-1, 2, (size, 3)).astype(np.float32) for size in (3, 50))
+    names = [f"d{number}" for number in range(50)]
+    best = Best(JudgedQueries("test", QUERIES, {}, frozenset(names[10:20])), queries, 12)
+    for start in range(0, 50, block):
+        best.add(names[start : start + block], documents[start : start + block])
+    kept = [number for number in range(50) if not 10 <= number < 20]
+    for query, run in zip(queries, best.run().values(), strict=True):
+        scores = {number: float(query @ documents[number]) for number in kept}
+        order = sorted(kept, key=lambda number: (-scores[number], number))[:12]
+        assert list(run.items()) == [(names[number], scores[number]) for number in order]
+
+
+def test_documents_that_are_left_out(tiny_model) -> None:
+    documents = texts(40)
+    left_out = frozenset(list(documents)[5:25])
+    found = search_blocks(tiny_model, task(documents, left_out=left_out), 15)["test"]
+    kept = {name: text for name, text in documents.items() if name not in left_out}
+    for query_id, run in at_once(tiny_model, kept, 15).items():
+        assert list(found[query_id].values()) == pytest.approx(list(run.values()), abs=1e-6)
+        assert not left_out & found[query_id].keys()
+
+
+def test_a_query_that_is_a_document_keeps_the_depth(tiny_model) -> None:
+    documents = {**texts(20), "d3": QUERIES["d3"]}
+    assert "d3" in search_blocks(tiny_model, task(documents), 5)["test"]["d3"]
+    found = search_blocks(tiny_model, task(documents, exclude_self=True), 5)["test"]
+    assert "d3" not in found["d3"]
+    assert {len(run) for run in found.values()} == {5}
+
+
+def test_candidates_alone_are_scored(tiny_model) -> None:
+    documents = texts(30)
+    candidates = {"q1": ["d1", "d29", "d13"], "q2": ["d2", "elsewhere"]}
+    found = search_blocks(tiny_model, task(documents, candidates=candidates), 100)["test"]
+    expected = at_once(tiny_model, documents, 30)
+    assert found["q1"] == pytest.approx({name: expected["q1"][name] for name in candidates["q1"]}, abs=1e-6)
+    assert list(found["q2"]) == ["d2"]
+    assert found["d3"] == {}
+
+
+def test_a_killed_search_goes_on_with_the_same_result(tiny_model, tmp_path: Path) -> None:
+    documents = texts(50)
+    whole = search_blocks(tiny_model, task(documents), 10)
+    read: list[str] = []
+
+    def broken():
+        for number, item in enumerate(documents.items()):
+            if number == 30:
+                raise KeyboardInterrupt
+            yield item
+
+    killed = task(documents)
+    object.__setattr__(killed, "documents", broken)
+    partial = tmp_path / "best.json"
+    with pytest.raises(KeyboardInterrupt):
+        search_blocks(tiny_model, killed, 10, partial)
+    assert json.loads(partial.read_text())["done"] == 28
+    encode = block_search.encode_texts
+
+    def counted(model, given, kind, **options):
+        read.extend(given if kind == "document" else ())
+        return encode(model, given, kind, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(block_search, "encode_texts", counted)
+        assert search_blocks(tiny_model, task(documents), 10, partial) == whole
+    assert len(read) == 50 - 28
+
+
+@pytest.mark.parametrize("content", ["", "{", "{}", '{"done": 7, "best": []}', '{"done": 7, "best": [{"ids": []}]}'])
+def test_a_damaged_file_is_refused(tiny_model, tmp_path: Path, content: str) -> None:
+    (tmp_path / "best.json").write_text(content)
+    with pytest.raises(InputError, match="delete the file"):
+        search_blocks(tiny_model, task(texts(20)), 10, tmp_path / "best.json")

@@ -1,0 +1,383 @@
+"""Suites run by our own evaluator: what lacks is said first, finished tasks are read, systems are compared."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from bixse.data.collection import Collection, Document
+from bixse.data.collection_files import save_collection
+from bixse.data.instructions import Instructions
+from bixse.data.trec import read_run
+from bixse.encoders.instructions import set_instructions
+from bixse.errors import InputError, ModelError, OutputExistsError
+from bixse.evaluation import block_search, suite_run, suite_systems, task_run
+from bixse.evaluation.local import evaluate
+from bixse.evaluation.suite_run import evaluate_suite
+from bixse.evaluation.suite_systems import EncoderSystem, instructions_of, make_system
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+CORPUS = {
+    "q1": Document("", "copy a file to a folder"),
+    "d2": Document("copy", "a file to a path"),
+    "d3": Document("", "wait in a thread"),
+    "d4": Document("", "sort a list"),
+}
+QUERIES = {"q1": "copy a file to a folder", "q2": "wait in a thread", "q3": "sort a list of words"}
+QRELS = {"q1": {"d2": 2}, "q2": {"d3": 1, "d4": 0}, "q3": {"d4": 3}}
+TASKS = ["NFCorpus", "FiQA2018"]
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """Two tasks of BEIR, one under mteb's name and one under BEIR's; the first query is a document too."""
+    for name in ("NFCorpus", "fiqa"):
+        save_collection(Collection(name, CORPUS, QUERIES, {"test": QRELS}), tmp_path / "beir" / name)
+    return tmp_path / "beir"
+
+
+@pytest.fixture
+def other_model_path(tiny_model, tmp_path: Path) -> Path:
+    """Another checkpoint."""
+    import torch
+
+    with torch.no_grad():
+        for parameter in tiny_model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.3)
+    tiny_model.save_pretrained(str(tmp_path / "other" / "model"), create_model_card=False)
+    return tmp_path / "other" / "model"
+
+
+def count_searches(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The tasks that are searched from now on."""
+    searched: list[str] = []
+    for kind in (suite_systems.EncoderSystem, suite_systems.Bm25System):
+        before = kind.search
+
+        def search(self, task, *rest, before=before):
+            searched.append(f"{self.label} {task.name}")
+            return before(self, task, *rest)
+
+        monkeypatch.setattr(kind, "search", search)
+    return searched
+
+
+# --- refused before anything is loaded
+
+
+def test_all_missing_data_is_listed_before_a_model_is_loaded(data: Path, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(suite_run, "make_system", None)
+    with pytest.raises(InputError) as error:
+        evaluate_suite(["no/such/model"], "beir", data, tmp_path / "out")
+    message = str(error.value)
+    assert "NFCorpus" not in message and "FiQA2018" not in message
+    for name in ("trec-covid", "webis-touche2020", "cqadupstack", "dbpedia-entity", "msmarco"):
+        assert f"/{name}.zip && unzip {name}.zip" in message
+    assert message.count("cqadupstack.zip &&") == 1
+    assert "bioasq" not in message  # nobody misses what a licence forbids
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_task_whose_qrels_lack_is_missing(data: Path) -> None:
+    (data / "fiqa" / "qrels" / "test.tsv").unlink()
+    with pytest.raises(InputError, match=r"FiQA2018 or fiqa: curl -LO https://\S+/fiqa\.zip"):
+        evaluate_suite(["bm25"], "beir", data, tasks=TASKS)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"suite": "bier"}, "did you mean 'beir'"),
+        ({"tasks": ["FiQA"]}, "got 'FiQA'; expected one of beir: .*did you mean 'FiQA2018'"),
+        ({"data": None}, "suite beir: got no --data"),
+        ({"models": []}, "models: got none"),
+        ({"models": ["bm25", "bm25"]}, "'bm25' and 'bm25', which are the same checkpoint"),
+        ({"download": True}, "got HF_HUB_OFFLINE set"),
+        ({"suite": "trec-dl", "download": True}, "got HF_HUB_OFFLINE set"),
+    ],
+)
+def test_wrong_arguments(data: Path, options, said) -> None:
+    given = {"models": ["bm25"], "suite": "beir", "data": data, "tasks": TASKS, **options}
+    with pytest.raises(InputError, match=said):
+        evaluate_suite(**given)
+
+
+def test_the_same_checkpoint_under_two_paths_is_one(data: Path, tiny_model_path: Path, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tiny_model_path)
+    with pytest.raises(InputError, match="which are the same checkpoint"):
+        evaluate_suite([str(tiny_model_path), str(tiny_model_path / ".." / "model")], "beir", data, tasks=TASKS)
+
+
+def test_a_wrong_second_model_is_said_before_the_first_one_works(data: Path, tmp_path: Path, monkeypatch) -> None:
+    searched = count_searches(monkeypatch)
+    with pytest.raises(ModelError, match="got no such folder"):
+        evaluate_suite(["bm25", "./no/such"], "beir", data, tmp_path / "out", TASKS)
+    assert searched == []
+    assert not (tmp_path / "out").exists()
+
+
+def test_faulty_data_is_said_by_row(data: Path) -> None:
+    with (data / "fiqa" / "corpus.jsonl").open("a") as file:
+        file.write('{"_id": "d2", "text": "again"}\n')
+    with pytest.raises(InputError, match="row 5, column '_id': got 'd2'; expected an id used once"):
+        evaluate_suite(["bm25"], "beir", data, tasks=["FiQA2018"])
+
+
+# --- figures
+
+
+def test_self_matches_are_left_out_where_mteb_does_so(data: Path, tiny_model_path: Path, tmp_path: Path) -> None:
+    result = evaluate_suite([str(tiny_model_path), "bm25"], "beir", data, tmp_path / "out", TASKS)
+    for scores in result.scores.values():
+        assert scores["FiQA2018"].per_query["mrr@10"]["q1"] == 1.0
+        assert scores["NFCorpus"].per_query["mrr@10"]["q1"] == 0.5
+    for path in (tmp_path / "out").glob("*/FiQA2018/*.trec"):
+        assert "q1" not in read_run(path)["q1"]
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_figures_are_those_of_the_local_evaluator(data: Path, tiny_model_path: Path, task: str) -> None:
+    folder = {"NFCorpus": "NFCorpus", "FiQA2018": "fiqa"}[task]
+    for model in (str(tiny_model_path), "bm25"):
+        result = evaluate_suite([model], "beir", data, tasks=[task])
+        expected = evaluate(model, data / folder, exclude_self=task == "FiQA2018")
+        scores = result.scores[model][task]
+        for metric, value in expected.metrics.items():
+            assert scores.metrics[metric] == pytest.approx(value), (model, metric)
+
+
+def test_msmarco_is_no_zero_shot_task(data: Path) -> None:
+    save_collection(Collection("msmarco", CORPUS, QUERIES, {"dev": {"q2": {"d3": 1}}}), data / "msmarco")
+    means = evaluate_suite(["bm25"], "beir", data, tasks=[*TASKS, "MSMARCO"]).means["bm25"]
+    result = evaluate_suite(["bm25"], "beir", data, tasks=TASKS)
+    assert means["mean, zero-shot"] == pytest.approx(result.means["bm25"]["mean over tasks"])
+    assert "mean, zero-shot" not in result.means["bm25"]
+
+
+def test_the_parts_of_a_task_count_as_one(data: Path) -> None:
+    for number, forum in enumerate(("android", "tex")):
+        qrels = {"q2": {"d3" if number else "q1": 1}}  # found at once, and never
+        save_collection(Collection(forum, CORPUS, QUERIES, {"test": qrels}), data / "cqadupstack" / forum)
+    names = ["CQADupstackAndroidRetrieval", "CQADupstackTexRetrieval"]
+    result = evaluate_suite(["bm25"], "beir", data, tasks=[*names, "NFCorpus"])
+    scores = {task: score.metrics["ndcg@10"] for task, score in result.scores["bm25"].items()}
+    assert (scores[names[0]], scores[names[1]]) == (0.0, 1.0)
+    assert result.means["bm25"]["mean over tasks"] == pytest.approx((0.5 + scores["NFCorpus"]) / 2)
+
+
+def test_a_licensed_task_takes_part_where_it_is_there(data: Path) -> None:
+    save_collection(Collection("bioasq", CORPUS, QUERIES, {"test": QRELS}), data / "bioasq")
+    assert list(evaluate_suite(["bm25"], "beir", data, tasks=["BioASQ"]).scores["bm25"]) == ["BioASQ"]
+
+
+def test_the_short_suite_keeps_its_lists(data: Path) -> None:
+    result = evaluate_suite(["bm25"], "beir-short", data, tasks=["FiQA2018"])
+    assert (data / "beir-short" / "FiQA2018-seed0.json").is_file()
+    assert "selection leak" in result.notes[0]
+    assert result.scores["bm25"]["FiQA2018"].per_query["mrr@10"]["q1"] == 1.0
+
+
+def test_every_pair_gets_a_verdict(data: Path, tiny_model_path: Path, other_model_path: Path, tmp_path: Path) -> None:
+    models = [str(tiny_model_path), str(other_model_path), "bm25"]
+    result = evaluate_suite(models, "beir", data, tmp_path / "out", TASKS)
+    assert [(found.a, found.b) for found in result.comparisons] == [
+        (models[0], models[1]),
+        (models[0], models[2]),
+        (models[1], models[2]),
+    ]
+    written = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert written == json.loads(json.dumps(result.plain()))
+    assert {pair["verdict"] for pair in written["comparisons"]} <= {"better", "no difference", "worse"}
+    assert written["systems"]["bm25"]["tasks"]["NFCorpus"]["queries"] == 3
+
+
+# --- instructions
+
+
+def test_each_task_gets_its_instructions_and_the_model_stays_as_it_was(tiny_model, data: Path, tmp_path: Path) -> None:
+    table = Instructions(
+        default="find it", tasks={"fiqa2018": {"instructions": ["answer it"]}, "nf": {"instructions": ["same"]}}
+    )
+    set_instructions(tiny_model, table)
+    with instructions_of(tiny_model, ("FiQA2018", "fiqa")) as chosen:
+        assert chosen == "fiqa2018"
+        assert tiny_model.prompts["query"].startswith("Instruct: answer it")
+    assert tiny_model.prompts["query"].startswith("Instruct: find it")
+    assert tiny_model.task is None
+    with instructions_of(tiny_model, ("Unknown",)) as chosen:
+        assert chosen is None
+    with pytest.raises(InputError, match="task 'b'"), instructions_of(_without_default(tiny_model), ("b",), must=True):
+        pass
+    tiny_model.instructions = table
+    tiny_model.save_pretrained(str(tmp_path / "model"), create_model_card=False)
+    seen = []
+    system = EncoderSystem(str(tmp_path / "model"))
+    before = system.encoder.preprocess
+    system.encoder.preprocess = lambda texts, **given: seen.append(given.get("prompt")) or before(texts, **given)
+    from bixse.evaluation.prepared import find_folder, folder_source
+    from bixse.evaluation.suites import SUITES
+
+    task = next(task for task in SUITES["beir"].tasks if task.name == "FiQA2018")
+    task_run.run_task(system, folder_source(task, *find_folder(task, data), ("FiQA2018",)), None, {})
+    assert set(seen) == {"Instruct: answer it\nQuery:\n", None}
+
+
+def _without_default(model):
+    model.instructions = Instructions(tasks={"a": {"instructions": ["x"]}, "c": {"instructions": ["y"]}})
+    return model
+
+
+def test_a_model_without_an_instruction_for_a_task_is_refused_before_work(
+    tiny_model, data: Path, tmp_path: Path, monkeypatch
+) -> None:
+    set_instructions(
+        tiny_model, Instructions(tasks={"FiQA2018": {"instructions": ["a"]}, "b": {"instructions": ["b"]}})
+    )
+    tiny_model.save_pretrained(str(tmp_path / "model"), create_model_card=False)
+    searched = count_searches(monkeypatch)
+    with pytest.raises(InputError, match="instructions: got no task; expected one of FiQA2018, b"):
+        evaluate_suite([str(tmp_path / "model")], "beir", data, tasks=TASKS)
+    assert searched == []
+    assert evaluate_suite([str(tmp_path / "model")], "beir", data, tasks=["FiQA2018"]).scores
+    assert evaluate_suite([str(tmp_path / "model")], "beir", data, tasks=TASKS, task="b").scores
+
+
+# --- going on
+
+
+def test_finished_tasks_are_read_and_more_models_join(data: Path, tiny_model_path: Path, tmp_path: Path, monkeypatch):
+    searched = count_searches(monkeypatch)
+    out = tmp_path / "out"
+    first = evaluate_suite(["bm25"], "beir", data, out, ["NFCorpus"])
+    evaluate_suite(["bm25"], "beir", data, out, TASKS)
+    assert searched == ["bm25 NFCorpus", "bm25 FiQA2018"]
+    both = evaluate_suite(["bm25", str(tiny_model_path)], "beir", data, out, TASKS)
+    assert searched[2:] == [f"{tiny_model_path} {task}" for task in ("NFCorpus", "FiQA2018")]
+    assert both.scores["bm25"]["NFCorpus"].reused
+    assert both.scores["bm25"]["NFCorpus"].per_query == first.scores["bm25"]["NFCorpus"].per_query
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "model").symlink_to(tiny_model_path)
+    evaluate_suite(["bm25", str(tmp_path / "elsewhere" / "model")], "beir", data, out, TASKS)
+    assert len(searched) == 4
+
+
+def test_another_checkpoint_in_the_same_place_is_another_system(data: Path, tiny_model, tmp_path: Path) -> None:
+    import torch
+
+    out, place = tmp_path / "out", tmp_path / "model"
+    tiny_model.save_pretrained(str(place), create_model_card=False)
+    first = evaluate_suite([str(place)], "beir", data, out, TASKS)
+    with torch.no_grad():
+        for parameter in tiny_model.parameters():
+            parameter.add_(torch.randn_like(parameter))
+    tiny_model.save_pretrained(str(place), create_model_card=False)
+    second = evaluate_suite([str(place)], "beir", data, out, TASKS)
+    assert not any(score.reused for score in second.scores[str(place)].values())
+    assert len(list(out.glob("model-*"))) == 2
+    assert first.scores.keys() == second.scores.keys()
+
+
+def test_other_settings_and_changed_data_are_refused(data: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    evaluate_suite(["bm25"], "beir", data, out, ["NFCorpus"])
+    with pytest.raises(OutputExistsError, match="max_length"):
+        evaluate_suite(["bm25"], "beir", data, out, ["NFCorpus"], max_length=16)
+    with (data / "NFCorpus" / "corpus.jsonl").open("a") as file:
+        file.write('{"_id": "d9", "text": "new"}\n')
+    with pytest.raises(OutputExistsError, match=r"corpus\.jsonl"):
+        evaluate_suite(["bm25"], "beir", data, out, ["NFCorpus"])
+
+
+@pytest.mark.parametrize("content", [None, "", "[]", "{}", '{"NFCorpus": {"ndcg@10": 5}}'])
+def test_damaged_results_are_refused(data: Path, tmp_path: Path, content) -> None:
+    out = tmp_path / "out"
+    evaluate_suite(["bm25"], "beir", data, out, ["NFCorpus"])
+    path = out / "bm25" / "NFCorpus" / task_run.PER_QUERY_FILE
+    path.unlink()
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(InputError, match="delete the folder and evaluate again"):
+        evaluate_suite(["bm25"], "beir", data, out, ["NFCorpus"])
+
+
+def test_an_interrupted_suite_goes_on_inside_its_task(
+    data: Path, tiny_model_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(block_search, "DOCUMENTS_PER_BLOCK", 1)
+    monkeypatch.setattr(block_search, "SAVE_SECONDS", 0.0)
+    whole = evaluate_suite([str(tiny_model_path)], "beir", data, tasks=TASKS)
+    done: list[str] = []
+
+    def stops_in_the_second_task(title: str, total: int):
+        def step(number: int) -> None:
+            done.append(title.rpartition(" ")[2])
+            if done.count("FiQA2018") == 3 and number == 1:
+                raise KeyboardInterrupt
+
+        return step
+
+    with pytest.raises(KeyboardInterrupt):
+        evaluate_suite([str(tiny_model_path)], "beir", data, tmp_path / "out", TASKS, progress=stops_in_the_second_task)
+    searched = count_searches(monkeypatch)
+    steps: list[int] = []
+    result = evaluate_suite(
+        [str(tiny_model_path)], "beir", data, tmp_path / "out", TASKS, progress=lambda *_: steps.append
+    )
+    assert [line.rpartition(" ")[2] for line in searched] == ["FiQA2018"]
+    assert steps == [2, 1, 1]  # two documents were done before
+    for task in TASKS:
+        assert result.scores[str(tiny_model_path)][task].per_query == whole.scores[str(tiny_model_path)][task].per_query
+
+
+KILLED = """
+import sys, time
+from bixse.evaluation import block_search
+from bixse.evaluation.suite_run import evaluate_suite
+
+block_search.DOCUMENTS_PER_BLOCK, block_search.SAVE_SECONDS = 1, 0.0
+encode = block_search.encode_texts
+def slow(model, texts, kind, **options):
+    time.sleep(0.5 if kind == "document" and len(sys.argv) > 4 else 0)
+    return encode(model, texts, kind, **options)
+block_search.encode_texts = slow
+evaluate_suite([sys.argv[1]], "beir", sys.argv[2], sys.argv[3], ["NFCorpus", "FiQA2018"])
+"""
+
+
+@pytest.mark.slow
+def test_a_killed_suite_goes_on_inside_its_task(data: Path, tiny_model_path: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", KILLED, str(tiny_model_path), str(data)]
+    subprocess.run([*command, str(tmp_path / "whole")], check=True)
+    process = subprocess.Popen([*command, str(tmp_path / "out"), "slow"])
+    pattern = f"*/FiQA2018/{task_run.PARTIAL_FILE}"
+    deadline = time.monotonic() + 120
+    while not list((tmp_path / "out").glob(pattern)) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    os.kill(process.pid, signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    finished = next((tmp_path / "out").glob("*/NFCorpus/run.json"))
+    before = finished.stat().st_mtime_ns
+    subprocess.run([*command, str(tmp_path / "out")], check=True)
+    assert finished.stat().st_mtime_ns == before
+    assert not list((tmp_path / "out").glob(pattern))
+    for path in (tmp_path / "whole").glob("*/*/*.trec"):
+        assert (tmp_path / "out" / path.relative_to(tmp_path / "whole")).read_text() == path.read_text()
+
+
+# --- names
+
+
+def test_a_name_says_which_checkpoint_it_is(tiny_model_path: Path, other_model_path: Path) -> None:
+    one, other = make_system(str(tiny_model_path)), make_system(str(other_model_path))
+    assert one.name != other.name
+    assert one.name.startswith("model-") and other.name.startswith("model-")
+    assert make_system("bm25").name == "bm25"

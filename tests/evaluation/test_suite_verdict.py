@@ -1,0 +1,94 @@
+"""Comparing systems over a suite."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from bixse.errors import InputError
+from bixse.evaluation.significance import paired_bootstrap, randomisation_test
+from bixse.evaluation.suite_verdict import compare_systems, holm, mean_over_tasks
+
+
+def values(seed: int, shift: float = 0.0, tasks: tuple[int, ...] = (40, 15)) -> dict:
+    draw = random.Random(seed)
+    return {
+        f"task{number}": {f"q{query}": min(1.0, max(0.0, draw.random() + shift)) for query in range(count)}
+        for number, count in enumerate(tasks)
+    }
+
+
+def test_systems_with_other_tasks_or_queries_are_refused() -> None:
+    a, b = values(0), values(1)
+    with pytest.raises(InputError, match=r"tasks that only one of them has \(task1\)"):
+        compare_systems({"a": a, "b": {"task0": b["task0"]}})
+    del b["task1"]["q3"]
+    with pytest.raises(InputError, match="other queries of task 'task1'"):
+        compare_systems({"a": a, "b": b})
+
+
+def test_one_task_is_the_comparison_of_its_queries() -> None:
+    a, b = values(0, tasks=(30,)), values(1, tasks=(30,))
+    (found,) = compare_systems({"a": a, "b": b})
+    plain = paired_bootstrap(a["task0"], b["task0"])
+    assert found.tasks[0].difference == plain
+    assert (found.difference.low, found.difference.high) == pytest.approx((plain.low, plain.high))
+    assert found.difference.mean == pytest.approx(plain.mean)
+    assert found.randomisation_p == randomisation_test(a["task0"], b["task0"])
+
+
+def test_tasks_count_alike_whatever_their_size() -> None:
+    a = {"large": {f"q{n}": 1.0 for n in range(100)}, "small": {"q1": 0.0, "q2": 0.0}}
+    b = {"large": {f"q{n}": 0.0 for n in range(100)}, "small": {"q1": 1.0, "q2": 1.0}}
+    difference = mean_over_tasks(a, b)
+    assert (difference.mean, difference.low, difference.high) == (0.0, 0.0, 0.0)
+    (found,) = compare_systems({"a": a, "b": b})
+    assert found.verdict == "no difference"
+    assert [task.verdict for task in found.tasks] == ["better", "worse"]
+
+
+def test_the_interval_resamples_queries_within_tasks() -> None:
+    a, b = values(2, 0.3), values(3)
+    generator = np.random.default_rng(0)
+    means = []
+    for _ in range(4000):
+        tasks = []
+        for task in a:
+            differences = np.array([a[task][query] - b[task][query] for query in a[task]])
+            tasks.append(generator.choice(differences, len(differences)).mean())
+        means.append(np.mean(tasks))
+    difference = mean_over_tasks(a, b)
+    assert np.quantile(means, [0.025, 0.975]) == pytest.approx([difference.low, difference.high], abs=0.01)
+
+
+def test_every_pair_is_compared_and_corrected() -> None:
+    systems = {"good": values(0, 0.4), "same": values(1), "other": values(2)}
+    found = {(each.a, each.b): each for each in compare_systems(systems)}
+    assert list(found) == [("good", "same"), ("good", "other"), ("same", "other")]
+    assert [each.verdict for each in found.values()] == ["better", "better", "no difference"]
+    assert [each.holm_p for each in found.values()] == holm([each.randomisation_p for each in found.values()])
+    every = [task.randomisation_p for each in found.values() for task in each.tasks]
+    assert [task.holm_p for each in found.values() for task in each.tasks] == holm(every)
+
+
+def test_a_task_of_one_query_has_no_interval_but_counts() -> None:
+    (found,) = compare_systems({"a": values(0, tasks=(20, 1)), "b": values(1, tasks=(20, 1))})
+    assert [task.task for task in found.tasks] == ["task0"]
+    assert found.difference.queries == 21
+
+
+@pytest.mark.parametrize(
+    ("given", "corrected"),
+    [
+        ([], []),
+        ([0.2], [0.2]),
+        ([0.01, 0.02, 0.03, 0.04], [0.04, 0.06, 0.06, 0.06]),
+        ([0.5, 0.001, 0.6], [1.0, 0.003, 1.0]),
+        # by hand: 0.008 * 5, 0.012 * 4, 0.03 * 3, 0.041 * 2 and 0.2 in rising order, none below the one before
+        ([0.03, 0.008, 0.041, 0.012, 0.2], [0.09, 0.04, 0.09, 0.048, 0.2]),
+    ],
+)
+def test_holm(given, corrected) -> None:
+    assert holm(given) == pytest.approx(corrected)
