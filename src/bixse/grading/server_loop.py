@@ -78,7 +78,6 @@ class LoopThread:
         """
         work: _Work[Item, Result] = _Work(self._loop, handle)
         source, more, under_way = iter(items), True, 0
-        ready: deque[_Done[Item, Result]] = deque()
         try:
             while True:
                 if more and under_way < room():
@@ -88,18 +87,15 @@ class LoopThread:
                         more = False
                         continue
                     under_way += 1
-                    if not ready and work.done.empty():
+                    if work.done.empty():
                         continue
                 elif not under_way:
                     return
-                if not ready:
-                    ready.extend(self._wait(work.done))
-                item, result, error = ready.popleft()
+                item, result, error = self._wait(work.done)
                 under_way -= 1
                 if error is not None:
-                    while not work.done.empty():
-                        ready.extend(work.done.get())
-                    yield from ((item, result) for item, result, failed in ready if failed is None)  # type: ignore[misc]
+                    rest = [work.done.get() for _ in range(work.done.qsize())]
+                    yield from ((item, result) for item, result, failed in rest if failed is None)  # type: ignore[misc]
                     raise error
                 yield item, result  # type: ignore[misc]
         finally:
@@ -107,7 +103,7 @@ class LoopThread:
                 with contextlib.suppress(concurrent.futures.TimeoutError):
                     self.run(work.cancel(), CLOSING_SECONDS)
 
-    def _wait(self, done: queue.SimpleQueue[list[Entry]]) -> list[Entry]:
+    def _wait(self, done: queue.SimpleQueue[Entry]) -> Entry:
         while True:
             try:
                 return done.get(timeout=LOOK_SECONDS)
@@ -121,14 +117,13 @@ class LoopThread:
 
 
 class _Work(Generic[Item, Result]):
-    """Items on their way into the loop and results on their way out, handed over many at a time."""
+    """Items on their way into the loop and results on their way out."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, handle: Callable[[Item], Awaitable[Result]]) -> None:
         self._loop, self._handle = loop, handle
         self._entering: deque[Item] = deque()
-        self._leaving: list[_Done[Item, Result]] = []
         self._tasks: set[asyncio.Task[None]] = set()
-        self.done: queue.SimpleQueue[list[_Done[Item, Result]]] = queue.SimpleQueue()
+        self.done: queue.SimpleQueue[_Done[Item, Result]] = queue.SimpleQueue()
 
     def submit(self, item: Item) -> None:
         """Hand an item to the loop; called in the caller's thread."""
@@ -144,16 +139,9 @@ class _Work(Generic[Item, Result]):
 
     async def _one(self, item: Item) -> None:
         try:
-            outcome: _Done[Item, Result] = (item, await self._handle(item), None)
+            self.done.put((item, await self._handle(item), None))
         except Exception as error:
-            outcome = (item, None, error)
-        if not self._leaving:
-            self._loop.call_soon(self._flush)
-        self._leaving.append(outcome)
-
-    def _flush(self) -> None:
-        self.done.put(self._leaving)
-        self._leaving = []
+            self.done.put((item, None, error))
 
     async def cancel(self) -> None:
         """Cancel what is under way and wait until it is gone."""
