@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 TESTED := $(VENV)/.ready-for-tests
 
-.PHONY: quickstart test test-all lint bench-loss bench-train bench-grade clean help
+.PHONY: quickstart test test-all lint bench-loss bench-train bench-grade bench-eval clean help
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
@@ -51,6 +51,9 @@ bench-train: $(TESTED)  ## training speed against the stock trainer of sentence-
 
 bench-grade: $(TESTED)  ## pairs a second of the local judge against generate(), and of the HTTP client against the bare server
 	$(BIN)/python benchmarks/bench_grade.py $(ARGS)
+
+bench-eval: $(TESTED)  ## exact search and metrics against the bare matrix product and the evaluators of other libraries
+	$(BIN)/python benchmarks/bench_eval.py $(ARGS)
 
 clean:  ## remove the environment
 	rm -rf $(VENV)

@@ -1,0 +1,279 @@
+"""Time and memory of searching and scoring, beside the evaluators of sentence-transformers and mteb.
+
+    python benchmarks/bench_eval.py [--passages 131072] [--queries 256] [--dim 384] [--rounds 5] [--out FILE] [--quick]
+
+One row a method, all on the same random unit embeddings, so that nothing is encoded:
+
+- `product, top 100`: the bare matrix product of all pairs and `torch.topk(100)`: what no exact search avoids;
+- `bixse, search`: `bixse.retrieval.exact.exact_search`;
+- `bixse`: that search, the run by names, and nDCG@10, MAP@100, MRR@10 and recall@100 of every query;
+- `sentence-transformers`: `InformationRetrievalEvaluator` with its default metrics, on given embeddings;
+- `mteb, top 100` and `mteb`: mteb's own search and evaluation of a task, 100 documents deep and as it stands (1,000);
+  both read the texts through mteb's data loader.
+
+Times are medians of runs interleaved in one process, the order turned from round to round, so that another program
+on the machine slows all alike; the ratio is the median over rounds of a method's time to that of the bare product in
+the same round. `cpu_ratio` is that of processor time. All methods must reach the same nDCG@10. Memory is measured in a
+process of its own for each method: the peak of resident memory beyond embeddings, texts and judgements. The number of
+threads is PyTorch's: set OMP_NUM_THREADS to change it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import time
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import datasets
+import numpy as np
+import torch
+
+from bixse.evaluation.metrics import evaluate_run, mean
+from bixse.evaluation.suite_result import SUITE_METRICS
+from bixse.retrieval.exact import exact_search, to_run
+from measuring import CLEAR_PEAK, in_a_process_of_its_own, resident, write_table
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+COLUMNS = (
+    "passages", "queries", "dim", "threads", "rounds", "method", "seconds", "cpu_seconds", "ratio", "ratio_lowest",
+    "ratio_highest", "cpu_ratio", "extra_mib", "ndcg_at_10",
+)  # fmt: skip
+DEPTH = 100
+"""Documents of a query that are retrieved."""
+RELEVANT = 4
+"""Relevant passages of each query, by binary grades: all that sentence-transformers can use."""
+BARE = "product, top 100"
+
+
+class Problem:
+    """Passages at random, and queries each near the mean of its relevant passages."""
+
+    def __init__(self, passages: int, queries: int, dim: int) -> None:
+        generator = np.random.default_rng(0)
+        self.documents = unit(generator.standard_normal((passages, dim), dtype=np.float32))
+        chosen = generator.choice(passages, (queries, min(RELEVANT, passages)), replace=False)
+        noise = generator.standard_normal((queries, dim), dtype=np.float32)
+        self.query_embeddings = unit(unit(self.documents[chosen].mean(axis=1)) + 1.2 * unit(noise))
+        self.document_ids = [f"d{number}" for number in range(passages)]
+        self.query_ids = [f"q{number}" for number in range(queries)]
+        self.qrels = {
+            query: {self.document_ids[row]: 1 for row in rows}
+            for query, rows in zip(self.query_ids, chosen.tolist(), strict=True)
+        }
+
+    @cached_property
+    def mteb_tasks(self) -> dict[int, Any]:
+        """Depth -> a task of mteb with its data loaded."""
+        from mteb.abstasks.retrieval import AbsTaskRetrieval
+        from mteb.abstasks.task_metadata import TaskMetadata
+
+        metadata = TaskMetadata(
+            name="Synthetic", description="random", dataset={"path": "none", "revision": "1"}, type="Retrieval",
+            category="t2t", eval_langs=["eng-Latn"], main_score="ndcg_at_10",
+        )  # fmt: skip
+        corpus = datasets.Dataset.from_dict({"id": self.document_ids, "text": self.document_ids})
+        queries = datasets.Dataset.from_dict({"id": self.query_ids, "text": self.query_ids})
+        tasks = {}
+        for depth, cuts in ((100, (1, 10, 100)), (1000, AbsTaskRetrieval.k_values)):
+            task = type("Synthetic", (AbsTaskRetrieval,), {"metadata": metadata, "k_values": cuts})()
+            data = {"corpus": corpus, "queries": queries, "relevant_docs": self.qrels, "top_ranked": None}
+            task.dataset, task.data_loaded = {"default": {"test": data}}, True
+            tasks[depth] = task
+        return tasks
+
+
+class Stub:
+    """A model whose embeddings are there already, for both libraries."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+
+    def encode_query(self, *_: object, **__: object) -> torch.Tensor:
+        """What sentence-transformers' evaluator asks for."""
+        return torch.from_numpy(self.problem.query_embeddings)
+
+    def encode(self, inputs: Any, *, prompt_type: Any = None, **_: object) -> np.ndarray:
+        """What mteb asks for: the embeddings of the texts of a loader, which are ids."""
+        rows = [int(text[1:]) for batch in inputs for text in batch["text"]]
+        whole = self.problem.query_embeddings if prompt_type.value == "query" else self.problem.documents
+        return whole[rows[0] : rows[-1] + 1]  # in order
+
+    def similarity(self, queries: Any, documents: Any) -> torch.Tensor:
+        """Inner products."""
+        return torch.as_tensor(queries) @ torch.as_tensor(documents).T
+
+    similarity_pairwise = similarity
+
+    @cached_property
+    def mteb_model_meta(self) -> Any:
+        """A name for mteb."""
+        from mteb.models import ModelMeta
+
+        return ModelMeta.create_empty(overwrites={"name": "none/given", "revision": "1"})
+
+
+def unit(rows: np.ndarray) -> np.ndarray:
+    """Rows of length 1."""
+    scaled: np.ndarray = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+    return scaled
+
+
+def bare(problem: Problem) -> None:
+    """The product and the best of it, nothing named or scored."""
+    queries, documents = torch.from_numpy(problem.query_embeddings), torch.from_numpy(problem.documents)
+    (queries @ documents.T).topk(min(DEPTH, len(documents)), dim=1)
+
+
+def search_alone(problem: Problem) -> None:
+    """Our search."""
+    exact_search(problem.query_embeddings, problem.documents, DEPTH)
+
+
+def bixse(problem: Problem) -> float:
+    """Our search and metrics; returns nDCG@10."""
+    scores, indices = exact_search(problem.query_embeddings, problem.documents, DEPTH)
+    run = to_run(problem.query_ids, problem.document_ids, scores, indices)
+    return mean(evaluate_run(problem.qrels, run, SUITE_METRICS))["ndcg@10"]
+
+
+def sentence_transformers(problem: Problem) -> float:
+    """Their evaluator; returns nDCG@10."""
+    from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
+    from sentence_transformers.util import dot_score
+
+    evaluator = InformationRetrievalEvaluator(
+        dict(zip(problem.query_ids, problem.query_ids, strict=True)),
+        dict(zip(problem.document_ids, problem.document_ids, strict=True)),
+        {query: set(judged) for query, judged in problem.qrels.items()},
+        score_functions={"dot": dot_score},
+    )
+    found = evaluator.compute_all_metrics(Stub(problem), corpus_embeddings=torch.from_numpy(problem.documents))
+    return float(found["dot"]["ndcg@k"][10])  # type: ignore[index]
+
+
+def mteb(problem: Problem, depth: int = 1000) -> float:
+    """Their search and evaluation; returns nDCG@10."""
+    scores = problem.mteb_tasks[depth].evaluate(
+        Stub(problem), "test", encode_kwargs={"show_progress_bar": False, "batch_size": 4096}
+    )
+    return float(scores["default"]["ndcg_at_10"])
+
+
+METHODS: dict[str, Callable[[Problem], float | None]] = {
+    BARE: bare,
+    "bixse, search": search_alone,
+    "bixse": bixse,
+    "sentence-transformers": sentence_transformers,
+    "mteb, top 100": lambda problem: mteb(problem, 100),
+    "mteb": mteb,
+}
+
+
+def common_ndcg(problem: Problem) -> float:
+    """The nDCG@10 that every method reaches; a first run of each, which is not timed."""
+    figures = {name: value for name, method in METHODS.items() if (value := method(problem)) is not None}
+    if max(figures.values()) - min(figures.values()) > 1e-4:
+        raise SystemExit(f"the methods differ in nDCG@10: {figures}")
+    return figures["bixse"]
+
+
+def measure_times(problem: Problem, rounds: int) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
+    """Wall and processor seconds of each method in each round."""
+    names = list(METHODS)
+    wall: dict[str, list[float]] = {name: [] for name in names}
+    cpu: dict[str, list[float]] = {name: [] for name in names}
+    for turn in range(rounds):
+        for name in names[turn % len(names) :] + names[: turn % len(names)]:
+            start, worked = time.perf_counter(), time.process_time()
+            METHODS[name](problem)
+            wall[name].append(time.perf_counter() - start)
+            cpu[name].append(time.process_time() - worked)
+    return wall, cpu
+
+
+def measure_memory(method: str, passages: int, queries: int, dim: int) -> float:
+    """Peak resident memory in MiB of one run, in this (fresh) process, beyond the data."""
+    METHODS[method](Problem(512, 8, dim))  # load libraries and kernels
+    problem = Problem(passages, queries, dim)
+    if method.startswith("mteb"):
+        _ = problem.mteb_tasks
+    level = resident("VmRSS")
+    CLEAR_PEAK.write_text("5", encoding="ascii")
+    METHODS[method](problem)
+    return max(0.0, resident("VmHWM") - level)
+
+
+def ratios(own: list[float], yardstick: list[float]) -> list[float]:
+    """Round by round."""
+    return [mine / bare_one for mine, bare_one in zip(own, yardstick, strict=True)]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure, print the table, write the CSV."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--passages", type=int, default=131_072)
+    parser.add_argument("--queries", type=int, default=256)
+    parser.add_argument("--dim", type=int, default=384)
+    parser.add_argument("--rounds", type=int, default=6, help="the median counts")
+    parser.add_argument("--out", type=Path, help="write the table here as CSV")
+    parser.add_argument("--quick", action="store_true", help="few passages, a few seconds: a look, not a measurement")
+    parser.add_argument("--memory-of", choices=list(METHODS), help=argparse.SUPPRESS)
+    options = parser.parse_args(arguments)
+    if min(options.rounds, options.passages // (RELEVANT * 2), options.queries, options.dim) < 1:
+        parser.error("expected rounds, queries and dim of at least 1 and some passages")
+    if options.queries * RELEVANT > options.passages:
+        parser.error(f"expected at least {RELEVANT} passages for each query")
+    if options.memory_of:
+        print(measure_memory(options.memory_of, options.passages, options.queries, options.dim))
+        return
+    if options.quick:
+        options.passages, options.queries, options.dim, options.rounds = 4096, 32, 64, 2
+    datasets.disable_progress_bars()
+    problem = Problem(options.passages, options.queries, options.dim)
+    load, ndcg = os.getloadavg()[0], common_ndcg(problem)
+    wall, cpu = measure_times(problem, options.rounds)
+    print(
+        f"{options.passages} passages, {options.queries} queries, {options.dim} dimensions, "
+        f"{torch.get_num_threads()} thread(s), {options.rounds} rounds; load of the machine before: {load:.1f}\n"
+        f"{'method':<22} {'seconds':>8} {'x bare':>7} {'lowest':>7} {'highest':>7} {'x cpu':>7} {'extra MiB':>10}"
+    )
+    rows: list[dict[str, object]] = []
+    sizes = ("--passages", options.passages, "--queries", options.queries, "--dim", options.dim)
+    for name in METHODS:
+        own = ratios(wall[name], wall[BARE])
+        rows.append(
+            {
+                "passages": options.passages,
+                "queries": options.queries,
+                "dim": options.dim,
+                "threads": torch.get_num_threads(),
+                "rounds": options.rounds,
+                "method": name,
+                "seconds": round(statistics.median(wall[name]), 4),
+                "cpu_seconds": round(statistics.median(cpu[name]), 4),
+                "ratio": round(statistics.median(own), 3),
+                "ratio_lowest": round(min(own), 3),
+                "ratio_highest": round(max(own), 3),
+                "cpu_ratio": round(statistics.median(ratios(cpu[name], cpu[BARE])), 3),
+                "extra_mib": round(in_a_process_of_its_own(__file__, "--memory-of", name, *sizes), 1),
+                "ndcg_at_10": round(ndcg, 4),
+            }
+        )
+        row = rows[-1]
+        print(
+            f"{name:<22} {row['seconds']:>8} {row['ratio']:>7} {row['ratio_lowest']:>7} {row['ratio_highest']:>7} "
+            f"{row['cpu_ratio']:>7} {row['extra_mib']:>10}",
+            flush=True,
+        )
+    if options.out:
+        write_table(options.out, COLUMNS, rows)
+
+
+if __name__ == "__main__":
+    main()
