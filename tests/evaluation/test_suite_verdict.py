@@ -49,6 +49,16 @@ def test_tasks_count_alike_whatever_their_size() -> None:
     assert [task.verdict for task in found.tasks] == ["better", "worse"]
 
 
+def test_the_tasks_of_a_group_together_count_as_one() -> None:
+    a = {name: {"q1": value, "q2": value} for name, value in (("x1", 1.0), ("x2", 1.0), ("x3", 1.0), ("y", 0.0))}
+    b = {name: {"q1": value, "q2": value} for name, value in (("x1", 0.0), ("x2", 0.0), ("x3", 0.0), ("y", 1.0))}
+    assert mean_over_tasks(a, b).mean == pytest.approx(0.5)
+    assert mean_over_tasks(a, b, {"x1": "x", "x2": "x", "x3": "x"}).mean == pytest.approx(0.0)
+    (found,) = compare_systems({"a": a, "b": b}, {"x1": "x", "x2": "x", "x3": "x"})
+    assert found.randomisation_p > 0.8
+    assert found.verdict == "no difference"
+
+
 def test_the_interval_resamples_queries_within_tasks() -> None:
     a, b = values(2, 0.3), values(3)
     generator = np.random.default_rng(0)

@@ -172,7 +172,7 @@ def _result(
         notes += trec_notes(data, plan.years, "rerank" if suite.engine == "trec-dl-rerank" else protocol)
     comparisons: list[SuiteDifference] = []
     try:
-        comparisons = _compare(named)
+        comparisons = _compare(named, grouped=suite.engine != "mteb")
     except BixseError as error:
         notes.append(f"systems are not compared: {error}")
     means = {name: _means(suite, found, headline) for name, found in named.items()}
@@ -198,8 +198,8 @@ def _means(suite: Suite, scores: Mapping[str, TaskScore], headline: str) -> dict
     return means
 
 
-def _compare(scores: Mapping[str, Mapping[str, TaskScore]]) -> list[SuiteDifference]:
-    """Every pair of systems on the tasks that all of them have."""
+def _compare(scores: Mapping[str, Mapping[str, TaskScore]], grouped: bool) -> list[SuiteDifference]:
+    """Every pair of systems on the tasks that all of them have; groups count as one where the suite's mean does so."""
     from bixse.evaluation.trec_dl import WITHOUT
 
     if len(scores) < 2:
@@ -212,4 +212,5 @@ def _compare(scores: Mapping[str, Mapping[str, TaskScore]]) -> list[SuiteDiffere
     ]
     if not common:
         return []
-    return compare_systems({name: {task: found[task] for task in common} for name, found in values.items()})
+    groups = {task: score.group for task, score in next(iter(scores.values())).items()} if grouped else None
+    return compare_systems({name: {task: found[task] for task in common} for name, found in values.items()}, groups)

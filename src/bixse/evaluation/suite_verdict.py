@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from itertools import combinations
 from typing import TYPE_CHECKING, TypeAlias
@@ -19,7 +20,7 @@ from bixse.evaluation.significance import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     import numpy.typing as npt
 
@@ -68,7 +69,11 @@ class SuiteDifference:
 
 
 def compare_systems(
-    values: Mapping[str, Values], samples: int = 10_000, confidence: float = 0.95, seed: int = 0
+    values: Mapping[str, Values],
+    group_of: Mapping[str, str] | None = None,
+    samples: int = 10_000,
+    confidence: float = 0.95,
+    seed: int = 0,
 ) -> list[SuiteDifference]:
     """Compare every pair of systems, the first named one as a.
 
@@ -76,6 +81,7 @@ def compare_systems(
 
     Args:
         values: system -> task -> query id -> value; all systems have the same tasks and queries.
+        group_of: task -> group; the tasks of a group together count as one. None: each counts by itself.
         samples: resamples and random swaps.
         confidence: of the intervals, between 0 and 1.
         seed: of both.
@@ -104,8 +110,8 @@ def compare_systems(
     }
     whole = {
         (a, b): (
-            mean_over_tasks(values[a], values[b], samples, confidence, seed),
-            _randomisation_over_tasks(values[a], values[b], samples, seed),
+            mean_over_tasks(values[a], values[b], group_of, samples, confidence, seed),
+            _randomisation_over_tasks(values[a], values[b], group_of, samples, seed),
         )
         for a, b in pairs
     }
@@ -130,20 +136,30 @@ def compare_systems(
     ]  # fmt: skip
 
 
-def mean_over_tasks(a: Values, b: Values, samples: int = 10_000, confidence: float = 0.95, seed: int = 0) -> Difference:
+def mean_over_tasks(
+    a: Values,
+    b: Values,
+    group_of: Mapping[str, str] | None = None,
+    samples: int = 10_000,
+    confidence: float = 0.95,
+    seed: int = 0,
+) -> Difference:
     """The mean over tasks of the difference a - b, with a percentile interval that resamples queries within each task.
+
+    Arguments are those of `compare_systems`.
 
     Raises:
         InputError: tasks or queries differ, or the confidence is out of range.
     """
     low, high = interval_bounds(confidence)
+    weights = _weights(a, group_of)
     means = np.zeros(samples)
     centre = 0.0
     for number, task in enumerate(sorted(a)):
         differences = _differences(a[task], b[task])
         drawn = resamples(len(differences), samples, seed + number)
-        means += np.concatenate([differences[block].mean(axis=1) for block in drawn]) / len(a)
-        centre += float(differences.mean()) / len(a)
+        means += np.concatenate([differences[block].mean(axis=1) for block in drawn]) * weights[task]
+        centre += float(differences.mean()) * weights[task]
     tail = min(int((means <= 0).sum()), int((means >= 0).sum()))
     ends = np.quantile(means, [low, high])
     return Difference(
@@ -171,11 +187,20 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return corrected
 
 
-def _randomisation_over_tasks(a: Values, b: Values, samples: int, seed: int) -> float:
+def _weights(tasks: Iterable[str], group_of: Mapping[str, str] | None) -> dict[str, float]:
+    """Task -> its share of the mean: groups count alike, and so do the tasks of a group."""
+    group = {task: (group_of or {}).get(task, task) for task in tasks}
+    sizes = Counter(group.values())
+    return {task: 1 / (len(sizes) * sizes[group[task]]) for task in group}
+
+
+def _randomisation_over_tasks(
+    a: Values, b: Values, group_of: Mapping[str, str] | None, samples: int, seed: int
+) -> float:
     """The randomisation test on differences weighted as they count in the mean over tasks."""
-    total = sum(map(len, a.values()))
+    total, weights = sum(map(len, a.values())), _weights(a, group_of)
     weighted = {
-        f"{task} {query_id}": (a[task][query_id] - b[task][query_id]) * total / (len(a) * len(a[task]))
+        f"{task} {query_id}": (a[task][query_id] - b[task][query_id]) * total * weights[task] / len(a[task])
         for task in a
         for query_id in a[task]
     }
