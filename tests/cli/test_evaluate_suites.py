@@ -56,6 +56,8 @@ def test_arguments_of_another_suite(capsys: pytest.CaptureFixture[str], data: Pa
     assert "--protocol: got full for suite beir" in refused(
         capsys, "bm25", "--suite", "beir", "--data", data, "--protocol", "full"
     )
+    for option in (("--split", "dev"), ("--relevance-level", "2")):
+        assert "its tasks have their own" in refused(capsys, "bm25", "--suite", "beir", "--data", data, *option)
     assert "did you mean 'beir'" in refused(capsys, "bm25", "--suite", "bir", "--data", data)
     assert "got no --data" in refused(capsys, "bm25", "--suite", "nanobeir")
 

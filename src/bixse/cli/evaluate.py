@@ -127,6 +127,11 @@ def _run_suite(args: argparse.Namespace, models: Sequence[str]) -> CommandResult
         "--data, and no word on self-matches, which a suite knows",
         "give --data DIR",
     )
+    if args.split != "test" or args.relevance_level != 1.0:
+        raise InputError(
+            f"bixse evaluate: got --split or --relevance-level for suite {args.suite}; expected neither, its tasks "
+            "have their own; to mend: leave them out"
+        )
     if args.suite != "trec-dl" and args.protocol != "judged":
         raise InputError(
             f"--protocol: got {args.protocol} for suite {args.suite}; expected it for trec-dl alone; to mend: leave it "

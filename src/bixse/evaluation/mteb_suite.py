@@ -10,7 +10,13 @@ from bixse.data.files import file_hash, read_text, write_atomically
 from bixse.data.run_record import open_run
 from bixse.errors import BixseError, InputError
 from bixse.evaluation.metrics import evaluate_run
-from bixse.evaluation.mteb_tasks import hub_offline, local_folders, parts_of_task, with_local_data
+from bixse.evaluation.mteb_tasks import (
+    hub_offline,
+    local_folders,
+    parts_of_task,
+    quiet_data_sets,
+    with_local_data,
+)
 from bixse.evaluation.suite_result import HEADLINE, SUITE_METRICS, TaskScore
 from bixse.evaluation.task_run import PER_QUERY_FILE
 
@@ -101,7 +107,7 @@ def _run_task(
     per_query: PerQuery = {}
     mains = []
     metrics: dict[str, float] = {}
-    with hub_offline(not download):
+    with hub_offline(not download), quiet_data_sets():
         for part in parts:
             part.load_data()
             result = mteb.evaluate(

@@ -241,6 +241,20 @@ def hub_offline(offline: bool) -> Iterator[None]:
         constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE = before
 
 
+@contextmanager
+def quiet_data_sets() -> Iterator[None]:
+    """Keep the library of data sets from drawing a bar for each step of its own."""
+    from datasets import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+
+    before = are_progress_bars_disabled()
+    disable_progress_bars()
+    try:
+        yield
+    finally:
+        if not before:
+            enable_progress_bars()
+
+
 def _split_data(folder: Path, split: str) -> Any:
     """A split as mteb holds it; the queries are the judged ones, and a title stands before its text already."""
     from datasets import Dataset
