@@ -1,73 +1,259 @@
-"""`bixse search`: the best documents of a collection, with probabilities of relevance."""
+"""`bixse search`: the best documents of an index or a collection, with probabilities of relevance."""
 
 from __future__ import annotations
 
+import argparse
+import json
+import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bixse.cli.result import CommandResult
 
 if TYPE_CHECKING:
-    import argparse
+    from collections.abc import Iterator
+
+    from bixse.retrieval.index import Hit, SearchIndex
+
+STDIN = "-"
+"""What --queries takes for queries that are typed, or come through a pipe."""
+
+
+class _Query(argparse.Action):
+    """The query: needed where --queries names none."""
+
+    queries: argparse.Action
+    _needed = True
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        setattr(namespace, self.dest, values)
+
+    @property
+    def required(self) -> bool:
+        return self._needed and self.queries.default is None
+
+    @required.setter
+    def required(self, needed: bool) -> None:
+        self._needed = needed
+
+
+class _Queries(argparse.Action):
+    """--queries: once it is given, no query is needed."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        self.default = values
+        setattr(namespace, self.dest, values)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The verb's flags."""
-    parser.add_argument(
-        "model", metavar="MODEL", help="model folder, Hugging Face name, or demo (the small model of bixse[demo])"
-    )
-    parser.add_argument("query", metavar="QUERY", help="what to look for, in quotes")
-    parser.add_argument("--collection", type=Path, required=True, metavar="DIR", help="folder with corpus.jsonl")
+    parser.add_argument("model", metavar="INDEX|MODEL",
+                        help="folder that `bixse index` made; or, with --collection, a model folder, Hugging Face "
+                        "name, or demo (the small model of bixse[demo])")  # fmt: skip
+    query = parser.add_argument("query", metavar="QUERY", action=_Query, help="what to look for, in quotes")
+    parser.add_argument("--collection", type=Path, metavar="DIR",
+                        help="folder with corpus.jsonl, searched with MODEL without an index")  # fmt: skip
     parser.add_argument("--task", metavar="NAME", help="task whose instructions stand before the query")
     parser.add_argument("--top", type=int, default=10, metavar="N", help="documents shown (default: 10)")
     parser.add_argument(
         "--threshold", type=float, metavar="P", help="show only documents at least this probable to be relevant, 0 to 1"
     )
+    several = parser.add_argument_group("with an index")
+    query.queries = several.add_argument(  # type: ignore[attr-defined]
+        "--queries", action=_Queries, metavar="FILE",
+        help="answer every query of a file (.jsonl of {_id, text}, or one a line), or of the terminal with -",
+    )  # fmt: skip
+    several.add_argument("--out", type=Path, metavar="FILE", help="write the answers to --queries as a TREC run")
+    several.add_argument("--exact", action="store_true", help="score every document, whatever the kind of the index")
+    several.add_argument("--model-at", metavar="MODEL", help="the model of the index, where it has moved")
 
 
 def run(args: argparse.Namespace) -> CommandResult:
+    """Answer one query or many."""
+    from bixse.errors import InputError
+    from bixse.retrieval.index_files import is_index
+
+    if args.top < 1:
+        raise InputError(f"--top: got {args.top}; expected at least 1; to mend: leave it out for 10")
+    if args.threshold is not None and not 0 <= args.threshold <= 1:
+        raise InputError(f"--threshold: got {args.threshold}; expected 0 to 1; to mend: 0.5 is a start")
+    if args.query is not None:
+        _check_query(args.query)
+    if not is_index(Path(args.model)):
+        return _search_collection(args)
+    if args.collection is not None:
+        raise InputError(
+            f"--collection: got {args.collection} beside an index; expected one of the two; to mend: leave it out"
+        )
+    if args.queries is not None and args.query is not None:
+        raise InputError(
+            f"--queries: got {args.queries!r} beside a query; expected one of the two; to mend: leave one out"
+        )
+    if args.out is not None and args.queries in (None, STDIN):
+        raise InputError("--out: got it without a file of queries; expected --queries FILE; to mend: leave --out out")
+    return _search_index(args)
+
+
+def _search_index(args: argparse.Namespace) -> CommandResult:
+    from bixse.retrieval.index import open_index
+    from bixse.retrieval.index_documents import read_queries
+
+    queries = read_queries(Path(args.queries)) if args.queries not in (None, STDIN) else {}
+    with open_index(args.model, args.model_at, args.task, args.exact) as index:
+        _check_threshold(args.threshold, index.encoder.head, index.encoder.identity.name)
+        if args.queries == STDIN:
+            return _answer_each(index, args)
+        if args.query is not None:
+            return _one_answer(_rows(index.search(args.query, args.top, args.threshold)))
+        answers = index.search(list(queries.values()), args.top, args.threshold)
+        name = index.encoder.identity.name
+    return _many_answers(args, queries, answers, name)
+
+
+def _search_collection(args: argparse.Namespace) -> CommandResult:
     """Encode the corpus once, then answer."""
     from bixse.cli.progress import progress_bar
     from bixse.data.collection import Collection
     from bixse.data.collection_files import load_corpus
-    from bixse.data.files import is_unicode
     from bixse.encoders.build import build_encoder
     from bixse.encoders.instructions import use_task
     from bixse.errors import InputError
     from bixse.evaluation.local import encode_stored
 
-    if not args.query.strip() or not is_unicode(args.query):
-        fault = "an empty query" if not args.query.strip() else "a query that is not UTF-8"
-        raise InputError(f"search: got {fault}; expected a text; to mend: write it in quotes, in a UTF-8 terminal")
-    if args.top < 1:
-        raise InputError(f"--top: got {args.top}; expected at least 1; to mend: leave it out for 10")
-    if args.threshold is not None and not 0 <= args.threshold <= 1:
-        raise InputError(f"--threshold: got {args.threshold}; expected 0 to 1; to mend: 0.5 is a start")
+    if args.collection is None:
+        raise InputError(
+            f"{args.model}: got no index and no --collection; expected the folder of an index, or a model and a "
+            "collection; to mend: add --collection DIR, or make an index with "
+            "`bixse index MODEL --collection DIR --out INDEX`"
+        )
+    wrong = {"--queries": args.queries, "--out": args.out, "--exact": args.exact or None, "--model-at": args.model_at}
+    for flag, value in wrong.items():
+        if value is not None:
+            raise InputError(
+                f"{flag}: got it with --collection; expected it with an index only; to mend: make one with `bixse "
+                f"index {args.model} --collection {args.collection} --out INDEX`"
+            )
     corpus = load_corpus(args.collection)
     model = build_encoder(args.model)
     use_task(model, args.task)
     head = getattr(model, "head", None)
-    if args.threshold is not None and head is None:
-        raise InputError(
-            f"--threshold: got model {args.model!r} without a relevance head; expected one that gives probabilities; "
-            "to mend: run `bixse calibrate` on it, or leave --threshold out"
-        )
+    _check_threshold(args.threshold, head, args.model)
     asked = Collection(args.collection.name, corpus, {"query": args.query})
     encoded = encode_stored(model, asked, args.collection, ["query"], progress_bar)
-    found: list[dict[str, Any]] = []
+    found = []
     for rank, (identifier, cosine) in enumerate(encoded.search(["query"], args.top)["query"].items(), start=1):
         probability = head.probability(float(cosine)) if head is not None else None
         if args.threshold is None or (probability is not None and probability >= args.threshold):
-            document = corpus[identifier]
-            found.append({"rank": rank, "document_id": identifier, "cosine": round(cosine, 4),
-                          "probability": None if probability is None else round(probability, 4),
-                          "title": document.title, "text": document.text})  # fmt: skip
-    lines = [_line(hit) for hit in found] or ["no document reaches the threshold"]
-    return CommandResult("\n".join(lines), {"results": found})
+            found.append(_row(rank, identifier, cosine, probability, *corpus[identifier]))
+    return _one_answer(found)
+
+
+def _check_query(query: str) -> None:
+    from bixse.data.files import is_unicode
+    from bixse.errors import InputError
+
+    if not query.strip() or not is_unicode(query):
+        fault = "an empty query" if not query.strip() else "a query that is not UTF-8"
+        raise InputError(f"search: got {fault}; expected a text; to mend: write it in quotes, in a UTF-8 terminal")
+
+
+def _check_threshold(threshold: float | None, head: object | None, name: str) -> None:
+    from bixse.errors import InputError
+
+    if threshold is not None and head is None:
+        raise InputError(
+            f"--threshold: got model {name!r} without a relevance head; expected one that gives probabilities; "
+            "to mend: run `bixse calibrate` on it, or leave --threshold out"
+        )
+
+
+def _one_answer(found: list[dict[str, Any]]) -> CommandResult:
+    return CommandResult("\n".join(_lines(found)), {"results": found})
+
+
+def _many_answers(
+    args: argparse.Namespace, queries: dict[str, str], answers: list[list[Hit]], name: str
+) -> CommandResult:
+    """All answers as a TREC run, or as text."""
+    if args.out is not None:
+        from bixse.data.trec import write_run
+
+        run = {
+            query: {hit.document_id: hit.cosine for hit in hits} for query, hits in zip(queries, answers, strict=True)
+        }
+        write_run(args.out, run, tag="-".join(Path(name).name.split()) or "model")
+        number = sum(map(len, answers))
+        text = f"wrote {number:,} documents of {len(queries):,} queries to {args.out}"
+        return CommandResult(text, {"queries": len(queries), "documents": number}, {"run": str(args.out)})
+    shown = []
+    lines: list[str] = []
+    for (query_id, query), hits in zip(queries.items(), answers, strict=True):
+        rows = _rows(hits)
+        shown.append({"query_id": query_id, "query": query, "results": rows})
+        lines += [f"{query_id}: {query}", *_lines(rows), ""]
+    return CommandResult("\n".join(lines), {"answers": shown})
+
+
+def _answer_each(index: SearchIndex, args: argparse.Namespace) -> CommandResult:
+    """Read queries line by line and answer each at once, on the real standard output."""
+    out = sys.__stdout__ or sys.stdout
+    answered = 0
+    try:
+        for query in _typed(f"{len(index):,} documents; a query a line, Ctrl-D ends"):
+            rows = _rows(index.search(query, args.top, args.threshold))
+            heading = [] if sys.stdin.isatty() else [query]
+            said = (
+                json.dumps({"query": query, "results": rows}) if args.json else "\n".join([*heading, *_lines(rows), ""])
+            )
+            out.write(said + "\n")
+            out.flush()
+            answered += 1
+    except BrokenPipeError:  # the reader, such as `head`, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())
+    except KeyboardInterrupt:
+        sys.stderr.write("\n")
+    return CommandResult("", {"queries": answered})
+
+
+def _typed(greeting: str) -> Iterator[str]:
+    """The lines of standard input that hold a text; a person at a terminal is greeted and asked."""
+    person = sys.stdin.isatty()
+    if person:
+        sys.stderr.write(greeting + "\n")
+    while True:
+        if person:
+            sys.stderr.write("query> ")
+            sys.stderr.flush()
+        line = sys.stdin.readline()
+        if not line:
+            return
+        if line.strip():
+            yield line.strip()
+
+
+def _rows(hits: list[Hit]) -> list[dict[str, Any]]:
+    return [
+        _row(rank, hit.document_id, hit.cosine, hit.probability, hit.title, hit.text)
+        for rank, hit in enumerate(hits, start=1)
+    ]
+
+
+def _row(
+    rank: int, document_id: str, cosine: float, probability: float | None, title: str, text: str
+) -> dict[str, Any]:
+    return {"rank": rank, "document_id": document_id, "cosine": round(cosine, 4),
+            "probability": None if probability is None else round(probability, 4),
+            "title": title, "text": text}  # fmt: skip
+
+
+def _lines(found: list[dict[str, Any]]) -> list[str]:
+    """An answer as text."""
+    return [_line(hit) for hit in found] or ["no document reaches the threshold"]
 
 
 def _line(hit: dict[str, Any]) -> str:
-    """One answer in two lines: rank, probability (or cosine), title; then the start of the text."""
+    """One document in two lines: rank, probability (or cosine), title; then the start of the text."""
     figure = f"p={hit['probability']:.2f}" if hit["probability"] is not None else f"cos={hit['cosine']:.2f}"
     text = " ".join(hit["text"].split())
     shown = text if len(text) <= 100 else text[:97] + "..."

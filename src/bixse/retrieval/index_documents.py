@@ -1,0 +1,138 @@
+"""Documents in BEIR's JSONL, read block by block: a corpus need not fit in memory."""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from bixse.data.collection import Document
+from bixse.data.files import file_hash, is_unicode, read_text
+from bixse.data.sources.reading import FaultList, json_rows
+from bixse.errors import InputError, shorten
+from bixse.retrieval.index_shards import StoredDocument
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+    from typing import Any
+
+
+class DocumentsFile:
+    """A file of documents, checked once as a whole: {_id, title, text} a line.
+
+    Args:
+        path: the file.
+
+    Raises:
+        InputError: it is missing, unreadable, or holds no document.
+        InvalidFileError: every faulty line, an id that is there twice included.
+    """
+
+    def __init__(self, path: Path) -> None:
+        if not path.is_file():
+            found = "a folder" if path.is_dir() else "no such file"
+            raise InputError(f"{path}: got {found}; expected documents, one JSON object a line; to mend: add it")
+        self.path = path
+        faults = FaultList(path)
+        lines: dict[str, int] = {}
+        for number, row in json_rows(path, faults):
+            document = _document(number, row, faults)
+            if document is not None and document.document_id in lines:
+                found = f"{shorten(document.document_id)} again, after row {lines[document.document_id]}"
+                faults.add(number, "_id", found, "an id used once", "drop or rename the repeat")
+            elif document is not None:
+                lines[document.document_id] = number
+        faults.raise_any()
+        if not lines:
+            raise InputError(f"{path}: got no rows; expected at least one; to mend: check the export")
+        self.hash = file_hash(path)
+        self.rows = len(lines)
+
+    def __len__(self) -> int:
+        return self.rows
+
+    def blocks(self, size: int, first: int = 0) -> Iterator[list[StoredDocument]]:
+        """The documents in file order, `size` at a time, from block `first` on."""
+        faults = FaultList(self.path)
+        rows = islice(json_rows(self.path, faults), first * size, None)
+        documents = (_document(number, row, faults) for number, row in rows)
+        while block := [document for document in islice(documents, size) if document is not None]:
+            yield block
+        faults.raise_any()  # the file was changed since it was checked
+
+
+def encoded_text(document: StoredDocument) -> str:
+    """Title and text as one string, as every system encodes it."""
+    return Document(document.title, document.text).content
+
+
+def _document(number: int, row: Mapping[str, Any], faults: FaultList) -> StoredDocument | None:
+    """The document of a row, or None and a fault."""
+    identifier = faults.identifier(number, "_id", row)
+    if row.get("_id") in (None, ""):
+        faults.add(number, "_id", shorten(row), "an object with an _id", "give the row an _id")
+    title, text = _text(number, "title", row, faults), _text(number, "text", row, faults)
+    if identifier is None or title is None or text is None:
+        return None
+    if not title.strip() and not text.strip():
+        faults.add(number, "text", "an empty text", "a text", "fill it in or drop the row")
+        return None
+    return StoredDocument(identifier, title, text)
+
+
+def _text(number: int, key: str, row: Mapping[str, Any], faults: FaultList) -> str | None:
+    """A text that may be absent or empty, or None and a fault."""
+    value = "" if row.get(key) is None else row[key]
+    if isinstance(value, str) and is_unicode(value):
+        return value
+    faults.add(number, key, shorten(value), "a text", "write it as a string of whole characters")
+    return None
+
+
+def read_queries(path: Path) -> dict[str, str]:
+    r"""Queries from a file: query id -> text, in file order.
+
+    Args:
+        path: JSONL of {_id, text} where it ends in .jsonl; otherwise one query a line, with its id and a tab before it
+            or without (then the ids are q1, q2, ... by line).
+
+    Raises:
+        InputError: it is missing, unreadable, or holds no query.
+        InvalidFileError: every faulty line together.
+
+    Example:
+        >>> import tempfile, pathlib
+        >>> file = pathlib.Path(tempfile.mkdtemp()) / "queries.txt"
+        >>> _ = file.write_text("copy a file\n\nt7\tsort a list\n")
+        >>> read_queries(file)
+        {'q1': 'copy a file', 't7': 'sort a list'}
+    """
+    faults = FaultList(path)
+    queries: dict[str, str] = {}
+    for number, identifier, text in _query_rows(path, faults):
+        if not text.strip():
+            faults.add(number, "text", "an empty query", "a text", "fill it in or drop the line")
+        elif identifier in queries:
+            faults.add(number, "_id", f"{shorten(identifier)} again", "an id used once", "drop or rename the repeat")
+        else:
+            queries[identifier] = text
+    faults.raise_any()
+    if not queries:
+        raise InputError(f"{path}: got no queries; expected at least one; to mend: write one a line")
+    return queries
+
+
+def _query_rows(path: Path, faults: FaultList) -> Iterator[tuple[int, str, str]]:
+    """Row number, id and text of each query."""
+    if path.suffix.lower() == ".jsonl":
+        for number, row in json_rows(path, faults):
+            identifier, text = faults.identifier(number, "_id", row), faults.text(number, "text", row)
+            if identifier is not None and text is not None:
+                yield number, identifier, text
+            elif identifier is None:
+                faults.add(number, "_id", shorten(row), "an object with an _id", "give the row an _id")
+        return
+    for number, line in enumerate(read_text(path).split("\n"), start=1):
+        identifier, tab, text = line.partition("\t")
+        if line.strip():
+            yield (number, identifier.strip(), text) if tab else (number, f"q{number}", line)
