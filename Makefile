@@ -51,6 +51,7 @@ bench-train: $(TESTED)  ## training speed against the stock trainer of sentence-
 
 bench-grade: $(TESTED)  ## pairs a second of the local judge against generate(), and of the HTTP client against the bare server
 	$(BIN)/python benchmarks/bench_grade.py $(ARGS)
+	$(BIN)/python benchmarks/bench_grade_server.py $(SERVER_ARGS)
 
 bench-eval: $(TESTED)  ## exact search and metrics against the bare matrix product and the evaluators of other libraries
 	$(BIN)/python benchmarks/bench_eval.py $(ARGS)
