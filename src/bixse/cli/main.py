@@ -202,7 +202,7 @@ class _Help(argparse.HelpFormatter):
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=32)
-        self._action_max_length = 17  # argparse forgets the indentation of verbs when it measures their names
+        self._action_max_length = 19  # argparse forgets the indentation of verbs when it measures their names
 
 
 def _version() -> str:
