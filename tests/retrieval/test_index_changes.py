@@ -100,7 +100,7 @@ def test_a_full_disk_leaves_the_former_state(folder, tmp_path, monkeypatch, plac
 
     with monkeypatch.context() as patch:
         if place == "shard":
-            patch.setattr(index_shards, "save_file", full)
+            patch.setattr(index_shards, "save", full)
         elif place == "texts":
             patch.setattr(index_shards.sqlite3, "connect", full_database)
         elif place == "pending":
@@ -111,6 +111,10 @@ def test_a_full_disk_leaves_the_former_state(folder, tmp_path, monkeypatch, plac
             add_documents(folder, file, WordEncoder())
     assert "to mend: " in str(caught.value)
     assert found(folder) == before
+    pending = index_files.read_pending(folder)
+    kept = {entry.name for shard in (pending.shards if pending else ()) for entry in shard.files()}
+    kept |= {entry.name for entry in read_manifest(folder).files()}
+    assert {path.name for path in folder.glob("*-*")} == kept, "what failed takes no room on a full disk"
     assert add_documents(folder, file, WordEncoder()).added == 30
     assert len(found(folder)) == 130
     named = {entry.name for entry in read_manifest(folder).files()}

@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     kind.add_argument("--links", type=int, metavar="M", help="hnsw: neighbours of a document (default: 32)")
     kind.add_argument("--ef-construction", type=int, metavar="N",
                       help="hnsw: candidates when a document is put in (default: 200)")  # fmt: skip
-    kind.add_argument("--nprobe", type=int, metavar="N", help="ivf: lists of a query (default: an eighth of them)")
+    kind.add_argument("--nprobe", type=int, metavar="N", help="ivf: lists of a query (default: a quarter of them)")
     kind.add_argument("--lists", type=int, metavar="N", help="ivf: lists (default: 4 times the root of the documents)")
     kind.add_argument("--recall-target", type=float, metavar="R",
                       help="warn where fewer of the exact 10 or 100 best are found (default: 0.95)")  # fmt: skip
@@ -202,7 +202,7 @@ def _kind(args: argparse.Namespace, manifest: Manifest | None) -> KindSettings |
     try:
         kept = settings.knobs.model_dump() if kind == settings.kind else {}
         if "lists" in knobs and "nprobe" not in knobs:
-            kept["nprobe"] = None  # an eighth of the new lists
+            kept["nprobe"] = None  # a quarter of the new lists
         return replace(settings, kind=kind, knobs=Knobs(**{**kept, **knobs}), seed=args.seed, **given)
     except ValidationError as error:
         (fault, *_) = error.errors()

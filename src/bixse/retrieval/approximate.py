@@ -89,7 +89,10 @@ def build_graph(
             progress(len(rows))
     path = new_file(folder, "graph", "faiss")
     with storage_errors(path):
-        faiss.write_index(index, str(path))
+        try:
+            faiss.write_index(index, str(path))
+        except RuntimeError as error:  # whose message ends in what the system said, in brackets
+            raise OSError(str(error).rstrip(") \n").rpartition("(")[2]) from error
     return Graph(file=stored(path), rows=manifest.rows, knobs=used)
 
 
@@ -220,7 +223,7 @@ def _all_set(knobs: Knobs, kind: Kind, rows: int) -> Knobs:
         raise InputError(
             f"--lists: got {lists} for {rows} documents; expected at most one a document; to mend: leave it out"
         )
-    return knobs.model_copy(update={"lists": lists, "nprobe": min(knobs.nprobe or math.ceil(lists / 8), lists)})
+    return knobs.model_copy(update={"lists": lists, "nprobe": min(knobs.nprobe or math.ceil(lists / 4), lists)})
 
 
 def _sample(contents: Contents, count: int) -> npt.NDArray[np.float32]:

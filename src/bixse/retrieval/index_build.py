@@ -175,8 +175,7 @@ def encode_shards(
     pending = read_pending(folder)
     shards = _whole(folder, pending.shards) if pending is not None and pending.change == change else []
     write_pending(folder, Pending(change=change, shards=tuple(shards)))
-    kept = {part.name for shard in shards if shard is not None for part in (shard.embeddings, shard.documents)}
-    remove_leftovers(folder, kept | {named.name for named in (old.manifest.files() if old is not None else [])})
+    remove_leftovers(folder)
     advance = progress("encode documents", len(file)) if progress is not None else None
     if advance is not None:
         advance(min(len(shards) * size, len(file)))
@@ -195,7 +194,7 @@ def _whole(folder: Path, shards: Sequence[StoredShard | None]) -> list[StoredSha
     kept: list[StoredShard | None] = []
     for shard in shards:
         try:
-            for file in (shard.embeddings, shard.documents) if shard is not None else ():
+            for file in shard.files() if shard is not None else ():
                 opened = OpenedFile(folder, file)
                 opened.check()
                 opened.close()

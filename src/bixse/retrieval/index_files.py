@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 from pydantic import ValidationError
 
 from bixse.data.files import file_hash, read_text, storage_errors, write_atomically
-from bixse.errors import InputError, StorageError
+from bixse.errors import BixseError, InputError, StorageError
 from bixse.retrieval.index_manifest import FORMAT, Manifest, Pending, StoredFile
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def write_manifest(folder: Path, manifest: Manifest) -> Manifest:
     write_atomically(folder / MANIFEST_FILE, written.model_dump_json(indent=1) + "\n")
     _sync(folder)
     forget_pending(folder)
-    remove_leftovers(folder, {file.name for file in written.files()})
+    remove_leftovers(folder)
     return written
 
 
@@ -101,11 +101,19 @@ def forget_pending(folder: Path) -> None:
         (folder / PENDING_FILE).unlink(missing_ok=True)
 
 
-def remove_leftovers(folder: Path, kept: set[str]) -> None:
-    """Remove what killed or finished changes left; only names that an index gives its files.
+def remove_leftovers(folder: Path) -> None:
+    """Remove what killed, failed or finished changes left: files that neither the state nor a pending change names.
 
-    A file that another process holds open under Windows stays until the next change.
+    Only names that an index gives its files are removed. A file that another process holds open under Windows stays
+    until the next change.
     """
+    try:
+        files = read_manifest(folder).files() if (folder / MANIFEST_FILE).is_file() else []
+        pending = read_pending(folder)
+    except BixseError:  # what the damaged file names is not known
+        return
+    shards = [shard for shard in pending.shards if shard is not None] if pending is not None else []
+    kept = {file.name for file in files} | {file.name for shard in shards for file in shard.files()}
     for path in folder.iterdir():
         if path.name not in kept and _OWN_NAME.fullmatch(path.name):
             with contextlib.suppress(OSError):
@@ -179,6 +187,8 @@ def damaged(path: Path, found: str, expected: str) -> InputError:
 def exclusive(folder: Path) -> Iterator[None]:
     """Be the only writer of an index; its folder is made where it is not there.
 
+    What a killed writer left is removed first, and what this one leaves when it fails: a full disk has room again.
+
     Raises:
         StorageError: another process writes it, or the folder cannot be written.
     """
@@ -195,7 +205,11 @@ def exclusive(folder: Path) -> Iterator[None]:
                 "until it is done (searching is possible meanwhile)"
             ) from error
     try:
+        remove_leftovers(folder)
         yield
+    except Exception:
+        remove_leftovers(folder)
+        raise
     finally:
         lock.release()
 

@@ -36,6 +36,10 @@ class StoredShard(_Plain):
     embeddings: StoredFile
     documents: StoredFile
 
+    def files(self) -> tuple[StoredFile, StoredFile]:
+        """Both files."""
+        return self.embeddings, self.documents
+
 
 class ModelIdentity(_Plain):
     """What an encoder must be to search an index."""
@@ -68,7 +72,7 @@ class Knobs(_Plain):
     lists: Annotated[int, Field(ge=1)] | None = None
     """ivf: lists the documents are dealt into; None: 4 times the root of their number."""
     nprobe: Annotated[int, Field(ge=1)] | None = None
-    """ivf: lists looked at when a query is answered; None: an eighth of them."""
+    """ivf: lists looked at when a query is answered; None: a quarter of them."""
 
 
 class Recall(_Plain):
@@ -125,9 +129,7 @@ class Manifest(_Plain):
     def files(self) -> list[StoredFile]:
         """Every file it names."""
         single = [self.deleted, self.graph.file if self.graph else None]
-        return [file for shard in self.shards for file in (shard.embeddings, shard.documents)] + [
-            file for file in single if file is not None
-        ]
+        return [file for shard in self.shards for file in shard.files()] + [file for file in single if file is not None]
 
 
 class Pending(_Plain):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
+from safetensors.numpy import save
 
 from bixse.data.files import storage_errors
 from bixse.errors import StorageError
@@ -162,12 +162,12 @@ def mapped(path: Path, name: str) -> torch.Tensor:
 
 
 def _save(path: Path, name: str, values: npt.NDArray[Any]) -> None:
-    """Write one tensor; raises StorageError."""
-    with storage_errors(path):
-        try:
-            save_file({name: values}, path)
-        except SafetensorError as error:  # whatever the system refused
-            raise OSError(str(error)) from error
+    """Write one tensor; raises StorageError.
+
+    safetensors' own `save_file` would leave a file of another name when it is killed, and one that others cannot read.
+    """
+    with storage_errors(path), path.open("xb") as file:
+        file.write(save({name: values}))
 
 
 def _open_texts(path: Path) -> sqlite3.Connection:

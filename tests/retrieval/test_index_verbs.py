@@ -1,0 +1,363 @@
+"""`bixse index` and `bixse search INDEX` with a real, tiny model: what a user reads."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+from word_encoder import write_documents
+
+from bixse.cli.main import main
+from bixse.data.instructions import Instructions
+from bixse.data.trec import read_run
+from bixse.encoders.build import build_encoder
+from bixse.encoders.instructions import set_instructions
+from bixse.retrieval.index import open_index
+
+HEAD = {"logit_scale": 20.0, "logit_bias": -15.0, "slope": 1.0, "intercept": 0.0, "calibrated_on": None}
+DOCUMENTS = {
+    "d1": ("copy", "copy a file to a folder"),
+    "d2": ("move", "move a file"),
+    "d3": ("sleep", "wait in a thread"),
+    "d4": ("", "sort a list of words"),
+}
+needs_faiss = pytest.mark.skipif(importlib.util.find_spec("faiss") is None, reason="needs bixse[faiss]")
+
+
+@pytest.fixture
+def model(tmp_path, tiny_model_path):
+    shutil.copytree(tiny_model_path, tmp_path / "model")
+    return tmp_path / "model"
+
+
+@pytest.fixture
+def collection(tmp_path):
+    write_documents(tmp_path / "toy" / "corpus.jsonl", DOCUMENTS)
+    return tmp_path / "toy"
+
+
+@pytest.fixture
+def index(tmp_path, model, collection, capsys):
+    assert call(capsys, "index", model, "--collection", collection, "--out", tmp_path / "index")[0] == 0
+    return tmp_path / "index"
+
+
+def call(capsys, *words):
+    """Exit code and envelope; standard output holds the envelope alone."""
+    capsys.readouterr()
+    code = main([*map(str, words), "--json"])
+    envelope = json.loads(capsys.readouterr().out)
+    assert envelope["status"] == {0: "ok", 3: "partial"}.get(code, "failed")
+    return code, envelope
+
+
+def refused(capsys, *words):
+    code, envelope = call(capsys, *words)
+    assert code == 2, envelope
+    (message,) = envelope["errors"]
+    assert "got " in message and "expected " in message and "to mend: " in message, message
+    return message
+
+
+def shown(capsys, *words):
+    """What a person reads: exit code, standard output and standard error."""
+    capsys.readouterr()
+    code = main(list(map(str, words)))
+    read = capsys.readouterr()
+    return code, read.out, read.err
+
+
+# --- unhappy
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "got no MODEL and no --collection and no --out"),
+        (["demo"], "got no --collection and no --out"),
+        (["--add", "x.jsonl"], "--add: got no index; expected --to"),
+        (["--compact"], "--compact: got no index"),
+        (["--check", "demo", "--collection", "c", "--out", "o"], "--check: got no index"),
+        (["--to", "i", "--collection", "c"], "--collection: got it with --to"),
+        (["--to", "nowhere"], "got no such folder"),
+        (["demo", "--collection", "c", "--out", "o", "--kind", "hsnw"], "did you mean 'hnsw'"),
+        (["demo", "--collection", "c", "--out", "o", "--ef-search", "5"], "--ef-search: got it for kind exact"),
+        (
+            ["demo", "--collection", "c", "--out", "o", "--recall-target", "0.9"],
+            "--recall-target: got it for kind exact",
+        ),
+        (["demo", "--collection", "c", "--out", "o", "--precision", "int8"], "expected float32 or float16"),
+        (["demo", "--collection", "c", "--out", "o", "--seed", "-1"], "--seed"),
+        (["demo", "--collection", "c", "--out", "o"], "expected documents, one JSON object a line"),
+    ],
+)
+def test_wrong_usage(capsys, tmp_path, monkeypatch, words, said):
+    monkeypatch.chdir(tmp_path)
+    assert said in refused(capsys, "index", *words)
+    assert list(tmp_path.iterdir()) == []
+
+
+@needs_faiss
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--kind", "hnsw", "--ef-search", "0"], "--ef-search: got 0"),
+        (["--kind", "hnsw", "--nprobe", "3"], "--nprobe: got it for kind hnsw"),
+        (["--kind", "ivf", "--lists", "-3"], "--lists: got -3"),
+        (["--kind", "ivf", "--recall-target", "2"], "--recall-target: got 2"),
+        (["--kind", "ivf", "--lists", "9"], "--lists: got 9 for 4 documents"),
+    ],
+)
+def test_wrong_settings_of_a_kind(capsys, index, words, said):
+    before = sorted(path.name for path in index.iterdir())
+    assert said in refused(capsys, "index", "--to", index, *words)
+    assert sorted(path.name for path in index.iterdir() if not path.name.startswith("graph-")) == before
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["copy", "--collection", "c"], "--collection: got c beside an index"),
+        (["copy", "--queries", "q.txt"], "beside a query; expected one of the two"),
+        (["copy", "--out", "run"], "--out: got it without a file of queries"),
+        (["--queries", "-", "--out", "run"], "--out: got it without a file of queries"),
+        (["--queries", "none.txt"], "none.txt"),
+        ([" "], "got an empty query"),
+        (["copy", "--top", "0"], "--top: got 0"),
+        (["copy", "--threshold", "2"], "--threshold: got 2"),
+        (["copy", "--threshold", "0.5"], "without a relevance head"),
+        (["copy", "--task", "find"], "without task instructions"),
+    ],
+)
+def test_what_cannot_be_searched(capsys, index, words, said):
+    assert said in refused(capsys, "search", index, *words)
+
+
+def test_a_query_is_needed_or_a_file_of_them(capsys, index):
+    code, _, err = shown(capsys, "search", index)
+    assert (code, "the following arguments are required: QUERY" in err) == (2, True)
+
+
+def test_neither_index_nor_collection(capsys, collection, model):
+    assert "got no index and no --collection" in refused(capsys, "search", collection, "copy")
+    message = refused(capsys, "search", model, "--collection", collection, "--queries", "-")
+    assert "--queries: got it with --collection; expected it with an index only" in message
+
+
+def test_a_model_that_was_trained_on(capsys, index, model):
+    weights = load_file(model / "model.safetensors")
+    name = next(name for name in weights if name.endswith("weight"))
+    save_file({**weights, name: weights[name] + 0.01}, model / "model.safetensors", {"format": "pt"})
+    assert "other weights, modules or tokenizer" in refused(capsys, "search", index, "copy")
+    assert "other weights" in refused(capsys, "index", "--to", index, "--add", write_new(index))
+
+
+@pytest.mark.parametrize(
+    ("prompts", "said"),
+    [({"query": "find: "}, "other prompts before queries"), ({"document": "a: "}, "which puts 'a: ' before documents")],
+)
+def test_a_model_with_other_prompts(capsys, index, model, prompts, said):
+    path = model / "config_sentence_transformers.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "prompts": prompts}))
+    assert said in refused(capsys, "search", index, "copy")
+
+
+def test_a_model_with_another_dimension(capsys, index, tmp_path, model):
+    config = json.loads((model / "config_sentence_transformers.json").read_text())
+    build = build_encoder(model, device="cpu")
+    build.truncate_dim = 16
+    build.save_pretrained(str(tmp_path / "cut"), create_model_card=False)
+    path = tmp_path / "cut" / "config_sentence_transformers.json"
+    path.write_text(json.dumps({**config, "truncate_dim": 16}))
+    assert "with 16 dimensions; expected the 32" in refused(
+        capsys, "search", index, "copy", "--model-at", tmp_path / "cut"
+    )
+
+
+def test_a_model_that_has_moved(capsys, index, model, tmp_path):
+    found = call(capsys, "search", index, "copy")[1]["metrics"]["results"]
+    model.rename(tmp_path / "moved")
+    refused(capsys, "search", index, "copy")
+    code, envelope = call(capsys, "search", index, "copy", "--model-at", tmp_path / "moved")
+    assert (code, envelope["metrics"]["results"]) == (0, found)
+    assert call(capsys, "index", tmp_path / "moved", "--to", index, "--add", write_new(index))[0] == 0
+
+
+def write_new(index):
+    return write_documents(index.parent / "new.jsonl", {"d2": ("move", "delete a tree"), "d9": ("", "open a file")})
+
+
+# --- made, described, searched
+
+
+def test_what_is_said_of_a_new_index(capsys, tmp_path, model, collection):
+    words = ("index", model, "--collection", collection, "--out", tmp_path / "index")
+    code, out, err = shown(capsys, *words)
+    lines = out.splitlines()
+    assert (code, err) == (0, "")
+    assert lines[0].startswith("indexed 4 documents in ")
+    assert f"{tmp_path / 'index'}: 4 documents, kind exact, float32, 0.0 MB" in lines
+    assert f"model: {model}, 32 dimensions" in lines
+    assert lines[-1] == f'search it: bixse search {tmp_path / "index"} "a query"'
+    code, out, err = shown(capsys, *words)
+    assert (code, out.splitlines()) == (0, lines[1:])
+    assert "made before: nothing was encoded" in err
+
+
+def test_an_index_answers_as_its_collection(capsys, index, model, collection):
+    for query in ("copy a file", "sort"):
+        alone = call(capsys, "search", model, query, "--collection", collection)[1]["metrics"]
+        assert call(capsys, "search", index, query)[1]["metrics"] == alone
+        assert shown(capsys, "search", index, query) == shown(
+            capsys, "search", model, query, "--collection", collection
+        )
+
+
+def test_probabilities_and_threshold(capsys, index, model):
+    """A head may come after the index was made: calibration changes no embedding."""
+    (model / "relevance_head.json").write_text(json.dumps(HEAD))
+    found = call(capsys, "search", index, "copy a file")[1]["metrics"]["results"]
+    for hit in found:
+        assert hit["probability"] == pytest.approx(1 / (1 + np.exp(15 - 20 * hit["cosine"])), abs=2e-3)
+    bar = (found[0]["probability"] + found[1]["probability"]) / 2
+    assert call(capsys, "search", index, "copy a file", "--threshold", bar)[1]["metrics"]["results"] == found[:1]
+    assert shown(capsys, "search", index, "copy", "--threshold", "1")[1] == "no document reaches the threshold\n"
+
+
+def test_changes(capsys, index):
+    code, envelope = call(capsys, "index", "--to", index, "--add", write_new(index))
+    figures = {name: envelope["metrics"][name] for name in ("added", "replaced", "unchanged", "documents")}
+    assert (code, figures) == (0, {"added": 1, "replaced": 1, "unchanged": 0, "documents": 5})
+    assert (
+        call(capsys, "search", index, "delete a tree", "--top", "1")[1]["metrics"]["results"][0]["document_id"] == "d2"
+    )
+    code, envelope = call(capsys, "index", "--to", index, "--delete", "d1", "none", "--check")
+    assert (code, envelope["metrics"]["deleted"], envelope["metrics"]["unknown"]) == (3, 1, ["none"])
+    assert "--delete: got 1 id that the index does not hold ('none')" in envelope["errors"][0]
+    (index.parent / "ids.txt").write_text("d3\n\nd4\n")
+    code, out, err = shown(capsys, "index", "--to", index, "--delete-from", index.parent / "ids.txt", "--compact")
+    assert (code, err) == (0, "")
+    assert out.splitlines()[0] == "deleted 2 documents"
+    assert f"{index}: 2 documents, kind exact" in out
+    results = call(capsys, "search", index, "a")[1]["metrics"]["results"]
+    assert {hit["document_id"] for hit in results} == {"d2", "d9"}
+
+
+@needs_faiss
+def test_a_graph(capsys, index):
+    code, out, err = shown(capsys, "index", "--to", index, "--kind", "hnsw")
+    assert (code, err) == (0, "")
+    assert "hnsw: --links 32, --ef-construction 200, --ef-search 128" in out.splitlines()
+    assert "recall against exact search: 1.000 at 10, 1.000 at 100 (4 titles or first words of documents" in out
+    recall = call(capsys, "index", "--to", index)[1]["metrics"]["recall"]
+    assert (recall["at_10"], recall["queries"], recall["target"]) == (1.0, 4, 0.95)
+    (index.parent / "queries.txt").write_text("copy a file\nsort words\n")
+    words = ("index", "--to", index, "--ef-search", "9", "--queries", index.parent / "queries.txt")
+    assert "(2 queries of queries.txt; target 0.95)" in shown(capsys, *words)[1]
+    found = call(capsys, "search", index, "copy a file")[1]["metrics"]["results"]
+    assert [hit["document_id"] for hit in found] == [
+        hit["document_id"] for hit in call(capsys, "search", index, "copy a file", "--exact")[1]["metrics"]["results"]
+    ]
+
+
+# --- many queries
+
+
+def test_a_file_of_queries_becomes_a_run(capsys, index):
+    queries = index.parent / "queries.jsonl"
+    queries.write_text('{"_id": "q1", "text": "copy a file"}\n{"_id": "q2", "text": "sort"}\n')
+    run = index.parent / "runs" / "out.trec"
+    code, out, _ = shown(capsys, "search", index, "--queries", queries, "--out", run, "--top", "3")
+    assert (code, out) == (0, f"wrote 6 documents of 2 queries to {run}\n")
+    with open_index(index) as opened:
+        expected = {
+            name: {hit.document_id: hit.cosine for hit in opened.search(query, top=3)}
+            for name, query in (("q1", "copy a file"), ("q2", "sort"))
+        }
+    assert read_run(run) == {name: pytest.approx(scores, abs=1e-6) for name, scores in expected.items()}
+    code, envelope = call(capsys, "search", index, "--queries", queries, "--top", "1")
+    assert [(answer["query_id"], len(answer["results"])) for answer in envelope["metrics"]["answers"]] == [
+        ("q1", 1),
+        ("q2", 1),
+    ]
+    assert shown(capsys, "search", index, "--queries", queries)[1].startswith("q1: copy a file\n  1. cos=")
+
+
+def test_faults_of_a_file_of_queries(capsys, index):
+    queries = index.parent / "queries.jsonl"
+    queries.write_text('{"_id": "q1", "text": "a"}\n{"_id": "q1", "text": "b"}\n{"text": "c"}\n{"_id": "q2"}\n')
+    capsys.readouterr()
+    assert main(["search", str(index), "--queries", str(queries)]) == 2
+    said = capsys.readouterr().err
+    assert "3 faults" in said
+    assert "'q1' again" in said
+
+
+def test_a_query_file_from_a_config(capsys, index, tmp_path):
+    (tmp_path / "queries.txt").write_text("copy a file\n")
+    (tmp_path / "run.yaml").write_text(f"model: {index}\nqueries: {tmp_path / 'queries.txt'}\n")
+    code, envelope = call(capsys, "search", "--config", tmp_path / "run.yaml")
+    assert (code, envelope["metrics"]["answers"][0]["query"]) == (0, "copy a file")
+
+
+@pytest.mark.slow
+def test_queries_line_by_line(index):
+    """Each line is answered at once, before the next one is read; the model is loaded once."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "bixse", "search", str(index), "--queries", "-", "--top", "2", "--json"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    for query, best in (("copy a file to a folder", "d1"), ("  ", None), ("wait in a thread", "d3")):
+        process.stdin.write(query + "\n")
+        process.stdin.flush()
+        if best is not None:
+            answer = json.loads(process.stdout.readline())
+            assert answer["query"] == query
+            assert (len(answer["results"]), answer["results"][0]["document_id"]) == (2, best)
+    rest, _ = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert json.loads(rest)["metrics"] == {"queries": 2}
+    piped = subprocess.run(
+        f"yes 'copy a file' | {sys.executable} -m bixse search {index} --queries - --top 1 | head -n 2",
+        shell=True,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert piped.stdout.splitlines() == ["copy a file", "  1. cos=" + piped.stdout.splitlines()[1].split("cos=")[1]]
+    assert "Traceback" not in piped.stderr
+    assert "error" not in piped.stderr
+
+
+# --- tasks
+
+
+def test_tasks_with_the_same_document_instruction_share_an_index(capsys, tmp_path, tiny_model, collection):
+    table = Instructions(
+        template="{instruction} of\n",
+        tasks={
+            "find": {"instructions": ["find the file"]},
+            "sort": {"instructions": ["sort the list"]},
+            "match": {"instructions": ["match text"], "symmetric": True},
+        },
+    )
+    set_instructions(tiny_model, table)
+    tiny_model.save_pretrained(str(tmp_path / "tasks"), create_model_card=False)
+    words = ("index", tmp_path / "tasks", "--collection", collection, "--out", tmp_path / "index")
+    assert "got no task" in refused(capsys, *words)
+    assert call(capsys, *words, "--task", "find")[0] == 0
+    cosines = [
+        call(capsys, "search", tmp_path / "index", "copy", *task)[1]["metrics"]["results"][0]["cosine"]
+        for task in ((), ("--task", "find"), ("--task", "sort"))
+    ]
+    assert cosines[0] == cosines[1] != cosines[2]
+    message = refused(capsys, "search", tmp_path / "index", "copy", "--task", "match")
+    assert "which puts 'match text of\\n' before documents" in message
