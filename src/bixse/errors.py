@@ -62,6 +62,12 @@ class ModelError(InputError):
     """A model name or folder that cannot be used as an encoder."""
 
 
+class IncompleteError(BixseError):
+    """Stopped before the end, and what there is cannot be used yet; the same command goes on."""
+
+    exit_code = 3
+
+
 class StorageError(BixseError):
     """Writing failed: the disk is full or the folder is not writable."""
 

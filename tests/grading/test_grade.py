@@ -99,6 +99,23 @@ def test_a_question_that_nothing_came_back_for_is_asked_again(tmp_path):
     assert len(judge.asked) == 3
 
 
+def test_a_folder_goes_on_with_the_ledger_it_had(tmp_path):
+    pairs = some_pairs(10)
+    grade(pairs, ScriptedJudge(), tmp_path / "out", ledger=tmp_path / "shared.sqlite")
+    judge = ScriptedJudge()
+    result = grade(pairs, judge, tmp_path / "out", budget=Budget(max_questions=2))
+    assert not judge.asked
+    assert result.summary["statuses"] == {"graded": 10}
+
+
+def test_repeats_that_were_not_asked_leave_the_run_open(tmp_path):
+    settings = GradeSettings(regrade=1.0)
+    result = grade(some_pairs(5), ScriptedJudge(), tmp_path / "out", settings, budget=Budget(max_questions=7))
+    assert (result.summary["not_asked"], result.summary["not_asked_again"]) == (0, 3)
+    assert not result.complete
+    assert json.loads((tmp_path / "out" / "run.json").read_text())["status"] == "interrupted"
+
+
 def test_both_orders_are_asked_and_averaged(tmp_path):
     rubric = load_rubric("relatedness-1-5")
     given = {"document-query": 3.0, "query-document": 2.0}
@@ -169,6 +186,24 @@ def test_a_budget_of_0_asks_nothing_and_reads_the_ledger(tmp_path):
     assert result.summary["statuses"] == {"graded": 5}
     with pytest.raises(InputError, match="max_usd"):
         Budget(max_usd=-1.0)
+
+
+def test_several_samples_a_question_are_counted_before_they_are_asked(tmp_path):
+    class Sampling(ScriptedJudge):
+        identity = {"model": "m", "mode": "sample", "parameters": {"max_tokens": 1, "samples": 10}}  # noqa: RUF012
+
+    judge = Sampling(ahead=64, usage=Usage(prompt=100, completion=10))
+    pairs = [
+        Pair(f"q{i}", "a query", f"d{i}", f"{i} " + "x" * 20) for i in range(200)
+    ]  # about 100 tokens in 10 samples
+    result = grade(pairs, judge, tmp_path / "out", prices=PRICES, budget=Budget(max_usd=0.05))
+    assert result.summary["usd_of_this_run"] <= 0.05 + 1e-9
+
+
+def test_half_a_surrogate_pair_that_a_server_wrote_does_no_harm(tmp_path):
+    rule = lambda question: Answer("graded", "verbal", grade=1.0, low=1.0, high=1.0, text="\ud83d", judge="m\ud83d")  # noqa: E731
+    assert grade(some_pairs(2), ScriptedJudge(rule=rule), tmp_path / "out").complete
+    assert rows(tmp_path / "out")[0]["text"] == "?"
 
 
 def test_a_limit_of_questions(tmp_path):

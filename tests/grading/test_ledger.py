@@ -166,6 +166,31 @@ def test_two_processes_share_a_ledger_and_the_work(tmp_path):
     assert tables[0].num_rows == count
 
 
+def test_three_processes_end_although_each_takes_over_answers_of_the_others(tmp_path):
+    ledger, count = tmp_path / "l.sqlite", 60
+    logs = [tmp_path / f"{i}.txt" for i in range(3)]
+    all_three = [start(tmp_path / f"out{i}", ledger, log, count, 0.03) for i, log in enumerate(logs)]
+    assert [process.wait(timeout=120) for process in all_three] == [0, 0, 0]
+    assert sum(sum(asked(log).values()) for log in logs) == count
+    with sqlite3.connect(ledger) as file:
+        assert file.execute("SELECT count(*) FROM claims").fetchone() == (0,)
+
+
+def test_an_answer_that_is_taken_over_is_claimed_no_more(tmp_path):
+    with Ledger(tmp_path / "l.sqlite") as ledger:
+        ledger.claim("key")
+        ledger.give_back("key")
+        assert ledger._file.execute("SELECT count(*) FROM claims").fetchone() == (0,)
+
+
+def test_a_new_ledger_is_opened_by_many_at_once(tmp_path):
+    code = "import sys; from bixse.grading.ledger import Ledger; Ledger(sys.argv[1]).close()"
+    for attempt in range(5):
+        words = [sys.executable, "-c", code, str(tmp_path / f"{attempt}.sqlite")]
+        opened = [subprocess.Popen(words, stderr=subprocess.PIPE) for _ in range(4)]
+        assert [process.wait(timeout=60) for process in opened] == [0] * 4
+
+
 def test_a_process_that_dies_leaves_its_questions_to_the_other(tmp_path):
     ledger, count, logs = tmp_path / "l.sqlite", 40, [tmp_path / "one.txt", tmp_path / "two.txt"]
     first = start(tmp_path / "out0", ledger, logs[0], count, 0.05)

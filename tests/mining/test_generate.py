@@ -49,6 +49,12 @@ def names(out):
         ("<think>the page is on folders, and", ""),
         ("", ""),
         ("3.14 as a fraction", "3.14 as a fraction"),
+        ("Q-learning convergence proof", "Q-learning convergence proof"),
+        ("question-answering models", "question-answering models"),
+        ("I should write a query.\n</think>\n\nhow to copy a folder", "how to copy a folder"),
+        ('"affect" or "effect"', '"affect" or "effect"'),
+        ("what does `foo` mean in `bar`", "what does `foo` mean in `bar`"),
+        ("*args and **kwargs", "*args and **kwargs"),
         ("wie kopiere ich Ordner?", "wie kopiere ich Ordner?"),
     ],
 )

@@ -103,5 +103,5 @@ def run(args: argparse.Namespace) -> CommandResult:
             f"bixse grade --pairs {args.out / 'pairs.parquet'} --judge ..."
         )
     artifacts = {"queries": str(args.out / "queries.jsonl"), "pairs": str(args.out / "pairs.parquet")}
-    exit_code = 3 if result.not_asked or not result.queries else 0
+    exit_code = 0 if result.complete and result.queries else 3
     return CommandResult("\n".join(lines), asdict(result), artifacts, [], [], exit_code)

@@ -98,7 +98,7 @@ def run(args: argparse.Namespace) -> CommandResult:
         prices = prices_of(args, judge.name)
         common: dict[str, Any] = {"settings": settings, "ledger": args.ledger, "prices": prices, "inputs": inputs}
         if args.dry_run:
-            found = estimate(pairs, judge, args.out, pilot=max(0, args.pilot), **common)
+            found = estimate(pairs, judge, args.out, pilot=max(0, args.pilot), max_usd=args.max_usd, **common)
             return CommandResult(_estimate_text(found, judge.name), asdict(found), warnings=list(judge.warnings))
         result = grade(
             pairs, judge, args.out, budget=budget, retry_failed=args.retry_failed, progress=progress_bar, **common

@@ -98,4 +98,5 @@ def run(args: argparse.Namespace) -> CommandResult:
     )
     artifacts = {"run": str(args.out / "run.trec"), "record": str(args.out / "run.json")}
     metrics = {**result.metrics, "usd": summary["usd"]}
-    return CommandResult("\n".join(lines), metrics, artifacts, [*judge.warnings, *result.warnings])
+    warnings = [*judge.warnings, *result.warnings]
+    return CommandResult("\n".join(lines), metrics, artifacts, warnings, [], 3 if result.warnings else 0)

@@ -139,17 +139,24 @@ class _Run:
                 return
             if not self.ledger.claim(key):
                 self.elsewhere[key] = question
-            elif not self._reuse(key, self.ledger.find(key)):  # another process may have answered it just before
+            elif self._reuse(key, self.ledger.find(key)):  # another process has answered it just before
+                self.ledger.give_back(key)
+            else:
                 yield self._begin(key, question)
 
     def left_by_others(self) -> Iterator[Question]:
         """Of the questions that other processes were asking, those that they left; answered ones are taken over."""
         for key, question in list(self.elsewhere.items()):
+            if self._reuse(key, self.ledger.find(key)):
+                del self.elsewhere[key]
+                continue
             if not self._affordable(question):
                 return
             if self.ledger.claim(key):
                 del self.elsewhere[key]
-                if not self._reuse(key, self.ledger.find(key)):
+                if self._reuse(key, self.ledger.find(key)):
+                    self.ledger.give_back(key)
+                else:
                     yield self._begin(key, question)
 
     def take(self, question: Question, answer: Answer) -> None:
@@ -185,8 +192,10 @@ class _Run:
         """What a question will cost: the highest price seen, or a high guess from its length."""
         if self.dearest:
             return self.dearest
-        written = self.identity.get("parameters", {}).get("max_tokens") or _FIRST_COMPLETION
-        return self.prices.usd(Usage(prompt=int(question.characters / _CHARACTERS_A_TOKEN), completion=written))
+        parameters = self.identity.get("parameters", {})
+        written, samples = parameters.get("max_tokens") or _FIRST_COMPLETION, parameters.get("samples") or 1
+        prompt = int(question.characters / _CHARACTERS_A_TOKEN)
+        return self.prices.usd(Usage(prompt=prompt, completion=written)) * int(samples)
 
     def _affordable(self, question: Question) -> bool:
         """Whether there is budget for one more question; says in the state which limit was reached."""

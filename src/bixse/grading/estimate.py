@@ -60,6 +60,7 @@ def estimate(
     ledger: str | Path | None = None,
     prices: Prices | None = None,
     pilot: int = 16,
+    max_usd: float | None = None,
     inputs: Mapping[str, str] | None = None,
 ) -> Estimate:
     """Count what is left to ask, and ask a few questions to see tokens and time.
@@ -73,12 +74,13 @@ def estimate(
     """
     settings, prices = settings or GradeSettings(), prices or Prices()
     seconds, asked, pilot_usd = None, 0, 0.0
+    book = Path(ledger or Path(out) / LEDGER_NAME)
     if pilot > 0:
         started = time.perf_counter()
-        begun = grade(pairs, judge, out, settings, ledger, prices, Budget(max_questions=pilot), inputs=inputs).summary
-        asked, pilot_usd = begun["asked"], begun["usd_of_this_run"]
+        begun = grade(pairs, judge, out, settings, ledger, prices, Budget(max_usd, pilot), inputs=inputs)
+        asked, pilot_usd = begun.summary["asked"], begun.summary["usd_of_this_run"]
         seconds = (time.perf_counter() - started) / asked if asked else None
-    book = Path(ledger or Path(out) / LEDGER_NAME)
+        book = Path(begun.artifacts["ledger"])
     questions = {
         question.key(judge.identity): question
         for pair, repeat in settings.askings(pairs)

@@ -98,14 +98,15 @@ class GradeResult:
     summary: Mapping[str, Any]
     """Counts, tokens, dollars: see `summarise`; with `asked`, `reused`, `not_asked`, `usd_of_this_run`."""
     artifacts: Mapping[str, str] = field(default_factory=dict)
-    """Name -> path of what was written."""
+    """Name -> path of what was written: judgements, ledger, record, and pairs where there are any."""
     stopped: str | None = None
     """The limit that ended it early, or None."""
 
     @property
     def complete(self) -> bool:
-        """Every pair has relevance."""
-        return not self.summary["not_asked"] and self.summary["statuses"].get("graded", 0) == self.summary["pairs"]
+        """Every pair has relevance, and those to be asked again were."""
+        left = self.summary["not_asked"] + self.summary["not_asked_again"]
+        return not left and self.summary["statuses"].get("graded", 0) == self.summary["pairs"]
 
 
 def grade(
@@ -130,7 +131,7 @@ def grade(
         judge: see `bixse.grading.judge`; not closed here.
         out: output folder.
         settings: rubric, and what else decides the rows.
-        ledger: file of answers, shared with other runs; `out/ledger.sqlite` when None.
+        ledger: file of answers, shared with other runs; None: the one this folder used before, or `out/ledger.sqlite`.
         prices: 0 when None.
         budget: no limit when None.
         retry_failed: ask only pairs whose answer has no grade.
@@ -147,13 +148,15 @@ def grade(
         raise InputError("pairs: got none; expected at least one; to mend: check what was selected")
     folder = Path(out)
     config = {"judge": dict(judge.identity), **settings.config()}
-    record = open_run(folder, "grade", config, dict(inputs or {}), paths=("regrade", "seed"))  # these only add rows
+    record = open_run(folder, "grade", config, dict(inputs or {}), paths=("regrade", "seed"))  # of repeats alone
+    answers = Path(ledger or record.results.get("ledger") or folder / LEDGER_NAME)
+    record.results["ledger"] = str(answers.resolve())
     record.save("running")
     started = time.perf_counter()
     questions = [q for pair, repeat in settings.askings(pairs) for q in settings.questions(pair, repeat)]
     step = progress("grade", len(questions)) if progress is not None else None
     state, interrupted = Asking(), False
-    with Ledger(ledger or folder / LEDGER_NAME) as book:
+    with Ledger(answers) as book:
         try:
             done = 0
             for state in ask(questions, judge, book, prices, budget, retry_failed):
@@ -193,15 +196,17 @@ def _write(
         answers = [answer for answer in found if answer is not None]
         if len(answers) == len(found):
             judgements.append(judge_pair(pair, answers, judge.scale, repeat))
+    repeated = sum(judgement.repeat > 0 for judgement in judgements)
     summary = {
         **summarise(judgements, prices),
-        "not_asked": len(pairs) - sum(judgement.repeat == 0 for judgement in judgements),
+        "not_asked": len(pairs) - (len(judgements) - repeated),
+        "not_asked_again": sum(repeat for _, repeat in settings.askings(pairs)) - repeated,
         "asked": state.asked,
         "reused": state.reused,
         "usd_of_this_run": state.usd,
         "stopped": state.stopped,
     }
-    artifacts = {"judgements": str(record.folder / JUDGEMENTS_NAME)}
+    artifacts = {"judgements": str(record.folder / JUDGEMENTS_NAME), "ledger": str(ledger.path)}
     save_judgements(judgements, prices, record.folder / JUDGEMENTS_NAME)
     table = graded_pairs(judgements)
     if len(table):
@@ -209,5 +214,5 @@ def _write(
         artifacts["pairs"] = str(record.folder / PAIRS_NAME)
     else:
         (record.folder / PAIRS_NAME).unlink(missing_ok=True)
-    record.results = {"summary": summary, "judge": judge.name, "artifacts": sorted(artifacts)}
+    record.results |= {"summary": summary, "judge": judge.name, "artifacts": sorted(artifacts)}
     return GradeResult(judgements, summary, {**artifacts, "record": str(record.folder / "run.json")}, state.stopped)

@@ -99,6 +99,8 @@ class Question:
             identity: the judge's `identity`: model, revision, kind of server, parameters, options, mode.
         """
         asked: Any = [dict(message) for message in self.messages] or [self.query, self.document]
+        if identity.get("kind") == "replay":  # existing judgements may be found by their ids
+            asked = [asked, self.query_id, self.document_id]
         content = json.dumps([dict(identity), asked, self.repeat], sort_keys=True, ensure_ascii=True)
         return hashlib.sha256(content.encode("utf-8")).hexdigest()
 
@@ -143,8 +145,8 @@ class Answer:
         return min(1.0, sum(self.probabilities))
 
     def to_json(self) -> str:
-        """One line of JSON."""
-        return json.dumps(asdict(self), ensure_ascii=False)
+        """One line of JSON; half a surrogate pair, which a server may write, becomes a question mark."""
+        return json.dumps(asdict(self), ensure_ascii=False).encode("utf-8", "replace").decode("utf-8")
 
     @classmethod
     def from_json(cls, text: str) -> Answer:

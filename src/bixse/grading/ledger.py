@@ -23,7 +23,7 @@ _FORMAT = 1
 """Version of the tables."""
 _TABLES = """
 CREATE TABLE IF NOT EXISTS answers (
-    key TEXT PRIMARY KEY, query_id TEXT, document_id TEXT, order_name TEXT, repeat INTEGER, status TEXT, judge TEXT,
+    key TEXT PRIMARY KEY, query_id TEXT, document_id TEXT, order_name TEXT, repeat INTEGER, status TEXT, mode TEXT,
     answer TEXT NOT NULL, written REAL NOT NULL
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS earlier (
@@ -60,19 +60,36 @@ class Ledger:
         with self._errors():
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._file = sqlite3.connect(self.path, timeout=60.0, isolation_level=None)
-            self._file.execute("PRAGMA journal_mode=WAL")
+            self._write_ahead()
             self._file.execute("PRAGMA synchronous=NORMAL")
-            version = self._file.execute("PRAGMA user_version").fetchone()[0]
-            tables = {name for (name,) in self._file.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-            if version > _FORMAT or (version == 0 and tables):
-                found = f"a ledger of format {version}" if version else "an SQLite file of something else"
-                raise InputError(
-                    f"{self.path}: got {found}; expected a ledger of format {_FORMAT}; "
-                    "to mend: choose another --ledger, or a newer bixse"
-                )
-            if version == 0:
-                self._file.executescript(_TABLES)
-                self._file.execute(f"PRAGMA user_version={_FORMAT}")
+            with self._transaction():
+                self._make_tables()
+
+    def _write_ahead(self) -> None:
+        """Switch the write-ahead log on; SQLite does not wait by itself where another process is doing it now."""
+        for attempt in range(100):
+            try:
+                self._file.execute("PRAGMA journal_mode=WAL")
+                return
+            except sqlite3.OperationalError as error:
+                if "locked" not in str(error) or attempt == 99:
+                    raise
+                time.sleep(0.05)
+
+    def _make_tables(self) -> None:
+        """Make the tables of a new ledger, all or none, and refuse a file of something else."""
+        version = self._file.execute("PRAGMA user_version").fetchone()[0]
+        tables = {name for (name,) in self._file.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+        if version > _FORMAT or (version == 0 and tables):
+            found = f"a ledger of format {version}" if version else "an SQLite file of something else"
+            raise InputError(
+                f"{self.path}: got {found}; expected a ledger of format {_FORMAT}; "
+                "to mend: choose another --ledger, or a newer bixse"
+            )
+        if version == 0:
+            for statement in _TABLES.split(";"):
+                self._file.execute(statement)
+            self._file.execute(f"PRAGMA user_version={_FORMAT}")
 
     def find(self, key: str) -> Answer | None:
         """The answer to a question, graded or not, or None."""
@@ -93,11 +110,16 @@ class Ledger:
         self, key: str, answer: Answer, query_id: str = "", document_id: str = "", order: str = "", repeat: int = 0
     ) -> None:
         """Keep an answer and give its claim back; an earlier answer to the same question goes to `earlier`."""
-        row = (key, query_id, document_id, order, repeat, answer.status, answer.judge, answer.to_json(), time.time())
+        row = (key, query_id, document_id, order, repeat, answer.status, answer.mode, answer.to_json(), time.time())
         with self._errors(), self._transaction():
             self._file.execute("INSERT INTO earlier SELECT key, answer, written FROM answers WHERE key = ?", (key,))
             self._file.execute("INSERT OR REPLACE INTO answers VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
             self._file.execute("DELETE FROM claims WHERE key = ?", (key,))
+
+    def give_back(self, key: str) -> None:
+        """Give back the claim on one question, which will not be asked."""
+        with self._errors():
+            self._file.execute("DELETE FROM claims WHERE key = ? AND owner = ?", (key, self.owner))
 
     def release(self) -> None:
         """Give back every claim of this process: what it did not ask, others may."""

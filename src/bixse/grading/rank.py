@@ -12,7 +12,7 @@ from bixse.data.files import file_hash, write_atomically
 from bixse.data.graded_pairs import Pair
 from bixse.data.run_record import open_run
 from bixse.data.trec import ranked, read_run, write_run
-from bixse.errors import InputError
+from bixse.errors import IncompleteError, InputError
 from bixse.evaluation.baseline import METRICS, search_bm25
 from bixse.evaluation.metrics import evaluate_run, mean
 from bixse.evaluation.significance import Difference, paired_bootstrap, verdict
@@ -90,7 +90,8 @@ def rank(
         progress: makes a progress callback from a title and a total.
 
     Raises:
-        InputError: collection, split or candidates cannot be used, or the budget ended before the last candidate.
+        InputError: collection, split or candidates cannot be used.
+        IncompleteError: the budget ended before the last candidate.
     """
     if depth < 1:
         raise InputError(f"--depth: got {depth}; expected 1 or more; to mend: use 100")
@@ -122,7 +123,7 @@ def rank(
     result = grade(pairs, judge, target / GRADES, settings, None, prices, budget, progress=progress)
     if result.summary["not_asked"]:
         record.save("interrupted")
-        raise InputError(
+        raise IncompleteError(
             f"{target}: got {result.summary['not_asked']} of {len(pairs)} candidates not graded ({result.stopped}); "
             "expected all; to mend: the same command with a higher limit goes on"
         )

@@ -92,6 +92,11 @@ class Generated:
     stopped: str | None
     """The limit that ended it, or None."""
 
+    @property
+    def complete(self) -> bool:
+        """Every text that was wanted came back, whether it was kept or not."""
+        return not self.not_asked and not self.refused.get("failed")
+
 
 def generate(
     config: GenerateConfig,
@@ -151,12 +156,13 @@ def generate(
         except KeyboardInterrupt:
             interrupted = True
         except BixseError:
+            _write(questions, writer, documents, config, state, record, book)
             record.save("failed")
             raise
         result = _write(questions, writer, documents, config, state, record, book)
     record.timings["write queries"] = record.timings.get("write queries", 0.0) + time.perf_counter() - started
     record.results = asdict(result)
-    record.save("interrupted" if interrupted or result.not_asked else "finished")
+    record.save("finished" if result.complete and not interrupted else "interrupted")
     if interrupted:
         raise InterruptedRunError(
             f"stopped by Ctrl-C: {result.queries} queries are kept in {out}; the same command goes on from there"

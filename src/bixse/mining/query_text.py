@@ -11,9 +11,9 @@ LONGEST = 40
 """Words beyond which a text is no query."""
 COPIED = 8
 """Words in a row that a query may not share with its document: a copied sentence is found by any search."""
-_LABEL = re.compile(r"^(?:(?:search )?quer(?:y|ies)|question|q|answer)\s*\d*\s*[:\-]\s*", re.IGNORECASE)
+_LABEL = re.compile(r"^(?:(?:search )?quer(?:y|ies)|question|q|answer)\s*\d*\s*(?::\s*|-\s+)", re.IGNORECASE)
 _MARKS = re.compile(r"^(?:[-*•]\s+|\d+[.)]\s+)")
-_THOUGHT = re.compile(r"<think>.*?</think>", re.DOTALL)
+_PAIRS = ('""', "''", "``", "“”", "«»")
 _WORDS = re.compile(r"\w+")
 
 Refusal: TypeAlias = Literal["empty", "too long", "copied"]
@@ -27,16 +27,19 @@ def clean_query(text: str) -> str:
         >>> clean_query('<think>hm</think>\n1. Query: "how to copy a folder"\nThis query is good.')
         'how to copy a folder'
     """
-    answer = _THOUGHT.sub("", text)
+    answer = text.rpartition("</think>")[2]
     if "<think>" in answer:
         return ""  # the reasoning did not end
     line = next((line.strip() for line in answer.split("\n") if line.strip()), "")
     before = None
     while before != line:
         before = line
-        line = _LABEL.sub("", _MARKS.sub("", line)).strip().strip("`*").strip()
-        if len(line) > 1 and (line[0], line[-1]) in {('"', '"'), ("'", "'"), ("“", "”"), ("«", "»")}:
-            line = line[1:-1].strip()
+        line = _LABEL.sub("", _MARKS.sub("", line)).strip()
+        if line[:2] == line[-2:] == "**" and "*" not in line[2:-2]:
+            line = line[2:-2].strip()
+        inside = line[1:-1]
+        if line[:1] + line[-1:] in _PAIRS and not set(inside) & {line[0], line[-1]}:
+            line = inside.strip()
     return " ".join(line.split())
 
 
