@@ -289,6 +289,20 @@ def test_a_file_of_queries_becomes_a_run(capsys, index):
     assert shown(capsys, "search", index, "--queries", queries)[1].startswith("q1: copy a file\n  1. cos=")
 
 
+def test_a_run_of_more_queries_than_are_answered_together(capsys, index, monkeypatch):
+    queries = index.parent / "queries.tsv"
+    queries.write_text("".join(f"t{number}\t{text}\n" for number, text in enumerate(["copy", "move a file", "sort"])))
+    runs = []
+    for at_once in (1, 2, 256):
+        monkeypatch.setattr("bixse.cli.search.QUERIES_AT_ONCE", at_once)
+        assert main(["search", str(index), "--queries", str(queries), "--out", str(index.parent / "run.trec")]) == 0
+        runs.append({name: list(found) for name, found in read_run(index.parent / "run.trec").items()})
+    assert runs[0] == runs[1] == runs[2]
+    assert list(runs[0]) == ["t0", "t1", "t2"]
+    queries.write_text("a b\tcopy\n")
+    assert "got query id 'a b'" in refused(capsys, "search", index, "--queries", queries, "--out", "run.trec")
+
+
 def test_faults_of_a_file_of_queries(capsys, index):
     queries = index.parent / "queries.jsonl"
     queries.write_text('{"_id": "q1", "text": "a"}\n{"_id": "q1", "text": "b"}\n{"text": "c"}\n{"_id": "q2"}\n')

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 STDIN = "-"
 """What --queries takes for queries that are typed, or come through a pipe."""
+QUERIES_AT_ONCE = 256
+"""Queries of a file that are answered together."""
 
 
 class _Query(argparse.Action):
@@ -106,9 +108,9 @@ def _search_index(args: argparse.Namespace) -> CommandResult:
             return _answer_each(index, args)
         if args.query is not None:
             return _one_answer(_rows(index.search(args.query, args.top, args.threshold)))
-        answers = index.search(list(queries.values()), args.top, args.threshold)
-        name = index.encoder.identity.name
-    return _many_answers(args, queries, answers, name)
+        if args.out is not None:
+            return _write_run(index, queries, args)
+        return _many_answers(queries, index.search(list(queries.values()), args.top, args.threshold))
 
 
 def _search_collection(args: argparse.Namespace) -> CommandResult:
@@ -172,20 +174,34 @@ def _one_answer(found: list[dict[str, Any]]) -> CommandResult:
     return CommandResult("\n".join(_lines(found)), {"results": found})
 
 
-def _many_answers(
-    args: argparse.Namespace, queries: dict[str, str], answers: list[list[Hit]], name: str
-) -> CommandResult:
-    """All answers as a TREC run, or as text."""
-    if args.out is not None:
-        from bixse.data.trec import write_run
+def _write_run(index: SearchIndex, queries: dict[str, str], args: argparse.Namespace) -> CommandResult:
+    """All answers as a TREC run; of few queries at a time the texts are in memory."""
+    from bixse.cli.progress import progress_bar
+    from bixse.data.trec import write_run
+    from bixse.errors import InputError
 
-        run = {
-            query: {hit.document_id: hit.cosine for hit in hits} for query, hits in zip(queries, answers, strict=True)
-        }
-        write_run(args.out, run, tag="-".join(Path(name).name.split()) or "model")
-        number = sum(map(len, answers))
-        text = f"wrote {number:,} documents of {len(queries):,} queries to {args.out}"
-        return CommandResult(text, {"queries": len(queries), "documents": number}, {"run": str(args.out)})
+    spaced = [name for name in queries if name.split() != [name]]
+    if spaced:
+        raise InputError(
+            f"{args.queries}: got query id {spaced[0]!r}; expected no white space (it separates the columns of a run); "
+            "to mend: rename it, or leave --out out"
+        )
+    advance = progress_bar("search", len(queries))
+    run: dict[str, dict[str, float]] = {}
+    names = list(queries)
+    for start in range(0, len(names), QUERIES_AT_ONCE):
+        some = names[start : start + QUERIES_AT_ONCE]
+        answers = index.search([queries[name] for name in some], args.top, args.threshold)
+        for name, hits in zip(some, answers, strict=True):
+            run[name] = {hit.document_id: hit.cosine for hit in hits}
+        advance(len(some))
+    write_run(args.out, run, tag="-".join(Path(index.encoder.identity.name).name.split()) or "model")
+    number = sum(map(len, run.values()))
+    text = f"wrote {number:,} documents of {len(run):,} queries to {args.out}"
+    return CommandResult(text, {"queries": len(run), "documents": number}, {"run": str(args.out)})
+
+
+def _many_answers(queries: dict[str, str], answers: list[list[Hit]]) -> CommandResult:
     shown = []
     lines: list[str] = []
     for (query_id, query), hits in zip(queries.items(), answers, strict=True):
