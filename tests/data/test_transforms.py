@@ -33,7 +33,7 @@ def graded(queries: int, documents: int = 3, seed: int = 0) -> GradedPairs:
             "query": f"query {i}",
             "document_id": f"d{i}-{j}",
             "document": f"document {i} {j}",
-            "relevance": round(float(generator.random()), 2),
+            "relevance": float(generator.random()),
             "task": "a" if i % 3 else "b",
             "grade": float(i * 100 + j),
             "grade_probs": [float(i), float(j)],
