@@ -9,6 +9,8 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from bixse.data.collection_files import load_collection as load_collection
+    from bixse.data.conversion.convert import convert as convert
+    from bixse.data.conversion.settings import ConvertSettings as ConvertSettings
     from bixse.data.graded_pairs import GradedPairs as GradedPairs
     from bixse.data.pairs_files import load_graded_pairs as load_graded_pairs
     from bixse.data.pairs_files import load_pairs as load_pairs
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "BiXSELoss": "losses.bixse",
+    "ConvertSettings": "data.conversion.settings",
     "GradeScale": "relevance",
     "GradeSettings": "grading.grade",
     "GradedPairs": "data.graded_pairs",
@@ -50,6 +53,7 @@ _HOMES = {
     "SweepConfig": "training.sweep_config",
     "TrainConfig": "training.config",
     "build_encoder": "encoders.build",
+    "convert": "data.conversion.convert",
     "evaluate": "evaluation.local",
     "grade": "grading.grade",
     "load_collection": "data.collection_files",
@@ -65,6 +69,7 @@ _HOMES = {
 
 __all__ = [
     "BiXSELoss",
+    "ConvertSettings",
     "GradeScale",
     "GradeSettings",
     "GradedPairs",
@@ -80,6 +85,7 @@ __all__ = [
     "TrainConfig",
     "__version__",
     "build_encoder",
+    "convert",
     "evaluate",
     "grade",
     "load_collection",

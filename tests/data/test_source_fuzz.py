@@ -6,16 +6,23 @@ import json
 import math
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
+import source_files as files
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bixse.data.collection import Collection, Document
 from bixse.data.files import is_unicode
 from bixse.data.sources import FlagEmbeddingFile, LightBlueFiles, QrelsFile, UmbrelaFile
+from bixse.data.sources.arctic import ArcticFolder
+from bixse.data.sources.e5 import E5Files
+from bixse.data.sources.nvidia import NvidiaFile
+from bixse.data.sources.own_pairs import OwnPairs
 from bixse.data.sources.reading import FaultList
+from bixse.data.sources.table import TableColumns, TableFiles, WandsFolder
+from bixse.data.sources.tevatron import TevatronFiles
+from bixse.data.sources.trec_texts import BeirFolder, TrecFiles
+from bixse.data.sources.tuples import TupleFiles
 from bixse.errors import BixseError, InvalidFileError
 from bixse.relevance import GradeScale
 
@@ -60,24 +67,77 @@ BEIR = "query-id\tcorpus-id\tscore\nq1\td1\t3\nq1\td2\t0\nq2\td1\t1\n"
 TOY = Collection("toy", {"d1": Document("", "a"), "d2": Document("", "b")}, {"q1": "x", "q2": "y"})
 
 
-def lines(rows: list[dict[str, Any]]) -> bytes:
-    return "".join(json.dumps(row) + "\n" for row in rows).encode()
+SCORED = [
+    {
+        **row,
+        **{
+            key: [{**passage, "score": 0.5} for passage in row[key]]
+            for key in ("positive_passages", "negative_passages")
+        },
+    }
+    for row in files.TEVATRON
+]
+TUPLES_CSV = 'anchor,positive,negative\na,b,c\n"d, e",f,g\n'
+LABELLED = [{"sentence1": f"q{i}", "sentence2": "d", "label": i} for i in range(4)]
+LISTED = [{**row, "label": [3.5, -1.0, 0.5]} for row in files.TUPLES]
+GRADED = [{"query": f"q{i}", "document": "d", "grade": i, "query_id": i, "task": "t"} for i in range(4)]
+COLUMNS = TableColumns(query="search", document="item", grade="stars", task="department")
+BESIDE = {**files.ARCTIC, **files.BEIR, **files.TREC, **files.WANDS}
+"""Whole files that lie beside the one that is damaged."""
 
 
-def parquet(rows: list[dict[str, Any]]) -> bytes:
-    sink = pa.BufferOutputStream()
-    pq.write_table(pa.Table.from_pylist(rows), sink, compression="none")
-    return sink.getvalue().to_pybytes()
+def corpus(path: Path) -> Path:
+    return files.put(path.parent, {"docs.jsonl": files.lines(files.CORPUS)}) / "docs.jsonl"
+
+
+def tevatron(path: Path) -> TevatronFiles:
+    return TevatronFiles(path, None, corpus(path))
+
+
+def arctic(path: Path) -> ArcticFolder:
+    return ArcticFolder(path.parent)
+
+
+def trec(path: Path) -> TrecFiles:
+    qrels, topics, collection = (path.parent / name for name in files.TREC)
+    return TrecFiles(qrels, GradeScale(0, 3), topics, [collection])
+
+
+def beir(path: Path) -> BeirFolder:
+    return BeirFolder(path.parent if path.suffix == ".jsonl" else path.parents[1], GradeScale(0, 2))
 
 
 READERS: dict[str, tuple[str, bytes, Callable[[Path], JudgementSource]]] = {
-    "umbrela": ("rows.jsonl", lines(UMBRELA), UmbrelaFile),
-    "lightblue jsonl": ("rows.jsonl", lines(LIGHTBLUE), LightBlueFiles),
-    "lightblue parquet": ("rows.parquet", parquet(LIGHTBLUE), LightBlueFiles),
-    "flagembedding": ("rows.jsonl", lines(BGE), lambda path: FlagEmbeddingFile(path, "prob")),
+    "umbrela": ("rows.jsonl", files.lines(UMBRELA), UmbrelaFile),
+    "lightblue jsonl": ("rows.jsonl", files.lines(LIGHTBLUE), LightBlueFiles),
+    "lightblue parquet": ("rows.parquet", files.parquet(LIGHTBLUE), LightBlueFiles),
+    "flagembedding": ("rows.jsonl", files.lines(BGE), lambda path: FlagEmbeddingFile(path, "prob")),
     "qrels": ("qrels.txt", QRELS.encode(), lambda path: QrelsFile(path, GradeScale(0, 3))),
     "qrels beir": ("qrels.tsv", BEIR.encode(), lambda path: QrelsFile(path, GradeScale(0, 3), TOY)),
-}
+    "e5": ("nq.jsonl", files.E5["hotpot_qa"], E5Files),
+    "tevatron": ("rows.jsonl", files.lines(files.TEVATRON), TevatronFiles),
+    "tevatron scores": ("rows.jsonl", files.lines(SCORED), lambda path: TevatronFiles(path, "prob")),
+    "tevatron ids": ("rows.jsonl", files.lines(files.TEVATRON_IDS), tevatron),
+    "tuples jsonl": ("rows.jsonl", files.lines(files.TUPLES), TupleFiles),
+    "tuples csv": ("rows.csv", TUPLES_CSV.encode(), TupleFiles),
+    "tuples labels": ("rows.jsonl", files.lines(LABELLED), lambda path: TupleFiles(path, GradeScale(0, 5))),
+    "tuples scores": ("rows.jsonl", files.lines(LISTED), lambda path: TupleFiles(path, score_map="logit")),
+    "arctic relations": ("relations.parquet", files.ARCTIC["relations.parquet"], arctic),
+    "arctic documents": ("documents.parquet", files.ARCTIC["documents.parquet"], arctic),
+    "nvidia": ("rows.json", json.dumps(files.NVIDIA).encode(), lambda path: NvidiaFile(path, corpus(path))),
+    "nvidia texts": ("rows.jsonl", files.lines(files.NVIDIA_INLINE), NvidiaFile),
+    "beir corpus": ("corpus.jsonl", files.BEIR["corpus.jsonl"], beir),
+    "beir qrels": ("qrels/test.tsv", files.BEIR["qrels/test.tsv"].encode(), beir),
+    "trec qrels": ("2019qrels-pass.txt", files.TREC["2019qrels-pass.txt"].encode(), trec),
+    "trec topics": ("topics.tsv", files.TREC["topics.tsv"].encode(), trec),
+    "trec collection": ("collection.tsv.gz", files.TREC["collection.tsv.gz"], trec),
+    "wands labels": ("label.csv", files.WANDS["label.csv"].encode(), lambda path: WandsFolder(path.parent)),
+    "wands products": ("product.csv", files.WANDS["product.csv"].encode(), lambda path: WandsFolder(path.parent)),
+    "table csv": ("rows.csv", files.TABLE.encode(), lambda path: TableFiles(path, GradeScale(1, 5), COLUMNS)),
+    "table jsonl": ("rows.jsonl", files.lines(GRADED), lambda path: TableFiles(path, GradeScale(0, 3))),
+    "pairs": ("rows.jsonl", files.lines(files.PAIRS[:4]), OwnPairs),
+    "pairs parquet": ("rows.parquet", files.parquet(files.PAIRS[:4]), OwnPairs),
+}  # fmt: skip
 NASTY = [
     b"\xff",
     b"\x00",
@@ -132,7 +192,7 @@ def check(source: JudgementSource) -> list[Judgement]:
                 assert source.scale.minimum <= row.grade <= source.scale.maximum
                 assert 0.0 <= (row.relevance or 0.0) <= 1.0
             else:
-                assert row.status in ("no-option", "off-scale", "no-probabilities") and row.detail
+                assert row.status in ("no-option", "off-scale", "no-probabilities", "no-grade") and row.detail
             assert all(math.isfinite(share) for _, shares in row.orders for share in shares)
             taken.append(row)
     except BixseError as error:
@@ -140,14 +200,36 @@ def check(source: JudgementSource) -> list[Judgement]:
     return taken
 
 
+def read_damaged(folder: Path, name: str, data: st.DataObject) -> None:
+    file, content, reader = READERS[name]
+    if not (folder / "topics.tsv").exists():
+        files.put(folder, BESIDE)
+    files.put(folder, {file: data.draw(damaged(content))})
+    try:
+        source = reader(folder / file)
+    except BixseError as error:
+        assert "; expected " in str(error) and "; to mend: " in str(error)
+        return
+    check(source)
+    source.close()
+
+
+HEALTH = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+
+
 @pytest.mark.parametrize("name", READERS)
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100, deadline=None, suppress_health_check=HEALTH)
 @given(data=st.data())
 def test_damaged_files_give_rows_or_a_clear_error(tmp_path: Path, name: str, data: st.DataObject) -> None:
-    file, content, reader = READERS[name]
-    path = tmp_path / file
-    path.write_bytes(data.draw(damaged(content)))
-    check(reader(path))
+    read_damaged(tmp_path, name, data)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", READERS)
+@settings(max_examples=1000, deadline=None, suppress_health_check=HEALTH)
+@given(data=st.data())
+def test_a_thousand_damaged_files(tmp_path: Path, name: str, data: st.DataObject) -> None:
+    read_damaged(tmp_path, name, data)
 
 
 VALUES: list[Any] = [
@@ -156,12 +238,30 @@ VALUES: list[Any] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["umbrela", "lightblue jsonl", "flagembedding"])
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+LINES = [name for name, (file, _, _) in READERS.items() if file.endswith(".jsonl") and file != "corpus.jsonl"]
+"""Readers whose rows are lines of JSON."""
+
+
+@pytest.mark.parametrize("name", LINES)
+@settings(max_examples=100, deadline=None, suppress_health_check=HEALTH)
 @given(data=st.data())
 def test_no_row_is_lost_in_silence(
     tmp_path: Path, name: str, data: st.DataObject, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    look_for_lost_rows(tmp_path, name, data, monkeypatch)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LINES)
+@settings(max_examples=1000, deadline=None, suppress_health_check=HEALTH)
+@given(data=st.data())
+def test_no_row_of_a_thousand_files_is_lost_in_silence(
+    tmp_path: Path, name: str, data: st.DataObject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look_for_lost_rows(tmp_path, name, data, monkeypatch)
+
+
+def look_for_lost_rows(tmp_path: Path, name: str, data: st.DataObject, monkeypatch: pytest.MonkeyPatch) -> None:
     file, content, reader = READERS[name]
     rows = [json.loads(line) for line in content.splitlines()]
     for _ in range(data.draw(st.integers(1, 4))):
@@ -172,7 +272,7 @@ def test_no_row_is_lost_in_silence(
         else:
             row.pop(key, None)
     path = tmp_path / file
-    path.write_bytes(lines(rows))
+    path.write_bytes(files.lines(rows))
     source = reader(path)
     faulty: set[int | None] = set()
     told = FaultList.add
@@ -188,7 +288,7 @@ def test_no_row_is_lost_in_silence(
         with pytest.raises(BixseError):
             list(reader(path).rows())
     else:
-        assert taken | faulty == {1, 2, 3, 4}
+        assert taken | faulty == set(range(1, len(rows) + 1))
         assert not taken & faulty
     if faulty:
         with pytest.raises(InvalidFileError):

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 VERBS = {
     "quickstart": "train and compare four systems on Python's own documentation, with a verdict",
+    "convert": "turn other people's data into graded pairs or a collection; cut, sample, split pairs",
     "mine": "find documents worth grading for each query, by BM25 and dense models",
     "generate": "write queries for the documents of a corpus by a language model",
     "grade": "grade pairs by an LLM judge: relevance from the probabilities of its options",

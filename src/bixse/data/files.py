@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from bixse.errors import BixseError, ConfigError, InputError, StorageError, shorten
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 NO_SPACE = (
     "No space left",
@@ -165,10 +165,17 @@ def write_atomically(path: Path, content: str | bytes) -> None:
             raise
 
 
-def file_hash(path: Path) -> str:
-    """SHA-256 of a file's bytes, in hexadecimal."""
+def file_hash(path: Path, step: Callable[[int], None] | None = None) -> str:
+    """SHA-256 of a file's bytes, in hexadecimal.
+
+    Args:
+        path: the file.
+        step: is told how many more bytes were read, from time to time.
+    """
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(1 << 20):
             digest.update(block)
+            if step is not None:
+                step(len(block))
     return digest.hexdigest()

@@ -11,17 +11,19 @@ import numpy as np
 
 from bixse.data.graded_pairs import text_id
 from bixse.data.sources.judgements import Judgement, JudgementSource
-from bixse.data.sources.reading import FaultList, json_rows, number_of
+from bixse.data.sources.reading import FaultList, json_rows, number_of, stem_of
 from bixse.data.sources.score_scale import ScoreMap, check_scores, histogram, parse_score_map, summarise_scores
 from bixse.errors import InputError, shorten
 from bixse.relevance import GradeScale
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
 _SIDES = {"pos": "positive", "neg": "negative"}
 """Key of the documents -> their label."""
+_APART = "_no_in_batch_neg"
+"""End of the name of a file whose rows must not be one another's negatives."""
 
 
 @dataclass(frozen=True)
@@ -45,10 +47,11 @@ class FlagEmbeddingFile(JudgementSource):
 
     Files of one and the same project hold probabilities, numbers near 100, and log-odds, so the map to relevance must
     be stated; all scores are looked at before the first row is given. Rows without scores are judgements only where
-    the map "binary" says that the labels are meant: 1 for positives, 0 for negatives. A file is a task, named after it.
+    the map "binary" says that the labels are meant: 1 for positives, 0 for negatives. A file is a task, named after it
+    (without the ending `_no_in_batch_neg`, which forbids in-batch negatives there: it is counted in `warnings`).
 
     Args:
-        path: the file. Its scores (8 bytes each) are held in memory, its texts are not.
+        path: the file, or a folder of them. The scores of a file (8 bytes each) are held in memory, its texts are not.
         score_map: prob, percent, logit, platt:SLOPE,INTERCEPT or binary.
 
     Raises:
@@ -67,6 +70,8 @@ class FlagEmbeddingFile(JudgementSource):
     name = "flagembedding"
     file_format = "JSONL of FlagEmbedding: query, pos, neg, pos_scores, neg_scores"
     citation = "Chen et al. 2024, BGE M3-Embedding, arXiv:2402.03216; github.com/FlagOpen/FlagEmbedding"
+    suffixes = (".jsonl",)
+    licence = "that of each part; the repository of the code is MIT"
 
     def __init__(self, path: str | Path, score_map: ScoreMap | str | None = None) -> None:
         super().__init__(path, GradeScale(0, 1))
@@ -89,7 +94,12 @@ class FlagEmbeddingFile(JudgementSource):
         Raises:
             InvalidFileError: rows that cannot be read.
         """
-        positive, negative, crossed, unscored = self._scores(None)
+        faults = {file: FaultList(file) for file in self.files}
+        found = [_scores(file, None, faults[file]) for file in self.files]
+        for kept in faults.values():
+            kept.raise_any()
+        positive, negative = (np.concatenate([scores[side] for scores in found]) for side in (0, 1))
+        crossed, unscored = (sum(scores[side] for scores in found) for side in (2, 3))
         if not len(positive) and not len(negative):
             return "no scores in the file: labels alone (binary)"
         told = [summarise_scores(positive, negative).describe()]
@@ -97,28 +107,43 @@ class FlagEmbeddingFile(JudgementSource):
         told += [f"{unscored} rows have no scores"] if unscored else []
         return "\n".join([*told, histogram(np.concatenate([positive, negative]))])
 
-    def rows(self) -> Iterator[Judgement]:
-        """The judgements, positives before negatives.
+    def prepare(self, faults_of: Callable[[Path], FaultList]) -> None:
+        """Look at all scores of each file under the map.
 
         Raises:
-            InputError: the scores carry no grades under the map.
-            InvalidFileError: every row that cannot be read, has no scores, or has one outside the range of the map.
+            InputError: the scores of a file carry no grades under the map.
         """
         self._map_warnings = []
-        if self.score_map.kind != "binary":
-            positive, negative, crossed, _ = self._scores(self.score_map)
+        for file in self.files if self.score_map.kind != "binary" else ():
+            faults = faults_of(file)
+            positive, negative, crossed, _ = _scores(file, self.score_map, faults)
             if len(positive) or len(negative):
-                found = check_scores(positive, negative, self.score_map)
-                self._map_warnings = [f"{self.path.name}: {warning}" for warning in found]
+                self._map_warnings += self._looked_at(file, positive, negative, bool(faults.total))
             if crossed:
-                self._map_warnings.append(f"{self.path.name}: {crossed} rows score a negative above a positive")
-        yield from super().rows()
+                self._map_warnings.append(f"{file.name}: {crossed} rows score a negative above a positive")
+
+    def _looked_at(
+        self, file: Path, positive: np.ndarray[Any, Any], negative: np.ndarray[Any, Any], faulty: bool
+    ) -> list[str]:
+        """Warnings; where rows are missing, for their faults, what would be an error is one."""
+        try:
+            found = check_scores(positive, negative, self.score_map, f"scores of {file.name}")
+        except InputError as error:
+            if not faulty:
+                raise
+            found = [str(error)]
+        return [f"{file.name}: {warning}" for warning in found]
 
     def warnings(self) -> list[str]:
         """Also what the scores say against the map or the labels."""
         found = [*super().warnings(), *self._map_warnings]
         if count := self.notes["scores left aside"]:
             found.append(f"{self.path.name}: {count} rows have scores, which the map 'binary' leaves aside")
+        if apart := [file.name for file in self.files if _task_of(file) != stem_of(file)]:
+            found.append(
+                f"{', '.join(apart)}: marked as without in-batch negatives: rows of one file answer each other's "
+                "queries; train these tasks apart, with a loss of a query's own documents"
+            )
         return found
 
     def _read(self, file: Path, faults: FaultList) -> Iterator[Judgement]:
@@ -128,7 +153,7 @@ class FlagEmbeddingFile(JudgementSource):
             for key, documents in row.documents.items():
                 scores = row.scores[key] if row.scores[key] and not binary else [None] * len(documents)
                 for document, score in zip(documents, scores, strict=True):
-                    yield self._judgement(row, key, document, score, file.stem)
+                    yield self._judgement(row, key, document, score, _task_of(file))
 
     def _judgement(self, row: _Row, key: str, document: str, score: float | None, task: str) -> Judgement:
         """One document of a row; its label is the grade where no score counts."""
@@ -147,17 +172,23 @@ class FlagEmbeddingFile(JudgementSource):
             extra={**row.extra, "label": _SIDES[key], **({} if score is None else {"score": score})},
         )
 
-    def _scores(self, score_map: ScoreMap | None) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], int, int]:
-        """All positive and all negative scores; how many rows cross, and how many have none."""
-        found, crossed, unscored = {"pos": array("d"), "neg": array("d")}, 0, 0
-        faults = FaultList(self.path)
-        for row in _checked_rows(self.path, faults, score_map):
-            for key in _SIDES:
-                found[key].extend(row.scores[key])
-            crossed += bool(all(row.scores.values()) and max(row.scores["neg"]) > min(row.scores["pos"]))
-            unscored += not any(row.scores.values())
-        faults.raise_any()
-        return np.array(found["pos"]), np.array(found["neg"]), crossed, unscored
+
+def _scores(
+    file: Path, score_map: ScoreMap | None, faults: FaultList
+) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], int, int]:
+    """All positive and all negative scores of a file; how many rows cross, and how many have none."""
+    found, crossed, unscored = {"pos": array("d"), "neg": array("d")}, 0, 0
+    for row in _checked_rows(file, faults, score_map):
+        for key in _SIDES:
+            found[key].extend(row.scores[key])
+        crossed += bool(all(row.scores.values()) and max(row.scores["neg"]) > min(row.scores["pos"]))
+        unscored += not any(row.scores.values())
+    return np.array(found["pos"]), np.array(found["neg"]), crossed, unscored
+
+
+def _task_of(file: Path) -> str:
+    """The task of a file: its name without what it says of negatives."""
+    return stem_of(file).removesuffix(_APART)
 
 
 def _checked_rows(file: Path, faults: FaultList, score_map: ScoreMap | None) -> Iterator[_Row]:

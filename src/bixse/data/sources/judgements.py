@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from bixse.data.files import file_hash
 from bixse.data.graded_pairs import Pair
-from bixse.data.sources.reading import FaultList, files_of
+from bixse.data.sources.reading import FaultList, files_of, unreadable
 from bixse.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from bixse.data.collection import Document
     from bixse.relevance import GradeScale
 
 
@@ -100,6 +101,12 @@ class JudgementSource(ABC):
     """Where the format is from."""
     suffixes: ClassVar[tuple[str, ...]] = ()
     """Suffixes of the files to read where a folder is given; empty: no folder is taken."""
+    licence: ClassVar[str] = "that of its texts"
+    """Under what conditions the data are given out, as far as known."""
+    task_shares: ClassVar[Mapping[str, float]] = {}
+    """Task -> share of its queries in an epoch, where the people behind the data state one."""
+    instructions: ClassVar[str | None] = None
+    """Table of task instructions that names its tasks, as `bixse train` takes it."""
 
     def __init__(self, path: str | Path, scale: GradeScale) -> None:
         self.path = Path(path)
@@ -123,14 +130,63 @@ class JudgementSource(ABC):
             InvalidFileError: after the last row of a file, every row of it that could not be read.
         """
         self.statuses, self.notes = Counter(), Counter()
+        lists: dict[Path, FaultList] = {}
+        self.prepare(lambda path: lists.setdefault(path, FaultList(path)))
+        for faults in lists.values():
+            faults.raise_any()
         for file in self.files:
             faults = FaultList(file)
-            for judgement in self._read(file, faults):
-                self.statuses[judgement.status] += 1
-                yield judgement
+            yield from self.read(file, faults)
             faults.raise_any()
         if not self.statuses:
             raise InputError(f"{self.path}: got no rows; expected {self.file_format}; to mend: check the export")
+
+    def prepare(self, faults_of: Callable[[Path], FaultList]) -> None:  # noqa: B027
+        """Do what comes before the first row: look at all scores, or at the texts that rows name by their ids.
+
+        Args:
+            faults_of: gives the list that takes the faults of a file.
+
+        Raises:
+            InputError: a file cannot be read, or what is in it cannot be used at all.
+        """
+
+    def close(self) -> None:  # noqa: B027
+        """Let go of what `prepare` took."""
+
+    def read(self, file: Path, faults: FaultList) -> Iterator[Judgement]:
+        """The judgements of one file, counted by status; what cannot be read goes to `faults`.
+
+        Raises:
+            InputError: the file cannot be read.
+        """
+        for judgement in self._read(file, faults):
+            self.statuses[judgement.status] += 1
+            yield judgement
+
+    def inputs(self) -> dict[str, Path]:
+        """Name -> every file that decides the rows."""
+        if self.files == [self.path]:
+            return {self.path.name: self.path}
+        return {str(file.relative_to(self.path)): file for file in self.files}
+
+    def hashes(self, step: Callable[[int], None] | None = None) -> dict[str, str]:
+        """Name -> SHA-256 of every input; `step` is told how many more bytes were read.
+
+        Raises:
+            InputError: a file cannot be read.
+        """
+        found = {}
+        for name, file in self.inputs().items():
+            try:
+                found[name] = file_hash(file, step)
+            except OSError as error:
+                raise unreadable(file, error) from error
+        return found
+
+    def all_documents(self) -> Iterator[tuple[str, Document]] | None:
+        """Ids and texts of every document where the source has a corpus, after `prepare`; None where it has none."""
+        return None
 
     @abstractmethod
     def _read(self, file: Path, faults: FaultList) -> Iterator[Judgement]:

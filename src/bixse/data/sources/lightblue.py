@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from bixse.data.graded_pairs import text_id
 from bixse.data.sources.judgements import Judgement, JudgementSource
-from bixse.data.sources.reading import FaultList, json_rows, number_of, parquet_rows
+from bixse.data.sources.reading import FaultList, json_rows, kind_of, number_of, parquet_rows
 from bixse.errors import shorten
 from bixse.relevance import GradeScale
 
@@ -54,12 +54,14 @@ class LightBlueFiles(JudgementSource):
     file_format = "Parquet or JSONL of LightBlue: question, context, 32B_score_probs, 32B_score_probs_rev"
     citation = "huggingface.co/datasets/lightblue/reranker_continuous_filt_max7_train, Apache-2.0"
     suffixes = (".parquet", ".jsonl")
+    licence = "Apache-2.0"
+    instructions = "paper"
 
     def __init__(self, path: str | Path) -> None:
         super().__init__(path, GradeScale(1, 5))
 
     def _read(self, file: Path, faults: FaultList) -> Iterator[Judgement]:
-        is_parquet = file.suffix.lower() == ".parquet"
+        is_parquet = kind_of(file) == ".parquet"
         rows = parquet_rows(file, _NEEDED, _OPTIONAL, faults) if is_parquet else json_rows(file, faults)
         for number, row in rows:
             before = faults.total

@@ -1,10 +1,12 @@
-"""Reading large files row by row: JSONL and Parquet in bounded memory, every fault counted and the first ones kept."""
+"""Reading large files row by row: JSONL (gzip too) and Parquet in bounded memory, every fault counted."""
 
 from __future__ import annotations
 
+import gzip
 import json
 import math
-from typing import TYPE_CHECKING, Any
+import zlib
+from typing import TYPE_CHECKING, Any, cast
 
 from bixse.data.files import is_unicode
 from bixse.errors import FAULTS_SHOWN, Fault, InputError, InvalidFileError, shorten
@@ -36,6 +38,8 @@ class FaultList:
         self.path = path
         self.kept: list[Fault] = []
         self.total = 0
+        self.bytes_read = 0.0
+        """How far the reading has come in the file, as it lies on the disk."""
 
     def add(self, row: int | None, column: str | None, found: str, expected: str, fix: str) -> None:
         """Note a fault; see `bixse.errors.Fault`."""
@@ -103,6 +107,45 @@ def number_of(value: Any) -> float:
         return math.nan
 
 
+def kind_of(path: Path) -> str:
+    """The suffix that says what a file holds, in lower case: that before `.gz` where it is compressed.
+
+    A compressed file without another suffix is JSONL, as the shards of MS MARCO 2 are.
+
+    Example:
+        >>> from pathlib import Path
+        >>> kind_of(Path("nq.JSONL.gz")), kind_of(Path("nq.parquet"))
+        ('.jsonl', '.parquet')
+    """
+    suffixes = [suffix.lower() for suffix in path.suffixes]
+    if suffixes[-1:] == [".gz"]:
+        return suffixes[-2] if len(suffixes) > 1 else ".jsonl"
+    return suffixes[-1] if suffixes else ""
+
+
+def stem_of(path: Path) -> str:
+    """The name of a file without its suffix, and without `.gz`.
+
+    Example:
+        >>> from pathlib import Path
+        >>> stem_of(Path("data/nq.v1.jsonl.gz"))
+        'nq.v1'
+    """
+    name = path.name[:-3] if path.suffix.lower() == ".gz" else path.name
+    return name.rpartition(".")[0] or name
+
+
+def opened(raw: BinaryIO, path: Path) -> BinaryIO:
+    """The content of an open file: decompressed where its name ends in `.gz`."""
+    return cast("BinaryIO", gzip.GzipFile(fileobj=raw)) if path.suffix.lower() == ".gz" else raw
+
+
+def unreadable(path: Path, error: Exception) -> InputError:
+    """What to say of a file that the system, or gzip, cannot read."""
+    found = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    return InputError(f"{path}: got {found!r}; expected a readable file; to mend: check the path, or fetch it again")
+
+
 def files_of(path: Path, suffixes: Sequence[str], what: str) -> list[Path]:
     """The file itself, or those of a folder with one of these suffixes, by name.
 
@@ -110,7 +153,7 @@ def files_of(path: Path, suffixes: Sequence[str], what: str) -> list[Path]:
         InputError: no such path, or no such file in the folder.
     """
     if path.is_dir() and suffixes:
-        found = sorted(file for file in path.rglob("*") if file.is_file() and file.suffix.lower() in suffixes)
+        found = sorted(file for file in path.rglob("*") if file.is_file() and kind_of(file) in suffixes)
         if found:
             return found
         raise InputError(
@@ -129,8 +172,9 @@ def json_rows(path: Path, faults: FaultList) -> Iterator[tuple[int, dict[str, An
         InputError: the file cannot be read, or is UTF-16.
     """
     try:
-        with path.open("rb") as file:
-            for number, line in _lines(file, path, faults):
+        with path.open("rb") as raw, opened(raw, path) as file:
+            for number, line in lines_of(file, path, faults):
+                faults.bytes_read = raw.tell()
                 try:
                     row = json.loads(line.decode("utf-8"))
                 except UnicodeDecodeError as error:
@@ -144,12 +188,11 @@ def json_rows(path: Path, faults: FaultList) -> Iterator[tuple[int, dict[str, An
                         yield number, row
                     else:
                         faults.add(number, None, shorten(row), "a JSON object", "write {...} with its keys")
-    except OSError as error:
-        found = error.strerror or str(error)
-        raise InputError(f"{path}: got {found!r}; expected a readable file; to mend: check the path") from error
+    except (OSError, EOFError, zlib.error) as error:
+        raise unreadable(path, error) from error
 
 
-def _lines(file: BinaryIO, path: Path, faults: FaultList) -> Iterator[tuple[int, bytes]]:
+def lines_of(file: BinaryIO, path: Path, faults: FaultList) -> Iterator[tuple[int, bytes]]:
     """The lines of a file that are not blank, without a byte order mark."""
     number = 0
     while line := file.readline(LONGEST_LINE + 1):
@@ -187,9 +230,11 @@ def parquet_rows(
         # pre_buffer, on by default since some version of pyarrow, keeps all that was read until the file is closed
         with pq.ParquetFile(path, buffer_size=1 << 20, pre_buffer=False) as file:
             names = file.schema_arrow.names
-            _check_columns(names, needed, optional, faults)
+            check_columns(names, needed, optional, faults)
             columns = [name for name in (*needed, *optional) if name in names]
+            size, rows = path.stat().st_size, max(1, file.metadata.num_rows)
             for batch in file.iter_batches(batch_size=ROWS_AT_ONCE, columns=columns):
+                faults.bytes_read = size * min(1.0, (number + batch.num_rows) / rows)
                 for row in batch.to_pylist():
                     number += 1
                     yield number, row
@@ -201,7 +246,12 @@ def parquet_rows(
         ) from error
 
 
-def _check_columns(names: Sequence[str], needed: Sequence[str], optional: Sequence[str], faults: FaultList) -> None:
+def check_columns(names: Sequence[str], needed: Sequence[str], optional: Sequence[str], faults: FaultList) -> None:
+    """Stop where a needed column is missing, or one is there twice.
+
+    Raises:
+        InvalidFileError: says which.
+    """
     found = f"columns {shorten(', '.join(names), 120)}"
     for column in (*needed, *optional):
         if column in needed and column not in names:

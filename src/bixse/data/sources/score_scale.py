@@ -179,13 +179,16 @@ def summarise_scores(
     )
 
 
-def check_scores(positive: NDArray[Any], negative: NDArray[Any], score_map: ScoreMap) -> list[str]:
+def check_scores(
+    positive: NDArray[Any], negative: NDArray[Any], score_map: ScoreMap, where: str = "scores"
+) -> list[str]:
     """Refuse scores that carry no grades under a map; warn where the map does not fit their looks.
 
     Args:
         positive: scores of documents labelled positive, within the range of the map.
         negative: scores of the others.
         score_map: the stated map.
+        where: what to call them in errors.
 
     Returns:
         Warnings.
@@ -196,13 +199,13 @@ def check_scores(positive: NDArray[Any], negative: NDArray[Any], score_map: Scor
     summary = summarise_scores(positive, negative)
     if summary.distinct == 1:
         raise InputError(
-            f"scores: got {summary.count} that are all {summary.lowest:g}; expected grades that differ; "
+            f"{where}: got {summary.count} that are all {summary.lowest:g}; expected grades that differ; "
             "to mend: score the pairs again, or use the score map 'binary'"
         )
     relevance = map_scores(np.concatenate([positive, negative]), score_map)
     if bool(((relevance < _SATURATED) | (relevance > 1 - _SATURATED)).all()):
         raise InputError(
-            f"scores: got relevance within {_SATURATED:g} of 0 or 1 for all {summary.count} under the map {score_map} "
+            f"{where}: got relevance within {_SATURATED:g} of 0 or 1 for all {summary.count} under the map {score_map} "
             f"(scores from {summary.lowest:g} to {summary.highest:g}); expected grades between; to mend: fit the map "
             "on labelled pairs (platt:SLOPE,INTERCEPT), or use 'binary' where they are labels"
         )

@@ -1,0 +1,1 @@
+"""From outside formats to graded pairs or a collection: settings, reading, transforms, writing; see `convert`."""

@@ -1,0 +1,322 @@
+"""`convert`: from a source of judgements to graded pairs or a collection, in bounded memory."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from bixse.data.conversion.outputs import Written, write_collection, write_pairs
+from bixse.data.conversion.reading import Part, Progress, ProgressBar, fault_files, read_parts, refuse
+from bixse.data.conversion.settings import PATHS, ConvertSettings
+from bixse.data.conversion.steps import Chosen, choose_rows
+from bixse.data.files import storage_errors, write_atomically
+from bixse.data.run_record import open_run
+from bixse.data.sources.catalogue import open_source
+from bixse.errors import InputError, OutputExistsError
+from bixse.relevance import GradeScale
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from bixse.data.run_record import RunRecord
+    from bixse.data.sources.judgements import JudgementSource
+
+STATE = ".part"
+"""Folder inside the output folder that holds what was read, until all is written."""
+FAULTS_FILE = "faults.jsonl"
+"""Rows that could not be read, where they were left out."""
+TRAIN_FILE = "train.yaml"
+"""Settings with which `bixse train` takes the pairs."""
+BINS = 10
+"""Bins of the histogram of relevance."""
+
+
+@dataclass(frozen=True)
+class ConvertResult:
+    """What a conversion read and wrote."""
+
+    source: Mapping[str, Any]
+    """Name, citation and licence of the source, its settings and files."""
+    judgements: int
+    """Judgements read."""
+    statuses: Mapping[str, int]
+    """Judgements by status; only "graded" ones are pairs."""
+    faults: int
+    """Rows that could not be read."""
+    parts: Mapping[str, Mapping[str, Any]]
+    """Part -> rows, queries, rows by task, and a histogram of relevance in tenths."""
+    transforms: list[Mapping[str, Any]]
+    """What was done to the rows, in order."""
+    files: Mapping[str, str]
+    """What each output file holds, by its name."""
+    warnings: list[str] = field(default_factory=list)
+    """What people should know."""
+    reused: bool = False
+    """The same conversion was finished before; nothing was read."""
+    faults_shown: str = ""
+    """In a dry run: the first faults."""
+
+
+def convert(
+    settings: ConvertSettings,
+    out: str | Path | None,
+    progress: Progress | None = None,
+) -> ConvertResult:
+    """Convert a source to graded pairs or a collection.
+
+    Files of the source are read one after the other into Parquet parts below `out`, so that a run that was killed goes
+    on at the file it was reading, with the same result to the byte. Transforms look at a few numbers a row; texts are
+    never in memory together.
+
+    Args:
+        settings: what to convert, and how.
+        out: output folder; None looks at the source without writing (texts of rows are not kept at all).
+        progress: makes a progress callback from a title and a number of bytes.
+
+    Raises:
+        InputError: a path or option that cannot be used, rows that cannot be read (unless they are to be skipped), ids
+            or relevances that contradict each other, or nothing that is left.
+        OutputExistsError: `out` holds another run.
+        StorageError: `out` cannot be written.
+
+    Example:
+        >>> import json
+        >>> folder = Path(tempfile.mkdtemp())
+        >>> row = {"query": "copy a folder", "positive": "shutil.copytree", "negative": "os.walk"}
+        >>> _ = (folder / "nq.jsonl").write_text(json.dumps(row))
+        >>> result = convert(ConvertSettings("e5", folder / "nq.jsonl"), folder / "out")
+        >>> result.parts["pairs"]["rows"], sorted(result.files)
+        (2, ['pairs.parquet', 'train.yaml'])
+    """
+    source = open_source(settings.source, settings.path, settings.options(), settings.download)
+    try:
+        if out is not None:
+            return _into(source, settings, Path(out), progress)
+        with tempfile.TemporaryDirectory() as folder:
+            return _look(source, settings, Path(folder), progress)
+    finally:
+        source.close()
+
+
+def _into(
+    source: JudgementSource,
+    settings: ConvertSettings,
+    out: Path,
+    progress: Progress | None,
+) -> ConvertResult:
+    """Convert into a folder, or show what was converted there before."""
+    hashes = source.hashes(ProgressBar(progress, "hash", source.inputs().values()).advance)
+    record = open_run(out, "convert", _recorded(settings), hashes, paths=PATHS)
+    if record.status == "finished":
+        shutil.rmtree(out / STATE, ignore_errors=True)
+        return _finished(record)
+    with _alone_in(out) as state:
+        result = _convert(source, settings, out, state, record, hashes, progress)
+    shutil.rmtree(out / STATE, ignore_errors=True)
+    return result
+
+
+def _convert(
+    source: JudgementSource,
+    settings: ConvertSettings,
+    out: Path,
+    state: Path,
+    record: RunRecord,
+    hashes: Mapping[str, str],
+    progress: Progress | None,
+) -> ConvertResult:
+    clock = _Clock(record.timings)
+    parts, texts_faults = read_parts(source, settings, hashes, state, True, progress)
+    faulty = fault_files(parts, texts_faults)
+    clock.stage("read")
+    if faulty and not settings.skip_faulty:
+        refuse(source, faulty)
+    _check_any(source, parts)
+    chosen = choose_rows([part.path for part in parts], settings)
+    clock.stage("transform")
+    paths = [part.path for part in parts]
+    step = ProgressBar(progress, "write", paths).advance
+    if settings.form == "collection":
+        scale = GradeScale(*settings.scale) if settings.scale is not None else source.scale
+        named = {_split_name(source) if len(chosen.parts) == 1 else name: rows for name, rows in chosen.parts.items()}
+        chosen = Chosen(named, chosen.applied)
+        written = write_collection(paths, named, state, source, scale, step)
+    else:
+        written = write_pairs(paths, chosen.parts, state, step)
+        _write_train_file(written, state, source, list(chosen.parts))
+    if faulty:
+        written.files[FAULTS_FILE] = _joined(faulty, state / "all-faults")
+    clock.stage("write")
+    result = _result(source, parts, texts_faults, chosen, written)
+    record.save("running")
+    with storage_errors(out):
+        for name, file in written.files.items():
+            (out / name).parent.mkdir(parents=True, exist_ok=True)
+            file.replace(out / name)
+    record.results = asdict(result)
+    record.save("finished")
+    return result
+
+
+def _look(
+    source: JudgementSource,
+    settings: ConvertSettings,
+    state: Path,
+    progress: Progress | None,
+) -> ConvertResult:
+    """A dry run: counts, histograms and faults, with the transforms applied to numbers."""
+    parts, texts_faults = read_parts(source, settings, {}, state, False, progress)
+    faulty = fault_files(parts, texts_faults)
+    shown = ""
+    if faulty:
+        try:
+            refuse(source, faulty)
+        except InputError as error:
+            shown = str(error)
+    _check_any(source, parts)
+    chosen = choose_rows([part.path for part in parts], settings)
+    result = _result(source, parts, texts_faults, chosen, Written(tasks={name: {} for name in chosen.parts}))
+    return ConvertResult(**{**_fields(result), "faults_shown": shown})
+
+
+def _check_any(source: JudgementSource, parts: list[Part]) -> None:
+    if any(part.rows for part in parts):
+        return
+    told = ", ".join(f"{count} {status}" for status, count in source.statuses.most_common()) or "no rows"
+    raise InputError(
+        f"{source.path}: got {told} and no pair with a grade; expected {source.file_format}; to mend: check the "
+        "export, or the scale where the grades are off it"
+    )
+
+
+def _result(
+    source: JudgementSource, parts: list[Part], texts_faults: Path, chosen: Chosen, written: Written
+) -> ConvertResult:
+    with texts_faults.open(encoding="utf-8") as lines:
+        faults = sum(part.faults for part in parts) + sum(1 for _ in lines)
+    return ConvertResult(
+        source={
+            "name": source.name,
+            "citation": source.citation,
+            "licence": source.licence,
+            "settings": dict(source.settings),
+            "files": {
+                part.name: {"judgements": part.taken, "graded": part.rows, "faults": part.faults} for part in parts
+            },
+        },
+        judgements=sum(part.taken for part in parts),
+        statuses=dict(source.statuses),
+        faults=faults,
+        parts={
+            name: {
+                "rows": len(rows),
+                "queries": len(np.unique(rows.groups("query_id", "task"))),
+                "tasks": dict(sorted(written.tasks[name].items())),
+                "histogram": np.histogram(rows.relevance, bins=BINS, range=(0.0, 1.0))[0].tolist(),
+            }
+            for name, rows in chosen.parts.items()
+        },
+        transforms=[asdict(done) for done in chosen.applied],
+        files={
+            name: _WHAT.get(name, "judgements" if name.endswith(".tsv") else "graded pairs") for name in written.files
+        },
+        warnings=[*source.warnings(), *written.notes],
+    )
+
+
+_WHAT = {
+    TRAIN_FILE: "settings for `bixse train`",
+    FAULTS_FILE: "rows that could not be read",
+    "corpus.jsonl": "documents",
+    "queries.jsonl": "queries",
+}
+"""What a file holds, by its name."""
+
+
+def _write_train_file(written: Written, state: Path, source: JudgementSource, parts: list[str]) -> None:
+    """The settings that the source's people state: shares of tasks, and instructions."""
+    import yaml
+
+    part = "train" if "train" in parts else parts[0]
+    content: dict[str, Any] = {"pairs": f"{part}.parquet"}
+    shares = {task: share for task, share in source.task_shares.items() if task in written.tasks[part]}
+    if shares:
+        content["task_shares"] = shares
+    if source.instructions is not None:
+        content["instructions"] = source.instructions
+    written.files[TRAIN_FILE] = target = state / "settings-of-training"
+    write_atomically(target, yaml.safe_dump(content, sort_keys=False))
+
+
+def _joined(files: list[Path], target: Path) -> Path:
+    with storage_errors(target), target.open("wb") as out:
+        for file in files:
+            with file.open("rb") as lines:
+                shutil.copyfileobj(lines, out)
+    return target
+
+
+def _split_name(source: JudgementSource) -> str:
+    return str(getattr(source, "split", "test"))
+
+
+def _recorded(settings: ConvertSettings) -> dict[str, Any]:
+    """The settings as run.json holds them; whether data may be fetched decides nothing."""
+    return {name: value for name, value in asdict(settings).items() if name != "download"}
+
+
+def _finished(record: RunRecord) -> ConvertResult:
+    """The result of a finished run, from its record."""
+    try:
+        result = ConvertResult(**{**record.results, "reused": True})
+        missing = [name for name in result.files if not (record.folder / name).is_file()]
+    except TypeError:
+        missing = ["its results in run.json"]
+    if missing:
+        raise InputError(
+            f"{record.folder}: got a finished run without {', '.join(missing)}; expected what it wrote; to mend: "
+            "delete the folder and convert again"
+        )
+    return result
+
+
+def _fields(result: ConvertResult) -> dict[str, Any]:
+    return {name: getattr(result, name) for name in ConvertResult.__dataclass_fields__}
+
+
+@contextmanager
+def _alone_in(out: Path) -> Iterator[Path]:
+    """The folder for parts, held against other processes."""
+    from filelock import FileLock, Timeout
+
+    state = out / STATE
+    with storage_errors(out):
+        state.mkdir(parents=True, exist_ok=True)
+    try:
+        with FileLock(state / "lock", timeout=0):
+            yield state
+    except Timeout as error:
+        raise OutputExistsError(
+            f"{out}: got a folder in which another process is converting; expected one that is free; to mend: wait "
+            "until it has ended, or choose another --out"
+        ) from error
+
+
+class _Clock:
+    """Seconds of each stage."""
+
+    def __init__(self, timings: dict[str, float]) -> None:
+        self._timings, self._start = timings, time.perf_counter()
+
+    def stage(self, name: str) -> None:
+        """The end of a stage."""
+        now = time.perf_counter()
+        self._timings[name] = self._timings.get(name, 0.0) + now - self._start
+        self._start = now
