@@ -30,7 +30,7 @@ def test_a_quick_run_prints_and_writes_one_row_a_method(tmp_path):
         rows = list(csv.DictReader(file))
     assert [row["method"] for row in rows] == METHODS
     assert all(float(row["seconds"]) > 0 for row in rows)
-    assert min(float(row["ratio_to_products"]) for row in rows[2:]) == 1.0
+    assert any(float(row["ratio_to_products"]) == 1.0 for row in rows[2:])
     if sys.platform == "linux":
         memory = {row["method"]: float(row["extra_mib"]) for row in rows}
         assert memory["plain"] > 4.0 * 5

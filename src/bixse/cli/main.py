@@ -32,6 +32,7 @@ VERBS = {
     "grade rank": "put candidates in the order of a judge's grades and score it",
     "train": "train an encoder on your graded pairs",
     "sweep": "train over a grid of settings, or random ones, and rank them on dev",
+    "study": "a figure or table of the paper on your data: losses, noise, cutoff, batch size, ...",
     "evaluate": "search a collection with a model (or bm25) and score the answers",
     "calibrate": "fit and check a model's probabilities of relevance on graded pairs",
     "index": "make a search index of a collection, add and delete documents",
@@ -39,8 +40,8 @@ VERBS = {
     "doctor": "show what this machine can do and what is missing",
 }
 """Verb -> one line of help; `bixse.cli.<verb>` holds `add_arguments` and `run`, with _ for the space of two words."""
-CONFIG_VERBS = tuple(verb for verb in VERBS if verb not in ("train", "sweep", "doctor"))
-"""Verbs whose arguments may come from a YAML file; `train` and `sweep` have settings of their own."""
+CONFIG_VERBS = tuple(verb for verb in VERBS if verb not in ("train", "sweep", "study", "doctor"))
+"""Verbs whose arguments may come from a YAML file; `train`, `sweep` and `study` have settings of their own."""
 
 SHARING_VERBS = ("train",)
 """Verbs whose work several processes share."""

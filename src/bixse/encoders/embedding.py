@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from torch.utils.checkpoint import checkpoint
 
 PASS_COST: Mapping[str, int] = defaultdict(lambda: 2048, cpu=64)
@@ -21,7 +22,10 @@ graphics card is done with a few thousand tokens before the next pass is launche
 TEXTS_CUT_EXACTLY = 4096
 """Texts up to which the cuts are searched."""
 Features: TypeAlias = Mapping[str, Any]
-"""Tokenised texts as sentence-transformers' models take them: `input_ids` (N, T), `attention_mask` (N, T), ..."""
+"""Tokenised texts as sentence-transformers' models take them: `input_ids` (N, T), `attention_mask` (N, T), ...
+
+Of static embeddings `input_ids` holds the tokens of all texts in one row, and `offsets` (N,) where each text begins.
+"""
 Encoder: TypeAlias = Callable[[dict[str, Any]], Mapping[str, Tensor]]
 """A SentenceTransformer, or the distributed wrapper around one."""
 
@@ -137,11 +141,20 @@ def take_rows(features: Features, mask: Tensor, rows: Tensor) -> dict[str, Any]:
 def tokens_without_padding(features: Features) -> Tensor:
     """(N, T) tokens of each text from position 0 on, then -1: the same whichever side was padded."""
     tokens: Tensor = features["input_ids"]
-    mask = features.get("attention_mask")
+    mask, offsets = features.get("attention_mask"), features.get("offsets")
+    if isinstance(offsets, Tensor) and tokens.ndim == 1:
+        texts = [*tokens.tensor_split(offsets[1:].cpu())] if len(offsets) else []
+        return pad_sequence(texts, batch_first=True, padding_value=-1) if texts else tokens.reshape(0, 1)
     if not isinstance(mask, Tensor) or mask.shape != tokens.shape:
         return tokens
     own_first = torch.argsort(mask.bool().logical_not().long(), dim=1, stable=True)
     return torch.where(mask.bool(), tokens, -1).gather(1, own_first)
+
+
+def number_of_texts(features: Features) -> int:
+    """How many texts were tokenised together: N."""
+    rows: Tensor = features["offsets"] if "offsets" in features else features["input_ids"]
+    return len(rows)
 
 
 def identical_texts(features: Features) -> tuple[Tensor, Tensor]:

@@ -10,7 +10,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from bixse.encoders.embedding import Features, embed_features, identical_texts, tokens_without_padding
+from bixse.encoders.embedding import (
+    Features,
+    embed_features,
+    identical_texts,
+    number_of_texts,
+    tokens_without_padding,
+)
 from bixse.errors import InputError
 from bixse.losses.processes import gather_rows, part_of_mean, process_count
 from bixse.losses.targets import GradedTargets
@@ -116,9 +122,9 @@ class GradedLoss(nn.Module, ABC):
         order: Tensor | None = None,
     ) -> tuple[Tensor | None, GradedTargets]:
         """The targets of a batch, and the rows of the documents that become columns (None: every row)."""
-        rows = len(query_features["input_ids"])
+        rows = number_of_texts(query_features)
         if len(document_features) == 1 and labels.ndim == 2 and labels.shape[1] == 3:
-            number = len(document_features[0]["input_ids"] if order is None else order)
+            number = number_of_texts(document_features[0]) if order is None else len(order)
             return None, GradedTargets.from_table(labels, (rows, number))
         if labels.ndim == 0 or len(labels) != rows or labels.numel() != rows * len(document_features):
             raise InputError(
@@ -138,7 +144,7 @@ class GradedLoss(nn.Module, ABC):
         return first, targets.to(labels.device)
 
     def _embed(self, features: Features) -> Tensor:
-        if len(features["input_ids"]) == 0:  # a process that got no text of a batch takes part all the same
+        if number_of_texts(features) == 0:  # a process that got no text of a batch takes part all the same
             size = self.model.get_embedding_dimension()
             return torch.zeros(0, size or 0, device=features["input_ids"].device, requires_grad=True)
         return embed_features(self.model, features, self.texts_per_pass, self.cached)

@@ -32,9 +32,9 @@ LABEL_LENGTH = 34
 """Longest text taken from data, in characters; the rest is cut."""
 
 _WIDTH = 4.3  # inches; 310 SVG units, about a phone's width
-_INK, _GREY = "#22303c", "#5b6873"
-_SERIES = ["#0b5cad", "#c45a00", "#1a7f4b", "#7a3ea1", "#8a6d00", "#b3261e"]
-_MARKERS = ["o", "s", "^", "D", "v", "P"]
+INK, _GREY = "#22303c", "#5b6873"
+SERIES = ["#0b5cad", "#c45a00", "#1a7f4b", "#7a3ea1", "#8a6d00", "#b3261e"]
+MARKERS = ["o", "s", "^", "D", "v", "P"]
 _VERDICT_STYLE: dict[Verdict, tuple[str, str]] = {
     "better": ("#1a7f4b", "^"),
     "no difference": (_GREY, "o"),
@@ -50,8 +50,8 @@ _STYLE: dict[Any, Any] = {
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.edgecolor": _GREY,
-    "axes.labelcolor": _INK,
-    "text.color": _INK,
+    "axes.labelcolor": INK,
+    "text.color": INK,
     "xtick.color": _GREY,
     "ytick.color": _GREY,
     "axes.grid": True,
@@ -98,7 +98,7 @@ def reliability_diagram(calibration: Calibration) -> str:
 
     Points on the diagonal mean that a probability of 0.7 is right 70 % of the time.
     """
-    with _figure(height=4.5) as figure:
+    with drawing(height=4.5) as figure:
         top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=[3.4, 1])
         predicted = np.array([b.predicted for b in calibration.curve])
         observed = np.array([b.observed for b in calibration.curve])
@@ -108,14 +108,14 @@ def reliability_diagram(calibration: Calibration) -> str:
         top.plot([0, 1], [0, 1], color=_GREY, linestyle="--", linewidth=1)
         top.text(0.03, 0.97, "seen more often than predicted", color=_GREY, va="top", transform=top.transAxes, size=9)
         top.text(0.97, 0.03, "seen less often than predicted", color=_GREY, ha="right", transform=top.transAxes, size=9)
-        top.vlines(predicted, low, high, color=_SERIES[0], linewidth=1.4)
-        top.plot(predicted, observed, color=_SERIES[0], marker="o", markersize=4.5, linewidth=1)
+        top.vlines(predicted, low, high, color=SERIES[0], linewidth=1.4)
+        top.plot(predicted, observed, color=SERIES[0], marker="o", markersize=4.5, linewidth=1)
         top.set(ylabel="observed relevance", xlim=(0, 1), ylim=(0, 1))
-        bottom.vlines(predicted, 0, counts, color=_SERIES[0], linewidth=7, alpha=0.55)
+        bottom.vlines(predicted, 0, counts, color=SERIES[0], linewidth=7, alpha=0.55)
         bottom.set(xlabel="predicted probability of relevance", ylabel="pairs", ylim=(0, None))
         bottom.locator_params(axis="y", nbins=3)
         figure.align_ylabels([top, bottom])
-        return _to_svg(
+        return to_svg(
             figure,
             f"Reliability diagram of {calibration.name}: observed relevance against predicted probability in "
             f"{len(calibration.curve)} bins, {calibration.pairs} pairs, Brier score {calibration.brier:.3f}, "
@@ -137,19 +137,19 @@ def gains_and_losses_plot(changes: Sequence[QueryChange], metric: str) -> str:
     gained, lost = int((values > 0).sum()), int((values < 0).sum())
     shown = values if count <= POINTS_SHOWN else values[np.linspace(0, count - 1, POINTS_SHOWN).round().astype(int)]
     edges = np.linspace(0, count, len(shown) + 1)
-    with _figure(height=2.7) as figure:
+    with drawing(height=2.7) as figure:
         axes = figure.add_subplot()
         axes.stairs(np.minimum(shown, 0), edges, fill=True, facecolor="#f0b9b5", edgecolor="#b3261e", hatch="////")
         axes.stairs(np.maximum(shown, 0), edges, fill=True, facecolor="#1a7f4b", edgecolor="#1a7f4b")
-        axes.axhline(0, color=_INK, linewidth=0.8)
+        axes.axhline(0, color=INK, linewidth=0.8)
         reach = max(1.15 * float(np.abs(values).max()), 0.01)
         axes.set(xlim=(0, count), ylim=(-reach, reach), xlabel="queries, sorted by change")
-        axes.set_ylabel(f"change of {_clean(metric, 22)}")
+        axes.set_ylabel(f"change of {clean(metric, 22)}")
         axes.text(0.98, 0.04, f"▼ {lost} worse", color="#b3261e", ha="right", transform=axes.transAxes)
         axes.text(0.02, 0.95, f"▲ {gained} better", color="#1a7f4b", va="top", transform=axes.transAxes)
         axes.xaxis.get_major_locator().set_params(integer=True)
         axes.grid(axis="x", visible=False)
-        return _to_svg(
+        return to_svg(
             figure,
             f"Change of {metric} by query, sorted: {gained} queries gained, {lost} lost, "
             f"{count - gained - lost} stayed the same",
@@ -163,7 +163,7 @@ def forest_plot(comparisons: Sequence[Comparison], label: Callable[[str], str] =
         comparisons: at least one, all of one metric.
         label: from a system's name to what the picture shows.
     """
-    with _figure(height=0.75 + 0.5 * len(comparisons)) as figure:
+    with drawing(height=0.75 + 0.5 * len(comparisons)) as figure:
         axes = figure.add_subplot()
         reach = 1.1 * max(0.001, *(abs(end) for c in comparisons for end in (c.low, c.high, c.mean)))
         for row, comparison in enumerate(comparisons):
@@ -171,12 +171,12 @@ def forest_plot(comparisons: Sequence[Comparison], label: Callable[[str], str] =
             axes.hlines(row, comparison.low, comparison.high, color=colour, linewidth=2)
             axes.vlines([comparison.low, comparison.high], row - 0.1, row + 0.1, color=colour, linewidth=2)
             axes.plot(comparison.mean, row, color=colour, marker=marker, markersize=7)
-            pair = f"{_clean(label(comparison.system), 20)} − {_clean(label(comparison.baseline), 20)}"
+            pair = f"{clean(label(comparison.system), 20)} − {clean(label(comparison.baseline), 20)}"
             above = axes.get_yaxis_transform()
             text = {"transform": above, "size": 9.5, "bbox": {"facecolor": "white", "edgecolor": "none", "pad": 1}}
             axes.text(0.01, row - 0.28, pair, **text)
             axes.text(0.99, row - 0.28, format_difference(comparison.mean), ha="right", color=colour, **text)
-        axes.axvline(0, color=_INK, linewidth=0.8)
+        axes.axvline(0, color=INK, linewidth=0.8)
         axes.set(xlim=(-reach, reach), ylim=(len(comparisons) - 0.6, -0.72), yticks=[])
         axes.set_xlabel("← worse | better →")
         axes.grid(axis="y", visible=False)
@@ -186,7 +186,7 @@ def forest_plot(comparisons: Sequence[Comparison], label: Callable[[str], str] =
             f"{label(c.system)} against {label(c.baseline)} {format_difference(c.mean)}, {c.verdict}"
             for c in comparisons
         )
-        return _to_svg(figure, f"Differences of {comparisons[0].metric} with intervals: {said}")
+        return to_svg(figure, f"Differences of {comparisons[0].metric} with intervals: {said}")
 
 
 def _line_plot(title: str, series: Sequence[tuple[str, TrainingCurve, str]]) -> str:
@@ -195,12 +195,12 @@ def _line_plot(title: str, series: Sequence[tuple[str, TrainingCurve, str]]) -> 
     drawn = [item for item in drawn if len(item[3][0])]
     if not drawn:
         return ""
-    with _figure(height=2.6) as figure:
+    with drawing(height=2.6) as figure:
         axes = figure.add_subplot()
         lines = []
         for i, (_, curve, _, (steps, values)) in enumerate(drawn):
-            style: dict[str, Any] = {"color": _SERIES[i % len(_SERIES)], "linestyle": ["-", "--"][i % 2]}
-            marker = _MARKERS[i % len(_MARKERS)] if len(steps) <= 40 else None
+            style: dict[str, Any] = {"color": SERIES[i % len(SERIES)], "linestyle": ["-", "--"][i % 2]}
+            marker = MARKERS[i % len(MARKERS)] if len(steps) <= 40 else None
             lines += axes.plot(steps, values, linewidth=1.5, marker=marker, markersize=3.5, **style)
             if curve.best_step is not None and (i == 0 or curve is not drawn[i - 1][1]):
                 axes.axvline(curve.best_step, color=style["color"], linewidth=1, linestyle=":")
@@ -210,13 +210,13 @@ def _line_plot(title: str, series: Sequence[tuple[str, TrainingCurve, str]]) -> 
         axes.set(xlabel=_step_label([curve for _, curve, _, _ in drawn]))
         axes.xaxis.get_major_locator().set_params(integer=True)
         if len(drawn) > 1:
-            names = [_clean(name) for name, _, _, _ in drawn]
+            names = [clean(name) for name, _, _, _ in drawn]
             figure.legend(lines, names, loc="outside lower left", ncols=1 if max(map(len, names)) > 16 else 2)
         said = "; ".join(
             f"{name} from {format_number(float(values[0]))} to {format_number(float(values[-1]))}"
             for name, _, _, (_, values) in drawn
         )
-        return _to_svg(figure, f"{title} over training steps: {said}")
+        return to_svg(figure, f"{title} over training steps: {said}")
 
 
 def _step_label(curves: Sequence[TrainingCurve]) -> str:
@@ -236,7 +236,7 @@ def _values(points: Sequence[TrainingPoint], field: str) -> tuple[np.ndarray, np
     return means[:, 0], means[:, 1]
 
 
-def _clean(text: str, length: int = LABEL_LENGTH) -> str:
+def clean(text: str, length: int = LABEL_LENGTH) -> str:
     """Text from data as one short printable line; accents stay, control and direction marks do not."""
     line = " ".join(unicodedata.normalize("NFC", text).split())
     line = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in line)
@@ -247,7 +247,7 @@ def _clean(text: str, length: int = LABEL_LENGTH) -> str:
 
 
 @contextmanager
-def _figure(height: float) -> Iterator[Any]:
+def drawing(height: float) -> Iterator[Any]:
     """A figure under our settings only; height in inches. Draw and save it inside the block."""
     import matplotlib
     from matplotlib.figure import Figure
@@ -259,7 +259,7 @@ def _figure(height: float) -> Iterator[Any]:
         yield Figure(figsize=(_WIDTH, height), layout="constrained")
 
 
-def _to_svg(figure: Any, label: str) -> str:
+def to_svg(figure: Any, label: str) -> str:
     """The figure as one `<svg>` element for inline use.
 
     Namespaces, metadata, the global style rule and ids nobody refers to are dropped; the ids left get a prefix

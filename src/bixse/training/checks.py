@@ -157,11 +157,13 @@ def check_memory(trainer: GradedTrainer) -> int:
     """
     import torch
 
+    from bixse.encoders.embedding import number_of_texts
+
     loss, model = trainer.loss, trainer.loss.model
     with torch.random.fork_rng(), torch.enable_grad():
         model.train()
         features, _ = trainer.collect_features(next(iter(trainer.get_train_dataloader())))
-        texts = [int(part["attention_mask"].shape[0]) for part in features]
+        texts = [number_of_texts(part) for part in features]
         texts_held = [min(number, loss.texts_per_pass) if loss.cached else number for number in texts]
         states = [_bytes_of_a_text(loss, p) * n if n else 0 for p, n in zip(features, texts_held, strict=True)]
     weights = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
@@ -179,7 +181,12 @@ def check_memory(trainer: GradedTrainer) -> int:
 
 
 def _bytes_of_a_text(loss: GradedLoss, features: Mapping[str, Any]) -> int:
-    """Bytes that autograd keeps for a text, weights aside: the mean over a few from short to long."""
+    """Bytes that autograd keeps for a text, weights aside: the mean over a few from short to long.
+
+    Static embeddings have no states of tokens, and so no mask: nothing is kept beside the text's own embedding.
+    """
+    if "attention_mask" not in features:
+        return 0
     import torch
     from sentence_transformers.util import batch_to_device
 

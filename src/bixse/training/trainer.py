@@ -18,6 +18,7 @@ from sentence_transformers.util import fullname
 from torch.utils.data import DataLoader
 
 from bixse.data.files import write_atomically
+from bixse.encoders.embedding import tokens_without_padding
 from bixse.encoders.parts import input_parts
 from bixse.encoders.prompts import prompt_for
 from bixse.errors import TrainingError
@@ -196,7 +197,9 @@ class GradedTrainer(SentenceTransformerTrainer):
     def _dump_batch(self, inputs: Mapping[str, Any]) -> Path:
         """Write the texts of a batch beside the checkpoints: tokens decoded, and the table of known relevance."""
         features, labels = self.collect_features(dict(inputs))
-        texts = [self.model.tokenizer.batch_decode(part["input_ids"], skip_special_tokens=True) for part in features]
+        tokens = [tokens_without_padding(part).tolist() for part in features]
+        decode = self.model.tokenizer.decode
+        texts = [[decode([t for t in text if t >= 0], skip_special_tokens=True) for text in part] for part in tokens]
         said = {"step": self.state.global_step + 1, "queries": texts[0], "documents": texts[1]}
         said["cells"] = labels.nan_to_num(-1.0).tolist() if labels is not None else []
         path = Path(self.args.output_dir or ".") / f"failed-batch-{self.args.process_index}.json"

@@ -1,0 +1,69 @@
+"""Study `annotation`: a fixed budget of labels, spent on many queries or on many documents a query."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from bixse.studies.cells import Cell
+from bixse.studies.contrasts import Contrast
+from bixse.studies.study import Study, of_loss
+
+if TYPE_CHECKING:
+    from bixse.data.graded_pairs import GradedPairs
+    from bixse.studies.config import StudyConfig
+    from bixse.studies.study import Values
+
+
+def _cells(config: StudyConfig, values: Values, pairs: GradedPairs | None) -> list[Cell]:
+    queries = len(pairs.groups()) if pairs is not None else 0
+    labels = values["labels"] or queries
+    return [
+        Cell(
+            {"loss": loss, "labels_per_query": count},
+            train=of_loss(config, loss),
+            pairs={"labels_per_query": count, "labels": labels},
+        )
+        for loss in values["losses"]
+        for count in values["labels_per_query"]
+    ]
+
+
+def _contrasts(values: Values) -> list[Contrast]:
+    losses, counts = values["losses"], sorted(values["labels_per_query"])
+    found = []
+    for other in [loss for loss in losses if loss != "bixse" and "bixse" in losses]:
+        for count in counts:
+            pair = (
+                ({"loss": "bixse", "labels_per_query": count}, 1.0),
+                ({"loss": other, "labels_per_query": count}, -1.0),
+            )
+            found.append(Contrast(f"bixse above {other} with {count} labels a query", pair))
+    if "bixse" in losses and len(counts) > 1:
+        for count in counts[1:]:
+            pair = (
+                ({"loss": "bixse", "labels_per_query": counts[0]}, 1.0),
+                ({"loss": "bixse", "labels_per_query": count}, -1.0),
+            )
+            found.append(Contrast(f"bixse: {counts[0]} a query above {count} for the same budget", pair))
+    return found
+
+
+STUDY = Study(
+    name="annotation",
+    title="A fixed budget of labels",
+    paper="The economic claim: BiXSE learns from a single labelled pair a query, where pairwise and listwise losses "
+    "need several",
+    defaults={
+        "labels_per_query": [1, 2, 3, 6],
+        "labels": None,
+        "losses": ["bixse", "infonce", "pairwise-bce", "lambdaloss-v2"],
+    },
+    cells=_cells,
+    contrasts=_contrasts,
+    axis="labels_per_query",
+    notes=(
+        "The budget is one label a training query unless `labels` says otherwise. Documents are drawn before their "
+        "label is known; a query whose label is not relevant gives InfoNCE nothing.",
+    ),
+)
+"""The paper's claim that one graded pair a query is enough."""

@@ -1,0 +1,57 @@
+"""Study `batch-size`: the same passes over the data in batches of different sizes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from bixse.studies.cells import Cell
+from bixse.studies.config import merged
+from bixse.studies.contrasts import Contrast
+from bixse.studies.study import Study, of_loss
+
+if TYPE_CHECKING:
+    from bixse.data.graded_pairs import GradedPairs
+    from bixse.studies.config import StudyConfig
+    from bixse.studies.study import Values
+
+
+def _cells(config: StudyConfig, values: Values, pairs: GradedPairs | None) -> list[Cell]:
+    return [
+        Cell(
+            {"loss": loss, "batch_size": size},
+            train=merged(of_loss(config, loss), {"optimizer": {"batch_size": size}}),
+        )
+        for loss in values["losses"]
+        for size in values["batch_sizes"]
+    ]
+
+
+def _contrasts(values: Values) -> list[Contrast]:
+    losses, sizes = values["losses"], sorted(values["batch_sizes"])
+    found = []
+    for loss in losses:
+        if len(sizes) > 1:
+            ends = (({"loss": loss, "batch_size": sizes[-1]}, 1.0), ({"loss": loss, "batch_size": sizes[0]}, -1.0))
+            found.append(Contrast(f"{loss} gains from batch {sizes[0]} to {sizes[-1]}", ends))
+    for other in [loss for loss in losses if loss != "bixse" and "bixse" in losses]:
+        for size in sizes:
+            pair = (({"loss": "bixse", "batch_size": size}, 1.0), ({"loss": other, "batch_size": size}, -1.0))
+            found.append(Contrast(f"bixse above {other} at batch {size}", pair))
+    return found
+
+
+STUDY = Study(
+    name="batch-size",
+    title="Batch size",
+    paper="Fig. batch_size_and_lr, left: nDCG@10 against the batch size; larger batches bring more negatives a query",
+    defaults={"batch_sizes": [4, 8, 16, 32, 64], "losses": ["bixse", "infonce"]},
+    cells=_cells,
+    contrasts=_contrasts,
+    axis="batch_size",
+    axis_scale="log",
+    notes=(
+        "The passes over the data are the same, so a larger batch makes fewer steps; the learning rate grows with the "
+        "square root of the batch.",
+    ),
+)
+"""The paper's Fig. batch_size_and_lr, left."""

@@ -1,0 +1,59 @@
+"""Study `bias-rate`: how much faster than the encoder the logit bias learns, from different starts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from bixse.studies.cells import Cell
+from bixse.studies.config import merged
+from bixse.studies.contrasts import Contrast
+from bixse.studies.study import Study, of_loss
+
+if TYPE_CHECKING:
+    from bixse.data.graded_pairs import GradedPairs
+    from bixse.studies.config import StudyConfig
+    from bixse.studies.study import Values
+
+
+def _cells(config: StudyConfig, values: Values, pairs: GradedPairs | None) -> list[Cell]:
+    return [
+        Cell(
+            {"start": start, "multiplier": multiplier},
+            train=merged(
+                of_loss(config, "bixse"),
+                {"loss_options": {"bias": start}, "optimizer": {"bias_lr_multiplier": multiplier}},
+            ),
+        )
+        for start in values["starts"]
+        for multiplier in values["multipliers"]
+    ]
+
+
+def _contrasts(values: Values) -> list[Contrast]:
+    multipliers, starts = sorted(values["multipliers"]), values["starts"]
+    found = []
+    for start in starts:
+        for fast in multipliers[1:]:
+            slow = multipliers[0]
+            pair = (({"start": start, "multiplier": fast}, 1.0), ({"start": start, "multiplier": slow}, -1.0))
+            found.append(Contrast(f"bias {fast} times as fast above {slow} times, start {start}", pair))
+    for other in starts[1:]:
+        for multiplier in multipliers:
+            first = {"start": starts[0], "multiplier": multiplier}
+            pair = ((first, 1.0), ({"start": other, "multiplier": multiplier}, -1.0))
+            found.append(Contrast(f"start {starts[0]} above {other} at {multiplier} times", pair))
+    return found
+
+
+STUDY = Study(
+    name="bias-rate",
+    title="Rate of the logit bias",
+    paper="Fig. batch_size_and_lr, right: the bias has to learn much faster than the encoder",
+    defaults={"multipliers": [1, 10, 100, 1000], "starts": ["fit", "prior"]},
+    cells=_cells,
+    contrasts=_contrasts,
+    axis="multiplier",
+    axis_scale="log",
+    notes=("On short runs Adam moves the bias by at most its rate times the steps, so its start matters most.",),
+)
+"""The paper's Fig. batch_size_and_lr, right."""

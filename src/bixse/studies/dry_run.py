@@ -1,0 +1,189 @@
+"""What a study would cost: cells, steps, memory and GPU hours, before anything is trained."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bixse.studies.config import PYDOCS, EncoderSize, merged, train_config
+from bixse.studies.rankers import has_seeds
+from bixse.studies.study import chosen_values, find_study
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from bixse.studies.cells import Cell
+    from bixse.studies.config import StudyConfig
+    from bixse.training.config import TrainConfig
+
+BYTES_PER_TRAINED = 16
+"""A float32 weight, its gradient, and Adam's two moments."""
+BYTES_PER_FROZEN = 2
+"""A weight in bf16."""
+
+
+@dataclass(frozen=True)
+class CellPlan:
+    """What one trained cell takes."""
+
+    name: str
+    """Its labels."""
+    rows: int
+    """Training pairs."""
+    steps: int
+    """Optimizer steps."""
+    tokens: float
+    """Tokens read in training."""
+    floating_point_operations: float
+    """Of the whole training."""
+
+
+@dataclass(frozen=True)
+class StudyPlan:
+    """What a study takes."""
+
+    cells: list[CellPlan]
+    """The trained cells of one seed."""
+    others: int
+    """Cells without training."""
+    seeds: int
+    """Seeds of each trained cell."""
+    missing: list[str]
+    """Files and folders that are not there."""
+    weights_gib: float
+    """Weights, gradients and optimizer on each device."""
+    activations_gib: float
+    """States kept for the backward pass, of the largest batch on one device."""
+    hours: float
+    """Device hours of all training, at the assumed speed."""
+
+    def lines(self, teraflops: float, utilisation: float) -> list[str]:
+        """The plan in words."""
+        most = max(self.cells, key=lambda plan: plan.steps, default=None)
+        found = [f"{len(self.cells)} trained cells x {self.seeds} seeds, {self.others} other cells"]
+        if most is not None:
+            found.append(f"up to {most.rows:,} training rows and {most.steps:,} steps a cell")
+            found.append(
+                f"memory of a device: {self.weights_gib:.1f} GiB for weights, gradients and optimizer, about "
+                f"{self.activations_gib:.1f} GiB for the states of one batch, nothing for scores (the losses are tiled)"
+            )
+            found.append(
+                f"about {self.hours:,.1f} device hours at {teraflops:g} teraflops and {utilisation:.0%} of them used, "
+                "encoding for evaluation not counted"
+            )
+        found += [f"not there: {name}" for name in self.missing] or ["all files are there"]
+        return found
+
+
+def plan_study(
+    name: str, config: StudyConfig, devices: int = 1, teraflops: float = 400.0, utilisation: float = 0.35
+) -> StudyPlan:
+    """Check every cell's settings and estimate what the study takes; nothing is loaded but small files.
+
+    A forward and backward pass takes 6 operations a weight and token, 8 with gradient checkpointing (Kaplan et al.
+    2020, arXiv:2001.08361), and attention 12 * layers * width * tokens^2 a text on top. Adam keeps 16 bytes a trained
+    weight.
+
+    Args:
+        name: the study.
+        config: its configuration; its `size` stands in where the encoder's files are not there.
+        devices: devices a training is spread over.
+        teraflops: peak of one device in the number type of training.
+        utilisation: share of the peak that is reached, in (0, 1].
+
+    Raises:
+        InputError: an unknown study.
+        ConfigError: a cell's settings cannot be used.
+
+    Example:
+        >>> from bixse.studies.config import load_study_config
+        >>> plan = plan_study("losses", load_study_config("losses", "paper-qwen2.5-0.5b", None), devices=8)
+        >>> len(plan.cells), plan.cells[0].steps > 1000
+        (9, True)
+    """
+    study = find_study(name)
+    values = chosen_values(study, config)
+    cells = study.cells(config, values, None)
+    trained = [cell for cell in cells if has_seeds(cell)]
+    size = _size_of(config)
+    rows, queries, lacking = _rows_of(config, size)
+    plans, states = [], 0.0
+    for cell in trained:
+        settings = train_config({**merged(config.train, cell.train), "pairs": Path("pairs.parquet")})
+        plan = _plan(cell, settings, size, rows, queries)
+        plans.append(plan)
+        states = max(states, _activations(settings, size, rows / max(queries, 1), devices))
+    if config.model not in ("demo", "static") and not Path(config.model).exists():
+        lacking.append(f"{config.model} (fetched from the hub at the first cell)")
+    trained_weights = size.trained or size.parameters
+    frozen = size.parameters - trained_weights
+    total = sum(plan.floating_point_operations for plan in plans) * len(config.seeds)
+    return StudyPlan(
+        cells=plans,
+        others=len(cells) - len(trained),
+        seeds=len(config.seeds),
+        missing=lacking,
+        weights_gib=(trained_weights * BYTES_PER_TRAINED + frozen * BYTES_PER_FROZEN) / 2**30,
+        activations_gib=states / 2**30,
+        hours=total / (teraflops * 1e12 * utilisation) / 3600,
+    )
+
+
+def _plan(cell: Cell, settings: TrainConfig, size: EncoderSize, rows: float, queries: float) -> CellPlan:
+    optimizer = settings.optimizer
+    documents = min(rows / max(queries, 1), optimizer.documents_per_query or math.inf)
+    per_epoch = math.ceil(queries / optimizer.batch_size / optimizer.gradient_accumulation_steps)
+    steps = min(optimizer.steps or math.inf, per_epoch * optimizer.epochs)
+    seen = min(steps * optimizer.batch_size * optimizer.gradient_accumulation_steps, queries * optimizer.epochs)
+    longest = min(settings.max_length or 10**9, settings.train_max_length or 10**9)
+    lengths = {"query": min(size.query_tokens, longest), "document": min(size.document_tokens, longest)}
+    tokens = seen * (lengths["query"] + documents * lengths["document"])
+    each = 8 if optimizer.gradient_checkpointing else 6
+    attention = 12 * size.layers * size.hidden * seen * (lengths["query"] ** 2 + documents * lengths["document"] ** 2)
+    label = ", ".join(map(str, cell.labels.values()))
+    return CellPlan(label, int(rows), int(steps), tokens, each * size.parameters * tokens + attention)
+
+
+def _activations(settings: TrainConfig, size: EncoderSize, documents: float, devices: int) -> float:
+    """Bytes of the states of one batch on one device: a state a layer with checkpointing, some 17 without."""
+    optimizer = settings.optimizer
+    queries = optimizer.batch_size / devices
+    drawn = min(documents, optimizer.documents_per_query or math.inf)
+    tokens = queries * (size.query_tokens + drawn * size.document_tokens)
+    kept = 1 if optimizer.gradient_checkpointing else 17
+    return tokens * size.hidden * size.layers * kept * 2 + tokens * size.hidden * 34
+
+
+def _size_of(config: StudyConfig) -> EncoderSize:
+    """The size that the configuration tells, or that of the demo model."""
+    if config.size is not None:
+        return config.size
+    if config.model == "static":
+        return EncoderSize(parameters=11.7e6, layers=1, hidden=384, query_tokens=10, document_tokens=100)
+    return EncoderSize(parameters=22.7e6, layers=6, hidden=384, query_tokens=10, document_tokens=100)
+
+
+def _rows_of(config: StudyConfig, size: EncoderSize) -> tuple[float, float, list[str]]:
+    """Training rows, queries, and what is not there."""
+    data = config.data
+    lacking = _absent([*data.pairs, *data.dev, *data.test])
+    if data.pairs:
+        known = [path for path in data.pairs if path.suffix == ".parquet" and path.is_file()]
+        if len(known) == len(data.pairs):
+            import pyarrow.parquet as pq
+
+            rows = sum(pq.ParquetFile(path).metadata.num_rows for path in known)
+            return rows, rows / 2, lacking
+        return size.training_rows, size.training_rows / 2, lacking
+    if data.collection == PYDOCS:
+        return 2250, 189, lacking
+    qrels = Path(data.collection) / "qrels"
+    lacking += _absent([qrels])
+    rows = sum(max(0, len(path.read_text(encoding="utf-8").splitlines()) - 1) for path in qrels.glob("*.tsv"))
+    return rows * data.shares[0], max(1.0, rows * data.shares[0] / 8), lacking
+
+
+def _absent(paths: Iterable[Path]) -> list[str]:
+    return [str(path) for path in paths if not path.exists()]

@@ -1,0 +1,56 @@
+"""Study `hard-negatives`: graded documents a query against queries a batch, with as many documents a batch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from bixse.studies.cells import Cell
+from bixse.studies.config import merged
+from bixse.studies.contrasts import Contrast
+from bixse.studies.study import Study, of_loss
+
+if TYPE_CHECKING:
+    from bixse.data.graded_pairs import GradedPairs
+    from bixse.studies.config import StudyConfig
+    from bixse.studies.study import Values
+
+
+def _cells(config: StudyConfig, values: Values, pairs: GradedPairs | None) -> list[Cell]:
+    found = []
+    for loss in values["losses"]:
+        for negatives in values["hard_negatives"]:
+            optimizer = {
+                "documents_per_query": negatives + 1,
+                "batch_size": max(1, values["documents"] // (negatives + 1)),
+            }
+            train = merged(of_loss(config, loss), {"optimizer": optimizer})
+            found.append(Cell({"loss": loss, "hard_negatives": negatives}, train=train))
+    return found
+
+
+def _contrasts(values: Values) -> list[Contrast]:
+    losses, counts = values["losses"], sorted(values["hard_negatives"])
+    found = []
+    for other in [loss for loss in losses if loss != "bixse" and "bixse" in losses]:
+        for count in counts:
+            pair = (({"loss": "bixse", "hard_negatives": count}, 1.0), ({"loss": other, "hard_negatives": count}, -1.0))
+            found.append(Contrast(f"bixse above {other} with {count} hard negatives", pair))
+    return found
+
+
+STUDY = Study(
+    name="hard-negatives",
+    title="Hard negatives against batch size, as many documents a batch",
+    paper="Tables bge_*: 15/16, 7/32, 3/64, 1/128 and 0/256 hard negatives/queries; with several graded documents a "
+    "query LambdaLoss is ahead of BiXSE in the paper's own table",
+    defaults={
+        "hard_negatives": [0, 1, 3, 7],
+        "documents": 64,
+        "losses": ["bixse", "infonce", "soft-infonce", "lambdaloss-v2"],
+    },
+    cells=_cells,
+    contrasts=_contrasts,
+    axis="hard_negatives",
+    notes=("Of a query the best document and others drawn anew each pass are in the batch; none is thrown away.",),
+)
+"""The paper's Tables bge_*."""
