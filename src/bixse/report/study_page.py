@@ -23,8 +23,8 @@ def render_study(content: Mapping[str, Any]) -> str:
     """The page as text; the same content gives the same page.
 
     Args:
-        content: title, about (lines), paper, verdict, plot (SVG that this package drew), tables (each with title,
-            headers and rows) and notes (lines).
+        content: title, command, about (lines), paper, verdict, plot (SVG that this package drew), tables (each with
+            title, headers and rows) and notes (lines).
 
     Raises:
         jinja2.UndefinedError: a part of the content is missing.

@@ -205,11 +205,12 @@ def _scored(cell: Cell, inputs: StudyInputs, model: str, settings: Mapping[str, 
         collection = load_collection(folder, ["test"])
         qrels = collection.qrels["test"]
         if encoder is None:
-            run = search_bm25(collection, list(qrels))
+            run = search_bm25(collection, list(qrels), exclude_self=inputs.exclude_self)
         else:
             from bixse.evaluation.systems import encode_collection
 
-            run = encode_collection(encoder, collection, list(qrels)).search(list(qrels))
+            encoded = encode_collection(encoder, collection, list(qrels))
+            run = encoded.search(list(qrels), exclude_self=inputs.exclude_self)
         figures = evaluate_run(qrels, run, METRICS, inputs.relevance_level)
         means.append(mean(figures))
         per_query |= {f"{name}/{query}": value for query, value in figures[HEADLINE].items()}

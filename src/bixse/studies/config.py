@@ -38,6 +38,8 @@ class StudyData(BaseModel):
     """Lowest and highest grade of the collection."""
     relevance_level: float = Field(default=2, gt=0)
     """Grade from which a document is relevant for recall and MRR."""
+    exclude_self: bool = False
+    """Leave the document whose id equals the query's id out of its answers, where queries are also documents."""
     pairs: tuple[Path, ...] = ()
     """Files of graded pairs to train on, in the place of the collection's."""
     dev: tuple[Path, ...] = ()

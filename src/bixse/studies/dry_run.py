@@ -178,7 +178,7 @@ def _rows_of(config: StudyConfig, size: EncoderSize) -> tuple[float, float, list
             return rows, rows / 2, lacking
         return size.training_rows, size.training_rows / 2, lacking
     if data.collection == PYDOCS:
-        return 2250, 189, lacking
+        return 2795, 239, lacking
     qrels = Path(data.collection) / "qrels"
     lacking += _absent([qrels])
     rows = sum(max(0, len(path.read_text(encoding="utf-8").splitlines()) - 1) for path in qrels.glob("*.tsv"))

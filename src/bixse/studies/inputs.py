@@ -45,6 +45,8 @@ class StudyInputs:
     """The encoder that is trained."""
     relevance_level: float
     """Grade from which a document is relevant."""
+    exclude_self: bool = False
+    """Whether the document with the query's id is left out of its answers."""
 
 
 def prepare_inputs(config: StudyConfig, out: Path) -> StudyInputs:
@@ -62,7 +64,8 @@ def prepare_inputs(config: StudyConfig, out: Path) -> StudyInputs:
         model = str(folder / STATIC)
         if not Path(model).is_dir():
             save_static_student(folder / STATIC)
-    data, level = config.data, config.data.relevance_level
+    data = config.data
+    rest = (config.data.relevance_level, config.data.exclude_self)
     if data.pairs:
         tests = _named(data.test)
         for path in tests.values():
@@ -70,13 +73,13 @@ def prepare_inputs(config: StudyConfig, out: Path) -> StudyInputs:
         path = folder / "train.parquet"
         if not path.exists():
             _save_pairs(load_several(list(data.pairs)), path)
-        return StudyInputs(path, data.dev, "dev", tests, model, level)
+        return StudyInputs(path, data.dev, "dev", tests, model, *rest)
     if not (folder / "train.parquet").exists():
         collection = divided(_collection(data), data)
         save_collection(collection, folder / collection.name)
         _save_pairs(GradedPairs.from_collection(collection, "train", GradeScale(*data.scale)), folder / "train.parquet")
     name = _name(data)
-    return StudyInputs(folder / "train.parquet", (folder / name,), "dev", {name: folder / name}, model, level)
+    return StudyInputs(folder / "train.parquet", (folder / name,), "dev", {name: folder / name}, model, *rest)
 
 
 def input_hashes(config: StudyConfig) -> dict[str, str]:

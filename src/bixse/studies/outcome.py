@@ -86,7 +86,18 @@ class StudyOutcome:
     def markdown(self) -> str:
         """The findings as Markdown: what ran, the paper's claim, the verdict, both tables."""
         study = self.study
-        lines = [f"# {study.title}", "", *self._about(), "", f"The paper: {study.paper}.", "", self.verdict(), ""]
+        command = [f"`{self.command}`", ""] if self.command else []
+        lines = [
+            f"# {study.title}",
+            "",
+            *command,
+            "\n\n".join(self.about()),
+            "",
+            f"The paper: {study.paper}.",
+            "",
+            self.verdict(),
+            "",
+        ]
         if self.claims:
             lines += [format_markdown(self.claim_rows(), CLAIM_HEADERS), ""]
         lines += [format_markdown(self.summary_rows(), self.summary_headers()), ""]
@@ -94,9 +105,10 @@ class StudyOutcome:
         lines += [f"{len(self.failed)} cells failed: {self.failed[0].reason}", ""] if self.failed else []
         return "\n".join(lines)
 
-    def _about(self) -> list[str]:
+    def about(self) -> list[str]:
+        """What ran on what, in lines."""
         config, study = self.config, self.study
-        lines = [f"`{self.command}`"] if self.command else []
+        lines = []
         if study.needs_data:
             queries = next((found.interval.queries for found in self.summary if found.interval), 0)
             collection = ", ".join(folder.name for folder in config.data.test) or _last(config.data.collection)
@@ -106,7 +118,7 @@ class StudyOutcome:
             )
         if config.note:
             lines.append(config.note)
-        return ["\n\n".join(lines)]
+        return lines
 
     def claim_rows(self) -> list[list[str | int | float | None]]:
         """Rows of the table of claims."""
@@ -215,10 +227,10 @@ def page_content(outcome: StudyOutcome, plot: str) -> dict[str, Any]:
     if outcome.claims:
         tables.append({"title": "Claims", "headers": CLAIM_HEADERS, "rows": outcome.claim_rows()})
     tables.append({"title": "Cells", "headers": outcome.summary_headers(), "rows": outcome.summary_rows()})
-    about = [line for part in outcome._about() for line in part.split("\n\n")]
     return {
         "title": outcome.study.title,
-        "about": about,
+        "command": outcome.command,
+        "about": outcome.about(),
         "paper": outcome.study.paper,
         "verdict": outcome.verdict(),
         "plot": plot,

@@ -74,7 +74,7 @@ def rank_cell(cell: Cell, settings: Mapping[str, Any], inputs: StudyInputs, own:
         if system == "judge":
             run: Run = _judged(cell, folder, inputs, own / name)
         else:
-            run = search_bm25(collection, list(qrels), depth)
+            run = search_bm25(collection, list(qrels), depth, exclude_self=inputs.exclude_self)
             if model is not None:
                 run = _reranked(model, collection, run)
         figures = evaluate_run(qrels, run, METRICS, inputs.relevance_level)
