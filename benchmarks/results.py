@@ -1,0 +1,194 @@
+"""Run the studies on a laptop and write their tables, plots and page under docs/results.
+
+    python benchmarks/results.py [--run] [--only NAME ...] [--cranfield DIR] [--sick DIR] [--work runs/results]
+
+`--run` trains what is not trained yet (each study resumes cell by cell), copies the small tables and plots to
+docs/results/studies/COLLECTION/STUDY, and writes docs/study-results.md from them. Without it the page alone is written
+again. The other collections are given by their folders: Cranfield in the BEIR layout, SICK with SICK_train.txt and
+SICK_trial.txt.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import hashlib
+import shutil
+import subprocess
+import sys
+from collections import defaultdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bixse.data.collection import Collection, Document
+from bixse.data.collection_files import save_collection
+from bixse.data.graded_pairs import text_id
+from bixse.report.table import format_difference, format_interval, format_markdown, format_number, format_p_value
+from bixse.studies.study import STUDIES, find_study
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+ROOT = Path(__file__).parents[1]
+STORED = ROOT / "docs" / "results" / "studies"
+PAGE = ROOT / "docs" / "study-results.md"
+KEPT = ("summary.csv", "findings.csv", "plot.svg", "command.txt")
+"""Files of a study that are committed."""
+COLLECTIONS = {
+    "pydocs": "[pydocs](pydocs.md), static student",
+    "cranfield": "Cranfield, static student",
+    "sick": "SICK, static student",
+    "pydocs-minilm": "[pydocs](pydocs.md), all-MiniLM-L6-v2",
+}
+"""Folder -> heading, in the order of the page."""
+INTRODUCTION = """# Study results
+
+What was run, on what, beside the paper's claim; `make results` writes this page from the tables under
+`docs/results/studies`. A claim is "reproduced" or "contradicted" where Holm's p-value over all claims of the table is
+below 5 %, else "not shown". Intervals cover training seeds and queries together ([how](studies.md)). The paper's own
+encoders and collections need GPUs and downloads: `bixse study NAME --preset paper-qwen2.5-0.5b --dry-run` says what
+they would take. Two cores with AVX2 and without bf16, shared with other programs: the seconds are no results.
+"""
+
+
+def runs(cranfield: Path | None, sick: Path | None, minilm: bool) -> list[tuple[str, str, list[str]]]:
+    """Collection, study and arguments of everything that is run."""
+    found: list[tuple[str, str, list[str]]] = [("pydocs", study, []) for study in STUDIES if study != "rankers"]
+    if minilm:
+        found += [("pydocs-minilm", study, ["--preset", "laptop-minilm"]) for study in ("losses", "noise")]
+    main = ("losses", "noise", "cutoff", "batch-size", "bias-rate")
+    if cranfield is not None:
+        arguments = ["--collection", str(cranfield), "--scale", "0", "4", "--relevance-level", "1"]
+        found += [("cranfield", study, arguments) for study in main]
+    if sick is not None:
+        arguments = ["--config", str(sick)]
+        found += [("sick", study, arguments) for study in main]
+    return found
+
+
+def sick_configuration(folder: Path, work: Path) -> Path:
+    """SICK as a collection: a query is a first sentence, its documents the second ones, the grade relatedness - 1.
+
+    Queries are divided by a hash; to choose and measure on those with a second sentence of relatedness 4 and up count.
+    """
+    grades: dict[str, dict[str, float]] = defaultdict(dict)
+    for part in ("train", "trial"):
+        with (folder / f"SICK_{part}.txt").open(encoding="utf-8", newline="") as file:
+            for row in csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE):
+                grades[row["sentence_A"]][row["sentence_B"]] = round(float(row["relatedness_score"]) - 1, 3)
+    queries = {text_id(text): text for text in grades}
+    corpus = {text_id(text): Document("", text) for judged in grades.values() for text in judged}
+    qrels: dict[str, dict[str, dict[str, float]]] = {"train": {}, "dev": {}, "test": {}}
+    for text, judged in grades.items():
+        place = int(hashlib.sha256(text.encode()).hexdigest()[:8], 16) / 16**8
+        split = "train" if place < 0.5 else "dev" if place < 0.6 else "test"
+        if split == "train" or max(judged.values()) >= 3:
+            qrels[split][text_id(text)] = {text_id(document): grade for document, grade in judged.items()}
+    target = work / "sick-collection"
+    if not target.is_dir():
+        save_collection(Collection("sick", corpus, queries, qrels), target)
+    path = work / "sick.yaml"
+    path.write_text(
+        "data: {collection: sick-collection, scale: [0, 4], relevance_level: 3, exclude_self: true}\n"
+        "train: {optimizer: {epochs: 1, documents_per_query: 4}}\n",
+        encoding="utf-8",
+    )
+    return path
+
+
+def run(collection: str, study: str, arguments: Sequence[str], work: Path) -> None:
+    """One study, and its small files into the repository."""
+    out = work / collection / study
+    preset = [] if "--preset" in arguments else ["--preset", "laptop"]
+    subprocess.run([sys.executable, "-m", "bixse", "study", study, *preset, *arguments, "--out", str(out)], check=True)
+    target = STORED / collection / study
+    target.mkdir(parents=True, exist_ok=True)
+    for name in ("summary.csv", "findings.csv", "plot.svg"):
+        shutil.copyfile(out / name, target / name)
+    said = [Path(word).name if "/" in word else word for word in arguments]
+    (target / "command.txt").write_text(" ".join(["bixse", "study", study, *preset, *said]) + "\n", encoding="utf-8")
+
+
+def page() -> str:
+    """The page, from the tables alone."""
+    parts = [INTRODUCTION]
+    for collection, heading in COLLECTIONS.items():
+        studies = [name for name in STUDIES if (STORED / collection / name).is_dir()]
+        if studies:
+            parts.append(f"## {heading}\n")
+            parts += [section(collection, name) for name in studies]
+    return "\n".join(parts)
+
+
+def section(collection: str, name: str) -> str:
+    """One study: the paper's claim, the command, what was found, tables and plot."""
+    study, folder = find_study(name), STORED / collection / name
+    claims, summary = read(folder / "findings.csv"), read(folder / "summary.csv")
+    lines = [f"### {study.title} ({collection})", "", f"The paper: {study.paper}.", ""]
+    lines += [f"`{(folder / 'command.txt').read_text(encoding='utf-8').strip()}`", ""]
+    if claims:
+        said = [row["finding"] for row in claims]
+        counts = [f"{said.count(word)} {word}" for word in ("reproduced", "not shown", "contradicted") if word in said]
+        lines += [f"Of {len(claims)} claims: {', '.join(counts)}.", ""]
+        rows = [
+            [row["claim"], format_difference(float(row["difference"])),
+             format_interval(float(row["low"]), float(row["high"]), signed=True),
+             format_p_value(float(row["p_holm"])), row["finding"]]
+            for row in claims
+        ]  # fmt: skip
+        lines += [format_markdown(rows, ["claim", "nDCG@10", "95 % interval", "p (Holm)", "finding"]), ""]
+    own = [key for key in summary[0] if key not in FIGURES]
+    if "ndcg@10" in summary[0]:
+        head = [*own, "nDCG@10", "95 % interval", "± over seeds", "recall@100", "MRR@10", "pairs", "seconds"]
+        table = [
+            [*(row[key] for key in own), number(row["ndcg@10"]),
+             format_interval(float(row["low"]), float(row["high"])), number(row["spread"]), number(row["recall@100"]),
+             number(row["mrr@10"]), row["pairs"] or "–", f"{float(row['seconds']):.0f}"]
+            for row in summary
+        ]  # fmt: skip
+    else:
+        head = [*own, "extra MiB", "seconds a pass"]
+        table = [[*(row[key] for key in own), number(row["extra_mib"], 0), number(row["pass_seconds"], 2)]
+                 for row in summary]  # fmt: skip
+    lines += [format_markdown(table, [word.replace("_", " ") for word in head]), ""]
+    lines += [*study.notes, ""] if study.notes else []
+    return "\n".join([*lines, f"![{study.title}](results/studies/{collection}/{name}/plot.svg)", ""])
+
+
+FIGURES = {"seeds", "ndcg@10", "recall@100", "mrr@10", "low", "high", "spread", "pairs", "seconds", "extra_mib",
+           "pass_seconds"}  # fmt: skip
+"""Columns of a summary that are no labels."""
+
+
+def number(text: str, digits: int = 3) -> str:
+    """A figure of a table, or a dash."""
+    return format_number(float(text) if text else None, digits)
+
+
+def read(path: Path) -> list[dict[str, str]]:
+    """The rows of a table."""
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run what is asked, then write the page."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--run", action="store_true", help="run what is not finished yet")
+    parser.add_argument("--only", nargs="+", default=[], metavar="COLLECTION/STUDY", help="run these alone")
+    parser.add_argument("--cranfield", type=Path, help="folder of Cranfield in the BEIR layout")
+    parser.add_argument("--sick", type=Path, help="folder with SICK_train.txt and SICK_trial.txt")
+    parser.add_argument("--minilm", action="store_true", help="all-MiniLM-L6-v2 too: hours on two cores")
+    parser.add_argument("--work", type=Path, default=Path("runs/results"), help="where the studies keep their cells")
+    options = parser.parse_args(arguments)
+    if options.run:
+        options.work.mkdir(parents=True, exist_ok=True)
+        sick = sick_configuration(options.sick, options.work) if options.sick else None
+        for collection, study, extra in runs(options.cranfield, sick, options.minilm):
+            if not options.only or f"{collection}/{study}" in options.only or collection in options.only:
+                run(collection, study, extra, options.work)
+    PAGE.write_text(page(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
