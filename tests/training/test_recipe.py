@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from bixse.encoders.build import build_encoder
-from bixse.encoders.head import HEAD_FILE
+from bixse.encoders.head import HEAD_FILE, RelevanceHead
 from bixse.encoders.relevance_model import load_relevance_model
 from bixse.errors import (
     InputError,
@@ -174,6 +174,11 @@ def test_a_run_trains_records_and_is_reused(run_config, training_files, tiny_mod
         "dev/queries.jsonl",
         "dev/qrels/dev.tsv",
     }
+    head = RelevanceHead.load(result.model_path)
+    assert head is not None
+    targets = [entry["mean_target"] for entry in result.history if "mean_target" in entry]
+    assert head.trained_prior == head.prior == pytest.approx(sum(targets) / len(targets))
+    assert 0 < head.prior < 0.5
     assert not (tmp_path / "out" / "checkpoints").exists()
     again = train(run_config(training_files, tiny_model_path), tmp_path / "out", progress=False)
     assert again.reused
@@ -250,6 +255,7 @@ def test_without_a_dev_collection_the_last_state_is_kept(run_config, training_fi
     assert result.model_path.is_dir()
 
 
+@pytest.mark.slow
 def test_ctrl_c_in_a_real_process_leaves_a_checkpoint_and_the_same_command_goes_on(
     run_config, training_files, tiny_model_path, tmp_path
 ):

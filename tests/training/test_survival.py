@@ -109,6 +109,7 @@ def test_a_fault_of_one_process_ends_all_with_its_message(config, tmp_path):
     assert f"{missing}: got no such file" in ended[0][2]
 
 
+@pytest.mark.slow
 def test_the_signal_that_ends_cluster_jobs_stops_all_processes_after_one_step(config, tmp_path):
     out = tmp_path / "out"
     first, second = start(2, "train", "--config", config, "--out", out)
