@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bixse.data.collection import Collection, Document
-from bixse.data.collection_files import load_collection, load_corpus, save_collection
+from bixse.data.collection_files import load_collection, load_corpus, save_collection, warn_of_empty
 from bixse.errors import InputError, InvalidFileError, StorageError
 
 CORPUS = [{"_id": "d1", "title": "copy", "text": "copies"}, {"_id": "d2", "title": "", "text": "moves"}]
@@ -111,7 +111,7 @@ def test_latin1(tmp_path: Path) -> None:
         (["d3", "x"], "_id"),
         (None, "_id"),
         ({"_id": "d3"}, "text"),
-        ({"_id": "d3", "title": " ", "text": ""}, "text"),
+        ({"_id": "d3", "contents": "under another name"}, "text"),
         ({"_id": "d3", "title": "x", "text": 5}, "text"),
         ({"_id": "d3", "title": ["x"], "text": "x"}, "title"),
         ({"_id": "d3", "text": "half \ud83d"}, "text"),
@@ -140,6 +140,22 @@ def test_a_file_that_is_no_jsonl_shows_twenty_faults_and_the_count(tmp_path: Pat
 def test_no_documents(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"corpus\.jsonl: got no rows"):
         load_collection(make(tmp_path, corpus="\n"))
+
+
+def test_a_document_without_title_and_text_is_kept_and_counted(tmp_path: Path) -> None:
+    empty = [{"_id": "d3", "title": " ", "text": ""}, {"_id": "d4", "text": None}]
+    folder = make(tmp_path, corpus=[*CORPUS, *empty], qrels=QRELS + "q1\td3\t1\n")
+    corpus = load_collection(folder).corpus
+    assert [document.content for document in corpus.values()] == ["copy copies", "moves", "", ""]
+    assert warn_of_empty(corpus) == ["2 of 4 documents have neither title nor text ('d3'): they are kept as they are"]
+    del corpus["d4"]  # type: ignore[attr-defined]
+    assert warn_of_empty(corpus) == ["1 of 3 documents has neither title nor text ('d3'): it is kept as it is"]
+    assert warn_of_empty({}) == []
+
+
+def test_a_corpus_of_empty_documents(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"corpus\.jsonl: got 2 documents, none of them with a title or a text"):
+        load_corpus(make(tmp_path, corpus=[{"_id": "d1", "text": ""}, {"_id": "d2", "title": " "}]))
 
 
 def test_bom_windows_line_ends_and_number_ids(tmp_path: Path) -> None:
@@ -171,7 +187,9 @@ ids = st.text(st.characters(exclude_categories=["Cs", "Cc", "Z"]), min_size=1, m
 
 @settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
-    corpus=st.dictionaries(ids, st.tuples(st.just("") | words, words), min_size=1, max_size=4),
+    corpus=st.dictionaries(ids, st.tuples(st.just("") | words, st.just("") | words), min_size=1, max_size=4).filter(
+        lambda corpus: any(title or text for title, text in corpus.values())
+    ),
     queries=st.dictionaries(ids, words, min_size=1, max_size=4),
     data=st.data(),
 )

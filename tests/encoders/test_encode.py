@@ -29,3 +29,40 @@ def test_a_model_saved_with_truncated_embeddings_gives_the_first_dimensions_at_l
 def test_dimensions_up_to_all_of_them(tiny_model: RelevanceModel, dimensions: int) -> None:
     tiny_model.truncate_dim = dimensions
     assert encode_texts(tiny_model, TEXTS, "query").shape == (3, min(dimensions, 32))
+
+
+def test_an_empty_text_has_an_embedding_of_finite_numbers(tiny_model: RelevanceModel) -> None:
+    found = encode_texts(tiny_model, ["", *TEXTS, " "], "document")
+    assert np.isfinite(found).all()
+    np.testing.assert_allclose(np.linalg.norm(found, axis=1), 1.0, atol=1e-5)  # [CLS] [SEP]
+    np.testing.assert_allclose(found[1:4], encode_texts(tiny_model, TEXTS, "document"), atol=1e-6)
+
+
+@pytest.mark.parametrize("texts", [["", *TEXTS, ""], ["", ""]])
+def test_a_text_without_any_token_has_the_embedding_zero(tiny_model: RelevanceModel, texts: list[str]) -> None:
+    from tokenizers.processors import TemplateProcessing
+
+    tiny_model.tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single="$A", special_tokens=[])
+    done: list[int] = []
+    found = encode_texts(tiny_model, texts, "document", progress=done.append)
+    assert sum(done) == len(texts)
+    assert not found[[0, -1]].any()
+    if len(texts) > 2:
+        np.testing.assert_allclose(np.linalg.norm(found[1:-1], axis=1), 1.0, atol=1e-5)
+        np.testing.assert_allclose(found[1:-1], encode_texts(tiny_model, TEXTS, "document"), atol=1e-6)
+
+
+def test_a_repeated_text_is_encoded_once(tiny_model: RelevanceModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    from bixse.encoders import encode
+
+    given: list[str] = []
+    here = encode.encode_here
+    monkeypatch.setattr(
+        encode, "encode_here", lambda model, texts, *rest: (given.extend(texts), here(model, texts, *rest))[1]
+    )
+    done: list[int] = []
+    found = encode_texts(tiny_model, [TEXTS[0], TEXTS[1], TEXTS[0]], "query", progress=done.append)
+    assert given == TEXTS[:2]
+    assert sum(done) == 3
+    np.testing.assert_array_equal(found[0], found[2])
+    assert encode_texts(tiny_model, [], "query").shape == (0, 32)

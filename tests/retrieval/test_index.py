@@ -169,7 +169,7 @@ def test_an_empty_corpus(corpus, tmp_path):
 
 def test_all_faults_of_a_corpus_together(corpus, tmp_path):
     rows = ['{"_id": "a", "text": "x"}', '{"_id": "a", "text": "y"}', "{", '{"text": "x"}', '{"_id": "b", "text": 0}']
-    rows += ['{"_id": "c", "title": " ", "text": null}', '{"_id": "d", "text": "\\ud83d"}', "[]"]
+    rows += ['{"_id": "c", "contents": "x"}', '{"_id": "d", "text": "\\ud83d"}', "[]"]
     (corpus / "corpus.jsonl").write_text("\n".join(rows))
     message = refused(InvalidFileError, make_index, WordEncoder(), corpus, tmp_path / "index")
     assert message.splitlines()[0].endswith("corpus.jsonl: 7 faults")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from bixse.cli.process_arguments import add_process_arguments, chosen_devices
 from bixse.cli.result import CommandResult
 from bixse.errors import InputError
 from bixse.evaluation.suites import LOCAL, SUITES
@@ -48,6 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--download", action="store_true", help="other suites: fetch from the hub what --data lacks")
     parser.add_argument("--protocol", choices=("judged", "full"), default="judged",
                         help="suite trec-dl: search the judged passages (default) or the full corpora")  # fmt: skip
+    add_process_arguments(parser)
     parser.add_argument("--out", type=Path, metavar="DIR",
                         help="write records, runs and values of every query here; the same command then goes on "
                         "where it was stopped")  # fmt: skip
@@ -56,18 +59,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> CommandResult:
     """Search, score, print tables."""
     models = [args.model] if isinstance(args.model, str) else list(args.model)
+    devices, warnings = chosen_devices(args)
+    result = _run(args, models, devices)
+    return replace(result, warnings=[*warnings, *result.warnings])
+
+
+def _run(args: argparse.Namespace, models: Sequence[str], devices: Sequence[str] | None) -> CommandResult:
     if args.suite != LOCAL:
-        return _run_suite(args, models)
+        return _run_suite(args, models, devices)
     if args.collection is None:
         raise InputError(
             "bixse evaluate: got no --collection; expected a collection folder, or another --suite; to mend: "
             f"--collection DIR, or --suite with one of {', '.join(SUITES)}"
         )
     _refuse(args, ("data", "tasks", "download"), "--collection alone", "leave it out, or name a --suite")
-    return _run_one(args, models[0]) if len(models) == 1 else _run_several(args, models)
+    return _run_one(args, models[0], devices) if len(models) == 1 else _run_several(args, models, devices)
 
 
-def _run_one(args: argparse.Namespace, model: str) -> CommandResult:
+def _run_one(args: argparse.Namespace, model: str, devices: Sequence[str] | None) -> CommandResult:
     """One system on one collection."""
     from bixse.cli.progress import progress_bar
     from bixse.evaluation.local import evaluate
@@ -83,6 +92,7 @@ def _run_one(args: argparse.Namespace, model: str) -> CommandResult:
         exclude_self=args.exclude_self,
         task=args.task,
         progress=progress_bar,
+        devices=devices,
     )
     queries = len(next(iter(result.per_query.values())))
     rows: list[list[str | float]] = [[name, value] for name, value in result.metrics.items()]
@@ -92,7 +102,7 @@ def _run_one(args: argparse.Namespace, model: str) -> CommandResult:
     return CommandResult(text, dict(result.metrics), artifacts, result.warnings)
 
 
-def _run_several(args: argparse.Namespace, models: Sequence[str]) -> CommandResult:
+def _run_several(args: argparse.Namespace, models: Sequence[str], devices: Sequence[str] | None) -> CommandResult:
     """Several systems on one collection."""
     from bixse.cli.progress import progress_bar
     from bixse.cli.suite_table import collection_text
@@ -108,6 +118,7 @@ def _run_several(args: argparse.Namespace, models: Sequence[str]) -> CommandResu
         exclude_self=args.exclude_self,
         task=args.task,
         progress=progress_bar,
+        devices=devices,
     )
     score = next(iter(next(iter(result.scores.values())).values()))
     heading = f"{args.collection} ({args.split}, {len(next(iter(score.per_query.values())))} queries)"
@@ -115,7 +126,7 @@ def _run_several(args: argparse.Namespace, models: Sequence[str]) -> CommandResu
     return CommandResult(f"{heading}\n\n{collection_text(result)}", result.plain(), artifacts, warnings)
 
 
-def _run_suite(args: argparse.Namespace, models: Sequence[str]) -> CommandResult:
+def _run_suite(args: argparse.Namespace, models: Sequence[str], devices: Sequence[str] | None) -> CommandResult:
     """Systems on a suite."""
     from bixse.cli.progress import progress_bar
     from bixse.cli.suite_table import suite_text
@@ -148,6 +159,7 @@ def _run_suite(args: argparse.Namespace, models: Sequence[str]) -> CommandResult
         args.task,
         args.protocol,
         progress=progress_bar,
+        devices=devices,
     )
     out = args.out or (OUT_FOLDER / args.suite if SUITES[args.suite].engine == "mteb" else None)
     artifacts = {"results": str(out / "results.json"), "record": str(out / "run.json")} if out else {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bixse.cli.process_arguments import add_process_arguments, chosen_devices
 from bixse.cli.result import CommandResult
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     make.add_argument("--max-length", type=int, metavar="TOKENS", help="read only the first TOKENS of a text")
     make.add_argument("--shard-size", type=int, metavar="N",
                       help="documents between two savings (default: 1024, or a 64th of a large corpus)")  # fmt: skip
+    add_process_arguments(parser)
     change = parser.add_argument_group("change an index, or see what it is")
     change.add_argument("--to", type=Path, metavar="INDEX", help="the index; alone it is described")
     change.add_argument("--add", type=Path, metavar="FILE",
@@ -94,6 +96,7 @@ def _make(args: argparse.Namespace) -> CommandResult:
     from bixse.errors import InputError
     from bixse.retrieval.index_build import make_index
 
+    devices, too_many = chosen_devices(args)
     precision: Precision = "float16" if args.precision == "float16" else "float32"
     if args.precision not in (None, precision):
         raise InputError(f"--precision: got {args.precision!r}; expected float32 or float16; to mend: leave it out")
@@ -107,9 +110,10 @@ def _make(args: argparse.Namespace) -> CommandResult:
         args.task,
         args.max_length,
         None if args.json else progress_bar,
+        devices,
     )
     said = "this index was made before: nothing was encoded, and its own settings stay"
-    warnings = [*change.warnings, *([said] if change.reused else [])]
+    warnings = [*too_many, *change.warnings, *([said] if change.reused else [])]
     speed = change.added / max(change.seconds, 1e-9)
     lines = (
         []
@@ -128,6 +132,7 @@ def _change(args: argparse.Namespace) -> CommandResult:
     from bixse.retrieval.index_contents import Contents
     from bixse.retrieval.index_files import read_manifest
 
+    devices, too_many = chosen_devices(args)
     kind = _kind(args, read_manifest(args.to))
     bars = None if args.json else progress_bar
     lines: list[str] = []
@@ -140,7 +145,7 @@ def _change(args: argparse.Namespace) -> CommandResult:
         lines.append(f"deleted {_documents(deleted.deleted)}")
         warnings = deleted.warnings
     if args.add is not None:
-        added = add_documents(args.to, args.add, args.model, bars)
+        added = add_documents(args.to, args.add, args.model, bars, devices)
         metrics |= {"added": added.added, "replaced": added.replaced, "unchanged": added.unchanged}
         lines.append(
             f"added {_documents(added.added)}, replaced {added.replaced:,}, left {added.unchanged:,} as they are"
@@ -162,7 +167,7 @@ def _change(args: argparse.Namespace) -> CommandResult:
     errors = [_unknown(unknown)] if unknown else []
     metrics |= _metrics(manifest, documents)
     text = "\n".join([*lines, *_described(args.to, manifest, documents)])
-    return CommandResult(text, metrics, {"index": str(args.to)}, list(warnings), errors, 3 if unknown else 0)
+    return CommandResult(text, metrics, {"index": str(args.to)}, [*too_many, *warnings], errors, 3 if unknown else 0)
 
 
 def _ids_to_delete(args: argparse.Namespace) -> list[str]:

@@ -61,7 +61,8 @@ def load_corpus(folder: str | Path) -> dict[str, Document]:
 
     Raises:
         InputError: the folder or its `corpus.jsonl` is missing or holds no document.
-        InvalidFileError: every faulty row together.
+        InvalidFileError: every faulty row together. A document whose title and text are both empty is no fault, see
+            `warn_of_empty`; a row without either key is one.
     """
     folder = Path(folder)
     if not folder.is_dir():
@@ -69,8 +70,31 @@ def load_corpus(folder: str | Path) -> dict[str, Document]:
             f"{folder}: got {'a file' if folder.exists() else 'no such folder'}; expected a collection folder with "
             "corpus.jsonl, queries.jsonl and qrels/<split>.tsv; to mend: check the path"
         )
-    rows = _read_rows(folder / "corpus.jsonl", ("title", "text"))
-    return {name: Document(row.get("title") or "", row.get("text") or "") for name, row in rows.items()}
+    rows = _read_rows(folder / "corpus.jsonl", ("title", "text"), may_be_empty=True)
+    corpus = {name: Document(row.get("title") or "", row.get("text") or "") for name, row in rows.items()}
+    if not any(document.content for document in corpus.values()):
+        raise InputError(
+            f"{folder / 'corpus.jsonl'}: got {len(corpus)} documents, none of them with a title or a text; expected "
+            "texts; to mend: check the export"
+        )
+    return corpus
+
+
+def warn_of_empty(corpus: Mapping[str, Document]) -> list[str]:
+    """One line that counts the documents without title and text, or none.
+
+    Published collections hold some, even judged ones (Cranfield two of 1,400). They are kept: without them the figures
+    would be those of another collection.
+
+    Example:
+        >>> warn_of_empty({"d1": Document("", "copies a file"), "d2": Document("", " ")})
+        ["1 of 2 documents has neither title nor text ('d2'): it is kept as it is"]
+    """
+    empty = [name for name, document in corpus.items() if not document.content]
+    if not empty:
+        return []
+    has, it = ("has", "it is kept as it is") if len(empty) == 1 else ("have", "they are kept as they are")
+    return [f"{len(empty)} of {len(corpus)} documents {has} neither title nor text ({empty[0]!r}): {it}"]
 
 
 def save_collection(collection: Collection, folder: str | Path) -> None:
@@ -98,8 +122,8 @@ def save_collection(collection: Collection, folder: str | Path) -> None:
         write_qrels(folder / "qrels" / f"{split}.tsv", qrels)
 
 
-def _read_rows(path: Path, text_keys: tuple[str, ...]) -> dict[str, dict[str, Any]]:
-    """Rows of a JSONL file by `_id`; a row needs an id seen once and text in one of `text_keys`."""
+def _read_rows(path: Path, text_keys: tuple[str, ...], may_be_empty: bool = False) -> dict[str, dict[str, Any]]:
+    """Rows of a JSONL file by `_id`; a row needs an id seen once and a text, or where it may be empty a key for one."""
     if not path.is_file():
         found = "a folder" if path.is_dir() else "no such file"
         raise InputError(f"{path}: got {found}; expected the collection's {path.name}; to mend: add it")
@@ -113,7 +137,7 @@ def _read_rows(path: Path, text_keys: tuple[str, ...]) -> dict[str, dict[str, An
         except (ValueError, RecursionError) as error:
             faults.append(Fault(number, None, shorten(line), "one JSON object a line", f"correct the line ({error})"))
             continue
-        fault = _row_fault(number, row, text_keys)
+        fault = _row_fault(number, row, text_keys, may_be_empty)
         if fault is None and (identifier := str(row["_id"])) in rows:
             fault = Fault(number, "_id", shorten(identifier), "an id used once", "drop or rename the repeat")
         if fault is None:
@@ -127,7 +151,7 @@ def _read_rows(path: Path, text_keys: tuple[str, ...]) -> dict[str, dict[str, An
     return rows
 
 
-def _row_fault(number: int, row: Any, text_keys: tuple[str, ...]) -> Fault | None:
+def _row_fault(number: int, row: Any, text_keys: tuple[str, ...], may_be_empty: bool) -> Fault | None:
     """The first fault of a row by itself, or None."""
     identifier = row.get("_id") if isinstance(row, dict) else None
     if identifier in (None, ""):
@@ -138,9 +162,12 @@ def _row_fault(number: int, row: Any, text_keys: tuple[str, ...]) -> Fault | Non
         value = row.get(key)
         if value is not None and (not isinstance(value, str) or not is_unicode(value)):
             return Fault(number, key, shorten(value), "a text", "write it as a string of whole characters")
-    if not any((row.get(key) or "").strip() for key in text_keys):
-        return Fault(number, text_keys[-1], "an empty text", "a text", "fill it in or drop the row")
-    return None
+    if any((row.get(key) or "").strip() for key in text_keys) or (
+        may_be_empty and any(key in row for key in text_keys)
+    ):
+        return None
+    found = "an empty text" if not may_be_empty else f"no {' and no '.join(text_keys)}"
+    return Fault(number, text_keys[-1], found, "a text", "fill it in or drop the row")
 
 
 def _checked_qrels(path: Path, corpus: Mapping[str, Document], queries: Mapping[str, str]) -> Qrels:

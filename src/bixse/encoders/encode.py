@@ -1,4 +1,4 @@
-"""Encode texts for search: sorted by length, no autograd, bf16 where the processor has it."""
+"""Encode texts for search: sorted by length, each text once, no autograd, bf16 where the processor has it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from sentence_transformers.util import batch_to_device
 
-from bixse.encoders.embedding import embed_features
+from bixse.encoders.embedding import embed_features, take_rows
 from bixse.encoders.prompts import prompt_for
 
 if TYPE_CHECKING:
@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
     from sentence_transformers import SentenceTransformer
+    from torch import Tensor
 
+    from bixse.encoders.pool import EncodePool
     from bixse.encoders.prompts import Kind
 
 TEXTS_PER_BLOCK = 512
@@ -44,7 +46,12 @@ def autocast(device: torch.device | str, bf16: bool | None = None) -> AbstractCo
     return torch.autocast(torch.device(device).type, torch.bfloat16) if wanted else nullcontext()
 
 
-@torch.inference_mode()
+def encoding_device(model: SentenceTransformer) -> torch.device:
+    """Where texts are encoded: the model's own device, or the first one of its processes."""
+    pool: EncodePool | None = getattr(model, "encode_pool", None)
+    return torch.device(pool.devices[0]) if pool is not None else model.device
+
+
 def encode_texts(
     model: SentenceTransformer,
     texts: Sequence[str],
@@ -54,9 +61,12 @@ def encode_texts(
 ) -> NDArray[np.float32]:
     """Embed texts, L2-normalised, as the model's own `encode_query` or `encode_document` would.
 
+    A model that was given several processes (`bixse.encoders.pool.encode_on`) shares many texts out among them.
+
     Args:
         model: the encoder; put into evaluation mode for the call.
-        texts: N texts.
+        texts: N texts. One without any token, which a tokenizer without special tokens makes of an empty text, gets
+            the embedding 0.
         kind: chooses the prompt, and the route of a model with a router.
         bf16: compute in bf16; None: where it is fast.
         progress: called with the number of texts done since the last call.
@@ -64,22 +74,62 @@ def encode_texts(
     Returns:
         (N, D) float32; D is `truncate_dim` for a model that cuts its embeddings.
     """
+    prompt = prompt_for(model, kind)
+    distinct = list(dict.fromkeys(texts))
+    pool: EncodePool | None = getattr(model, "encode_pool", None)
+    wanted = bf16_is_fast(encoding_device(model)) if bf16 is None else bf16
+    if progress is not None and len(distinct) < len(texts):
+        progress(len(texts) - len(distinct))
+    if pool is not None and pool.is_worth_it(len(distinct)):
+        embeddings = pool.encode(distinct, kind, prompt, wanted, progress)
+    else:
+        embeddings = encode_here(model, distinct, kind, prompt, wanted, progress)
+    if len(distinct) == len(texts):
+        return embeddings
+    row_of = {text: row for row, text in enumerate(distinct)}
+    return embeddings[[row_of[text] for text in texts]]
+
+
+@torch.inference_mode()
+def encode_here(
+    model: SentenceTransformer,
+    texts: Sequence[str],
+    kind: Kind,
+    prompt: str | None,
+    bf16: bool,
+    progress: Callable[[int], None] | None = None,
+) -> NDArray[np.float32]:
+    """Embed texts in this process; arguments as for `encode_texts`, and the prompt before them."""
     was_training = model.training
     model.eval()
-    order = np.argsort([len(text) for text in texts], kind="stable")
+    order = by_length(texts)
     dimensions = model.get_embedding_dimension() or 0
     embeddings = np.zeros((len(texts), dimensions), dtype=np.float32)
-    prompt = prompt_for(model, kind)
     try:
         for start in range(0, len(texts), TEXTS_PER_BLOCK):
             rows = order[start : start + TEXTS_PER_BLOCK]
             features = model.preprocess([texts[row] for row in rows], prompt=prompt, task=kind)
-            features = batch_to_device(features, model.device)
-            with autocast(model.device, bf16):
-                block = embed_features(model, features)
-            embeddings[rows] = torch.nn.functional.normalize(block.float(), dim=-1).cpu().numpy()
+            number, with_tokens = len(rows), _with_tokens(features.get("attention_mask"))
+            if with_tokens is not None and len(with_tokens) < number:
+                rows = rows[with_tokens.numpy()]
+                features = take_rows(features, features["attention_mask"], with_tokens)
+            if len(rows):
+                features = batch_to_device(dict(features), model.device)
+                with autocast(model.device, bf16):
+                    block = embed_features(model, features)
+                embeddings[rows] = torch.nn.functional.normalize(block.float(), dim=-1).cpu().numpy()
             if progress is not None:
-                progress(len(rows))
+                progress(number)
     finally:
         model.train(was_training)
     return embeddings
+
+
+def by_length(texts: Sequence[str]) -> NDArray[np.int64]:
+    """Positions of the texts from the shortest to the longest."""
+    return np.argsort([len(text) for text in texts], kind="stable")
+
+
+def _with_tokens(mask: object) -> Tensor | None:
+    """The rows that have a token at all; None where that cannot be told."""
+    return mask.any(dim=1).nonzero().squeeze(1) if isinstance(mask, torch.Tensor) and mask.ndim == 2 else None

@@ -14,6 +14,7 @@ from bixse.encoders.attention import BidirectionalTransformer
 from bixse.encoders.encode import encode_texts
 from bixse.encoders.head import HEAD_FILE, RelevanceHead
 from bixse.encoders.instructions import INSTRUCTIONS_FILE, read_instructions, save_instructions
+from bixse.encoders.pool import prepare_process, serve
 from bixse.errors import InputError, ModelError
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from bixse.data.instructions import Instructions
+    from bixse.encoders.pool import EncodePool
 
 
 class RelevanceModel(SentenceTransformer):
@@ -34,6 +36,8 @@ class RelevanceModel(SentenceTransformer):
     backbone_files: dict[str, Any] | None = None
     """What `from_pretrained` takes to read the files again, when they hold a bare backbone: sentence-transformers then
     chose the pooling while loading. None for a sentence-transformers model."""
+    encode_pool: EncodePool | None = None
+    """The processes that texts are shared out among, see `bixse.encoders.pool.encode_on`; None: this one encodes."""
 
     def __init__(self, model_name_or_path: str | None = None, **kwargs: Any) -> None:
         # sentence-transformers imports no modules but its own unless told to trust: these are given by name
@@ -90,6 +94,18 @@ class RelevanceModel(SentenceTransformer):
             )
         queries = encode_texts(self, [query], "query")
         return self.head.probability((queries @ encode_texts(self, documents, "document").T)[0].astype(np.float64))
+
+    def _inference(
+        self, inputs: list[Any], *, device: Any = None, shared_out: dict[str, Any] | None = None, **kwargs: Any
+    ) -> Any:
+        if shared_out is not None:  # what `EncodePool` sends to this process
+            return serve(self, inputs, str(device), shared_out)
+        return super()._inference(inputs, device=device, **kwargs)
+
+    @classmethod
+    def _multi_process_worker(cls, *args: Any) -> None:
+        prepare_process()
+        super()._multi_process_worker(*args)
 
     def save_pretrained(self, path: str, *args: Any, **kwargs: Any) -> None:
         """Save as sentence-transformers does, and relevance head and instructions beside it."""

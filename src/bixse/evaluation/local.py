@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from bixse.data.collection_files import files_of_split, load_collection
+from bixse.data.collection_files import files_of_split, load_collection, warn_of_empty
 from bixse.data.files import file_hash, read_text, write_atomically
 from bixse.data.run_record import open_run
 from bixse.data.trec import read_run, write_run
@@ -19,14 +19,22 @@ from bixse.evaluation.baseline import METRICS, search_bm25
 from bixse.evaluation.metrics import PerQuery, evaluate_run, mean
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy as np
+    import numpy.typing as npt
+
     from bixse.data.collection import Collection
     from bixse.evaluation.systems import EncodedCollection
     from bixse.relevance import Qrels, Run
+    from bixse.retrieval.store import EmbeddingStore
 
 ProgressBars: TypeAlias = Callable[[str, int], Callable[[int], None]]
 """Makes a progress callback from a title and a total."""
 BM25_NAME = "bm25"
 """The word that stands for the lexical baseline where a model is asked for."""
+DOCUMENTS_PER_PART = 16_384
+"""Documents whose embeddings are kept together while a corpus is encoded."""
 RUN_NAME = "run.trec"
 PER_QUERY_NAME = "per_query.json"
 MODEL_SUFFIXES = (".safetensors", ".bin", ".json", ".txt", ".model", ".py", ".jinja")
@@ -62,6 +70,7 @@ def evaluate(
     exclude_self: bool = False,
     task: str | None = None,
     progress: ProgressBars | None = None,
+    devices: Sequence[str] | None = None,
 ) -> Evaluation:
     """Search a collection with a model and score the answers against its graded judgements.
 
@@ -77,6 +86,8 @@ def evaluate(
             queries are also documents (ArguAna, Quora).
         task: task whose instructions the model puts before the texts; None takes its default prompts.
         progress: makes a progress callback from a title and a total.
+        devices: where texts are encoded: one device, or one a process, such as ["cuda:0", "cuda:1"] or ["cpu", "cpu"];
+            None: here.
 
     Raises:
         InputError: collection, split or model cannot be used.
@@ -100,7 +111,7 @@ def evaluate(
         raise InputError(
             f"task: got {task!r} for bm25, which takes no instructions; expected none; to mend: leave the task out"
         )
-    warnings = [] if exclude_self else _warn_of_self_matches(data, qrels)
+    warnings = warn_of_empty(data.corpus) + ([] if exclude_self else _warn_of_self_matches(data, qrels))
     record = None
     if out is not None:
         _check_writable_ids(data, qrels)
@@ -133,7 +144,10 @@ def evaluate(
     if encoder is None:
         run: Run = search_bm25(data, list(qrels), exclude_self=exclude_self)
     else:
-        encoded = encode_stored(encoder, data, folder, list(qrels), progress)
+        from bixse.encoders.pool import encode_on
+
+        with encode_on(encoder, devices):
+            encoded = encode_stored(encoder, data, folder, list(qrels), progress)
         run = encoded.search(list(qrels), exclude_self=exclude_self)
     seconds = time.perf_counter() - started
     per_query = evaluate_run(qrels, run, METRICS, relevance_level)
@@ -173,13 +187,38 @@ def encode_stored(
     key = embeddings_key(model, collection.corpus)  # type: ignore[arg-type]
     documents = store.load(key)
     if documents is None or len(documents) != len(collection.corpus):
-        texts = [document.content for document in collection.corpus.values()]
-        step = progress("encode documents", len(texts)) if progress is not None else None
-        documents = encode_texts(model, texts, "document", progress=step)  # type: ignore[arg-type]
-        with contextlib.suppress(StorageError):  # a read-only collection is encoded anew each time
-            store.save(key, documents, list(collection.corpus))
+        documents = _encode_documents(model, collection, store, key, progress)
     queries = encode_texts(model, [collection.queries[q] for q in query_ids], "query")  # type: ignore[arg-type]
     return EncodedCollection(list(collection.corpus), documents, query_ids, queries)
+
+
+def _encode_documents(
+    model: object, collection: Collection, store: EmbeddingStore, key: str, progress: ProgressBars | None
+) -> npt.NDArray[np.float32]:
+    """Embed a corpus part by part; each part is kept until all are there, so that a killed process loses one."""
+    import numpy as np
+
+    from bixse.encoders.encode import encode_texts
+
+    texts = [document.content for document in collection.corpus.values()]
+    step = progress("encode documents", len(texts)) if progress is not None else None
+    parts = []
+    for start in range(0, len(texts), DOCUMENTS_PER_PART):
+        some, name = texts[start : start + DOCUMENTS_PER_PART], f"{key}-{start}"
+        part = store.load(name)
+        if part is None or len(part) != len(some):
+            part = encode_texts(model, some, "document", progress=step)  # type: ignore[arg-type]
+            if len(some) < len(texts):
+                with contextlib.suppress(StorageError):
+                    store.save(name, part, list(collection.corpus)[start : start + DOCUMENTS_PER_PART])
+        elif step is not None:
+            step(len(some))
+        parts.append(part)
+    documents = np.concatenate(parts)
+    with contextlib.suppress(StorageError):  # a read-only collection is encoded anew each time
+        store.save(key, documents, list(collection.corpus))
+        store.remove(f"{key}-")
+    return documents
 
 
 def model_hashes(model: str | Path) -> dict[str, str]:

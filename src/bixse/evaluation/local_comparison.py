@@ -28,6 +28,7 @@ def compare_on_collection(
     exclude_self: bool = False,
     task: str | None = None,
     progress: ProgressBars | None = None,
+    devices: Sequence[str] | None = None,
 ) -> tuple[SuiteResult, list[str]]:
     """Evaluate several systems on one collection, with a verdict for every pair.
 
@@ -42,6 +43,7 @@ def compare_on_collection(
         exclude_self: leave the document whose id equals the query's id out of its answers.
         task: task whose instructions the models put before the texts; BM25 takes none.
         progress: makes a progress callback from a title and a total.
+        devices: where texts are encoded, see `evaluate`.
 
     Returns:
         The table, and what the user should know.
@@ -69,6 +71,7 @@ def compare_on_collection(
             exclude_self,
             None if system.label == BM25_NAME else task,
             progress,
+            devices,
         )
         warnings += [warning for warning in found.warnings if warning not in warnings]
         shown = system.label if labels.count(system.label) == 1 else system.name

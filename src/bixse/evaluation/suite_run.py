@@ -45,6 +45,7 @@ def evaluate_suite(
     protocol: Protocol = "judged",
     trust_remote_code: bool = False,
     progress: ProgressBars | None = None,
+    devices: Sequence[str] | None = None,
 ) -> SuiteResult:
     """Evaluate models on a suite, with a verdict for every pair of them.
 
@@ -63,6 +64,7 @@ def evaluate_suite(
         protocol: what is searched in the suite trec-dl.
         trust_remote_code: run code that comes with a model.
         progress: makes a progress callback from a title and a total.
+        devices: where texts are encoded: one device, or one a process, such as ["cuda:0", "cuda:1"] or ["cpu", "cpu"].
 
     Raises:
         InputError: no such suite or task, data that lack or cannot be used, a model twice.
@@ -87,7 +89,7 @@ def evaluate_suite(
         settings["protocol"] = protocol
     if kept is not None:
         root = open_run(kept, "evaluate", settings, {})
-    systems = [make_system(model, max_length, task, trust_remote_code) for model in models]
+    systems = [make_system(model, max_length, task, trust_remote_code, devices) for model in models]
     check_distinct(systems)
     _check_systems(chosen, systems, plan)
     if kept is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -70,17 +70,25 @@ class EncoderSystem(System):
         max_length: tokens of a text that are read; None keeps the model's own.
         task: task whose instructions stand before all texts; None chooses by the suite's task.
         trust_remote_code: run code that comes with the model.
+        devices: where texts are encoded, see `bixse.encoders.pool.encode_on`.
 
     Raises:
         ModelError: the model cannot be used.
     """
 
     def __init__(
-        self, model: str, max_length: int | None = None, task: str | None = None, trust_remote_code: bool = False
+        self,
+        model: str,
+        max_length: int | None = None,
+        task: str | None = None,
+        trust_remote_code: bool = False,
+        devices: Sequence[str] | None = None,
     ) -> None:
         self.max_length = max_length
         self.task = task
         self.trust_remote_code = trust_remote_code
+        self.devices = devices
+        self._placed = ExitStack()
         self._encoder: RelevanceModel | None = None
         self._model = model
         inputs = model_hashes(_demo_folder() if model == "demo" else model)
@@ -93,8 +101,10 @@ class EncoderSystem(System):
         """The loaded model."""
         if self._encoder is None:
             from bixse.encoders.build import build_encoder
+            from bixse.encoders.pool import encode_on
 
             self._encoder = build_encoder(self._model, self.max_length, trust_remote_code=self.trust_remote_code)
+            self._placed.enter_context(encode_on(self._encoder, self.devices))
         return self._encoder
 
     @cached_property
@@ -124,7 +134,8 @@ class EncoderSystem(System):
             return search_blocks(self.encoder, task, depth, partial, progress)
 
     def release(self) -> None:
-        """Free the model's memory; it is loaded again when it is needed."""
+        """Free the model's memory and its processes; it is loaded again when it is needed."""
+        self._placed.close()
         self._encoder = None
 
     def check_instructions(self, instruction_names: Sequence[str]) -> None:
@@ -169,15 +180,19 @@ class Bm25System(System):
 
 
 def make_system(
-    model: str, max_length: int | None = None, task: str | None = None, trust_remote_code: bool = False
+    model: str,
+    max_length: int | None = None,
+    task: str | None = None,
+    trust_remote_code: bool = False,
+    devices: Sequence[str] | None = None,
 ) -> System:
-    """A system by the name that a user gives; BM25 takes neither a length nor instructions.
+    """A system by the name that a user gives; BM25 takes neither a length, instructions nor devices.
 
     Raises:
         ModelError: no such model.
     """
     if model != BM25_NAME:
-        return EncoderSystem(model, max_length, task, trust_remote_code)
+        return EncoderSystem(model, max_length, task, trust_remote_code, devices)
     return Bm25System()
 
 

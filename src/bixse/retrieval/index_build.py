@@ -16,7 +16,7 @@ from bixse.errors import InputError, OutputExistsError
 from bixse.retrieval.approximate import check_kind
 from bixse.retrieval.index_contents import Contents
 from bixse.retrieval.index_documents import DocumentsFile, encoded_text
-from bixse.retrieval.index_encoder import load_index_encoder
+from bixse.retrieval.index_encoder import load_index_encoder, placed
 from bixse.retrieval.index_files import (
     MANIFEST_FILE,
     OpenedFile,
@@ -89,6 +89,7 @@ def make_index(
     task: str | None = None,
     max_length: int | None = None,
     progress: ProgressBars | None = None,
+    devices: Sequence[str] | None = None,
 ) -> Change:
     """Encode a corpus once and keep it for searching.
 
@@ -104,6 +105,7 @@ def make_index(
         task: task whose instructions the model puts before the texts.
         max_length: tokens of a text that are read; None keeps the model's own.
         progress: makes a progress callback from a title and a total.
+        devices: where texts are encoded: one device, or one a process, such as ["cuda:0", "cuda:1"] or ["cpu", "cpu"].
 
     Raises:
         InputError: corpus, model, kind or settings cannot be used.
@@ -122,7 +124,8 @@ def make_index(
         if (out / MANIFEST_FILE).is_file():
             with closing(Contents(out)) as contents:
                 return Change(contents.manifest, len(contents), reused=True)
-        shards = encode_shards(out, origin, file, encoder, size, precision, progress)
+        with placed(encoder, devices):
+            shards = encode_shards(out, origin, file, encoder, size, precision, progress)
         manifest = Manifest(
             generation=0,
             written="",
@@ -136,6 +139,7 @@ def make_index(
         manifest = joined(out, manifest, None, progress)
         manifest, warnings = with_kind(out, manifest, kind, encoder, progress)
         manifest = write_manifest(out, manifest)
+    warnings = [*file.warnings(), *warnings]
     return Change(manifest, len(file), added=len(file), seconds=time.perf_counter() - started, warnings=tuple(warnings))
 
 

@@ -13,7 +13,7 @@ from bixse.retrieval.approximate import check_kind
 from bixse.retrieval.index_build import Change, content_hash, encode_shards, joined
 from bixse.retrieval.index_contents import Contents
 from bixse.retrieval.index_documents import DocumentsFile
-from bixse.retrieval.index_encoder import index_encoder
+from bixse.retrieval.index_encoder import index_encoder, placed
 from bixse.retrieval.index_files import exclusive, forget_pending, read_manifest, write_manifest
 from bixse.retrieval.index_kind import KindSettings, with_kind
 from bixse.retrieval.index_shards import Shard, write_deleted
@@ -33,6 +33,7 @@ def add_documents(
     path: str | Path,
     model: str | Path | IndexEncoder | None = None,
     progress: ProgressBars | None = None,
+    devices: Sequence[str] | None = None,
 ) -> Change:
     """Add the documents of a file; one whose id is in the index already takes its place.
 
@@ -41,6 +42,7 @@ def add_documents(
         path: JSONL of {_id, title, text}.
         model: the model of the index, where it has moved; None: where it was.
         progress: makes a progress callback from a title and a total.
+        devices: where texts are encoded, see `make_index`.
 
     Raises:
         InputError: no index, unusable documents, or another model (ModelError).
@@ -53,7 +55,8 @@ def add_documents(
         manifest = old.manifest
         encoder = index_encoder(folder, manifest.model, model)
         change = content_hash("add", manifest.generation, file.hash, manifest.shard_size)
-        found = encode_shards(folder, change, file, encoder, manifest.shard_size, manifest.precision, progress, old)
+        with placed(encoder, devices):
+            found = encode_shards(folder, change, file, encoder, manifest.shard_size, manifest.precision, progress, old)
         new = [shard for shard in found if shard is not None]
         ids = _ids(folder, manifest, new)
         replaced = sorted(old.find(ids).values()) if ids else []
@@ -70,7 +73,7 @@ def add_documents(
         replaced=len(replaced),
         unchanged=len(file) - len(ids),
         seconds=time.perf_counter() - started,
-        warnings=tuple(_advice(manifest, len(old) - len(replaced) + len(ids))),
+        warnings=(*file.warnings(), *_advice(manifest, len(old) - len(replaced) + len(ids))),
     )
 
 

@@ -25,7 +25,8 @@ class DocumentsFile:
 
     Raises:
         InputError: it is missing, unreadable, or holds no document.
-        InvalidFileError: every faulty line, an id that is there twice included.
+        InvalidFileError: every faulty line, an id that is there twice included. An empty document is no fault:
+            published corpora hold some.
     """
 
     def __init__(self, path: Path) -> None:
@@ -35,6 +36,8 @@ class DocumentsFile:
         self.path = path
         faults = FaultList(path)
         lines: dict[str, int] = {}
+        self.empty = 0
+        """Documents with neither title nor text."""
         for number, row in json_rows(path, faults):
             document = _document(number, row, faults)
             if document is not None and document.document_id in lines:
@@ -42,14 +45,25 @@ class DocumentsFile:
                 faults.add(number, "_id", found, "an id used once", "drop or rename the repeat")
             elif document is not None:
                 lines[document.document_id] = number
+                self.empty += not encoded_text(document)
         faults.raise_any()
         if not lines:
             raise InputError(f"{path}: got no rows; expected at least one; to mend: check the export")
+        if self.empty == len(lines):
+            raise InputError(
+                f"{path}: got {len(lines)} documents, none with a title or a text; expected texts; to mend: check the "
+                "export"
+            )
         self.hash = file_hash(path)
         self.rows = len(lines)
 
     def __len__(self) -> int:
         return self.rows
+
+    def warnings(self) -> list[str]:
+        """One line that counts the empty documents, or none."""
+        has = "has" if self.empty == 1 else "have"
+        return [f"{self.empty} of {self.rows} documents {has} neither title nor text"] if self.empty else []
 
     def blocks(self, size: int, first: int = 0) -> Iterator[list[StoredDocument]]:
         """The documents in file order, `size` at a time, from block `first` on."""
@@ -74,8 +88,8 @@ def _document(number: int, row: Mapping[str, Any], faults: FaultList) -> StoredD
     title, text = _text(number, "title", row, faults), _text(number, "text", row, faults)
     if identifier is None or title is None or text is None:
         return None
-    if not title.strip() and not text.strip():
-        faults.add(number, "text", "an empty text", "a text", "fill it in or drop the row")
+    if "title" not in row and "text" not in row:
+        faults.add(number, "text", "no title and no text", "a text", "name the key so, or drop the row")
         return None
     return StoredDocument(identifier, title, text)
 

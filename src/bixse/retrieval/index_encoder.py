@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from bixse.encoders.build import build_encoder
 from bixse.encoders.encode import encode_texts
 from bixse.encoders.instructions import prompts_hash, use_task
+from bixse.encoders.pool import encode_on
 from bixse.encoders.prompts import prompt_for
 from bixse.errors import InputError, ModelError, shorten
 from bixse.retrieval.index_manifest import ModelIdentity
 from bixse.retrieval.store import embeddings_key
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     import numpy as np
     import numpy.typing as npt
@@ -120,6 +122,17 @@ def index_encoder(
         model = load_index_encoder(model or identity.name, identity.task, identity.max_length)
     _check_model(identity, model.identity, folder)
     return model
+
+
+@contextmanager
+def placed(encoder: IndexEncoder, devices: Sequence[str] | None) -> Iterator[None]:
+    """Encode on other devices inside the block, see `encode_on`; only a model knows devices.
+
+    Raises:
+        InputError: an unknown device.
+    """
+    with encode_on(encoder.model, devices) if isinstance(encoder, ModelEncoder) else nullcontext():
+        yield
 
 
 def _check_model(recorded: ModelIdentity, found: ModelIdentity, folder: Path) -> None:

@@ -118,4 +118,5 @@ def _recall_queries(contents: Contents, settings: KindSettings) -> tuple[list[st
     documents = contents.documents(chosen.tolist())
     titles = sum(bool(document.title.strip()) for document in documents)
     texts = [document.title.strip() or " ".join(document.text.split()[:WORDS_OF_TEXT]) for document in documents]
+    texts = [text for text in texts if text]
     return texts, "titles of documents" if titles == len(documents) else "titles or first words of documents"

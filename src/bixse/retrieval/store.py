@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from pprint import pformat
@@ -12,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from bixse.data.files import write_atomically
-from bixse.encoders.encode import bf16_is_fast
+from bixse.encoders.encode import bf16_is_fast, encoding_device
 from bixse.encoders.parts import parts_of
 from bixse.encoders.prompts import prompt_for
 
@@ -51,7 +52,7 @@ def embeddings_key(model: SentenceTransformer, corpus: Mapping[str, Document], b
         digest.update(pformat([type(module).__name__, settings]).encode())  # sorts keys, those of a router too
         digest.update(_tokenizer_content(getattr(module, "tokenizer", None)).encode())
         digest.update(repr(getattr(module, "max_seq_length", None)).encode())
-    in_bf16 = bf16_is_fast(model.device) if bf16 is None else bf16
+    in_bf16 = bf16_is_fast(encoding_device(model)) if bf16 is None else bf16
     digest.update(repr((prompt_for(model, "document"), model.truncate_dim, in_bf16)).encode())
     for identifier, document in corpus.items():
         digest.update(repr((identifier, document.content)).encode())
@@ -103,3 +104,9 @@ class EmbeddingStore:
             {"documents": np.ascontiguousarray(embeddings)}, {"document_ids": json.dumps(list(document_ids))}
         )
         write_atomically(self.folder / f"{key}.safetensors", content)
+
+    def remove(self, start: str) -> None:
+        """Delete the embeddings of all keys that begin so, where that is possible."""
+        for path in self.folder.glob(f"{start}*.safetensors"):
+            with contextlib.suppress(OSError):
+                path.unlink()

@@ -1,0 +1,193 @@
+"""Encoding in several real processes: refusals, the embeddings of one process, and no process left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from typing import TYPE_CHECKING
+
+import numpy as np
+import psutil
+import pytest
+
+from bixse.encoders import pool as pool_module
+from bixse.encoders.encode import encode_texts, encoding_device
+from bixse.encoders.pool import EncodePool, check_devices, encode_on, threads_each, warn_of_too_many
+from bixse.errors import BixseError, InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from bixse.encoders.relevance_model import RelevanceModel
+
+WORDS = "copy move delete open read write list file folder tree".split()  # noqa: SIM905
+TEXTS = [" ".join(WORDS[(n + step) % 10] for step in range(n % 25)) + f" {n % 7}" for n in range(150)]
+
+
+@pytest.fixture(scope="module")
+def spread(tiny_model_path: Path) -> Iterator[RelevanceModel]:
+    """A model whose texts two processes encode; they start once for all tests."""
+    from bixse.encoders.relevance_model import RelevanceModel
+
+    model = RelevanceModel(str(tiny_model_path), device="cpu").eval()
+    with encode_on(model, ["cpu", "cpu"]):
+        yield model
+    assert model.encode_pool is None
+
+
+@pytest.mark.parametrize("device", ["gpu", "cuda:97", "", "mps:0"])
+def test_a_device_that_is_not_there(tiny_model: RelevanceModel, device: str) -> None:
+    with pytest.raises(InputError, match=r"device: got .*expected one of cpu"), encode_on(tiny_model, ["cpu", device]):
+        pass
+    with pytest.raises(InputError, match="device: got"):
+        check_devices([device])
+    assert tiny_model.encode_pool is None
+
+
+@pytest.mark.parametrize(
+    ("cores", "threads", "processes", "said"),
+    [
+        (4, "", 4, None),
+        (4, "1", 4, None),
+        (4, "2", 2, None),
+        (1, "", 1, None),
+        (2, "2", 2, "2 processes of 2 threads on 2 cores.*--processes 1, or OMP_NUM_THREADS=1"),
+        (4, "", 6, "6 processes of 1 thread on 4 cores.*--processes 4"),
+        (8, "8", 4, "--processes 1, or OMP_NUM_THREADS=2"),
+    ],
+)
+def test_too_many_processes_are_said(
+    monkeypatch: pytest.MonkeyPatch, cores: int, threads: str, processes: int, said: str | None
+) -> None:
+    monkeypatch.setattr(pool_module, "cores", lambda: cores)
+    monkeypatch.setenv("OMP_NUM_THREADS", threads)
+    found = warn_of_too_many(["cpu"] * processes)
+    if said is None:
+        assert found == []
+    else:
+        import re
+
+        assert re.search(said, found[0]), found
+
+
+@pytest.mark.parametrize("wanted", ["0", "x", "-1", "1,2"])
+def test_a_strange_number_of_threads_is_an_even_share(monkeypatch: pytest.MonkeyPatch, wanted: str) -> None:
+    monkeypatch.setattr(pool_module, "cores", lambda: 8)
+    monkeypatch.setenv("OMP_NUM_THREADS", wanted)
+    assert threads_each(["cpu"] * 4) == 2
+
+
+def test_two_processes_give_the_embeddings_of_one(spread: RelevanceModel, tiny_model: RelevanceModel) -> None:
+    done: list[int] = []
+    texts = [*TEXTS, *TEXTS[:3], ""]
+    found = encode_texts(spread, texts, "document", progress=done.append)
+    np.testing.assert_allclose(found, encode_texts(tiny_model, texts, "document"), atol=1e-6)
+    assert sum(done) == len(texts)
+    assert spread.encode_pool is not None
+    assert spread.encode_pool._pool is not None, "the processes were used"
+    assert encoding_device(spread).type == "cpu"
+
+
+def test_a_prompt_that_was_changed_later_is_used(spread: RelevanceModel, tiny_model: RelevanceModel) -> None:
+    before = spread.prompts
+    try:
+        for model in (spread, tiny_model):
+            model.prompts = {"document": "find the number of ", "query": ""}
+        found = encode_texts(spread, TEXTS, "document")
+        np.testing.assert_allclose(found, encode_texts(tiny_model, TEXTS, "document"), atol=1e-6)
+        assert np.abs(found - encode_texts(spread, TEXTS, "query")).max() > 1e-3
+    finally:
+        spread.prompts = before
+
+
+def test_few_texts_stay_in_this_process(spread: RelevanceModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(EncodePool, "encode", None)
+    assert encode_texts(spread, TEXTS[:5], "query").shape == (5, 32)
+
+
+def test_a_fault_in_a_process_is_raised_here(spread: RelevanceModel, tiny_model: RelevanceModel) -> None:
+    texts = [*TEXTS, 5]  # type: ignore[list-item]
+    with pytest.raises(Exception, match="int"):
+        encode_texts(spread, texts, "document")  # type: ignore[arg-type]
+    np.testing.assert_allclose(
+        encode_texts(spread, TEXTS, "document"), encode_texts(tiny_model, TEXTS, "document"), atol=1e-6
+    )
+
+
+def test_sentence_transformers_own_encode_still_shares_out(spread: RelevanceModel, tiny_model: RelevanceModel) -> None:
+    assert spread.encode_pool is not None
+    found = spread.encode(TEXTS[:70], pool=spread.encode_pool._pool)
+    np.testing.assert_allclose(found, tiny_model.encode(TEXTS[:70]), atol=1e-5)
+
+
+def test_no_process_is_started_without_need(tiny_model: RelevanceModel) -> None:
+    with encode_on(tiny_model, ["cpu", "cpu"]):
+        encode_texts(tiny_model, TEXTS[:3], "query")
+        assert tiny_model.encode_pool is not None
+        assert tiny_model.encode_pool._pool is None
+    with encode_on(tiny_model, ["cpu"]):
+        assert tiny_model.encode_pool is None
+    with encode_on(tiny_model, None):
+        assert tiny_model.encode_pool is None
+
+
+def test_a_killed_process_is_said(spread: RelevanceModel) -> None:
+    """The last one of the shared processes: it ends them."""
+    assert spread.encode_pool is not None
+    encode_texts(spread, TEXTS, "document")
+    assert spread.encode_pool._pool is not None
+    for process in spread.encode_pool._pool["processes"]:
+        os.kill(process.pid, signal.SIGKILL)
+        process.join()
+    with pytest.raises(BixseError, match=r"got a process that ended .*exit code -9.*fewer processes"):
+        encode_texts(spread, TEXTS, "document")
+
+
+@pytest.mark.slow
+def test_processes_end_with_the_one_that_started_them(tiny_model_path: Path, tmp_path: Path) -> None:
+    script = tmp_path / "parent.py"
+    script.write_text(
+        textwrap.dedent(
+            f"""
+            import sys, time
+            from bixse.encoders.encode import encode_texts
+            from bixse.encoders.pool import encode_on
+            from bixse.encoders.relevance_model import RelevanceModel
+
+            if __name__ == "__main__":
+                model = RelevanceModel({str(tiny_model_path)!r}, device="cpu")
+                with encode_on(model, ["cpu", "cpu"]):
+                    encode_texts(model, [f"copy {{n}}" for n in range(200)], "document")
+                    print("ready", flush=True)
+                    time.sleep(60)
+            """
+        )
+    )
+    parent = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    assert parent.stdout.readline() == "ready\n"
+    children = psutil.Process(parent.pid).children(recursive=True)
+    assert len(children) >= 2
+    parent.kill()
+    parent.wait()
+    ended = time.monotonic() + 20
+    while any(child.is_running() and child.status() != psutil.STATUS_ZOMBIE for child in children):
+        assert time.monotonic() < ended, "a process is left"
+        time.sleep(0.2)
+
+
+@pytest.mark.slow
+def test_minilm_in_two_processes() -> None:
+    from bixse.data.pydocs.collection import load_pydocs
+    from bixse.encoders.build import build_encoder
+
+    texts = [document.content for document in load_pydocs()[0].corpus.values()][:400]
+    model = build_encoder("demo", device="cpu")
+    one = encode_texts(model, texts, "document", bf16=False)
+    with encode_on(model, ["cpu", "cpu"]):
+        np.testing.assert_allclose(encode_texts(model, texts, "document", bf16=False), one, atol=1e-5)
