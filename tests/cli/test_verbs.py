@@ -343,7 +343,8 @@ def test_calibrate_into_a_new_folder_and_again(capsys: pytest.CaptureFixture[str
     before = (model / "relevance_head.json").read_bytes()
     words = ("calibrate", model, "--pairs", make_pairs(tmp_path, 10), "--out", tmp_path / "out")
     code, first = call(capsys, *words)
-    assert (code, first["artifacts"]) == (0, {"model": str(tmp_path / "out" / "model")})
+    made = {"model": str(tmp_path / "out" / "model"), "diagram": str(tmp_path / "out" / "reliability.svg")}
+    assert (code, first["artifacts"]) == (0, made)
     assert (model / "relevance_head.json").read_bytes() == before
     assert json.loads((tmp_path / "out" / "run.json").read_text())["status"] == "finished"
     code, again = call(capsys, *words)

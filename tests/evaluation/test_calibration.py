@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import scipy.optimize
 import scipy.stats
+from sklearn.calibration import calibration_curve
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import brier_score_loss
 
@@ -12,10 +13,10 @@ from bixse.evaluation.calibration import (
     brier,
     calibration_report,
     expected_calibration_error,
-    fit_platt,
     intervals_by_query,
     reliability_curve,
 )
+from bixse.evaluation.platt import fit_platt
 
 
 def sigmoid(x):
@@ -233,3 +234,43 @@ def test_platt_refuses_unusable_logits():
         fit_platt([1.0], [2.0])
     with pytest.raises(InputError, match="one length"):
         fit_platt([1.0, 2.0], [1.0])
+
+
+# --- weights
+
+
+def test_whole_weights_are_repeated_pairs():
+    generator = np.random.default_rng(11)
+    p, z, times = generator.random(60), generator.random(60), generator.integers(1, 4, 60)
+    many_p, many_z = np.repeat(p, times), np.repeat(z, times)
+    assert brier(p, z, times) == pytest.approx(brier(many_p, many_z), abs=1e-12)
+    assert expected_calibration_error(p, z, 5, times) == pytest.approx(
+        expected_calibration_error(many_p, many_z, 5), abs=1e-12
+    )
+    ids = [f"q{i // 6}" for i in range(60)]
+    ours = intervals_by_query(p, z, ids, weights=times)
+    theirs = intervals_by_query(many_p, many_z, list(np.repeat(ids, times)))
+    assert ours.brier == pytest.approx(theirs.brier, abs=1e-12)
+    assert ours.ece == pytest.approx(theirs.ece, abs=1e-12)
+    weighted = calibration_report(p, z, ids, weights=times, samples=10)
+    assert weighted.base_rate_brier == pytest.approx(np.var(many_z), abs=1e-12)
+
+
+def test_weighted_curve_equals_sklearn_on_repeated_pairs():
+    generator = np.random.default_rng(12)
+    p, times = generator.random(400), generator.integers(1, 5, 400)
+    z = (generator.random(400) < p).astype(float)
+    observed, predicted = calibration_curve(np.repeat(z, times), np.repeat(p, times), n_bins=10)
+    curve = reliability_curve(p, z, 10, times)
+    np.testing.assert_allclose([point.predicted for point in curve], predicted, atol=1e-12)
+    np.testing.assert_allclose([point.observed for point in curve], observed, atol=1e-12)
+    plain = reliability_curve(p, z, 10)
+    assert [point.count for point in curve] == [point.count for point in plain]
+    # Kish's number of pairs is below the number of pairs, so the intervals are wider than unweighted ones would be
+    assert all(point.low < point.observed < point.high for point in curve)
+
+
+@pytest.mark.parametrize("weights", [[1.0], [-1.0, 1.0], [math.nan, 1.0], [0.0, 0.0], [math.inf, 1.0]])
+def test_unusable_weights_are_refused(weights):
+    with pytest.raises(InputError, match="weights: got"):
+        brier([0.5, 0.5], [0.0, 1.0], weights)

@@ -215,6 +215,7 @@ class TestAlone:
             "logit_scale": 20.0,
             "mean_logit_relevant": pytest.approx(s[relevant].mean().item(), abs=1e-4),
             "mean_logit_irrelevant": pytest.approx(s[~relevant].mean().item(), abs=1e-4),
+            "mean_target": pytest.approx(torch.tensor(KNOWN).mean().item(), abs=1e-6),
         }
         assert not any(value.requires_grad for value in loss.statistics.values())
 

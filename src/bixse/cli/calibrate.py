@@ -1,14 +1,39 @@
-"""`bixse calibrate`: probabilities of relevance that can be believed."""
+"""`bixse calibrate`: probabilities of relevance that can be believed, and thresholds at a precision."""
 
 from __future__ import annotations
 
+import argparse
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bixse.cli.result import CommandResult
 
 if TYPE_CHECKING:
-    import argparse
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from bixse.data.graded_pairs import GradedPairs
+    from bixse.encoders.head import RelevanceHead
+    from bixse.encoders.relevance_model import RelevanceModel
+    from bixse.evaluation.calibration import CalibrationReport
+    from bixse.evaluation.head_fit import HeldOutCheck
+    from bixse.evaluation.thresholds import OperatingPoint
+
+DIAGRAM = "reliability.svg"
+"""The reliability diagram in the output folder."""
+
+
+class _Several(argparse.Action):
+    """A flag that may be given several times, each time with several values; the first replaces the default."""
+
+    _given = False
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        before = getattr(namespace, self.dest) if self._given else []
+        self._given = True
+        setattr(namespace, self.dest, [*before, *values])
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,8 +49,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="graded pairs that were not trained on (.parquet .jsonl .csv .tsv)",
     )
     parser.add_argument("--task", metavar="NAME", help="task whose instructions stand before queries (and documents)")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="save the calibrated model here; without it the "
-                        "head inside the model folder is replaced")  # fmt: skip
+    parser.add_argument("--out", type=Path, metavar="DIR", help="save the calibrated model and a reliability diagram "
+                        "here; without it the head inside the model folder is replaced")  # fmt: skip
+    parser.add_argument("--prior", type=float, metavar="SHARE",
+                        help="mean relevance of all that will be scored, above 0 and below 1: move the probabilities "
+                        "from the pairs' own mean to it (default: as in the pairs)")  # fmt: skip
+    parser.add_argument("--precision", type=float, nargs="+", action=_Several, metavar="P",
+                        help="find and save the lowest probability from which at least this share of the documents is "
+                        "relevant; may be given several times")  # fmt: skip
+    parser.add_argument("--relevant-from", type=float, default=0.5, metavar="Z",
+                        help="--precision: relevance from which a document counts as relevant "
+                        "(default: 0.5)")  # fmt: skip
     parser.add_argument(
         "--seed", type=int, default=0, help="seed of the split of the queries into two halves (default: 0)"
     )
@@ -36,32 +70,35 @@ def run(args: argparse.Namespace) -> CommandResult:
     from bixse.cli.seed import check_seed
 
     check_seed(args.seed)
-    import numpy as np
-
     from bixse.data.files import file_hash, storage_errors
     from bixse.data.pairs_files import load_graded_pairs
     from bixse.data.run_record import open_run
     from bixse.encoders.build import build_encoder, quiet_loading
-    from bixse.encoders.encode import encode_texts
-    from bixse.encoders.head import HEAD_FILE
+    from bixse.encoders.head import HEAD_FILE, log_odds
     from bixse.encoders.instructions import use_task
     from bixse.errors import InputError
-    from bixse.evaluation.head_fit import fit_head, held_out_check
+    from bixse.evaluation.head_fit import choose_thresholds, fit_head, held_out_check
     from bixse.evaluation.local import model_hashes, model_path_settings
-    from bixse.report.table import format_table
+    from bixse.evaluation.thresholds import check_precision
 
     if args.out is None and not Path(args.model).is_dir():
         raise InputError(
             f"calibrate: got model {args.model!r} and no --out; expected a model folder or --out DIR; "
             "to mend: add --out, the calibrated model is saved there"
         )
+    precisions = list(args.precision or [])
+    for precision in precisions:
+        check_precision(precision)
+    if args.prior is not None:
+        log_odds(args.prior, "--prior")
     pairs = load_graded_pairs(args.pairs)
     record = None
     if args.out is not None:
         inputs = {"pairs": file_hash(args.pairs), **model_hashes(args.model)}
         if (Path(args.model) / HEAD_FILE).is_file():
             inputs["head"] = file_hash(Path(args.model) / HEAD_FILE)
-        config = {"model": args.model, "pairs": args.pairs, "seed": args.seed, "task": args.task}
+        config = {name: getattr(args, name) for name in ("model", "pairs", "seed", "task", "prior", "relevant_from")}
+        config["precision"] = precisions
         record = open_run(args.out, "calibrate", config, inputs, paths=("pairs", *model_path_settings(args.model)))
         if record.status == "finished":
             return CommandResult(**record.results, warnings=["this run was finished before: its results are shown"])
@@ -69,40 +106,170 @@ def run(args: argparse.Namespace) -> CommandResult:
     use_task(model, args.task)
     if record is not None:
         record.save("running")
+    cosines = _cosines(model, pairs)
+    head: RelevanceHead | None = getattr(model, "head", None)
+    given = (cosines, pairs.relevance, pairs.query_ids)
+    check = held_out_check(head, *given, args.seed, args.prior)
+    kept = head
+    if check.helps:
+        kept = fit_head(head, *given[:2], f"{len(pairs)} pairs of {args.pairs.name}")
+        kept = kept if args.prior is None else kept.at_prior(args.prior)
+    points: list[OperatingPoint] = []
+    if precisions and kept is not None:
+        kept, points = choose_thresholds(kept, *given, precisions, args.relevant_from, args.prior, args.seed)
+    artifacts = {}
+    if kept is not None and kept != head:
+        folder = args.out / "model" if args.out is not None else Path(args.model)
+        if args.out is not None:
+            model.head = kept
+            with storage_errors(args.out), quiet_loading():
+                model.save_pretrained(str(folder))
+        else:
+            kept.save(folder)
+        artifacts["model"] = str(folder)
+    if args.out is not None:
+        artifacts["diagram"] = _write_diagram(args.out / DIAGRAM, check)
+    text = "\n\n".join(_text(check, kept, points, args.prior, artifacts))
+    metrics = _metrics(check, kept, points)
+    if record is not None:
+        record.results = {"text": text, "metrics": metrics, "artifacts": artifacts}
+        record.save("finished")
+    return CommandResult(text, metrics, artifacts, _warnings(points))
+
+
+def _cosines(model: RelevanceModel, pairs: GradedPairs) -> NDArray[Any]:
+    """The cosine of each pair, every text encoded once."""
+    import numpy as np
+
+    from bixse.encoders.encode import encode_texts
+
     texts = {"query": dict(zip(pairs.query_ids, pairs.queries, strict=True)),
              "document": dict(zip(pairs.document_ids, pairs.documents, strict=True))}  # fmt: skip
     rows = {kind: {identifier: row for row, identifier in enumerate(found)} for kind, found in texts.items()}
     queries = encode_texts(model, list(texts["query"].values()), "query")
     documents = encode_texts(model, list(texts["document"].values()), "document")
-    cosines = np.einsum(
+    cosines: NDArray[Any] = np.einsum(
         "md,md->m",
         queries[[rows["query"][q] for q in pairs.query_ids]].astype(np.float64),
         documents[[rows["document"][d] for d in pairs.document_ids]].astype(np.float64),
     )
-    head = getattr(model, "head", None)
-    check = held_out_check(head, cosines, pairs.relevance, pairs.query_ids, args.seed)
-    reports = [("before", check.before), ("calibrated", check.after)]
-    table = format_table(
-        [[name, r.brier, r.ece, r.base_rate_brier] for name, r in reports if r is not None],
-        ["held-out half", "Brier", "ECE", "Brier of a constant"],
-    )
-    metrics: dict[str, Any] = {name: {"brier": r.brier, "ece": r.ece} for name, r in reports if r is not None}
-    metrics["kept"] = check.helps
-    if check.helps:
-        fitted = fit_head(head, cosines, pairs.relevance, f"{len(pairs)} pairs of {args.pairs.name}")
-        folder = args.out / "model" if args.out is not None else Path(args.model)
-        if args.out is not None:
-            model.head = fitted  # type: ignore[assignment,unused-ignore]
-            with storage_errors(args.out), quiet_loading():
-                model.save_pretrained(str(folder))
-        else:
-            fitted.save(folder)
-        outcome, artifacts = f"saved: {folder / HEAD_FILE}", {"model": str(folder)}
+    return cosines
+
+
+def _measured(check: HeldOutCheck) -> dict[str, CalibrationReport]:
+    """What was measured, by name, the probabilities that are saved last."""
+    before = {"before": check.before} if check.before is not None else {}
+    return {**before, **check.others, "calibrated": check.after}
+
+
+def _metrics(check: HeldOutCheck, kept: RelevanceHead | None, points: Sequence[OperatingPoint]) -> dict[str, Any]:
+    measured = {
+        name: {"brier": r.brier, "brier_interval": r.brier_interval, "ece": r.ece, "ece_interval": r.ece_interval,
+               "constant": r.base_rate_brier}
+        for name, r in _measured(check).items()
+    }  # fmt: skip
+    return {
+        **measured,
+        "kept": check.helps,
+        "prior": kept.prior if kept is not None else None,
+        "reliability": [asdict(point) for point in check.after.curve],
+        "thresholds": [asdict(point) for point in points],
+    }
+
+
+def _text(
+    check: HeldOutCheck,
+    kept: RelevanceHead | None,
+    points: Sequence[OperatingPoint],
+    prior: float | None,
+    artifacts: dict[str, str],
+) -> list[str]:
+    """Figures, reliability, thresholds, and what became of them."""
+    from bixse.encoders.head import HEAD_FILE
+    from bixse.report.table import format_interval, format_table
+
+    weighted = f", weighted to a mean relevance of {prior:g}" if prior is not None else ""
+    parts = [
+        format_table(
+            [[name, *_figures(r)] for name, r in _measured(check).items()],
+            ["held-out half", "Brier", "95 % interval", "ECE", "95 % interval", "Brier of a constant"],
+        ),
+        f"reliability of the calibrated probabilities on {check.after.pairs} pairs of {check.after.queries} held-out "
+        f"queries{weighted}\n\n"
+        + format_table(
+            [[b.predicted, b.observed, format_interval(b.low, b.high), b.count] for b in check.after.curve],
+            ["predicted", "observed", "95 % interval", "pairs"],
+        ),
+    ]
+    if points:
+        parts.append("\n".join(_point_line(point) for point in points))
+    if "model" not in artifacts:
+        parts.append("not kept, nothing is changed: on held-out queries the calibration does not lower the Brier score")
+    elif check.helps:
+        parts.append(f"saved: {Path(artifacts['model']) / HEAD_FILE}")
     else:
-        outcome = "not kept, nothing is changed: on held-out queries the calibration does not lower the Brier score"
-        artifacts = {}
-    text = f"{table}\n\n{outcome}"
-    if record is not None:
-        record.results = {"text": text, "metrics": metrics, "artifacts": artifacts}
-        record.save("finished")
-    return CommandResult(text, metrics, artifacts)
+        parts.append(
+            "the calibration is not kept, it does not lower the Brier score on held-out queries; thresholds of the "
+            f"probabilities as they were are saved: {Path(artifacts['model']) / HEAD_FILE}"
+        )
+    if kept is not None and kept.prior is not None and check.helps:
+        parts[-1] += f"\nthe probabilities are for documents of which a share of {kept.prior:.4g} is relevant"
+    return parts
+
+
+def _figures(report: CalibrationReport) -> list[str]:
+    """Cells of a row; where few are relevant, Brier scores are small and need more digits."""
+    from bixse.report.table import format_number
+
+    digits = 3 if report.base_rate_brier >= 0.01 else 6
+
+    def interval(ends: tuple[float, float]) -> str:
+        return f"[{format_number(ends[0], digits)}, {format_number(ends[1], digits)}]"
+
+    numbers = [format_number(value, digits) for value in (report.brier, report.ece, report.base_rate_brier)]
+    return [numbers[0], interval(report.brier_interval), numbers[1], interval(report.ece_interval), numbers[2]]
+
+
+def _point_line(point: OperatingPoint) -> str:
+    """What was found for a wanted precision."""
+    from bixse.report.table import format_interval
+
+    found = (
+        f"precision {point.precision:.3f} {format_interval(*point.interval)}, recall {point.recall:.3f}, "
+        f"{point.pairs} pairs of {point.queries} queries"
+    )
+    if point.is_reached:
+        return f"precision {point.wanted:g}: from probability {point.threshold:.4g} on ({found})"
+    return f"precision {point.wanted:g}: not reachable; best is probability {point.threshold:.4g} ({found})"
+
+
+def _warnings(points: Sequence[OperatingPoint]) -> list[str]:
+    """Thresholds that held-out queries leave in doubt."""
+    return [
+        f"precision {point.wanted:g}: the interval reaches down to {point.interval[0]:.3f}; more graded queries narrow "
+        "it, a higher --precision stays on the safe side"
+        for point in points
+        if point.is_reached and point.interval[0] < point.wanted
+    ]
+
+
+def _write_diagram(path: Path, check: HeldOutCheck) -> str:
+    """The reliability diagram of the calibrated probabilities on held-out queries."""
+    from bixse.data.files import write_atomically
+    from bixse.report.plots import reliability_diagram
+    from bixse.report.schema import Calibration, CalibrationBin
+
+    report = check.after
+    svg = reliability_diagram(
+        Calibration(
+            name="calibrated, held-out half",
+            pairs=report.pairs,
+            queries=report.queries,
+            brier=report.brier,
+            ece=report.ece,
+            constant_brier=report.base_rate_brier,
+            curve=[CalibrationBin(**asdict(point)) for point in report.curve],
+        )
+    )
+    write_atomically(path, svg + "\n")
+    return str(path)

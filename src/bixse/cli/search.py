@@ -6,14 +6,17 @@ import argparse
 import json
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bixse.cli.process_arguments import add_process_arguments, chosen_devices
 from bixse.cli.result import CommandResult
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from bixse.encoders.head import RelevanceHead
     from bixse.retrieval.index import Hit, SearchIndex
 
 STDIN = "-"
@@ -61,6 +64,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--threshold", type=float, metavar="P", help="show only documents at least this probable to be relevant, 0 to 1"
     )
+    parser.add_argument("--precision", type=float, metavar="P",
+                        help="show only documents from the probability on at which this share was relevant, a "
+                        "threshold that `bixse calibrate --precision P` found")  # fmt: skip
+    add_process_arguments(parser.add_argument_group("with a collection"))
     several = parser.add_argument_group("with an index")
     query.queries = several.add_argument(  # type: ignore[attr-defined]
         "--queries", action=_Queries, metavar="FILE",
@@ -80,6 +87,10 @@ def run(args: argparse.Namespace) -> CommandResult:
         raise InputError(f"--top: got {args.top}; expected at least 1; to mend: leave it out for 10")
     if args.threshold is not None and not 0 <= args.threshold <= 1:
         raise InputError(f"--threshold: got {args.threshold}; expected 0 to 1; to mend: 0.5 is a start")
+    if args.threshold is not None and args.precision is not None:
+        raise InputError(
+            f"--precision: got {args.precision} beside --threshold; expected one of the two; to mend: leave one out"
+        )
     if args.query is not None:
         _check_query(args.query)
     if not is_index(Path(args.model)):
@@ -87,6 +98,11 @@ def run(args: argparse.Namespace) -> CommandResult:
     if args.collection is not None:
         raise InputError(
             f"--collection: got {args.collection} beside an index; expected one of the two; to mend: leave it out"
+        )
+    if args.processes is not None or args.devices:
+        raise InputError(
+            "--processes, --devices: got them for an index, whose documents are encoded; expected them with "
+            "--collection; to mend: leave them out (`bixse index` takes them)"
         )
     if args.queries is not None and args.query is not None:
         raise InputError(
@@ -103,7 +119,7 @@ def _search_index(args: argparse.Namespace) -> CommandResult:
 
     queries = read_queries(Path(args.queries)) if args.queries not in (None, STDIN) else {}
     with open_index(args.model, args.model_at, args.task, args.exact) as index:
-        _check_threshold(args.threshold, index.encoder.head, index.encoder.identity.name)
+        args.threshold = _threshold(args, index.encoder.head, index.encoder.identity.name)
         if args.queries == STDIN:
             return _answer_each(index, args)
         if args.query is not None:
@@ -117,9 +133,10 @@ def _search_collection(args: argparse.Namespace) -> CommandResult:
     """Encode the corpus once, then answer."""
     from bixse.cli.progress import progress_bar
     from bixse.data.collection import Collection
-    from bixse.data.collection_files import load_corpus
+    from bixse.data.collection_files import load_corpus, warn_of_empty
     from bixse.encoders.build import build_encoder
     from bixse.encoders.instructions import use_task
+    from bixse.encoders.pool import encode_on
     from bixse.errors import InputError
     from bixse.evaluation.local import encode_stored
 
@@ -136,19 +153,21 @@ def _search_collection(args: argparse.Namespace) -> CommandResult:
                 f"{flag}: got it with --collection; expected it with an index only; to mend: make one with `bixse "
                 f"index {args.model} --collection {args.collection} --out INDEX`"
             )
+    devices, warnings = chosen_devices(args)
     corpus = load_corpus(args.collection)
     model = build_encoder(args.model)
     use_task(model, args.task)
     head = getattr(model, "head", None)
-    _check_threshold(args.threshold, head, args.model)
+    args.threshold = _threshold(args, head, args.model)
     asked = Collection(args.collection.name, corpus, {"query": args.query})
-    encoded = encode_stored(model, asked, args.collection, ["query"], progress_bar)
+    with encode_on(model, devices):
+        encoded = encode_stored(model, asked, args.collection, ["query"], progress_bar)
     found = []
     for rank, (identifier, cosine) in enumerate(encoded.search(["query"], args.top)["query"].items(), start=1):
         probability = head.probability(float(cosine)) if head is not None else None
         if args.threshold is None or (probability is not None and probability >= args.threshold):
             found.append(_row(rank, identifier, cosine, probability, *corpus[identifier]))
-    return _one_answer(found)
+    return replace(_one_answer(found), warnings=[*warnings, *warn_of_empty(corpus)])
 
 
 def _check_query(query: str) -> None:
@@ -160,14 +179,20 @@ def _check_query(query: str) -> None:
         raise InputError(f"search: got {fault}; expected a text; to mend: write it in quotes, in a UTF-8 terminal")
 
 
-def _check_threshold(threshold: float | None, head: object | None, name: str) -> None:
+def _threshold(args: argparse.Namespace, head: RelevanceHead | None, name: str) -> float | None:
+    """The probability below which documents are left out; None for no such."""
     from bixse.errors import InputError
 
-    if threshold is not None and head is None:
+    flag = "--threshold" if args.precision is None else "--precision"
+    if (args.threshold is not None or args.precision is not None) and head is None:
         raise InputError(
-            f"--threshold: got model {name!r} without a relevance head; expected one that gives probabilities; "
-            "to mend: run `bixse calibrate` on it, or leave --threshold out"
+            f"{flag}: got model {name!r} without a relevance head; expected one that gives probabilities; "
+            f"to mend: run `bixse calibrate` on it, or leave {flag} out"
         )
+    if args.precision is not None and head is not None:
+        return head.threshold_for(args.precision)
+    threshold: float | None = args.threshold
+    return threshold
 
 
 def _one_answer(found: list[dict[str, Any]]) -> CommandResult:

@@ -1,13 +1,13 @@
-"""The relevance head: from a cosine to a probability of relevance."""
+"""The relevance head: from a cosine to a probability of relevance, and the thresholds it was given."""
 
 from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict, dataclass, fields
-from typing import TYPE_CHECKING, TypeVar
+from dataclasses import asdict, dataclass, fields, replace
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from bixse.errors import ModelError
+from bixse.errors import InputError, ModelError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -19,6 +19,30 @@ HEAD_FILE = "relevance_head.json"
 """Name of the head's file inside a model folder."""
 
 Cosines = TypeVar("Cosines", float, "NDArray[np.float64]")
+
+
+@dataclass(frozen=True)
+class Threshold:
+    """The lowest probability from which documents are as often relevant as was asked for, on held-out queries."""
+
+    precision: float
+    """Share of relevant documents asked for, 0 to 1."""
+    probability: float
+    """Documents at least this probable were so often relevant."""
+    reached: float
+    """Their share of relevant ones."""
+    low: float
+    """Lower end of its 95 % interval over queries."""
+    high: float
+    """Upper end."""
+    recall: float
+    """Share of all relevant documents that were among them."""
+    pairs: int
+    """Held-out pairs at least this probable."""
+    queries: int
+    """Their queries."""
+    relevant_from: float
+    """Relevance from which a document counts as relevant."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +68,12 @@ class RelevanceHead:
     """Calibration intercept."""
     calibrated_on: str | None = None
     """What the calibration was fitted on, in words; None: not calibrated."""
+    trained_prior: float | None = None
+    """Mean target of the cells that scale and bias were trained on, between 0 and 1; None: not known."""
+    prior: float | None = None
+    """Mean relevance of the pairs that the probabilities are for, between 0 and 1; None: not known."""
+    thresholds: tuple[Threshold, ...] = ()
+    """For wanted precisions, the highest first."""
 
     def logit(self, cosine: Cosines) -> Cosines:
         """Calibrated logit of a cosine or of an array of them."""
@@ -56,6 +86,61 @@ class RelevanceHead:
         import numpy as np
 
         return 0.5 * (1.0 + np.tanh(0.5 * self.logit(cosine)))
+
+    def as_trained(self) -> RelevanceHead:
+        """The head without its calibration, and without thresholds."""
+        return replace(self, slope=1.0, intercept=0.0, calibrated_on=None, prior=self.trained_prior, thresholds=())
+
+    def at_prior(self, prior: float) -> RelevanceHead:
+        """The head for pairs of which another share is relevant; thresholds are dropped, as they no longer hold.
+
+        By Bayes' rule the log-odds of every pair move by the same amount, log odds(new prior) - log odds(old prior)
+        (Saerens, Latinne and Decaestecker 2002, doi:10.1162/089976602753284446). It is exact where relevant documents
+        score as before, and irrelevant ones too, and only their numbers change.
+
+        Args:
+            prior: mean relevance of the pairs the probabilities shall be for (for grades of 0 and 1 the share of
+                relevant ones), between 0 and 1.
+
+        Raises:
+            InputError: the prior is out of range, or that of the head is not known.
+
+        Example:
+            >>> head = RelevanceHead(20.0, -10.0, prior=0.5)
+            >>> round(head.probability(0.6), 3), round(head.at_prior(0.01).probability(0.6), 3)
+            (0.881, 0.069)
+        """
+        shift = log_odds(prior, "prior")
+        if self.prior is None:
+            raise InputError(
+                "prior: got a head that does not say which share was relevant where it was fitted; expected one that "
+                "does; to mend: run `bixse calibrate` on the model"
+            )
+        intercept = self.intercept + shift - log_odds(self.prior, "the head's own prior")
+        return replace(self, intercept=intercept, prior=prior, thresholds=())
+
+    def threshold_for(self, precision: float) -> float:
+        """The probability from which documents are as often relevant as asked for.
+
+        Args:
+            precision: one that the model was calibrated for.
+
+        Raises:
+            InputError: the head has no threshold for it.
+
+        Example:
+            >>> found = Threshold(0.9, 0.62, 0.91, 0.85, 0.95, 0.4, 120, 60, 0.5)
+            >>> RelevanceHead(20.0, -10.0, thresholds=(found,)).threshold_for(0.9)
+            0.62
+        """
+        for threshold in self.thresholds:
+            if abs(threshold.precision - precision) < 1e-9:
+                return threshold.probability
+        known = ", ".join(f"{threshold.precision:g}" for threshold in self.thresholds) or "it has none"
+        mend = f"`bixse calibrate MODEL --pairs FILE --precision {precision:g}`, which says where none reaches it"
+        raise InputError(
+            f"precision: got {precision:g}; expected one that the model has a threshold for ({known}); to mend: {mend}"
+        )
 
     def save(self, folder: Path) -> None:
         """Write the head into a model folder (an existing head is replaced whole).
@@ -78,15 +163,45 @@ class RelevanceHead:
         if not path.is_file():
             return None
         try:
-            values = json.loads(path.read_text(encoding="utf-8"))
-            head = cls(**{field.name: values[field.name] for field in fields(cls)})
+            head = cls._read(json.loads(path.read_text(encoding="utf-8")))
             numbers = (head.logit_scale, head.logit_bias, head.slope, head.intercept)
-            usable = all(math.isfinite(number) for number in numbers) and head.logit_scale > 0 and head.slope >= 0
+            shares = [share for share in (head.trained_prior, head.prior) if share is not None]
+            shares += [share for found in head.thresholds for share in (found.precision, found.probability)]
+            usable = all(map(math.isfinite, numbers)) and head.logit_scale > 0 and head.slope >= 0
+            usable = usable and all(0 <= share <= 1 for share in shares)
         except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
             usable = False
         if not usable:
             raise ModelError(
                 f"{path}: got no readable relevance head; expected a finite logit_scale above 0, logit_bias, slope and "
-                "intercept; to mend: delete the file and run `bixse calibrate` on the model"
+                "intercept, and priors and thresholds between 0 and 1; to mend: delete the file and run "
+                "`bixse calibrate` on the model"
             )
         return head
+
+    @classmethod
+    def _read(cls, values: Any) -> RelevanceHead:
+        """From the content of its file; what was added later may be missing."""
+        added = ("trained_prior", "prior", "thresholds")
+        known = {field.name: values[field.name] for field in fields(cls) if field.name not in added}
+        thresholds = tuple(Threshold(**found) for found in values.get("thresholds", ()))
+        priors = {name: values.get(name) for name in added[:2]}
+        return cls(**known, **priors, thresholds=thresholds)
+
+
+def log_odds(probability: float, name: str = "probability") -> float:
+    """log(p / (1 - p)).
+
+    Raises:
+        InputError: not between 0 and 1.
+
+    Example:
+        >>> log_odds(0.5)
+        0.0
+    """
+    if not 0 < probability < 1:
+        raise InputError(
+            f"{name}: got {probability}; expected a number between 0 and 1; to mend: 0.01 where one in a hundred is "
+            "relevant"
+        )
+    return math.log(probability / (1 - probability))

@@ -1,4 +1,4 @@
-"""Are scores probabilities of relevance? Brier score, calibration error, reliability curve and Platt scaling.
+"""Are scores probabilities of relevance? Brier score, calibration error and reliability curve, with intervals.
 
 Predictions p and relevance z lie in [0, 1]; z may be graded: 0.7 is right when such documents average 0.7.
 """
@@ -11,19 +11,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from bixse.errors import InputError
+from bixse.errors import InputError, shorten
 from bixse.evaluation.significance import interval_bounds, resamples
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 Interval: TypeAlias = tuple[float, float]
 """Lower and upper end."""
 _WILSON_Z = 1.959963984540054
 """Standard normal quantile of a 95 % interval."""
-_NEWTON_STEPS = 100
-"""Platt scaling takes about ten."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +73,7 @@ class CalibrationReport:
     """Bins that hold pairs, from low to high predictions."""
 
 
-def brier(p: npt.ArrayLike, z: npt.ArrayLike) -> float:
+def brier(p: npt.ArrayLike, z: npt.ArrayLike, weights: npt.ArrayLike | None = None) -> float:
     """Mean squared difference of prediction and relevance (Brier 1950); 0 is perfect.
 
     With graded z it does not reach 0 for honest predictions, since z scatters around its mean.
@@ -83,60 +81,69 @@ def brier(p: npt.ArrayLike, z: npt.ArrayLike) -> float:
     Args:
         p: predictions in [0, 1], shape (N,).
         z: observed relevance in [0, 1], shape (N,).
+        weights: how much each pair counts, shape (N,), 0 and up; None: all alike.
 
     Raises:
-        InputError: no pairs, different lengths, or a value outside [0, 1].
+        InputError: no pairs, different lengths, or a value outside its range.
 
     Example:
         >>> brier([0.5, 1.0], [0.0, 1.0])
         0.125
     """
-    predicted, observed = _checked(p, z)
-    return float(np.mean((predicted - observed) ** 2))
+    predicted, observed, counted = checked(p, z, weights)
+    return float(counted @ (predicted - observed) ** 2 / counted.sum())
 
 
-def expected_calibration_error(p: npt.ArrayLike, z: npt.ArrayLike, bins: int = 10) -> float:
+def expected_calibration_error(
+    p: npt.ArrayLike, z: npt.ArrayLike, bins: int = 10, weights: npt.ArrayLike | None = None
+) -> float:
     """Mean over pairs of |mean prediction - mean relevance| in the pair's bin; 0 is perfect.
 
     Bins of equal width over [0, 1], as in Guo et al. 2017 (arXiv:1706.04599); a prediction on an inner edge falls
     into the upper bin. The estimate is biased upwards when bins hold few pairs.
 
     Raises:
-        InputError: no pairs, different lengths, a value outside [0, 1], or `bins` below 1.
+        InputError: no pairs, different lengths, a value outside its range, or `bins` below 1.
 
     Example:
         >>> expected_calibration_error([0.2, 0.2, 0.9], [0.0, 0.0, 0.6], bins=10)
         0.23...
     """
-    predicted, observed = _checked(p, z)
-    gaps = np.bincount(_bin_of(predicted, bins), weights=predicted - observed, minlength=bins)
-    return float(np.abs(gaps).sum() / len(predicted))
+    predicted, observed, counted = checked(p, z, weights)
+    gaps = np.bincount(_bin_of(predicted, bins), weights=counted * (predicted - observed), minlength=bins)
+    return float(np.abs(gaps).sum() / counted.sum())
 
 
-def reliability_curve(p: npt.ArrayLike, z: npt.ArrayLike, bins: int = 10) -> list[ReliabilityBin]:
+def reliability_curve(
+    p: npt.ArrayLike, z: npt.ArrayLike, bins: int = 10, weights: npt.ArrayLike | None = None
+) -> list[ReliabilityBin]:
     """Mean prediction against mean relevance by bins of equal width; empty bins are left out.
 
     The interval is Wilson's (1927, doi:10.1080/01621459.1927.10502953) at 95 %. It is wide for graded z,
     whose variance is below that of binary z with the same mean. It takes pairs as independent: where a query
-    has many pairs it is too narrow, and the intervals of `intervals_by_query` are the ones to quote.
+    has many pairs it is too narrow, and the intervals of `intervals_by_query` are the ones to quote. Weighted pairs
+    count as (sum of weights)^2 / (sum of squared weights) of them (Kish 1965, "Survey Sampling", section 11.7).
 
     Raises:
-        InputError: no pairs, different lengths, a value outside [0, 1], or `bins` below 1.
+        InputError: no pairs, different lengths, a value outside its range, or `bins` below 1.
 
     Example:
         >>> [(point.predicted, point.observed, point.count) for point in reliability_curve([0.25, 0.75], [0, 1], 2)]
         [(0.25, 0.0, 1), (0.75, 1.0, 1)]
     """
-    predicted, observed = _checked(p, z)
+    predicted, observed, counted = checked(p, z, weights)
     members = _bin_of(predicted, bins)
     counts = np.bincount(members, minlength=bins)
-    sums_p = np.bincount(members, weights=predicted, minlength=bins)
-    sums_z = np.bincount(members, weights=observed, minlength=bins)
-    means = np.minimum(np.stack([sums_p, sums_z]) / np.maximum(counts, 1), 1.0)  # the quotient may round above 1
+    mass, squares, sums_p, sums_z = (
+        np.bincount(members, weights=values, minlength=bins)
+        for values in (counted, counted**2, counted * predicted, counted * observed)
+    )
+    means = np.minimum(np.stack([sums_p, sums_z]) / np.where(mass > 0, mass, 1.0), 1.0)  # a quotient may round above 1
+    effective = mass**2 / np.where(squares > 0, squares, 1.0)
     return [
-        ReliabilityBin(mean_p, mean_z, count, *_wilson(mean_z, count))
-        for mean_p, mean_z, count in zip(*means.tolist(), counts.tolist(), strict=True)
-        if count
+        ReliabilityBin(mean_p, mean_z, count, *wilson_interval(mean_z, number))
+        for mean_p, mean_z, count, number in zip(*means.tolist(), counts.tolist(), effective.tolist(), strict=True)
+        if number
     ]
 
 
@@ -148,6 +155,7 @@ def intervals_by_query(
     samples: int = 1000,
     confidence: float = 0.95,
     seed: int = 0,
+    weights: npt.ArrayLike | None = None,
 ) -> CalibrationIntervals:
     """Intervals of the Brier score and the calibration error, by resampling whole queries.
 
@@ -166,6 +174,7 @@ def intervals_by_query(
         samples: resamples, at least 1.
         confidence: between 0 and 1.
         seed: of the resampling.
+        weights: how much each pair counts, shape (N,), above 0; None: all alike.
 
     Raises:
         InputError: arguments that do not match or lie outside their range, or fewer than 2 queries.
@@ -175,34 +184,23 @@ def intervals_by_query(
         >>> [round(end, 4) for end in intervals.brier]
         [0.0283, 0.0833]
     """
-    predicted, observed = _checked(p, z)
-    if len(query_ids) != len(predicted):
-        raise InputError(
-            f"calibration: got {len(query_ids)} query ids for {len(predicted)} pairs; expected one a pair; "
-            "to mend: pass the query id of each pair"
-        )
+    predicted, observed, counted = checked(p, z, weights)
     if samples < 1:
         raise InputError(f"samples: got {samples}; expected at least 1; to mend: use 1000")
     quantiles = interval_bounds(confidence)
-    names, query = np.unique(np.asarray(query_ids, dtype=str), return_inverse=True)
-    if len(names) < 2:
-        raise InputError(
-            f"calibration: got pairs of {len(names)} query; expected at least 2 queries; to mend: judge more queries"
-        )
+    query, number = numbered_queries(query_ids, len(predicted))
     cells = query * bins + _bin_of(predicted, bins)
-    gaps = np.bincount(cells, weights=predicted - observed, minlength=len(names) * bins).reshape(-1, bins)
-    squares = np.bincount(query, weights=(predicted - observed) ** 2)
-    sizes = np.bincount(query)
+    gaps = np.bincount(cells, weights=counted * (predicted - observed), minlength=number * bins).reshape(-1, bins)
+    squares = np.bincount(query, weights=counted * (predicted - observed) ** 2)
+    sizes = np.bincount(query, weights=counted)
     drawn_brier, drawn_ece = [], []
-    for drawn in resamples(len(names), samples, seed):
-        rows = np.arange(len(drawn))[:, None] * len(names)
-        times = np.bincount((drawn + rows).ravel(), minlength=drawn.size).reshape(drawn.shape).astype(np.float64)
+    for times in times_drawn(number, samples, seed):
         pairs = times @ sizes
         drawn_brier.append(times @ squares / pairs)
         drawn_ece.append(np.abs(times @ gaps).sum(axis=1) / pairs)
     return CalibrationIntervals(
-        brier=_basic_interval(brier(p, z), np.concatenate(drawn_brier), quantiles),
-        ece=_basic_interval(expected_calibration_error(p, z, bins), np.concatenate(drawn_ece), quantiles),
+        brier=_basic_interval(brier(p, z, weights), np.concatenate(drawn_brier), quantiles),
+        ece=_basic_interval(expected_calibration_error(p, z, bins, weights), np.concatenate(drawn_ece), quantiles),
     )
 
 
@@ -213,6 +211,7 @@ def calibration_report(
     bins: int = 10,
     samples: int = 1000,
     seed: int = 0,
+    weights: npt.ArrayLike | None = None,
 ) -> CalibrationReport:
     """Everything a report shows about calibration, with 95 % intervals over queries.
 
@@ -224,116 +223,74 @@ def calibration_report(
         >>> report.brier < report.base_rate_brier
         True
     """
-    predicted, observed = _checked(p, z)
-    intervals = intervals_by_query(predicted, observed, query_ids, bins=bins, samples=samples, seed=seed)
+    predicted, observed, counted = checked(p, z, weights)
+    intervals = intervals_by_query(
+        predicted, observed, query_ids, bins=bins, samples=samples, seed=seed, weights=counted
+    )
+    base_rate = float(np.average(observed, weights=counted))
     return CalibrationReport(
         pairs=len(predicted),
         queries=len(set(query_ids)),
-        brier=brier(predicted, observed),
+        brier=brier(predicted, observed, counted),
         brier_interval=intervals.brier,
-        ece=expected_calibration_error(predicted, observed, bins),
+        ece=expected_calibration_error(predicted, observed, bins, counted),
         ece_interval=intervals.ece,
-        base_rate_brier=float(np.var(observed)),
-        curve=reliability_curve(predicted, observed, bins),
+        base_rate_brier=float(np.average((observed - base_rate) ** 2, weights=counted)),
+        curve=reliability_curve(predicted, observed, bins, counted),
     )
 
 
-def fit_platt(logits: npt.ArrayLike, z: npt.ArrayLike, prior: bool = True) -> tuple[float, float]:
-    """Slope a >= 0 and intercept c of sigma(a * logit + c), fitted to relevance by binary cross-entropy.
-
-    Platt scaling (Platt 1999, "Probabilistic outputs for support vector machines") with soft targets, by Newton's
-    method with step halving in float64. A slope of 0 means that the logits do not rise with relevance.
-
-    Args:
-        logits: scores before the sigmoid, shape (N,), finite.
-        z: relevance in [0, 1], shape (N,).
-        prior: pull the targets in as Platt does: relevance 1 becomes (n1 + 1) / (n1 + 2) and relevance 0 becomes
-            1 / (n0 + 2), where n1 = sum z and n0 = sum (1 - z), and graded targets lie between. It keeps the answer
-            finite when the logits separate the relevances or these are all 0 or 1, and hardly matters with many
-            pairs. Without it a separable fit stops at a large, arbitrary slope.
-
-    Raises:
-        InputError: no pairs, different lengths, a logit that is not finite, or z outside [0, 1].
+def wilson_interval(mean: float, count: float) -> Interval:
+    """Wilson's 95 % interval of the mean of `count` values in [0, 1].
 
     Example:
-        >>> slope, intercept = fit_platt([-2.0, -1.0, 1.0, 2.0], [0.0, 0.4, 0.6, 1.0])
-        >>> slope > 0, abs(intercept) < 1e-9
-        (True, True)
+        >>> low, high = wilson_interval(1.0, 10)
+        >>> round(low, 2), round(high, 2)
+        (0.72, 1.0)
     """
-    scores = np.asarray(logits, dtype=np.float64)
-    _, targets = _checked(np.zeros(scores.shape), z)
-    if not np.isfinite(scores).all():
-        raise InputError("logits: got NaN or infinity; expected finite numbers; to mend: check the model")
-    if prior:
-        top = (targets.sum() + 1) / (targets.sum() + 2)
-        bottom = 1 / ((1 - targets).sum() + 2)
-        targets = bottom + (top - bottom) * targets
-    constant = (0.0, _log_odds(float(targets.mean())))
-    spread = float(scores.std())
-    if spread <= 1e-12 * max(1.0, float(np.abs(scores).max())):
-        return constant
-    center = float(scores.mean())
-    slope, intercept = _newton((scores - center) / spread, targets, constant[1])
-    if slope <= 0:
-        return constant
-    return slope / spread, intercept - slope * center / spread
-
-
-def _newton(x: Floats, targets: Floats, intercept: float) -> tuple[float, float]:
-    """Minimise mean softplus(a x + c) - targets (a x + c), which is convex in (a, c), from a = 0."""
-    design = np.stack([x, np.ones_like(x)], axis=1)
-    weights = np.array([0.0, intercept])
-
-    def loss(candidate: Floats) -> float:
-        logits = design @ candidate
-        return float(np.mean(np.logaddexp(0.0, logits) - targets * logits))
-
-    for _ in range(_NEWTON_STEPS):
-        probabilities = 0.5 * (1 + np.tanh(0.5 * (design @ weights)))
-        gradient = design.T @ (probabilities - targets) / len(x)
-        if np.abs(gradient).max() < 1e-12:
-            break
-        curvature = (design * (probabilities * (1 - probabilities))[:, None]).T @ design / len(x)
-        step = np.linalg.solve(curvature + 1e-12 * np.eye(2), gradient)
-        scale = 1.0
-        while scale > 1e-9 and loss(weights - scale * step) > loss(weights):
-            scale /= 2
-        if scale <= 1e-9:
-            break
-        weights = weights - scale * step
-    return float(weights[0]), float(weights[1])
-
-
-def _log_odds(mean: float) -> float:
-    """Log-odds of a mean, kept finite at 0 and 1."""
-    bounded = min(max(mean, 1e-12), 1 - 1e-12)
-    return float(np.log(bounded / (1 - bounded)))
-
-
-def _basic_interval(estimate: float, drawn: Floats, quantiles: tuple[float, float]) -> Interval:
-    """The drawn values' quantiles mirrored at the estimate, cut to [0, 1]."""
-    lower, upper = np.quantile(drawn, quantiles)
-    low, high = np.clip([2 * estimate - upper, 2 * estimate - lower], 0.0, 1.0)
-    return float(low), float(high)
-
-
-def _wilson(mean: float, count: int) -> Interval:
-    """Wilson's score interval of a mean of `count` values in [0, 1]."""
     squared = _WILSON_Z**2
     middle = (mean + squared / (2 * count)) / (1 + squared / count)
     half = _WILSON_Z / (1 + squared / count) * np.sqrt(mean * (1 - mean) / count + squared / (4 * count**2))
     return max(0.0, float(middle - half)), min(1.0, float(middle + half))
 
 
-def _bin_of(predicted: Floats, bins: int) -> npt.NDArray[np.int64]:
-    """The bin of each prediction; 1.0 falls into the last."""
-    if bins < 1:
-        raise InputError(f"bins: got {bins}; expected at least 1; to mend: use 10")
-    return np.minimum((predicted * bins).astype(np.int64), bins - 1)
+def numbered_queries(query_ids: Sequence[str], pairs: int) -> tuple[npt.NDArray[np.int64], int]:
+    """The query of each pair as a number from 0 on, and how many queries there are.
+
+    Raises:
+        InputError: another number of ids than pairs, or fewer than 2 queries.
+    """
+    if len(query_ids) != pairs:
+        raise InputError(
+            f"calibration: got {len(query_ids)} query ids for {pairs} pairs; expected one a pair; "
+            "to mend: pass the query id of each pair"
+        )
+    names, query = np.unique(np.asarray(query_ids, dtype=str), return_inverse=True)
+    if len(names) < 2:
+        raise InputError(
+            f"calibration: got pairs of {len(names)} query; expected at least 2 queries; to mend: judge more queries"
+        )
+    return query, len(names)
 
 
-def _checked(p: npt.ArrayLike, z: npt.ArrayLike) -> tuple[Floats, Floats]:
-    """Both as float64 vectors in [0, 1] of one length."""
+def times_drawn(number: int, samples: int, seed: int) -> Iterator[Floats]:
+    """How often each of `number` queries is drawn, in blocks of bootstrap resamples: shape (rows, number).
+
+    Example:
+        >>> sum(block.sum() for block in times_drawn(3, samples=100, seed=0)).item()
+        300.0
+    """
+    for drawn in resamples(number, samples, seed):
+        rows = np.arange(len(drawn))[:, None] * number
+        yield np.bincount((drawn + rows).ravel(), minlength=drawn.size).reshape(drawn.shape).astype(np.float64)
+
+
+def checked(p: npt.ArrayLike, z: npt.ArrayLike, weights: npt.ArrayLike | None = None) -> tuple[Floats, Floats, Floats]:
+    """Predictions, relevance and weights as float64 vectors of one length, in their ranges.
+
+    Raises:
+        InputError: no pairs, different lengths, or a value outside its range.
+    """
     arrays: list[Any] = [np.asarray(p, dtype=np.float64), np.asarray(z, dtype=np.float64)]
     if arrays[0].ndim != 1 or arrays[0].shape != arrays[1].shape or not arrays[0].size:
         raise InputError(
@@ -347,4 +304,24 @@ def _checked(p: npt.ArrayLike, z: npt.ArrayLike) -> tuple[Floats, Floats]:
         wrong = ~((values >= 0) & (values <= 1))
         if wrong.any():
             raise InputError(f"{name}: got {values[wrong][0]}; expected 0 to 1; to mend: {fix}")
-    return arrays[0], arrays[1]
+    counted = np.ones(arrays[0].shape) if weights is None else np.asarray(weights, dtype=np.float64)
+    if counted.shape != arrays[0].shape or not (np.isfinite(counted) & (counted >= 0)).all() or not counted.any():
+        raise InputError(
+            f"weights: got {shorten(counted.tolist())}; expected one a pair, finite, 0 and up, not all 0; to mend: "
+            "leave them out to count all pairs alike"
+        )
+    return arrays[0], arrays[1], counted
+
+
+def _basic_interval(estimate: float, drawn: Floats, quantiles: tuple[float, float]) -> Interval:
+    """The drawn values' quantiles mirrored at the estimate, cut to [0, 1]."""
+    lower, upper = np.quantile(drawn, quantiles)
+    low, high = np.clip([2 * estimate - upper, 2 * estimate - lower], 0.0, 1.0)
+    return float(low), float(high)
+
+
+def _bin_of(predicted: Floats, bins: int) -> npt.NDArray[np.int64]:
+    """The bin of each prediction; 1.0 falls into the last."""
+    if bins < 1:
+        raise InputError(f"bins: got {bins}; expected at least 1; to mend: use 10")
+    return np.minimum((predicted * bins).astype(np.int64), bins - 1)

@@ -12,7 +12,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from bixse.data.files import read_text, write_atomically
 from bixse.errors import InputError, shorten
-from bixse.evaluation.calibration import brier, expected_calibration_error, fit_platt
+from bixse.evaluation.calibration import brier, expected_calibration_error
+from bixse.evaluation.platt import fit_platt
 from bixse.grading.agreement import Estimate, Floats, mean_estimate
 
 if TYPE_CHECKING:

@@ -106,6 +106,7 @@ class BiXSELoss(GradedLoss):
             targets = targets.binarised(self.binarise_at)
         if not bool(self.bias_is_set):
             self.start_bias(queries, documents, targets)
+        cells = len(queries) * len(documents) - int(targets.relevance.isnan().sum())
         with torch.no_grad():
             relevant, irrelevant = mean_logits(queries, documents, targets, self.logit_scale, self.logit_bias)
             self.statistics = {
@@ -113,8 +114,8 @@ class BiXSELoss(GradedLoss):
                 "logit_scale": self.logit_scale.detach().clone(),
                 "mean_logit_relevant": relevant,
                 "mean_logit_irrelevant": irrelevant,
+                "mean_target": targets.relevance.nansum() / cells,
             }
-        cells = len(queries) * len(documents) - int(targets.relevance.isnan().sum())
         self.count = queries.new_tensor(len(queries) if self.reduction == "query" else cells, dtype=torch.float32)
         return graded_bce(queries, documents, targets, self.logit_scale, self.logit_bias, self.reduction)
 

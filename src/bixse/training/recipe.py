@@ -126,7 +126,7 @@ def train(config: TrainConfig, out: Path, progress: bool = True, title: str | No
             }  # fmt: skip
             with together():
                 if is_first_process():
-                    _save_model(model, loss, out)
+                    _save_model(model, loss, out, history)
                     _add_timings(record, started, trainer)
                     record.save("finished")
                     shutil.rmtree(out / CHECKPOINT_FOLDER, ignore_errors=True)
@@ -293,7 +293,7 @@ def _warn_if_worse(history: list[dict[str, Any]], best_step: int | None) -> list
     ]
 
 
-def _save_model(model: RelevanceModel, loss: GradedLoss, out: Path) -> None:
+def _save_model(model: RelevanceModel, loss: GradedLoss, out: Path, history: list[dict[str, Any]]) -> None:
     """Write the model with its relevance head; adapters alone first, then merged into the model."""
     from bixse.encoders.build import quiet_loading
     from bixse.encoders.head import RelevanceHead
@@ -302,7 +302,10 @@ def _save_model(model: RelevanceModel, loss: GradedLoss, out: Path) -> None:
     parameters = dict(loss.named_parameters(recurse=False))
     model.head = None  # one that came with the base model is not this encoder's
     if "logit_bias" in parameters:
-        model.head = RelevanceHead(parameters["logit_scale"].item(), parameters["logit_bias"].item())
+        targets = [entry["mean_target"] for entry in history if "mean_target" in entry]
+        prior = sum(targets) / len(targets) if targets and 0 < sum(targets) < len(targets) else None
+        scale, bias = parameters["logit_scale"].item(), parameters["logit_bias"].item()
+        model.head = RelevanceHead(scale, bias, trained_prior=prior, prior=prior)
     with storage_errors(out), quiet_loading():
         if has_lora(model):
             _save_whole(model, out / ADAPTER_FOLDER)

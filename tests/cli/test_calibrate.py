@@ -1,0 +1,240 @@
+"""`bixse calibrate --prior --precision` and `bixse search --precision` on a tiny model, unhappy paths first."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from typing import TYPE_CHECKING, Any
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+
+from bixse.cli.main import build_parser, main
+from bixse.data.collection import Collection, Document
+from bixse.data.collection_files import save_collection
+from bixse.data.graded_pairs import GradedPairs
+from bixse.data.pairs_files import save_graded_pairs
+from bixse.encoders.head import RelevanceHead, Threshold
+from bixse.encoders.relevance_model import load_relevance_model
+from bixse.errors import InputError, ModelError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+WORDS = """copy move delete open read write list file folder tree disk path name text byte line word number sum mean
+sort find match search""".split()  # noqa: SIM905
+FOUND = Threshold(0.9, 0.62, 0.91, 0.85, 0.95, 0.4, 120, 60, 0.5)
+
+
+@pytest.fixture
+def model(tmp_path: Path, tiny_model_path: Path) -> Path:
+    shutil.copytree(tiny_model_path, tmp_path / "model")
+    return tmp_path / "model"
+
+
+def make_pairs(folder: Path, queries: int = 24, relevance: tuple[float, float] = (1.0, 0.0), noise: int = 0) -> Path:
+    """A word is relevant to itself, and irrelevant to the next ones; one of every `noise` pairs is swapped."""
+    rows = [
+        {
+            "query": query,
+            "document": WORDS[(place + step) % len(WORDS)],
+            "relevance": relevance[min(step, 1) ^ (noise > 0 and (5 * place + step) % noise == 3)],
+        }
+        for place, query in enumerate(WORDS[:queries])
+        for step in range(5)
+    ]
+    save_graded_pairs(GradedPairs.from_rows(rows), folder / "pairs.csv")
+    return folder / "pairs.csv"
+
+
+def call(capsys: pytest.CaptureFixture[str], *words: Any) -> tuple[int, dict[str, Any]]:
+    code = main([str(word) for word in words] + ["--json"])
+    envelope: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return code, envelope
+
+
+def refused(capsys: pytest.CaptureFixture[str], *words: Any) -> str:
+    code, envelope = call(capsys, *words)
+    assert code == 2, envelope
+    (message,) = envelope["errors"]
+    assert "got " in message and "expected " in message and "to mend: " in message, message
+    return str(message)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--prior", "0"], "--prior: got 0.0"),
+        (["--prior", "nan"], "--prior: got nan"),
+        (["--precision", "1.5"], "precision: got 1.5"),
+        (["--precision", "0.9", "--precision", "0"], "precision: got 0.0"),
+        (["--precision", "0.9", "--relevant-from", "0"], "relevant from: got 0.0"),
+        (["--precision", "0.9", "--relevant-from", "nan"], "relevant from: got nan"),
+    ],
+)
+def test_arguments_out_of_range(
+    capsys: pytest.CaptureFixture[str], model: Path, tmp_path: Path, words: list[str], said: str
+) -> None:
+    assert refused(capsys, "calibrate", model, "--pairs", make_pairs(tmp_path), *words).startswith(said)
+    assert not (model / "relevance_head.json").exists()
+
+
+def test_too_little_to_fit_or_choose_on(capsys: pytest.CaptureFixture[str], model: Path, tmp_path: Path) -> None:
+    few = make_pairs(tmp_path, 12)
+    words = ("calibrate", model, "--pairs", few)
+    assert "got pairs of 12 queries; expected at least 20" in refused(capsys, *words, "--precision", "0.9")
+    for relevance in ((0.0, 0.0), (1.0, 1.0), (0.4, 0.4)):
+        pairs = make_pairs(tmp_path, 24, relevance)
+        said = refused(capsys, "calibrate", model, "--pairs", pairs)
+        assert f"got relevance {relevance[0]:g} for all" in said
+        assert "relevant and irrelevant pairs" in said
+    pairs = make_pairs(tmp_path, 24, (0.4, 0.0))
+    assert "all irrelevant" in refused(capsys, "calibrate", model, "--pairs", pairs, "--precision", "0.9")
+    assert not (model / "relevance_head.json").exists()
+
+
+def test_search_refuses(capsys: pytest.CaptureFixture[str], model: Path, tmp_path: Path) -> None:
+    save_collection(Collection("toy", {"d1": Document("", "copy")}, {"q": "copy"}), tmp_path / "toy")
+    words = ("search", model, "copy", "--collection", tmp_path / "toy")
+    assert "--precision: got model" in refused(capsys, *words, "--precision", "0.9")
+    RelevanceHead(20.0, -10.0).save(model)
+    assert "it has none" in refused(capsys, *words, "--precision", "0.9")
+    RelevanceHead(20.0, -10.0, thresholds=(FOUND,)).save(model)
+    said = refused(capsys, *words, "--precision", "0.8")
+    assert "precision: got 0.8; expected one that the model has a threshold for (0.9)" in said
+    assert "--precision 0.8" in said
+    assert "expected one of the two" in refused(capsys, *words, "--precision", "0.9", "--threshold", "0.5")
+
+
+def test_thresholds_are_saved_and_searched_with(
+    capsys: pytest.CaptureFixture[str], model: Path, tmp_path: Path
+) -> None:
+    code, envelope = call(
+        capsys, "calibrate", model, "--pairs", make_pairs(tmp_path), "--precision", "0.8", "--precision", "0.9", "0.5"
+    )
+    assert code == 0, envelope
+    points = envelope["metrics"]["thresholds"]
+    assert [point["wanted"] for point in points] == [0.9, 0.8, 0.5]
+    head = load_relevance_model(model, device="cpu").head
+    assert head is not None
+    assert [found.precision for found in head.thresholds] == [
+        point["wanted"] for point in points if point["is_reached"]
+    ]
+    assert head.thresholds  # a word finds itself
+    assert head.prior == pytest.approx(0.2)
+    assert head.trained_prior is None
+    corpus = {word: Document("", word) for word in WORDS}
+    save_collection(Collection("toy", corpus, {"q": "copy"}), tmp_path / "toy")
+    words = ("search", model, "copy", "--collection", tmp_path / "toy", "--top", "20")
+    everything = call(capsys, *words)[1]["metrics"]["results"]
+    for found in head.thresholds:
+        shown = call(capsys, *words, "--precision", found.precision)[1]["metrics"]["results"]
+        assert shown == call(capsys, *words, "--threshold", found.probability)[1]["metrics"]["results"]
+        assert 1 <= len(shown) < len(everything)
+    assert call(capsys, "index", model, "--collection", tmp_path / "toy", "--out", tmp_path / "index")[0] == 0
+    again = call(capsys, "search", tmp_path / "index", "copy", "--top", "20", "--precision", 0.9)
+    assert [row["document_id"] for row in again[1]["metrics"]["results"]][:1] == ["copy"]
+
+
+def test_a_prior_moves_every_probability_and_is_kept(
+    capsys: pytest.CaptureFixture[str], model: Path, tmp_path: Path
+) -> None:
+    pairs = make_pairs(tmp_path, noise=4)
+    assert call(capsys, "calibrate", model, "--pairs", pairs)[0] == 0
+    before = load_relevance_model(model, device="cpu")
+    assert before.head is not None
+    RelevanceHead(20.0, -10.0, trained_prior=0.05, prior=0.05).save(model)
+    code, envelope = call(
+        capsys, "calibrate", model, "--pairs", pairs, "--prior", "0.01", "--precision", "0.9", "--out", tmp_path / "out"
+    )
+    assert code == 0, envelope
+    assert {"before", "as trained, moved to prior 0.01", "refitted", "calibrated"} <= envelope["metrics"].keys()
+    figures = envelope["metrics"]
+    assert figures["calibrated"]["brier"] < figures["refitted"]["brier"]
+    assert figures["calibrated"]["constant"] == pytest.approx(0.01 * 0.99)
+    after = load_relevance_model(tmp_path / "out" / "model", device="cpu")
+    assert after.head is not None
+    assert (after.head.prior, after.head.trained_prior) == (0.01, 0.05)
+    texts = WORDS[:6]
+    odds = [np.log(p / (1 - p)) for p in (before.relevance("copy", texts), after.relevance("copy", texts))]
+    assert (odds[1] < odds[0]).all()
+    picture = ElementTree.parse(envelope["artifacts"]["diagram"]).getroot()
+    assert picture.tag.endswith("svg")
+
+
+def test_text_says_what_was_found(capsys: pytest.CaptureFixture[str], model: Path, tmp_path: Path) -> None:
+    pairs = make_pairs(tmp_path)
+    assert main(["calibrate", str(model), "--pairs", str(pairs), "--precision", "0.9", "--prior", "0.05"]) == 0
+    out = capsys.readouterr().out
+    assert "Brier of a constant" in out
+    assert "weighted to a mean relevance of 0.05" in out
+    assert "precision 0.9: " in out
+    assert "a share of 0.05 is relevant" in out
+
+
+def test_thresholds_of_probabilities_that_stay_as_they_were(
+    capsys: pytest.CaptureFixture[str], model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from bixse.evaluation import head_fit
+
+    monkeypatch.setattr(head_fit.HeldOutCheck, "helps", property(lambda check: False))
+    head = RelevanceHead(20.0, -15.0)
+    head.save(model)
+    words = ("calibrate", model, "--pairs", make_pairs(tmp_path), "--precision", "0.5")
+    code, envelope = call(capsys, *words)
+    assert (code, envelope["metrics"]["kept"]) == (0, False)
+    kept = RelevanceHead.load(model)
+    assert kept is not None
+    assert kept.as_trained() == head
+    assert len(kept.thresholds) == 1
+    head.save(model)
+    assert main([str(word) for word in words]) == 0
+    assert "thresholds of the probabilities as they were" in capsys.readouterr().out
+
+
+def test_precisions_from_a_file_are_replaced_by_flags(tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text("pairs: pairs.csv\nprecision: [0.9, 0.8]\n")
+    parser = build_parser("calibrate", path)
+    assert parser.parse_args(["calibrate", "demo"]).precision == [0.9, 0.8]
+    parser = build_parser("calibrate", path)
+    words = ["calibrate", "demo", "--precision", "0.5", "--precision", "0.6"]
+    assert parser.parse_args(words).precision == [0.5, 0.6]
+
+
+# --- the file of a head
+
+
+def test_a_head_of_an_older_version_is_read(tmp_path: Path) -> None:
+    old = {"logit_scale": 20.0, "logit_bias": -15.0, "slope": 0.5, "intercept": 1.0, "calibrated_on": "100 pairs"}
+    (tmp_path / "relevance_head.json").write_text(json.dumps(old))
+    assert RelevanceHead.load(tmp_path) == RelevanceHead(20.0, -15.0, 0.5, 1.0, "100 pairs")
+
+
+def test_a_head_is_read_as_it_was_saved(tmp_path: Path) -> None:
+    head = RelevanceHead(20.0, -15.0, 0.5, 1.0, "100 pairs", 0.03, 0.01, (FOUND,))
+    head.save(tmp_path)
+    assert RelevanceHead.load(tmp_path) == head
+    assert head.at_prior(0.5).thresholds == ()
+    with pytest.raises(InputError, match="threshold for"):
+        head.threshold_for(0.5)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"prior": 2.0},
+        {"prior": "x"},
+        {"trained_prior": float("nan")},
+        {"thresholds": [{"precision": 0.9}]},
+        {"thresholds": 5},
+        {"thresholds": [[0.9, 0.5]]},
+    ],
+)
+def test_damaged_priors_and_thresholds(tmp_path: Path, damage: dict[str, Any]) -> None:
+    RelevanceHead(20.0, -10.0, thresholds=(FOUND,)).save(tmp_path)
+    path = tmp_path / "relevance_head.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **damage}))
+    with pytest.raises(ModelError, match="priors and thresholds between 0 and 1"):
+        RelevanceHead.load(tmp_path)

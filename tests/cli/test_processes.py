@@ -1,0 +1,159 @@
+"""--processes and --devices, embeddings kept part by part, and collections with empty documents."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from bixse.cli.main import main
+from bixse.data.collection import Collection, Document
+from bixse.data.collection_files import save_collection
+from bixse.encoders.pool import EncodePool
+from bixse.evaluation import local
+from bixse.evaluation.local import evaluate
+from bixse.retrieval.index import open_index
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+WORDS = "copy move delete open read write list file folder tree".split()  # noqa: SIM905
+
+
+@pytest.fixture
+def model(tmp_path: Path, tiny_model_path: Path) -> Path:
+    shutil.copytree(tiny_model_path, tmp_path / "model")
+    return tmp_path / "model"
+
+
+@pytest.fixture
+def collection(tmp_path: Path) -> Path:
+    """A document a word, two without any text of which one is judged."""
+    corpus = {f"d-{word}": Document(word, f"{word} a file") for word in WORDS}
+    corpus |= {"empty": Document("", ""), "blank": Document(" ", "")}
+    qrels = {"test": {f"q-{word}": {f"d-{word}": 3.0, "empty": 0.0} for word in WORDS}}
+    data = Collection("toy", corpus, {f"q-{word}": word for word in WORDS}, qrels)
+    save_collection(data, tmp_path / "toy")
+    return tmp_path / "toy"
+
+
+def call(capsys: pytest.CaptureFixture[str], *words: Any) -> tuple[int, dict[str, Any]]:
+    code = main([str(word) for word in words] + ["--json"])
+    envelope: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return code, envelope
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--processes", "0"], "--processes: got 0"),
+        (["--processes", "2", "--devices", "cpu"], "expected one of the two"),
+        (["--devices", "cpu", "cuda:97"], "device: got 'cuda:97'; expected one of cpu"),
+    ],
+)
+@pytest.mark.parametrize("verb", ["evaluate", "index", "search"])
+def test_devices_that_cannot_be(
+    capsys: pytest.CaptureFixture[str],
+    model: Path,
+    collection: Path,
+    tmp_path: Path,
+    verb: str,
+    flags: list[str],
+    said: str,
+) -> None:
+    own = {"evaluate": [], "index": ["--out", tmp_path / "index"], "search": ["copy"]}[verb]
+    code, envelope = call(capsys, verb, model, *own, "--collection", collection, *flags)
+    assert (code, said in envelope["errors"][0]) == (2, True), envelope
+    assert not (tmp_path / "index").exists()
+
+
+def test_an_index_is_searched_in_one_process(
+    capsys: pytest.CaptureFixture[str], model: Path, collection: Path, tmp_path: Path
+) -> None:
+    assert call(capsys, "index", model, "--collection", collection, "--out", tmp_path / "index")[0] == 0
+    code, envelope = call(capsys, "search", tmp_path / "index", "copy", "--processes", "2")
+    assert (code, "got them for an index" in envelope["errors"][0]) == (2, True)
+
+
+def test_two_processes_evaluate_and_index_as_one(
+    capsys: pytest.CaptureFixture[str],
+    model: Path,
+    collection: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("bixse.encoders.pool.FEWEST_TEXTS", 4)
+    shared: list[int] = []
+    encode = EncodePool.encode
+    monkeypatch.setattr(
+        EncodePool, "encode", lambda pool, texts, *rest: (shared.append(len(texts)), encode(pool, texts, *rest))[1]
+    )
+    words = ("--collection", collection, "--processes", "2")
+    code, two = call(capsys, "evaluate", model, *words)
+    assert code == 0, two
+    assert sum(shared) == 11 + 10  # documents (two are the same empty text) and queries
+    shutil.rmtree(collection / ".bixse-embeddings")
+    assert call(capsys, "evaluate", model, *words[:2])[1]["metrics"] == two["metrics"]
+    assert sum(shared) == 21
+
+
+def test_processes_that_slow_each_other_down_are_said(
+    capsys: pytest.CaptureFixture[str], model: Path, collection: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bixse.encoders.pool.cores", lambda: 2)
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    code, envelope = call(capsys, "evaluate", model, "--collection", collection, "--processes", "2")
+    assert code == 0
+    assert "2 processes of 2 threads on 2 cores" in envelope["warnings"][0]
+
+
+def test_a_killed_encoding_goes_on_with_the_parts_there_are(
+    model: Path, collection: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from bixse.encoders import encode
+
+    monkeypatch.setattr(local, "DOCUMENTS_PER_PART", 5)
+    encode_texts, given = encode.encode_texts, []
+
+    def count(model: Any, texts: list[str], kind: str, **rest: Any) -> Any:
+        if kind == "document" and len(given) == 2:
+            given.append(0)
+            raise KeyboardInterrupt
+        given.append(len(texts))
+        return encode_texts(model, texts, kind, **rest)
+
+    monkeypatch.setattr(encode, "encode_texts", count)
+    with pytest.raises(KeyboardInterrupt):
+        evaluate(str(model), collection)
+    assert len(list((collection / ".bixse-embeddings").iterdir())) == 2
+    assert given == [5, 5, 0]
+    found = evaluate(str(model), collection)
+    assert given == [5, 5, 0, 2, 10]  # the last documents, then the queries
+    (stored,) = (collection / ".bixse-embeddings").iterdir()
+    stored.unlink()
+    monkeypatch.setattr(local, "DOCUMENTS_PER_PART", 100)
+    assert evaluate(str(model), collection).metrics == found.metrics
+
+
+def test_empty_documents_are_searched_and_said(
+    capsys: pytest.CaptureFixture[str], model: Path, collection: Path, tmp_path: Path
+) -> None:
+    said = "2 of 12 documents have neither title nor text ('empty'): they are kept as they are"
+    for system in (model, "bm25"):
+        code, envelope = call(capsys, "evaluate", system, "--collection", collection)
+        assert (code, envelope["warnings"]) == (0, [said])
+        assert 0 < envelope["metrics"]["ndcg@10"] <= 1
+    for kind in ("exact", "hnsw"):
+        if kind == "hnsw":
+            pytest.importorskip("faiss")
+        folder = tmp_path / kind
+        code, envelope = call(capsys, "index", model, "--collection", collection, "--out", folder, "--kind", kind)
+        assert (code, envelope["warnings"][0]) == (0, said.split(" ('")[0])
+        with open_index(folder) as index:
+            hits = index.search("copy", top=12)
+            assert {hit.document_id for hit in hits} >= {"empty", "blank"}
+            assert np.isfinite([hit.cosine for hit in hits]).all()
+    assert call(capsys, "search", model, "copy", "--collection", collection)[1]["warnings"] == [said]

@@ -1,0 +1,104 @@
+"""Probabilities moved to another prior: exact Bayes where only the numbers of relevant and irrelevant pairs change."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bixse.encoders.head import RelevanceHead, log_odds
+from bixse.errors import InputError
+from bixse.evaluation.calibration import brier, expected_calibration_error
+from bixse.evaluation.prior import weighted_to_prior
+
+
+@pytest.mark.parametrize("prior", [0.0, 1.0, -0.1, 1.5, math.nan])
+def test_a_prior_out_of_range(prior):
+    for refuse in (
+        lambda: log_odds(prior, "prior"),
+        lambda: weighted_to_prior([0.0, 1.0], prior),
+        lambda: RelevanceHead(20.0, -10.0, prior=0.5).at_prior(prior),
+    ):
+        with pytest.raises(InputError, match=r"prior: got .*between 0 and 1"):
+            refuse()
+
+
+@pytest.mark.parametrize("z", [[], [0.0, 0.0], [1.0]])
+def test_pairs_of_one_kind_cannot_be_weighted(z):
+    with pytest.raises(InputError, match="expected relevant and irrelevant ones"):
+        weighted_to_prior(z, 0.1)
+
+
+def test_a_head_of_an_unknown_prior_cannot_be_moved():
+    with pytest.raises(InputError, match="bixse calibrate"):
+        RelevanceHead(20.0, -10.0).at_prior(0.1)
+
+
+@given(st.lists(st.floats(0, 1), min_size=2, max_size=30), st.floats(0.001, 0.999))
+def test_weights_have_mean_one_and_give_the_prior(z, prior):
+    observed = np.array(z)
+    if not 1e-6 < observed.mean() < 1 - 1e-6:
+        return
+    weights, relevance = weighted_to_prior(observed, prior)
+    assert weights.mean() == pytest.approx(1.0, abs=1e-9)
+    assert np.average(relevance, weights=weights) == pytest.approx(prior, abs=1e-9)
+    assert ((relevance >= 0) & (relevance <= 1 + 1e-12)).all()
+
+
+def test_the_pairs_own_prior_changes_nothing():
+    z = np.array([0.0, 0.25, 1.0, 0.5])
+    weights, relevance = weighted_to_prior(z, float(z.mean()))
+    np.testing.assert_allclose(weights, 1.0)
+    np.testing.assert_allclose(relevance, z)
+
+
+def population(prior, count, seed):
+    """Cosines of relevant pairs about 0.7, of irrelevant ones about 0.4, in equal spread: logits are linear in them."""
+    generator = np.random.default_rng(seed)
+    z = (generator.random(count) < prior).astype(float)
+    return 0.4 + 0.3 * z + 0.15 * generator.standard_normal(count), z
+
+
+def bayes_head(prior):
+    """The exact posterior of such a population: the log of the ratio of two normal densities, and the prior's odds."""
+    scale = 0.3 / 0.15**2
+    return RelevanceHead(scale, -scale * 0.55 + log_odds(prior), prior=prior)
+
+
+@pytest.mark.parametrize("new", [0.5, 0.1, 0.01])
+def test_a_moved_head_is_the_exact_posterior(new):
+    cosines = np.linspace(0.0, 1.0, 11)
+    np.testing.assert_allclose(
+        bayes_head(0.3).at_prior(new).probability(cosines), bayes_head(new).probability(cosines), atol=1e-12
+    )
+
+
+@pytest.mark.parametrize("new", [0.5, 0.1, 0.01])
+def test_moved_probabilities_are_calibrated_in_a_population_of_the_new_prior(new):
+    cosines, z = population(new, 200_000, seed=1)
+    moved = bayes_head(0.3).at_prior(new).probability(cosines)
+    assert expected_calibration_error(moved, z, bins=20) < 0.004
+    assert expected_calibration_error(bayes_head(0.3).probability(cosines), z, bins=20) > 0.02
+    assert brier(moved, z) < brier(bayes_head(0.3).probability(cosines), z)
+
+
+def test_weighted_pairs_measure_as_a_population_of_that_prior():
+    there, z_there = population(0.01, 400_000, seed=2)
+    here, z_here = population(0.3, 400_000, seed=3)
+    weights, relevance = weighted_to_prior(z_here, 0.01)
+    head = bayes_head(0.3)
+    for candidate in (head, head.at_prior(0.01)):
+        expected = brier(candidate.probability(there), z_there)
+        assert brier(candidate.probability(here), relevance, weights) == pytest.approx(expected, rel=0.05)
+        expected = expected_calibration_error(candidate.probability(there), z_there)
+        assert expected_calibration_error(candidate.probability(here), relevance, weights=weights) == pytest.approx(
+            expected, abs=0.002
+        )
+
+
+def test_moving_there_and_back_is_nothing():
+    head = bayes_head(0.3)
+    again = head.at_prior(0.001).at_prior(0.3)
+    assert again.intercept == pytest.approx(head.intercept, abs=1e-12)
+    assert again.prior == 0.3
