@@ -7,13 +7,17 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow.parquet as pq
 import pytest
 import source_files as files
 import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from bixse import ConvertSettings, GradedPairs, convert, load_collection, load_graded_pairs
 from bixse.data import transforms
@@ -22,8 +26,6 @@ from bixse.data.files import file_hash
 from bixse.errors import InputError, OutputExistsError, StorageError
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from bixse.data.conversion.convert import ConvertResult
 
 
@@ -167,6 +169,10 @@ class TestTransforms:
         load_graded_pairs(tmp_path / "out" / "pairs.parquet")
 
 
+DAMAGED = ["", "null", "{", '{"query": "q"}', "[1]", "\udcff"]
+"""What may stand in the place of a line."""
+
+
 class TestFaults:
     @pytest.fixture
     def damaged(self, tmp_path: Path) -> Path:
@@ -215,6 +221,20 @@ class TestFaults:
         convert(ConvertSettings("e5", damaged), tmp_path / "out")
         assert read == ["hotpot_qa.jsonl", "nq.jsonl"]
         assert files_in(tmp_path / "out") == {"pairs.parquet", "train.yaml", "run.json"}
+
+    @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @given(bad=st.dictionaries(st.integers(0, 9), st.sampled_from(DAMAGED)))
+    def test_what_is_written_is_what_could_be_read(self, tmp_path: Path, bad: dict[int, str]) -> None:
+        good = [json.dumps({"query": f"q{i}", "positive": f"p{i}", "negative": f"n{i}"}) for i in range(10)]
+        lines = "\n".join(bad.get(i, line) for i, line in enumerate(good)).encode("utf-8", "surrogateescape")
+        path = files.put(tmp_path, {"nq.jsonl": lines}) / "nq.jsonl"
+        out = Path(tempfile.mkdtemp(dir=tmp_path))
+        if set(bad) >= set(range(10)):
+            return
+        result = convert(ConvertSettings("e5", path, skip_faulty=True), out)
+        assert load_graded_pairs(out / "pairs.parquet").queries[::2] == [f"q{i}" for i in range(10) if i not in bad]
+        told = (out / "faults.jsonl").read_text().splitlines() if result.faults else []
+        assert {json.loads(line)["row"] for line in told} == {i + 1 for i, line in bad.items() if line}
 
     def test_faults_of_a_corpus_are_counted_too(self, tmp_path: Path) -> None:
         folder = files.put(tmp_path / "toy", dict(files.BEIR))
@@ -329,6 +349,8 @@ class TestSettings:
         [
             ({"source": "lightblu"}, "did you mean 'lightblue'"),
             ({"limit": 0}, "--limit: got 0"),
+            ({"scale": (0, float("inf"))}, "--scale: got 0 to inf"),
+            ({"scale": (3, 0)}, "grade scale: got 3 to 0"),
             ({"cutoff": 1.5}, "cutoff: got 1.5"),
             ({"noise": -0.1}, "probability of label noise"),
             ({"size": 0}, "size of a sample: got 0"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -82,10 +83,33 @@ def test_arguments_from_a_file(capsys: pytest.CaptureFixture[str], pairs: Path, 
         tmp_path,
         {"run.yaml": "source: pairs\npath: rows.jsonl\ncutoff: 0.5\nsplit: [train=0.5, test=0.5]\nout: made\n"},
     )
-    code, envelope = call(capsys, "convert", "--config", tmp_path / "run.yaml", "pairs", pairs)
+    code, envelope = call(capsys, "convert", "--config", tmp_path / "run.yaml")
     assert code == 0, envelope
+    assert pairs.is_file()
     assert set(envelope["metrics"]["parts"]) == {"train", "test"}
     assert (tmp_path / "made" / "train.parquet").is_file()
+
+
+@pytest.mark.parametrize(
+    ("source", "path", "said"),
+    [
+        ("lightblue", "hub:nobody/nothing", "hub:nobody/nothing: got a data set that is not on this machine"),
+        ("ir_datasets", "nfcorpus/train", "convert ir_datasets nfcorpus/train --download"),
+    ],
+)
+def test_names_of_data_sets_in_a_file_are_no_paths(
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    source: str,
+    path: str,
+    said: str,
+) -> None:
+    monkeypatch.setitem(sys.modules, "ir_datasets", object())
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    files.put(tmp_path, {"run.yaml": f"source: {source}\npath: {path}\n"})
+    assert said in refused(capsys, "convert", "--config", tmp_path / "run.yaml")
+    assert said in refused(capsys, "convert", source, path)
 
 
 @pytest.mark.parametrize(
@@ -100,7 +124,7 @@ def test_arguments_from_a_file(capsys: pytest.CaptureFixture[str], pairs: Path, 
         (("pairs", "rows.jsonl", "--split", "train"), "expected PART=SHARE"),
         (("pairs", "rows.jsonl", "--split", "a=0.5", "a=0.5"), "expected PART=SHARE"),
         (("pairs", "rows.jsonl", "--cutof", "0.5"), "did you mean '--cutoff'"),
-        (("lightblue", "rows.jsonl"), "faults"),
+        (("lightblue", "rows.jsonl"), "--skip-faulty; the first file looks like the source pairs"),
         (("e5", "rows.jsonl"), "expected files of E5's data"),
         (("trec", "rows.jsonl", "--scale", "0", "3"), "got no --queries and no --corpus"),
         (("table", "rows.jsonl", "--scale", "3", "0"), "expected the maximum above the minimum"),

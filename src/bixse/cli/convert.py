@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("source", nargs="?", metavar="SOURCE",
                         help="lightblue, e5, flagembedding, tevatron, sentence-transformers, arctic, nvidia, umbrela, "
                         "beir, trec, ir_datasets, wands, table, or pairs for files of bixse")  # fmt: skip
-    parser.add_argument("path", nargs="?", metavar="PATH",
+    parser.add_argument("path", nargs="?", type=Path, metavar="PATH",
                         help="file or folder; hub:owner/name of the Hub; a name of ir_datasets")  # fmt: skip
     parser.add_argument("--list", action="store_true", help="show the sources: what they are, licence, citation")
     parser.add_argument("--out", type=Path, default=OUT, metavar="DIR",
@@ -102,7 +102,7 @@ def _settings(args: argparse.Namespace) -> ConvertSettings:
         )
     return ConvertSettings(
         source=args.source,
-        path=args.path,
+        path=_where(args),
         task=args.task,
         scale=tuple(args.scale) if args.scale is not None else None,
         score_map=args.score_map,
@@ -123,6 +123,19 @@ def _settings(args: argparse.Namespace) -> ConvertSettings:
         skip_faulty=args.skip_faulty,
         download=args.download,
     )
+
+
+def _where(args: argparse.Namespace) -> str | Path:
+    """The path, or the name of a data set, which is none and stands as it was written also in a settings file."""
+    from bixse.data.sources.hub import HUB
+
+    text = str(args.path)
+    if HUB in text:
+        return text[text.index(HUB) :]
+    if args.source == "ir_datasets" and args.config is not None:
+        folder = Path(args.config).parent
+        return text if not args.path.is_relative_to(folder) else str(args.path.relative_to(folder))
+    return Path(args.path)
 
 
 def _shares(words: list[str]) -> dict[str, float]:
@@ -177,9 +190,10 @@ def _histogram(counts: list[int], width: int = 40) -> list[str]:
     """A bar for each tenth of relevance."""
     most = max([*counts, 1])
     size = len(counts)
+    bars = ["#" * -(-count * width // most) + " " * bool(count) for count in counts]
     return [
-        f"  relevance {place / size:.1f} to {(place + 1) / size:.1f} | {'#' * -(-count * width // most)} {count}"
-        for place, count in enumerate(counts)
+        f"  relevance {place / size:.1f} to {(place + 1) / size:.1f} | {bar}{counts[place]}"
+        for place, bar in enumerate(bars)
     ]
 
 

@@ -137,7 +137,7 @@ def _convert(
     faulty = fault_files(parts, texts_faults)
     clock.stage("read")
     if faulty and not settings.skip_faulty:
-        refuse(source, faulty)
+        refuse(source, parts, faulty)
     _check_any(source, parts)
     chosen = choose_rows([part.path for part in parts], settings)
     clock.stage("transform")
@@ -177,7 +177,7 @@ def _look(
     shown = ""
     if faulty:
         try:
-            refuse(source, faulty)
+            refuse(source, parts, faulty)
         except InputError as error:
             shown = str(error)
     _check_any(source, parts)

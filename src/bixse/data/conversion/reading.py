@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from bixse.data.conversion.rows import PartWriter
 from bixse.data.files import storage_errors, write_atomically
+from bixse.data.sources.catalogue import looks_like
 from bixse.data.sources.reading import FaultList
 from bixse.errors import FAULTS_SHOWN, Fault, InputError, InvalidFileError
 
@@ -230,7 +231,7 @@ def fault_files(parts: list[Part], texts_faults: Path) -> list[Path]:
     return [file for file in files if file.is_file() and file.stat().st_size]
 
 
-def refuse(source: JudgementSource, files: list[Path]) -> None:
+def refuse(source: JudgementSource, parts: list[Part], files: list[Path]) -> None:
     """Say what could not be read.
 
     Raises:
@@ -251,11 +252,15 @@ def refuse(source: JudgementSource, files: list[Path]) -> None:
     if len(told) > _FILES_SHOWN:
         rest = sum(list(totals.values())[_FILES_SHOWN:])
         told = [*told[:_FILES_SHOWN], f"... and {rest} faults in {len(totals) - _FILES_SHOWN} more files"]
+    other = []
+    if not any(part.rows for part in parts):
+        other = [name for file in source.files[:1] for name in looks_like(file) if name != source.name]
+    hint = f"; the first file looks like the source {' or '.join(other)}" if other else ""
     raise InputError(
         "\n".join(
             [
                 *told,
-                "to mend: correct these rows, or leave them out and keep a list of them: --skip-faulty",
+                f"to mend: correct these rows, or leave them out and keep a list of them: --skip-faulty{hint}",
             ]
         )
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
@@ -90,6 +91,11 @@ class ConvertSettings:
         if self.limit is not None and self.limit < 1:
             raise InputError(f"--limit: got {self.limit}; expected at least 1; to mend: leave it out for all rows")
         known = set(TableColumns.__dataclass_fields__)
+        if self.scale is not None and not all(map(math.isfinite, (GradeScale(*self.scale).maximum, self.scale[0]))):
+            raise InputError(
+                f"--scale: got {self.scale[0]:g} to {self.scale[1]:g}; expected two finite numbers; to mend: give the "
+                "lowest and the highest grade"
+            )
         for name in self.columns:
             if name not in known:
                 raise InputError(

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from bixse.data.sources.corpus import corpus_files
 from bixse.data.sources.hub import HUB, hub_folder
-from bixse.errors import InputError, did_you_mean, shorten
+from bixse.data.sources.reading import FaultList, kind_of
+from bixse.data.sources.tables import TABLES, table_rows
+from bixse.errors import BixseError, InputError, did_you_mean, shorten
 
 if TYPE_CHECKING:
     from bixse.data.sources.judgements import JudgementSource
@@ -73,6 +75,43 @@ SOURCES = {
     "pairs": SourceKind("own_pairs:OwnPairs", "graded pairs of bixse, for the transforms"),
 }  # fmt: skip
 """Name -> format."""
+
+
+_SIGNS: dict[str, frozenset[str]] = {
+    "lightblue": frozenset({"question", "context", "32B_score_probs"}),
+    "e5": frozenset({"query", "positive", "negative"}),
+    "flagembedding": frozenset({"query", "pos"}),
+    "tevatron": frozenset({"query_id", "positive_passages"}),
+    "sentence-transformers": frozenset({"anchor", "positive"}),
+    "nvidia": frozenset({"pos_doc"}),
+    "umbrela": frozenset({"passage", "judgment"}),
+    "pairs": frozenset({"query", "document", "relevance"}),
+    "table": frozenset({"query", "document", "grade"}),
+}
+"""Source -> keys that its rows have."""
+
+
+def looks_like(path: Path) -> list[str]:
+    """The sources whose keys the first row of a table has; none for what is no table.
+
+    Example:
+        >>> import json, tempfile
+        >>> path = Path(tempfile.mkdtemp()) / "rows.jsonl"
+        >>> _ = path.write_text(json.dumps({"query": "copy a folder", "pos": ["copytree"], "neg": []}))
+        >>> looks_like(path)
+        ['flagembedding']
+    """
+    keys: set[str] = set()
+    try:
+        if kind_of(path) == ".parquet":
+            import pyarrow.parquet as pq
+
+            keys = set(pq.read_schema(path).names)
+        elif kind_of(path) in TABLES:
+            keys = set(next(table_rows(path, (), (), FaultList(path)), (0, {}))[1])
+    except (BixseError, OSError, ValueError):
+        pass
+    return [name for name, signs in _SIGNS.items() if signs <= keys]
 
 
 def open_source(name: str, path: str | Path, options: SourceOptions, download: bool = False) -> JudgementSource:
