@@ -129,6 +129,19 @@ def test_finished_cells_are_kept_and_a_lost_one_is_made_again_alone(config: Stud
     assert first.outcome.verdict() == again.outcome.verdict()
 
 
+def test_kept_models_say_which_study_they_came_from(config: StudyConfig, tmp_path: Path) -> None:
+    out, one = tmp_path / "study", config.model_copy(update={"seeds": (3,)})
+    for _ in range(2):
+        run_study("losses", one, out, jobs=1, keep_models=True, command="bixse study losses")
+    cards = sorted(out.glob("cells/*/run/model/README.md"))
+    assert len(cards) == 2
+    text = cards[0].read_text(encoding="utf-8")
+    assert text.count("## Study") == 1
+    assert "Cell of the study `losses` (Losses on the same rows): loss bixse, seed 3." in text
+    assert "ndcg@10" in text and "`bixse study losses`" in text
+    assert str(cards[0].parent) in (out / "study.html").read_text(encoding="utf-8")
+
+
 def test_a_failed_cell_is_told_and_tried_again(config: StudyConfig, tmp_path: Path) -> None:
     broken = config.model_copy(update={"per_loss": {"infonce": {"loss_options": {"cutoff": 7.0}}}})
     out = tmp_path / "study"

@@ -68,6 +68,8 @@ class StudyOutcome:
     """The claims with their figures."""
     command: str = ""
     """The command line."""
+    models: Sequence[str] = ()
+    """Folders of the models that were kept."""
 
     @property
     def failed(self) -> list[CellResult]:
@@ -164,7 +166,12 @@ CLAIM_HEADERS = ("claim", "difference", "95 % interval", "p (Holm)", "finding")
 
 
 def outcome_of(
-    study: Study, config: StudyConfig, values: Mapping[str, Any], results: Sequence[CellResult], command: str
+    study: Study,
+    config: StudyConfig,
+    values: Mapping[str, Any],
+    results: Sequence[CellResult],
+    command: str,
+    models: Sequence[str] = (),
 ) -> StudyOutcome:
     """Means, intervals and tested claims of a study's results.
 
@@ -174,6 +181,7 @@ def outcome_of(
         values: what it went through.
         results: a result a cell, in the order of the study.
         command: the command line, for the page.
+        models: folders of the models that were kept.
     """
     finished: dict[Any, list[CellResult]] = {}
     for found in results:
@@ -187,7 +195,7 @@ def outcome_of(
     tested = [found.difference.p_value for found in claims if found.difference is not None]
     corrected = iter(holm(tested))
     claims = [replace(found, adjusted=next(corrected)) if found.difference else found for found in claims]
-    return StudyOutcome(study, config, list(results), summary, claims, command)
+    return StudyOutcome(study, config, list(results), summary, claims, command, models)
 
 
 def _summary(study: Study, group: Sequence[CellResult], figures: Mapping[int, Mapping[str, float]]) -> SummaryRow:
@@ -235,7 +243,11 @@ def page_content(outcome: StudyOutcome, plot: str) -> dict[str, Any]:
         "verdict": outcome.verdict(),
         "plot": plot,
         "tables": tables,
-        "notes": [*outcome.study.notes, *(f"{found.labels}: {found.reason}" for found in outcome.failed)],
+        "notes": [
+            *outcome.study.notes,
+            *(f"{found.labels}: {found.reason}" for found in outcome.failed),
+            *(f"model: {folder}" for folder in outcome.models),
+        ],
     }
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from bixse.data.pairs_files import load_graded_pairs
 from bixse.data.run_record import open_run
 from bixse.errors import InterruptedRunError
+from bixse.studies.card import write_cards
 from bixse.studies.cells import cell_config, known_result
 from bixse.studies.inputs import input_hashes, prepare_inputs
 from bixse.studies.outcome import StudyOutcome, outcome_of, write_outcome
@@ -110,7 +111,8 @@ def run_study(
     results = [done[cell.name] for cell in cells]
     if missing:
         record.timings["cells"] = record.timings.get("cells", 0.0) + time.perf_counter() - started
-    outcome = outcome_of(study, config, values, results, command)
+    models = write_cards(study, zip(cells, results, strict=True), folder, command) if keep_models else []
+    outcome = outcome_of(study, config, values, results, command, models)
     artifacts = write_outcome(outcome, out)
     failed = [found for found in results if found.status == "failed"]
     record.results = {"cells": len(cells), "failed": len(failed)}
