@@ -72,6 +72,7 @@ def test_a_dry_run_and_faults_end_with_3(capsys: pytest.CaptureFixture[str], tmp
     assert "nq.jsonl: 1 fault\n  row 4: got '{broken" in said and "nothing was written" in said
     assert not (tmp_path / "out").exists()
     assert "--skip-faulty" in refused(capsys, "convert", "e5", path, "--out", tmp_path / "out")
+    assert "row 1, column 'relevance'" in refused(capsys, "convert", "pairs", path, "--dry-run")
     code, envelope = call(capsys, "convert", "e5", path, "--out", tmp_path / "out", "--skip-faulty")
     assert (code, envelope["status"], envelope["metrics"]["faults"]) == (3, "partial", 1)
     assert json.loads((tmp_path / "out" / "faults.jsonl").read_text())["row"] == 4

@@ -243,7 +243,7 @@ LINES = [name for name, (file, _, _) in READERS.items() if file.endswith(".jsonl
 
 
 @pytest.mark.parametrize("name", LINES)
-@settings(max_examples=100, deadline=None, suppress_health_check=HEALTH)
+@settings(max_examples=60, deadline=None, suppress_health_check=HEALTH)
 @given(data=st.data())
 def test_no_row_is_lost_in_silence(
     tmp_path: Path, name: str, data: st.DataObject, monkeypatch: pytest.MonkeyPatch

@@ -165,6 +165,18 @@ def write_atomically(path: Path, content: str | bytes) -> None:
             raise
 
 
+def put_in_place(part: Path, target: Path) -> None:
+    """Give a file that was written under another name its own, once its content is on the disk.
+
+    Raises:
+        OSError: as the operating system says; see `storage_errors`.
+    """
+    with part.open("rb") as file:
+        os.fsync(file.fileno())
+    target.parent.mkdir(parents=True, exist_ok=True)
+    part.replace(target)
+
+
 def file_hash(path: Path, step: Callable[[int], None] | None = None) -> str:
     """SHA-256 of a file's bytes, in hexadecimal.
 

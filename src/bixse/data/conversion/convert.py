@@ -15,8 +15,8 @@ import numpy as np
 from bixse.data.conversion.outputs import Written, write_collection, write_pairs
 from bixse.data.conversion.reading import Part, Progress, ProgressBar, fault_files, read_parts, refuse
 from bixse.data.conversion.settings import PATHS, ConvertSettings
-from bixse.data.conversion.steps import Chosen, choose_rows
-from bixse.data.files import storage_errors, write_atomically
+from bixse.data.conversion.steps import WHOLE, Chosen, choose_rows
+from bixse.data.files import put_in_place, storage_errors, write_atomically
 from bixse.data.run_record import open_run
 from bixse.data.sources.catalogue import open_source
 from bixse.errors import InputError, OutputExistsError
@@ -145,7 +145,7 @@ def _convert(
     step = ProgressBar(progress, "write", paths).advance
     if settings.form == "collection":
         scale = GradeScale(*settings.scale) if settings.scale is not None else source.scale
-        named = {_split_name(source) if len(chosen.parts) == 1 else name: rows for name, rows in chosen.parts.items()}
+        named = chosen.parts if settings.split else {_split_name(source): chosen.parts[WHOLE]}
         chosen = Chosen(named, chosen.applied)
         written = write_collection(paths, named, state, source, scale, step)
     else:
@@ -158,8 +158,7 @@ def _convert(
     record.save("running")
     with storage_errors(out):
         for name, file in written.files.items():
-            (out / name).parent.mkdir(parents=True, exist_ok=True)
-            file.replace(out / name)
+            put_in_place(file, out / name)
     record.results = asdict(result)
     record.save("finished")
     return result
@@ -179,6 +178,8 @@ def _look(
         try:
             refuse(source, parts, faulty)
         except InputError as error:
+            if not any(part.rows for part in parts):
+                raise
             shown = str(error)
     _check_any(source, parts)
     chosen = choose_rows([part.path for part in parts], settings)

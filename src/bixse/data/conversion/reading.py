@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from bixse.data.conversion.rows import PartWriter
-from bixse.data.files import storage_errors, write_atomically
+from bixse.data.files import put_in_place, storage_errors, write_atomically
 from bixse.data.sources.catalogue import looks_like
 from bixse.data.sources.reading import FaultList
 from bixse.errors import FAULTS_SHOWN, Fault, InputError, InvalidFileError
@@ -196,7 +196,7 @@ def _read(
                 writer.add(judgement, settings.task, settings.text_ids)
         faults.end()
     with storage_errors(target.parent):
-        half.replace(path)
+        put_in_place(half, path)
     counts: dict[str, Any] = {"rows": writer.rows, "taken": taken, "faults": faults.total}
     counts |= {"statuses": dict(source.statuses), "notes": dict(source.notes)}
     write_atomically(target.with_suffix(".json"), json.dumps(counts))

@@ -62,7 +62,9 @@ class OwnPairs(JudgementSource):
                 fix = "drop the row: an unusable grade is no 0"
                 if math.isfinite(relevance):
                     fix = "map grades to [0, 1] first: the source table takes a --scale"
-                faults.add(number, "relevance", shorten(row.get("relevance")), "a number in [0, 1]", fix)
+                value = row.get("relevance")
+                found = "nothing" if "relevance" not in row else "null" if value is None else shorten(value)
+                faults.add(number, "relevance", found, "a number in [0, 1]", fix)
             extra = _own(number, _present(row), faults)
             if query is None or document is None or faults.total > before:
                 continue
