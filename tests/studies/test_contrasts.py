@@ -6,9 +6,10 @@ import math
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from bixse.errors import InputError
-from bixse.studies.contrasts import Contrast, Found, crossed_bootstrap, interval_of, key_of, measure
+from bixse.studies.contrasts import Contrast, Found, crossed_interval, interval_of, key_of, measure
 
 
 def table(seeds: int, queries: int, shift: float = 0.0, seed: int = 0) -> dict[int, dict[str, float]]:
@@ -36,8 +37,19 @@ class TestMeasure:
 
     def test_a_system_without_seeds_stands_beside_every_seed(self) -> None:
         cells = {key_of({"loss": "a"}): table(3, 30, 0.2), key_of({"loss": "b"}): {7: table(1, 30)[0]}}
-        found = measure(pair("a", "b"), cells)
+        found = measure(pair("a", "b"), cells, {key_of({"loss": "b"})})
         assert found.difference is not None and found.seeds == 3
+
+    def test_a_trained_cell_with_one_seed_left_does_not_stand_for_all(self) -> None:
+        cells = {key_of({"loss": "a"}): table(3, 30, 0.2), key_of({"loss": "b"}): {2: table(3, 30)[2]}}
+        found = measure(pair("a", "b"), cells)
+        assert found.seeds == 1 and found.finding == "not shown"
+        other = {key_of({"loss": "a"}): {0: table(1, 30)[0]}, key_of({"loss": "b"}): {2: table(3, 30)[2]}}
+        assert measure(pair("a", "b"), other).difference is None
+
+    def test_two_seeds_show_nothing(self) -> None:
+        cells = {key_of({"loss": "a"}): table(2, 50, 0.5), key_of({"loss": "b"}): table(2, 50, seed=1)}
+        assert measure(pair("a", "b"), cells).finding == "not shown"
 
     def test_only_seeds_that_all_have(self) -> None:
         first = table(4, 30)
@@ -69,42 +81,52 @@ class TestMeasure:
         assert found.difference.mean == pytest.approx(0.2)
 
 
-class TestCrossedBootstrap:
-    def test_it_covers_the_truth_where_seeds_and_queries_vary(self) -> None:
-        """Truth 0; seeds, queries and cells each add chance; an interval over queries alone covers far less."""
-        generator = np.random.default_rng(0)
-        covered = alone = 0
-        for trial in range(120):
-            values = (
-                generator.normal(0, 0.3, (8, 1)) + generator.normal(0, 1, (1, 40)) + generator.normal(0, 1, (8, 40))
-            )
-            found = crossed_bootstrap(values, [0] * 40, samples=400, seed=trial)
+class TestCrossedInterval:
+    @pytest.mark.parametrize("seeds", [3, 5, 8])
+    @pytest.mark.parametrize("chance", ["seeds", "queries", "both"])
+    def test_it_covers_the_truth_with_few_seeds(self, seeds: int, chance: str) -> None:
+        """Truth 0; intervals of 95 % over one side alone cover far less where the other side varies."""
+        generator = np.random.default_rng(seeds)
+        by_seed, by_query = {"seeds": (0.5, 0.1), "queries": (0.02, 1.0), "both": (0.15, 1.0)}[chance]
+        covered = 0
+        for _ in range(400):
+            values = generator.normal(0, by_seed, (seeds, 1)) + generator.normal(0, by_query, (1, 50))
+            found = crossed_interval(values + generator.normal(0, 0.5, (seeds, 50)), [0] * 50)
             covered += found.low <= 0 <= found.high
-            one = crossed_bootstrap(values.mean(axis=0, keepdims=True), [0] * 40, samples=400, seed=trial)
-            alone += one.low <= 0 <= one.high
-        assert covered >= 108  # 95 % of 120 is 114
-        assert alone < covered
+        assert covered / 400 >= 0.92
 
-    def test_one_seed_is_the_plain_bootstrap_over_queries(self) -> None:
-        values = np.random.default_rng(1).normal(0, 1, (1, 400))
-        found = crossed_bootstrap(values, [0] * 400)
-        error = values.std() / math.sqrt(400)
-        assert found.high - found.low == pytest.approx(2 * 1.96 * error, rel=0.06)
+    def test_the_interval_over_queries_alone_would_not(self) -> None:
+        generator = np.random.default_rng(0)
+        covered = 0
+        for _ in range(200):
+            values = generator.normal(0, 0.5, (3, 1)) + generator.normal(0, 0.1, (1, 50))
+            found = crossed_interval(values.mean(axis=0, keepdims=True), [0] * 50)
+            covered += found.low <= 0 <= found.high
+        assert covered / 200 < 0.5
+
+    def test_one_seed_is_students_t_over_queries(self) -> None:
+        values = np.random.default_rng(1).normal(0.1, 1, (1, 40))
+        found = crossed_interval(values, [0] * 40)
+        expected = stats.ttest_1samp(values[0], 0)
+        assert found.p_value == pytest.approx(expected.pvalue)
+        assert (found.low, found.high) == pytest.approx(tuple(expected.confidence_interval(0.95)))
 
     def test_collections_count_alike(self) -> None:
         values = np.array([[1.0] * 30 + [0.0] * 3])
-        found = crossed_bootstrap(values, [0] * 30 + [1] * 3)
+        found = crossed_interval(values, [0] * 30 + [1] * 3)
         assert found.mean == pytest.approx(0.5)
         assert found.low == found.high == pytest.approx(0.5)
+        assert found.p_value == 0.0
 
-    def test_the_same_seed_gives_the_same_interval(self) -> None:
+    def test_the_order_of_seeds_does_not_count(self) -> None:
         values = np.random.default_rng(3).normal(size=(3, 20))
-        assert crossed_bootstrap(values, [0] * 20, 500) == crossed_bootstrap(values, [0] * 20, 500)
+        one, other = (crossed_interval(given, [0] * 20) for given in (values, values[::-1]))
+        assert (one.low, one.high) == pytest.approx((other.low, other.high))
 
     @pytest.mark.parametrize("values", [np.zeros((0, 3)), np.zeros((2, 1)), np.array([[0.1, math.nan]]), np.zeros(4)])
     def test_what_cannot_be_resampled_is_refused(self, values: np.ndarray) -> None:
-        with pytest.raises(InputError, match="crossed bootstrap: got a table of shape"):
-            crossed_bootstrap(values, [0] * values.shape[-1])
+        with pytest.raises(InputError, match="interval: got a table of shape"):
+            crossed_interval(values, [0] * values.shape[-1])
 
     def test_a_cells_own_interval(self) -> None:
         found = interval_of(table(3, 60))

@@ -213,7 +213,8 @@ class TestUnhappyPaths:
             run_study("losses", config.model_copy(update={"train": {"optimizer": {"learning_rat": 1}}}), tmp_path / "s")
 
     def test_a_cutoff_no_pair_reaches(self, config: StudyConfig, tmp_path: Path) -> None:
-        high = config.model_copy(update={"values": {"cutoffs": [0, 1.5]}})
+        data = config.data.model_copy(update={"scale": (0, 4)})
+        high = config.model_copy(update={"values": {"cutoffs": [0, 0.9]}, "data": data})
         with pytest.raises(InputError, match="which no training pair reaches"):
             run_study("cutoff", high, tmp_path / "study", jobs=1)
 

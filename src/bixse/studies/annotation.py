@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import math
+from typing import TYPE_CHECKING, Any
 
 from bixse.studies.cells import Cell
+from bixse.studies.config import merged, train_config
 from bixse.studies.contrasts import Contrast
 from bixse.studies.study import Study, of_loss
 
@@ -15,17 +17,24 @@ if TYPE_CHECKING:
 
 
 def _cells(config: StudyConfig, values: Values, pairs: GradedPairs | None) -> list[Cell]:
-    queries = len(pairs.groups()) if pairs is not None else 0
-    labels = values["labels"] or queries
-    return [
-        Cell(
-            {"loss": loss, "labels_per_query": count},
-            train=of_loss(config, loss),
-            pairs={"labels_per_query": count, "labels": labels},
-        )
-        for loss in values["losses"]
-        for count in values["labels_per_query"]
-    ]
+    labels = values["labels"] or (len(pairs.groups()) if pairs is not None else 0)
+    found = []
+    for loss in values["losses"]:
+        train = of_loss(config, loss)
+        settings = train_config({**merged(config.train, train), "pairs": "pairs.parquet"}).optimizer
+        passes = math.ceil(labels / max(values["labels_per_query"][:1]) / settings.batch_size) * settings.epochs
+        optimizer: dict[str, Any] = {"documents_per_query": None}
+        if pairs is not None:
+            optimizer["steps"] = max(1, settings.steps or passes)
+        found += [
+            Cell(
+                {"loss": loss, "labels_per_query": count},
+                train=merged(train, {"optimizer": optimizer}),
+                pairs={"labels_per_query": count, "labels": labels},
+            )
+            for count in values["labels_per_query"]
+        ]
+    return found
 
 
 def _contrasts(values: Values) -> list[Contrast]:
@@ -63,7 +72,8 @@ STUDY = Study(
     axis="labels_per_query",
     notes=(
         "The budget is one label a training query unless `labels` says otherwise. Documents are drawn before their "
-        "label is known; a query whose label is not relevant gives InfoNCE nothing.",
+        "label is known; a query whose label is not relevant gives InfoNCE nothing. All labels of a query are in the "
+        "batch, and all arms make as many steps as the first one does in its passes.",
     ),
 )
 """The paper's claim that one graded pair a query is enough."""

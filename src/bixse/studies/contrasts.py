@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 
 from bixse.errors import InputError
-from bixse.evaluation.significance import Difference, interval_bounds, resamples
+from bixse.evaluation.significance import Difference, interval_bounds
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -21,6 +22,8 @@ PerSeed: TypeAlias = "Mapping[int, Mapping[str, float]]"
 """Seed -> `collection/query` -> value of the metric."""
 LEVEL = 0.05
 """Chance of a false finding among all claims of a study."""
+FEWEST_SEEDS = 3
+"""Seeds of trained cells below which nothing is said of a claim: intervals from two cover too little."""
 Finding: TypeAlias = Literal["reproduced", "not shown", "contradicted"]
 """What a contrast says of a claim that it is above 0."""
 
@@ -50,7 +53,7 @@ class Found:
     difference: Difference | None
     """The weighted sum with its interval; None where a cell has no figures."""
     seeds: int
-    """Training seeds that all its cells share."""
+    """Training seeds that all its trained cells share; 0: none of its cells is trained."""
 
     adjusted: float | None = None
     """Holm's p-value among all claims of a study; None: the difference's own."""
@@ -60,6 +63,8 @@ class Found:
         """What the figures say of the claim, at 5 % over all claims of the study together."""
         if self.difference is None:
             return "no figures"
+        if 0 < self.seeds < FEWEST_SEEDS:  # too few to know what another training would have given
+            return "not shown"
         if (self.difference.p_value if self.adjusted is None else self.adjusted) >= LEVEL:
             return "not shown"
         return "reproduced" if self.difference.mean > 0 else "contradicted"
@@ -75,30 +80,32 @@ def key_of(labels: Labels) -> tuple[tuple[str, str | float], ...]:
     return tuple(sorted(labels.items()))
 
 
-def measure(contrast: Contrast, cells: Mapping[Any, PerSeed], samples: int = 10_000) -> Found:
+def measure(contrast: Contrast, cells: Mapping[Any, PerSeed], seedless: Collection[Any] = ()) -> Found:
     """A contrast's mean and interval over seeds and queries.
 
-    A system without a training seed (an untrained encoder, BM25) has one row of figures, which stands for all seeds.
+    Only seeds that all its trained cells have count. A system without training (an untrained encoder, BM25) has one row
+    of figures, which stands beside every seed.
 
     Args:
         contrast: the cells and weights.
         cells: `key_of` labels -> the figures of its seeds.
-        samples: resamples.
+        seedless: keys of the systems without training.
 
     Raises:
         InputError: two cells were measured on different queries.
     """
-    found = [(cells.get(key_of(labels), {}), weight) for labels, weight in contrast.terms]
-    if not all(figures for figures, _ in found):
+    found = [(key_of(labels), weight) for labels, weight in contrast.terms]
+    if not all(cells.get(key) for key, _ in found):
         return Found(contrast.claim, None, 0)
-    several = [set(figures) for figures, _ in found if len(figures) > 1]
-    seeds = sorted(set.intersection(*several)) if several else [0]
+    trained = [set(cells[key]) for key, _ in found if key not in seedless]
+    seeds = sorted(set.intersection(*trained)) if trained else [0]
     if not seeds:
         return Found(contrast.claim, None, 0)
-    queries = sorted(next(iter(found[0][0].values())))
+    queries = sorted(next(iter(cells[found[0][0]].values())))
     total = np.zeros((len(seeds), len(queries)))
-    for figures, weight in found:
-        rows = [figures[seed] if len(figures) > 1 else next(iter(figures.values())) for seed in seeds]
+    for key, weight in found:
+        figures = cells[key]
+        rows = [next(iter(figures.values())) if key in seedless else figures[seed] for seed in seeds]
         for row in rows:
             if row.keys() != set(queries):
                 raise InputError(
@@ -106,78 +113,81 @@ def measure(contrast: Contrast, cells: Mapping[Any, PerSeed], samples: int = 10_
                     "expected the same queries; to mend: delete the study's folder and run it again"
                 )
         total += weight * np.array([[row[query] for query in queries] for row in rows])
-    return Found(contrast.claim, crossed_bootstrap(total, _strata(queries), samples), len(seeds))
+    difference = crossed_interval(total, _strata(queries))
+    return Found(contrast.claim, difference, len(seeds) if trained else 0)
 
 
-def interval_of(figures: PerSeed, samples: int = 2_000) -> Difference:
+def interval_of(figures: PerSeed) -> Difference:
     """A cell's own mean with its interval over seeds and queries."""
     queries = sorted(next(iter(figures.values())))
     values = np.array([[row[query] for query in queries] for row in figures.values()])
-    return crossed_bootstrap(values, _strata(queries), samples)
+    return crossed_interval(values, _strata(queries))
 
 
-def crossed_bootstrap(
-    values: NDArray[np.float64],
-    strata: Sequence[int],
-    samples: int = 10_000,
-    confidence: float = 0.95,
-    seed: int = 0,
-) -> Difference:
+def crossed_interval(values: NDArray[np.float64], strata: Sequence[int], confidence: float = 0.95) -> Difference:
     """Mean of a seeds x queries table with an interval that covers the chance in both.
 
-    Rows and columns are resampled independently of each other, each with replacement (the pigeonhole bootstrap: Owen
-    2007, doi:10.1214/07-AOAS122); it is somewhat too wide rather than too narrow. Of several collections each counts
-    as much as the others, and its queries are resampled among themselves.
+    Seeds and queries are crossed random effects: the variance of the mean is that of the seeds' means plus that of the
+    queries' means less what both count, each with its degrees of freedom, and Student's t has those of the sum
+    (Satterthwaite 1946, doi:10.2307/3002019). So two or three seeds give a wide interval, as they must. Of several
+    collections each counts as much as the others. With one seed the interval covers the queries alone.
 
     Args:
-        values: (S, Q) figures: S training seeds, Q queries; at least 2 queries.
-        strata: Q numbers, the collection of each query.
-        samples: resamples, at least 1.
+        values: (S, Q) figures: S training seeds, Q queries.
+        strata: Q numbers, the collection of each query; at least 2 queries each.
         confidence: coverage of the interval, between 0 and 1.
-        seed: of the resampling.
 
     Raises:
-        InputError: fewer than 2 queries, a value that is not finite, or arguments out of range.
+        InputError: fewer than 2 queries of a collection, a value that is not finite, or a confidence out of range.
 
     Example:
-        >>> found = crossed_bootstrap(np.array([[0.5, 0.6, 0.7], [0.4, 0.6, 0.8]]), [0, 0, 0])
+        >>> found = crossed_interval(np.array([[0.5, 0.6, 0.7], [0.4, 0.6, 0.8]]), [0, 0, 0])
         >>> round(found.mean, 3), found.low < 0.6 < found.high, found.queries
         (0.6, True, 3)
     """
     table = np.asarray(values, dtype=np.float64)
-    if table.ndim != 2 or not table.shape[0] or table.shape[1] < 2 or not np.isfinite(table).all():
+    _, member = np.unique(np.asarray(strata), return_inverse=True)
+    sizes = np.bincount(member) if len(member) else np.zeros(1)
+    if table.ndim != 2 or not table.shape[0] or sizes.min() < 2 or not np.isfinite(table).all():
         raise InputError(
-            f"crossed bootstrap: got a table of shape {table.shape}; expected finite figures of at least 1 seed and 2 "
-            "queries; to mend: evaluate on more queries"
+            f"interval: got a table of shape {table.shape}; expected finite figures of at least 1 seed and 2 queries "
+            "a collection; to mend: evaluate on more queries"
         )
-    bounds = interval_bounds(confidence)
-    numbers, member = np.unique(np.asarray(strata), return_inverse=True)
-    weight = (1 / len(numbers) / np.bincount(member))[member]  # (Q,)
-    by_seed = _counts(table.shape[0], samples, seed) / table.shape[0]  # (samples, S)
-    by_query = np.empty((samples, table.shape[1]))
-    for number in range(len(numbers)):
-        columns = np.flatnonzero(member == number)
-        by_query[:, columns] = _counts(len(columns), samples, seed + 1 + number)
-    means = ((by_seed @ table) * by_query * weight).sum(axis=1)
-    tail = min(int((means <= 0).sum()), int((means >= 0).sum()))
-    low, high = np.quantile(means, bounds)
-    return Difference(
-        mean=float((table.mean(axis=0) * weight).sum()),
-        low=float(low),
-        high=float(high),
-        p_value=min(1.0, 2 * (tail + 1) / (samples + 1)),
-        queries=table.shape[1],
-        confidence=confidence,
-    )
+    _, high = interval_bounds(confidence)
+    seeds = table.shape[0]
+    weight = (1 / len(sizes) / sizes)[member]  # (Q,), sums to 1
+    mean = float((table.mean(axis=0) * weight).sum())
+    parts = [_query_parts(table[:, member == number], len(sizes)) for number in range(len(sizes))]
+    by_query = sum(variance for variance, _, _ in parts)
+    spread = sum(variance**2 / freedom for variance, _, freedom in parts)
+    if seeds == 1:
+        variance = by_query
+    else:
+        by_seed = float(np.var(table @ weight, ddof=1)) / seeds
+        both = sum(shared for _, shared, _ in parts)
+        variance = max(by_seed + by_query - both, by_seed, by_query)
+        spread += by_seed**2 / (seeds - 1) + sum(shared**2 / (freedom * (seeds - 1)) for _, shared, freedom in parts)
+    error = math.sqrt(variance)
+    if error <= 1e-12 * max(1.0, abs(mean)):
+        p_value = 1.0 if abs(mean) <= 1e-12 else 0.0
+        return Difference(mean, mean, mean, p_value, table.shape[1], confidence)
+    from scipy.stats import t
+
+    freedom = variance**2 / spread
+    reach = float(t.ppf(high, freedom)) * error
+    p_value = float(2 * t.sf(abs(mean) / error, freedom))
+    return Difference(mean, mean - reach, mean + reach, p_value, table.shape[1], confidence)
 
 
-def _counts(size: int, samples: int, seed: int) -> NDArray[np.float64]:
-    """How often each of `size` things is drawn in each resample, (samples, size)."""
-    blocks = []
-    for drawn in resamples(size, samples, seed):
-        cells = drawn + np.arange(len(drawn))[:, None] * size
-        blocks.append(np.bincount(cells.ravel(), minlength=drawn.size).reshape(drawn.shape))
-    return np.concatenate(blocks).astype(np.float64)
+def _query_parts(table: NDArray[np.float64], collections: int) -> tuple[float, float, int]:
+    """A collection's share of the mean's variance: from its queries, from seed and query together, and its freedom."""
+    seeds, queries = table.shape
+    by_query = float(np.var(table.mean(axis=0), ddof=1)) / queries
+    shared = 0.0
+    if seeds > 1:
+        rest = table - table.mean(axis=0) - table.mean(axis=1, keepdims=True) + table.mean()
+        shared = float((rest**2).sum()) / ((seeds - 1) * (queries - 1)) / (seeds * queries)
+    return by_query / collections**2, shared / collections**2, queries - 1
 
 
 def _strata(queries: Sequence[str]) -> list[int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from bixse.data.transforms import keep_from
 from bixse.errors import InputError
 from bixse.studies.cells import Cell
 from bixse.studies.contrasts import Contrast
@@ -22,7 +23,7 @@ def _cells(config: StudyConfig, values: Values, pairs: GradedPairs | None) -> li
     cutoffs = values["cutoffs"]
     size = None
     if pairs is not None:
-        sizes = {cutoff: int((pairs.relevance >= cutoff).sum()) for cutoff in cutoffs}
+        sizes = {cutoff: len(keep_from(pairs, cutoff)) for cutoff in cutoffs}
         size = min(sizes.values())
         if not size:
             empty = min(cutoff for cutoff, count in sizes.items() if not count)
@@ -49,6 +50,10 @@ def _contrasts(values: Values) -> list[Contrast]:
         for cutoff in cutoffs:
             pair = (({"loss": KEEPS_GRADES, "cutoff": cutoff}, 1.0), ({"loss": other, "cutoff": cutoff}, -1.0))
             found.append(Contrast(f"bixse above {other} at cutoff {cutoff}", pair))
+        ends = (({"loss": other, "cutoff": cutoffs[-1]}, 1.0), ({"loss": other, "cutoff": cutoffs[0]}, -1.0))
+        found.append(Contrast(f"{other} needs a cutoff: {cutoffs[-1]} above {cutoffs[0]}", ends))
+    ends = (({"loss": KEEPS_GRADES, "cutoff": cutoffs[0]}, 1.0), ({"loss": KEEPS_GRADES, "cutoff": cutoffs[-1]}, -1.0))
+    found.append(Contrast(f"bixse makes use of weak pairs: {cutoffs[0]} above {cutoffs[-1]}", ends))
     return found
 
 

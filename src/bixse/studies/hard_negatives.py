@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from bixse.errors import InputError
 from bixse.studies.cells import Cell
 from bixse.studies.config import merged
 from bixse.studies.contrasts import Contrast
@@ -16,6 +17,14 @@ if TYPE_CHECKING:
 
 
 def _cells(config: StudyConfig, values: Values, pairs: GradedPairs | None) -> list[Cell]:
+    if pairs is not None:
+        sizes = sorted(len(group.documents) for group in pairs.groups())
+        most = max(values["hard_negatives"])
+        if sizes[len(sizes) // 2] < most + 1:
+            raise InputError(
+                f"hard_negatives: got {most}; expected at most {sizes[len(sizes) // 2] - 1}: half of the queries have "
+                "no more graded documents; to mend: lower it, or train on data with more of them"
+            )
     found = []
     for loss in values["losses"]:
         for negatives in values["hard_negatives"]:

@@ -12,7 +12,7 @@ from bixse.report.table import format_difference, format_interval, format_markdo
 from bixse.studies.contrasts import Found, interval_of, key_of, measure
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
     from pathlib import Path
 
     from bixse.evaluation.significance import Difference
@@ -172,6 +172,7 @@ def outcome_of(
     results: Sequence[CellResult],
     command: str,
     models: Sequence[str] = (),
+    seedless: Collection[Any] = (),
 ) -> StudyOutcome:
     """Means, intervals and tested claims of a study's results.
 
@@ -182,6 +183,7 @@ def outcome_of(
         results: a result a cell, in the order of the study.
         command: the command line, for the page.
         models: folders of the models that were kept.
+        seedless: keys of the systems without training.
     """
     finished: dict[Any, list[CellResult]] = {}
     for found in results:
@@ -191,10 +193,9 @@ def outcome_of(
     figures = {key: {found.seed: found.per_query for found in group if found.per_query}
                for key, group in finished.items()}  # fmt: skip
     summary = [_summary(study, group, figures[key]) for key, group in finished.items() if group]
-    claims = [measure(contrast, figures) for contrast in study.contrasts(values)]
-    tested = [found.difference.p_value for found in claims if found.difference is not None]
-    corrected = iter(holm(tested))
-    claims = [replace(found, adjusted=next(corrected)) if found.difference else found for found in claims]
+    claims = [measure(contrast, figures, seedless) for contrast in study.contrasts(values)]
+    corrected = holm([1.0 if found.difference is None else found.difference.p_value for found in claims])
+    claims = [replace(found, adjusted=p_value) for found, p_value in zip(claims, corrected, strict=True)]
     return StudyOutcome(study, config, list(results), summary, claims, command, models)
 
 

@@ -11,6 +11,7 @@ from bixse.data.run_record import open_run
 from bixse.errors import InterruptedRunError
 from bixse.studies.card import write_cards
 from bixse.studies.cells import cell_config, known_result
+from bixse.studies.contrasts import key_of
 from bixse.studies.inputs import input_hashes, prepare_inputs
 from bixse.studies.outcome import StudyOutcome, outcome_of, write_outcome
 from bixse.studies.parallel import run_cells, visible_devices
@@ -112,7 +113,8 @@ def run_study(
     if missing:
         record.timings["cells"] = record.timings.get("cells", 0.0) + time.perf_counter() - started
     models = write_cards(study, zip(cells, results, strict=True), folder, command) if keep_models else []
-    outcome = outcome_of(study, config, values, results, command, models)
+    seedless = {key_of(cell.labels) for cell in cells if not has_seeds(cell)}
+    outcome = outcome_of(study, config, values, results, command, models, seedless)
     artifacts = write_outcome(outcome, out)
     failed = [found for found in results if found.status == "failed"]
     record.results = {"cells": len(cells), "failed": len(failed)}
