@@ -15,9 +15,13 @@ if TYPE_CHECKING:
     from bixse.data.pairs_files import load_graded_pairs as load_graded_pairs
     from bixse.data.pairs_files import load_pairs as load_pairs
     from bixse.encoders.build import build_encoder as build_encoder
+    from bixse.encoders.pool import encode_on as encode_on
     from bixse.encoders.relevance_model import RelevanceModel as RelevanceModel
     from bixse.encoders.relevance_model import load_relevance_model as load_relevance_model
     from bixse.evaluation.local import evaluate as evaluate
+    from bixse.evaluation.suite_result import SuiteResult as SuiteResult
+    from bixse.evaluation.suite_run import evaluate_suite as evaluate_suite
+    from bixse.evaluation.suites import SUITES as SUITES
     from bixse.grading.grade import GradeSettings as GradeSettings
     from bixse.grading.grade import grade as grade
     from bixse.grading.open_judge import open_judge as open_judge
@@ -29,6 +33,8 @@ if TYPE_CHECKING:
     from bixse.losses.pairwise_bce import PairwiseBCELoss as PairwiseBCELoss
     from bixse.losses.soft_infonce import SoftInfoNCELoss as SoftInfoNCELoss
     from bixse.relevance import GradeScale as GradeScale
+    from bixse.retrieval.index import open_index as open_index
+    from bixse.retrieval.index_build import make_index as make_index
     from bixse.training.config import TrainConfig as TrainConfig
     from bixse.training.recipe import train as train
     from bixse.training.sweep import sweep as sweep
@@ -37,6 +43,7 @@ if TYPE_CHECKING:
     from bixse.training.trainer import GradedTrainingArguments as GradedTrainingArguments
 
 _HOMES = {
+    "SUITES": "evaluation.suites",
     "BiXSELoss": "losses.bixse",
     "ConvertSettings": "data.conversion.settings",
     "GradeScale": "relevance",
@@ -50,17 +57,22 @@ _HOMES = {
     "PairwiseBCELoss": "losses.pairwise_bce",
     "RelevanceModel": "encoders.relevance_model",
     "SoftInfoNCELoss": "losses.soft_infonce",
+    "SuiteResult": "evaluation.suite_result",
     "SweepConfig": "training.sweep_config",
     "TrainConfig": "training.config",
     "build_encoder": "encoders.build",
     "convert": "data.conversion.convert",
+    "encode_on": "encoders.pool",
     "evaluate": "evaluation.local",
+    "evaluate_suite": "evaluation.suite_run",
     "grade": "grading.grade",
     "load_collection": "data.collection_files",
     "load_graded_pairs": "data.pairs_files",
     "load_pairs": "data.pairs_files",
     "load_relevance_model": "encoders.relevance_model",
     "load_rubric": "grading.rubrics",
+    "make_index": "retrieval.index_build",
+    "open_index": "retrieval.index",
     "open_judge": "grading.open_judge",
     "sweep": "training.sweep",
     "train": "training.recipe",
@@ -68,6 +80,7 @@ _HOMES = {
 """Public name -> module; imported on first use, so that `import bixse` is light."""
 
 __all__ = [
+    "SUITES",
     "BiXSELoss",
     "ConvertSettings",
     "GradeScale",
@@ -81,18 +94,23 @@ __all__ = [
     "PairwiseBCELoss",
     "RelevanceModel",
     "SoftInfoNCELoss",
+    "SuiteResult",
     "SweepConfig",
     "TrainConfig",
     "__version__",
     "build_encoder",
     "convert",
+    "encode_on",
     "evaluate",
+    "evaluate_suite",
     "grade",
     "load_collection",
     "load_graded_pairs",
     "load_pairs",
     "load_relevance_model",
     "load_rubric",
+    "make_index",
+    "open_index",
     "open_judge",
     "sweep",
     "train",

@@ -73,10 +73,22 @@ def evaluate_suite(
         StorageError: `out` cannot be written.
 
     Example:
-        BEIR with a comparison to BM25::
+        >>> import tempfile
+        >>> from bixse import evaluate_suite
+        >>> from bixse.data.collection import Collection, Document
+        >>> from bixse.data.collection_files import save_collection
+        >>> corpus = {"d1": Document("copy", "copies a file"), "d2": Document("sort", "sorts a list")}
+        >>> toy = Collection("SciFact", corpus, {"q1": "copy a file"}, {"test": {"q1": {"d1": 1}}})
+        >>> data = Path(tempfile.mkdtemp())
+        >>> save_collection(toy, data / "SciFact")
+        >>> result = evaluate_suite(["bm25"], "beir", data, tasks=["SciFact"])
+        >>> result.means["bm25"]["mean over tasks"]
+        1.0
+
+        All of BEIR, a model against BM25::
 
             result = evaluate_suite(["runs/quickstart/bixse/model", "bm25"], "beir", "data/beir", "runs/beir")
-            result.means["bm25"]["mean over tasks"]
+            [(found.a, found.b, found.verdict) for found in result.comparisons]
     """
     chosen = suite_named(suite)
     folder = Path(data) if data is not None else None

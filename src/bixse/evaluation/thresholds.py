@@ -57,9 +57,9 @@ def threshold_at_precision(
     """The lowest threshold whose precision is at least the one wanted: of all such the one that finds most.
 
     The interval resamples whole queries (percentile bootstrap) at this threshold. It leaves out that the threshold was
-    chosen on the same pairs: on new queries the precision lies below the wanted one about as often as above it, so
-    read the lower end. Where every pair taken is relevant, resampling shows no doubt; the interval is then Wilson's,
-    with one trial a query.
+    chosen on the same pairs: on new queries the precision lies below the wanted one more often than above it
+    (`docs/evaluation.md` has figures), so read the lower end. Where every pair taken is relevant, resampling shows no
+    doubt; the interval is then Wilson's, with one trial a query.
 
     Args:
         scores: probabilities, shape (N,), in [0, 1].

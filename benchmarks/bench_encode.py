@@ -1,0 +1,185 @@
+"""Texts encoded a second: bixse beside sentence-transformers, with its defaults and with its best settings.
+
+    python benchmarks/bench_encode.py [--documents 512] [--rounds 4] [--processes 2] [--out FILE] [--quick]
+
+One row a method, on the same documents of the sample collection (Python's own documentation: many short entries, some
+of hundreds of words) and the same model (all-MiniLM-L6-v2, 256 tokens at most):
+
+- `sentence-transformers`: `model.encode(texts, normalize_embeddings=True)`, 32 texts a batch, float32;
+- `sentence-transformers, best`: the same with whichever of 8, 16, 32 and 128 texts a batch is fastest in a trial on a
+  part of the documents, and under a bf16 autocast where the processor is fast at it;
+- `bixse`: `bixse.encoders.encode.encode_texts`;
+- `bixse, processes`: the same in several processes, their start not counted (with --processes above 1).
+
+Times are wall times of methods interleaved in one run, the order turned from round to round, so that another program on
+the machine slows all alike; the ratio is the median over rounds of the time of sentence-transformers' defaults to a
+method's in the same round. `padding` is the share of token positions computed that are padding, in one process.
+`difference` is the largest of a coordinate to that of sentence-transformers' defaults: above 1e-5 in float32 the run
+fails. The number of threads is PyTorch's: set OMP_NUM_THREADS to change it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from bixse.data.pydocs.collection import load_pydocs
+from bixse.encoders.build import build_encoder, no_library_bars
+from bixse.encoders.embedding import positions_computed
+from bixse.encoders.encode import TEXTS_PER_BLOCK, autocast, bf16_is_fast, by_length, encode_texts
+from bixse.encoders.pool import EncodePool
+from measuring import write_table
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+COLUMNS = (
+    "documents", "tokens", "threads", "bf16", "rounds", "method", "texts_per_second", "ratio", "ratio_lowest",
+    "ratio_highest", "padding", "difference",
+)  # fmt: skip
+PLAIN = "sentence-transformers"
+BEST = "sentence-transformers, best"
+OURS = "bixse"
+SIZES = (8, 16, 32, 128)
+"""Texts a batch that are tried for sentence-transformers."""
+TOLERANCE = {False: 1e-5, True: 0.02}
+"""Largest difference of a coordinate allowed in float32, and in bf16."""
+
+
+def sample(number: int) -> list[str]:
+    """Documents drawn at random from the sample collection, each once."""
+    collection, _ = load_pydocs()
+    texts = list(dict.fromkeys(document.content for document in collection.corpus.values()))
+    chosen = np.random.default_rng(0).permutation(len(texts))[:number]
+    return [texts[row] for row in sorted(chosen)]
+
+
+def lengths_of(model, texts: Sequence[str]) -> np.ndarray:
+    """Tokens of each text."""
+    return np.concatenate([
+        model.preprocess(list(texts[start : start + 512]))["attention_mask"].sum(dim=1).numpy()
+        for start in range(0, len(texts), 512)
+    ])  # fmt: skip
+
+
+def plain_padding(model, texts: Sequence[str], size: int) -> float:
+    """Share of padding in sentence-transformers' batches: sorted by characters from the longest on."""
+    lengths = lengths_of(model, texts)[by_length(texts)[::-1]]
+    computed = sum(len(part) * part.max() for part in np.split(lengths, range(size, len(lengths), size)))
+    return 1 - lengths.sum() / computed
+
+
+def own_padding(model, texts: Sequence[str]) -> float:
+    """Share of padding in ours."""
+    order = by_length(texts)
+    computed = tokens = 0
+    for start in range(0, len(texts), TEXTS_PER_BLOCK):
+        mask = model.preprocess([texts[row] for row in order[start : start + TEXTS_PER_BLOCK]])["attention_mask"]
+        computed, tokens = computed + positions_computed(mask), tokens + int(mask.sum())
+    return 1 - tokens / computed
+
+
+def best_size(model, texts: Sequence[str]) -> int:
+    """The fastest of some batch sizes for sentence-transformers on a part of the texts."""
+    part = list(texts[:: max(1, len(texts) // 128)])
+    seconds = {}
+    for size in SIZES:
+        start = time.perf_counter()
+        with autocast(model.device):
+            model.encode(part, batch_size=size)
+        seconds[size] = time.perf_counter() - start
+    return min(seconds, key=lambda size: seconds[size])
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure, print the table, write the CSV."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--documents", type=int, default=512)
+    parser.add_argument("--rounds", type=int, default=4, help="the median counts")
+    parser.add_argument("--processes", type=int, default=1, help="above 1: measure so many processes too")
+    parser.add_argument("--out", type=Path, help="write the table here as CSV")
+    parser.add_argument("--quick", action="store_true", help="24 documents: a look, not a measurement")
+    options = parser.parse_args(arguments)
+    if min(options.documents, options.rounds, options.processes) < 1:
+        parser.error("expected documents, rounds and processes of at least 1")
+    if options.quick:
+        options.documents, options.rounds = 24, 1
+    texts = sample(options.documents)
+    model = build_encoder("demo", device="cpu")
+    bf16 = bf16_is_fast("cpu")
+    tokens = int(lengths_of(model, texts).sum())
+    with no_library_bars(), ExitStack() as opened:
+        size = best_size(model, texts)
+        plain = model.encode(texts, normalize_embeddings=True)
+
+        def best() -> np.ndarray:
+            with autocast(model.device):
+                return model.encode(texts, batch_size=size, normalize_embeddings=True)
+
+        methods: dict[str, Callable[[], np.ndarray]] = {
+            PLAIN: lambda: model.encode(texts, normalize_embeddings=True),
+            BEST: best,
+            OURS: lambda: encode_texts(model, texts, "document"),
+        }
+        paddings = {PLAIN: plain_padding(model, texts, 32), BEST: plain_padding(model, texts, size)}
+        paddings[OURS] = own_padding(model, texts)
+        if options.processes > 1:
+            pool = EncodePool(model, ["cpu"] * options.processes)
+            opened.callback(pool.close)
+            methods[f"{OURS}, {options.processes} processes"] = lambda: pool.encode(texts, "document", None, bf16)
+        found = {name: method() for name, method in methods.items()}  # also a first run of each, which is not timed
+        seconds: dict[str, list[float]] = {name: [] for name in methods}
+        names, load = list(methods), os.getloadavg()[0]
+        for turn in range(options.rounds):
+            for name in names[turn % len(names) :] + names[: turn % len(names)]:
+                start = time.perf_counter()
+                methods[name]()
+                seconds[name].append(time.perf_counter() - start)
+    print(
+        f"{len(texts)} documents, {tokens} tokens, {torch.get_num_threads()} thread(s), "
+        f"{'bf16' if bf16 else 'no bf16 on this processor'}, {options.rounds} rounds, best batch size of "
+        f"sentence-transformers {size}; load of the machine before: {load:.1f}\n"
+        f"{'method':<28} {'texts/s':>8} {'x plain':>8} {'lowest':>7} {'highest':>7} {'padding':>8} {'difference':>11}"
+    )
+    rows: list[dict[str, object]] = []
+    for name in methods:
+        ratios = [theirs / own for theirs, own in zip(seconds[PLAIN], seconds[name], strict=True)]
+        difference = float(np.abs(found[name] - plain).max())
+        if difference > TOLERANCE[bf16 and name != PLAIN]:
+            raise SystemExit(f"{name}: embeddings differ by {difference} from those of {PLAIN}")
+        rows.append(
+            {
+                "documents": len(texts),
+                "tokens": tokens,
+                "threads": torch.get_num_threads(),
+                "bf16": bf16,
+                "rounds": options.rounds,
+                "method": name,
+                "texts_per_second": round(len(texts) / statistics.median(seconds[name]), 2),
+                "ratio": round(statistics.median(ratios), 3),
+                "ratio_lowest": round(min(ratios), 3),
+                "ratio_highest": round(max(ratios), 3),
+                "padding": round(paddings[name], 4) if name in paddings else "",
+                "difference": f"{difference:.1e}",
+            }
+        )
+        row = rows[-1]
+        print(
+            f"{name:<28} {row['texts_per_second']:>8} {row['ratio']:>8} {row['ratio_lowest']:>7} "
+            f"{row['ratio_highest']:>7} {row['padding']:>8} {row['difference']:>11}",
+            flush=True,
+        )
+    if options.out:
+        write_table(options.out, COLUMNS, rows)
+
+
+if __name__ == "__main__":
+    main()
