@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 TESTED := $(VENV)/.ready-for-tests
 
-.PHONY: quickstart test test-all lint bench-loss bench-train bench-grade bench-eval clean help
+.PHONY: quickstart test test-all lint bench-loss bench-train bench-grade bench-eval bench-encode bench-search-index clean help
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
@@ -55,6 +55,12 @@ bench-grade: $(TESTED)  ## pairs a second of the local judge against generate(),
 
 bench-eval: $(TESTED)  ## exact search and metrics against the bare matrix product and the evaluators of other libraries
 	$(BIN)/python benchmarks/bench_eval.py $(ARGS)
+
+bench-encode: $(TESTED)  ## texts encoded a second against sentence-transformers
+	$(BIN)/python benchmarks/bench_encode.py $(ARGS)
+
+bench-search-index: $(TESTED)  ## exact and approximate indexes: time to build, time of a query, recall, disk
+	$(BIN)/python benchmarks/bench_search_index.py $(ARGS)
 
 clean:  ## remove the environment
 	rm -rf $(VENV)
