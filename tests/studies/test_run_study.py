@@ -5,19 +5,25 @@ from __future__ import annotations
 import csv
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
+from filelock import FileLock
 
 from bixse.cli.main import main
 from bixse.data.collection import Collection, Document
 from bixse.data.collection_files import save_collection
 from bixse.encoders.static import save_static_student
 from bixse.errors import ConfigError, InputError, OutputExistsError
+from bixse.studies import cells
 from bixse.studies.cells import RESULT_FILE, Cell, known_result
 from bixse.studies.config import StudyConfig, load_study_config, preset_names
 from bixse.studies.run import CELLS_FOLDER, run_study
@@ -194,6 +200,53 @@ def test_an_only_split_is_divided_by_query_text(student: Path, tmp_path: Path) -
 
 
 class TestUnhappyPaths:
+    def test_a_refused_study_leaves_no_folder(self, config: StudyConfig, tmp_path: Path) -> None:
+        with pytest.raises(ConfigError, match="learning_rat"):
+            run_study("losses", config.model_copy(update={"per_loss": {"bixse": {"learning_rat": 1}}}), tmp_path / "s")
+        assert not (tmp_path / "s").exists()
+
+    def test_files_that_are_not_there(self, config: StudyConfig, tmp_path: Path) -> None:
+        data = {"pairs": [tmp_path / "no.parquet"], "dev": [tmp_path / "dev"], "test": [tmp_path / "test"]}
+        with pytest.raises(InputError, match=r"neither qrels/dev\.tsv nor qrels/test\.tsv"):
+            run_study("losses", StudyConfig(data=data, model=config.model), tmp_path / "s")
+
+    def test_changed_qrels_are_noticed(self, config: StudyConfig, words: Path, tmp_path: Path) -> None:
+        other = tmp_path / "words"
+        shutil.copytree(words, other)
+        moved = config.model_copy(update={"data": config.data.model_copy(update={"collection": str(other)})})
+        run_study("losses", moved, tmp_path / "s", jobs=1)
+        path = other / "qrels" / "test.tsv"
+        path.write_text(path.read_text().replace("\t3\n", "\t2\n"))
+        with pytest.raises(OutputExistsError, match=r"changed: .*test\.tsv"):
+            run_study("losses", moved, tmp_path / "s", jobs=1)
+
+    def test_two_commands_in_one_folder(self, config: StudyConfig, tmp_path: Path) -> None:
+        (tmp_path / "s").mkdir()
+        with FileLock(tmp_path / "s" / ".lock"), pytest.raises(OutputExistsError, match="another process"):
+            run_study("losses", config, tmp_path / "s", jobs=1)
+
+    def test_a_fault_of_a_library_fails_its_cell_alone(
+        self, config: StudyConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        measured = cells._scored
+
+        def broken(cell: Cell, *rest: Any) -> Any:
+            if cell.labels["loss"] == "bm25":
+                raise KeyError("vocabulary")
+            return measured(cell, *rest)
+
+        monkeypatch.setattr(cells, "_scored", broken)
+        found = run_study("losses", config, tmp_path / "s", jobs=1)
+        assert [row.reason for row in found.outcome.failed] == ["KeyError: 'vocabulary'"]
+        assert len(found.outcome.results) == 6
+
+    def test_a_collection_without_its_scale(self, words: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main(["study", "losses", "--collection", str(words)]) == 2
+        assert "expected all three" in capsys.readouterr().err
+        flags = ["--collection", str(words), "--scale", "0", "3", "--relevance-level", "2"]
+        assert main(["study", "losses", "--preset", "paper-qwen2.5-0.5b", *flags]) == 2
+        assert "beside files of pairs" in capsys.readouterr().err
+
     def test_another_studys_folder_is_refused(self, config: StudyConfig, tmp_path: Path) -> None:
         out = tmp_path / "study"
         run_study("losses", config, out, jobs=1)
@@ -227,6 +280,28 @@ class TestUnhappyPaths:
         (tmp_path / cell.name).mkdir()
         (tmp_path / cell.name / RESULT_FILE).write_text('{"labels": {}, "seed": 1, "status": "finished"}')
         assert known_result(cell, tmp_path) is None
+
+
+@pytest.mark.slow
+def test_a_process_that_is_killed_costs_its_own_cell_alone(config: StudyConfig, tmp_path: Path) -> None:
+    if (os.cpu_count() or 1) < 2:
+        pytest.skip("needs two cores")
+    slow = config.model_copy(update={"train": {"optimizer": {"batch_size": 8, "epochs": 20}}, "seeds": (0, 1, 2)})
+    out, killed = tmp_path / "study", []
+
+    def kill_one() -> None:
+        while not list(out.glob("cells/*/run/checkpoints")):
+            time.sleep(0.05)
+        child = next(p for p in psutil.Process().children() if "spawn_main" in " ".join(p.cmdline()))
+        killed.append(child.pid)
+        child.kill()
+
+    watcher = threading.Thread(target=kill_one, daemon=True)
+    watcher.start()
+    found = run_study("losses", slow, out, jobs=2)
+    assert killed
+    assert not found.outcome.failed
+    assert len(found.outcome.results) == 8
 
 
 @pytest.mark.slow

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from bixse.cli.result import CommandResult
 from bixse.errors import InputError
@@ -37,7 +37,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--jobs", type=int, metavar="N", help="processes at once (default: one a GPU, or one a core)")
     parser.add_argument("--keep-models", action="store_true", help="leave the trained models in the cells' folders")
     parser.add_argument("--dry-run", action="store_true", help="check every cell; say steps, memory and GPU hours")
-    parser.add_argument("--devices", type=int, default=1, metavar="N", help="for --dry-run: devices a training uses")
+    parser.add_argument(
+        "--devices", type=int, default=1, metavar="N", help="for --dry-run: devices that cells run on, one each"
+    )
     parser.add_argument(
         "--teraflops", type=float, default=400.0, metavar="X", help="for --dry-run: peak of one device (default: 400)"
     )
@@ -78,7 +80,7 @@ def run(args: argparse.Namespace) -> CommandResult:
         "claims": [{"claim": found.claim, "finding": found.finding} for found in outcome.claims],
     }
     code = 0 if not errors else 3 if len(errors) < len(outcome.results) else 1
-    return CommandResult("\n".join(lines), metrics, result.artifacts, [], errors, code)
+    return CommandResult("\n".join(lines), metrics, result.artifacts, result.warnings, errors, code)
 
 
 def _config(args: argparse.Namespace) -> StudyConfig:
@@ -88,9 +90,20 @@ def _config(args: argparse.Namespace) -> StudyConfig:
     preset = args.preset if args.preset or args.config else "laptop"
     flags = {"collection": args.collection, "scale": args.scale, "relevance_level": args.relevance_level}
     data = {name: value for name, value in flags.items() if value is not None}
-    own = {"data": data} if data else {}
+    own: dict[str, Any] = {"data": data} if data else {}
+    if args.collection is not None and (args.scale is None or args.relevance_level is None):
+        raise InputError(
+            "--collection: got it without --scale or --relevance-level; expected all three, since the grades that "
+            "occur do not show those nobody gave; to mend: add for example --scale 0 3 --relevance-level 2"
+        )
     own |= {name: value for name, value in (("model", args.model), ("seeds", args.seeds)) if value is not None}
-    return load_study_config(args.name, preset, args.config, own)
+    config = load_study_config(args.name, preset, args.config, own)
+    if args.collection is not None and config.data.pairs:
+        raise InputError(
+            "--collection: got it beside files of pairs in the configuration; expected one of the two; to mend: use "
+            "another preset, or name the collections in `data.dev` and `data.test`"
+        )
+    return config
 
 
 def _dry_run(args: argparse.Namespace, config: StudyConfig) -> CommandResult:

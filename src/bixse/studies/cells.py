@@ -8,11 +8,12 @@ import shutil
 import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from importlib import metadata
 from typing import TYPE_CHECKING, Any, Literal
 
 from bixse.data.files import read_text, storage_errors, write_atomically
 from bixse.data.pairs_files import load_graded_pairs, save_graded_pairs
-from bixse.errors import BixseError, InterruptedRunError, StorageError
+from bixse.errors import BixseError, InterruptedRunError, OutputExistsError, StorageError
 from bixse.evaluation.baseline import METRICS
 from bixse.studies.config import merged, train_config
 from bixse.training.recipe import MODEL_FOLDER
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
+    from bixse.encoders.relevance_model import RelevanceModel
     from bixse.studies.inputs import StudyInputs
     from bixse.training.config import TrainConfig
 
@@ -85,6 +87,8 @@ class CellResult:
     """Wall time of training and measuring."""
     fingerprint: str = ""
     """Of the cell."""
+    version: str = ""
+    """Of bixse."""
 
 
 def known_result(cell: Cell, folder: Path) -> CellResult | None:
@@ -120,19 +124,25 @@ def run_cell(
         own.mkdir(parents=True, exist_ok=True)
     try:
         found = _measure(cell, settings, inputs, own)
-    except (InterruptedRunError, StorageError, KeyboardInterrupt):
+    except (InterruptedRunError, StorageError, OutputExistsError):
         raise
-    except (BixseError, MemoryError, RuntimeError) as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
+    except Exception as error:  # whatever a library raises: the other cells stand
+        said = " ".join(str(error).split())
+        reason = said if isinstance(error, BixseError) else f"{type(error).__name__}: {said}"
         found = CellResult(cell.labels, cell.seed, "failed", reason[:500])
-    seconds = time.perf_counter() - started
-    result = CellResult(**{**asdict(found), "seconds": seconds, "fingerprint": cell.fingerprint})
+    seconds, version = time.perf_counter() - started, metadata.version("bixse")
+    result = CellResult(**{**asdict(found), "seconds": seconds, "fingerprint": cell.fingerprint, "version": version})
     write_atomically(own / RESULT_FILE, json.dumps(asdict(result), indent=1) + "\n")
+    drop_files(own, keep_model)
+    return result
+
+
+def drop_files(own: Path, keep_model: bool) -> None:
+    """Delete what a finished cell does not need any more."""
     with suppress(OSError):
         (own / "pairs.parquet").unlink(missing_ok=True)
         if not keep_model:
             shutil.rmtree(own / "run", ignore_errors=True)
-    return result
 
 
 def _measure(cell: Cell, settings: Mapping[str, Any], inputs: StudyInputs | None, own: Path) -> CellResult:
@@ -188,6 +198,26 @@ def _write_pairs(cell: Cell, inputs: StudyInputs, path: Path) -> int:
     return len(pairs)
 
 
+def untrained(inputs: StudyInputs, settings: Mapping[str, Any]) -> RelevanceModel:
+    """The encoder as training would begin with it: its length, pooling, attention and instructions."""
+    from bixse.data.instructions import load_instructions
+    from bixse.encoders.build import build_encoder
+    from bixse.encoders.instructions import set_instructions
+
+    config = train_config({**settings, "pairs": inputs.pairs})
+    encoder = build_encoder(
+        inputs.model,
+        config.max_length,
+        trust_remote_code=config.trust_remote_code,
+        bidirectional=config.bidirectional,
+        pooling=config.pooling,
+        attention=config.attention,
+    )
+    if config.instructions is not None:
+        set_instructions(encoder, load_instructions(config.instructions))
+    return encoder
+
+
 def _scored(cell: Cell, inputs: StudyInputs, model: str, settings: Mapping[str, Any] | None) -> CellResult:
     """A system's figures on the test queries."""
     from bixse.data.collection_files import load_collection
@@ -198,7 +228,7 @@ def _scored(cell: Cell, inputs: StudyInputs, model: str, settings: Mapping[str, 
     if model != "bm25":
         from bixse.encoders.build import build_encoder
 
-        encoder = build_encoder(model, None if settings is None else settings.get("max_length"))
+        encoder = build_encoder(model) if settings is None else untrained(inputs, settings)
     means: list[dict[str, float]] = []
     per_query: dict[str, float] = {}
     for name, folder in inputs.tests.items():

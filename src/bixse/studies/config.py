@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from bixse.data.files import read_settings
 from bixse.errors import SEEDS, ConfigError, InputError, did_you_mean
+from bixse.losses.catalogue import LOSSES
 from bixse.training.config import PATH_SETTINGS, TrainConfig, load_config, moved_paths
 
 if TYPE_CHECKING:
@@ -112,6 +113,14 @@ class StudyConfig(BaseModel):
     def _different(cls, value: tuple[int, ...]) -> tuple[int, ...]:
         if len(set(value)) < len(value):
             raise ValueError("expected different seeds")
+        return value
+
+    @field_validator("per_loss")
+    @classmethod
+    def _known_losses(cls, value: dict[str, Any]) -> dict[str, Any]:
+        for loss in value:
+            if loss not in LOSSES:
+                raise ValueError(f"expected losses as keys, not {loss!r}; to mend: {did_you_mean(loss, LOSSES)}")
         return value
 
     @field_validator("train", "per_loss")

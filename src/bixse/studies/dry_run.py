@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from bixse.errors import InputError
 from bixse.studies.config import PYDOCS, EncoderSize, merged, train_config
 from bixse.studies.rankers import has_seeds
 from bixse.studies.study import chosen_values, find_study
@@ -53,11 +54,13 @@ class StudyPlan:
     missing: list[str]
     """Files and folders that are not there."""
     weights_gib: float
-    """Weights, gradients and optimizer on each device."""
+    """Weights, gradients and optimizer of one training, on its device."""
     activations_gib: float
-    """States kept for the backward pass, of the largest batch on one device."""
+    """States kept for the backward pass of the largest batch; `cached: true` keeps those of one pass alone."""
     hours: float
     """Device hours of all training, at the assumed speed."""
+    devices: int = 1
+    """Devices that cells run on side by side, each cell on one."""
 
     def lines(self, teraflops: float, utilisation: float) -> list[str]:
         """The plan in words."""
@@ -66,12 +69,13 @@ class StudyPlan:
         if most is not None:
             found.append(f"up to {most.rows:,} training rows and {most.steps:,} steps a cell")
             found.append(
-                f"memory of a device: {self.weights_gib:.1f} GiB for weights, gradients and optimizer, about "
+                f"memory of a training: {self.weights_gib:.1f} GiB for weights, gradients and optimizer, about "
                 f"{self.activations_gib:.1f} GiB for the states of one batch, nothing for scores (the losses are tiled)"
             )
+            side_by_side = f" ({self.hours / self.devices:,.1f} on {self.devices})" if self.devices > 1 else ""
             found.append(
-                f"about {self.hours:,.1f} device hours at {teraflops:g} teraflops and {utilisation:.0%} of them used, "
-                "encoding for evaluation not counted"
+                f"about {self.hours:,.1f} device hours{side_by_side} at {teraflops:g} teraflops and {utilisation:.0%} "
+                "of them used; transforms that drop pairs, and encoding to measure, are not counted"
             )
         found += [f"not there: {name}" for name in self.missing] or ["all files are there"]
         return found
@@ -89,7 +93,7 @@ def plan_study(
     Args:
         name: the study.
         config: its configuration; its `size` stands in where the encoder's files are not there.
-        devices: devices a training is spread over.
+        devices: devices that cells run on side by side; each cell takes one.
         teraflops: peak of one device in the number type of training.
         utilisation: share of the peak that is reached, in (0, 1].
 
@@ -112,9 +116,9 @@ def plan_study(
     plans, states = [], 0.0
     for cell in trained:
         settings = train_config({**merged(config.train, cell.train), "pairs": Path("pairs.parquet")})
-        plan = _plan(cell, settings, size, rows, queries)
-        plans.append(plan)
-        states = max(states, _activations(settings, size, rows / max(queries, 1), devices))
+        own_rows, own_queries = _left(cell, rows, queries)
+        plans.append(_plan(cell, settings, size, own_rows, own_queries))
+        states = max(states, _activations(settings, size, own_rows / max(own_queries, 1)))
     if config.model not in ("demo", "static") and not Path(config.model).exists():
         lacking.append(f"{config.model} (fetched from the hub at the first cell)")
     trained_weights = size.trained or size.parameters
@@ -128,6 +132,7 @@ def plan_study(
         weights_gib=(trained_weights * BYTES_PER_TRAINED + frozen * BYTES_PER_FROZEN) / 2**30,
         activations_gib=states / 2**30,
         hours=total / (teraflops * 1e12 * utilisation) / 3600,
+        devices=devices,
     )
 
 
@@ -146,10 +151,18 @@ def _plan(cell: Cell, settings: TrainConfig, size: EncoderSize, rows: float, que
     return CellPlan(label, int(rows), int(steps), tokens, each * size.parameters * tokens + attention)
 
 
-def _activations(settings: TrainConfig, size: EncoderSize, documents: float, devices: int) -> float:
-    """Bytes of the states of one batch on one device: a state a layer with checkpointing, some 17 without."""
+def _left(cell: Cell, rows: float, queries: float) -> tuple[float, float]:
+    """Training rows and queries of a cell: what its budget of labels buys, or all."""
+    if "labels_per_query" not in cell.pairs:
+        return rows, queries
+    labels = cell.pairs["labels"] or queries
+    return labels, labels / cell.pairs["labels_per_query"]
+
+
+def _activations(settings: TrainConfig, size: EncoderSize, documents: float) -> float:
+    """Bytes of the states of one batch: a state a layer with checkpointing, some 17 without."""
     optimizer = settings.optimizer
-    queries = optimizer.batch_size / devices
+    queries = optimizer.batch_size
     drawn = min(documents, optimizer.documents_per_query or math.inf)
     tokens = queries * (size.query_tokens + drawn * size.document_tokens)
     kept = 1 if optimizer.gradient_checkpointing else 17
@@ -168,7 +181,13 @@ def _size_of(config: StudyConfig) -> EncoderSize:
 def _rows_of(config: StudyConfig, size: EncoderSize) -> tuple[float, float, list[str]]:
     """Training rows, queries, and what is not there."""
     data = config.data
-    lacking = _absent([*data.pairs, *data.dev, *data.test])
+    lacking = _absent(dict.fromkeys([*data.pairs, *data.dev, *data.test]))
+    twice = {path.stem for path in data.pairs if [other.stem for other in data.pairs].count(path.stem) > 1}
+    if twice:
+        raise InputError(
+            f"data.pairs: got two files named {sorted(twice)[0]!r}; expected names of their own, which become their "
+            "tasks; to mend: rename one"
+        )
     if data.pairs:
         known = [path for path in data.pairs if path.suffix == ".parquet" and path.is_file()]
         if len(known) == len(data.pairs):
@@ -181,8 +200,10 @@ def _rows_of(config: StudyConfig, size: EncoderSize) -> tuple[float, float, list
         return 2795, 239, lacking
     qrels = Path(data.collection) / "qrels"
     lacking += _absent([qrels])
-    rows = sum(max(0, len(path.read_text(encoding="utf-8").splitlines()) - 1) for path in qrels.glob("*.tsv"))
-    return rows * data.shares[0], max(1.0, rows * data.shares[0] / 8), lacking
+    found = {path.stem: path.read_text(encoding="utf-8").splitlines()[1:] for path in qrels.glob("*.tsv")}
+    split = data.splits[0] if data.splits else "train" if "train" in found else next(iter(found), "")
+    lines, share = found.get(split, []), 1.0 if len(found) > 1 else data.shares[0]
+    return len(lines) * share, max(1.0, len({line.split("\t")[0] for line in lines}) * share), lacking
 
 
 def _absent(paths: Iterable[Path]) -> list[str]:

@@ -12,8 +12,10 @@ from bixse.data.collection import Collection
 from bixse.data.collection_files import files_of_split, load_collection, save_collection
 from bixse.data.files import file_hash, storage_errors
 from bixse.data.graded_pairs import GradedPairs
+from bixse.data.instructions import load_instructions
 from bixse.data.pairs_files import load_several, save_graded_pairs
 from bixse.errors import InputError
+from bixse.evaluation.local import model_hashes
 from bixse.relevance import GradeScale
 from bixse.studies.config import PYDOCS
 
@@ -73,7 +75,7 @@ def prepare_inputs(config: StudyConfig, out: Path) -> StudyInputs:
         path = folder / "train.parquet"
         if not path.exists():
             _save_pairs(load_several(list(data.pairs)), path)
-        return StudyInputs(path, data.dev, "dev", tests, model, *rest)
+        return StudyInputs(path, data.dev, _dev_split(data.dev), tests, model, *rest)
     if not (folder / "train.parquet").exists():
         collection = divided(_collection(data), data)
         save_collection(collection, folder / collection.name)
@@ -85,15 +87,43 @@ def prepare_inputs(config: StudyConfig, out: Path) -> StudyInputs:
 def input_hashes(config: StudyConfig) -> dict[str, str]:
     """Content hashes of the files a study reads; of the sample collection its version is in the run's record."""
     data = config.data
-    files = [*data.pairs]
+    files: dict[str, Path] = {f"pairs/{number}": path for number, path in enumerate(data.pairs)}
     if data.pairs:
-        files += [folder / name for folder in data.test for name in files_of_split("test")]
-    elif data.collection != PYDOCS:
+        folders = [("test", folder, "test") for folder in data.test]
+        folders += [("dev", folder, _dev_split(data.dev)) for folder in data.dev]
+    else:
         folder = Path(data.collection)
-        splits = data.splits or _splits_of(folder)
-        files += [folder / name for name in dict.fromkeys(name for split in splits for name in files_of_split(split))]
-    return {str(path.name if path.parent == Path() else f"{path.parent.name}/{path.name}"): file_hash(path)
-            for path in files}  # fmt: skip
+        splits = () if data.collection == PYDOCS else data.splits or _splits_of(folder)
+        folders = [("collection", folder, split) for split in splits]
+    for kind, folder, split in folders:
+        files |= {f"{kind}/{folder.resolve().name}/{name}": folder / name for name in files_of_split(split)}
+    hashes = {name: _hash(path) for name, path in files.items()} | model_hashes(config.model)
+    instructions = config.train.get("instructions")
+    if instructions is not None:
+        hashes["instructions"] = load_instructions(Path(instructions)).content_hash()
+    return hashes
+
+
+def _hash(path: Path) -> str:
+    try:
+        return file_hash(path)
+    except OSError as error:
+        raise InputError(
+            f"{path}: got {error.strerror or error}; expected a file that the study reads; to mend: check the path, or "
+            "see `--dry-run` for all that is missing"
+        ) from error
+
+
+def _dev_split(folders: tuple[Path, ...]) -> str:
+    """Dev where every collection has it, else test."""
+    for split in ("dev", "test"):
+        if all((folder / "qrels" / f"{split}.tsv").is_file() for folder in folders):
+            return split
+    lacking = next(folder for folder in folders if not (folder / "qrels" / "test.tsv").is_file())
+    raise InputError(
+        f"{lacking}: got neither qrels/dev.tsv nor qrels/test.tsv; expected one of them, the same in every collection "
+        "of `data.dev`; to mend: check the path"
+    )
 
 
 def divided(collection: Collection, data: StudyData) -> Collection:

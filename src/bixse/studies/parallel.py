@@ -24,6 +24,13 @@ if TYPE_CHECKING:
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS")
 """Environment variables that numerical libraries read their number of threads from."""
+DIED = (
+    "the process died: most likely for want of memory, or because a script that calls run_study has no "
+    "`if __name__ == '__main__':`"
+)
+"""Why a cell failed whose process ended without a word."""
+PATIENCE = 120.0
+"""Seconds that processes have to write a checkpoint when they are told to stop."""
 MOST_JOBS = 8
 """Processes at once where nobody says how many: each loads the libraries and a model."""
 
@@ -84,44 +91,47 @@ def run_cells(
             f"--jobs: got {wanted}; expected 1 to {max(cores(), len(devices))}, the cores there are; "
             "to mend: more processes than cores only get in each other's way"
         )
-    wanted = min(wanted, len(cells))
-    if wanted <= 1:
+    if wanted == 1:
         for cell in cells:
             yield run_cell(cell, settings, inputs, folder, keep_models)
         return
     rest = {"settings": settings, "inputs": inputs, "folder": folder, "keep_model": keep_models}
-    lost: list[Cell] = []
+    waiting, again = deque(cells), deque[Cell]()
     with _few_threads(max(1, cores() // wanted)):
-        yield from _pooled(cells, rest, wanted, devices, lost)
-        for cell in lost:
-            again: list[Cell] = []
-            yield from _pooled([cell], rest, 1, devices, again)
-            if again:
-                reason = "the process died, most likely for want of memory"
-                yield CellResult(cell.labels, cell.seed, "failed", reason, fingerprint=cell.fingerprint)
+        while waiting:
+            yield from _pooled(waiting, rest, wanted, devices, again)
+        while again:
+            cell = again[0]
+            lost = deque[Cell]()
+            yield from _pooled(deque([again.popleft()]), rest, 1, devices, lost)
+            if lost:
+                yield CellResult(cell.labels, cell.seed, "failed", DIED, fingerprint=cell.fingerprint)
 
 
 def _pooled(
-    cells: Sequence[Cell], rest: Mapping[str, Any], jobs: int, devices: Sequence[str], lost: list[Cell]
+    waiting: deque[Cell], rest: Mapping[str, Any], jobs: int, devices: Sequence[str], lost: deque[Cell]
 ) -> Iterator[CellResult]:
-    """Results of a pool of processes; cells of processes that died go to `lost`."""
+    """Results of a pool of processes, until nothing waits or one of them dies; cells under way then go to `lost`."""
     context = multiprocessing.get_context("spawn")
     queue = context.Queue()
+    jobs = min(jobs, len(waiting))
     for number in range(jobs):
         queue.put(devices[number % len(devices)] if devices else None)
     pool = ProcessPoolExecutor(jobs, context, _begin, (queue, os.getpid()))
-    waiting, running = deque(cells), dict[Future[CellResult], Cell]()
+    running = dict[Future[CellResult], Cell]()
     try:
         while waiting or running:
             while waiting and len(running) < jobs:
-                cell = waiting.popleft()
-                running[pool.submit(run_cell, cell, **rest)] = cell
+                running[pool.submit(run_cell, waiting[0], **rest)] = waiting[0]
+                waiting.popleft()
             done, _ = wait(running, return_when=FIRST_COMPLETED)
             for future in done:
-                cell = running.pop(future)
-                yield future.result()
+                found = future.result()
+                del running[future]
+                yield found
     except BrokenProcessPool:
-        lost += [cell, *running.values(), *waiting]
+        lost += running.values()
+        _kill(pool)
     except BaseException:
         _stop(pool, running)
         raise
@@ -130,13 +140,20 @@ def _pooled(
         queue.close()
 
 
+def _kill(pool: ProcessPoolExecutor) -> None:
+    """End the processes of a broken pool at once: one that trains takes SIGTERM for a wish to write a checkpoint."""
+    for process in list((pool._processes or {}).values()):
+        process.kill()
+
+
 def _stop(pool: ProcessPoolExecutor, running: Mapping[Future[CellResult], Cell]) -> None:
-    """Tell every process to stop after its checkpoint, as Ctrl-C does, and wait until it has."""
+    """Tell every process to stop after its checkpoint, as Ctrl-C does; end those that have not after a while."""
     for process in list((pool._processes or {}).values()):
         if process.pid is not None:
             with suppress(ProcessLookupError):
                 os.kill(process.pid, signal.SIGINT)
-    wait(running)
+    wait(running, timeout=PATIENCE)
+    _kill(pool)
 
 
 def _begin(queue: Any, parent: int) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from bixse.studies.cells import HEADLINE, Cell, CellResult, cell_config
+from bixse.errors import IncompleteError, InputError
+from bixse.studies.cells import HEADLINE, Cell, CellResult, cell_config, untrained
 from bixse.studies.contrasts import Contrast
 from bixse.studies.study import Study, of_loss
 
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 
     from bixse.data.collection import Collection
     from bixse.data.graded_pairs import GradedPairs
+    from bixse.encoders.relevance_model import RelevanceModel
     from bixse.relevance import Run
     from bixse.studies.config import StudyConfig
     from bixse.studies.inputs import StudyInputs
@@ -65,6 +67,11 @@ def rank_cell(cell: Cell, settings: Mapping[str, Any], inputs: StudyInputs, own:
     from bixse.evaluation.metrics import evaluate_run, mean
 
     depth, system = cell.pairs["depth"], cell.pairs["system"]
+    if system == "judge" and inputs.exclude_self:
+        raise InputError(
+            "rankers: got a judge and `exclude_self`; expected one of them, since a judge ranks all that BM25 finds; "
+            "to mend: leave the judge out, or take a collection whose queries are no documents"
+        )
     model = _model(cell, settings, inputs, own) if system not in (BM25, "judge") else None
     means: list[dict[str, float]] = []
     per_query: dict[str, float] = {}
@@ -84,27 +91,25 @@ def rank_cell(cell: Cell, settings: Mapping[str, Any], inputs: StudyInputs, own:
     return CellResult(cell.labels, cell.seed, "finished", metrics=metrics, per_query=per_query)
 
 
-def _model(cell: Cell, settings: Mapping[str, Any], inputs: StudyInputs, own: Path) -> str:
+def _model(cell: Cell, settings: Mapping[str, Any], inputs: StudyInputs, own: Path) -> RelevanceModel:
     if cell.pairs["system"] == UNTRAINED:
-        return inputs.model
+        return untrained(inputs, settings)
+    from bixse.encoders.build import build_encoder
     from bixse.training.recipe import MODEL_FOLDER, train
 
     train(cell_config(cell, settings, inputs, inputs.pairs), own / "run", progress=False)
-    return str(own / "run" / MODEL_FOLDER)
+    return build_encoder(own / "run" / MODEL_FOLDER)
 
 
-def _reranked(model: str, collection: Collection, candidates: Run) -> Run:
+def _reranked(model: RelevanceModel, collection: Collection, candidates: Run) -> Run:
     """The candidates with an encoder's cosines as scores; only their texts are encoded."""
     from bixse.data.collection import Collection as Table
-    from bixse.encoders.build import build_encoder
     from bixse.evaluation.systems import encode_collection
 
     wanted = {document for found in candidates.values() for document in found}
     corpus = {name: document for name, document in collection.corpus.items() if name in wanted}
     pairs = [(query, document) for query, found in candidates.items() for document in found]
-    encoded = encode_collection(
-        build_encoder(model), Table(collection.name, corpus, collection.queries), list(candidates)
-    )
+    encoded = encode_collection(model, Table(collection.name, corpus, collection.queries), list(candidates))
     run: dict[str, dict[str, float]] = {query: {} for query in candidates}
     for (query, document), score in zip(pairs, encoded.cosines(pairs).tolist(), strict=True):
         run[query][document] = score
@@ -127,6 +132,11 @@ def _judged(cell: Cell, folder: Path, inputs: StudyInputs, out: Path) -> Run:
         )
     finally:
         judge.close()
+    if found.warnings:
+        raise IncompleteError(
+            f"{cell.labels['system']}: got {found.warnings[0]}; expected a grade for each candidate; to mend: give the "
+            "same command again, or another judge"
+        )
     return found.run
 
 

@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
+import shutil
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from bixse.data.pairs_files import load_graded_pairs
-from bixse.data.run_record import open_run
-from bixse.errors import InterruptedRunError
+from bixse.data.run_record import RUN_FILE, open_run
+from bixse.errors import InputError, InterruptedRunError
+from bixse.losses.catalogue import check_loss_options
 from bixse.studies.card import write_cards
-from bixse.studies.cells import cell_config, known_result
+from bixse.studies.cells import cell_config, drop_files, known_result
+from bixse.studies.config import OWNED, train_config
 from bixse.studies.contrasts import key_of
 from bixse.studies.inputs import input_hashes, prepare_inputs
 from bixse.studies.outcome import StudyOutcome, outcome_of, write_outcome
 from bixse.studies.parallel import run_cells, visible_devices
 from bixse.studies.rankers import has_seeds
 from bixse.studies.study import chosen_values, find_study
+from bixse.training.recipe import alone_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from bixse.data.run_record import RunRecord
-    from bixse.studies.cells import Cell
+    from bixse.studies.cells import Cell, CellResult
     from bixse.studies.config import StudyConfig
     from bixse.studies.inputs import StudyInputs
     from bixse.studies.study import Study
@@ -42,6 +46,8 @@ class StudyResult:
     """Name -> file."""
     made: int
     """Cells that this call made; the others were there."""
+    warnings: list[str] = field(default_factory=list)
+    """What the user should know."""
 
 
 def run_study(
@@ -85,15 +91,37 @@ def run_study(
     """
     study = find_study(name)
     values = chosen_values(study, config)
-    record = _open(study, config, out)
+    record = _open(study, config, values, out)
+    with alone_in(out):
+        return _run(study, config, values, record, jobs if study.needs_data else 1, keep_models, command, progress)
+
+
+def _run(
+    study: Study,
+    config: StudyConfig,
+    values: dict[str, Any],
+    record: RunRecord,
+    jobs: int | None,
+    keep_models: bool,
+    command: str,
+    progress: Callable[[str, int], Callable[[int], None]] | None,
+) -> StudyResult:
+    """The study in its folder, which nobody else uses."""
+    out, folder = record.folder, record.folder / CELLS_FOLDER
+    try:
+        inputs = prepare_inputs(config, out) if study.needs_data else None
+        cells = plan_cells(study, config, values, inputs)
+    except InputError:
+        if not (out / RUN_FILE).exists():  # a refused command leaves no folder behind
+            shutil.rmtree(out, ignore_errors=True)
+        raise
     record.save("running")
-    inputs = prepare_inputs(config, out) if study.needs_data else None
-    cells = plan_cells(study, config, values, inputs)
-    folder = out / CELLS_FOLDER
     done = {cell.name: found for cell in cells if (found := known_result(cell, folder)) is not None}
     missing = [cell for cell in cells if cell.name not in done]
+    for name in done:
+        drop_files(folder / name, keep_models)
     started = time.perf_counter()
-    advance = progress(f"study {name}", len(cells)) if progress is not None and missing else None
+    advance = progress(f"study {study.name}", len(cells)) if progress is not None and missing else None
     if advance is not None and done:
         advance(len(done))
     name_of = {cell.fingerprint: cell.name for cell in cells}
@@ -119,7 +147,21 @@ def run_study(
     failed = [found for found in results if found.status == "failed"]
     record.results = {"cells": len(cells), "failed": len(failed)}
     record.save("failed" if failed else "finished")
-    return StudyResult(outcome, {**artifacts, "record": str(out / "run.json")}, len(missing))
+    warnings = _warnings(results, [cell for cell in cells if has_seeds(cell)], models, keep_models)
+    return StudyResult(outcome, {**artifacts, "record": str(out / RUN_FILE)}, len(missing), warnings)
+
+
+def _warnings(
+    results: Sequence[CellResult], trained: Sequence[Cell], models: Sequence[str], keep_models: bool
+) -> list[str]:
+    """What to know before believing the table."""
+    versions = sorted({found.version for found in results if found.version})
+    said = []
+    if len(versions) > 1:
+        said.append(f"cells were made by several versions of bixse ({', '.join(versions)}): use a new --out to be sure")
+    if keep_models and len(models) < len(trained):
+        said.append(f"{len(trained) - len(models)} cells were finished before models were asked for: theirs are gone")
+    return said
 
 
 def plan_cells(study: Study, config: StudyConfig, values: dict[str, Any], inputs: StudyInputs | None) -> list[Cell]:
@@ -134,18 +176,21 @@ def plan_cells(study: Study, config: StudyConfig, values: dict[str, Any], inputs
     for cell in study.cells(config, values, pairs):
         seeds: Sequence[int] = config.seeds if has_seeds(cell) else config.seeds[:1]
         found += [replace(cell, seed=seed) for seed in seeds]
-    if inputs is not None:
-        for cell in found:
-            if has_seeds(cell):
-                cell_config(cell, config.train, inputs, inputs.pairs)
+    study.contrasts(values)
+    for cell in found if inputs is not None else ():
+        if has_seeds(cell) and inputs is not None:
+            settings = cell_config(cell, config.train, inputs, inputs.pairs)
+            check_loss_options(settings.loss, {"scale": settings.scale, **settings.loss_options})
     return list({cell.name: cell for cell in found}.values())
 
 
-def _open(study: Study, config: StudyConfig, out: Path) -> RunRecord:
+def _open(study: Study, config: StudyConfig, values: dict[str, Any], out: Path) -> RunRecord:
     """The record of a study; where its files lie does not count, what they hold does."""
     data = config.data
     settings = config.model_dump(mode="json", exclude={"data", "size"})
     settings |= data.model_dump(mode="json")
+    defaults = train_config({**config.train, "pairs": "pairs.parquet"}).model_dump(mode="json", exclude=set(OWNED))
+    settings |= {"values": values, "train": defaults}
     paths = ("pairs", "dev", "test", *(() if data.collection == "pydocs" else ("collection",)))
     inputs = input_hashes(config) if study.needs_data else {}
     return open_run(out, f"study {study.name}", settings, inputs, paths)

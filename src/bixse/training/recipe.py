@@ -113,7 +113,7 @@ def train(config: TrainConfig, out: Path, progress: bool = True, title: str | No
             with together():
                 check_memory(trainer)
                 if is_first_process():
-                    held.enter_context(_alone_in(out))
+                    held.enter_context(alone_in(out))
             held.enter_context(storage_errors(out))
             held.enter_context(no_library_bars())
             _save_record(record, "running")
@@ -183,7 +183,7 @@ def _history(trainer: GradedTrainer) -> tuple[list[dict[str, Any]], int | None]:
 
 
 @contextmanager
-def _alone_in(out: Path) -> Iterator[None]:
+def alone_in(out: Path) -> Iterator[None]:
     """Hold an output folder against other processes; the operating system lets go of it when this one ends."""
     from filelock import FileLock, Timeout
 
@@ -194,7 +194,7 @@ def _alone_in(out: Path) -> Iterator[None]:
             yield
     except Timeout as error:
         raise OutputExistsError(
-            f"{out}: got a folder in which another process is training; expected one that is free; "
+            f"{out}: got a folder in which another process is at work; expected one that is free; "
             "to mend: wait until it has ended, or choose another --out"
         ) from error
 
