@@ -78,7 +78,8 @@ def test_an_index_is_searched_in_one_process(
     assert (code, "got them for an index" in envelope["errors"][0]) == (2, True)
 
 
-def test_two_processes_evaluate_and_index_as_one(
+@pytest.mark.slow
+def test_two_processes_evaluate_as_one(
     capsys: pytest.CaptureFixture[str],
     model: Path,
     collection: Path,
