@@ -25,7 +25,8 @@ from bixse.encoders.static import save_static_student
 from bixse.errors import ConfigError, InputError, OutputExistsError
 from bixse.studies import cells
 from bixse.studies.cells import RESULT_FILE, Cell, known_result
-from bixse.studies.config import StudyConfig, load_study_config, preset_names
+from bixse.studies.config import StudyConfig, load_study_config
+from bixse.studies.preset_names import preset_names
 from bixse.studies.run import CELLS_FOLDER, run_study
 from bixse.studies.study import STUDIES, chosen_values, find_study
 

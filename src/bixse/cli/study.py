@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The verb's flags; what a study runs on stands in a preset or a YAML file."""
-    from bixse.studies.config import preset_names
+    from bixse.studies.preset_names import preset_names
 
     parser.add_argument("name", nargs="?", metavar="NAME", help="the study; --list shows them")
     parser.add_argument("--list", action="store_true", help="show the studies, what they go through, and the presets")
@@ -130,7 +130,7 @@ def _dry_run(args: argparse.Namespace, config: StudyConfig) -> CommandResult:
 
 
 def _list() -> str:
-    from bixse.studies.config import preset_names
+    from bixse.studies.preset_names import preset_names
     from bixse.studies.study import STUDIES, find_study
 
     lines = []

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from bixse.data.files import read_settings
 from bixse.errors import SEEDS, ConfigError, InputError, did_you_mean
 from bixse.losses.catalogue import LOSSES
+from bixse.studies.preset_names import preset_names
 from bixse.training.config import PATH_SETTINGS, TrainConfig, load_config, moved_paths
 
 if TYPE_CHECKING:
@@ -131,17 +132,6 @@ class StudyConfig(BaseModel):
         if owned:
             raise ValueError(f"expected no {', '.join(owned)}, which the study sets; to mend: use its own keys")
         return value
-
-
-def preset_names() -> list[str]:
-    """The presets that come with bixse.
-
-    Example:
-        >>> "smoke" in preset_names() and "laptop" in preset_names()
-        True
-    """
-    folder = resources.files("bixse.studies").joinpath("presets")
-    return sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml"))
 
 
 def load_study_config(
