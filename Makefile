@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 TESTED := $(VENV)/.ready-for-tests
 
-.PHONY: quickstart test test-all lint bench-loss bench-train bench-grade bench-eval bench-encode bench-search-index clean help
+.PHONY: quickstart test test-all lint bench-loss bench-train bench-grade bench-eval bench-encode bench-search-index results clean help
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
@@ -61,6 +61,9 @@ bench-encode: $(TESTED)  ## texts encoded a second against sentence-transformers
 
 bench-search-index: $(TESTED)  ## exact and approximate indexes: time to build, time of a query, recall, disk
 	$(BIN)/python benchmarks/bench_search_index.py $(ARGS)
+
+results: $(TESTED)  ## the laptop studies, their tables and plots, and the page written from them
+	$(BIN)/python benchmarks/results.py --run $(ARGS)
 
 clean:  ## remove the environment
 	rm -rf $(VENV)

@@ -189,7 +189,9 @@ def test_the_memory_study_measures_in_fresh_processes(tmp_path: Path) -> None:
 
 
 def test_an_only_split_is_divided_by_query_text(student: Path, tmp_path: Path) -> None:
-    save_collection(collection(splits=False), tmp_path / "words")
+    whole = collection(splits=False)
+    corpus = {**whole.corpus, "copy-0": Document("", "")}  # judged, and empty, as published collections have them
+    save_collection(Collection("words", corpus, whole.queries, whole.qrels), tmp_path / "words")
     data = {"collection": str(tmp_path / "words"), "scale": (0, 3), "relevance_level": 2, "shares": (0.4, 0.2, 0.4)}
     config = StudyConfig(data=data, model=str(student), seeds=(0,), values={"losses": ["bixse"]},
                          train={"optimizer": {"epochs": 1, "steps": 1}})  # fmt: skip

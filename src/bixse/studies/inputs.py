@@ -79,7 +79,9 @@ def prepare_inputs(config: StudyConfig, out: Path) -> StudyInputs:
     if not (folder / "train.parquet").exists():
         collection = divided(_collection(data), data)
         save_collection(collection, folder / collection.name)
-        _save_pairs(GradedPairs.from_collection(collection, "train", GradeScale(*data.scale)), folder / "train.parquet")
+        pairs = GradedPairs.from_collection(collection, "train", GradeScale(*data.scale))
+        # a judged document without text, as some published collections hold, teaches nothing
+        _save_pairs(GradedPairs.from_rows(row for row in pairs.rows() if row["document"]), folder / "train.parquet")
     name = _name(data)
     return StudyInputs(folder / "train.parquet", (folder / name,), "dev", {name: folder / name}, model, *rest)
 
