@@ -120,8 +120,9 @@ def positions_computed(mask: Tensor, texts_per_pass: int = 32) -> int:
     """
     order, numbers = passes_by_length(mask, texts_per_pass)
     lengths = mask.sum(dim=1)[order]
-    ends = torch.tensor(numbers, device=mask.device).cumsum(0) - 1  # sorted: the last text of a pass is its longest
-    return int((lengths[ends] * torch.tensor(numbers, device=mask.device)).sum())
+    counts = torch.tensor(numbers, dtype=torch.long, device=mask.device)  # of no texts too, where a process has none
+    ends = counts.cumsum(0) - 1  # sorted: the last text of a pass is its longest
+    return int((lengths[ends] * counts).sum())
 
 
 def take_rows(features: Features, mask: Tensor, rows: Tensor) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from bixse.errors import InputError
 from bixse.losses.base import GradedLoss, InBatch, check_scale
 from bixse.losses.bias_start import BiasStart, check_bias_start, fit_bias, prior_bias
 from bixse.losses.graded_bce import graded_bce
-from bixse.losses.statistics import mean_logits
+from bixse.losses.statistics import mean_logits, mean_target
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
@@ -106,7 +106,6 @@ class BiXSELoss(GradedLoss):
             targets = targets.binarised(self.binarise_at)
         if not bool(self.bias_is_set):
             self.start_bias(queries, documents, targets)
-        cells = len(queries) * len(documents) - int(targets.relevance.isnan().sum())
         with torch.no_grad():
             relevant, irrelevant = mean_logits(queries, documents, targets, self.logit_scale, self.logit_bias)
             self.statistics = {
@@ -114,8 +113,9 @@ class BiXSELoss(GradedLoss):
                 "logit_scale": self.logit_scale.detach().clone(),
                 "mean_logit_relevant": relevant,
                 "mean_logit_irrelevant": irrelevant,
-                "mean_target": targets.relevance.nansum() / cells,
+                "mean_target": mean_target(queries, documents, targets),
             }
+        cells = len(queries) * len(documents) - int(targets.relevance.isnan().sum())
         self.count = queries.new_tensor(len(queries) if self.reduction == "query" else cells, dtype=torch.float32)
         return graded_bce(queries, documents, targets, self.logit_scale, self.logit_bias, self.reduction)
 

@@ -49,6 +49,14 @@ def mean_logits(
     return logit_scale * means[0] + logit_bias, logit_scale * means[1] + logit_bias
 
 
+@torch.no_grad()
+def mean_target(queries: Tensor, documents: Tensor, targets: GradedTargets) -> Tensor:
+    """Mean relevance over the cells of a batch that count, over all processes; NaN where there is none."""
+    cells = len(queries) * len(documents) - targets.relevance.isnan().sum()
+    relevance, number = sum_over_processes(torch.stack([targets.relevance.nansum(), cells]).float())
+    return torch.where(number > 0, relevance / number, math.nan)
+
+
 def _known_cosines(queries: Tensor, documents: Tensor, targets: GradedTargets) -> Tensor:
     """(M,) q.d of the known cells."""
     cells = max(1, NUMBERS_AT_ONCE // max(1, queries.shape[1]))
