@@ -144,13 +144,31 @@ def run(collection: str, study: str, arguments: Sequence[str], work: Path) -> No
 
 def page() -> str:
     """The page, from the tables alone."""
-    parts = [INTRODUCTION]
+    parts = [INTRODUCTION, overview()]
     for collection, heading in COLLECTIONS.items():
         studies = [name for name in STUDIES if (STORED / collection / name).is_dir()]
         if studies:
             parts.append(f"## {heading}\n")
             parts += [section(collection, name) for name in studies]
     return "\n".join(parts)
+
+
+def overview() -> str:
+    """How many claims of each study are reproduced on each collection."""
+    there = [collection for collection in COLLECTIONS if (STORED / collection).is_dir()]
+    rows = []
+    for name in STUDIES:
+        cells = [_counts(STORED / collection / name / "findings.csv") for collection in there]
+        if any(cells):
+            rows.append([f"`{name}`", *(cell or "–" for cell in cells)])
+    lines = ["Claims reproduced / not shown / contradicted:", "", "| study | " + " | ".join(there) + " |"]
+    lines += ["| --- " * (len(there) + 1) + "|", *("| " + " | ".join(row) + " |" for row in rows), ""]
+    return "\n".join(lines)
+
+
+def _counts(path: Path) -> str:
+    said = [row["finding"] for row in read(path)] if path.is_file() else []
+    return " / ".join(str(said.count(word)) for word in ("reproduced", "not shown", "contradicted")) if said else ""
 
 
 def section(collection: str, name: str) -> str:
