@@ -120,6 +120,7 @@ def test_a_suite_from_a_config_file(capsys: pytest.CaptureFixture[str], data: Pa
     assert list(envelope["metrics"]["systems"]["bm25"]["tasks"]) == ["NFCorpus"]
 
 
+@pytest.mark.slow
 def test_tasks_that_failed_end_with_3(
     capsys: pytest.CaptureFixture[str], data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -466,6 +466,7 @@ def test_sweep_refuses_before_it_writes(capsys: pytest.CaptureFixture[str], swee
     assert not out.exists()
 
 
+@pytest.mark.slow
 def test_sweep_of_which_a_cell_fails(capsys: pytest.CaptureFixture[str], sweep_file: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     words = ["sweep", "--config", str(sweep_file), "--out", str(out)]

@@ -138,7 +138,7 @@ class TestUnhappyPaths:
         other = subprocess.Popen([sys.executable, "-c", hold], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         try:
             other.stdout.readline()
-            with pytest.raises(OutputExistsError, match="another process is training"):
+            with pytest.raises(OutputExistsError, match="another process is at work"):
                 train(run_config(training_files, tiny_model_path), tmp_path / "out", progress=False)
         finally:
             other.communicate("\n")

@@ -260,6 +260,7 @@ def test_a_grid_ends_in_a_ranked_table(settings, tmp_path, monkeypatch):
     assert written(out / "cells") == before
 
 
+@pytest.mark.slow
 def test_the_best_settings_train_the_same_model_again(settings, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     base = settings().base
@@ -295,6 +296,7 @@ def test_ctrl_c_between_cells_and_the_rest_later(settings, tmp_path, monkeypatch
     assert {name: time for name, time in written(first).items() if not name.startswith("model")} == kept
 
 
+@pytest.mark.slow
 def test_ctrl_c_within_a_cell_continues_from_its_checkpoint(settings, tmp_path, monkeypatch):
     out, config = tmp_path / "out", settings(vary={"scale": [5, 10]}, keep="all")
     step, steps = GradedTrainer.training_step, []
@@ -373,6 +375,7 @@ def test_which_models_are_kept(settings, tmp_path, monkeypatch, keep, models):
     assert trained.folders == []  # without a model `train` itself would begin anew
 
 
+@pytest.mark.slow
 def test_random_cells_can_be_added_later(settings, tmp_path, monkeypatch):
     vary = {"optimizer.learning_rate": {"low": 1e-4, "high": 1e-2, "log": True}}
     two = sweep(settings(vary=vary, search="random", cells=2), tmp_path / "out", progress=False)

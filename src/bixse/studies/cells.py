@@ -38,7 +38,7 @@ class Cell:
 
     Example:
         >>> Cell({"loss": "bixse", "noise": 0.1}, seed=2).name
-        'loss-bixse-noise-0.1-seed-2-5d46e5'
+        'loss-bixse-noise-0.1-seed-2-635f37'
     """
 
     labels: Mapping[str, str | float]
