@@ -1,0 +1,83 @@
+"""Figures in the documentation are those of the tables beside it."""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+import math
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+ROOT = Path(__file__).parents[1]
+TABLES = ROOT / "docs" / "results"
+QUOTING = ("README.md", "docs/studies.md", "docs/results.md", "docs/study-results.md")
+"""Pages whose figures have to stand in a table."""
+FIGURE = re.compile(r"(?<![\w.])[+−-]?\d*\.\d{3,}(?![\w.]|e-)")
+"""A decimal number of three places and more: a measured figure, not a setting."""
+
+
+def results_module() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("results", ROOT / "benchmarks" / "results.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def table_figures() -> list[float]:
+    found = []
+    for path in TABLES.rglob("*.csv"):
+        with path.open(encoding="utf-8", newline="") as file:
+            for row in csv.reader(file):
+                for cell in row:
+                    try:
+                        value = float(cell)
+                    except ValueError:
+                        continue
+                    if math.isfinite(value):
+                        found.append(value)
+    return found
+
+
+def unfounded(text: str, figures: list[float]) -> list[str]:
+    """Figures of a text that no table holds, to the places that the text gives; a sign in the text counts."""
+    known: dict[tuple[int, bool], set[str]] = {}
+    missing = []
+    for match in FIGURE.finditer(re.sub(r"`[^`]*`|\]\([^)]*\)", " ", text)):
+        word = match.group().replace("−", "-")
+        places, signed = len(word.partition(".")[2]), word[0] in "+-"
+        if (places, signed) not in known:
+            shift = 10.0 ** -(places + 6)  # a half may have been rounded either way
+            values = [value if signed else abs(value) for value in figures]
+            known[places, signed] = {f"{value + sign * shift:.{places}f}" for value in values for sign in (-1, 1)}
+        if f"{float(word):.{places}f}" not in known[places, signed]:
+            missing.append(match.group())
+    return missing
+
+
+def test_the_page_of_studies_is_written_from_its_tables() -> None:
+    module = results_module()
+    assert module.PAGE.read_text(encoding="utf-8") == module.page(), "run `python benchmarks/results.py`"
+
+
+@pytest.mark.parametrize("page", QUOTING)
+def test_every_figure_that_is_quoted_stands_in_a_table(page: str) -> None:
+    missing = unfounded((ROOT / page).read_text(encoding="utf-8"), table_figures())
+    assert not missing, f"{page}: {', '.join(missing)} in no table under docs/results"
+
+
+def test_a_figure_that_is_in_no_table_is_found() -> None:
+    assert unfounded("BiXSE reaches 0.123 and +.4567, see [here](0.999.md) and `0.888`", [0.1231]) == ["+.4567"]
+    assert unfounded("a difference of −0.012", [0.012]) == ["−0.012"]
+
+
+def test_every_stored_study_has_all_its_files() -> None:
+    module = results_module()
+    for folder in (path for path in module.STORED.glob("*/*") if path.is_dir()):
+        assert {path.name for path in folder.iterdir()} == set(module.KEPT), folder
