@@ -149,6 +149,15 @@ def test_kept_models_say_which_study_they_came_from(config: StudyConfig, tmp_pat
     assert str(cards[0].parent) in (out / "study.html").read_text(encoding="utf-8")
 
 
+def test_a_cell_stopped_before_its_record_is_made_again(config: StudyConfig, tmp_path: Path) -> None:
+    out, one = tmp_path / "study", config.model_copy(update={"seeds": (0,)})
+    run_study("losses", one, out, jobs=1)
+    cell = next(path for path in (out / CELLS_FOLDER).iterdir() if path.name.startswith("loss-bixse"))
+    (cell / RESULT_FILE).unlink()
+    (cell / "run" / "checkpoints").mkdir(parents=True)
+    assert run_study("losses", one, out, jobs=1).made == 1
+
+
 def test_a_failed_cell_is_told_and_tried_again(config: StudyConfig, tmp_path: Path) -> None:
     broken = config.model_copy(update={"per_loss": {"infonce": {"loss_options": {"cutoff": 7.0}}}})
     out = tmp_path / "study"

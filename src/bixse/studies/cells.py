@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from bixse.data.files import read_text, storage_errors, write_atomically
 from bixse.data.pairs_files import load_graded_pairs, save_graded_pairs
+from bixse.data.run_record import RUN_FILE
 from bixse.errors import BixseError, InterruptedRunError, OutputExistsError, StorageError
 from bixse.evaluation.baseline import METRICS
 from bixse.studies.config import merged, train_config
@@ -137,6 +138,12 @@ def run_cell(
     return result
 
 
+def drop_unbegun(run: Path) -> None:
+    """Delete what a training left that was stopped before its record was written."""
+    if run.is_dir() and not (run / RUN_FILE).exists():
+        shutil.rmtree(run)
+
+
 def drop_files(own: Path, keep_model: bool) -> None:
     """Delete what a finished cell does not need any more."""
     with suppress(OSError):
@@ -165,6 +172,7 @@ def _measure(cell: Cell, settings: Mapping[str, Any], inputs: StudyInputs | None
     config = cell_config(cell, settings, inputs, path)
     from bixse.training.recipe import train
 
+    drop_unbegun(own / "run")
     train(config, own / "run", progress=False)
     found = _scored(cell, inputs, str(own / "run" / MODEL_FOLDER), None)
     return CellResult(**{**asdict(found), "rows": rows})

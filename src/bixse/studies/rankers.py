@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from bixse.errors import IncompleteError, InputError
-from bixse.studies.cells import HEADLINE, Cell, CellResult, cell_config, untrained
+from bixse.studies.cells import HEADLINE, Cell, CellResult, cell_config, drop_unbegun, untrained
 from bixse.studies.contrasts import Contrast
 from bixse.studies.study import Study, of_loss
 
@@ -97,6 +97,7 @@ def _model(cell: Cell, settings: Mapping[str, Any], inputs: StudyInputs, own: Pa
     from bixse.encoders.build import build_encoder
     from bixse.training.recipe import MODEL_FOLDER, train
 
+    drop_unbegun(own / "run")
     train(cell_config(cell, settings, inputs, inputs.pairs), own / "run", progress=False)
     return build_encoder(own / "run" / MODEL_FOLDER)
 
