@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from bixse.studies.cells import Cell
 from bixse.studies.config import merged, train_config
-from bixse.studies.contrasts import Contrast
+from bixse.studies.contrasts import above, bixse_above_others
 from bixse.studies.study import Study, of_loss
 
 if TYPE_CHECKING:
     from bixse.data.graded_pairs import GradedPairs
     from bixse.studies.config import StudyConfig
+    from bixse.studies.contrasts import Contrast
     from bixse.studies.study import Values
 
 
@@ -39,22 +40,17 @@ def _cells(config: StudyConfig, values: Values, pairs: GradedPairs | None) -> li
 
 def _contrasts(values: Values) -> list[Contrast]:
     losses, counts = values["losses"], sorted(values["labels_per_query"])
-    found = []
-    for other in [loss for loss in losses if loss != "bixse" and "bixse" in losses]:
-        for count in counts:
-            pair = (
-                ({"loss": "bixse", "labels_per_query": count}, 1.0),
-                ({"loss": other, "labels_per_query": count}, -1.0),
-            )
-            found.append(Contrast(f"bixse above {other} with {count} labels a query", pair))
-    if "bixse" in losses and len(counts) > 1:
-        for count in counts[1:]:
-            pair = (
-                ({"loss": "bixse", "labels_per_query": counts[0]}, 1.0),
-                ({"loss": "bixse", "labels_per_query": count}, -1.0),
-            )
-            found.append(Contrast(f"bixse: {counts[0]} a query above {count} for the same budget", pair))
-    return found
+    fewest = {"loss": "bixse", "labels_per_query": counts[0]}
+    spread = [
+        above(
+            f"bixse: {counts[0]} a query above {count} for the same budget",
+            fewest,
+            {**fewest, "labels_per_query": count},
+        )
+        for count in counts[1:]
+        if "bixse" in losses
+    ]
+    return bixse_above_others(losses, "labels_per_query", counts, "with {} labels a query") + spread
 
 
 STUDY = Study(

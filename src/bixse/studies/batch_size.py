@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING
 
 from bixse.studies.cells import Cell
 from bixse.studies.config import merged
-from bixse.studies.contrasts import Contrast
+from bixse.studies.contrasts import above, bixse_above_others
 from bixse.studies.study import Study, of_loss
 
 if TYPE_CHECKING:
     from bixse.data.graded_pairs import GradedPairs
     from bixse.studies.config import StudyConfig
+    from bixse.studies.contrasts import Contrast
     from bixse.studies.study import Values
 
 
@@ -28,16 +29,17 @@ def _cells(config: StudyConfig, values: Values, pairs: GradedPairs | None) -> li
 
 def _contrasts(values: Values) -> list[Contrast]:
     losses, sizes = values["losses"], sorted(values["batch_sizes"])
-    found = []
-    for loss in losses:
-        if len(sizes) > 1:
-            ends = (({"loss": loss, "batch_size": sizes[-1]}, 1.0), ({"loss": loss, "batch_size": sizes[0]}, -1.0))
-            found.append(Contrast(f"{loss} gains from batch {sizes[0]} to {sizes[-1]}", ends))
-    for other in [loss for loss in losses if loss != "bixse" and "bixse" in losses]:
-        for size in sizes:
-            pair = (({"loss": "bixse", "batch_size": size}, 1.0), ({"loss": other, "batch_size": size}, -1.0))
-            found.append(Contrast(f"bixse above {other} at batch {size}", pair))
-    return found
+    low, high = sizes[0], sizes[-1]
+    gains = [
+        above(
+            f"{loss} gains from batch {low} to {high}",
+            {"loss": loss, "batch_size": high},
+            {"loss": loss, "batch_size": low},
+        )
+        for loss in losses
+        if len(sizes) > 1
+    ]
+    return gains + bixse_above_others(losses, "batch_size", sizes, "at batch {}")
 
 
 STUDY = Study(

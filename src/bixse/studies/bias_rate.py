@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING
 
 from bixse.studies.cells import Cell
 from bixse.studies.config import merged
-from bixse.studies.contrasts import Contrast
+from bixse.studies.contrasts import above
 from bixse.studies.study import Study, of_loss
 
 if TYPE_CHECKING:
     from bixse.data.graded_pairs import GradedPairs
     from bixse.studies.config import StudyConfig
+    from bixse.studies.contrasts import Contrast
     from bixse.studies.study import Values
 
 
@@ -30,19 +31,26 @@ def _cells(config: StudyConfig, values: Values, pairs: GradedPairs | None) -> li
 
 
 def _contrasts(values: Values) -> list[Contrast]:
-    multipliers, starts = sorted(values["multipliers"]), values["starts"]
-    found = []
-    for start in starts:
-        for fast in multipliers[1:]:
-            slow = multipliers[0]
-            pair = (({"start": start, "multiplier": fast}, 1.0), ({"start": start, "multiplier": slow}, -1.0))
-            found.append(Contrast(f"bias {fast} times as fast above {slow} times, start {start}", pair))
-    for other in starts[1:]:
-        for multiplier in multipliers:
-            first = {"start": starts[0], "multiplier": multiplier}
-            pair = ((first, 1.0), ({"start": other, "multiplier": multiplier}, -1.0))
-            found.append(Contrast(f"start {starts[0]} above {other} at {multiplier} times", pair))
-    return found
+    (slow, *faster), (first, *others) = sorted(values["multipliers"]), values["starts"]
+    rates = [
+        above(
+            f"bias {fast} times as fast above {slow} times, start {start}",
+            {"start": start, "multiplier": fast},
+            {"start": start, "multiplier": slow},
+        )
+        for start in values["starts"]
+        for fast in faster
+    ]
+    starts = [
+        above(
+            f"start {first} above {other} at {multiplier} times",
+            {"start": first, "multiplier": multiplier},
+            {"start": other, "multiplier": multiplier},
+        )
+        for other in others
+        for multiplier in [slow, *faster]
+    ]
+    return rates + starts
 
 
 STUDY = Study(

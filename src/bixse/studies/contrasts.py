@@ -70,6 +70,39 @@ class Found:
         return "reproduced" if self.difference.mean > 0 else "contradicted"
 
 
+def above(claim: str, first: Labels, second: Labels) -> Contrast:
+    """The claim that one cell is above another.
+
+    Example:
+        >>> above("bixse above infonce", {"loss": "bixse"}, {"loss": "infonce"}).terms[1]
+        ({'loss': 'infonce'}, -1.0)
+    """
+    return Contrast(claim, ((first, 1.0), (second, -1.0)))
+
+
+def bixse_above_others(losses: Sequence[str], label: str, values: Sequence[float], words: str) -> list[Contrast]:
+    """The claims that BiXSE is above every other loss at each value of a label; none where it was not trained.
+
+    Args:
+        losses: the losses of the study.
+        label: what else distinguishes its cells.
+        values: values of it.
+        words: how a claim names a value, with {} in its place.
+
+    Example:
+        >>> [found.claim for found in bixse_above_others(["bixse", "infonce"], "batch_size", [8], "at batch {}")]
+        ['bixse above infonce at batch 8']
+    """
+    others = [loss for loss in losses if loss != "bixse"] if "bixse" in losses else []
+    return [
+        above(
+            f"bixse above {other} {words.format(value)}", {"loss": "bixse", label: value}, {"loss": other, label: value}
+        )
+        for other in others
+        for value in values
+    ]
+
+
 def key_of(labels: Labels) -> tuple[tuple[str, str | float], ...]:
     """Labels as something that can be a key; their order does not count.
 

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING
 from bixse.data.transforms import keep_from
 from bixse.errors import InputError
 from bixse.studies.cells import Cell
-from bixse.studies.contrasts import Contrast
+from bixse.studies.contrasts import above, bixse_above_others
 from bixse.studies.study import Study, of_loss
 
 if TYPE_CHECKING:
     from bixse.data.graded_pairs import GradedPairs
     from bixse.studies.config import StudyConfig
+    from bixse.studies.contrasts import Contrast
     from bixse.studies.study import Values
 
 KEEPS_GRADES = "bixse"
@@ -45,15 +46,14 @@ def _contrasts(values: Values) -> list[Contrast]:
     losses, cutoffs = values["losses"], sorted(values["cutoffs"])
     if KEEPS_GRADES not in losses or len(cutoffs) < 2:
         return []
+    low, high = cutoffs[0], cutoffs[-1]
     found = []
     for other in [loss for loss in losses if loss != KEEPS_GRADES]:
-        for cutoff in cutoffs:
-            pair = (({"loss": KEEPS_GRADES, "cutoff": cutoff}, 1.0), ({"loss": other, "cutoff": cutoff}, -1.0))
-            found.append(Contrast(f"bixse above {other} at cutoff {cutoff}", pair))
-        ends = (({"loss": other, "cutoff": cutoffs[-1]}, 1.0), ({"loss": other, "cutoff": cutoffs[0]}, -1.0))
-        found.append(Contrast(f"{other} needs a cutoff: {cutoffs[-1]} above {cutoffs[0]}", ends))
-    ends = (({"loss": KEEPS_GRADES, "cutoff": cutoffs[0]}, 1.0), ({"loss": KEEPS_GRADES, "cutoff": cutoffs[-1]}, -1.0))
-    found.append(Contrast(f"bixse makes use of weak pairs: {cutoffs[0]} above {cutoffs[-1]}", ends))
+        found += bixse_above_others([KEEPS_GRADES, other], "cutoff", cutoffs, "at cutoff {}")
+        ends = {"loss": other, "cutoff": high}, {"loss": other, "cutoff": low}
+        found.append(above(f"{other} needs a cutoff: {high} above {low}", *ends))
+    ends = {"loss": KEEPS_GRADES, "cutoff": low}, {"loss": KEEPS_GRADES, "cutoff": high}
+    found.append(above(f"bixse makes use of weak pairs: {low} above {high}", *ends))
     return found
 
 

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING
 from bixse.errors import InputError
 from bixse.studies.cells import Cell
 from bixse.studies.config import merged
-from bixse.studies.contrasts import Contrast
+from bixse.studies.contrasts import bixse_above_others
 from bixse.studies.study import Study, of_loss
 
 if TYPE_CHECKING:
     from bixse.data.graded_pairs import GradedPairs
     from bixse.studies.config import StudyConfig
+    from bixse.studies.contrasts import Contrast
     from bixse.studies.study import Values
 
 
@@ -38,13 +39,8 @@ def _cells(config: StudyConfig, values: Values, pairs: GradedPairs | None) -> li
 
 
 def _contrasts(values: Values) -> list[Contrast]:
-    losses, counts = values["losses"], sorted(values["hard_negatives"])
-    found = []
-    for other in [loss for loss in losses if loss != "bixse" and "bixse" in losses]:
-        for count in counts:
-            pair = (({"loss": "bixse", "hard_negatives": count}, 1.0), ({"loss": other, "hard_negatives": count}, -1.0))
-            found.append(Contrast(f"bixse above {other} with {count} hard negatives", pair))
-    return found
+    counts = sorted(values["hard_negatives"])
+    return bixse_above_others(values["losses"], "hard_negatives", counts, "with {} hard negatives")
 
 
 STUDY = Study(

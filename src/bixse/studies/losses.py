@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from bixse.studies.cells import Cell
-from bixse.studies.contrasts import Contrast
+from bixse.studies.contrasts import above
 from bixse.studies.study import Study, of_loss
 
 if TYPE_CHECKING:
     from bixse.data.graded_pairs import GradedPairs
     from bixse.studies.config import StudyConfig
+    from bixse.studies.contrasts import Contrast
     from bixse.studies.study import Values
 
 
@@ -25,10 +26,7 @@ def _contrasts(values: Values) -> list[Contrast]:
         return []
     others = ["untrained", *(loss for loss in losses if loss != "bixse")]
     names = {"untrained": "the untrained encoder"}
-    return [
-        Contrast(f"bixse above {names.get(other, other)}", (({"loss": "bixse"}, 1.0), ({"loss": other}, -1.0)))
-        for other in others
-    ]
+    return [above(f"bixse above {names.get(other, other)}", {"loss": "bixse"}, {"loss": other}) for other in others]
 
 
 STUDY = Study(

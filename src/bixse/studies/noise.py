@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from bixse.studies.cells import Cell
-from bixse.studies.contrasts import Contrast
+from bixse.studies.contrasts import Contrast, bixse_above_others
 from bixse.studies.study import Study, of_loss
 
 if TYPE_CHECKING:
@@ -34,9 +34,7 @@ def _contrasts(values: Values) -> list[Contrast]:
             terms += [({"loss": loss, "noise": share}, sign / len(shares)) for share in shares]
             terms.append(({"loss": loss, "noise": 0}, -sign))
         found.append(Contrast(f"noise costs bixse less than {other}, mean over p > 0", tuple(terms)))
-        top = max(shares)
-        pair = (({"loss": "bixse", "noise": top}, 1.0), ({"loss": other, "noise": top}, -1.0))
-        found.append(Contrast(f"bixse above {other} at p = {top}", pair))
+        found += bixse_above_others(["bixse", other], "noise", [max(shares)], "at p = {}")
     return found
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from bixse.errors import IncompleteError, InputError
 from bixse.studies.cells import HEADLINE, Cell, CellResult, cell_config, drop_unbegun, untrained
-from bixse.studies.contrasts import Contrast
+from bixse.studies.contrasts import above
 from bixse.studies.study import Study, of_loss
 
 if TYPE_CHECKING:
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from bixse.encoders.relevance_model import RelevanceModel
     from bixse.relevance import Run
     from bixse.studies.config import StudyConfig
+    from bixse.studies.contrasts import Contrast
     from bixse.studies.inputs import StudyInputs
     from bixse.studies.study import Values
 
@@ -39,13 +40,10 @@ def _cells(config: StudyConfig, values: Values, pairs: GradedPairs | None) -> li
 
 
 def _contrasts(values: Values) -> list[Contrast]:
-    encoders = [UNTRAINED, *values["losses"]]
-    return [
-        Contrast(f"{_short(judge)} above {name}", (({"system": _short(judge)}, 1.0), ({"system": name}, -1.0)))
-        for judge in values["judges"]
-        for name in (BM25, *encoders)
-    ] + [Contrast(f"{loss} above {UNTRAINED}", (({"system": loss}, 1.0), ({"system": UNTRAINED}, -1.0)))
-         for loss in values["losses"]]  # fmt: skip
+    judges = [_short(judge) for judge in values["judges"]]
+    pairs = [(judge, name) for judge in judges for name in (BM25, UNTRAINED, *values["losses"])]
+    pairs += [(loss, UNTRAINED) for loss in values["losses"]]
+    return [above(f"{first} above {second}", {"system": first}, {"system": second}) for first, second in pairs]
 
 
 def has_seeds(cell: Cell) -> bool:
