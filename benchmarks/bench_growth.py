@@ -22,35 +22,20 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, logsigmoid, normalize
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, logsigmoid
 
 from bixse.losses.catalogue import LOSSES, build_loss
-from bixse.losses.targets import GradedTargets
-from measuring import in_a_process_of_its_own, peak_beyond_gradients, write_table
+from bixse.studies.memory import Problem, peak_beyond_gradients
+from measuring import in_a_process_of_its_own, write_table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 COLUMNS = ("loss", "size", "dim", "threads", "seconds", "extra_mib")
-GRADED = 4
-"""Graded documents of a query."""
 WORDS = [word for word in LOSSES if word not in ("bixse-without-bias", "bixse-binarised")]
 """The ablations of BiXSE are the same computation."""
 DENSE = {"dense bixse": 16384, "dense infonce": 16384, "dense pairwise-bce": 512}
 """Plain PyTorch, and the largest size it is run at."""
-
-
-class Problem:
-    """Unit embeddings of B = N texts; each query's own document is the best of four graded ones."""
-
-    def __init__(self, size: int, dim: int) -> None:
-        generator = torch.Generator().manual_seed(0)
-        self.queries = normalize(torch.randn(size, dim, generator=generator), dim=1).requires_grad_()
-        self.documents = normalize(torch.randn(size, dim, generator=generator), dim=1).requires_grad_()
-        rows = torch.arange(size).repeat_interleave(GRADED)
-        columns = (rows + torch.arange(GRADED).repeat(size)) % size
-        relevance = torch.tensor([1.0, 0.67, 0.33, 0.0]).repeat(size)
-        self.targets = GradedTargets(rows, columns, relevance, (size, size))
 
 
 def step(word: str, problem: Problem) -> Tensor:

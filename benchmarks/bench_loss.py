@@ -29,7 +29,8 @@ from torch.nn.functional import binary_cross_entropy_with_logits, normalize
 
 from bixse.losses.graded_bce import TILE_COLUMNS, TILE_ROWS, graded_bce
 from bixse.losses.targets import GradedTargets
-from measuring import in_a_process_of_its_own, peak_beyond_gradients, write_table
+from bixse.studies.memory import peak_beyond_gradients
+from measuring import in_a_process_of_its_own, write_table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

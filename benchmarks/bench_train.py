@@ -65,9 +65,10 @@ from bixse.data.pydocs.collection import PYDOCS_SCALE, load_pydocs
 from bixse.encoders.build import quiet_loading
 from bixse.encoders.demo import demo_model_path
 from bixse.encoders.encode import bf16_is_fast
+from bixse.studies.memory import peak_beyond_gradients
 from bixse.training.config import OptimizerConfig, TrainConfig
 from bixse.training.recipe import train
-from measuring import in_a_process_of_its_own, peak_beyond_gradients, write_table
+from measuring import in_a_process_of_its_own, write_table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

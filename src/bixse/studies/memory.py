@@ -50,6 +50,11 @@ def peak_beyond_gradients(work: Callable[[], object], inputs: Sequence[Tensor]) 
     return max(0.0, resident("VmHWM") - level)
 
 
+def freed_at_once() -> dict[str, str]:
+    """The environment of a process that gives memory back as soon as it is freed, so that peaks are those in use."""
+    return {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
+
+
 def measure_memory(loss: str, batch_size: int, dim: int) -> dict[str, float]:
     """Extra memory (MiB) and time (s) of one forward and backward pass of a loss, in a process of its own.
 
@@ -65,9 +70,8 @@ def measure_memory(loss: str, batch_size: int, dim: int) -> dict[str, float]:
         raise InputError(
             "memory: got a system without /proc/self/clear_refs; expected Linux; to mend: run this study there"
         )
-    at_once = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}  # freed is returned
     command = [sys.executable, "-m", "bixse.studies.memory", loss, str(batch_size), str(dim)]
-    done = subprocess.run(command, capture_output=True, text=True, env=at_once, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, env=freed_at_once(), check=False)
     if done.returncode:
         said = done.stderr.strip().splitlines()[-1:] or [f"exit status {done.returncode}"]
         raise InputError(
@@ -80,48 +84,55 @@ def measure_memory(loss: str, batch_size: int, dim: int) -> dict[str, float]:
 
 def _measure_here(loss: str, batch_size: int, dim: int) -> dict[str, float]:
     """The figures of one pass in this (fresh) process."""
-    _Pass(loss, 64, dim)()  # load the kernels
-    work = _Pass(loss, batch_size, dim)
-    extra = peak_beyond_gradients(work, work.inputs)
+    _pass(loss, Problem(64, dim))  # load the kernels
+    problem = Problem(batch_size, dim)
+    extra = peak_beyond_gradients(lambda: _pass(loss, problem), (problem.queries, problem.documents))
     started = time.perf_counter()
-    work()
+    _pass(loss, problem)
     return {"extra_mib": round(extra, 1), "pass_seconds": time.perf_counter() - started}
 
 
-class _Pass:
-    """Forward and backward of a loss alone on B = N unit embeddings, four graded documents a query."""
+class Problem:
+    """Unit embeddings of B = N texts; each query's own document is the best of four graded ones.
 
-    def __init__(self, loss: str, size: int, dim: int) -> None:
+    Args:
+        size: B.
+        dim: D of the embeddings.
+    """
+
+    def __init__(self, size: int, dim: int) -> None:
         import torch
-        from torch import nn
         from torch.nn.functional import normalize
 
-        from bixse.losses.catalogue import build_loss
         from bixse.losses.targets import GradedTargets
 
         generator = torch.Generator().manual_seed(0)
-        self.inputs = [normalize(torch.randn(size, dim, generator=generator), dim=1).requires_grad_() for _ in "qd"]
+        self.queries = normalize(torch.randn(size, dim, generator=generator), dim=1).requires_grad_()
+        self.documents = normalize(torch.randn(size, dim, generator=generator), dim=1).requires_grad_()
         rows = torch.arange(size).repeat_interleave(GRADED)
         columns = (rows + torch.arange(GRADED).repeat(size)) % size
         relevance = torch.tensor([1.0, 0.67, 0.33, 0.0]).repeat(size)
         self.targets = GradedTargets(rows, columns, relevance, (size, size))
-        self.loss = None
+
+
+def _pass(word: str, problem: Problem) -> None:
+    """Forward and backward of a loss alone."""
+    import torch
+    from torch import nn
+    from torch.nn.functional import binary_cross_entropy_with_logits
+
+    from bixse.losses.catalogue import build_loss
+
+    leaves = (problem.queries, problem.documents)
+    if word == WHOLE_MATRIX:
+        relevance, _ = problem.targets.dense()
+        logits = 20.0 * problem.queries @ problem.documents.T - 8.0
+        value = binary_cross_entropy_with_logits(logits, relevance, reduction="sum") / len(logits)
+    else:
         no_encoder: Any = nn.Identity()
-        if loss != WHOLE_MATRIX:
-            self.loss = build_loss(loss, no_encoder, **({"bias": -8.0} if loss == "bixse" else {}))
-
-    def __call__(self) -> None:
-        import torch
-        from torch.nn.functional import binary_cross_entropy_with_logits
-
-        queries, documents = self.inputs
-        if self.loss is not None:
-            value = self.loss.compute_loss_from_embeddings(queries, documents, self.targets)
-        else:
-            relevance, _ = self.targets.dense()
-            logits = 20.0 * queries @ documents.T - 8.0
-            value = binary_cross_entropy_with_logits(logits, relevance, reduction="sum") / len(logits)
-        torch.autograd.grad(value, self.inputs)
+        loss = build_loss(word, no_encoder, **({"bias": -8.0} if word == "bixse" else {}))
+        value = loss.compute_loss_from_embeddings(*leaves, problem.targets)
+    torch.autograd.grad(value, leaves)
 
 
 def _cells(config: StudyConfig, values: Values, pairs: GradedPairs | None) -> list[Cell]:
