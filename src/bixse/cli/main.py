@@ -31,6 +31,7 @@ VERBS = {
     "grade calibrate": "fit and check a map from a judge's grades to probabilities of relevance",
     "grade rank": "put candidates in the order of a judge's grades and score it",
     "train": "train an encoder on your graded pairs",
+    "merge": "average the weights of models, such as a base model and one trained from it",
     "sweep": "train over a grid of settings, or random ones, and rank them on dev",
     "study": "a figure or table of the paper on your data: losses, noise, cutoff, batch size, ...",
     "evaluate": "search a collection with a model (or bm25) and score the answers",

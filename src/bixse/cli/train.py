@@ -16,6 +16,9 @@ FLAGS = {
     "pairs": "pairs",
     "dev": "dev",
     "dev_split": "dev_split",
+    "guard": "guard",
+    "guard_split": "guard_split",
+    "guard_tolerance": "guard_tolerance",
     "model": "model",
     "instructions": "instructions",
     "loss": "loss",
@@ -54,6 +57,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--dev-split", metavar="NAME", help="split of the dev collection (default: dev)")
     parser.add_argument(
+        "--guard",
+        nargs="+",
+        action="extend",
+        metavar="DIR",
+        help="collection folder, or several, that must not get worse: weights are merged with the base model's so that "
+        "they do not",
+    )
+    parser.add_argument("--guard-split", metavar="NAME", help="split of the guard collections (default: test)")
+    parser.add_argument(
+        "--guard-tolerance", type=float, metavar="X", help="nDCG@10 they may lose at most (default: 0.01)"
+    )
+    parser.add_argument(
+        "--no-merge", action="store_true", help="keep the tuned weights: do not merge them with the base model's"
+    )
+    parser.add_argument(
         "--model",
         metavar="NAME_OR_PATH",
         help="encoder to train: model folder or Hugging Face name (default: demo, the small model of bixse[demo])",
@@ -90,7 +108,9 @@ def run(args: argparse.Namespace) -> CommandResult:
     overrides: dict[str, Any] = {
         key: getattr(args, flag) for flag, key in FLAGS.items() if getattr(args, flag) is not None
     }
-    for key in ("pairs", "dev"):
+    if args.no_merge:
+        overrides["merge"] = None
+    for key in ("pairs", "dev", "guard"):
         if len(overrides.get(key, ())) == 1:
             overrides[key] = overrides[key][0]
     config = load_config(TrainConfig, args.config, overrides)
@@ -102,6 +122,9 @@ def run(args: argparse.Namespace) -> CommandResult:
         before, best = figures[0], figures[result.best_step]
         metrics |= {"dev_ndcg@10_before": before, "dev_ndcg@10": best}
         lines.append(f"dev nDCG@10: {before:.4f} before, {best:.4f} at step {result.best_step}")
+    if result.merge is not None:
+        metrics["merge"] = result.merge.to_json()
+        lines += result.merge.lines()
     lines.append(f"to go on: bixse evaluate {result.model_path} --collection DIR")
     return CommandResult(
         text="\n".join(lines),

@@ -193,7 +193,7 @@ def cell_config(cell: Cell, settings: Mapping[str, Any], inputs: StudyInputs, pa
         "model": inputs.model,
         "seed": cell.seed,
     }
-    return train_config({**merged(settings, cell.train), **own})
+    return train_config({"merge": None, **merged(settings, cell.train), **own})
 
 
 def _write_pairs(cell: Cell, inputs: StudyInputs, path: Path) -> int:

@@ -76,7 +76,7 @@ def training_arguments(
         logging_nan_inf_filter=False,
         save_strategy="steps",
         save_steps=every,
-        save_total_limit=2,
+        save_total_limit=2 if config.merge is None or config.merge.checkpoints == 1 else None,  # the best are merged
         eval_strategy="steps" if evaluator is not None else "no",
         eval_steps=every if evaluator is not None else None,
         load_best_model_at_end=evaluator is not None,

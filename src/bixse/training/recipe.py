@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from bixse.data.files import file_hash, storage_errors
+from bixse.data.files import file_hash, storage_errors, write_atomically
 from bixse.data.instructions import load_instructions
 from bixse.data.pairs_files import load_several
 from bixse.data.run_record import RunRecord, Status, open_run
@@ -19,19 +19,23 @@ from bixse.losses.catalogue import build_loss, check_loss_options
 from bixse.training.checkpoints import last_whole_checkpoint, tell_where_the_best_is
 from bixse.training.checks import check_disk, check_finite, check_lengths, check_memory, check_pairs
 from bixse.training.config import paths_in
-from bixse.training.dev import dev_evaluator, dev_figures, dev_hashes, load_dev
+from bixse.training.dev import dev_evaluator, dev_figures, dev_hashes, load_dev, load_watched_of
+from bixse.training.merge import MergeResult, merge, refitted_head
 from bixse.training.processes import check_agreement, is_first_process, join_processes, together
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from bixse.data.graded_pairs import GradedPairs
     from bixse.data.instructions import Instructions
+    from bixse.encoders.head import RelevanceHead
+    from bixse.encoders.interpolation import Weights
     from bixse.encoders.relevance_model import RelevanceModel
     from bixse.evaluation.systems import DevEvaluator
     from bixse.losses.base import GradedLoss
     from bixse.training.config import TrainConfig
     from bixse.training.trainer import GradedTrainer
+    from bixse.training.watched import Watched
 
 MODEL_FOLDER = "model"
 """Where a run keeps its model."""
@@ -64,6 +68,8 @@ class TrainResult:
     """The encoder's peak rate, scaled to the batch size."""
     reused: bool
     """The run was finished before; nothing was trained."""
+    merge: MergeResult | None = None
+    """How the tuned weights were merged with the base model's; None where they were not."""
 
 
 def train(config: TrainConfig, out: Path, progress: bool = True, title: str | None = None) -> TrainResult:
@@ -84,22 +90,29 @@ def train(config: TrainConfig, out: Path, progress: bool = True, title: str | No
         pairs = load_several(paths_in(config.pairs))
         table = load_instructions(config.instructions) if config.instructions is not None else None
         collections = load_dev(config)
+        watched = load_watched_of(config)
         check_loss_options(config.loss, _loss_arguments(config))
-        paths = ("pairs", "dev", "instructions", *model_path_settings(config.model))
+        paths = ("pairs", "dev", "guard", "instructions", *model_path_settings(config.model))
         record = open_run(out, "train", config.model_dump(mode="json"), _input_hashes(config, table), paths)
     check_agreement({"settings": record.fingerprint, "status of the run": record.status})
     if record.status == "finished" and (out / MODEL_FOLDER).is_dir():
-        return TrainResult(out / MODEL_FOLDER, **record.results, reused=True)
+        found = record.results.get("merge")
+        merged = MergeResult.from_json(found) if found else None
+        return TrainResult(out / MODEL_FOLDER, **{**record.results, "merge": merged}, reused=True)
 
     from bixse.encoders.build import no_library_bars
     from bixse.encoders.instructions import use_task
+    from bixse.encoders.interpolation import trained_weights
     from bixse.encoders.prompts import prompt_for
+    from bixse.training.watched import check_not_trained_on
 
     started = time.perf_counter()
     with together():
         where = _pairs_named(config)
         model, loss = _make_model(config, table)
-        warnings = check_pairs(where, config.loss, loss, pairs, config.optimizer.documents_per_query)
+        base = trained_weights(model) if merges(config) else None
+        warnings = check_not_trained_on(watched, set(pairs.queries), config.allow_shared_queries)
+        warnings += check_pairs(where, config.loss, loss, pairs, config.optimizer.documents_per_query)
         warnings += check_lengths(where, model, pairs, config.long_texts)
         check_disk(out, model)
         evaluator = dev_evaluator(config, collections)
@@ -121,12 +134,21 @@ def train(config: TrainConfig, out: Path, progress: bool = True, title: str | No
             history, best_step = _history(trainer)
             warnings += _warn_if_worse(history, best_step)
             rate = config.optimizer.scaled_learning_rate
+            head = _trained_head(loss, history)
+            merged = None
+            if base is not None and config.merge is not None:
+                merged = _merge(trainer, config, base, watched, history, progress)
+                warnings += merged.warnings()
+                if head is not None and (merged.weight < 1 or config.merge.checkpoints > 1):
+                    with together():
+                        head = refitted_head(trainer, head)
             record.results = {
-                "history": history, "best_step": best_step, "warnings": warnings, "learning_rate": rate
+                "history": history, "best_step": best_step, "warnings": warnings, "learning_rate": rate,
+                "merge": merged.to_json() if merged is not None else None,
             }  # fmt: skip
             with together():
                 if is_first_process():
-                    _save_model(model, loss, out, history)
+                    _save_model(model, head, out, merged)
                     _add_timings(record, started, trainer)
                     record.save("finished")
                     shutil.rmtree(out / CHECKPOINT_FOLDER, ignore_errors=True)
@@ -135,7 +157,43 @@ def train(config: TrainConfig, out: Path, progress: bool = True, title: str | No
             with suppress(OSError):
                 folder.rmdir()
         raise
-    return TrainResult(out / MODEL_FOLDER, history, best_step, warnings, rate, reused=False)
+    return TrainResult(out / MODEL_FOLDER, history, best_step, warnings, rate, reused=False, merge=merged)
+
+
+def merges(config: TrainConfig) -> bool:
+    """Whether a run merges: as long as the weight can be chosen on dev, or is given."""
+    return config.merge is not None and (config.dev is not None or len(config.merge.weights) == 1)
+
+
+def _merge(
+    trainer: GradedTrainer,
+    config: TrainConfig,
+    base: Weights,
+    watched: Sequence[Watched],
+    history: list[dict[str, Any]],
+    progress: bool,
+) -> MergeResult:
+    """Set the trained encoder, or the mean of its best checkpoints, to the best weights between it and the base."""
+    from tqdm import tqdm
+
+    from bixse.encoders.interpolation import mean_weights, trained_weights
+
+    settings, model = config.merge, trainer.model
+    assert settings is not None and model is not None
+    tuned: Weights = trained_weights(model)
+    if settings.checkpoints > 1:
+        figures = dev_figures(history)
+        best = sorted((step for step in figures if step > 0), key=lambda step: -figures[step])[: settings.checkpoints]
+        several = []
+        for step in best:
+            trainer._load_from_checkpoint(str(Path(str(trainer.args.output_dir)) / f"checkpoint-{step}"))
+            several.append(trained_weights(model))
+        tuned = mean_weights(several)
+    number = len({0.0, 1.0, *settings.weights}) if watched else 0
+    shown = progress and is_first_process() and number > 0
+    model.eval()
+    with tqdm(total=number, desc="merge: weights scored", disable=not shown, leave=False) as bar:
+        return merge(model, base, tuned, settings.weights, watched, config.guard_tolerance, bar.update)
 
 
 def _make_model(config: TrainConfig, table: Instructions | None) -> tuple[RelevanceModel, GradedLoss]:
@@ -293,32 +351,49 @@ def _warn_if_worse(history: list[dict[str, Any]], best_step: int | None) -> list
     ]
 
 
-def _save_model(model: RelevanceModel, loss: GradedLoss, out: Path, history: list[dict[str, Any]]) -> None:
-    """Write the model with its relevance head; adapters alone first, then merged into the model."""
-    from bixse.encoders.build import quiet_loading
+def _trained_head(loss: GradedLoss, history: list[dict[str, Any]]) -> RelevanceHead | None:
+    """Scale and bias of a loss that has them, with the mean target they were trained on."""
     from bixse.encoders.head import RelevanceHead
-    from bixse.encoders.lora import has_lora, merge_lora
 
     parameters = dict(loss.named_parameters(recurse=False))
-    model.head = None  # one that came with the base model is not this encoder's
-    if "logit_bias" in parameters:
-        targets = [entry["mean_target"] for entry in history if "mean_target" in entry]
-        prior = sum(targets) / len(targets) if targets and 0 < sum(targets) < len(targets) else None
-        scale, bias = parameters["logit_scale"].item(), parameters["logit_bias"].item()
-        model.head = RelevanceHead(scale, bias, trained_prior=prior, prior=prior)
+    if "logit_bias" not in parameters:
+        return None
+    targets = [entry["mean_target"] for entry in history if "mean_target" in entry]
+    prior = sum(targets) / len(targets) if targets and 0 < sum(targets) < len(targets) else None
+    scale, bias = parameters["logit_scale"].item(), parameters["logit_bias"].item()
+    return RelevanceHead(scale, bias, trained_prior=prior, prior=prior)
+
+
+def _save_model(model: RelevanceModel, head: RelevanceHead | None, out: Path, merged: MergeResult | None) -> None:
+    """Write the model with its relevance head; adapters alone first, then merged into the model."""
+    from bixse.encoders.build import quiet_loading
+    from bixse.encoders.lora import has_lora, merge_lora
+
+    model.head = head  # one that came with the base model is not this encoder's
     with storage_errors(out), quiet_loading():
         if has_lora(model):
-            _save_whole(model, out / ADAPTER_FOLDER)
+            save_whole(model, out / ADAPTER_FOLDER)
             model.float()  # bf16 would round away a part of what the adapters add
             merge_lora(model)
-        _save_whole(model, out / MODEL_FOLDER)
+        save_whole(model, out / MODEL_FOLDER, merged)
 
 
-def _save_whole(model: RelevanceModel, folder: Path) -> None:
-    """Write a folder beside its place, then rename it: it is whole or not there."""
+def save_whole(model: RelevanceModel, folder: Path, merged: MergeResult | None = None) -> None:
+    """Write a folder beside its place, then rename it: it is whole or not there.
+
+    Args:
+        model: the encoder.
+        folder: replaced.
+        merged: how its weights were merged, for the model card.
+    """
     part = folder.with_name(f".{folder.name}.part")
     shutil.rmtree(part, ignore_errors=True)
     model.save_pretrained(str(part))
+    if merged is not None:
+        card = part / "README.md"
+        text = card.read_text(encoding="utf-8") if card.is_file() else ""
+        facts = "".join(f"- {line}\n" for line in merged.lines())
+        write_atomically(card, f"{text.rstrip()}\n\n## Weights merged with the base model\n\n{facts}".lstrip())
     shutil.rmtree(folder, ignore_errors=True)
     part.rename(folder)
 

@@ -25,6 +25,7 @@ from bixse.errors import FAULTS_SHOWN, ConfigError, InputError
 from bixse.evaluation.local import model_hashes
 from bixse.losses.catalogue import check_loss_options
 from bixse.training.config import PATH_SETTINGS, TrainConfig, load_config, moved_paths, paths_in
+from bixse.training.dev import dev_hashes
 from bixse.training.sweep_config import MOST_CELLS, Range
 
 if TYPE_CHECKING:
@@ -147,6 +148,11 @@ def input_hashes(cells: Sequence[Cell]) -> dict[str, dict[str, str]]:
                 files = paths_in(getattr(run, name))
                 if name == "dev":
                     files = [folder / part for folder in files for part in files_of_split(run.dev_split)]
+                if name == "guard" and files:
+                    hashes[name] = _hash(
+                        {key: value for key, value in dev_hashes(run).items() if key.startswith("guard/")}
+                    )
+                    continue
                 if name == "instructions" and files:
                     hashes[name] = table_content(files[0])
                     continue
@@ -233,7 +239,7 @@ def _key_faults(config: SweepConfig) -> list[str]:
         if key == "seed":
             faults.append(f"{name} the training seed; expected it as `seeds`: a cell is ranked by the mean over them; "
                           "to mend: move the list to `seeds`")  # fmt: skip
-        if key == "dev" or key.startswith("dev_"):
+        if key in ("dev", "merge", "merge.documents") or key.startswith(("dev_", "guard")):
             faults.append(f"{name} a setting of the measure; expected one of training: figures on other queries or "
                           "documents do not compare; to mend: set it in `base`")  # fmt: skip
         for other in config.vary:

@@ -22,7 +22,7 @@ PYDOCS_SCALE = GradeScale(0, 3)
 """3 exactly answers the query, 2 highly relevant, 1 related topic that does not solve it, 0 not relevant."""
 PYDOCS_RELEVANT_GRADE = 2
 """The lowest grade that counts as relevant in binary metrics; grade 1 does not solve the query."""
-SPLITS = ("train", "dev", "test")
+SPLITS = ("train", "dev", "test", "guard")
 """Splits by query: no query is in two of them. Choose nothing on test."""
 QRELS_HEADER = "query-id\tcorpus-id\tscore"
 """First line of a qrels file (BEIR)."""
