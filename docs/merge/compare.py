@@ -149,7 +149,8 @@ def rows(name: str, seed: int, w: float, found: dict[str, Any], base: dict[str, 
         gains = np.array([found[split][query] - base[split][query] for query in base[split]])
         yield {
             "arm": name, "seed": seed, "w": w, "split": split,
-            "ndcg@10": round(float(np.mean(list(found[split].values()))), 4), "difference": round(float(gains.mean()), 4),
+            "ndcg@10": round(float(np.mean(list(found[split].values()))), 4),
+            "difference": round(float(gains.mean()), 4),
             "standard error": round(float(gains.std(ddof=1) / np.sqrt(len(gains))), 4), "queries": len(gains),
         }  # fmt: skip
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import pytest
@@ -20,6 +20,7 @@ from bixse.encoders.interpolation import interpolate, trained_weights
 from bixse.encoders.relevance_model import load_relevance_model
 from bixse.errors import ConfigError, InputError, ModelError
 from bixse.training.config import MergeConfig, TrainConfig
+from bixse.training.dev import dev_figures
 from bixse.training.merge import MergeResult, _choose
 from bixse.training.merge_models import merge_models
 from bixse.training.recipe import train
@@ -80,7 +81,9 @@ class TestRefused:
         toy = Collection("empty", graded_collection.corpus, graded_collection.queries, {"test": judged})
         save_collection(toy, tmp_path / "empty")
         with pytest.raises(InputError, match="empty"):
-            train(guarded(tiny_model_path, guard=tmp_path / "empty", guard_split="test"), tmp_path / "out", progress=False)
+            train(
+                guarded(tiny_model_path, guard=tmp_path / "empty", guard_split="test"), tmp_path / "out", progress=False
+            )
         assert not (tmp_path / "out").exists()
 
     def test_dev_queries_of_the_training_pairs_are_counted_and_refused_unless_allowed(
@@ -128,13 +131,13 @@ class TestRefused:
 
 
 class TestChoice:
-    scores = {
+    scores: ClassVar = {
         0.0: {"dev": {"q": 0.4}, "guard": {"q": 0.5}},
         0.3: {"dev": {"q": 0.5}, "guard": {"q": 0.495}},
         0.5: {"dev": {"q": 0.6}, "guard": {"q": 0.48}},
         1.0: {"dev": {"q": 0.55}, "guard": {"q": 0.4}},
     }
-    roles = {"dev": "dev", "guard": "guard"}
+    roles: ClassVar = {"dev": "dev", "guard": "guard"}
 
     @pytest.mark.parametrize(("tolerance", "chosen"), [(0.01, 0.3), (0.02, 0.5), (0.2, 0.5), (0.001, 0.3)])
     def test_the_best_on_dev_that_keeps_guard(self, tolerance, chosen):
@@ -178,7 +181,9 @@ class TestTraining:
                 model.encode(texts, normalize_embeddings=True)
                 for texts in ([group.query for group in groups], documents)
             ]
-            known = {(g.query, d): z for g in graded_pairs.groups() for d, z in zip(g.documents, g.relevance, strict=True)}
+            known = {
+                (g.query, d): z for g in graded_pairs.groups() for d, z in zip(g.documents, g.relevance, strict=True)
+            }
             cosines.append((vectors[0] @ vectors[1].T).ravel())
             targets.append([known.get((group.query, d), 0.0) for group in groups for d in documents])
         cos, z = np.concatenate(cosines).astype(float), np.concatenate(targets)
@@ -204,7 +209,9 @@ class TestTraining:
         }
         for change in found.changes:
             assert change.low <= change.mean <= change.high
-        assert MergeResult.from_json(json.loads((tmp_path / "out" / "run.json").read_text())["results"]["merge"]) == found
+        assert (
+            MergeResult.from_json(json.loads((tmp_path / "out" / "run.json").read_text())["results"]["merge"]) == found
+        )
         card = (result.model_path / "README.md").read_text()
         assert all(line in card for line in found.lines())
         assert train(config, tmp_path / "out", progress=False).merge == found
@@ -245,14 +252,11 @@ class TestTraining:
         merge = recipe.merge
 
         def keep(model, base, tuned, *rest):
-            figures = {
-                entry["step"]: entry["eval_dev_ndcg@10"]
-                for entry in json.loads(max((tmp_path / "out" / "checkpoints").glob("*/trainer_state.json"),
-                                            key=lambda path: int(path.parent.name.split("-")[1])).read_text())["log_history"]
-                if "eval_dev_ndcg@10" in entry and entry["step"] > 0
-            }  # fmt: skip
-            best = sorted(figures, key=lambda step: -figures[step])[:2]
-            kept.extend(weights(tmp_path / "out" / "checkpoints" / f"checkpoint-{step}") for step in best)
+            folder = tmp_path / "out" / "checkpoints"
+            last = max(folder.glob("*/trainer_state.json"), key=lambda path: int(path.parent.name.split("-")[1]))
+            figures = dev_figures(json.loads(last.read_text())["log_history"])
+            best = sorted((step for step in figures if step), key=lambda step: -figures[step])[:2]
+            kept.extend(weights(folder / f"checkpoint-{step}") for step in best)
             return merge(model, base, tuned, *rest)
 
         monkeypatch.setattr(recipe, "merge", keep)

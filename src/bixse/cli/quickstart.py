@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> CommandResult:
         [s.label, *(s.metrics[name] for name in report.metrics), *_differences(report, s.name)] for s in report.systems
     ]
     table = format_table(rows, ["system", *report.metrics, "against base", "against InfoNCE"])
-    lines = [table, "", *(f"verdict: {line}" for line in result.verdicts), ""]
+    lines = [*result.verdicts, "", table, ""]
     lines += [f"probabilities, {c.name}: Brier {c.brier:.3f} (a constant: {c.constant_brier:.3f}), ECE {c.ece:.3f}"
               for c in report.calibrations if c.name.startswith("BiXSE")]  # fmt: skip
     lines += ["", f"report: {result.artifacts['report']}", "to go on:", *(f"  {line}" for line in report.commands)]

@@ -108,6 +108,8 @@ class MergeConfig(BaseModel):
     searches the whole corpus."""
     checkpoints: int = Field(default=1, ge=1)
     """Checkpoints whose mean is merged: the best ones on dev (1: the best)."""
+    keep_tuned: bool = False
+    """Save the tuned model too, as it was before merging, in `tuned` beside `model`."""
 
 
 class TrainConfig(BaseModel):

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 
-
 @dataclass(frozen=True)
 class MergedModel:
     """What a merge left."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import shutil
 import time
 from contextlib import ExitStack, contextmanager, suppress
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
 
 MODEL_FOLDER = "model"
 """Where a run keeps its model."""
+TUNED_FOLDER = "tuned"
+"""Where a run keeps the tuned model as it was before merging, if asked to."""
 ADAPTER_FOLDER = "adapter"
 """Where a run with low-rank adapters keeps them alone; the model folder holds them merged."""
 LOCK_FILE = ".lock"
@@ -137,6 +140,9 @@ def train(config: TrainConfig, out: Path, progress: bool = True, title: str | No
             head = _trained_head(loss, history)
             merged = None
             if base is not None and config.merge is not None:
+                with together():
+                    if config.merge.keep_tuned and is_first_process():
+                        _save_model(copy.deepcopy(model), head, out, TUNED_FOLDER)
                 merged = _merge(trainer, config, base, watched, history, progress)
                 warnings += merged.warnings()
                 if head is not None and (merged.weight < 1 or config.merge.checkpoints > 1):
@@ -148,7 +154,7 @@ def train(config: TrainConfig, out: Path, progress: bool = True, title: str | No
             }  # fmt: skip
             with together():
                 if is_first_process():
-                    _save_model(model, head, out, merged)
+                    _save_model(model, head, out, MODEL_FOLDER, merged)
                     _add_timings(record, started, trainer)
                     record.save("finished")
                     shutil.rmtree(out / CHECKPOINT_FOLDER, ignore_errors=True)
@@ -364,7 +370,9 @@ def _trained_head(loss: GradedLoss, history: list[dict[str, Any]]) -> RelevanceH
     return RelevanceHead(scale, bias, trained_prior=prior, prior=prior)
 
 
-def _save_model(model: RelevanceModel, head: RelevanceHead | None, out: Path, merged: MergeResult | None) -> None:
+def _save_model(
+    model: RelevanceModel, head: RelevanceHead | None, out: Path, folder: str, merged: MergeResult | None = None
+) -> None:
     """Write the model with its relevance head; adapters alone first, then merged into the model."""
     from bixse.encoders.build import quiet_loading
     from bixse.encoders.lora import has_lora, merge_lora
@@ -372,10 +380,11 @@ def _save_model(model: RelevanceModel, head: RelevanceHead | None, out: Path, me
     model.head = head  # one that came with the base model is not this encoder's
     with storage_errors(out), quiet_loading():
         if has_lora(model):
-            save_whole(model, out / ADAPTER_FOLDER)
+            if folder == MODEL_FOLDER:
+                save_whole(model, out / ADAPTER_FOLDER)
             model.float()  # bf16 would round away a part of what the adapters add
             merge_lora(model)
-        save_whole(model, out / MODEL_FOLDER, merged)
+        save_whole(model, out / folder, merged)
 
 
 def save_whole(model: RelevanceModel, folder: Path, merged: MergeResult | None = None) -> None:
