@@ -71,7 +71,7 @@ def test_the_guard_is_measured_and_the_merge_is_in_the_report(finished):
 def test_bm25_does_not_depend_on_training(finished):
     _, result, _, _ = finished
     bm25 = next(system for system in result.report.systems if system.name == "bm25")
-    assert bm25.metrics["ndcg@10"] == pytest.approx(0.25, abs=0.03)
+    assert bm25.metrics["ndcg@10"] == pytest.approx(0.209, abs=0.01)
 
 
 def test_the_saved_head_is_calibrated_on_dev_and_never_on_test(finished):
