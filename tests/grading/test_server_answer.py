@@ -214,3 +214,39 @@ def test_tokens_asked_for_by_id_are_as_many_as_were_asked_for_though_their_value
     found = read_position(position("The", math.log(0.2), asked), BY_ID, LABELS)
     assert found.probabilities == pytest.approx((0.2, 0.2, 0.2, 0.2))
     assert found.hidden == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "finish", "status"),
+    [
+        ("I would not give it a 3.", "stop", "no-option"),
+        ("It deserves less than a score of 2.", "stop", "no-option"),
+        ("2. The passage is about another", "length", "truncated"),
+        ("2. The passage is about another city.", "stop", "no-option"),
+        ("between 2 and 3", "stop", "ambiguous"),
+        ("Score: 2", "length", "truncated"),
+        ("Score: 2", "stop", "graded"),
+    ],
+)
+def test_prose_is_no_rating_where_the_text_is_the_grade(text, finish, status):
+    choice = {"message": {"content": text}, "finish_reason": finish}
+    verbal = RequestForm("m", "verbal", LABELS, logprobs="none")
+    reading = read_choices(parse_reply({"choices": [choice]}).choices, verbal, LABELS)
+    assert reading.status == status
+    sample = RequestForm("m", "sample", LABELS, logprobs="none", samples=2)
+    reading = read_choices(parse_reply({"choices": [choice, choice]}).choices, sample, LABELS)
+    assert reading.status == status
+
+
+def test_where_the_probabilities_are_the_grade_the_place_of_the_option_is_enough():
+    """The first token of "2. The passage" has the probabilities of a rating, whatever comes after it."""
+    top = [{"token": token, "logprob": -0.5 - place} for place, token in enumerate("231")]
+    first = {"token": "2", "logprob": -0.5, "top_logprobs": top}
+    rest = [{"token": token, "logprob": -0.1, "top_logprobs": []} for token in (".", " The", " passage")]
+    choice = {
+        "message": {"content": "2. The passage"},
+        "finish_reason": "length",
+        "logprobs": {"content": [first, *rest]},
+    }
+    reading = read_choices(parse_reply({"choices": [choice]}).choices, TOP, LABELS)
+    assert (reading.status, reading.position) == ("graded", 0)

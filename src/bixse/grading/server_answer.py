@@ -67,7 +67,8 @@ def read_choices(choices: Sequence[Choice], form: RequestForm, labels: Sequence[
         >>> read_choices(samples, RequestForm("qwen", "sample", samples=4), ["0", "1", "2", "3"]).options.probabilities
         (0.0, 0.0, 0.25, 0.5)
     """
-    found = [find_answer(choice.text, labels, choice.finish_reason, choice.refusal) for choice in choices]
+    place = form.mode not in ("sample", "verbal")
+    found = [find_answer(choice.text, labels, choice.finish_reason, choice.refusal, place) for choice in choices]
     if form.mode == "sample":
         return _shares(found, labels)
     answer = found[0]
