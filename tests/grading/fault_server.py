@@ -31,6 +31,15 @@ LABELS = ["0", "1", "2", "3"]
 FILLERS = ["The", "A", "I", "This", "It", "Based", "Score", "**", "\n", "To", "We", "Here", "Sure", "You", "In", "As"]
 BARE_SHARE = 0.9
 """Of an option's probability, how much goes to the token without a space."""
+SAID = {
+    "negated": "I would not give it a 3.",
+    "compared": "It deserves less than a score of 2.",
+    "counted": "2. The passage is about another city.",
+    "cut": "2. The passage is about another city of the same name, which lies in the north of the state of Texas.",
+}
+"""What is written in the place of a rating: a number that is none."""
+UNUSABLE = {"written-nan": math.nan, "written-null": None, "written-9999": -9999.0}
+"""Log-probability of the token that was written."""
 PLAN = re.compile(r"plan=(\{.*\})", re.DOTALL)
 
 
@@ -117,6 +126,8 @@ class Scenario:
             return plain("On a scale of 0 to 3, I would rate this passage a 1.")
         if end == "off":
             return [("7", {"7": 0.8, "3": 0.1})]
+        if end in SAID:
+            return plain(SAID[end])
         prefix = self.get("prefix", "")
         before = plain(prefix) if prefix else []
         if end == "think" or (self.get("thinking") == "tags" and not self.thinking_off(body)):
@@ -211,6 +222,7 @@ class Scenario:
             else:
                 listed = [(word, math.log(share)) for word, share in ranked]
             own = dict(listed).get(token, math.log(options.get(token, 1e-9)))
+            own, listed = UNUSABLE.get(end, own), self.told(end, token, listed)
             rows.append((token, own, listed))
         if dialect == "legacy" or dialect == "together":
             tops = [dict(listed) for _, _, listed in rows]
@@ -239,6 +251,17 @@ class Scenario:
                 for t, own, listed in rows
             ]
         }, None
+
+    def told(self, end: str, written: str, listed: list[tuple[str, Any]]) -> list[tuple[str, Any]]:
+        """The alternatives, with one value that cannot be used, without the written token, or named twice."""
+        if end in UNUSABLE:
+            return [(word, UNUSABLE[end] if word == written else value) for word, value in listed]
+        if end in ("left-out", "left-out-of-few"):
+            others = [(word, value) for word, value in listed if word != written]
+            return others[:4] if end == "left-out-of-few" else others
+        if end == "twice":
+            return [*listed, *((word.replace(" ", "▁"), value - 0.01) for word, value in listed)]
+        return listed
 
     # --- the tokenizer ----------------------------------------------------------------------------------------------
 

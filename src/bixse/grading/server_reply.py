@@ -58,8 +58,6 @@ class Position:
     """Text of the token."""
     alternatives: tuple[tuple[str, float | None], ...]
     """(token text, natural log-probability) of the tokens returned; the written one stands first if it was not one."""
-    listed: bool = True
-    """The written token was among those returned."""
 
 
 @dataclass(frozen=True)
@@ -172,7 +170,7 @@ def _position(token: Any, value: Any, top: Any) -> Position:
         ]
     found = tuple(alternatives)
     if text not in [known for known, _ in found]:
-        return Position(text, ((text, _number(value)), *found), listed=False)
+        found = ((text, _number(value)), *found)
     return Position(text, found)
 
 
@@ -188,11 +186,11 @@ def _native_positions(probabilities: Any) -> tuple[Position, ...]:
             positions.append(_position(entry.get("token"), entry.get("logprob"), entry["top_logprobs"]))
             continue
         listed = entry.get("top_probs") or entry.get("probs") or []
-        top = {
-            _token_text(item.get("token", item.get("tok_str"))): _logarithm(item.get("prob"))
+        top = [
+            {"token": item.get("token", item.get("tok_str")), "logprob": _logarithm(item.get("prob"))}
             for item in listed
             if isinstance(item, dict)
-        }
+        ]
         token = entry.get("token", entry.get("content"))
         positions.append(_position(token, _logarithm(entry.get("prob")), top))
     return tuple(positions)
