@@ -8,8 +8,10 @@ from collections import Counter
 import numpy as np
 import pytest
 from fault_server import fault_server, planted
+from key_search import holds_key
 
-from bixse.grading.judge import Question
+from bixse.grading.judge import Question, Usage
+from bixse.grading.model_names import same_model
 from bixse.grading.rubrics import load_rubric
 from bixse.grading.server_judge import ServerJudge
 
@@ -28,7 +30,22 @@ ENDS = {  # what is planted -> the status it ends with
     "no-logprobs": "no-probabilities",
     "too-long": "too-long",
 }
-FAULTS = ["500", "half", "garbage", "reset", "empty", "null-choices"]
+ENDS |= {  # refusals of one text, a key that comes back, numbers of tokens that are none, another model
+    "403": "failed",
+    "django": "failed",
+    "no-such": "failed",
+    "402": "failed",
+    "echo-error": "failed",
+    "echo-text": "refused",
+    "usage 1e999": "graded",
+    "usage -3000": "graded",
+    "usage NaN": "graded",
+    "usage 12.5": "graded",
+    "usage 1e15": "graded",
+    "other-model": "graded",
+}
+KEY = "sk-storm/very+secret=0123"
+FAULTS = ["500", "half", "garbage", "reset", "empty", "null-choices", "429-quota"]
 
 
 def storm(dice: random.Random) -> list[tuple[list[float], list[str], str]]:
@@ -50,7 +67,8 @@ def storm(dice: random.Random) -> list[tuple[list[float], list[str], str]]:
     return plans
 
 
-def test_ten_thousand_questions_in_a_storm() -> None:
+def test_ten_thousand_questions_in_a_storm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
     rubric = load_rubric("trec-dl-0-3")
     plans = storm(random.Random(7))
 
@@ -77,10 +95,17 @@ def test_ten_thousand_questions_in_a_storm() -> None:
         ):
             wrong.append((number, end, faults, answer.status, answer.grade, grade, answer.detail))
     assert wrong == []
+    for number, answer in answers:
+        end = plans[number][2]
+        assert not holds_key(answer.to_json(), KEY)
+        assert (end == "other-model") == (not same_model("judge-model", answer.judge))
+        if ENDS[end] == "graded":
+            read = (0, 0) if end.startswith("usage") else (50, 40)
+            assert answer.usage == Usage(*read, answer.usage.completion)
     assert {answer.mode for _, answer in answers} == {"top-logprobs"}
     seen: Counter[str] = Counter()
     for each in stats:
         seen.update(each["counts"])
     for fault, times in Counter(fault for _, faults, _ in plans for fault in faults).items():
-        assert times <= seen[fault] <= times + 5  # each was met; a time-out of ours may meet one again
+        assert times <= seen[fault] <= times + 5, fault  # each was met; a time-out of ours may meet one again
     assert all(each["most_in_flight"] <= 32 + 2 for each in stats)
