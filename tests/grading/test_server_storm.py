@@ -44,6 +44,7 @@ ENDS |= {  # refusals of one text, a key that comes back, numbers of tokens that
     "usage 1e15": "graded",
     "other-model": "graded",
 }
+NO_BODY = {"no-logprobs", "too-long", "403", "django", "no-such", "402", "echo-error"}
 KEY = "sk-storm/very+secret=0123"
 FAULTS = ["500", "half", "garbage", "reset", "empty", "null-choices", "429-quota"]
 
@@ -61,7 +62,7 @@ def storm(dice: random.Random) -> list[tuple[list[float], list[str], str]]:
         if number % 1000 == 500:
             faults = ["stall"]
         end = dice.choice(list(ENDS)) if dice.random() < 0.1 else ""
-        if end in ("no-logprobs", "too-long"):  # refused before there is a body to cut in half
+        if end in NO_BODY:  # refused before there is a body to cut in half
             faults = [fault for fault in faults if fault != "half"]
         plans.append((shares, faults, end))
     return plans
