@@ -7,12 +7,14 @@ before, is planted in the question's document as `plan={...}`.
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import math
 import random
 import re
 import subprocess
 import sys
+import textwrap
 import urllib.request
 from collections import Counter, defaultdict
 from contextlib import contextmanager
@@ -21,6 +23,7 @@ from email.utils import formatdate
 from pathlib import Path
 from time import time
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -49,6 +52,31 @@ def planted(identifier: str, probabilities: list[float], faults: list[str] | Non
     return f"a document. plan={json.dumps(plan)}"
 
 
+def spellings_of(key: str) -> list[str]:
+    """A key as servers repeat it: plain, escaped for JSON, addresses and pages, and in base64 at every alignment."""
+    code = "".join(f"%{ord(c):02x}" for c in key)
+    basic = [base64.b64encode(f"{user}:{key}".encode()).decode() for user in ("", "u", "us", "use")]
+    return [
+        key,
+        "".join(f"\\u{ord(c):04X}" for c in key),  # escaped twice: the text itself holds the escapes
+        "".join(f"\\\\x{ord(c):02x}" for c in key),
+        code,
+        code.upper(),
+        code.replace("%", "%25"),
+        quote(key, safe=""),
+        quote(key, safe="").lower(),
+        "".join(f"&#{ord(c)};" for c in key),
+        key.encode().hex(),
+        *basic,
+        *(urlsafe_b64(f"{text}?>~{key}??>") for text in ("", "a", "ab")),
+        "\n".join(textwrap.wrap(basic[0], 8)),
+    ]
+
+
+def urlsafe_b64(text: str) -> str:
+    return base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
+
+
 def alternatives(plan: dict[str, Any]) -> dict[str, float]:
     """Token -> probability at the answer position."""
     found: dict[str, float] = {}
@@ -63,6 +91,13 @@ def alternatives(plan: dict[str, Any]) -> dict[str, float]:
     return found
 
 
+REFUSED = {
+    "403": (403, "Access denied: the request was blocked by the web application firewall"),
+    "django": (400, "cannot read: 'the Django model was not found, so I wrote this passage'"),
+    "no-such": (404, "Not Found"),
+    "402": (402, "this text costs more than you have"),
+}
+"""End -> status and message of a refusal that is about this one text."""
 TRIES: defaultdict[str, Counter[str]] = defaultdict(Counter)
 """Tries of each planted document; endpoints of one group count together."""
 
@@ -279,7 +314,8 @@ class Scenario:
 
     def refusal(self, body: dict[str, Any], headers: Any) -> tuple[int, Any] | None:
         key = self.get("key")
-        if key and headers.get("Authorization") != f"Bearer {key}":
+        ended = self.counts["chat"] > self.get("key_until", 10**9)
+        if key and (ended or headers.get("Authorization") != f"Bearer {key}"):
             told = headers.get("Authorization", "nothing") if self.get("echo_key") else "a wrong key"
             return self.get("key_status", 401), {"error": {"message": f"Incorrect API key provided: {told}"}}
         if body.get("model") not in self.get("models", ["judge-model"]) and not self.get("any_model"):
@@ -405,6 +441,9 @@ def application() -> web.Application:
             await asyncio.sleep(scenario.get("delay"))
         if fault:
             scenario.counts[fault] += 1
+        if fault == "429-quota":
+            told = {"error": {"message": "You exceeded your current quota (insufficient_quota): 3 requests a minute"}}
+            return web.json_response(told, status=429, headers={"Retry-After": "0.05"})
         if fault.startswith("429"):
             headers = {"429": {"Retry-After": "0.05"}, "429-date": {"Retry-After": formatdate(time(), usegmt=True)}}
             return web.json_response({"error": "slow down"}, status=429, headers=headers.get(fault, {}))
@@ -428,7 +467,23 @@ def application() -> web.Application:
             return web.json_response({"error": {"message": "request exceeds the available context size"}}, status=400)
         if plan["end"] == "odd-400":
             return web.json_response({"error": {"message": "I do not like this one"}}, status=400)
-        data = json.dumps(scenario.reply(body, plan)).encode()
+        if plan["end"] in REFUSED:
+            status, told = REFUSED[plan["end"]]
+            return web.json_response({"error": {"message": told}}, status=status)
+        key = request.headers.get("Authorization", "").removeprefix("Bearer ")
+        spelled = spellings_of(key)[sum(map(ord, plan["id"])) % len(spellings_of(key))]
+        if plan["end"] == "echo-error":
+            return web.json_response({"error": {"message": f"I do not like {spelled} at all"}}, status=400)
+        reply = scenario.reply(body, plan)
+        if plan["end"] == "other-model" or scenario.get("answers_as") is not None:
+            reply["model"] = scenario.get("answers_as", "cheap-model")
+        if plan["end"].startswith("usage "):
+            reply["usage"]["prompt_tokens"] = json.loads(plan["end"].removeprefix("usage "))
+        if plan["end"] == "echo-text":
+            message = reply["choices"][0]["message"]
+            message |= {"content": None, "refusal": f"I will not judge for {spelled}"}
+        escaped = "".join(f"\\u{ord(c):04x}" for c in key)  # what JSON makes of it is the plain key
+        data = json.dumps(reply).replace(key or "\0", escaped).encode()
         if fault == "half":
             response = web.StreamResponse(
                 headers={"Content-Type": "application/json", "Content-Length": str(len(data))}

@@ -65,14 +65,14 @@ class TestRefused:
         shutil.copytree(folder, tmp_path / "damaged")
         (tmp_path / "damaged" / "model.safetensors").write_bytes(b"no weights")
         with pytest.raises(ModelError, match=r"to mend: check the name, that the folder holds"):
-            LocalJudge(tmp_path / "damaged", RUBRIC)
+            list(LocalJudge(tmp_path / "damaged", RUBRIC).answers(questions_of(RUBRIC, [("a", "b")])))
 
     def test_a_backbone_without_output_layer(self, folder, tmp_path):
         """transformers would fill the layer at random, with no more than a warning."""
         shutil.copytree(folder, tmp_path / "backbone")
         transformers.AutoModel.from_pretrained(folder).save_pretrained(tmp_path / "backbone")
         with pytest.raises(ModelError, match=r"no weights for 1 of its parameters \(lm_head\.weight\)"):
-            LocalJudge(tmp_path / "backbone", RUBRIC)
+            list(LocalJudge(tmp_path / "backbone", RUBRIC).answers(questions_of(RUBRIC, [("a", "b")])))
 
     def test_labels_of_several_tokens(self, folder):
         with pytest.raises(InputError, match=r"label '10': got the tokens \['1', '0'\]"):
@@ -177,7 +177,7 @@ class TestGrades:
         for question in asked:
             prompt = torch.tensor([own._renderer.encode([question.messages])[0]])
             with torch.inference_mode():
-                shares = own._model(input_ids=prompt, use_cache=False).logits[0, -1].double().softmax(-1)[ids]
+                shares = own._loaded.model(input_ids=prompt, use_cache=False).logits[0, -1].double().softmax(-1)[ids]
             expected = float((shares * torch.tensor([0.0, 0.5, 1.0])).sum() / shares.sum())
             assert RUBRIC.scale.to_relevance(found[question.document_id].grade) == pytest.approx(expected, abs=1e-4)
 
@@ -358,6 +358,8 @@ class TestARealModel:
         for question in asked:
             prompt = torch.tensor([smollm2._renderer.encode([question.messages])[0]])
             with torch.inference_mode():
-                shares = smollm2._model(input_ids=prompt, use_cache=False).logits[0, -1].double().softmax(-1)[ids[0]]
+                shares = (
+                    smollm2._loaded.model(input_ids=prompt, use_cache=False).logits[0, -1].double().softmax(-1)[ids[0]]
+                )
             z = float((shares * torch.arange(4)).sum() / shares.sum()) / 3
             assert found[question.document_id] / 3 == pytest.approx(z, abs=1e-4)

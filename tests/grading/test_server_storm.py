@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 from fault_server import fault_server, planted
+from key_search import holds_key
 
-from bixse.grading.judge import Question
+from bixse.grading.judge import Question, Usage
+from bixse.grading.model_names import same_model
 from bixse.grading.rubrics import load_rubric
 from bixse.grading.server_judge import ServerJudge
 
@@ -57,7 +59,23 @@ WRITTEN_ENDS = {  # the same where the grade is the text itself
     "counted": "no-option",
     "cut": "truncated",
 }
-FAULTS = ["500", "half", "garbage", "reset", "empty", "null-choices"]
+ENDS |= {  # refusals of one text, a key that comes back, numbers of tokens that are none, another model
+    "403": "failed",
+    "django": "failed",
+    "no-such": "failed",
+    "402": "failed",
+    "echo-error": "failed",
+    "echo-text": "refused",
+    "usage 1e999": "graded",
+    "usage -3000": "graded",
+    "usage NaN": "graded",
+    "usage 12.5": "graded",
+    "usage 1e15": "graded",
+    "other-model": "graded",
+}
+NO_BODY = {"no-logprobs", "too-long", "403", "django", "no-such", "402", "echo-error"}
+KEY = "sk-storm/very+secret=0123"
+FAULTS = ["500", "half", "garbage", "reset", "empty", "null-choices", "429-quota"]
 
 
 def storm(
@@ -75,7 +93,7 @@ def storm(
         if number % 1000 == 500:
             faults = ["stall"]
         end = dice.choice(ends) if dice.random() < 0.1 else ""
-        if end in ("no-logprobs", "too-long"):  # refused before there is a body to cut in half
+        if end in NO_BODY:  # refused before there is a body to cut in half
             faults = [fault for fault in faults if fault != "half"]
         plans.append((shares, faults, end))
     return plans
@@ -90,7 +108,8 @@ def questions(plans: list[tuple[list[float], list[str], str]], rubric: Rubric) -
     return found
 
 
-def test_ten_thousand_questions_in_a_storm() -> None:
+def test_ten_thousand_questions_in_a_storm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
     rubric = load_rubric("trec-dl-0-3")
     plans = storm(random.Random(7))
     with fault_server() as server:
@@ -111,12 +130,19 @@ def test_ten_thousand_questions_in_a_storm() -> None:
         if answer.grade is not None and not answer.low - 1e-6 <= grade <= answer.high + 1e-6:
             wrong.append((number, end, faults, answer.low, answer.high, grade, "outside its bounds"))
     assert wrong == []
+    for number, answer in answers:
+        end = plans[number][2]
+        assert not holds_key(answer.to_json(), KEY)
+        assert (end == "other-model") == (not same_model("judge-model", answer.judge))
+        if ENDS[end] == "graded":
+            read = (0, 0) if end.startswith("usage") else (50, 40)
+            assert answer.usage == Usage(*read, answer.usage.completion)
     assert {answer.mode for _, answer in answers} == {"top-logprobs"}
     seen: Counter[str] = Counter()
     for each in stats:
         seen.update(each["counts"])
     for fault, times in Counter(fault for _, faults, _ in plans for fault in faults).items():
-        assert times <= seen[fault] <= times + 5  # each was met; a time-out of ours may meet one again
+        assert times <= seen[fault] <= times + 5, fault  # each was met; a time-out of ours may meet one again
     assert all(each["most_in_flight"] <= 32 + 2 for each in stats)
 
 

@@ -138,6 +138,7 @@ class CrossEncoderJudge:
             "mode": MODE,
             "map": self._map.model_dump(mode="json") if isinstance(self._map, FittedMap) else str(self._map),
         }
+        self.at_once = 1
         self.warnings: list[str] = []
         """What the user should know about the scores; grows while questions are answered."""
         self._check_contrast(str(model))
