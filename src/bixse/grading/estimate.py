@@ -62,6 +62,7 @@ def estimate(
     pilot: int = 16,
     max_usd: float | None = None,
     inputs: Mapping[str, str] | None = None,
+    strict: bool = False,
 ) -> Estimate:
     """Count what is left to ask, and ask a few questions to see tokens and time.
 
@@ -77,7 +78,7 @@ def estimate(
     book = Path(ledger or Path(out) / LEDGER_NAME)
     if pilot > 0:
         started = time.perf_counter()
-        begun = grade(pairs, judge, out, settings, ledger, prices, Budget(max_usd, pilot), inputs=inputs)
+        begun = grade(pairs, judge, out, settings, ledger, prices, Budget(max_usd, pilot), inputs=inputs, strict=strict)
         asked, pilot_usd = begun.summary["asked"], begun.summary["usd_of_this_run"]
         seconds = (time.perf_counter() - started) / asked if asked else None
         book = Path(begun.artifacts["ledger"])

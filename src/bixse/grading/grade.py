@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from bixse.data.pairs_files import save_graded_pairs
 from bixse.data.run_record import open_run
 from bixse.errors import BixseError, InputError, InterruptedRunError
-from bixse.grading.asking import Asking, Budget, ask
+from bixse.grading.asking import Asking, Budget, ask, shown_by
 from bixse.grading.cost import Prices
 from bixse.grading.judge import Question
 from bixse.grading.judgements import graded_pairs, judge_pair, save_judgements, summarise
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
     from bixse.grading.judge import Judge
     from bixse.grading.judgements import Judgement
     from bixse.grading.rubrics import Rubric
+    from bixse.progress import Step
+
+log = logging.getLogger(__name__)
 
 PAIRS_NAME = "pairs.parquet"
 """The graded pairs, ready for `bixse train`."""
@@ -119,7 +123,8 @@ def grade(
     budget: Budget | None = None,
     retry_failed: bool = False,
     inputs: Mapping[str, str] | None = None,
-    progress: Callable[[str, int], Callable[[int], None]] | None = None,
+    progress: Callable[[str, int], Step] | None = None,
+    strict: bool = False,
 ) -> GradeResult:
     """Grade pairs; the expected grade of each becomes its relevance in [0, 1] (BiXSE paper, section 3).
 
@@ -136,16 +141,18 @@ def grade(
         budget: no limit when None.
         retry_failed: ask only pairs whose answer has no grade.
         inputs: input name -> hash, for run.json.
-        progress: makes a progress callback from a title and a total.
+        progress: makes a progress callback (see `bixse.progress.Step`) from a title and a total.
+        strict: ask nothing of a judge that does not look trustworthy. Without it the doubts are logged as warnings.
 
     Raises:
-        InputError: no pairs, or a folder that holds another run.
+        InputError: no pairs, a folder that holds another run, or with `strict` a judge to be doubted.
         StorageError: the folder or the ledger cannot be written.
         InterruptedRunError: stopped by Ctrl-C; answers so far are kept and tables written.
     """
     settings, prices, budget = settings or GradeSettings(), prices or Prices(), budget or Budget()
     if not pairs:
         raise InputError("pairs: got none; expected at least one; to mend: check what was selected")
+    _tell_doubts(judge, strict)
     folder = Path(out)
     config = {"judge": dict(judge.identity), **settings.config()}
     record = open_run(folder, "grade", config, dict(inputs or {}), paths=("regrade", "seed"))  # of repeats alone
@@ -154,15 +161,12 @@ def grade(
     record.save("running")
     started = time.perf_counter()
     questions = [q for pair, repeat in settings.askings(pairs) for q in settings.questions(pair, repeat)]
-    step = progress("grade", len(questions)) if progress is not None else None
+    show = shown_by(progress("grade", len(questions)) if progress is not None else None)
     state, interrupted = Asking(), False
     with Ledger(answers) as book:
         try:
-            done = 0
             for state in ask(questions, judge, book, prices, budget, retry_failed):
-                if step is not None and len(state.settled) > done:
-                    step(len(state.settled) - done)
-                    done = len(state.settled)
+                show(state)
         except KeyboardInterrupt:
             interrupted = True
         except BixseError:
@@ -174,10 +178,22 @@ def grade(
     record.save("finished" if result.complete else "interrupted")
     if interrupted:
         raise InterruptedRunError(
-            f"stopped by Ctrl-C: {result.summary['pairs']} of {len(pairs)} pairs are answered and kept in {folder}; "
-            "the same command goes on from there"
+            f"stopped by Ctrl-C or SIGTERM: {result.summary['pairs']} of {len(pairs)} pairs are answered and kept in "
+            f"{folder}; the same command goes on from there"
         )
     return result
+
+
+def _tell_doubts(judge: Judge, strict: bool) -> None:
+    """Say what speaks against a judge before it is paid for; with `strict` that is the end."""
+    doubts: Sequence[str] = getattr(judge, "doubts", ())
+    for doubt in doubts:
+        log.warning("%s", doubt)
+    if strict and doubts:
+        raise InputError(
+            f"--strict: got a judge that does not look trustworthy ({'; '.join(doubts)}); expected known questions "
+            "to be answered as they should; fix: choose another model, rubric or --mode, or leave --strict out"
+        )
 
 
 def _write(

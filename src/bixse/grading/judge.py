@@ -163,6 +163,9 @@ class Judge(Protocol):
     `answers` may take questions ahead and give answers in any order; each question taken is answered once, with a
     grade or a status. It takes the next question only when there is room to ask it, so the giver of questions can stop
     at any time.
+
+    A judge that asks questions whose answers are known when it is opened has `doubts` too: a sequence of what speaks
+    against its grades, empty where nothing does. `grade` tells them before the first question.
     """
 
     @property

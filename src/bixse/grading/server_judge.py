@@ -144,7 +144,12 @@ class ServerJudge:
 
     @property
     def warnings(self) -> list[str]:
-        """What the known questions showed that a user should know."""
+        """What a user should know."""
+        return self.doubts
+
+    @property
+    def doubts(self) -> list[str]:
+        """What the known questions showed against its grades; stands before anything else is asked."""
         readings = self.finding.readings
         found = [
             f"{self.name} gave no grade to a known question: {reading.status} ({reading.detail})"
