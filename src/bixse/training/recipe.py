@@ -228,7 +228,7 @@ def _make_trainer(
         train_pairs=pairs,
         loss=loss,
         evaluator=evaluator,
-        callbacks=[ProgressBar(title, disable=not progress)] if is_first_process() else [],
+        callbacks=[ProgressBar(title)] if progress and is_first_process() else [],
     )
     if is_first_process():
         trainer.add_callback(StepLog(out / LOG_FILE))
