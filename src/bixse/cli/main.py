@@ -211,8 +211,8 @@ def _show(result: CommandResult, as_json: bool) -> None:
 def _sigterm_as_interrupt() -> Iterator[None]:
     """SIGTERM, which schedulers and `docker stop` send, is taken as Ctrl-C: what was done is written.
 
-    A second one is passed over, since it would cut that writing short. Of several processes each is left to its
-    launcher, and training looks after both signals by itself.
+    A second one is passed over until the process ends, since it would cut that writing short. Of several processes
+    each is left to its launcher, and training looks after both signals by itself.
     """
     if threading.current_thread() is not threading.main_thread() or started_processes() > 1:
         yield
@@ -226,7 +226,8 @@ def _sigterm_as_interrupt() -> Iterator[None]:
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
+        if signal.getsignal(signal.SIGTERM) is interrupt:
+            signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
 
 
 class _Plain(logging.Formatter):
