@@ -238,3 +238,51 @@ def test_damaged_priors_and_thresholds(tmp_path: Path, damage: dict[str, Any]) -
     path.write_text(json.dumps({**json.loads(path.read_text()), **damage}))
     with pytest.raises(ModelError, match="priors and thresholds between 0 and 1"):
         RelevanceHead.load(tmp_path)
+
+
+def test_random_documents_are_added_and_counted(
+    capsys: pytest.CaptureFixture[str], model: Path, tmp_path: Path
+) -> None:
+    texts = {f"d{n}": Document("", f"{WORDS[n % 20]} {WORDS[n // 20]}") for n in range(100)}
+    save_collection(Collection("toy", texts, {"q": "copy"}, {"test": {"q": {"d0": 1}}}), tmp_path / "toy")
+    words = ("calibrate", model, "--pairs", make_pairs(tmp_path, noise=7), "--out", tmp_path / "out")
+    more = ("--negatives", 3, "--collection", tmp_path / "toy")
+    code, envelope = call(capsys, *words, *more)
+    assert code == 0, envelope
+    assert envelope["metrics"]["negatives"] == 24 * 3
+    assert envelope["metrics"]["reliability"]
+    record = json.loads((tmp_path / "out" / "run.json").read_text())
+    assert record["config"]["negatives"] == 3
+    assert record["results"]["metrics"]["negatives"] == 72
+    head = json.loads((tmp_path / "out" / "model" / "relevance_head.json").read_text())
+    assert "120 pairs of pairs.csv and 72 random documents of toy" in head["calibrated_on"]
+    assert head["prior"] < 0.2, "of the pairs alone it is about 0.2"
+    code, again = call(capsys, *words, *more)
+    assert (code, again["metrics"]) == (0, envelope["metrics"])
+    (tmp_path / "toy" / "corpus.jsonl").open("a").write('{"_id": "new", "text": "new"}\n')
+    assert "corpus.jsonl" in refused_with(capsys, *words, *more)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--negatives", "3"], "--collection"),
+        (["--collection", "toy"], "--negatives"),
+        (["--negatives", "0", "--collection", "toy"], "got 0"),
+        (["--negatives", "3", "--collection", "none"], "none"),
+    ],
+)
+def test_random_documents_that_cannot_be_added(
+    capsys: pytest.CaptureFixture[str], model: Path, tmp_path: Path, words: list[str], said: str, monkeypatch: Any
+) -> None:
+    save_collection(Collection("toy", {"d1": Document("", "copy")}, {"q": "copy"}), tmp_path / "toy")
+    monkeypatch.chdir(tmp_path)
+    assert said in refused_with(capsys, "calibrate", model, "--pairs", make_pairs(tmp_path), *words)
+    assert not (model / "relevance_head.json").exists()
+
+
+def refused_with(capsys: pytest.CaptureFixture[str], *words: Any) -> str:
+    code, envelope = call(capsys, *words)
+    assert code == 2, envelope
+    (message,) = envelope["errors"]
+    return str(message)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import threading
@@ -396,3 +397,42 @@ def test_an_estimate_counts_with_the_judges_tokenizer(tmp_path):
     judge.count_tokens = lambda questions: [len(question.document.split()) for question in questions]
     found = estimate(some_pairs(10), judge, tmp_path / "out", pilot=0)
     assert (found.prompt_tokens, found.counted_by) == (19, "tokenizer")  # "document " is one word, and 9 have a second
+
+
+def test_doubts_are_told_before_the_first_question_and_strict_asks_none(tmp_path):
+    judge = ScriptedJudge()
+    judge.doubts = ["it grades the capital of France 0.00"]
+    seen = []
+
+    class Seen(logging.Handler):
+        def emit(self, record):
+            seen.append((record.getMessage(), len(judge.asked)))
+
+    handler = Seen()
+    logging.getLogger("bixse").addHandler(handler)
+    try:
+        with pytest.raises(InputError, match="capital of France"):
+            grade(some_pairs(3), judge, tmp_path / "out", strict=True)
+        assert judge.asked == []
+        assert not (tmp_path / "out").exists()
+        assert grade(some_pairs(3), judge, tmp_path / "out").complete
+    finally:
+        logging.getLogger("bixse").removeHandler(handler)
+    assert seen == [(judge.doubts[0], 0)] * 2
+    assert grade(some_pairs(3), ScriptedJudge(), tmp_path / "sure", strict=True).complete
+
+
+def test_progress_counts_answers_of_the_ledger_apart_and_names_statuses_and_dollars(tmp_path):
+    calls = []
+
+    def bars(title, total):
+        calls.append((title, total))
+        return lambda done, note="", known=0: calls.append((done, note, known))
+
+    grade(some_pairs(2), ScriptedJudge(), tmp_path / "out", prices=PRICES)
+    moody = ScriptedJudge(rule=lambda question: Answer("refused", "verbal", usage=Usage(prompt=100)))
+    grade(some_pairs(5), moody, tmp_path / "out", prices=PRICES, progress=bars)
+    assert calls[0] == ("grade", 5)
+    assert sum(done for done, *_ in calls[1:]) == 3
+    assert sum(known for *_, known in calls[1:]) == 2
+    assert calls[-1][1] == "3 refused, 0.0030 US dollars"

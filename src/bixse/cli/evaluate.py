@@ -78,8 +78,8 @@ def _run(args: argparse.Namespace, models: Sequence[str], devices: Sequence[str]
 
 def _run_one(args: argparse.Namespace, model: str, devices: Sequence[str] | None) -> CommandResult:
     """One system on one collection."""
-    from bixse.cli.progress import progress_bar
     from bixse.evaluation.local import evaluate
+    from bixse.progress import progress_bar
     from bixse.report.table import format_table
 
     result = evaluate(
@@ -104,9 +104,9 @@ def _run_one(args: argparse.Namespace, model: str, devices: Sequence[str] | None
 
 def _run_several(args: argparse.Namespace, models: Sequence[str], devices: Sequence[str] | None) -> CommandResult:
     """Several systems on one collection."""
-    from bixse.cli.progress import progress_bar
     from bixse.cli.suite_table import collection_text
     from bixse.evaluation.local_comparison import compare_on_collection
+    from bixse.progress import progress_bar
 
     result, warnings = compare_on_collection(
         models,
@@ -128,9 +128,9 @@ def _run_several(args: argparse.Namespace, models: Sequence[str], devices: Seque
 
 def _run_suite(args: argparse.Namespace, models: Sequence[str], devices: Sequence[str] | None) -> CommandResult:
     """Systems on a suite."""
-    from bixse.cli.progress import progress_bar
     from bixse.cli.suite_table import suite_text
     from bixse.evaluation.suite_run import OUT_FOLDER, evaluate_suite
+    from bixse.progress import progress_bar
 
     _refuse(
         args,

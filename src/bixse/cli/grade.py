@@ -72,7 +72,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> CommandResult:
     """Open the judge, then grade or estimate, and print a summary."""
-    from bixse.cli.progress import progress_bar
     from bixse.data.files import file_hash
     from bixse.grading.asking import Budget
     from bixse.grading.cost import Prices
@@ -80,6 +79,7 @@ def run(args: argparse.Namespace) -> CommandResult:
     from bixse.grading.grade import GradeSettings, grade
     from bixse.grading.open_judge import REPLAY, open_judge, reads_rubric
     from bixse.grading.rubrics import load_rubric
+    from bixse.progress import progress_bar
 
     for flag, given in (("--regrade", args.regrade), ("--document-characters", args.document_characters)):
         if given and args.judge[0].startswith(REPLAY):
@@ -200,6 +200,8 @@ def _histogram(tenths: list[int]) -> list[str]:
 
 
 def _estimate_text(found: Estimate, name: str) -> str:
+    from bixse.progress import duration
+
     counted = {
         "tokenizer": "counted by the judge's tokenizer",
         "answers": "from the usage of answers so far",
@@ -213,13 +215,7 @@ def _estimate_text(found: Estimate, name: str) -> str:
         f"price              {found.usd:.4f} US dollars (nothing taken off for cached prompts)",
     ]
     if found.seconds is not None:
-        lines.append(f"time               {_duration(found.seconds)} at {found.at_once} at once, as timed in the pilot")
+        lines.append(f"time               {duration(found.seconds)} at {found.at_once} at once, as timed in the pilot")
     if found.pilot:
         lines.append(f"the pilot asked {found.pilot} questions for {found.pilot_usd:.4f} US dollars; they are kept")
     return "\n".join(lines)
-
-
-def _duration(seconds: float) -> str:
-    hours, rest = divmod(round(seconds), 3600)
-    minutes, rest = divmod(rest, 60)
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s" if minutes else f"{rest} s"

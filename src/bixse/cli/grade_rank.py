@@ -50,12 +50,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> CommandResult:
     """Grade the candidates, reorder them, print both orders' figures."""
-    from bixse.cli.progress import progress_bar
     from bixse.grading.asking import Budget
     from bixse.grading.grade import GradeSettings
     from bixse.grading.open_judge import open_judge, reads_rubric
     from bixse.grading.rank import rank
     from bixse.grading.rubrics import load_rubric
+    from bixse.progress import progress_bar
     from bixse.report.table import format_difference, format_interval, format_p_value, format_table
 
     rubric = load_rubric(args.rubric)
@@ -74,6 +74,7 @@ def run(args: argparse.Namespace) -> CommandResult:
             prices_of(args, judge.name),
             Budget(args.max_usd),
             progress_bar,
+            args.strict,
         )
     finally:
         judge.close()
@@ -99,4 +100,4 @@ def run(args: argparse.Namespace) -> CommandResult:
     artifacts = {"run": str(args.out / "run.trec"), "record": str(args.out / "run.json")}
     metrics = {**result.metrics, "usd": summary["usd"]}
     warnings = [*judge.warnings, *result.warnings]
-    return CommandResult("\n".join(lines), metrics, artifacts, warnings, [], 3 if result.warnings else 0)
+    return CommandResult("\n".join(lines), metrics, artifacts, warnings, [], 0 if result.complete else 3)

@@ -92,8 +92,8 @@ def run(args: argparse.Namespace) -> CommandResult:
 
 
 def _make(args: argparse.Namespace) -> CommandResult:
-    from bixse.cli.progress import progress_bar
     from bixse.errors import InputError
+    from bixse.progress import progress_bar
     from bixse.retrieval.index_build import make_index
 
     devices, too_many = chosen_devices(args)
@@ -109,7 +109,7 @@ def _make(args: argparse.Namespace) -> CommandResult:
         args.shard_size,
         args.task,
         args.max_length,
-        None if args.json else progress_bar,
+        progress_bar,
         devices,
     )
     said = "this index was made before: nothing was encoded, and its own settings stay"
@@ -127,14 +127,14 @@ def _make(args: argparse.Namespace) -> CommandResult:
 
 def _change(args: argparse.Namespace) -> CommandResult:
     """Delete, add, rewrite, in this order; each is there whole before the next begins."""
-    from bixse.cli.progress import progress_bar
+    from bixse.progress import progress_bar
     from bixse.retrieval.index_changes import add_documents, delete_documents, rewrite_index
     from bixse.retrieval.index_contents import Contents
     from bixse.retrieval.index_files import read_manifest
 
     devices, too_many = chosen_devices(args)
     kind = _kind(args, read_manifest(args.to))
-    bars = None if args.json else progress_bar
+    bars = progress_bar
     lines: list[str] = []
     warnings: tuple[str, ...] = ()
     metrics: dict[str, Any] = {}

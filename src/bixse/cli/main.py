@@ -7,19 +7,23 @@ import contextlib
 import difflib
 import io
 import json
+import logging
 import os
+import signal
 import sys
+import threading
 import traceback
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from bixse.cli.result import CommandResult
-from bixse.errors import BixseError, InputError
+from bixse.errors import BixseError, InputError, printable
 from bixse.training.processes import is_first_process, process_number, started_processes
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
+    from types import FrameType
 
 VERBS = {
     "quickstart": "train and compare four systems on Python's own documentation, with a verdict",
@@ -47,7 +51,7 @@ CONFIG_VERBS = tuple(verb for verb in VERBS if verb not in ("train", "sweep", "s
 SHARING_VERBS = ("train",)
 """Verbs whose work several processes share."""
 
-INTERRUPTED = "stopped by Ctrl-C; the same command goes on with what is finished"
+INTERRUPTED = "stopped by Ctrl-C or SIGTERM; the same command goes on with what is finished"
 """Said when a verb without checkpoints is interrupted."""
 
 
@@ -118,7 +122,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     known_to_all = False
     try:
-        result = _run(words)
+        with _sigterm_as_interrupt(), _logged_plainly():
+            result = _run(words)
     except BixseError as error:
         known_to_all = error.known_to_all
         result = CommandResult(text="", errors=[str(error)], exit_code=error.exit_code)
@@ -126,11 +131,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         result = CommandResult(text="", errors=[INTERRUPTED], exit_code=130)
     except Exception as error:
         if "--debug" in words:
-            traceback.print_exc()
+            sys.stderr.write(printable(traceback.format_exc()))
         result = CommandResult(text="", errors=[_unexpected(error)], exit_code=1)
     if not is_first_process():  # the first one speaks for all, but a fault of this one only it can tell
         for said in [] if known_to_all else result.errors:
-            sys.stderr.write(f"error: process {process_number()}: {said}\n")
+            sys.stderr.write(printable(f"error: process {process_number()}: {said}\n"))
         return result.exit_code
     try:
         _show(result, "--json" in words)
@@ -185,19 +190,66 @@ def _unexpected(error: Exception) -> str:
 
 
 def _show(result: CommandResult, as_json: bool) -> None:
-    """Text to standard output, warnings and errors to standard error; or one JSON envelope."""
+    """Text to standard output, warnings and errors to standard error; or one JSON envelope, whose strings are ASCII.
+
+    Whatever stands in them may come from data or a server.
+    """
     if as_json:
         sys.stdout.write(json.dumps(result.envelope()) + "\n")
     else:
         for warning in result.warnings:
-            sys.stderr.write(f"warning: {warning}\n")
+            sys.stderr.write(printable(f"warning: {warning}\n"))
         for error in result.errors:
-            sys.stderr.write(f"error: {error}\n")
+            sys.stderr.write(printable(f"error: {error}\n"))
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(errors="replace")  # a terminal that is not UTF-8 shows ? for what it lacks
         if result.text:
-            sys.stdout.write(result.text.rstrip("\n") + "\n")
+            sys.stdout.write(printable(result.text.rstrip("\n") + "\n"))
     sys.stdout.flush()
+
+
+@contextlib.contextmanager
+def _sigterm_as_interrupt() -> Iterator[None]:
+    """SIGTERM, which schedulers and `docker stop` send, is taken as Ctrl-C: what was done is written.
+
+    A second one is passed over until the process ends, since it would cut that writing short. Of several processes
+    each is left to its launcher, and training looks after both signals by itself.
+    """
+    if threading.current_thread() is not threading.main_thread() or started_processes() > 1:
+        yield
+        return
+
+    def interrupt(number: int, frame: FrameType | None) -> NoReturn:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        if signal.getsignal(signal.SIGTERM) is interrupt:
+            signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
+
+
+class _Plain(logging.Formatter):
+    """Messages of the log as warnings of the command; what they quote may come from a server."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(f"{record.levelname.lower()}: {super().format(record)}")
+
+
+@contextlib.contextmanager
+def _logged_plainly() -> Iterator[None]:
+    """What is logged where nobody has set up logging goes to standard error in this form."""
+    last = logging.lastResort
+    before = last.formatter if last is not None else None
+    if last is not None:
+        last.setFormatter(_Plain())
+    try:
+        yield
+    finally:
+        if last is not None:
+            last.setFormatter(before)
 
 
 class _Help(argparse.HelpFormatter):

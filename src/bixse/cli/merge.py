@@ -53,12 +53,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> CommandResult:
     """Merge, and say what it changed."""
-    from bixse.cli.progress import progress_bar
+    from bixse.progress import progress_bar
     from bixse.training.config import MergeConfig
     from bixse.training.merge_models import merge_models
 
     candidates = tuple(args.candidates) if args.candidates else MergeConfig.model_fields["weights"].default
-    bar = None if args.json or not args.dev else progress_bar("merge: weights scored", len({0.0, 1.0, *candidates}))
     found = merge_models(
         args.models,
         args.out,
@@ -73,7 +72,7 @@ def run(args: argparse.Namespace) -> CommandResult:
         pairs=args.pairs,
         max_length=args.max_length,
         allow_shared_queries=args.allow_shared_queries,
-        on_scored=(lambda: bar(1)) if bar is not None else (lambda: None),
+        progress=None if args.json else progress_bar,
     )
     lines = [f"{'already merged' if found.reused else 'merged'}: {found.model_path}", *found.result.lines()]
     return CommandResult(

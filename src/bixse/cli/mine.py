@@ -79,9 +79,9 @@ def run(args: argparse.Namespace) -> CommandResult:
                 f"--{name.replace('_', '-')}: got it without --report; expected both; to mend: --report FILE with the "
                 "graded pairs"
             )
-    from bixse.cli.progress import progress_bar
     from bixse.mining.mine import mine
     from bixse.mining.settings import MineConfig
+    from bixse.progress import progress_bar
 
     config = MineConfig(
         collection=args.collection,
@@ -100,7 +100,7 @@ def run(args: argparse.Namespace) -> CommandResult:
         max_length=args.max_length,
         task=args.task,
     )
-    result = mine(config, args.out, args.format, None if args.json else progress_bar)
+    result = mine(config, args.out, args.format, progress_bar)
     missing = result.without_candidates
     warnings = [*result.warnings, *(["this run was finished before: its results are shown"] if result.reused else [])]
     if missing:

@@ -27,14 +27,14 @@ def run(args: argparse.Namespace) -> CommandResult:
     from bixse.cli.seed import check_seed
 
     check_seed(args.seed)
-    from bixse.cli.progress import progress_bar
+    from bixse.progress import progress_bar
     from bixse.report.table import format_table
     from bixse.studies.quickstart import quickstart
 
     def say(line: str) -> None:
         sys.stderr.write(f"{line}\n")
 
-    result = quickstart(args.out, args.fast, args.seed, say, None if args.json else progress_bar)
+    result = quickstart(args.out, args.fast, args.seed, say, progress_bar)
     report = result.report
     rows: list[list[str | float]] = [
         [s.label, *(s.metrics[name] for name in report.metrics), *_differences(report, s.name)] for s in report.systems

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from bixse.cli.process_arguments import add_process_arguments, chosen_devices
 from bixse.cli.result import CommandResult
+from bixse.errors import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -131,7 +132,6 @@ def _search_index(args: argparse.Namespace) -> CommandResult:
 
 def _search_collection(args: argparse.Namespace) -> CommandResult:
     """Encode the corpus once, then answer."""
-    from bixse.cli.progress import progress_bar
     from bixse.data.collection import Collection
     from bixse.data.collection_files import load_corpus, warn_of_empty
     from bixse.encoders.build import build_encoder
@@ -139,6 +139,7 @@ def _search_collection(args: argparse.Namespace) -> CommandResult:
     from bixse.encoders.pool import encode_on
     from bixse.errors import InputError
     from bixse.evaluation.local import encode_stored
+    from bixse.progress import progress_bar
 
     if args.collection is None:
         raise InputError(
@@ -201,9 +202,9 @@ def _one_answer(found: list[dict[str, Any]]) -> CommandResult:
 
 def _write_run(index: SearchIndex, queries: dict[str, str], args: argparse.Namespace) -> CommandResult:
     """All answers as a TREC run; of few queries at a time the texts are in memory."""
-    from bixse.cli.progress import progress_bar
     from bixse.data.trec import write_run
     from bixse.errors import InputError
+    from bixse.progress import progress_bar
 
     spaced = [name for name in queries if name.split() != [name]]
     if spaced:
@@ -247,7 +248,7 @@ def _answer_each(index: SearchIndex, args: argparse.Namespace) -> CommandResult:
             said = (
                 json.dumps({"query": query, "results": rows}) if args.json else "\n".join([*heading, *_lines(rows), ""])
             )
-            out.write(said + "\n")
+            out.write(printable(said) + "\n")
             out.flush()
             answered += 1
     except BrokenPipeError:  # the reader, such as `head`, has seen enough
@@ -298,5 +299,5 @@ def _line(hit: dict[str, Any]) -> str:
     figure = f"p={hit['probability']:.2f}" if hit["probability"] is not None else f"cos={hit['cosine']:.2f}"
     text = " ".join(hit["text"].split())
     shown = text if len(text) <= 100 else text[:97] + "..."
-    title = "".join(c for c in (hit["title"] or hit["document_id"]) if c.isprintable())
-    return f"{hit['rank']:>3}. {figure}  {title}\n     {''.join(c for c in shown if c.isprintable())}"
+    title = " ".join((hit["title"] or hit["document_id"]).split())
+    return f"{hit['rank']:>3}. {figure}  {title}\n     {shown}"

@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> CommandResult:
     config = _config(args)
     if args.dry_run:
         return _dry_run(args, config)
-    from bixse.cli.progress import progress_bar
+    from bixse.progress import progress_bar
     from bixse.studies.run import run_study
 
     out = args.out or Path("runs") / f"study-{args.name}"

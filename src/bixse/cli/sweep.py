@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> CommandResult:
     from bixse.training.sweep import sweep
     from bixse.training.sweep_config import load_sweep
 
-    result = sweep(load_sweep(args.config), args.out, progress=not args.json)
+    result = sweep(load_sweep(args.config), args.out)
     errors = [f"cell {row.cell} ({row.label}) {row.status}: {row.reason}" for row in result.failed]
     metrics = {
         "cells": len(result.rows),

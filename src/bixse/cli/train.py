@@ -114,7 +114,7 @@ def run(args: argparse.Namespace) -> CommandResult:
         if len(overrides.get(key, ())) == 1:
             overrides[key] = overrides[key][0]
     config = load_config(TrainConfig, args.config, overrides)
-    result = train(config, args.out, progress=not args.json)
+    result = train(config, args.out)
     figures = dev_figures(result.history)
     metrics: dict[str, Any] = {"best_step": result.best_step}
     lines = [f"{'already trained' if result.reused else 'trained'}: {result.model_path}", _rate(config.optimizer)]

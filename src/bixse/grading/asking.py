@@ -13,12 +13,13 @@ from bixse.grading.judge import Usage
 from bixse.grading.model_names import same_model
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from typing import Any
 
     from bixse.grading.cost import Prices
     from bixse.grading.judge import Answer, Judge, Question
     from bixse.grading.ledger import Ledger
+    from bixse.progress import Step
 
 WAIT = 1.0
 """Seconds between two looks at questions that another process is asking."""
@@ -70,6 +71,12 @@ class Asking:
     stopped: str | None = None
     """Why it stopped before the end: the limit that was reached; None where everything is answered."""
 
+    @property
+    def note(self) -> str:
+        """Answers of this run by status and what they cost, for a progress bar."""
+        counts = ", ".join(f"{count:,} {status}" for status, count in self.statuses.most_common())
+        return f"{counts}, {self.usd:.4f} US dollars" if self.usd else counts
+
 
 def ask(
     questions: Iterable[Question],
@@ -118,6 +125,19 @@ def of_another_model(answer: Answer, identity: Mapping[str, Any]) -> bool:
     if identity.get("kind") == "replay":  # whose answers name the judges of the file
         return False
     return not same_model(str(identity.get("model") or answer.judge), answer.judge)
+
+
+def shown_by(step: Step | None) -> Callable[[Asking], None]:
+    """Tells a progress callback, where there is one, what is new in each state of `ask`."""
+    asked = reused = 0
+
+    def show(state: Asking) -> None:
+        nonlocal asked, reused
+        if step is not None:
+            step(state.asked - asked, state.note, state.reused - reused)
+            asked, reused = state.asked, state.reused
+
+    return show
 
 
 class _Run:

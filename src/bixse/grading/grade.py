@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from bixse.data.pairs_files import save_graded_pairs
 from bixse.data.run_record import open_run
 from bixse.errors import BixseError, InputError, InterruptedRunError
-from bixse.grading.asking import Asking, Budget, ask, of_another_model
+from bixse.grading.asking import Asking, Budget, ask, of_another_model, shown_by
 from bixse.grading.cost import Prices
 from bixse.grading.judge import Question
 from bixse.grading.judgements import graded_pairs, judge_pair, save_judgements, summarise
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from bixse.grading.judge import Judge
     from bixse.grading.judgements import Judgement
     from bixse.grading.rubrics import Rubric
+    from bixse.progress import Step
 
 log = logging.getLogger(__name__)
 
@@ -123,7 +124,7 @@ def grade(
     budget: Budget | None = None,
     retry_failed: bool = False,
     inputs: Mapping[str, str] | None = None,
-    progress: Callable[[str, int], Callable[[int], None]] | None = None,
+    progress: Callable[[str, int], Step] | None = None,
     strict: bool = False,
 ) -> GradeResult:
     """Grade pairs; the expected grade of each becomes its relevance in [0, 1] (BiXSE paper, section 3).
@@ -141,7 +142,7 @@ def grade(
         budget: no limit when None.
         retry_failed: ask only pairs whose answer has no grade.
         inputs: input name -> hash, for run.json.
-        progress: makes a progress callback from a title and a total.
+        progress: makes a progress callback (see `bixse.progress.Step`) from a title and a total.
         strict: ask nothing of a judge that does not look trustworthy, and take no answer of another model. Without it
             the doubts are logged as warnings, and such answers are counted.
 
@@ -155,15 +156,12 @@ def grade(
     record.save("running")
     started = time.perf_counter()
     questions = [q for pair, repeat in settings.askings(pairs) for q in settings.questions(pair, repeat)]
-    step = progress("grade", len(questions)) if progress is not None else None
+    show = shown_by(progress("grade", len(questions)) if progress is not None else None)
     state, interrupted = Asking(), False
     with Ledger(answers) as book:
         try:
-            done = 0
             for state in ask(questions, judge, book, prices, budget, retry_failed, strict):
-                if step is not None and len(state.settled) > done:
-                    step(len(state.settled) - done)
-                    done = len(state.settled)
+                show(state)
         except KeyboardInterrupt:
             interrupted = True
         except BixseError:
@@ -175,8 +173,8 @@ def grade(
     record.save("finished" if result.complete else "interrupted")
     if interrupted:
         raise InterruptedRunError(
-            f"stopped by Ctrl-C: {result.summary['pairs']} of {len(pairs)} pairs are answered and kept in {out}; "
-            "the same command goes on from there"
+            f"stopped by Ctrl-C or SIGTERM: {result.summary['pairs']} of {len(pairs)} pairs are answered and kept in "
+            f"{out}; the same command goes on from there"
         )
     return result
 

@@ -19,6 +19,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 
+from bixse.errors import printable
 from bixse.report.table import format_difference, format_number
 
 if TYPE_CHECKING:
@@ -282,8 +283,7 @@ def _values(points: Sequence[TrainingPoint], field: str) -> tuple[np.ndarray, np
 
 def clean(text: str, length: int = LABEL_LENGTH) -> str:
     """Text from data as one short printable line; accents stay, control and direction marks do not."""
-    line = " ".join(unicodedata.normalize("NFC", text).split())
-    line = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in line)
+    line = printable(" ".join(unicodedata.normalize("NFC", text).split()))
     if len(line) > length:
         line = line[: length - 1] + "…"
     # matplotlib before 3.10 leaves a label that begins with an underscore out of the legend

@@ -12,12 +12,13 @@ from bixse.evaluation.significance import paired_bootstrap
 from bixse.training.processes import all_of, process_number, started_processes, together
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from sentence_transformers import SentenceTransformer
 
     from bixse.encoders.head import RelevanceHead
     from bixse.encoders.interpolation import Weights
+    from bixse.progress import Step
     from bixse.training.trainer import GradedTrainer
     from bixse.training.watched import Role, Scores, Watched
 
@@ -136,7 +137,7 @@ def merge(
     weights: Sequence[float],
     watched: Sequence[Watched],
     tolerance: float = 0.01,
-    on_scored: Callable[[], object] = lambda: None,
+    progress: Step | None = None,
 ) -> MergeResult:
     """Set an encoder to the best weights between base and tuned.
 
@@ -151,7 +152,7 @@ def merge(
         weights: candidates in [0, 1]; of a single one and no dev collection, nothing is chosen.
         watched: dev and guard collections.
         tolerance: nDCG@10 by which a guard collection may fall below the base model, at least 0.
-        on_scored: called when one more weight is scored.
+        progress: told of each weight that is scored.
 
     Raises:
         InputError: a weight outside [0, 1].
@@ -165,7 +166,8 @@ def merge(
         for weight in sorted({0.0, 1.0, *weights})[process_number() :: started_processes()]:
             interpolate(model, base, tuned, weight)
             found[weight] = {name: values for corpus in watched for name, values in corpus.scores(model).items()}
-            on_scored()
+            if progress is not None:
+                progress(started_processes())
     scores = dict(sorted((weight, values) for part in all_of(found) for weight, values in part.items()))
     roles: dict[str, Role] = {own.name: own.role for corpus in watched for own in corpus.sets}
     chosen = _choose(scores, roles, weights, tolerance)

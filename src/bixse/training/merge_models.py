@@ -21,6 +21,8 @@ from bixse.training.watched import Split, check_not_trained_on, load_watched
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from bixse.progress import Step
+
 
 @dataclass(frozen=True)
 class MergedModel:
@@ -50,7 +52,7 @@ def merge_models(
     pairs: str | Path | None = None,
     max_length: int | None = None,
     allow_shared_queries: bool = False,
-    on_scored: Callable[[], object] = lambda: None,
+    progress: Callable[[str, int], Step] | None = None,
 ) -> MergedModel:
     """Average the weights of models of one architecture and save the result to `out/model`.
 
@@ -72,7 +74,7 @@ def merge_models(
             head.
         max_length: tokens of a text that are read; None keeps the base model's.
         allow_shared_queries: accept dev or guard queries that stand in the pairs.
-        on_scored: called when one more weight is scored.
+        progress: makes a progress callback (see `bixse.progress.Step`) from a title and a total.
 
     Raises:
         InputError: fewer than two models, both or neither of `weights` and `dev`, weights out of range, or collections
@@ -121,7 +123,8 @@ def merge_models(
     if weights is not None:
         result = merge(base, states[0], mean_weights(states, weights), [1.0], [])
     else:
-        result = merge(base, states[0], mean_weights(states[1:]), candidates, watched, guard_tolerance, on_scored)
+        step = progress("score weights", len({0.0, 1.0, *candidates})) if progress is not None else None
+        result = merge(base, states[0], mean_weights(states[1:]), candidates, watched, guard_tolerance, step)
     warnings += result.warnings()
     base.head = None
     if graded is not None:

@@ -17,6 +17,7 @@ from bixse.data.run_record import RunRecord, Status, open_run
 from bixse.errors import ConfigError, InputError, InterruptedRunError, OutputExistsError, TrainingError
 from bixse.evaluation.local import model_hashes, model_path_settings
 from bixse.losses.catalogue import build_loss, check_loss_options
+from bixse.progress import progress_bar
 from bixse.training.checkpoints import last_whole_checkpoint, tell_where_the_best_is
 from bixse.training.checks import check_disk, check_finite, check_lengths, check_memory, check_pairs
 from bixse.training.config import paths_in
@@ -180,8 +181,6 @@ def _merge(
     progress: bool,
 ) -> MergeResult:
     """Set the trained encoder, or the mean of its best checkpoints, to the best weights between it and the base."""
-    from tqdm import tqdm
-
     from bixse.encoders.interpolation import mean_weights, trained_weights
 
     settings, model = config.merge, trainer.model
@@ -197,9 +196,9 @@ def _merge(
         tuned = mean_weights(several)
     number = len({0.0, 1.0, *settings.weights}) if watched else 0
     shown = progress and is_first_process() and number > 0
+    bar = progress_bar("merge: score weights", number) if shown else None
     model.eval()
-    with tqdm(total=number, desc="merge: weights scored", disable=not shown, leave=False) as bar:
-        return merge(model, base, tuned, settings.weights, watched, config.guard_tolerance, bar.update)
+    return merge(model, base, tuned, settings.weights, watched, config.guard_tolerance, bar)
 
 
 def _make_model(config: TrainConfig, table: Instructions | None) -> tuple[RelevanceModel, GradedLoss]:
@@ -292,7 +291,7 @@ def _make_trainer(
         train_pairs=pairs,
         loss=loss,
         evaluator=evaluator,
-        callbacks=[ProgressBar(title, disable=not progress)] if is_first_process() else [],
+        callbacks=[ProgressBar(title)] if progress and is_first_process() else [],
     )
     if is_first_process():
         trainer.add_callback(StepLog(out / LOG_FILE))
