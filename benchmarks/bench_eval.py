@@ -35,7 +35,8 @@ import torch
 from bixse.evaluation.metrics import evaluate_run, mean
 from bixse.evaluation.suite_result import SUITE_METRICS
 from bixse.retrieval.exact import exact_search, to_run
-from measuring import CLEAR_PEAK, in_a_process_of_its_own, resident, write_table
+from bixse.studies.memory import peak_beyond_gradients
+from measuring import in_a_process_of_its_own, write_table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -203,10 +204,7 @@ def measure_memory(method: str, passages: int, queries: int, dim: int) -> float:
     problem = Problem(passages, queries, dim)
     if method.startswith("mteb"):
         _ = problem.mteb_tasks
-    level = resident("VmRSS")
-    CLEAR_PEAK.write_text("5", encoding="ascii")
-    METHODS[method](problem)
-    return max(0.0, resident("VmHWM") - level)
+    return peak_beyond_gradients(lambda: METHODS[method](problem), [])
 
 
 def ratios(own: list[float], yardstick: list[float]) -> list[float]:

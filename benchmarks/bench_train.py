@@ -9,12 +9,12 @@ best document of a query, K = 4 three more.
 
 - `stock`: `SentenceTransformerTrainer` with `MultipleNegativesRankingLoss` as it comes; the columns are anchor,
   positive and, for K = 4, negative_1 to negative_3.
-- `stock, tuned`: the same with what a knowing user switches on: bf16 where the processor is fast at it, and no clipping
-  of the gradient (bixse clips none).
+- `stock, tuned`: the same with what a knowing user switches on: the precision that bixse computes in (bf16 where the
+  processor is fast at it; BIXSE_PRECISION chooses), and no clipping of the gradient (bixse clips none).
 - `stock, cached`: the tuned one with `CachedMultipleNegativesRankingLoss(mini_batch_size=8)`: it encodes every text
   twice, but pads within eight texts only, which pays where texts are long and of unlike length.
-- `bixse` and `infonce`: `bixse.training.recipe.train` with these losses and its other settings as they come: bf16 where
-  it is fast, a log entry a step.
+- `bixse` and `infonce`: `bixse.training.recipe.train` with these losses and its other settings as they come: a log
+  entry a step.
 
 Timed is the call of the trainer's `train`: batches, tokenisation, steps, optimizer and log. Checkpoints are left out on
 both sides, and there is no evaluation. All methods run in one process, after a small step of each that is not timed:
@@ -64,7 +64,7 @@ from bixse.data.pairs_files import save_graded_pairs
 from bixse.data.pydocs.collection import PYDOCS_SCALE, load_pydocs
 from bixse.encoders.build import quiet_loading
 from bixse.encoders.demo import demo_model_path
-from bixse.encoders.encode import bf16_is_fast
+from bixse.encoders.precision import bf16_is_fast, resolve_precision
 from bixse.studies.memory import peak_beyond_gradients
 from bixse.training.config import OptimizerConfig, TrainConfig
 from bixse.training.recipe import train
@@ -214,7 +214,7 @@ def train_stock(method: str, groups: Sequence[QueryGroup], case: Case, seed: int
     dataset = Dataset.from_dict({"anchor": [group.query for group in groups], **columns})
     model = SentenceTransformer(str(demo_model_path()))
     model.max_seq_length = case.max_length
-    switched_on: dict[str, Any] = {"bf16": bf16_is_fast(), "max_grad_norm": 0.0} if method != STOCK else {}
+    switched_on: dict[str, Any] = {"bf16": resolve_precision() == "bfloat16", "max_grad_norm": 0.0} if method != STOCK else {}
     arguments = SentenceTransformerTrainingArguments(
         output_dir=str(folder / "checkpoints"),
         num_train_epochs=case.epochs,
@@ -224,6 +224,7 @@ def train_stock(method: str, groups: Sequence[QueryGroup], case: Case, seed: int
         warmup_steps=case.optimizer.warmup,
         seed=seed,
         disable_tqdm=True,
+        use_cpu=True,
         **switched_on,
     )
     loss = (
@@ -351,7 +352,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.memory_of:
         print(measure_memory(options.memory_of, cases[0]))
         return
-    print(f"threads {torch.get_num_threads()}, batch {options.batch_size}, fast bf16: {bf16_is_fast()}")
+    print(f"threads {torch.get_num_threads()}, batch {options.batch_size}, computed in {resolve_precision()}")
     widths = {"documents": 9, "max_length": 10, "method": -16, "seconds": 8, "pairs_per_second": 16,
               "texts_per_second": 16, "tokens_per_second": 17, "padding": 7, "ratio_to_stock": 14,
               "ratio_lowest": 12, "ratio_highest": 13, "cpu_ratio_to_stock": 18, "ratio_to_tuned": 14,

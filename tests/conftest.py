@@ -5,9 +5,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from bixse.encoders.precision import PRECISION_VARIABLE, use_precision
+
 os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ.setdefault(PRECISION_VARIABLE, "float32")
 
 if TYPE_CHECKING:
+    from collections.abc import Generator
     from pathlib import Path
 
     from bixse.encoders.relevance_model import RelevanceModel
@@ -17,6 +21,14 @@ copy move delete open read write list file folder tree disk path name text byte 
 find match search replace split join time date clock sleep wait thread process lock queue stack heap set map
 a the of to in and or not how do i
 """.split()  # noqa: SIM905
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Run a test marked `precision` in that one, its fixtures and processes too; all others as the variable says."""
+    marker = item.get_closest_marker("precision")
+    with use_precision(marker.args[0] if marker is not None else None):
+        return (yield)
 
 
 @pytest.fixture(scope="session")

@@ -188,6 +188,6 @@ def test_minilm_in_two_processes() -> None:
 
     texts = [document.content for document in load_pydocs()[0].corpus.values()][:400]
     model = build_encoder("demo", device="cpu")
-    one = encode_texts(model, texts, "document", bf16=False)
+    one = encode_texts(model, texts, "document", precision="float32")
     with encode_on(model, ["cpu", "cpu"]):
-        np.testing.assert_allclose(encode_texts(model, texts, "document", bf16=False), one, atol=1e-5)
+        np.testing.assert_allclose(encode_texts(model, texts, "document", precision="float32"), one, atol=1e-5)
