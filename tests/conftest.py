@@ -32,6 +32,23 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 
 
 @pytest.fixture(scope="session")
+def bf16_distance():
+    """How far a unit vector may be from the exact one where matrix products are computed in bf16.
+
+    bf16 has 8 bits of significand: rounding to the nearest changes a number by a share of u = 2^-8 at most. In a matrix
+    product (summed in float32) three numbers are rounded: both factors and the result. A share that is spread evenly
+    over [-u, u] has the standard deviation u / sqrt(3), so after n products in a row, whose roundings are independent
+    and whose scale the norms between them keep, the vector is off by about u / sqrt(3) * sqrt(3 n) = u sqrt(n) of its
+    length. Four standard deviations are allowed; the difference of two such computations has sqrt(2) times as much.
+    """
+
+    def allowed(products: int, computations: int = 1) -> float:
+        return 4 * 2**-8 * (products * computations) ** 0.5
+
+    return allowed
+
+
+@pytest.fixture(scope="session")
 def tiny_model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of a random two-layer BERT encoder with its own vocabulary; made once, loads in 50 ms."""
     import torch
