@@ -107,12 +107,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, default=4, help="the median counts")
     parser.add_argument("--processes", type=int, default=1, help="above 1: measure so many processes too")
     parser.add_argument("--out", type=Path, help="write the table here as CSV")
-    parser.add_argument("--quick", action="store_true", help="24 documents: a look, not a measurement")
+    parser.add_argument("--quick", action="store_true", help="8 documents: a look, not a measurement")
     options = parser.parse_args(arguments)
     if min(options.documents, options.rounds, options.processes) < 1:
         parser.error("expected documents, rounds and processes of at least 1")
     if options.quick:
-        options.documents, options.rounds = 24, 1
+        options.documents, options.rounds = 8, 1
     texts = sample(options.documents)
     model = build_encoder("demo", device="cpu")
     precision = resolve_precision(device="cpu")

@@ -258,11 +258,11 @@ def measure_memory(method: str, case: Case) -> float:
     return meter.extra_mib
 
 
-def measure(case: Case, rounds: int) -> dict[str, list[tuple[Meter, float]]]:
+def measure(case: Case, rounds: int, warm_up: bool = True) -> dict[str, list[tuple[Meter, float]]]:
     """All methods in each round; the order turns round in every other one."""
     small = replace(case, batch_size=min(case.batch_size, WARM_UP_QUERIES))
     first = drawn_groups(case, 0)[: small.batch_size]
-    for method in METHODS:
+    for method in METHODS if warm_up else ():
         run(method, first, small, 0)
     done: dict[str, list[tuple[Meter, float]]] = {method: [] for method in METHODS}
     for seed in range(rounds):
@@ -279,9 +279,9 @@ def memory_of(method: str, case: Case) -> float:
     return in_a_process_of_its_own(__file__, *arguments)
 
 
-def rows_of(case: Case, rounds: int, memory: bool) -> Iterator[dict[str, object]]:
+def rows_of(case: Case, rounds: int, quick: bool) -> Iterator[dict[str, object]]:
     """One table row a method."""
-    done = measure(case, rounds)
+    done = measure(case, rounds, warm_up=not quick)
     seconds = {method: [meter.seconds for meter, _ in done[method]] for method in METHODS}
     cpu_seconds = {method: [meter.cpu_seconds for meter, _ in done[method]] for method in METHODS}
     tuned = min((TUNED, CACHED), key=lambda method: statistics.median(seconds[method]))
@@ -312,7 +312,7 @@ def rows_of(case: Case, rounds: int, memory: bool) -> Iterator[dict[str, object]
             "cpu_ratio_to_stock": round(statistics.median(ratios_of(cpu_seconds[STOCK], cpu_seconds[method])), 3),
             "ratio_to_tuned": round(statistics.median(ratios_of(seconds[tuned], seconds[method])), 3),
             "around_seconds": round(statistics.median(around for _, around in done[method]), 2),
-            "extra_mib": round(memory_of(method, case), 1) if memory else math.nan,
+            "extra_mib": round(memory_of(method, case), 1) if not quick else math.nan,
         }
 
 
@@ -331,7 +331,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--epochs", type=int, default=1, help="passes over them")
     parser.add_argument("--rounds", type=int, default=3, help="the median counts")
     parser.add_argument("--out", type=Path, help="write the table here as CSV")
-    parser.add_argument("--quick", action="store_true", help="one small case, no memory: a look, not a measurement")
+    parser.add_argument("--quick", action="store_true", help="one small case, no warm-up, no memory: a look, not a measurement")
     parser.add_argument("--memory-of", choices=METHODS, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if min(options.rounds, options.queries, options.epochs, options.batch_size, *options.documents) < 1:
@@ -360,7 +360,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print("  ".join(f"{name:<{-w}}" if w < 0 else f"{name:>{w}}" for name, w in widths.items()))
     rows: list[dict[str, object]] = []
     for case in cases:
-        for row in rows_of(case, options.rounds, memory=not options.quick):
+        for row in rows_of(case, options.rounds, options.quick):
             rows.append(row)
             cells = (f"{row[n]:<{-w}}" if w < 0 else f"{row[n]:>{w}}" for n, w in widths.items())
             print("  ".join(cells), flush=True)
