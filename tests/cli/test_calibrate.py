@@ -195,12 +195,12 @@ def test_thresholds_of_probabilities_that_stay_as_they_were(
 
 def test_precisions_from_a_file_are_replaced_by_flags(tmp_path: Path) -> None:
     path = tmp_path / "run.yaml"
-    path.write_text("pairs: pairs.csv\nprecision: [0.9, 0.8]\n")
+    path.write_text("pairs: pairs.csv\nat-precision: [0.9, 0.8]\n")
     parser = build_parser("calibrate", path)
-    assert parser.parse_args(["calibrate", "demo"]).precision == [0.9, 0.8]
+    assert parser.parse_args(["calibrate", "demo"]).at_precision == [0.9, 0.8]
     parser = build_parser("calibrate", path)
     words = ["calibrate", "demo", "--at-precision", "0.5", "--at-precision", "0.6"]
-    assert parser.parse_args(words).precision == [0.5, 0.6]
+    assert parser.parse_args(words).at_precision == [0.5, 0.6]
 
 
 # --- the file of a head

@@ -44,7 +44,8 @@ def add_precision_argument(parser: argparse.ArgumentParser, verb: str) -> None:
 
     parser.add_argument(
         "--precision",
-        type=setting,
+        type=setting,  # says more than the choices, which settings from a file are held against
+        choices=SETTINGS,
         metavar="NAME",
         help=f"numbers that models compute in: {', '.join(SETTINGS)} (default: as {PRECISION_VARIABLE} says, else "
         "auto: bfloat16 where the processor or GPU is fast at it)",
