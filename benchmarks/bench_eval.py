@@ -221,7 +221,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--dim", type=int, default=384)
     parser.add_argument("--rounds", type=int, default=6, help="the median counts")
     parser.add_argument("--out", type=Path, help="write the table here as CSV")
-    parser.add_argument("--quick", action="store_true", help="few passages, memory of one method: a look, not a measurement")
+    parser.add_argument("--quick", action="store_true", help="few passages, one method's memory: a look alone")
     parser.add_argument("--memory-of", choices=list(METHODS), help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if min(options.rounds, options.passages // (RELEVANT * 2), options.queries, options.dim) < 1:

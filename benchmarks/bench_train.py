@@ -214,7 +214,9 @@ def train_stock(method: str, groups: Sequence[QueryGroup], case: Case, seed: int
     dataset = Dataset.from_dict({"anchor": [group.query for group in groups], **columns})
     model = SentenceTransformer(str(demo_model_path()))
     model.max_seq_length = case.max_length
-    switched_on: dict[str, Any] = {"bf16": resolve_precision() == "bfloat16", "max_grad_norm": 0.0} if method != STOCK else {}
+    switched_on: dict[str, Any] = (
+        {"bf16": resolve_precision() == "bfloat16", "max_grad_norm": 0.0} if method != STOCK else {}
+    )
     arguments = SentenceTransformerTrainingArguments(
         output_dir=str(folder / "checkpoints"),
         num_train_epochs=case.epochs,
@@ -331,7 +333,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--epochs", type=int, default=1, help="passes over them")
     parser.add_argument("--rounds", type=int, default=3, help="the median counts")
     parser.add_argument("--out", type=Path, help="write the table here as CSV")
-    parser.add_argument("--quick", action="store_true", help="one small case, no warm-up, no memory: a look, not a measurement")
+    parser.add_argument("--quick", action="store_true", help="one small case, no warm-up, no memory: a look alone")
     parser.add_argument("--memory-of", choices=METHODS, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if min(options.rounds, options.queries, options.epochs, options.batch_size, *options.documents) < 1:

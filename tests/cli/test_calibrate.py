@@ -111,7 +111,16 @@ def test_thresholds_are_saved_and_searched_with(
     capsys: pytest.CaptureFixture[str], model: Path, tmp_path: Path
 ) -> None:
     code, envelope = call(
-        capsys, "calibrate", model, "--pairs", make_pairs(tmp_path), "--at-precision", "0.8", "--at-precision", "0.9", "0.5"
+        capsys,
+        "calibrate",
+        model,
+        "--pairs",
+        make_pairs(tmp_path),
+        "--at-precision",
+        "0.8",
+        "--at-precision",
+        "0.9",
+        "0.5",
     )
     assert code == 0, envelope
     points = envelope["metrics"]["thresholds"]
@@ -146,7 +155,17 @@ def test_a_prior_moves_every_probability_and_is_kept(
     assert before.head is not None
     RelevanceHead(20.0, -10.0, trained_prior=0.05, prior=0.05).save(model)
     code, envelope = call(
-        capsys, "calibrate", model, "--pairs", pairs, "--prior", "0.01", "--at-precision", "0.9", "--out", tmp_path / "out"
+        capsys,
+        "calibrate",
+        model,
+        "--pairs",
+        pairs,
+        "--prior",
+        "0.01",
+        "--at-precision",
+        "0.9",
+        "--out",
+        tmp_path / "out",
     )
     assert code == 0, envelope
     assert {"before", "as trained, moved to prior 0.01", "refitted", "calibrated"} <= envelope["metrics"].keys()

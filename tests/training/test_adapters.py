@@ -57,7 +57,12 @@ class TestAdapters:
             stored = AutoModel.from_pretrained(decoder_path("llama")).to(torch.bfloat16).to(dtype)
             stored.save_pretrained(tmp_path / name)
             settings = run_config(
-                training_files, tmp_path / name, dev=None, lora=lora, optimizer={"learning_rate": 1e-5}, precision="float32"
+                training_files,
+                tmp_path / name,
+                dev=None,
+                lora=lora,
+                optimizer={"learning_rate": 1e-5},
+                precision="float32",
             )
             folders[name] = train(settings, tmp_path / f"{name} out", progress=False).model_path
         with use_precision("bfloat16"):
