@@ -53,7 +53,7 @@ def test_all_faults_together(tmp_path: Path) -> None:
         "  out: got 5; expected a path; to mend: correct the value",
         "  config: got an unknown key; expected a known one; to mend: known keys: "
         "model, suite, collection, split, relevance_level, task, max_length, exclude_self, data, tasks, download, "
-        "protocol, processes, devices, out",
+        "protocol, processes, devices, out, precision",
     ]
 
 

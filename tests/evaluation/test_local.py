@@ -113,8 +113,8 @@ def test_files_that_embeddings_depend_on_are_hashed(tmp_path: Path, name: str) -
 
 def test_a_name_of_a_model_counts(folder: Path, tmp_path: Path, tiny_model_path: Path) -> None:
     evaluate("bm25", folder, out=tmp_path / "out")
-    with pytest.raises(OutputExistsError, match="changed: model/"):
+    with pytest.raises(OutputExistsError, match=r"changed: .*model/"):
         evaluate(str(tiny_model_path), folder, out=tmp_path / "out")
     evaluate(str(tiny_model_path), folder, out=tmp_path / "other")
-    with pytest.raises(OutputExistsError, match="changed: model "):
+    with pytest.raises(OutputExistsError, match=r"changed: .*model "):
         evaluate("bm25", folder, out=tmp_path / "other")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import importlib.util
+import json
 import math
 import shutil
 
@@ -12,6 +13,8 @@ import torch
 import transformers
 from tiny_judges import TEMPLATE, questions_of, save_judge, small_rubric, some_texts, tiny_model, tiny_tokenizer
 
+from bixse.cli.main import main
+from bixse.encoders.precision import use_precision
 from bixse.errors import InputError, ModelError
 from bixse.grading.judge import Question
 from bixse.grading.local_judge import LocalJudge
@@ -221,7 +224,7 @@ class TestGrades:
 class TestIdentity:
     def test_it_follows_what_decides_an_answer(self, folder, judge, tmp_path):
         def identity(path=folder, rubric=RUBRIC, **settings):
-            return LocalJudge(path, rubric, "cpu", **{"min_mass": 0.0, **settings}).identity
+            return LocalJudge(path, rubric, "cpu", **{"min_mass": 0.0, "dtype": "float32", **settings}).identity
 
         moved = shutil.copytree(folder, tmp_path / "elsewhere" / folder.name)
         other = save_judge(tmp_path / "other" / folder.name, tokenizer=tiny_tokenizer(spaced="12"))
@@ -233,6 +236,9 @@ class TestIdentity:
         assert identity(other)["revision"] != base["revision"]
         assert identity(min_mass=0.1) != base
         assert identity(dtype="bfloat16") != base
+        for precision in ("float32", "bfloat16"):
+            with use_precision(precision):
+                assert identity(dtype="auto") == identity(dtype=precision)
         words = RUBRIC.model_copy(update={"labels": ("A", "B", "C")})
         assert identity(rubric=words) != base
         assert {"kind": "transformers", "mode": "token-ids"}.items() <= base.items()
@@ -363,3 +369,25 @@ class TestARealModel:
                 )
             z = float((shares * torch.arange(4)).sum() / shares.sum()) / 3
             assert found[question.document_id] / 3 == pytest.approx(z, abs=1e-4)
+
+
+def test_answers_in_another_precision_are_counted_and_not_reused(folder, tmp_path, capsys):
+    """The same judge, pairs and ledger: the message names the precision in which the answers are there."""
+    pairs = tmp_path / "pairs.jsonl"
+    texts = list(dict.fromkeys(some_texts()))[:5]
+    pairs.write_text("".join(json.dumps({"query": q, "document": d}) + "\n" for q, d in texts), encoding="utf-8")
+    found = {}
+    for number, precision in enumerate(("float32", "bfloat16", "float32", "bfloat16")):
+        main(["grade", "--judge", str(folder), "--pairs", str(pairs), "--ledger", str(tmp_path / "ledger.sqlite"),
+              "--rubric", "binary-0-1", "--device", "cpu", "--precision", precision, "--json", "--out",
+              str(tmp_path / str(number))])  # fmt: skip
+        found[number] = json.loads(capsys.readouterr().out)
+    asked = [found[number]["metrics"]["asked"] for number in range(4)]
+    assert [found[number]["metrics"]["precision"] for number in range(2)] == ["float32", "bfloat16"]
+    assert asked[0] == asked[1] == len(texts) * len(load_rubric("binary-0-1").orders)
+    assert asked[2:] == [0, 0], "each precision has its own answers, and keeps them"
+    assert found[1]["metrics"]["answered_in_other_precision"] == {"float32": asked[0]}
+    (said,) = [warning for warning in found[1]["warnings"] if "not reused" in warning]
+    assert f"{asked[0]} answers of this judge in float32" in said
+    assert "--dtype float32" in said
+    assert not any("not reused" in warning for number in (0, 2, 3) for warning in found[number]["warnings"])

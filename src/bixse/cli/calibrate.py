@@ -59,11 +59,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--prior", type=float, metavar="SHARE",
                         help="mean relevance of all that will be scored, above 0 and below 1: move the probabilities "
                         "from the pairs' own mean to it (default: as in the pairs)")  # fmt: skip
-    parser.add_argument("--precision", type=float, nargs="+", action=_Several, metavar="P",
+    parser.add_argument("--at-precision", type=float, nargs="+", action=_Several, metavar="P",
                         help="find and save the lowest probability from which at least this share of the documents is "
                         "relevant; may be given several times")  # fmt: skip
     parser.add_argument("--relevant-from", type=float, default=0.5, metavar="Z",
-                        help="--precision: relevance from which a document counts as relevant "
+                        help="--at-precision: relevance from which a document counts as relevant "
                         "(default: 0.5)")  # fmt: skip
     parser.add_argument(
         "--seed",
@@ -84,6 +84,7 @@ def run(args: argparse.Namespace) -> CommandResult:
     from bixse.encoders.build import build_encoder, quiet_loading
     from bixse.encoders.head import HEAD_FILE, log_odds
     from bixse.encoders.instructions import use_task
+    from bixse.encoders.precision import resolve_precision
     from bixse.errors import InputError
     from bixse.evaluation.head_fit import choose_thresholds, fit_head, held_out_check
     from bixse.evaluation.local import model_hashes, model_path_settings
@@ -94,7 +95,7 @@ def run(args: argparse.Namespace) -> CommandResult:
             f"calibrate: got model {args.model!r} and no --out; expected a model folder or --out DIR; "
             "to mend: add --out, the calibrated model is saved there"
         )
-    precisions = list(args.precision or [])
+    precisions = list(args.at_precision or [])
     for precision in precisions:
         check_precision(precision)
     if args.prior is not None:
@@ -107,7 +108,7 @@ def run(args: argparse.Namespace) -> CommandResult:
         if (Path(args.model) / HEAD_FILE).is_file():
             inputs["head"] = file_hash(Path(args.model) / HEAD_FILE)
         config = {name: getattr(args, name) for name in ("model", "pairs", "seed", "task", "prior", "relevant_from")}
-        config["precision"] = precisions
+        config |= {"at_precision": precisions, "precision": resolve_precision()}
         paths = ["pairs", *model_path_settings(args.model)]
         if args.negatives is not None:
             config |= {"negatives": args.negatives, "collection": args.collection}
@@ -144,8 +145,12 @@ def run(args: argparse.Namespace) -> CommandResult:
         artifacts["model"] = str(folder)
     if args.out is not None:
         artifacts["diagram"] = _write_diagram(args.out / DIAGRAM, check)
-    text = "\n\n".join([*([facts] if args.negatives else []), *_text(check, kept, points, args.prior, artifacts)])
-    metrics = {**_metrics(check, kept, points), "negatives": len(pairs) - len(given_pairs)}
+    computed = resolve_precision(device=model.device)
+    shown = [*([facts] if args.negatives else []), *_text(check, kept, points, args.prior, artifacts)]
+    text = "\n\n".join([*shown, f"precision: {computed}"])
+    metrics = {
+        **_metrics(check, kept, points), "negatives": len(pairs) - len(given_pairs), "precision": computed
+    }  # fmt: skip
     if record is not None:
         record.results = {"text": text, "metrics": metrics, "artifacts": artifacts}
         record.save("finished")
@@ -274,7 +279,7 @@ def _warnings(points: Sequence[OperatingPoint]) -> list[str]:
     """Thresholds that held-out queries leave in doubt."""
     return [
         f"precision {point.wanted:g}: the interval reaches down to {point.interval[0]:.3f}; more graded queries narrow "
-        "it, a higher --precision stays on the safe side"
+        "it, a higher --at-precision stays on the safe side"
         for point in points
         if point.is_reached and point.interval[0] < point.wanted
     ]

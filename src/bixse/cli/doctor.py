@@ -41,12 +41,21 @@ def run(args: argparse.Namespace) -> CommandResult:
     if not errors:
         import torch
 
-        from bixse.encoders.encode import bf16_is_fast
+        from bixse.encoders.precision import (
+            PRECISION_VARIABLE,
+            bf16_is_fast,
+            default_device,
+            precision_setting,
+            resolve_precision,
+        )
 
         gpu = torch.cuda.get_device_name(0) if torch.cuda.is_available() else "none"
         rows.append(["GPU", gpu, "ok" if gpu != "none" else "training runs on the processor"])
-        fast = bf16_is_fast("cuda" if torch.cuda.is_available() else "cpu")
-        rows.append(["bf16", "fast" if fast else "slow", "used" if fast else "float32 is used"])
+        fast = bf16_is_fast(default_device())
+        rows.append(["bf16", "fast" if fast else "slow", f"auto means {'bfloat16' if fast else 'float32'}"])
+        source = "--precision" if args.precision else PRECISION_VARIABLE if os.environ.get(PRECISION_VARIABLE) else ""
+        setting = f"{precision_setting()} ({f'from {source}' if source else 'the default'})"
+        rows.append(["precision", setting, f"models compute in {resolve_precision()}"])
         rows.append(
             ["processor", f"{platform.machine()}, {os.cpu_count()} cores", f"{torch.get_num_threads()} threads"]
         )

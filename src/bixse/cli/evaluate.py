@@ -96,10 +96,12 @@ def _run_one(args: argparse.Namespace, model: str, devices: Sequence[str] | None
     )
     queries = len(next(iter(result.per_query.values())))
     rows: list[list[str | float]] = [[name, value] for name, value in result.metrics.items()]
-    heading = f"{model} on {args.collection} ({args.split}, {queries} queries)"
+    computed = f", {result.precision}" if result.precision else ""
+    heading = f"{model} on {args.collection} ({args.split}, {queries} queries{computed})"
     artifacts = {"run": str(args.out / "run.trec"), "record": str(args.out / "run.json")} if args.out else {}
     text = f"{heading}\n\n{format_table(rows, ['metric', 'mean'])}"
-    return CommandResult(text, dict(result.metrics), artifacts, result.warnings)
+    metrics = {**result.metrics, **({"precision": result.precision} if result.precision else {})}
+    return CommandResult(text, metrics, artifacts, result.warnings)
 
 
 def _run_several(args: argparse.Namespace, models: Sequence[str], devices: Sequence[str] | None) -> CommandResult:

@@ -128,10 +128,11 @@ def _result(result: GradeResult, judge: Judge, priced: bool) -> CommandResult:
 
     summary = result.summary
     graded = summary["statuses"].get("graded", 0)
+    computed = f" in {summary['precision']}" if summary["precision"] else ""
     rows: list[list[str | float]] = [[status, str(count)] for status, count in summary["statuses"].items()]
     if summary["not_asked"]:
         rows.append(["not asked yet", str(summary["not_asked"])])
-    lines = [f"{graded} of {summary['pairs'] + summary['not_asked']} pairs graded by {judge.name}", ""]
+    lines = [f"{graded} of {summary['pairs'] + summary['not_asked']} pairs graded by {judge.name}{computed}", ""]
     lines += [format_table(rows, ["status", "pairs"]), ""]
     if graded:
         lines += [*_histogram(summary["relevance_tenths"]), ""]
@@ -161,6 +162,11 @@ def _result(result: GradeResult, judge: Judge, priced: bool) -> CommandResult:
 def _warnings(summary: Mapping[str, Any], name: str, priced: bool) -> list[str]:
     graded = summary["statuses"].get("graded", 0)
     warnings = []
+    for dtype, count in summary["answered_in_other_precision"].items():
+        warnings.append(
+            f"{count} answers of this judge in {dtype} are in the ledger and were not reused: this run computes in "
+            f"{summary['precision']}, which gives other probabilities; fix: --dtype {dtype} takes them"
+        )
     if (unusable := summary["pairs"] - graded) > 0:
         warnings.append(
             f"{unusable} pairs have a status and no relevance: see judgements.parquet; --retry-failed asks them again"

@@ -84,7 +84,9 @@ def run(args: argparse.Namespace) -> CommandResult:
     ]
     headers = ["metric", judge.name, *([f"candidates ({Path(args.candidates).name})"] if before else [])]
     queries = len(next(iter(result.per_query.values())))
-    lines = [f"{judge.name} ranks {args.collection} ({args.split}, {queries} queries)", ""]
+    precision = result.summary["precision"]
+    computed = f", {precision}" if precision else ""
+    lines = [f"{judge.name} ranks {args.collection} ({args.split}, {queries} queries{computed})", ""]
     lines.append(format_table(rows, headers))
     if result.difference is not None:
         found = result.difference
@@ -98,6 +100,6 @@ def run(args: argparse.Namespace) -> CommandResult:
         f"{summary['asked']} questions asked, {summary['reused']} from the ledger, {summary['usd']:.4f} US dollars"
     )
     artifacts = {"run": str(args.out / "run.trec"), "record": str(args.out / "run.json")}
-    metrics = {**result.metrics, "usd": summary["usd"]}
+    metrics = {**result.metrics, "usd": summary["usd"], "precision": precision}
     warnings = [*judge.warnings, *result.warnings]
     return CommandResult("\n".join(lines), metrics, artifacts, warnings, [], 0 if result.complete else 3)

@@ -64,7 +64,7 @@ def add_judge_arguments(parser: argparse.ArgumentParser, rubric: bool = True) ->
         "--dtype",
         default="auto",
         choices=("auto", "float32", "bfloat16", "float16"),
-        help="weights of a local model (default: bfloat16 where the processor has it)",
+        help="number type of a local model's weights (default: as --precision says)",
     )
     group.add_argument("--device", metavar="NAME", help="device of a local model (default: the best there is)")
     group.add_argument("--tokens-per-batch", type=int, metavar="N", help="positions in one pass of a local model")

@@ -16,7 +16,9 @@ import traceback
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from bixse.cli.precision_argument import add_precision_argument
 from bixse.cli.result import CommandResult
+from bixse.encoders.precision import use_precision
 from bixse.errors import BixseError, InputError, printable
 from bixse.training.processes import is_first_process, process_number, started_processes
 
@@ -102,6 +104,7 @@ def build_parser(verb: str | None = None, config: Path | None = None) -> argpars
         sub = verbs.add_parser(name, help=summary, description=about, formatter_class=_Help, allow_abbrev=False)
         if verb in (None, name):
             _module(name).add_arguments(sub)
+            add_precision_argument(sub, name)
             if name in CONFIG_VERBS:
                 sub.add_argument("--config", metavar="FILE", help="YAML file of these arguments; flags override it")
         if config is not None and name == verb and name in CONFIG_VERBS:
@@ -169,8 +172,8 @@ def _run(words: Sequence[str]) -> CommandResult:
             f"bixse {args.verb}: got {started_processes()} processes; expected one; to mend: start it without the "
             "launcher (of several processes only `bixse train` makes use)"
         ).of_all_processes()
-    with contextlib.redirect_stdout(sys.stderr):  # whatever a library prints: standard output holds the result alone
-        result: CommandResult = _module(args.verb).run(args)
+    with use_precision(getattr(args, "precision", None)), contextlib.redirect_stdout(sys.stderr):
+        result: CommandResult = _module(args.verb).run(args)  # standard output holds the result alone
     return result
 
 

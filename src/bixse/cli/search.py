@@ -65,9 +65,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--threshold", type=float, metavar="P", help="show only documents at least this probable to be relevant, 0 to 1"
     )
-    parser.add_argument("--precision", type=float, metavar="P",
+    parser.add_argument("--at-precision", type=float, metavar="P",
                         help="show only documents from the probability on at which this share was relevant, a "
-                        "threshold that `bixse calibrate --precision P` found")  # fmt: skip
+                        "threshold that `bixse calibrate --at-precision P` found")  # fmt: skip
     add_process_arguments(parser.add_argument_group("with a collection"))
     several = parser.add_argument_group("with an index")
     query.queries = several.add_argument(  # type: ignore[attr-defined]
@@ -88,9 +88,10 @@ def run(args: argparse.Namespace) -> CommandResult:
         raise InputError(f"--top: got {args.top}; expected at least 1; to mend: leave it out for 10")
     if args.threshold is not None and not 0 <= args.threshold <= 1:
         raise InputError(f"--threshold: got {args.threshold}; expected 0 to 1; to mend: 0.5 is a start")
-    if args.threshold is not None and args.precision is not None:
+    if args.threshold is not None and args.at_precision is not None:
         raise InputError(
-            f"--precision: got {args.precision} beside --threshold; expected one of the two; to mend: leave one out"
+            f"--at-precision: got {args.at_precision} beside --threshold; expected one of the two; "
+            "to mend: leave one out"
         )
     if args.query is not None:
         _check_query(args.query)
@@ -184,14 +185,14 @@ def _threshold(args: argparse.Namespace, head: RelevanceHead | None, name: str) 
     """The probability below which documents are left out; None for no such."""
     from bixse.errors import InputError
 
-    flag = "--threshold" if args.precision is None else "--precision"
-    if (args.threshold is not None or args.precision is not None) and head is None:
+    flag = "--threshold" if args.at_precision is None else "--at-precision"
+    if (args.threshold is not None or args.at_precision is not None) and head is None:
         raise InputError(
             f"{flag}: got model {name!r} without a relevance head; expected one that gives probabilities; "
             f"to mend: run `bixse calibrate` on it, or leave {flag} out"
         )
-    if args.precision is not None and head is not None:
-        return head.threshold_for(args.precision)
+    if args.at_precision is not None and head is not None:
+        return head.threshold_for(args.at_precision)
     threshold: float | None = args.threshold
     return threshold
 

@@ -29,6 +29,7 @@ FLAGS = {
     "steps": "optimizer.steps",
     "batch_size": "optimizer.batch_size",
     "learning_rate": "optimizer.learning_rate",
+    "precision": "precision",
     "documents_per_query": "optimizer.documents_per_query",
 }
 """Flag -> key of the configuration it overrides."""
@@ -116,8 +117,10 @@ def run(args: argparse.Namespace) -> CommandResult:
     config = load_config(TrainConfig, args.config, overrides)
     result = train(config, args.out)
     figures = dev_figures(result.history)
-    metrics: dict[str, Any] = {"best_step": result.best_step}
+    precision = config.resolved().precision
+    metrics: dict[str, Any] = {"best_step": result.best_step, "precision": precision}
     lines = [f"{'already trained' if result.reused else 'trained'}: {result.model_path}", _rate(config.optimizer)]
+    lines.append(f"precision: {precision}")
     if result.best_step in figures and 0 in figures:
         before, best = figures[0], figures[result.best_step]
         metrics |= {"dev_ndcg@10_before": before, "dev_ndcg@10": best}

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from bixse.encoders.parts import input_parts
 from bixse.encoders.pooling import check_first_token, check_pooling, pool_backbone, reads_pooler
+from bixse.encoders.precision import keep_weights_exact, resolve_precision
 from bixse.errors import ModelError
 
 if TYPE_CHECKING:
@@ -100,6 +101,8 @@ sentence-transformers or transformers model, or a hub name (owner/name); to mend
             f"model {str(name_or_path)!r}: got no weights for {len(lacking)} of its parameters ({shown}); expected all "
             "in the model's files; to mend: check that config.json and the weights belong together"
         )
+    if resolve_precision(device=model.device) == "float32":
+        keep_weights_exact(model)
     for part in input_parts(model):
         _keep_within_positions(part)
     with quiet_loading():

@@ -6,7 +6,7 @@ import contextlib
 import json
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -14,6 +14,7 @@ from bixse.data.collection_files import files_of_split, load_collection, warn_of
 from bixse.data.files import file_hash, read_text, write_atomically
 from bixse.data.run_record import open_run
 from bixse.data.trec import read_run, write_run
+from bixse.encoders.precision import resolve_precision
 from bixse.errors import InputError, StorageError
 from bixse.evaluation.baseline import METRICS, search_bm25
 from bixse.evaluation.metrics import PerQuery, evaluate_run, mean
@@ -57,6 +58,8 @@ class Evaluation:
     """Read from an output folder that held this very evaluation."""
     warnings: list[str] = field(default_factory=list)
     """What the user should know."""
+    precision: str | None = None
+    """What the model computed in; None for BM25."""
 
 
 def evaluate(
@@ -111,6 +114,7 @@ def evaluate(
         raise InputError(
             f"task: got {task!r} for bm25, which takes no instructions; expected none; to mend: leave the task out"
         )
+    precision = None if model == BM25_NAME else resolve_precision(device=devices[0] if devices else None)
     warnings = warn_of_empty(data.corpus) + ([] if exclude_self else _warn_of_self_matches(data, qrels))
     record = None
     if out is not None:
@@ -125,10 +129,11 @@ def evaluate(
             "max_length": max_length,
             "exclude_self": exclude_self,
             "task": task,
+            **({} if precision is None else {"precision": precision}),
         }
         record = open_run(Path(out), "evaluate", config, inputs, paths=("collection", *model_path_settings(model)))
         if record.status == "finished":
-            return _read(Path(out), record.results, warnings)
+            return replace(_read(Path(out), record.results, warnings), precision=precision)
     encoder = None
     if model != BM25_NAME:
         from bixse.encoders.build import build_encoder
@@ -151,7 +156,7 @@ def evaluate(
         run = encoded.search(list(qrels), exclude_self=exclude_self)
     seconds = time.perf_counter() - started
     per_query = evaluate_run(qrels, run, METRICS, relevance_level)
-    result = Evaluation(mean(per_query), per_query, run, seconds, warnings=warnings)
+    result = Evaluation(mean(per_query), per_query, run, seconds, precision=precision, warnings=warnings)
     if record is not None:
         write_run(record.folder / RUN_NAME, run, tag="-".join(Path(model).name.split()) or "model")
         write_atomically(record.folder / PER_QUERY_NAME, json.dumps(per_query, indent=1) + "\n")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from bixse.evaluation.local import BM25_NAME, evaluate
 from bixse.evaluation.suite_result import HEADLINE, SuiteResult, TaskScore
-from bixse.evaluation.suite_systems import check_distinct, make_system
+from bixse.evaluation.suite_systems import check_distinct, make_system, precision_of
 from bixse.evaluation.suite_verdict import compare_systems
 from bixse.evaluation.suites import LOCAL
 
@@ -52,7 +52,7 @@ def compare_on_collection(
         InputError: see `evaluate`; or one model twice.
         OutputExistsError: a folder holds another run.
     """
-    systems = [make_system(model, max_length, task, trust_remote_code) for model in models]
+    systems = [make_system(model, max_length, task, trust_remote_code, devices) for model in models]
     check_distinct(systems)
     name = Path(collection).resolve().name
     scores: dict[str, dict[str, TaskScore]] = {}
@@ -81,7 +81,7 @@ def compare_on_collection(
     values = {system: {name: own[name].per_query[HEADLINE]} for system, own in scores.items()}
     comparisons = compare_systems(values) if len(next(iter(values.values()))[name]) > 1 else []
     means = {system: {HEADLINE: own[name].metrics[HEADLINE]} for system, own in scores.items()}
-    result = SuiteResult(LOCAL, HEADLINE, scores, means, tuple(comparisons))
+    result = SuiteResult(LOCAL, HEADLINE, scores, means, tuple(comparisons), precision=precision_of(systems))
     if out is not None:
         result.write(Path(out))
     return result, warnings

@@ -6,10 +6,11 @@ import math
 import time
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from bixse.errors import InputError, shorten
 from bixse.grading.judge import Usage
+from bixse.grading.local_model import Dtype
 from bixse.grading.model_names import same_model
 
 if TYPE_CHECKING:
@@ -68,6 +69,9 @@ class Asking:
     """Answers of this run by status."""
     last: Answer | None = None
     """The newest answer of this run."""
+    other_precision: Counter[str] = field(default_factory=Counter)
+    """Questions asked although the ledger holds this judge's answer with weights of another number type: by that type.
+    """
     stopped: str | None = None
     """Why it stopped before the end: the limit that was reached; None where everything is answered."""
 
@@ -179,6 +183,7 @@ class _Run:
             elif self._reuse(key, self.ledger.find(key)):  # another process has answered it just before
                 self.ledger.give_back(key)
             else:
+                self._look_beside(question)
                 yield self._begin(key, question)
 
     def left_by_others(self) -> Iterator[Question]:
@@ -228,6 +233,13 @@ class _Run:
         self.state.settled.add(key)
         self.state.reused += 1
         return True
+
+    def _look_beside(self, question: Question) -> None:
+        """Count a question whose answer is there with weights of another number type."""
+        own = self.identity.get("dtype")
+        for dtype in set(get_args(Dtype)) - {own, "auto"} if own else ():
+            if self.ledger.find(question.key({**self.identity, "dtype": dtype})) is not None:
+                self.state.other_precision[dtype] += 1
 
     def _begin(self, key: str, question: Question) -> Question:
         self.flight[key] = self._guess(question)

@@ -244,6 +244,8 @@ def _write(
         "not_asked_again": sum(repeat for _, repeat in settings.askings(pairs)) - repeated,
         "asked": state.asked,
         "reused": state.reused,
+        "precision": identity.get("dtype"),
+        "answered_in_other_precision": dict(state.other_precision),
         "usd_of_this_run": state.usd,
         "other_models": dict(others),
         "stopped": state.stopped,

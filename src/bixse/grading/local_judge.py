@@ -49,7 +49,7 @@ class LocalJudge:
             gave, whose device and numbers stay as they are.
         rubric: labels, their grades, and the wording of questions that come without messages.
         device: "cpu", "cuda", ...; None: the best there is.
-        dtype: "auto" (bfloat16 where the device is fast at it, else float32), "float32", "bfloat16" or "float16".
+        dtype: "float32", "bfloat16", "float16", or "auto": as the process is set, see `bixse.encoders.precision`.
         tokens_per_batch: most positions computed in one forward pass; None: chosen for the device. A pass that does not
             fit into the memory is halved.
         batch_size: most questions in one.

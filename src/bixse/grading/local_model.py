@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import torch
 
 Dtype: TypeAlias = Literal["auto", "float32", "bfloat16", "float16"]
-"""Number type of the weights; "auto": bfloat16 where the device is fast at it, else float32."""
+"""Number type of the weights; "auto": that of the precision the process is set to, see `bixse.encoders.precision`."""
 
 
 @dataclass(frozen=True)
@@ -81,8 +81,8 @@ def load_local_model(
     from bixse.encoders.build import quiet_loading
 
     source, file = _resolve(name_or_path, gguf_file)
-    place = _device(device)
-    number = _dtype(dtype, place)
+    place = judge_device(device)
+    number = weights_dtype(dtype, place)
     settings: dict[str, Any] = {"revision": revision or "main", "trust_remote_code": trust_remote_code}
     if file is not None:
         settings["gguf_file"] = file
@@ -179,7 +179,12 @@ def _resolve(name_or_path: str | Path, gguf_file: str | None) -> tuple[str, str 
     return text, gguf_file
 
 
-def _device(name: str | None) -> torch.device:
+def judge_device(name: str | None) -> torch.device:
+    """Where a judge computes; None: the best device there is.
+
+    Raises:
+        InputError: no such device.
+    """
     import torch
 
     if name is None:
@@ -191,19 +196,22 @@ def _device(name: str | None) -> torch.device:
         raise InputError(f"device: got {name!r}; expected cpu, cuda, cuda:0 or mps; to mend: leave it out") from error
 
 
-def _dtype(name: str, device: torch.device) -> torch.dtype:
+def weights_dtype(name: str, device: torch.device) -> torch.dtype:
+    """The number type of a judge's weights.
+
+    Raises:
+        InputError: no such type.
+    """
     import torch
 
-    from bixse.encoders.encode import bf16_is_fast
+    from bixse.encoders.precision import resolve_precision
 
     known = get_args(Dtype)
     if name not in known:
         raise InputError(
             f"dtype: got {shorten(name)}; expected one of {', '.join(known)}; to mend: {did_you_mean(name, known)}"
         )
-    if name == "auto":
-        return torch.bfloat16 if bf16_is_fast(device) else torch.float32
-    found: torch.dtype = getattr(torch, name)
+    found: torch.dtype = getattr(torch, resolve_precision(device=device) if name == "auto" else name)
     return found
 
 

@@ -9,12 +9,14 @@ from pprint import pformat
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from bixse.data.files import write_atomically
-from bixse.encoders.encode import bf16_is_fast, encoding_device
+from bixse.encoders.encode import encoding_device
 from bixse.encoders.parts import parts_of
+from bixse.encoders.precision import resolve_precision
 from bixse.encoders.prompts import prompt_for
 
 if TYPE_CHECKING:
@@ -30,7 +32,7 @@ STORE_FOLDER = ".bixse-embeddings"
 """Folder inside a collection folder."""
 
 
-def embeddings_key(model: SentenceTransformer, corpus: Mapping[str, Document], bf16: bool | None = None) -> str:
+def embeddings_key(model: SentenceTransformer, corpus: Mapping[str, Document], portable: bool = False) -> str:
     """Hash of everything document embeddings depend on.
 
     That is: the weights, the modules and their settings, the tokenizers, the document prompt, the length limit, the
@@ -39,11 +41,13 @@ def embeddings_key(model: SentenceTransformer, corpus: Mapping[str, Document], b
     Args:
         model: the encoder.
         corpus: document id -> document.
-        bf16: as given to `encode_texts`.
+        portable: leave out what is of this machine and its setting: the numbers computed with, and whether weights that
+            are stored in half precision were loaded as float32.
     """
     digest = hashlib.sha256()
     for name, tensor in sorted(model.state_dict().items()):
-        digest.update(f"{name} {tensor.dtype}".encode())
+        dtype = torch.float32 if portable and tensor.is_floating_point() else tensor.dtype
+        digest.update(f"{name} {dtype}".encode())
         digest.update(tensor.detach().cpu().contiguous().view(-1).float().numpy().tobytes())
     for module in parts_of(model):
         backbone = getattr(getattr(module, "auto_model", None), "config", None)
@@ -52,7 +56,7 @@ def embeddings_key(model: SentenceTransformer, corpus: Mapping[str, Document], b
         digest.update(pformat([type(module).__name__, settings]).encode())  # sorts keys, those of a router too
         digest.update(_tokenizer_content(getattr(module, "tokenizer", None)).encode())
         digest.update(repr(getattr(module, "max_seq_length", None)).encode())
-    in_bf16 = bf16_is_fast(encoding_device(model)) if bf16 is None else bf16
+    in_bf16 = not portable and resolve_precision(device=encoding_device(model)) == "bfloat16"
     digest.update(repr((prompt_for(model, "document"), model.truncate_dim, in_bf16)).encode())
     for identifier, document in corpus.items():
         digest.update(repr((identifier, document.content)).encode())

@@ -138,10 +138,10 @@ def quickstart(
         ModelError: the extra `bixse[demo]` is not installed.
         InterruptedRunError: stopped by Ctrl-C; the same call goes on.
     """
-    config = quickstart_config(out, fast, seed)
+    config = quickstart_config(out, fast, seed).resolved()
     demo_model_path()
     collection, coverage = load_pydocs()
-    settings = {"fast": fast, "seed": seed, "model": MODEL}
+    settings = {"fast": fast, "seed": seed, "model": MODEL, "precision": config.precision}
     record = open_run(out, "quickstart", settings, {"python": coverage.python_version})
     if record.status == "finished":
         report, done = load_report_data(out / "results.json"), record.results
@@ -295,6 +295,7 @@ def _facts(
         "chosen on": "dev and guard alone; test is read for the verdict only",
         "recall and MRR count": f"documents of grade {PYDOCS_RELEVANT_GRADE} and up",
         "seed": str(seed),
+        "precision": config.precision,
         "command": own_command(out, fast, seed),
         "bixse": metadata.version("bixse"),
         "torch": metadata.version("torch"),

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from bixse.data.files import read_settings
 from bixse.encoders.build import AttentionKind
 from bixse.encoders.pooling import PoolingMode
+from bixse.encoders.precision import Setting, resolve_precision
 from bixse.errors import SEEDS, ConfigError, did_you_mean, shorten
 from bixse.losses.catalogue import LOSSES
 from bixse.training.checks import LongTexts
@@ -22,6 +23,10 @@ if TYPE_CHECKING:
     from typing import TypeVar
 
     ConfigType = TypeVar("ConfigType", bound=BaseModel)
+
+
+RENAMED = {"bf16": "write precision: bfloat16 for true, float32 for false, auto for null"}
+"""Key of an earlier version -> what is written now."""
 
 
 class LoraConfig(BaseModel):
@@ -182,8 +187,9 @@ class TrainConfig(BaseModel):
     """Rates, epochs and batches."""
     seed: int = Field(default=0, ge=0, lt=SEEDS)
     """Of batches, draws and dropout."""
-    bf16: bool | None = None
-    """Compute in bf16; null: where the processor is fast at it."""
+    precision: Setting = "auto"
+    """What is computed in: float32, bfloat16, or auto: as `--precision` or BIXSE_PRECISION say, else bfloat16 where the
+    processor or GPU is fast at it."""
     evaluations_per_epoch: int = Field(default=1, ge=1)
     """How often the dev collection is searched, and a checkpoint written, in an epoch."""
     report_to: tuple[Literal["tensorboard", "wandb", "mlflow", "trackio"], ...] = ()
@@ -204,6 +210,10 @@ class TrainConfig(BaseModel):
         if self.merge is not None and self.merge.checkpoints > 1 and self.dev is None:
             raise ValueError("merge.checkpoints without dev; expected both; fix: set dev, which says which are best")
         return self
+
+    def resolved(self) -> TrainConfig:
+        """These settings with the precision that is computed in here, never "auto"."""
+        return self.model_copy(update={"precision": resolve_precision(self.precision)})
 
     @field_validator("loss")
     @classmethod
@@ -280,6 +290,7 @@ def _explain(kind: type[BaseModel], fault: Mapping[str, Any]) -> str:
         known = {name.rpartition(".")[2]: name for name in _known_keys(kind)}
         close = difflib.get_close_matches(str(fault["loc"][-1]), known, n=1)
         hint = f"did you mean {known[close[0]]!r}?" if close else f"known keys: {', '.join(known.values())}"
+        hint = RENAMED.get(key, hint)
         return f"  {key}: got an unknown key; expected a known one; to mend: {hint}"
     if fault["type"] == "missing":
         return f"  {key}: got nothing; expected a value; to mend: set {key!r} in the file or with its flag"

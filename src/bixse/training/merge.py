@@ -232,7 +232,7 @@ def refitted_head(trainer: GradedTrainer, head: RelevanceHead) -> RelevanceHead:
     import torch
 
     from bixse.encoders.embedding import embed_features
-    from bixse.encoders.encode import autocast
+    from bixse.encoders.precision import autocast
     from bixse.evaluation.platt import fit_platt
     from bixse.losses.targets import GradedTargets
 

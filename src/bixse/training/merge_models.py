@@ -111,7 +111,7 @@ def merge_models(
         found = record.results
         result = MergeResult.from_json(found["merge"])
         return MergedModel(Path(out) / MODEL_FOLDER, result, found["warnings"], reused=True)
-    base = build_encoder(names[0], max_length)
+    base = build_encoder(names[0], max_length).float()
     states, heads = [trained_weights(base)], [base.head]
     for name in names[1:]:
         other = build_encoder(name)

@@ -14,6 +14,7 @@ from bixse.data.files import file_hash, storage_errors, write_atomically
 from bixse.data.instructions import load_instructions
 from bixse.data.pairs_files import load_several
 from bixse.data.run_record import RunRecord, Status, open_run
+from bixse.encoders.precision import keep_weights_exact, use_precision
 from bixse.errors import ConfigError, InputError, InterruptedRunError, OutputExistsError, TrainingError
 from bixse.evaluation.local import model_hashes, model_path_settings
 from bixse.losses.catalogue import build_loss, check_loss_options
@@ -79,9 +80,9 @@ class TrainResult:
 def train(config: TrainConfig, out: Path, progress: bool = True, title: str | None = None) -> TrainResult:
     """Train an encoder on graded pairs and save it to `out/model` with `out/run.json`.
 
-    Called again with the same configuration it continues an interrupted run from its last checkpoint, and returns
-    a finished one as it is. Started several times at once by torchrun or `accelerate launch`, the processes share
-    every batch; the first one writes.
+    Called again with the same configuration and precision it continues an interrupted run from its last checkpoint,
+    and returns a finished one as it is. Started several times at once by torchrun or `accelerate launch`, the processes
+    share every batch; the first one writes.
 
     Raises:
         InputError: pairs, collection, model or configuration cannot be used.
@@ -89,6 +90,12 @@ def train(config: TrainConfig, out: Path, progress: bool = True, title: str | No
         StorageError: the disk is full.
         InterruptedRunError: stopped by Ctrl-C after a checkpoint.
     """
+    with use_precision(config.precision):
+        return _train(config.resolved(), out, progress, title)
+
+
+def _train(config: TrainConfig, out: Path, progress: bool, title: str | None) -> TrainResult:
+    """`train`, in the precision that is set."""
     join_processes()
     with together():
         pairs = load_several(paths_in(config.pairs))
@@ -208,7 +215,6 @@ def _make_model(config: TrainConfig, table: Instructions | None) -> tuple[Releva
     from bixse.encoders.build import build_encoder, set_dropout
     from bixse.encoders.instructions import set_instructions
     from bixse.encoders.lora import add_lora
-    from bixse.encoders.precision import keep_trained_weights_exact
 
     set_seed(config.seed)
     model = build_encoder(
@@ -223,7 +229,7 @@ def _make_model(config: TrainConfig, table: Instructions | None) -> tuple[Releva
         set_instructions(model, table)
     if config.lora is not None:
         add_lora(model, **config.lora.model_dump(exclude={"options"}), **config.lora.options)
-    keep_trained_weights_exact(model)
+    keep_weights_exact(model, trained=True)
     if config.dropout is not None:
         set_dropout(model, config.dropout)
     return model, build_loss(config.loss, model, **_loss_arguments(config))

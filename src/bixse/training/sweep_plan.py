@@ -68,6 +68,17 @@ def run_folder(cell: Cell, config: TrainConfig) -> str:
     return cell.folder if len(cell.configs) == 1 else f"{cell.folder}/seed-{config.seed}"
 
 
+def base_settings(config: SweepConfig) -> dict[str, Any]:
+    """The settings that all cells share, from their file where `base` names one.
+
+    Raises:
+        InputError: the file cannot be read.
+    """
+    if isinstance(config.base, Path):
+        return moved_paths(PATH_SETTINGS, read_settings(config.base), config.base.parent)
+    return config.base
+
+
 def plan_cells(config: SweepConfig) -> list[Cell]:
     """Every cell of a sweep with its validated training settings, in order; one that equals an earlier is left out.
 
@@ -85,9 +96,7 @@ def plan_cells(config: SweepConfig) -> list[Cell]:
         >>> [cell.label for cell in plan_cells(config)]
         ['scale=10, epochs=3', 'scale=20, epochs=3']
     """
-    base = config.base
-    if isinstance(base, Path):
-        base = moved_paths(PATH_SETTINGS, read_settings(base), base.parent)
+    base = base_settings(config)
     _refuse(_key_faults(config))
     cells: dict[str, Cell] = {}
     faults: dict[str, list[str]] = {}
@@ -95,7 +104,7 @@ def plan_cells(config: SweepConfig) -> list[Cell]:
     for choice in _choices(config):
         draws += 1
         try:
-            train_config = load_config(TrainConfig, None, deepcopy({**base, **choice}))
+            train_config = load_config(TrainConfig, None, deepcopy({**base, **choice})).resolved()
         except ConfigError as error:
             found = str(error).splitlines()[1:]
         else:
