@@ -19,10 +19,10 @@ from bixse.encoders.embedding import (
 )
 from bixse.errors import InputError
 from bixse.losses.processes import gather_rows, part_of_mean, process_count
-from bixse.losses.targets import GradedTargets
+from bixse.losses.targets import GradedTargets, mean_grades
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
 
     from sentence_transformers import SentenceTransformer
 
@@ -41,7 +41,8 @@ class GradedLoss(nn.Module, ABC):
     - (M, 3) a table of [query row, document column, relevance] over distinct documents, relevance NaN for a cell
       that counts neither way: ragged K, as `GradedTrainer` collates it.
 
-    Documents that occur twice in a batch are one column; every cell without a known relevance is irrelevant.
+    Documents that occur twice in a batch, compared by the tokens that are read, are one column. A pair given several
+    times has the mean of its labels. Every cell without a known relevance is irrelevant.
 
     Several processes (torch.distributed) share one batch: each has some of its queries and documents, and scores its
     queries against the documents of all. `order` among the document features says where each column of the batch
@@ -135,9 +136,11 @@ class GradedLoss(nn.Module, ABC):
         first, columns = _merge_documents(document_features)
         columns = columns.reshape(len(document_features), rows).T  # (B, K)
         _, query_ids = identical_texts(query_features)
-        graded: dict[Hashable, dict[Hashable, float]] = {}
-        for query, own, values in zip(query_ids.tolist(), columns.tolist(), relevance.tolist(), strict=True):
-            graded.setdefault(query, {}).update(zip(own, values, strict=True))
+        graded = mean_grades(
+            (query, document, value)
+            for query, own, values in zip(query_ids.tolist(), columns.tolist(), relevance.tolist(), strict=True)
+            for document, value in zip(own, values, strict=True)
+        )
         targets = GradedTargets.from_ids(
             query_ids.tolist(), range(len(first)), graded, own=columns.tolist(), in_batch=self.in_batch
         )
