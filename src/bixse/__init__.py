@@ -31,10 +31,12 @@ if TYPE_CHECKING:
     from bixse.losses.lambda_loss import LambdaLoss as LambdaLoss
     from bixse.losses.margin_mse import MarginMSELoss as MarginMSELoss
     from bixse.losses.pairwise_bce import PairwiseBCELoss as PairwiseBCELoss
+    from bixse.losses.relevance_head import save_relevance_head as save_relevance_head
     from bixse.losses.soft_infonce import SoftInfoNCELoss as SoftInfoNCELoss
     from bixse.relevance import GradeScale as GradeScale
     from bixse.retrieval.index import open_index as open_index
     from bixse.retrieval.index_build import make_index as make_index
+    from bixse.training.callbacks import SaveRelevanceHead as SaveRelevanceHead
     from bixse.training.config import TrainConfig as TrainConfig
     from bixse.training.recipe import train as train
     from bixse.training.sweep import sweep as sweep
@@ -56,6 +58,7 @@ _HOMES = {
     "MarginMSELoss": "losses.margin_mse",
     "PairwiseBCELoss": "losses.pairwise_bce",
     "RelevanceModel": "encoders.relevance_model",
+    "SaveRelevanceHead": "training.callbacks",
     "SoftInfoNCELoss": "losses.soft_infonce",
     "SuiteResult": "evaluation.suite_result",
     "SweepConfig": "training.sweep_config",
@@ -74,6 +77,7 @@ _HOMES = {
     "make_index": "retrieval.index_build",
     "open_index": "retrieval.index",
     "open_judge": "grading.open_judge",
+    "save_relevance_head": "losses.relevance_head",
     "sweep": "training.sweep",
     "train": "training.recipe",
 }
@@ -93,6 +97,7 @@ __all__ = [
     "MarginMSELoss",
     "PairwiseBCELoss",
     "RelevanceModel",
+    "SaveRelevanceHead",
     "SoftInfoNCELoss",
     "SuiteResult",
     "SweepConfig",
@@ -112,6 +117,7 @@ __all__ = [
     "make_index",
     "open_index",
     "open_judge",
+    "save_relevance_head",
     "sweep",
     "train",
 ]

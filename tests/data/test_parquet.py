@@ -75,7 +75,11 @@ def test_every_page_has_a_checksum(tmp_path, several):
 def test_every_reader_of_our_own_tables_names_the_file(tmp_path):
     mined = [MinedPair(f"q{i}", f"query {i}", f"d{i}", f"text {i}", None, "bm25:1", i + 1) for i in range(60)]
     readers = [
-        ("pairs", lambda p: save_graded_pairs(graded(), p), (load_graded_pairs, load_pairs, lambda p: [*label_rows(p)])),
+        (
+            "pairs",
+            lambda p: save_graded_pairs(graded(), p),
+            (load_graded_pairs, load_pairs, lambda p: [*label_rows(p)]),
+        ),
         ("mined", lambda p: save_mined_pairs(mined, p), (lambda p: load_mined_pairs(p.parent),)),
     ]
     for name, write, read in readers:

@@ -17,7 +17,7 @@ from bixse.encoders.embedding import (
     number_of_texts,
     tokens_without_padding,
 )
-from bixse.errors import InputError
+from bixse.errors import InputError, ModelError, shorten
 from bixse.losses.processes import gather_rows, part_of_mean, process_count
 from bixse.losses.targets import GradedTargets, mean_grades
 
@@ -56,6 +56,10 @@ class GradedLoss(nn.Module, ABC):
         cached: hold the activations of one pass at a time and compute them again in the backward pass (gradient
             caching, Gao et al. 2021, arXiv:2101.06983): a third more time, and the batch is bound by its embeddings
             alone. All gradients are the same.
+
+    Raises:
+        ModelError: the model embeds no texts, as a CrossEncoder.
+        InputError: an argument is outside its range.
     """
 
     learned_parameters: ClassVar[tuple[str, ...]] = ()
@@ -67,6 +71,7 @@ class GradedLoss(nn.Module, ABC):
         self, model: SentenceTransformer, in_batch: InBatch = "known", texts_per_pass: int = 32, cached: bool = False
     ) -> None:
         super().__init__()
+        _check_embeds(model)
         if in_batch not in ("known", "paper"):
             raise InputError(f"in_batch: got {in_batch!r}; expected 'known' or 'paper'; to mend: choose one of them")
         if isinstance(texts_per_pass, bool) or not isinstance(texts_per_pass, int) or texts_per_pass < 1:
@@ -184,6 +189,22 @@ class GradedLoss(nn.Module, ABC):
     def get_config_dict(self) -> dict[str, Any]:
         """Settings for the model card, as sentence-transformers' losses give them."""
         return {"in_batch": self.in_batch, "cached": self.cached}
+
+
+def _check_embeds(model: object) -> None:
+    """Refuse what embeds no texts; a bare module is taken, for arithmetic on embeddings alone."""
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.base.model import BaseModel
+    from transformers import PreTrainedModel
+
+    other = isinstance(model, (BaseModel, PreTrainedModel)) and not isinstance(model, SentenceTransformer)
+    if other or not isinstance(model, nn.Module):
+        raise ModelError(
+            f"loss: got {shorten(model) if isinstance(model, str) else type(model).__name__} as the model; expected a "
+            "SentenceTransformer, which embeds query and document each by itself; fix: pass "
+            "build_encoder(NAME_OR_FOLDER) or SentenceTransformer(NAME_OR_FOLDER) (a CrossEncoder reads both texts "
+            "together and has no embeddings: as a judge it takes `bixse grade`)"
+        )
 
 
 def check_scale(scale: float) -> float:

@@ -16,7 +16,7 @@ from bixse.data.run_record import RunRecord, Status, open_run
 from bixse.errors import ConfigError, InputError, InterruptedRunError, OutputExistsError, TrainingError
 from bixse.evaluation.local import model_hashes, model_path_settings
 from bixse.losses.catalogue import build_loss, check_loss_options
-from bixse.training.checkpoints import last_whole_checkpoint, tell_where_the_best_is
+from bixse.training.checkpoints import checkpoint_to_resume, tell_where_the_best_is, whole_checkpoints
 from bixse.training.checks import check_disk, check_finite, check_lengths, check_memory, check_pairs
 from bixse.training.config import paths_in
 from bixse.training.dev import dev_evaluator, dev_figures, dev_hashes, load_dev
@@ -117,7 +117,7 @@ def train(config: TrainConfig, out: Path, progress: bool = True, title: str | No
             held.enter_context(storage_errors(out))
             held.enter_context(no_library_bars())
             _save_record(record, "running")
-            _run_trainer(trainer, out, record)
+            warnings += _run_trainer(trainer, out, record)
             history, best_step = _history(trainer)
             warnings += _warn_if_worse(history, best_step)
             rate = config.optimizer.scaled_learning_rate
@@ -221,7 +221,7 @@ def _make_trainer(
     plan = BatchPlan(pairs.groups(), optimizer.batch_size, config.seed, config.task_shares)
     check_sizes(_pairs_named(config), plan)
     arguments = training_arguments(config, out / CHECKPOINT_FOLDER, len(plan), evaluator)
-    arguments.eval_on_start = evaluator is not None and last_whole_checkpoint(out / CHECKPOINT_FOLDER) is None
+    arguments.eval_on_start = evaluator is not None and not whole_checkpoints(out / CHECKPOINT_FOLDER)
     trainer = GradedTrainer(
         model=model,
         args=arguments,
@@ -240,15 +240,20 @@ def _make_trainer(
     return trainer
 
 
-def _run_trainer(trainer: GradedTrainer, out: Path, record: RunRecord) -> None:
-    """Train, from the last checkpoint when there is one; a Ctrl-C leaves a checkpoint and ends the run."""
+def _run_trainer(trainer: GradedTrainer, out: Path, record: RunRecord) -> list[str]:
+    """Train, from the last checkpoint when there is one; a Ctrl-C leaves a checkpoint and ends the run.
+
+    Returns:
+        Warnings about checkpoints that could not be used.
+    """
     from bixse.training.callbacks import StopOnInterrupt
 
     stop = StopOnInterrupt()
     trainer.add_callback(stop)
     started = time.perf_counter()
     ended: Literal["failed", "interrupted"] = "interrupted"
-    checkpoint = last_whole_checkpoint(out / CHECKPOINT_FOLDER)
+    with together():
+        checkpoint, warnings = checkpoint_to_resume(out / CHECKPOINT_FOLDER)
     if checkpoint is not None and is_first_process():
         tell_where_the_best_is(Path(checkpoint))
     check_agreement({"checkpoint": checkpoint})
@@ -268,6 +273,7 @@ def _run_trainer(trainer: GradedTrainer, out: Path, record: RunRecord) -> None:
             f"{out}: got Ctrl-C or SIGTERM after step {trainer.state.global_step} of {trainer.state.max_steps}; the "
             "checkpoint is written; to go on: give the same command again"
         )
+    return warnings
 
 
 def _add_timings(record: RunRecord, started: float, trainer: GradedTrainer) -> None:
@@ -296,31 +302,19 @@ def _warn_if_worse(history: list[dict[str, Any]], best_step: int | None) -> list
 def _save_model(model: RelevanceModel, loss: GradedLoss, out: Path, history: list[dict[str, Any]]) -> None:
     """Write the model with its relevance head; adapters alone first, then merged into the model."""
     from bixse.encoders.build import quiet_loading
-    from bixse.encoders.head import RelevanceHead
     from bixse.encoders.lora import has_lora, merge_lora
+    from bixse.encoders.saving import save_whole
+    from bixse.losses.relevance_head import trained_head
 
-    parameters = dict(loss.named_parameters(recurse=False))
-    model.head = None  # one that came with the base model is not this encoder's
-    if "logit_bias" in parameters:
-        targets = [entry["mean_target"] for entry in history if "mean_target" in entry]
-        prior = sum(targets) / len(targets) if targets and 0 < sum(targets) < len(targets) else None
-        scale, bias = parameters["logit_scale"].item(), parameters["logit_bias"].item()
-        model.head = RelevanceHead(scale, bias, trained_prior=prior, prior=prior)
+    targets = [entry["mean_target"] for entry in history if "mean_target" in entry]
+    # one that came with the base model is not this encoder's
+    model.head = trained_head(loss, sum(targets) / len(targets) if targets else None)
     with storage_errors(out), quiet_loading():
         if has_lora(model):
-            _save_whole(model, out / ADAPTER_FOLDER)
+            save_whole(model, out / ADAPTER_FOLDER)
             model.float()  # bf16 would round away a part of what the adapters add
             merge_lora(model)
-        _save_whole(model, out / MODEL_FOLDER)
-
-
-def _save_whole(model: RelevanceModel, folder: Path) -> None:
-    """Write a folder beside its place, then rename it: it is whole or not there."""
-    part = folder.with_name(f".{folder.name}.part")
-    shutil.rmtree(part, ignore_errors=True)
-    model.save_pretrained(str(part))
-    shutil.rmtree(folder, ignore_errors=True)
-    part.rename(folder)
+        save_whole(model, out / MODEL_FOLDER)
 
 
 def _pairs_named(config: TrainConfig) -> str:
