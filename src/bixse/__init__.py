@@ -31,10 +31,12 @@ if TYPE_CHECKING:
     from bixse.losses.lambda_loss import LambdaLoss as LambdaLoss
     from bixse.losses.margin_mse import MarginMSELoss as MarginMSELoss
     from bixse.losses.pairwise_bce import PairwiseBCELoss as PairwiseBCELoss
+    from bixse.losses.relevance_head import save_relevance_head as save_relevance_head
     from bixse.losses.soft_infonce import SoftInfoNCELoss as SoftInfoNCELoss
     from bixse.relevance import GradeScale as GradeScale
     from bixse.retrieval.index import open_index as open_index
     from bixse.retrieval.index_build import make_index as make_index
+    from bixse.training.callbacks import SaveRelevanceHead as SaveRelevanceHead
     from bixse.training.config import TrainConfig as TrainConfig
     from bixse.training.merge_models import merge_models as merge_models
     from bixse.training.recipe import train as train
@@ -57,6 +59,7 @@ _HOMES = {
     "MarginMSELoss": "losses.margin_mse",
     "PairwiseBCELoss": "losses.pairwise_bce",
     "RelevanceModel": "encoders.relevance_model",
+    "SaveRelevanceHead": "training.callbacks",
     "SoftInfoNCELoss": "losses.soft_infonce",
     "SuiteResult": "evaluation.suite_result",
     "SweepConfig": "training.sweep_config",
@@ -76,6 +79,7 @@ _HOMES = {
     "merge_models": "training.merge_models",
     "open_index": "retrieval.index",
     "open_judge": "grading.open_judge",
+    "save_relevance_head": "losses.relevance_head",
     "sweep": "training.sweep",
     "train": "training.recipe",
 }
@@ -95,6 +99,7 @@ __all__ = [
     "MarginMSELoss",
     "PairwiseBCELoss",
     "RelevanceModel",
+    "SaveRelevanceHead",
     "SoftInfoNCELoss",
     "SuiteResult",
     "SweepConfig",
@@ -115,6 +120,7 @@ __all__ = [
     "merge_models",
     "open_index",
     "open_judge",
+    "save_relevance_head",
     "sweep",
     "train",
 ]

@@ -63,6 +63,9 @@ def test_bom_and_line_ends(tmp_path: Path) -> None:
         (b"day: 2026-99-99", "no valid YAML"),
         (b"x: !!python/object/apply:os.system ['true']", "no valid YAML"),
         (b"[" * 1200, "no valid YAML"),
+        (b"pairs: &x [*x]", "no valid YAML"),
+        (b"a: &x {b: [1, {c: *x}]}", "no valid YAML"),
+        (b"&x {a: *x}", "no valid YAML"),
     ],
 )
 def test_no_settings(tmp_path: Path, content: bytes, found: str) -> None:
@@ -72,6 +75,12 @@ def test_no_settings(tmp_path: Path, content: bytes, found: str) -> None:
 
 def test_settings(tmp_path: Path) -> None:
     assert read_settings(write(tmp_path, b"\xef\xbb\xbfa: 1\r\nb: {c: x}\r\n")) == {"a": 1, "b": {"c": "x"}}
+    assert read_settings(write(tmp_path, b"a: &x [1]\nb: [*x, *x]")) == {"a": [1], "b": [[1], [1]]}
+
+
+def test_aliases_of_aliases_are_looked_at_once_each(tmp_path: Path) -> None:
+    lines = ["a0: &a0 [x, x]", *(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]" for n in range(1, 60))]
+    assert len(read_settings(write(tmp_path, "\n".join(lines).encode()))) == 60
 
 
 def no_space(*_: Any, **__: Any) -> None:

@@ -103,7 +103,7 @@ def test_bom_and_windows_line_ends(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("content", [b"", b"PAR1", b"query,document,relevance\n", b"PAR1" + b"\0" * 200 + b"PAR1"])
 def test_no_parquet(tmp_path: Path, content: bytes) -> None:
-    with pytest.raises(InputError, match=r"unreadable Parquet after row 0 .*to mend: write it again"):
+    with pytest.raises(InputError, match=r"unreadable Parquet .*to mend: write or fetch it again"):
         load_graded_pairs(raw(tmp_path, "pairs.parquet", content))
 
 

@@ -143,7 +143,7 @@ def test_a_folder_without_shards_and_a_file_of_something_else(tmp_path: Path) ->
     with pytest.raises(InvalidFileError, match=r"column 'question'.*\n.*'32B_score_probs'.*\n.*'32B_score_probs_rev'"):
         list(LightBlueFiles(tmp_path / "other.parquet").rows())
     (tmp_path / "other.parquet").write_bytes(b"PAR1 and nothing else")
-    with pytest.raises(InputError, match="got unreadable Parquet after row 0"):
+    with pytest.raises(InputError, match="got unreadable Parquet"):
         list(LightBlueFiles(tmp_path / "other.parquet").rows())
     pq.write_table(pa.Table.from_pylist(fixture_rows()).slice(0, 0), tmp_path / "other.parquet")
     with pytest.raises(InputError, match="got no rows"):

@@ -24,7 +24,7 @@ from bixse.errors import (
     TrainingError,
 )
 from bixse.losses import LOSSES
-from bixse.training.checkpoints import last_whole_checkpoint
+from bixse.training.checkpoints import checkpoint_to_resume, whole_checkpoints
 from bixse.training.recipe import train
 
 if TYPE_CHECKING:
@@ -71,8 +71,9 @@ class TestUnhappyPaths:
             (tmp_path / f"checkpoint-{step}").mkdir()
             (tmp_path / f"checkpoint-{step}" / "trainer_state.json").write_text(state)
         (tmp_path / "checkpoint-16").mkdir()
-        assert last_whole_checkpoint(tmp_path) == str(tmp_path / "checkpoint-10")
-        assert last_whole_checkpoint(tmp_path / "none") is None
+        assert whole_checkpoints(tmp_path) == [tmp_path / "checkpoint-10", tmp_path / "checkpoint-2"]
+        assert checkpoint_to_resume(tmp_path) == (str(tmp_path / "checkpoint-10"), [])
+        assert checkpoint_to_resume(tmp_path / "none") == (None, [])
 
     def test_a_model_that_is_none_leaves_no_folder_behind(self, run_config, training_files, tmp_path):
         with pytest.raises(ModelError, match="got no such folder"):

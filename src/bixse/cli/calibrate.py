@@ -85,6 +85,7 @@ def run(args: argparse.Namespace) -> CommandResult:
     from bixse.encoders.head import HEAD_FILE, log_odds
     from bixse.encoders.instructions import use_task
     from bixse.encoders.precision import resolve_precision
+    from bixse.encoders.saving import save_whole
     from bixse.errors import InputError
     from bixse.evaluation.head_fit import choose_thresholds, fit_head, held_out_check
     from bixse.evaluation.local import model_hashes, model_path_settings
@@ -139,7 +140,7 @@ def run(args: argparse.Namespace) -> CommandResult:
         if args.out is not None:
             model.head = kept
             with storage_errors(args.out), quiet_loading():
-                model.save_pretrained(str(folder))
+                save_whole(model, folder)
         else:
             kept.save(folder)
         artifacts["model"] = str(folder)

@@ -13,6 +13,7 @@ from bixse.errors import InputError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+    import datasets
     import pyarrow as pa
     from numpy.typing import NDArray
 
@@ -211,6 +212,19 @@ class GradedPairs:
         import pyarrow as pa
 
         return pa.Table.from_pylist(list(self.rows()))
+
+    def to_dataset(self) -> datasets.Dataset:
+        """The pairs as sentence-transformers' own trainer takes them: columns query, document, label (the relevance).
+
+        Example:
+            >>> row = {"query": "copy a folder", "document": "shutil.copytree", "relevance": 1.0}
+            >>> GradedPairs.from_rows([row]).to_dataset()[0]
+            {'query': 'copy a folder', 'document': 'shutil.copytree', 'label': 1.0}
+        """
+        from datasets import Dataset
+
+        columns = {"query": list(self.queries), "document": list(self.documents), "label": self.relevance.tolist()}
+        return Dataset.from_dict(columns)
 
     def content_hash(self) -> str:
         """SHA-256 over every row's ids, texts and relevance, in order."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from bixse.data.files import is_unicode, read_text, write_atomically
 from bixse.data.graded_pairs import OPTIONAL_COLUMNS, GradedPairs, Pair, text_id
+from bixse.data.parquet import save_table, table_rows
 from bixse.errors import Fault, InputError, InvalidFileError, shorten
 
 if TYPE_CHECKING:
@@ -119,11 +120,7 @@ def save_graded_pairs(pairs: GradedPairs, path: str | Path) -> None:
     if len(pairs) == 0:
         raise InputError(f"{path}: got no pairs; expected at least one; to mend: check what was selected")
     if suffix == ".parquet":
-        import pyarrow.parquet as pq
-
-        buffer = io.BytesIO()
-        pq.write_table(pairs.to_arrow(), buffer)
-        write_atomically(path, buffer.getvalue())
+        save_table(pairs.to_arrow(), path)
     elif suffix == ".jsonl":
         write_atomically(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in pairs.rows()))
     elif suffix in (".csv", ".tsv"):
@@ -147,24 +144,11 @@ def _delimiter(path: Path) -> str:
 
 
 def _parquet_rows(path: Path, checker: _Checker) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
+    def choose(names: list[str]) -> list[str]:
+        checker.require_columns(names)
+        return [name for name in names if name in KNOWN_COLUMNS]
 
-    number = 0
-    try:
-        with pq.ParquetFile(path, pre_buffer=False) as file:
-            checker.require_columns(file.schema_arrow.names)
-            columns = [name for name in file.schema_arrow.names if name in KNOWN_COLUMNS]
-            for batch in file.iter_batches(columns=columns):
-                for row in batch.to_pylist():
-                    number += 1
-                    yield number, row
-    except (pa.ArrowException, OSError, ValueError) as error:
-        found = " ".join(str(error).split()) or type(error).__name__
-        raise InputError(
-            f"{path}: got unreadable Parquet after row {number} ({found[:200]}); expected a whole Parquet file; "
-            "to mend: write it again, or name it by its real format"
-        ) from error
+    return table_rows(path, choose)
 
 
 def _json_rows(path: Path, checker: _Checker) -> Iterator[tuple[int, Mapping[str, Any]]]:

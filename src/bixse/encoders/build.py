@@ -9,6 +9,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+from bixse.data.hashes import HASHES_FILE, damage
 from bixse.encoders.parts import input_parts
 from bixse.encoders.pooling import check_first_token, check_pooling, pool_backbone, reads_pooler
 from bixse.encoders.precision import keep_weights_exact, resolve_precision
@@ -59,7 +60,8 @@ def build_encoder(
     Raises:
         ModelError: no such folder, a folder that holds no encoder or lacks weights or the tokenizer, a name the hub
             does not answer for, a maximum length the model cannot take, attention that cannot be switched, a pooling
-            for a sentence-transformers model, or one whose head the checkpoint lacks.
+            for a sentence-transformers model, or one whose head the checkpoint lacks; a folder with hashes
+            (`SHA256SUMS`) whose files were damaged since.
         InputError: an unknown pooling.
 
     Example:
@@ -75,6 +77,7 @@ sentence-transformers or transformers model, or a hub name (owner/name); to mend
     """
     check_pooling(pooling)
     source = str(_resolve(name_or_path))  # before the heavy import, so that a wrong path is said at once
+    _check_undamaged(source)
 
     from bixse.encoders.relevance_model import RelevanceModel
 
@@ -210,6 +213,16 @@ def _resolve(name_or_path: str | Path) -> str | Path:
             "transformers model, or a hub name (owner/name); to mend: check the path"
         )
     return name_or_path
+
+
+def _check_undamaged(source: str) -> None:
+    """Refuse a folder whose files are not as its hashes say; most have none."""
+    found = damage(Path(source))
+    if found is not None:
+        raise ModelError(
+            f"model {source!r}: got {found}; expected the files as they were saved (hashes: {HASHES_FILE}); "
+            f"fix: restore the folder from a copy, or delete {HASHES_FILE} if you changed the files yourself"
+        )
 
 
 def _set_attention(model: RelevanceModel, name: str, bidirectional: bool | None) -> None:

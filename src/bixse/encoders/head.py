@@ -143,14 +143,14 @@ class RelevanceHead:
         )
 
     def save(self, folder: Path) -> None:
-        """Write the head into a model folder (an existing head is replaced whole).
+        """Write the head into a model folder, and its hash where the folder has hashes; an existing head is replaced.
 
         Raises:
             StorageError: the folder cannot be written.
         """
-        from bixse.data.files import write_atomically
+        from bixse.data.hashes import write_with_hash
 
-        write_atomically(folder / HEAD_FILE, json.dumps(asdict(self), indent=2) + "\n")
+        write_with_hash(folder / HEAD_FILE, json.dumps(asdict(self), indent=2) + "\n")
 
     @classmethod
     def load(cls, folder: Path) -> RelevanceHead | None:

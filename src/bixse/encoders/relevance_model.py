@@ -9,6 +9,7 @@ import numpy as np
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.util import fullname, load_file_path
 
+from bixse.data.hashes import drop_hashes
 from bixse.data.instructions import RESERVED
 from bixse.encoders.attention import BidirectionalTransformer
 from bixse.encoders.encode import encode_texts
@@ -95,6 +96,20 @@ class RelevanceModel(SentenceTransformer):
         queries = encode_texts(self, [query], "query")
         return self.head.probability((queries @ encode_texts(self, documents, "document").T)[0].astype(np.float64))
 
+    def preprocess(self, inputs: Sequence[Any], prompt: str | None = None, **kwargs: Any) -> dict[str, Any]:
+        """As sentence-transformers does; numbers in the place of texts are refused.
+
+        Raises:
+            InputError: says what a trainer may have taken for texts.
+        """
+        if len(inputs) and isinstance(inputs[0], (int, float)):
+            raise InputError(
+                f"model: got the number {inputs[0]!r} as a text; expected a text; fix: name a data set's column of "
+                "relevance label, every other one is read as text (GradedPairs.to_dataset() has the right columns)"
+            )
+        features: dict[str, Any] = super().preprocess(inputs, prompt=prompt, **kwargs)
+        return features
+
     def _inference(
         self, inputs: list[Any], *, device: Any = None, shared_out: dict[str, Any] | None = None, **kwargs: Any
     ) -> Any:
@@ -108,7 +123,11 @@ class RelevanceModel(SentenceTransformer):
         super()._multi_process_worker(*args)
 
     def save_pretrained(self, path: str, *args: Any, **kwargs: Any) -> None:
-        """Save as sentence-transformers does, and relevance head and instructions beside it."""
+        """Save as sentence-transformers does, and relevance head and instructions beside it.
+
+        Hashes that the folder has are deleted: they belong to what it held before.
+        """
+        drop_hashes(Path(path))
         prompts = self.prompts
         if self.instructions is not None and self.task is not None:  # the choice of a task is not part of the model
             others = {name: text for name, text in prompts.items() if name not in RESERVED}

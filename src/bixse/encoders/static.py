@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from bixse.encoders.build import build_encoder, quiet_loading
+from bixse.encoders.saving import save_whole
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,6 +32,7 @@ def save_static_student(folder: Path, model: str = "demo", dimensions: int = 128
 
     Raises:
         ModelError: the model cannot be loaded, or has no table of token embeddings.
+        OutputExistsError: the folder exists.
 
     Example:
         ::
@@ -42,8 +44,10 @@ def save_static_student(folder: Path, model: str = "demo", dimensions: int = 128
     from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 
     from bixse.encoders.attention import backbones
-    from bixse.errors import ModelError
+    from bixse.errors import ModelError, OutputExistsError
 
+    if folder.exists():
+        raise OutputExistsError(f"{folder}: got a name that is taken; expected a free one; fix: choose another")
     source = build_encoder(model, device="cpu")
     parts = backbones(source)
     table = parts[0].auto_model.get_input_embeddings() if parts else None
@@ -62,7 +66,4 @@ def save_static_student(folder: Path, model: str = "demo", dimensions: int = 128
     with quiet_loading():
         module = StaticEmbedding(source.tokenizer, embedding_weights=vectors.astype(np.float32))
         student = SentenceTransformer(modules=[module], device="cpu")
-        part = folder.with_name(f".{folder.name}.part")
-        part.parent.mkdir(parents=True, exist_ok=True)
-        student.save_pretrained(str(part))
-        part.rename(folder)
+        save_whole(student, folder)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import io
 import math
 from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from bixse.data.files import write_atomically
 from bixse.data.graded_pairs import GradedPairs
+from bixse.data.parquet import save_table
 from bixse.grading.judge import STATUSES, Usage
 
 if TYPE_CHECKING:
@@ -151,7 +150,6 @@ def save_judgements(judgements: Sequence[Judgement], prices: Prices, path: Path)
         StorageError: the disk is full or the folder cannot be written.
     """
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
     text, number, whole = pa.string(), pa.float64(), pa.int64()
     kinds = {
@@ -162,9 +160,7 @@ def save_judgements(judgements: Sequence[Judgement], prices: Prices, path: Path)
         "usd": number, "seconds": number, "tries": whole,
     }  # fmt: skip
     table = pa.Table.from_pylist([judgement.row(prices) for judgement in judgements], schema=pa.schema(kinds))
-    buffer = io.BytesIO()
-    pq.write_table(table, buffer)
-    write_atomically(path, buffer.getvalue())
+    save_table(table, path)
 
 
 def summarise(judgements: Sequence[Judgement], prices: Prices) -> dict[str, Any]:

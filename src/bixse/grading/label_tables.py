@@ -8,8 +8,9 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from bixse.data.files import read_text
+from bixse.data.parquet import read_table
 from bixse.data.trec import QRELS_HEADER
-from bixse.errors import Fault, InputError, InvalidFileError, shorten
+from bixse.errors import Fault, InvalidFileError, shorten
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -39,7 +40,7 @@ def table_rows(path: Path, columns: Sequence[str] | None = None) -> Iterator[tup
         InvalidFileError: a line that is no JSON object, or CSV that is not well-formed.
     """
     if path.suffix.lower() == ".parquet":
-        yield from enumerate(_parquet(path, columns), start=1)
+        yield from enumerate(read_table(path, columns).to_pylist(), start=1)
     elif path.suffix.lower() == ".jsonl":
         for number, line in enumerate(read_text(path).split("\n"), start=1):
             if line.strip():
@@ -74,19 +75,3 @@ def _csv(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     except csv.Error as error:
         fault = Fault(reader.line_num, None, str(error), "well-formed CSV", 'write a quote inside a text as ""')
         raise InvalidFileError(path, [fault]) from error
-
-
-def _parquet(path: Path, columns: Sequence[str] | None) -> list[dict[str, Any]]:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        present = pq.read_schema(path).names
-        wanted = None if columns is None else [name for name in present if name in columns]
-        rows: list[dict[str, Any]] = pq.read_table(path, columns=wanted or None).to_pylist()
-    except (pa.ArrowException, OSError, ValueError) as error:
-        found = " ".join(str(error).split())[:200] or type(error).__name__
-        raise InputError(
-            f"{path}: got unreadable Parquet ({found}); expected a whole Parquet file; to mend: write it again"
-        ) from error
-    return rows

@@ -17,12 +17,12 @@ from bixse.encoders.embedding import (
     number_of_texts,
     tokens_without_padding,
 )
-from bixse.errors import InputError
+from bixse.errors import InputError, ModelError, shorten
 from bixse.losses.processes import gather_rows, part_of_mean, process_count
-from bixse.losses.targets import GradedTargets
+from bixse.losses.targets import GradedTargets, mean_grades
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
 
     from sentence_transformers import SentenceTransformer
 
@@ -41,7 +41,8 @@ class GradedLoss(nn.Module, ABC):
     - (M, 3) a table of [query row, document column, relevance] over distinct documents, relevance NaN for a cell
       that counts neither way: ragged K, as `GradedTrainer` collates it.
 
-    Documents that occur twice in a batch are one column; every cell without a known relevance is irrelevant.
+    Documents that occur twice in a batch, compared by the tokens that are read, are one column. A pair given several
+    times has the mean of its labels. Every cell without a known relevance is irrelevant.
 
     Several processes (torch.distributed) share one batch: each has some of its queries and documents, and scores its
     queries against the documents of all. `order` among the document features says where each column of the batch
@@ -55,6 +56,10 @@ class GradedLoss(nn.Module, ABC):
         cached: hold the activations of one pass at a time and compute them again in the backward pass (gradient
             caching, Gao et al. 2021, arXiv:2101.06983): a third more time, and the batch is bound by its embeddings
             alone. All gradients are the same.
+
+    Raises:
+        ModelError: the model embeds no texts, as a CrossEncoder.
+        InputError: an argument is outside its range.
     """
 
     learned_parameters: ClassVar[tuple[str, ...]] = ()
@@ -66,6 +71,7 @@ class GradedLoss(nn.Module, ABC):
         self, model: SentenceTransformer, in_batch: InBatch = "known", texts_per_pass: int = 32, cached: bool = False
     ) -> None:
         super().__init__()
+        _check_embeds(model)
         if in_batch not in ("known", "paper"):
             raise InputError(f"in_batch: got {in_batch!r}; expected 'known' or 'paper'; to mend: choose one of them")
         if isinstance(texts_per_pass, bool) or not isinstance(texts_per_pass, int) or texts_per_pass < 1:
@@ -135,9 +141,11 @@ class GradedLoss(nn.Module, ABC):
         first, columns = _merge_documents(document_features)
         columns = columns.reshape(len(document_features), rows).T  # (B, K)
         _, query_ids = identical_texts(query_features)
-        graded: dict[Hashable, dict[Hashable, float]] = {}
-        for query, own, values in zip(query_ids.tolist(), columns.tolist(), relevance.tolist(), strict=True):
-            graded.setdefault(query, {}).update(zip(own, values, strict=True))
+        graded = mean_grades(
+            (query, document, value)
+            for query, own, values in zip(query_ids.tolist(), columns.tolist(), relevance.tolist(), strict=True)
+            for document, value in zip(own, values, strict=True)
+        )
         targets = GradedTargets.from_ids(
             query_ids.tolist(), range(len(first)), graded, own=columns.tolist(), in_batch=self.in_batch
         )
@@ -181,6 +189,22 @@ class GradedLoss(nn.Module, ABC):
     def get_config_dict(self) -> dict[str, Any]:
         """Settings for the model card, as sentence-transformers' losses give them."""
         return {"in_batch": self.in_batch, "cached": self.cached}
+
+
+def _check_embeds(model: object) -> None:
+    """Refuse what embeds no texts; a bare module is taken, for arithmetic on embeddings alone."""
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.base.model import BaseModel
+    from transformers import PreTrainedModel
+
+    other = isinstance(model, (BaseModel, PreTrainedModel)) and not isinstance(model, SentenceTransformer)
+    if other or not isinstance(model, nn.Module):
+        raise ModelError(
+            f"loss: got {shorten(model) if isinstance(model, str) else type(model).__name__} as the model; expected a "
+            "SentenceTransformer, which embeds query and document each by itself; fix: pass "
+            "build_encoder(NAME_OR_FOLDER) or SentenceTransformer(NAME_OR_FOLDER) (a CrossEncoder reads both texts "
+            "together and has no embeddings: as a judge it takes `bixse grade`)"
+        )
 
 
 def check_scale(scale: float) -> float:

@@ -44,10 +44,11 @@ class BiXSELoss(GradedLoss):
         cached: hold the activations of one pass at a time.
 
     Raises:
+        ModelError: the model embeds no texts, as a CrossEncoder.
         InputError: an argument is outside its range.
 
     Example:
-        With sentence-transformers' own trainer::
+        With sentence-transformers' own trainer (`SaveRelevanceHead` keeps scale and bias)::
 
             from datasets import Dataset
             from sentence_transformers import SentenceTransformerTrainer

@@ -11,7 +11,23 @@ from torch import Tensor
 from bixse.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterator, Mapping, Sequence
+    from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+
+
+def mean_grades(given: Iterable[tuple[Hashable, Hashable, float]]) -> dict[Hashable, dict[Hashable, float]]:
+    """Query -> document -> mean of all the relevance given to the pair; NaN (masked) where one of them is NaN.
+
+    Example:
+        >>> mean_grades([("q", "d", 1.0), ("q", "d", 0.0), ("q", "e", 0.5)])
+        {'q': {'d': 0.5, 'e': 0.5}}
+    """
+    grades: dict[Hashable, dict[Hashable, list[float]]] = {}
+    for query, document, relevance in given:
+        grades.setdefault(query, {}).setdefault(document, []).append(relevance)
+    return {
+        query: {document: sum(values) / len(values) for document, values in known.items()}
+        for query, known in grades.items()
+    }
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
 from bixse.data.files import read_text, write_atomically
+from bixse.data.parquet import read_table, save_table
 from bixse.errors import InputError, did_you_mean
 
 if TYPE_CHECKING:
@@ -80,12 +81,9 @@ def save_mined_pairs(pairs: Sequence[MinedPair], path: Path) -> None:
         write_atomically(path, text.getvalue())
         return
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
-    buffer = io.BytesIO()
     types = [(name, pa.int32() if name == "rank" else pa.string()) for name in COLUMNS]
-    pq.write_table(pa.table(columns, schema=pa.schema(types)), buffer)
-    write_atomically(path, buffer.getvalue())
+    save_table(pa.table(columns, schema=pa.schema(types)), path)
 
 
 def load_mined_pairs(folder: Path) -> list[MinedPair]:
@@ -94,9 +92,6 @@ def load_mined_pairs(folder: Path) -> list[MinedPair]:
     Raises:
         InputError: the folder holds none, or the file is damaged.
     """
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     path = next((path for form in FORMATS if (path := pairs_path(folder, form)).is_file()), None)
     if path is None:
         raise InputError(
@@ -110,9 +105,9 @@ def load_mined_pairs(folder: Path) -> list[MinedPair]:
             csv.field_size_limit(2**31 - 1)
             rows = list(csv.DictReader(io.StringIO(read_text(path, keep_line_ends=True), newline=""), strict=True))
         else:
-            rows = pq.read_table(path).to_pylist()
+            rows = read_table(path).to_pylist()
         return [MinedPair(**{**row, "task": row["task"] or None, "rank": int(row["rank"])}) for row in rows]
-    except (pa.ArrowException, csv.Error, OSError, ValueError, TypeError, KeyError) as error:
+    except (csv.Error, OSError, ValueError, TypeError, KeyError) as error:
         raise InputError(
             f"{path}: got no readable mined pairs ({' '.join(str(error).split())[:200]}); expected the file that "
             "`bixse mine` wrote; to mend: mine again into another folder"

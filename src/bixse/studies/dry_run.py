@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from bixse.data.parquet import row_count
 from bixse.errors import InputError
 from bixse.studies.config import PYDOCS, EncoderSize, merged, train_config
 from bixse.studies.rankers import has_seeds
@@ -191,9 +192,7 @@ def _rows_of(config: StudyConfig, size: EncoderSize) -> tuple[float, float, list
     if data.pairs:
         known = [path for path in data.pairs if path.suffix == ".parquet" and path.is_file()]
         if len(known) == len(data.pairs):
-            import pyarrow.parquet as pq
-
-            rows = sum(pq.ParquetFile(path).metadata.num_rows for path in known)
+            rows = sum(row_count(path) for path in known)
             return rows, rows / 2, lacking
         return size.training_rows, size.training_rows / 2, lacking
     if data.collection == PYDOCS:

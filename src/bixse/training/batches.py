@@ -13,10 +13,10 @@ from torch.utils.data import Dataset
 from bixse.data.graded_pairs import GradedPairs, QueryGroup
 from bixse.data.instructions import Instructions
 from bixse.errors import InputError
-from bixse.losses.targets import GradedTargets
+from bixse.losses.targets import GradedTargets, mean_grades
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from bixse.encoders.prompts import Kind
     from bixse.losses.base import InBatch
@@ -106,15 +106,11 @@ class GradedCollator:
         self.prompts = prompts if isinstance(prompts, Instructions) else dict(prompts or {})
         self.process = process
         self.processes = processes
-        grades: dict[tuple[str | None, str], dict[str, list[float]]] = {}
-        for group in pairs.groups():
-            known = grades.setdefault((group.task, group.query), {})
-            for document, relevance in zip(group.documents, group.relevance, strict=True):
-                known.setdefault(document, []).append(relevance)
-        self.graded: dict[Hashable, dict[Hashable, float]] = {
-            query: {document: sum(given) / len(given) for document, given in known.items()}
-            for query, known in grades.items()
-        }
+        self.graded = mean_grades(
+            ((group.task, group.query), document, relevance)
+            for group in pairs.groups()
+            for document, relevance in zip(group.documents, group.relevance, strict=True)
+        )
         self.valid_label_columns = ["label"]
 
     def __call__(self, groups: Sequence[QueryGroup]) -> dict[str, Any]:

@@ -114,6 +114,10 @@ class MergeResult:
             lines.append("guard: none given, so what training did to other queries is unknown (`guard: DIR`)")
         return lines
 
+    def card(self) -> str:
+        """A section of the model card, in Markdown."""
+        return "## Weights merged with the base model\n\n" + "".join(f"- {line}\n" for line in self.lines())
+
     def to_json(self) -> dict[str, Any]:
         """As `run.json` holds it."""
         return asdict(self)

@@ -15,7 +15,7 @@ from bixse.errors import InputError
 from bixse.evaluation.local import model_hashes
 from bixse.training.config import MergeConfig, paths_in
 from bixse.training.merge import MergeResult, merge, refitted_head
-from bixse.training.recipe import MODEL_FOLDER, save_whole
+from bixse.training.recipe import MODEL_FOLDER
 from bixse.training.watched import Split, check_not_trained_on, load_watched
 
 if TYPE_CHECKING:
@@ -89,6 +89,7 @@ def merge_models(
     """
     from bixse.encoders.build import build_encoder
     from bixse.encoders.interpolation import check_same_kind, mean_weights, trained_weights
+    from bixse.encoders.saving import save_whole
 
     names, dev_folders, guard_folders = [str(model) for model in models], paths_in(dev), paths_in(guard)
     _check(names, weights, dev_folders, guard_folders)
@@ -141,7 +142,7 @@ def merge_models(
             "the merged model has no relevance head, as its cosines are those of neither model; fix: give --pairs, or "
             "run `bixse calibrate` on it"
         )
-    save_whole(base, Path(out) / MODEL_FOLDER, result)
+    save_whole(base, Path(out) / MODEL_FOLDER, result.card())
     record.results = {"merge": result.to_json(), "warnings": warnings}
     record.save("finished")
     return MergedModel(Path(out) / MODEL_FOLDER, result, warnings)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from bixse.data.files import file_hash, storage_errors, write_atomically
+from bixse.data.files import file_hash, storage_errors
 from bixse.data.instructions import load_instructions
 from bixse.data.pairs_files import load_several
 from bixse.data.run_record import RunRecord, Status, open_run
@@ -19,7 +19,7 @@ from bixse.errors import ConfigError, InputError, InterruptedRunError, OutputExi
 from bixse.evaluation.local import model_hashes, model_path_settings
 from bixse.losses.catalogue import build_loss, check_loss_options
 from bixse.progress import progress_bar
-from bixse.training.checkpoints import last_whole_checkpoint, tell_where_the_best_is
+from bixse.training.checkpoints import checkpoint_to_resume, tell_where_the_best_is, whole_checkpoints
 from bixse.training.checks import check_disk, check_finite, check_lengths, check_memory, check_pairs
 from bixse.training.config import paths_in
 from bixse.training.dev import dev_evaluator, dev_figures, dev_hashes, load_dev, load_watched_of
@@ -141,7 +141,7 @@ def _train(config: TrainConfig, out: Path, progress: bool, title: str | None) ->
             held.enter_context(storage_errors(out))
             held.enter_context(no_library_bars())
             _save_record(record, "running")
-            _run_trainer(trainer, out, record)
+            warnings += _run_trainer(trainer, out, record)
             history, best_step = _history(trainer)
             warnings += _warn_if_worse(history, best_step)
             rate = config.optimizer.scaled_learning_rate
@@ -290,7 +290,7 @@ def _make_trainer(
     plan = BatchPlan(pairs.groups(), optimizer.batch_size, config.seed, config.task_shares)
     check_sizes(_pairs_named(config), plan)
     arguments = training_arguments(config, out / CHECKPOINT_FOLDER, len(plan), evaluator)
-    arguments.eval_on_start = evaluator is not None and last_whole_checkpoint(out / CHECKPOINT_FOLDER) is None
+    arguments.eval_on_start = evaluator is not None and not whole_checkpoints(out / CHECKPOINT_FOLDER)
     trainer = GradedTrainer(
         model=model,
         args=arguments,
@@ -309,15 +309,20 @@ def _make_trainer(
     return trainer
 
 
-def _run_trainer(trainer: GradedTrainer, out: Path, record: RunRecord) -> None:
-    """Train, from the last checkpoint when there is one; a Ctrl-C leaves a checkpoint and ends the run."""
+def _run_trainer(trainer: GradedTrainer, out: Path, record: RunRecord) -> list[str]:
+    """Train, from the last checkpoint when there is one; a Ctrl-C leaves a checkpoint and ends the run.
+
+    Returns:
+        Warnings about checkpoints that could not be used.
+    """
     from bixse.training.callbacks import StopOnInterrupt
 
     stop = StopOnInterrupt()
     trainer.add_callback(stop)
     started = time.perf_counter()
     ended: Literal["failed", "interrupted"] = "interrupted"
-    checkpoint = last_whole_checkpoint(out / CHECKPOINT_FOLDER)
+    with together():
+        checkpoint, warnings = checkpoint_to_resume(out / CHECKPOINT_FOLDER)
     if checkpoint is not None and is_first_process():
         tell_where_the_best_is(Path(checkpoint))
     check_agreement({"checkpoint": checkpoint})
@@ -337,6 +342,7 @@ def _run_trainer(trainer: GradedTrainer, out: Path, record: RunRecord) -> None:
             f"{out}: got Ctrl-C or SIGTERM after step {trainer.state.global_step} of {trainer.state.max_steps}; the "
             "checkpoint is written; to go on: give the same command again"
         )
+    return warnings
 
 
 def _add_timings(record: RunRecord, started: float, trainer: GradedTrainer) -> None:
@@ -364,15 +370,10 @@ def _warn_if_worse(history: list[dict[str, Any]], best_step: int | None) -> list
 
 def _trained_head(loss: GradedLoss, history: list[dict[str, Any]]) -> RelevanceHead | None:
     """Scale and bias of a loss that has them, with the mean target they were trained on."""
-    from bixse.encoders.head import RelevanceHead
+    from bixse.losses.relevance_head import trained_head
 
-    parameters = dict(loss.named_parameters(recurse=False))
-    if "logit_bias" not in parameters:
-        return None
     targets = [entry["mean_target"] for entry in history if "mean_target" in entry]
-    prior = sum(targets) / len(targets) if targets and 0 < sum(targets) < len(targets) else None
-    scale, bias = parameters["logit_scale"].item(), parameters["logit_bias"].item()
-    return RelevanceHead(scale, bias, trained_prior=prior, prior=prior)
+    return trained_head(loss, sum(targets) / len(targets) if targets else None)
 
 
 def _save_model(
@@ -381,6 +382,7 @@ def _save_model(
     """Write the model with its relevance head; adapters alone first, then merged into the model."""
     from bixse.encoders.build import quiet_loading
     from bixse.encoders.lora import has_lora, merge_lora
+    from bixse.encoders.saving import save_whole
 
     model.head = head  # one that came with the base model is not this encoder's
     with storage_errors(out), quiet_loading():
@@ -389,27 +391,7 @@ def _save_model(
                 save_whole(model, out / ADAPTER_FOLDER)
             model.float()  # bf16 would round away a part of what the adapters add
             merge_lora(model)
-        save_whole(model, out / folder, merged)
-
-
-def save_whole(model: RelevanceModel, folder: Path, merged: MergeResult | None = None) -> None:
-    """Write a folder beside its place, then rename it: it is whole or not there.
-
-    Args:
-        model: the encoder.
-        folder: replaced.
-        merged: how its weights were merged, for the model card.
-    """
-    part = folder.with_name(f".{folder.name}.part")
-    shutil.rmtree(part, ignore_errors=True)
-    model.save_pretrained(str(part))
-    if merged is not None:
-        card = part / "README.md"
-        text = card.read_text(encoding="utf-8") if card.is_file() else ""
-        facts = "".join(f"- {line}\n" for line in merged.lines())
-        write_atomically(card, f"{text.rstrip()}\n\n## Weights merged with the base model\n\n{facts}".lstrip())
-    shutil.rmtree(folder, ignore_errors=True)
-    part.rename(folder)
+        save_whole(model, out / folder, merged.card() if merged is not None else "")
 
 
 def _pairs_named(config: TrainConfig) -> str:

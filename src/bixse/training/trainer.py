@@ -16,13 +16,16 @@ from sentence_transformers import SentenceTransformerTrainer, SentenceTransforme
 from sentence_transformers.base.modules import Module
 from sentence_transformers.util import fullname
 from torch.utils.data import DataLoader
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from bixse.data.files import write_atomically
+from bixse.data.hashes import write_hashes
 from bixse.encoders.embedding import tokens_without_padding
 from bixse.encoders.parts import input_parts
 from bixse.encoders.prompts import prompt_for
 from bixse.errors import TrainingError
 from bixse.training.batches import GradedCollator, GroupDataset
+from bixse.training.checkpoints import check_checkpoint
 from bixse.training.checks import check_finite
 from bixse.training.loss_state import load_loss_state, save_loss_state
 from bixse.training.plan import BatchPlan
@@ -228,12 +231,26 @@ class GradedTrainer(SentenceTransformerTrainer):
         self.model.save_pretrained(str(folder), create_model_card=False)
         save_loss_state(self.loss, folder)
 
+    def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
+        """As transformers does, then the hashes of all files of all processes."""
+        super()._save_checkpoint(model, trial)
+        all_of(None)  # the other processes have written their random states
+        if self.args.should_save:
+            write_hashes(Path(self.args.output_dir or ".") / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}")
+
+    def _load_best_model(self) -> None:
+        """As sentence-transformers does, but a fault is raised; the library logs it and keeps the last weights."""
+        best = str(self.state.best_model_checkpoint)
+        self._load_from_checkpoint(best)
+        self.model.model_card_data.set_best_model_step(int(best.rpartition("-")[2]))
+
     def _load_from_checkpoint(self, checkpoint_path: str) -> None:  # type: ignore[override]
         """Encoder and loss state: called on a resume and for the best model.
 
         As sentence-transformers loads it, but in float32: adapters beside an encoder that is stored in bf16 would be
-        rounded to bf16 on the way.
+        rounded to bf16 on the way. Damaged files are refused.
         """
+        check_checkpoint(Path(checkpoint_path))
         classes = {fullname(part): type(part) for part in self.model.modules() if isinstance(part, Module)}
         loaded = type(self.model)._load_with_module_classes(
             checkpoint_path,

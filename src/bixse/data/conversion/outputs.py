@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from bixse.data.conversion.rows import CHARACTERS_AT_ONCE, LABELS, ROWS_AT_ONCE, TEXTS, row_groups
 from bixse.data.files import storage_errors
 from bixse.data.pair_columns import NO_LABEL, key_of
+from bixse.data.parquet import table_writer
 from bixse.data.trec import write_qrels
 from bixse.errors import InputError, shorten
 
@@ -65,7 +65,7 @@ def write_pairs(
         for name in parts:
             target = folder / f"{name}.new"
             written.files[f"{name}.parquet"] = target
-            writers[name] = _Grouped(stack.enter_context(pq.ParquetWriter(target, TEXTS)))
+            writers[name] = _Grouped(stack.enter_context(table_writer(target, TEXTS)))
         for name, table in _chosen(paths, parts, step):
             writers[name].add(table)
             _count_tasks(written.tasks[name], table)

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from bixse.data.graded_pairs import text_id
 from bixse.data.pair_columns import KEYS, PairColumns, key_of, key_value
+from bixse.data.parquet import open_table, read_table, table_writer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -61,7 +61,7 @@ class PartWriter:
         self.rows = 0
         self._columns: dict[str, list[Any]] = {name: [] for name in self.schema.names}
         self._characters = 0
-        self._file = pq.ParquetWriter(path, self.schema)
+        self._file = table_writer(path, self.schema)
 
     def __enter__(self) -> Self:
         return self
@@ -122,7 +122,7 @@ def row_of(judgement: Judgement, task: str | None = None, text_ids: bool = False
 def read_columns(paths: Sequence[Path], keys: Sequence[Key]) -> PairColumns:
     """Relevance and some keys of all rows of several files, texts left where they are."""
     names = [f"key of {name}" for name in keys]
-    tables = [pq.read_table(path, columns=["relevance", *names]) for path in paths]
+    tables = [read_table(path, columns=["relevance", *names]) for path in paths]
     table = pa.concat_tables(tables)
     found = {key: np.array(table[name].to_numpy()) for key, name in zip(keys, names, strict=True)}
     return PairColumns.numbered(np.array(table["relevance"].to_numpy(), dtype=np.float64), found)
@@ -140,7 +140,7 @@ def row_groups(
     """
     start = 0
     for path in paths:
-        with pq.ParquetFile(path, pre_buffer=False) as file:
+        with open_table(path) as file:
             for group in range(file.num_row_groups):
                 table = file.read_row_group(group, columns=list(columns))
                 yield start, table

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-import pyarrow.parquet as pq
 
 from bixse.data.column_transforms import Applied
 from bixse.data.conversion.rows import read_columns, rows_at
+from bixse.data.parquet import column_names, read_table
 from bixse.errors import InputError, shorten
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def choose_rows(paths: Sequence[Path], settings: ConvertSettings) -> Chosen:
     Raises:
         InputError: one id stands for two texts, a pair has two relevances (without dedup), or nothing is left.
     """
-    with_texts = "query" in pq.read_schema(paths[0]).names
+    with_texts = "query" in column_names(paths[0])
     for kind in ("query", "document"):
         _check_ids(paths, kind, with_texts)
     transforms, split = settings.transforms(), settings.parts()
@@ -78,7 +78,7 @@ def choose_rows(paths: Sequence[Path], settings: ConvertSettings) -> Chosen:
 def _check_ids(paths: Sequence[Path], kind: str, with_texts: bool) -> None:
     """One id, one text: else queries would be joined that are none."""
     ids, texts = (
-        np.concatenate([pq.read_table(path, columns=[name])[name].to_numpy() for path in paths])
+        np.concatenate([read_table(path, columns=[name])[name].to_numpy() for path in paths])
         for name in (f"key of {kind}_id", f"key of exact {kind}")
     )
     order = np.lexsort((texts, ids))

@@ -7,6 +7,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bixse.data.parquet import column_names
 from bixse.data.sources.corpus import corpus_files
 from bixse.data.sources.hub import HUB, hub_folder
 from bixse.data.sources.reading import FaultList, kind_of
@@ -104,9 +105,7 @@ def looks_like(path: Path) -> list[str]:
     keys: set[str] = set()
     try:
         if kind_of(path) == ".parquet":
-            import pyarrow.parquet as pq
-
-            keys = set(pq.read_schema(path).names)
+            keys = set(column_names(path))
         elif kind_of(path) in TABLES:
             keys = set(next(table_rows(path, (), (), FaultList(path)), (0, {}))[1])
     except (BixseError, OSError, ValueError):

@@ -9,6 +9,7 @@ import zlib
 from typing import TYPE_CHECKING, Any, cast
 
 from bixse.data.files import is_unicode
+from bixse.data.parquet import table_rows
 from bixse.errors import FAULTS_SHOWN, Fault, InputError, InvalidFileError, shorten
 
 if TYPE_CHECKING:
@@ -18,8 +19,6 @@ if TYPE_CHECKING:
 
 LONGEST_LINE = 1 << 26
 """Bytes of one line of JSONL; a longer one is a fault, so that a file without line ends does not fill the memory."""
-ROWS_AT_ONCE = 256
-"""Rows of Parquet that are in memory together."""
 
 
 class FaultList:
@@ -222,28 +221,16 @@ def parquet_rows(
         InputError: the file is no whole Parquet file.
         InvalidFileError: a needed column is missing, or one is there twice.
     """
-    import pyarrow as pa
-    import pyarrow.parquet as pq
+    size = path.stat().st_size
 
-    number = 0
-    try:
-        # pre_buffer, on by default since some version of pyarrow, keeps all that was read until the file is closed
-        with pq.ParquetFile(path, buffer_size=1 << 20, pre_buffer=False) as file:
-            names = file.schema_arrow.names
-            check_columns(names, needed, optional, faults)
-            columns = [name for name in (*needed, *optional) if name in names]
-            size, rows = path.stat().st_size, max(1, file.metadata.num_rows)
-            for batch in file.iter_batches(batch_size=ROWS_AT_ONCE, columns=columns):
-                faults.bytes_read = size * min(1.0, (number + batch.num_rows) / rows)
-                for row in batch.to_pylist():
-                    number += 1
-                    yield number, row
-    except (pa.ArrowException, OSError, ValueError) as error:
-        found = " ".join(str(error).split()) or type(error).__name__
-        raise InputError(
-            f"{path}: got unreadable Parquet after row {number} ({found[:200]}); expected a whole Parquet file; "
-            "to mend: fetch it again, or name it by its real format"
-        ) from error
+    def choose(names: list[str]) -> list[str]:
+        check_columns(names, needed, optional, faults)
+        return [name for name in (*needed, *optional) if name in names]
+
+    def step(share: float) -> None:
+        faults.bytes_read = size * min(1.0, share)
+
+    yield from table_rows(path, choose, step)
 
 
 def check_columns(names: Sequence[str], needed: Sequence[str], optional: Sequence[str], faults: FaultList) -> None:

@@ -6,6 +6,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from bixse.data.graded_pairs import text_id
+from bixse.data.parquet import column_names
 from bixse.data.sources.judgements import Judgement, JudgementSource, placed
 from bixse.data.sources.labels import BINARY, labelled
 from bixse.data.sources.reading import FaultList, kind_of
@@ -139,12 +140,9 @@ def _columns(file: Path, faults: FaultList) -> list[str]:
     """The columns of a Parquet file that are read; any name elsewhere."""
     if kind_of(file) != ".parquet":
         return []
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     try:
-        names = pq.read_schema(file).names
-    except (pa.ArrowException, OSError, ValueError):
+        names = column_names(file)
+    except InputError:
         return []  # the reading itself says what is wrong
     known = {*ANCHORS, *POSITIVES, *LABELS}
     return [name for name in names if name in known or _NEGATIVE.fullmatch(name)]

@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+import random
+import shutil
+import subprocess
+from typing import TYPE_CHECKING
+
+import pytest
+
+from bixse.data.hashes import HASHES_FILE, damage, drop_hashes, write_hashes, write_with_hash
+from bixse.errors import StorageError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "folder"
+    (folder / "1_Pooling").mkdir(parents=True)
+    for name in ("config.json", "1_Pooling/config.json", "weights.bin", "README.md"):
+        (folder / name).write_bytes(random.Random(name).randbytes(50))
+    write_hashes(folder)
+    return folder
+
+
+def test_what_was_written_is_undamaged_and_sha256sum_says_so_too(folder):
+    assert damage(folder) is None
+    assert "README.md" not in (folder / HASHES_FILE).read_text()
+    program = shutil.which("sha256sum")
+    if program is not None:
+        assert subprocess.run([program, "-c", HASHES_FILE], cwd=folder, check=True, capture_output=True).returncode == 0
+
+
+@pytest.mark.parametrize("name", ["config.json", "1_Pooling/config.json", "weights.bin", HASHES_FILE])
+def test_every_flipped_bit_is_found(folder, name):
+    path = folder / name
+    content = path.read_bytes()
+    for bit in random.Random(0).sample(range(8 * len(content)), 60):
+        changed = bytearray(content)
+        changed[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(changed)
+        assert damage(folder) is not None, bit
+    path.write_bytes(content)
+    assert damage(folder) is None
+
+
+def test_a_file_that_is_gone_cut_or_unreadable_is_named(folder):
+    (folder / "weights.bin").write_bytes(b"")
+    assert "weights.bin" in str(damage(folder))
+    (folder / "weights.bin").unlink()
+    assert "weights.bin" in str(damage(folder))
+    (folder / "weights.bin").mkdir()
+    assert "weights.bin" in str(damage(folder))
+
+
+def test_pages_for_people_and_files_that_are_added_are_not_looked_at(folder):
+    (folder / "README.md").write_text("edited")
+    (folder / "notes.txt").write_text("mine")
+    assert damage(folder) is None
+
+
+def test_a_folder_without_hashes_is_not_checked(folder):
+    drop_hashes(folder)
+    drop_hashes(folder)
+    (folder / "weights.bin").write_bytes(b"other")
+    assert damage(folder) is None
+    write_with_hash(folder / "config.json", "{}")
+    assert not (folder / HASHES_FILE).exists()
+
+
+@pytest.mark.parametrize("line", ["../outside", "/etc/hostname", "a/../../b"])
+def test_hashes_never_lead_out_of_the_folder(folder, line):
+    (folder / HASHES_FILE).write_text(f"{'0' * 64}  {line}\n")
+    assert HASHES_FILE in str(damage(folder))
+
+
+def test_a_file_is_replaced_with_its_hash(folder):
+    write_with_hash(folder / "config.json", "new")
+    write_with_hash(folder / "head.json", "added")
+    assert damage(folder) is None
+    assert "head.json" in (folder / HASHES_FILE).read_text()
+    (folder / "head.json").write_text("addee")
+    assert "head.json" in str(damage(folder))
+
+
+def test_a_stop_at_any_moment_of_a_replacement_leaves_a_folder_that_is_read(folder, monkeypatch):
+    import bixse.data.hashes as module
+
+    for last in (1, 2, 3):
+        done = []
+
+        def write(path, content, last=last, done=done, real=module.write_atomically):
+            done.append(path)
+            if len(done) == last:
+                raise StorageError("stopped")
+            real(path, content)
+
+        with monkeypatch.context() as patch, pytest.raises(StorageError):
+            patch.setattr(module, "write_atomically", write)
+            write_with_hash(folder / "config.json", f"content {last}")
+        assert damage(folder) is None
+        write_hashes(folder)
+
+
+def test_damaged_hashes_are_not_written_over(folder):
+    (folder / HASHES_FILE).write_text("no hash\n")
+    write_with_hash(folder / "config.json", "new")
+    assert damage(folder) is not None

@@ -1,0 +1,173 @@
+"""A flipped bit in a checkpoint or a model, on a disk or on the way to another one, is found before it is used."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from typing import TYPE_CHECKING
+
+import pytest
+
+from bixse.cli.main import main
+from bixse.data.hashes import HASHES_FILE, damage, write_with_hash
+from bixse.encoders.build import build_encoder
+from bixse.encoders.relevance_model import load_relevance_model
+from bixse.errors import ModelError, TrainingError
+from bixse.training.checkpoints import STATE_FILE
+from bixse.training.recipe import train
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+PARTS = ["model.safetensors", "loss_state.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth", STATE_FILE]
+
+
+def flip(path: Path) -> None:
+    """One bit in the middle; of safetensors it is one of the weights."""
+    content = bytearray(path.read_bytes())
+    content[len(content) * 3 // 4] ^= 1
+    path.write_bytes(content)
+
+
+def checkpoints(out: Path) -> list[Path]:
+    return sorted((out / "checkpoints").glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2]))
+
+
+@pytest.fixture(scope="module")
+def settings(run_config, training_files, tiny_model_path):
+    return run_config(training_files, tiny_model_path, evaluations_per_epoch=4, dev=None)
+
+
+@pytest.fixture
+def cut(settings, tmp_path, train_interrupted) -> Path:
+    """A run that was interrupted after its third step, with the checkpoints of steps 2 and 3."""
+    train_interrupted(settings, tmp_path / "cut")
+    assert [path.name for path in checkpoints(tmp_path / "cut")] == ["checkpoint-2", "checkpoint-3"]
+    return tmp_path / "cut"
+
+
+@pytest.fixture(scope="module")
+def whole(settings, tmp_path_factory) -> Path:
+    """The model of the run that was never stopped."""
+    return train(settings, tmp_path_factory.mktemp("whole"), progress=False).model_path
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_a_damaged_checkpoint_is_passed_over_with_a_warning(settings, cut, whole, part):
+    flip(checkpoints(cut)[-1] / part)
+    result = train(settings, cut, progress=False)
+    (warning,) = result.warnings
+    assert all(fact in warning for fact in ("checkpoint-3", part, "checkpoint-2"))
+    assert (result.model_path / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
+
+
+def test_without_an_undamaged_checkpoint_the_run_is_refused_and_nothing_is_lost(settings, cut):
+    first, last = checkpoints(cut)
+    flip(first / "model.safetensors")
+    flip(last / "optimizer.pt")
+    before = {path: path.read_bytes() for path in cut.rglob("*") if path.is_file() and path.name != "run.json"}
+    with pytest.raises(TrainingError, match=r"checkpoint-3: got optimizer\.pt .*fix: ") as caught:
+        train(settings, cut, progress=False)
+    assert str(cut / "checkpoints") in str(caught.value)
+    assert {path: path.read_bytes() for path in before} == before
+    flip(last / "optimizer.pt")
+    assert train(settings, cut, progress=False).warnings == []
+
+
+def test_a_damaged_best_checkpoint_is_refused_before_the_run_goes_on(
+    run_config, training_files, tiny_model_path, tmp_path, train_interrupted
+):
+    """sentence-transformers only logs that it could not load it, and ends with the last weights."""
+    settings = run_config(training_files, tiny_model_path, evaluations_per_epoch=4)
+    train_interrupted(settings, tmp_path)
+    best, last = checkpoints(tmp_path)
+    state = json.loads((last / STATE_FILE).read_bytes())
+    assert state["best_model_checkpoint"]
+    write_with_hash(last / STATE_FILE, json.dumps({**state, "best_model_checkpoint": str(best)}))
+    flip(best / "model.safetensors")
+    with pytest.raises(TrainingError, match=rf"{best.name}: got model\.safetensors"):
+        train(settings, tmp_path, progress=False)
+
+
+def test_a_best_checkpoint_that_is_damaged_while_training_goes_on_is_no_model(
+    run_config, training_files, tiny_model_path, tmp_path, monkeypatch
+):
+    from bixse.training.trainer import GradedTrainer
+
+    load = GradedTrainer._load_best_model
+
+    def damaged(self):
+        flip(checkpoints(tmp_path)[0] / "model.safetensors")
+        flip(checkpoints(tmp_path)[-1] / "model.safetensors")
+        load(self)
+
+    monkeypatch.setattr(GradedTrainer, "_load_best_model", damaged)
+    with pytest.raises(TrainingError, match=r"got model\.safetensors"):
+        train(run_config(training_files, tiny_model_path), tmp_path, progress=False)
+    assert not (tmp_path / "model").exists()
+
+
+def test_checkpoints_of_before_are_resumed(settings, cut, whole):
+    for path in checkpoints(cut):
+        (path / HASHES_FILE).unlink()
+    result = train(settings, cut, progress=False)
+    assert result.warnings == []
+    assert (result.model_path / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
+
+
+def test_a_run_that_was_moved_goes_on(run_config, training_files, tiny_model_path, tmp_path, train_interrupted):
+    """Where the best checkpoint lies is written into the checkpoint, and its hash with it."""
+    settings = run_config(training_files, tiny_model_path, evaluations_per_epoch=4)
+    train_interrupted(settings, tmp_path / "there")
+    (tmp_path / "there").rename(tmp_path / "here")
+    assert train(settings, tmp_path / "here", progress=False).warnings == []
+
+
+class TestModels:
+    @pytest.fixture
+    def model(self, whole, tmp_path) -> Path:
+        shutil.copytree(whole, tmp_path / "model")
+        return tmp_path / "model"
+
+    @pytest.mark.parametrize(
+        "name", ["model.safetensors", "tokenizer.json", "relevance_head.json", "1_Pooling/config.json"]
+    )
+    def test_a_damaged_file_is_named(self, model, name):
+        load_relevance_model(model, device="cpu")
+        flip(model / name)
+        for load in (load_relevance_model, build_encoder):
+            with pytest.raises(ModelError, match=r"got .*; expected .*; fix: ") as caught:
+                load(model, device="cpu")
+            assert name in str(caught.value) and str(model) in str(caught.value)
+
+    def test_a_folder_without_hashes_loads_as_before(self, model):
+        (model / HASHES_FILE).unlink()
+        flip(model / "model.safetensors")
+        load_relevance_model(model, device="cpu")
+
+    def test_calibration_renews_the_hash_of_the_head(self, model, training_files, tmp_path, capsys):
+        words = ["calibrate", str(model), "--pairs", str(training_files / "pairs.jsonl"), "--json"]
+        head = (model / "relevance_head.json").read_bytes()
+        assert main(words) == 0, capsys.readouterr()
+        assert (model / "relevance_head.json").read_bytes() != head
+        load_relevance_model(model, device="cpu")
+        assert main([*words, "--out", str(tmp_path / "out")]) == 0
+        for folder in (model, tmp_path / "out" / "model"):
+            if folder.exists():
+                assert (folder / HASHES_FILE).is_file()
+                flip(folder / "relevance_head.json")
+                with pytest.raises(ModelError, match=r"relevance_head\.json"):
+                    build_encoder(folder, device="cpu")
+
+    def test_saving_again_into_the_same_folder(self, model):
+        encoder = build_encoder(model, device="cpu")
+        encoder[0].auto_model.embeddings.word_embeddings.weight.data += 0.01
+        encoder.save_pretrained(str(model))
+        build_encoder(model, device="cpu")
+
+    def test_adapters_have_hashes_too(self, run_config, training_files, tiny_model_path, tmp_path):
+        pytest.importorskip("peft")
+        train(run_config(training_files, tiny_model_path, lora={"rank": 2}, dev=None), tmp_path, progress=False)
+        for name in ("adapter", "model"):
+            assert (tmp_path / name / HASHES_FILE).is_file()
+            assert damage(tmp_path / name) is None
