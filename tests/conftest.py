@@ -1,15 +1,17 @@
 from __future__ import annotations
 
 import os
+import tempfile
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 os.environ["HF_HUB_OFFLINE"] = "1"
+CACHES = tempfile.TemporaryDirectory(prefix="bixse-test-caches-")
+os.environ["BIXSE_CACHE_DIR"] = CACHES.name  # never the user's own
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from bixse.encoders.relevance_model import RelevanceModel
 
 WORDS = """
@@ -17,6 +19,14 @@ copy move delete open read write list file folder tree disk path name text byte 
 find match search replace split join time date clock sleep wait thread process lock queue stack heap set map
 a the of to in and or not how do i
 """.split()  # noqa: SIM905
+
+
+@pytest.fixture(autouse=True)
+def cache_path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The cache folder of one test: what others keep does not change what it encodes."""
+    folder = Path(CACHES.name) / str(abs(hash(request.node.nodeid)))
+    monkeypatch.setenv("BIXSE_CACHE_DIR", str(folder))
+    return folder
 
 
 @pytest.fixture(scope="session")

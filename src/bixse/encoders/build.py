@@ -9,6 +9,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+from bixse.encoders.hub import check_hub_name
 from bixse.encoders.parts import input_parts
 from bixse.encoders.pooling import check_first_token, check_pooling, pool_backbone, reads_pooler
 from bixse.errors import ModelError
@@ -206,6 +207,7 @@ def _resolve(name_or_path: str | Path) -> str | Path:
             f"model {str(name_or_path)!r}: got no such folder; expected a folder with a sentence-transformers or "
             "transformers model, or a hub name (owner/name); to mend: check the path"
         )
+    check_hub_name(str(name_or_path))
     return name_or_path
 
 

@@ -71,6 +71,7 @@ def evaluate(
     task: str | None = None,
     progress: ProgressBars | None = None,
     devices: Sequence[str] | None = None,
+    cache: str | Path | None = None,
 ) -> Evaluation:
     """Search a collection with a model and score the answers against its graded judgements.
 
@@ -88,6 +89,7 @@ def evaluate(
         progress: makes a progress callback from a title and a total.
         devices: where texts are encoded: one device, or one a process, such as ["cuda:0", "cuda:1"] or ["cpu", "cpu"];
             None: here.
+        cache: folder in which document embeddings are kept, or "none"; None: see `bixse.data.cache.cache_folder`.
 
     Raises:
         InputError: collection, split or model cannot be used.
@@ -147,7 +149,7 @@ def evaluate(
         from bixse.encoders.pool import encode_on
 
         with encode_on(encoder, devices):
-            encoded = encode_stored(encoder, data, folder, list(qrels), progress)
+            encoded = encode_stored(encoder, data, list(qrels), progress, cache)
         run = encoded.search(list(qrels), exclude_self=exclude_self)
     seconds = time.perf_counter() - started
     per_query = evaluate_run(qrels, run, METRICS, relevance_level)
@@ -166,24 +168,24 @@ def evaluate(
 def encode_stored(
     model: object,
     collection: Collection,
-    folder: Path,
     query_ids: list[str],
     progress: ProgressBars | None = None,
+    cache: str | Path | None = None,
 ) -> EncodedCollection:
-    """Embed a collection, taking document embeddings from its folder when this very model made them before.
+    """Embed a collection, taking document embeddings from the cache when this very model made them before.
 
     Args:
         model: a SentenceTransformer.
-        collection: what `folder` holds.
-        folder: the collection folder; embeddings are kept inside it.
+        collection: corpus and queries.
         query_ids: the queries to embed.
         progress: makes a progress callback from a title and a total.
+        cache: folder in which document embeddings are kept, or "none"; None: see `bixse.data.cache.cache_folder`.
     """
     from bixse.encoders.encode import encode_texts
     from bixse.evaluation.systems import EncodedCollection
     from bixse.retrieval.store import EmbeddingStore, embeddings_key
 
-    store = EmbeddingStore(folder)
+    store = EmbeddingStore(cache)
     key = embeddings_key(model, collection.corpus)  # type: ignore[arg-type]
     documents = store.load(key)
     if documents is None or len(documents) != len(collection.corpus):
@@ -215,7 +217,7 @@ def _encode_documents(
             step(len(some))
         parts.append(part)
     documents = np.concatenate(parts)
-    with contextlib.suppress(StorageError):  # a read-only collection is encoded anew each time
+    with contextlib.suppress(StorageError):  # where the cache cannot be written, a corpus is encoded anew each time
         store.save(key, documents, list(collection.corpus))
         store.remove(f"{key}-")
     return documents
