@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from bixse.data.collection import Collection, Document
 from bixse.data.files import is_unicode, read_text, write_atomically
+from bixse.data.strict import json_fault, parse_json
 from bixse.data.trec import read_qrels, write_qrels
 from bixse.errors import Fault, InputError, InvalidFileError, shorten
 
@@ -133,9 +134,9 @@ def _read_rows(path: Path, text_keys: tuple[str, ...], may_be_empty: bool = Fals
         if not line.strip():
             continue
         try:
-            row = json.loads(line)
+            row = parse_json(line)
         except (ValueError, RecursionError) as error:
-            faults.append(Fault(number, None, shorten(line), "one JSON object a line", f"correct the line ({error})"))
+            faults.append(json_fault(number, line, error))
             continue
         fault = _row_fault(number, row, text_keys, may_be_empty)
         if fault is None and (identifier := str(row["_id"])) in rows:

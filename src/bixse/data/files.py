@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bixse.data.strict import parse_yaml
 from bixse.errors import BixseError, ConfigError, InputError, StorageError, shorten
 
 if TYPE_CHECKING:
@@ -60,12 +61,12 @@ def read_settings(path: Path) -> dict[str, Any]:
 
     Raises:
         InputError: the file is missing, unreadable, or not UTF-8.
-        ConfigError: the file is no YAML mapping.
+        ConfigError: the file is no YAML mapping, or a mapping has a key twice.
     """
     import yaml
 
     try:
-        loaded = yaml.safe_load(read_text(path))
+        loaded = parse_yaml(read_text(path))
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         where = " ".join(str(error).split()) or type(error).__name__
         raise ConfigError(
