@@ -7,7 +7,7 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bixse.cli.cache_argument import add_cache_argument
+from bixse.cli.collection_arguments import add_cache_argument
 from bixse.cli.result import CommandResult
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bixse.cli.cache_argument import add_cache_argument
+from bixse.cli.collection_arguments import add_cache_argument
 from bixse.cli.process_arguments import add_process_arguments, chosen_devices
 from bixse.cli.result import CommandResult
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bixse.cli.collection_arguments import add_missing_argument
 from bixse.cli.result import CommandResult
 
 if TYPE_CHECKING:
@@ -16,6 +17,7 @@ FLAGS = {
     "pairs": "pairs",
     "dev": "dev",
     "dev_split": "dev_split",
+    "missing_documents": "missing_documents",
     "model": "model",
     "instructions": "instructions",
     "loss": "loss",
@@ -53,6 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "kept",
     )
     parser.add_argument("--dev-split", metavar="NAME", help="split of the dev collection (default: dev)")
+    add_missing_argument(parser)
     parser.add_argument(
         "--model",
         metavar="NAME_OR_PATH",

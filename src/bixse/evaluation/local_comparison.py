@@ -14,6 +14,7 @@ from bixse.evaluation.suites import LOCAL
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from bixse.data.collection_files import MissingDocuments
     from bixse.evaluation.local import ProgressBars
 
 
@@ -30,6 +31,7 @@ def compare_on_collection(
     progress: ProgressBars | None = None,
     devices: Sequence[str] | None = None,
     cache: str | Path | None = None,
+    missing_documents: MissingDocuments = "refuse",
 ) -> tuple[SuiteResult, list[str]]:
     """Evaluate several systems on one collection, with a verdict for every pair.
 
@@ -46,6 +48,7 @@ def compare_on_collection(
         progress: makes a progress callback from a title and a total.
         devices: where texts are encoded, see `evaluate`.
         cache: where document embeddings are kept, see `evaluate`.
+        missing_documents: of judgements without their document, see `evaluate`.
 
     Returns:
         The table, and what the user should know.
@@ -75,6 +78,7 @@ def compare_on_collection(
             progress,
             devices,
             cache,
+            missing_documents,
         )
         warnings += [warning for warning in found.warnings if warning not in warnings]
         shown = system.label if labels.count(system.label) == 1 else system.name

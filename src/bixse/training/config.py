@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args, g
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from bixse.data.collection_files import MissingDocuments
 from bixse.data.files import read_settings
 from bixse.encoders.build import AttentionKind
 from bixse.encoders.pooling import PoolingMode
@@ -118,6 +119,8 @@ class TrainConfig(BaseModel):
     """Split of the collection for that choice."""
     dev_candidates: int = Field(default=30, ge=1)
     """Documents a dev query that BM25 adds to the judged ones for that choice: the judged alone would be too easy."""
+    missing_documents: MissingDocuments = "refuse"
+    """Judgements of dev that name a document which the corpus lacks: "refuse" stops, "drop" leaves them out."""
     relevance_level: float = Field(default=1.0, gt=0)
     """Grade from which a document of the collection counts as relevant for recall and MRR."""
     model: str = "demo"

@@ -31,7 +31,10 @@ def load_dev(config: TrainConfig) -> dict[str, Collection]:
             f"dev: got two folders named {twice[0]!r}; expected names of their own, under which their figures are "
             "logged; to mend: rename one"
         )
-    return {name: load_collection(folder, [config.dev_split]) for name, folder in zip(names, folders, strict=True)}
+    return {
+        name: load_collection(folder, [config.dev_split], config.missing_documents)
+        for name, folder in zip(names, folders, strict=True)
+    }
 
 
 def dev_hashes(config: TrainConfig) -> dict[str, str]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from bixse.data.collection_files import warn_of_missing
 from bixse.data.files import file_hash, storage_errors
 from bixse.data.instructions import load_instructions
 from bixse.data.pairs_files import load_several
@@ -101,6 +102,7 @@ def train(config: TrainConfig, out: Path, progress: bool = True, title: str | No
         model, loss = _make_model(config, table)
         warnings = check_pairs(where, config.loss, loss, pairs, config.optimizer.documents_per_query)
         warnings += check_lengths(where, model, pairs, config.long_texts)
+        warnings += [said for dev in collections.values() for said in warn_of_missing(dev, config.dev_split)]
         check_disk(out, model)
         evaluator = dev_evaluator(config, collections)
         if evaluator is not None:
