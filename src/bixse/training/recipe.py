@@ -21,6 +21,7 @@ from bixse.training.checkpoints import last_whole_checkpoint, tell_where_the_bes
 from bixse.training.checks import check_disk, check_finite, check_lengths, check_memory, check_pairs
 from bixse.training.config import paths_in
 from bixse.training.dev import dev_evaluator, dev_figures, dev_hashes, load_dev
+from bixse.training.divergence import check_learned, embedding_spreads
 from bixse.training.processes import check_agreement, is_first_process, join_processes, together
 
 if TYPE_CHECKING:
@@ -254,9 +255,14 @@ def _run_trainer(trainer: GradedTrainer, out: Path, record: RunRecord) -> None:
     if checkpoint is not None and is_first_process():
         tell_where_the_best_is(Path(checkpoint))
     check_agreement({"checkpoint": checkpoint})
+    before = embedding_spreads(trainer.loss.model, trainer.train_pairs)
     try:
         trainer.train(resume_from_checkpoint=checkpoint)
         check_finite(trainer.loss, trainer.state.global_step)
+        if trainer.state.global_step >= trainer.state.max_steps:
+            losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+            after = embedding_spreads(trainer.loss.model, trainer.train_pairs)
+            check_learned(before, after, losses, trainer.evaluator is not None)
     except TrainingError:
         ended = "failed"
         raise
