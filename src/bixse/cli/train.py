@@ -11,7 +11,7 @@ from bixse.cli.result import CommandResult
 if TYPE_CHECKING:
     import argparse
 
-    from bixse.training.config import OptimizerConfig
+    from bixse.training.config import OptimizerConfig, TrainConfig
 
 FLAGS = {
     "pairs": "pairs",
@@ -76,6 +76,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-length", type=int, metavar="TOKENS", help="read only the first TOKENS of a text")
     parser.add_argument("--seed", type=int, metavar="N", help="seed of batches and dropout (default: 0)")
     parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="rows, steps, memory and time from a few timed steps; nothing is trained or written",
+    )
+    parser.add_argument(
         "--out",
         type=Path,
         default=Path("runs/train"),
@@ -97,6 +102,8 @@ def run(args: argparse.Namespace) -> CommandResult:
         if len(overrides.get(key, ())) == 1:
             overrides[key] = overrides[key][0]
     config = load_config(TrainConfig, args.config, overrides)
+    if args.dry_run:
+        return _plan(config, args.out)
     result = train(config, args.out, progress=not args.json)
     figures = dev_figures(result.history)
     metrics: dict[str, Any] = {"best_step": result.best_step}
@@ -112,6 +119,29 @@ def run(args: argparse.Namespace) -> CommandResult:
         artifacts={"model": str(result.model_path), "run": str(args.out / "run.json")},
         warnings=result.warnings,
     )
+
+
+def _plan(config: TrainConfig, out: Path) -> CommandResult:
+    """What the run would take."""
+    from dataclasses import asdict
+
+    from bixse.report.table import format_seconds
+    from bixse.training.dry_run import plan_training
+
+    plan = plan_training(config, out)
+    needed = plan.weights_bytes + plan.step_bytes
+    lines = [
+        f"{plan.pairs:,} pairs of {plan.queries:,} queries",
+        f"{plan.steps:,} steps, {config.optimizer.batch_size} queries a batch",
+        _rate(config.optimizer),
+        f"memory: at least {needed / 1e9:.2f} GB ({plan.weights_bytes / 1e9:.2f} GB weights, "
+        f"{plan.step_bytes / 1e9:.2f} GB for a step); {plan.free_bytes / 1e9:.2f} GB are free beside the weights",
+        f"time: about {format_seconds(plan.seconds)} ({plan.seconds_per_step:.2f} s a step, the median of "
+        f"{plan.timed_steps}; {plan.evaluations} evaluations on dev of {plan.seconds_of_dev:.1f} s)",
+        "nothing was trained or written",
+    ]
+    metrics = {name: value for name, value in asdict(plan).items() if name != "warnings"}
+    return CommandResult("\n".join(lines), {**metrics, "seconds": plan.seconds}, {}, plan.warnings)
 
 
 def _rate(optimizer: OptimizerConfig) -> str:

@@ -46,7 +46,7 @@ def dev_hashes(config: TrainConfig) -> dict[str, str]:
     return {f"dev/{folder.resolve().name}/{name}": file_hash(folder / name) for folder in folders for name in files}
 
 
-def dev_evaluator(config: TrainConfig, collections: dict[str, Collection]) -> DevEvaluator | None:
+def dev_evaluator(config: TrainConfig, collections: Mapping[str, Collection]) -> DevEvaluator | None:
     """Graded nDCG@10 on the dev queries, over their judged documents and those that BM25 ranks high.
 
     Of several collections the mean decides, each counting as much (BiXSE paper, appendix: BEIR(short)).

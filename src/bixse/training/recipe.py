@@ -25,8 +25,9 @@ from bixse.training.divergence import check_learned, embedding_spreads
 from bixse.training.processes import check_agreement, is_first_process, join_processes, together
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
+    from bixse.data.collection import Collection
     from bixse.data.graded_pairs import GradedPairs
     from bixse.data.instructions import Instructions
     from bixse.encoders.relevance_model import RelevanceModel
@@ -83,34 +84,20 @@ def train(config: TrainConfig, out: Path, progress: bool = True, title: str | No
     """
     join_processes()
     with together():
-        pairs = load_several(paths_in(config.pairs))
-        table = load_instructions(config.instructions) if config.instructions is not None else None
-        collections = load_dev(config)
-        check_loss_options(config.loss, _loss_arguments(config))
-        paths = ("pairs", "dev", "instructions", *model_path_settings(config.model))
-        record = open_run(out, "train", config.model_dump(mode="json"), _input_hashes(config, table), paths)
+        pairs, table, collections, record = open_training(config, out)
     check_agreement({"settings": record.fingerprint, "status of the run": record.status})
     if record.status == "finished" and (out / MODEL_FOLDER).is_dir():
         return TrainResult(out / MODEL_FOLDER, **record.results, reused=True)
 
     from bixse.encoders.build import no_library_bars
-    from bixse.encoders.instructions import use_task
-    from bixse.encoders.prompts import prompt_for
 
     started = time.perf_counter()
     with together():
-        where = _pairs_named(config)
-        model, loss = _make_model(config, table)
-        warnings = check_pairs(where, config.loss, loss, pairs, config.optimizer.documents_per_query)
-        warnings += check_lengths(where, model, pairs, config.long_texts)
-        warnings += [said for dev in collections.values() for said in warn_of_missing(dev, config.dev_split)]
-        check_disk(out, model)
-        evaluator = dev_evaluator(config, collections)
-        if evaluator is not None:
-            use_task(model, config.dev_task)
-            prompt_for(model, "query")  # a task that is missing is said before training
+        model, loss = make_model(config, table)
+        warnings = check_training(config, out, model, loss, pairs, collections)
+        evaluator = make_evaluator(config, model, collections)
         with storage_errors(out), no_library_bars():
-            trainer = _make_trainer(config, out, model, loss, pairs, evaluator, progress, title or config.loss)
+            trainer = make_trainer(config, out, model, loss, pairs, evaluator, progress, title or config.loss)
     try:
         with ExitStack() as held:
             with together():
@@ -141,7 +128,51 @@ def train(config: TrainConfig, out: Path, progress: bool = True, title: str | No
     return TrainResult(out / MODEL_FOLDER, history, best_step, warnings, rate, reused=False)
 
 
-def _make_model(config: TrainConfig, table: Instructions | None) -> tuple[RelevanceModel, GradedLoss]:
+def open_training(
+    config: TrainConfig, out: Path
+) -> tuple[GradedPairs, Instructions | None, dict[str, Collection], RunRecord]:
+    """Read what a configuration names, and the record of its run; nothing is written."""
+    pairs = load_several(paths_in(config.pairs))
+    table = load_instructions(config.instructions) if config.instructions is not None else None
+    collections = load_dev(config)
+    check_loss_options(config.loss, _loss_arguments(config))
+    paths = ("pairs", "dev", "instructions", *model_path_settings(config.model))
+    record = open_run(out, "train", config.model_dump(mode="json"), _input_hashes(config, table), paths)
+    return pairs, table, collections, record
+
+
+def check_training(
+    config: TrainConfig,
+    out: Path,
+    model: RelevanceModel,
+    loss: GradedLoss,
+    pairs: GradedPairs,
+    collections: Mapping[str, Collection],
+) -> list[str]:
+    """Refuse what cannot be trained, and return what the user should know."""
+    where = _pairs_named(config)
+    warnings = check_pairs(where, config.loss, loss, pairs, config.optimizer.documents_per_query)
+    warnings += check_lengths(where, model, pairs, config.long_texts)
+    warnings += [said for dev in collections.values() for said in warn_of_missing(dev, config.dev_split)]
+    check_disk(out, model)
+    return warnings
+
+
+def make_evaluator(
+    config: TrainConfig, model: RelevanceModel, collections: Mapping[str, Collection]
+) -> DevEvaluator | None:
+    """What searches the dev collections, and the model's prompts for them; None without dev."""
+    from bixse.encoders.instructions import use_task
+    from bixse.encoders.prompts import prompt_for
+
+    evaluator = dev_evaluator(config, collections)
+    if evaluator is not None:
+        use_task(model, config.dev_task)
+        prompt_for(model, "query")  # a task that is missing is said before training
+    return evaluator
+
+
+def make_model(config: TrainConfig, table: Instructions | None) -> tuple[RelevanceModel, GradedLoss]:
     """The encoder of a configuration, ready to be trained, and the loss on it."""
     from transformers import set_seed
 
@@ -202,7 +233,7 @@ def alone_in(out: Path) -> Iterator[None]:
         ) from error
 
 
-def _make_trainer(
+def make_trainer(
     config: TrainConfig,
     out: Path,
     model: RelevanceModel,
