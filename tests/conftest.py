@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import os
+import tempfile
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,9 +14,11 @@ os.environ.setdefault(PRECISION_VARIABLE, "float32")
 
 if TYPE_CHECKING:
     from collections.abc import Generator
-    from pathlib import Path
 
     from bixse.encoders.relevance_model import RelevanceModel
+
+CACHES = tempfile.TemporaryDirectory(prefix="bixse-test-caches-")
+os.environ["BIXSE_CACHE_DIR"] = CACHES.name  # never the user's own
 
 WORDS = """
 copy move delete open read write list file folder tree disk path name text byte line word number sum mean sort
@@ -46,6 +50,14 @@ def bf16_distance():
         return 4 * 2**-8 * (products * computations) ** 0.5
 
     return allowed
+
+
+@pytest.fixture(autouse=True)
+def cache_path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The cache folder of one test: what others keep does not change what it encodes."""
+    folder = Path(CACHES.name) / str(abs(hash(request.node.nodeid)))
+    monkeypatch.setenv("BIXSE_CACHE_DIR", str(folder))
+    return folder
 
 
 @pytest.fixture(scope="session")

@@ -293,10 +293,10 @@ def test_search_shows_no_control_characters(capsys: pytest.CaptureFixture[str], 
     assert "\x1b" not in shown
 
 
-def test_a_collection_that_cannot_be_written_is_searched_all_the_same(
-    capsys: pytest.CaptureFixture[str], collection: Path, model: Path
+def test_where_the_cache_cannot_be_written_a_collection_is_searched_all_the_same(
+    capsys: pytest.CaptureFixture[str], collection: Path, model: Path, cache_path: Path
 ) -> None:
-    (collection / ".bixse-embeddings").write_text("a file where the folder of embeddings should be")
+    cache_path.write_text("a file where the folder should be")
     assert call(capsys, "search", model, "copy", "--collection", collection)[0] == 0
 
 

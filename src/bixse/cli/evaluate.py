@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from bixse.cli.collection_arguments import add_cache_argument, add_missing_argument
 from bixse.cli.process_arguments import add_process_arguments, chosen_devices
 from bixse.cli.result import CommandResult
 from bixse.errors import InputError
@@ -40,6 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--exclude-self", action="store_true",
                         help="leave the document that has the query's own id out of its answers, for collections "
                         "whose queries are also documents (ArguAna, Quora)")  # fmt: skip
+    add_missing_argument(parser)
     parser.add_argument(
         "--data",
         type=Path,
@@ -50,6 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--download", action="store_true", help="other suites: fetch from the hub what --data lacks")
     parser.add_argument("--protocol", choices=("judged", "full"), default="judged",
                         help="suite trec-dl: search the judged passages (default) or the full corpora")  # fmt: skip
+    add_cache_argument(parser)
     add_process_arguments(parser)
     parser.add_argument("--out", type=Path, metavar="DIR",
                         help="write records, runs and values of every query here; the same command then goes on "
@@ -93,6 +96,8 @@ def _run_one(args: argparse.Namespace, model: str, devices: Sequence[str] | None
         task=args.task,
         progress=progress_bar,
         devices=devices,
+        cache=args.cache,
+        missing_documents=args.missing_documents,
     )
     queries = len(next(iter(result.per_query.values())))
     rows: list[list[str | float]] = [[name, value] for name, value in result.metrics.items()]
@@ -121,6 +126,8 @@ def _run_several(args: argparse.Namespace, models: Sequence[str], devices: Seque
         task=args.task,
         progress=progress_bar,
         devices=devices,
+        cache=args.cache,
+        missing_documents=args.missing_documents,
     )
     score = next(iter(next(iter(result.scores.values())).values()))
     heading = f"{args.collection} ({args.split}, {len(next(iter(score.per_query.values())))} queries)"
@@ -136,10 +143,15 @@ def _run_suite(args: argparse.Namespace, models: Sequence[str], devices: Sequenc
 
     _refuse(
         args,
-        ("collection", "exclude_self"),
-        "--data, and no word on self-matches, which a suite knows",
+        ("collection", "exclude_self", "cache"),
+        "--data, and no word on self-matches, which a suite knows, or a cache, which it has none of",
         "give --data DIR",
     )
+    if args.missing_documents != "refuse":
+        raise InputError(
+            f"--missing-documents: got {args.missing_documents} for suite {args.suite}; expected it with --collection "
+            "alone; fix: leave it out"
+        )
     if args.split != "test" or args.relevance_level != 1.0:
         raise InputError(
             f"bixse evaluate: got --split or --relevance-level for suite {args.suite}; expected neither, its tasks "

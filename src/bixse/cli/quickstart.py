@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from bixse.cli.collection_arguments import add_cache_argument
 from bixse.cli.result import CommandResult
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help="folder for models and report (default: runs/quickstart)")  # fmt: skip
     parser.add_argument("--fast", action="store_true", help="a smaller run for a quick look")
     parser.add_argument("--seed", type=int, default=0, help="seed of training (default: 0)")
+    add_cache_argument(parser)
 
 
 def run(args: argparse.Namespace) -> CommandResult:
@@ -34,7 +36,7 @@ def run(args: argparse.Namespace) -> CommandResult:
     def say(line: str) -> None:
         sys.stderr.write(f"{line}\n")
 
-    result = quickstart(args.out, args.fast, args.seed, say, progress_bar)
+    result = quickstart(args.out, args.fast, args.seed, say, progress_bar, args.cache)
     report = result.report
     rows: list[list[str | float]] = [
         [s.label, *(s.metrics[name] for name in report.metrics), *_differences(report, s.name)] for s in report.systems

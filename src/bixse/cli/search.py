@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bixse.cli.collection_arguments import add_cache_argument
 from bixse.cli.process_arguments import add_process_arguments, chosen_devices
 from bixse.cli.result import CommandResult
 from bixse.errors import printable
@@ -68,7 +69,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--at-precision", type=float, metavar="P",
                         help="show only documents from the probability on at which this share was relevant, a "
                         "threshold that `bixse calibrate --at-precision P` found")  # fmt: skip
-    add_process_arguments(parser.add_argument_group("with a collection"))
+    with_collection = parser.add_argument_group("with a collection")
+    add_process_arguments(with_collection)
+    add_cache_argument(with_collection)
     several = parser.add_argument_group("with an index")
     query.queries = several.add_argument(  # type: ignore[attr-defined]
         "--queries", action=_Queries, metavar="FILE",
@@ -101,10 +104,10 @@ def run(args: argparse.Namespace) -> CommandResult:
         raise InputError(
             f"--collection: got {args.collection} beside an index; expected one of the two; to mend: leave it out"
         )
-    if args.processes is not None or args.devices:
+    if args.processes is not None or args.devices or args.cache is not None:
         raise InputError(
-            "--processes, --devices: got them for an index, whose documents are encoded; expected them with "
-            "--collection; to mend: leave them out (`bixse index` takes them)"
+            "--processes, --devices, --cache: got one for an index, whose documents are encoded; expected it with "
+            "--collection; fix: leave it out (`bixse index` takes --processes and --devices)"
         )
     if args.queries is not None and args.query is not None:
         raise InputError(
@@ -163,7 +166,7 @@ def _search_collection(args: argparse.Namespace) -> CommandResult:
     args.threshold = _threshold(args, head, args.model)
     asked = Collection(args.collection.name, corpus, {"query": args.query})
     with encode_on(model, devices):
-        encoded = encode_stored(model, asked, args.collection, ["query"], progress_bar)
+        encoded = encode_stored(model, asked, ["query"], progress_bar, args.cache)
     found = []
     for rank, (identifier, cosine) in enumerate(encoded.search(["query"], args.top)["query"].items(), start=1):
         probability = head.probability(float(cosine)) if head is not None else None

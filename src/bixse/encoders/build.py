@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from bixse.data.hashes import HASHES_FILE, damage
+from bixse.encoders.hub import check_hub_name
 from bixse.encoders.parts import input_parts
 from bixse.encoders.pooling import check_first_token, check_pooling, pool_backbone, reads_pooler
 from bixse.encoders.precision import keep_weights_exact, resolve_precision
@@ -212,6 +213,7 @@ def _resolve(name_or_path: str | Path) -> str | Path:
             f"model {str(name_or_path)!r}: got no such folder; expected a folder with a sentence-transformers or "
             "transformers model, or a hub name (owner/name); to mend: check the path"
         )
+    check_hub_name(str(name_or_path))
     return name_or_path
 
 

@@ -14,6 +14,7 @@ from bixse.evaluation.suites import LOCAL
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from bixse.data.collection_files import MissingDocuments
     from bixse.evaluation.local import ProgressBars
 
 
@@ -29,6 +30,8 @@ def compare_on_collection(
     task: str | None = None,
     progress: ProgressBars | None = None,
     devices: Sequence[str] | None = None,
+    cache: str | Path | None = None,
+    missing_documents: MissingDocuments = "refuse",
 ) -> tuple[SuiteResult, list[str]]:
     """Evaluate several systems on one collection, with a verdict for every pair.
 
@@ -44,6 +47,8 @@ def compare_on_collection(
         task: task whose instructions the models put before the texts; BM25 takes none.
         progress: makes a progress callback from a title and a total.
         devices: where texts are encoded, see `evaluate`.
+        cache: where document embeddings are kept, see `evaluate`.
+        missing_documents: of judgements without their document, see `evaluate`.
 
     Returns:
         The table, and what the user should know.
@@ -72,6 +77,8 @@ def compare_on_collection(
             None if system.label == BM25_NAME else task,
             progress,
             devices,
+            cache,
+            missing_documents,
         )
         warnings += [warning for warning in found.warnings if warning not in warnings]
         shown = system.label if labels.count(system.label) == 1 else system.name

@@ -13,6 +13,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
+from bixse.data.cache import EMBEDDINGS_FOLDER, cache_folder
 from bixse.data.files import write_atomically
 from bixse.encoders.encode import encoding_device
 from bixse.encoders.parts import parts_of
@@ -27,9 +28,6 @@ if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
     from bixse.data.collection import Document
-
-STORE_FOLDER = ".bixse-embeddings"
-"""Folder inside a collection folder."""
 
 
 def embeddings_key(model: SentenceTransformer, corpus: Mapping[str, Document], portable: bool = False) -> str:
@@ -77,19 +75,20 @@ def _tokenizer_content(tokenizer: Any) -> str:
 
 
 class EmbeddingStore:
-    """Embeddings of one collection by model; a damaged or missing file simply means encoding again.
+    """Document embeddings by key; a damaged or missing file simply means encoding again.
 
     Args:
-        collection: the collection folder; embeddings lie in `.bixse-embeddings` inside it.
+        cache: folder that the embeddings are kept below, or "none"; None: see `bixse.data.cache.cache_folder`.
     """
 
-    def __init__(self, collection: Path) -> None:
-        self.folder = collection / STORE_FOLDER
+    def __init__(self, cache: str | Path | None = None) -> None:
+        root = cache_folder(cache)
+        self.folder = None if root is None else root / EMBEDDINGS_FOLDER
+        """Where the files lie; None where nothing is kept."""
 
     def load(self, key: str) -> NDArray[np.float32] | None:
         """The (N, D) embeddings stored under a key, or None."""
-        path = self.folder / f"{key}.safetensors"
-        if not path.is_file():
+        if self.folder is None or not (path := self.folder / f"{key}.safetensors").is_file():
             return None
         try:
             with safe_open(str(path), framework="numpy") as file:
@@ -104,6 +103,8 @@ class EmbeddingStore:
         Raises:
             StorageError: the folder cannot be written.
         """
+        if self.folder is None:
+            return
         content = save(
             {"documents": np.ascontiguousarray(embeddings)}, {"document_ids": json.dumps(list(document_ids))}
         )
@@ -111,6 +112,6 @@ class EmbeddingStore:
 
     def remove(self, start: str) -> None:
         """Delete the embeddings of all keys that begin so, where that is possible."""
-        for path in self.folder.glob(f"{start}*.safetensors"):
+        for path in self.folder.glob(f"{start}*.safetensors") if self.folder is not None else ():
             with contextlib.suppress(OSError):
                 path.unlink()

@@ -118,6 +118,7 @@ def quickstart(
     seed: int = 0,
     say: Callable[[str], None] = lambda line: None,
     progress: ProgressBars | None = None,
+    cache: str | Path | None = None,
 ) -> QuickstartResult:
     """Train BiXSE on graded queries over Python's own documentation and compare it on held-out queries.
 
@@ -132,6 +133,7 @@ def quickstart(
         seed: of training.
         say: prints one line of progress.
         progress: makes a progress callback from a title and a total; None shows no bars.
+        cache: folder in which document embeddings are kept, or "none"; None: see `bixse.data.cache.cache_folder`.
 
     Raises:
         OutputExistsError: `out` holds another run.
@@ -168,7 +170,7 @@ def quickstart(
     def search(system: System, model: str) -> None:
         with stages.stage(f"encode and search with {system.label}") as notes:
             encoder = build_encoder(model, config.max_length)
-            encoded[system.name] = encode_stored(encoder, collection, folder, queries, progress)
+            encoded[system.name] = encode_stored(encoder, collection, queries, progress, cache)
             figures = comparer.add(system, encoded[system.name].search(list(collection.qrels["test"])))
             notes.append(f"nDCG@10 {figures[PRIMARY_METRIC]:.3f}")
             figures = guard.add(system, encoded[system.name].search(list(collection.qrels["guard"])))

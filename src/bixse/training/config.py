@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args, g
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from bixse.data.collection_files import MissingDocuments
 from bixse.data.files import read_settings
 from bixse.encoders.build import AttentionKind
 from bixse.encoders.pooling import PoolingMode
@@ -153,6 +154,8 @@ class TrainConfig(BaseModel):
     """Accept dev or guard queries that stand in the training pairs too; they are counted in a warning."""
     merge: MergeConfig | None = Field(default_factory=MergeConfig)
     """Merge the tuned weights with those of the base model; null keeps the tuned ones."""
+    missing_documents: MissingDocuments = "refuse"
+    """Judgements of dev that name a document which the corpus lacks: "refuse" stops, "drop" leaves them out."""
     relevance_level: float = Field(default=1.0, gt=0)
     """Grade from which a document of the collection counts as relevant for recall and MRR."""
     model: str = "demo"

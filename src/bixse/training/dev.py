@@ -33,7 +33,10 @@ def load_dev(config: TrainConfig) -> dict[str, Collection]:
             f"dev: got two folders named {twice[0]!r}; expected names of their own, under which their figures are "
             "logged; to mend: rename one"
         )
-    return {name: load_collection(folder, [config.dev_split]) for name, folder in zip(names, folders, strict=True)}
+    return {
+        name: load_collection(folder, [config.dev_split], config.missing_documents)
+        for name, folder in zip(names, folders, strict=True)
+    }
 
 
 def watched_splits(config: TrainConfig) -> list[Split]:
@@ -52,7 +55,7 @@ def load_watched_of(config: TrainConfig) -> list[Watched]:
     """
     if config.merge is None or config.dev is None:
         return []
-    return load_watched(watched_splits(config), config.merge.documents)
+    return load_watched(watched_splits(config), config.merge.documents, config.missing_documents)
 
 
 def dev_hashes(config: TrainConfig) -> dict[str, str]:
@@ -66,7 +69,7 @@ def dev_hashes(config: TrainConfig) -> dict[str, str]:
     return hashes
 
 
-def dev_evaluator(config: TrainConfig, collections: dict[str, Collection]) -> DevEvaluator | None:
+def dev_evaluator(config: TrainConfig, collections: Mapping[str, Collection]) -> DevEvaluator | None:
     """Graded nDCG@10 on the dev queries, over their judged documents and those that BM25 ranks high.
 
     Of several collections the mean decides, each counting as much (BiXSE paper, appendix: BEIR(short)).

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from bixse.data.collection_files import warn_of_missing
 from bixse.data.files import file_hash, storage_errors
 from bixse.data.instructions import load_instructions
 from bixse.data.pairs_files import load_several
@@ -23,12 +24,15 @@ from bixse.training.checkpoints import checkpoint_to_resume, tell_where_the_best
 from bixse.training.checks import check_disk, check_finite, check_lengths, check_memory, check_pairs
 from bixse.training.config import paths_in
 from bixse.training.dev import dev_evaluator, dev_figures, dev_hashes, load_dev, load_watched_of
+from bixse.training.divergence import check_learned, embedding_spreads
 from bixse.training.merge import MergeResult, merge, refitted_head
 from bixse.training.processes import check_agreement, is_first_process, join_processes, together
+from bixse.training.watched import check_not_trained_on
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
+    from bixse.data.collection import Collection
     from bixse.data.graded_pairs import GradedPairs
     from bixse.data.instructions import Instructions
     from bixse.encoders.head import RelevanceHead
@@ -98,13 +102,8 @@ def _train(config: TrainConfig, out: Path, progress: bool, title: str | None) ->
     """`train`, in the precision that is set."""
     join_processes()
     with together():
-        pairs = load_several(paths_in(config.pairs))
-        table = load_instructions(config.instructions) if config.instructions is not None else None
-        collections = load_dev(config)
+        pairs, table, collections, record = open_training(config, out)
         watched = load_watched_of(config)
-        check_loss_options(config.loss, _loss_arguments(config))
-        paths = ("pairs", "dev", "guard", "instructions", *model_path_settings(config.model))
-        record = open_run(out, "train", config.model_dump(mode="json"), _input_hashes(config, table), paths)
     check_agreement({"settings": record.fingerprint, "status of the run": record.status})
     if record.status == "finished" and (out / MODEL_FOLDER).is_dir():
         found = record.results.get("merge")
@@ -112,26 +111,16 @@ def _train(config: TrainConfig, out: Path, progress: bool, title: str | None) ->
         return TrainResult(out / MODEL_FOLDER, **{**record.results, "merge": merged}, reused=True)
 
     from bixse.encoders.build import no_library_bars
-    from bixse.encoders.instructions import use_task
     from bixse.encoders.interpolation import trained_weights
-    from bixse.encoders.prompts import prompt_for
-    from bixse.training.watched import check_not_trained_on
 
     started = time.perf_counter()
     with together():
-        where = _pairs_named(config)
-        model, loss = _make_model(config, table)
+        model, loss = make_model(config, table)
         base = trained_weights(model) if merges(config) else None
-        warnings = check_not_trained_on(watched, set(pairs.queries), config.allow_shared_queries)
-        warnings += check_pairs(where, config.loss, loss, pairs, config.optimizer.documents_per_query)
-        warnings += check_lengths(where, model, pairs, config.long_texts)
-        check_disk(out, model)
-        evaluator = dev_evaluator(config, collections)
-        if evaluator is not None:
-            use_task(model, config.dev_task)
-            prompt_for(model, "query")  # a task that is missing is said before training
+        warnings = check_training(config, out, model, loss, pairs, collections, watched)
+        evaluator = make_evaluator(config, model, collections)
         with storage_errors(out), no_library_bars():
-            trainer = _make_trainer(config, out, model, loss, pairs, evaluator, progress, title or config.loss)
+            trainer = make_trainer(config, out, model, loss, pairs, evaluator, progress, title or config.loss)
     try:
         with ExitStack() as held:
             with together():
@@ -208,7 +197,53 @@ def _merge(
     return merge(model, base, tuned, settings.weights, watched, config.guard_tolerance, bar)
 
 
-def _make_model(config: TrainConfig, table: Instructions | None) -> tuple[RelevanceModel, GradedLoss]:
+def open_training(
+    config: TrainConfig, out: Path
+) -> tuple[GradedPairs, Instructions | None, dict[str, Collection], RunRecord]:
+    """Read what a configuration names, and the record of its run; nothing is written."""
+    pairs = load_several(paths_in(config.pairs))
+    table = load_instructions(config.instructions) if config.instructions is not None else None
+    collections = load_dev(config)
+    check_loss_options(config.loss, _loss_arguments(config))
+    paths = ("pairs", "dev", "guard", "instructions", *model_path_settings(config.model))
+    record = open_run(out, "train", config.model_dump(mode="json"), _input_hashes(config, table), paths)
+    return pairs, table, collections, record
+
+
+def check_training(
+    config: TrainConfig,
+    out: Path,
+    model: RelevanceModel,
+    loss: GradedLoss,
+    pairs: GradedPairs,
+    collections: Mapping[str, Collection],
+    watched: Sequence[Watched],
+) -> list[str]:
+    """Refuse what cannot be trained, and return what the user should know."""
+    where = _pairs_named(config)
+    warnings = check_not_trained_on(watched, set(pairs.queries), config.allow_shared_queries)
+    warnings += check_pairs(where, config.loss, loss, pairs, config.optimizer.documents_per_query)
+    warnings += check_lengths(where, model, pairs, config.long_texts)
+    warnings += [said for dev in collections.values() for said in warn_of_missing(dev, config.dev_split)]
+    check_disk(out, model)
+    return warnings
+
+
+def make_evaluator(
+    config: TrainConfig, model: RelevanceModel, collections: Mapping[str, Collection]
+) -> DevEvaluator | None:
+    """What searches the dev collections, and the model's prompts for them; None without dev."""
+    from bixse.encoders.instructions import use_task
+    from bixse.encoders.prompts import prompt_for
+
+    evaluator = dev_evaluator(config, collections)
+    if evaluator is not None:
+        use_task(model, config.dev_task)
+        prompt_for(model, "query")  # a task that is missing is said before training
+    return evaluator
+
+
+def make_model(config: TrainConfig, table: Instructions | None) -> tuple[RelevanceModel, GradedLoss]:
     """The encoder of a configuration, ready to be trained, and the loss on it."""
     from transformers import set_seed
 
@@ -268,7 +303,7 @@ def alone_in(out: Path) -> Iterator[None]:
         ) from error
 
 
-def _make_trainer(
+def make_trainer(
     config: TrainConfig,
     out: Path,
     model: RelevanceModel,
@@ -326,9 +361,14 @@ def _run_trainer(trainer: GradedTrainer, out: Path, record: RunRecord) -> list[s
     if checkpoint is not None and is_first_process():
         tell_where_the_best_is(Path(checkpoint))
     check_agreement({"checkpoint": checkpoint})
+    before = embedding_spreads(trainer.loss.model, trainer.train_pairs)
     try:
         trainer.train(resume_from_checkpoint=checkpoint)
         check_finite(trainer.loss, trainer.state.global_step)
+        if trainer.state.global_step >= trainer.state.max_steps:
+            losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+            after = embedding_spreads(trainer.loss.model, trainer.train_pairs)
+            check_learned(before, after, losses, trainer.evaluator is not None)
     except TrainingError:
         ended = "failed"
         raise

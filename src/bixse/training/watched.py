@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from sentence_transformers import SentenceTransformer
 
+    from bixse.data.collection_files import MissingDocuments
     from bixse.relevance import Qrels
 
 Role: TypeAlias = Literal["dev", "guard"]
@@ -75,11 +76,14 @@ class Split:
     role: Role
 
 
-def load_watched(splits: Sequence[Split], documents: int | None) -> list[Watched]:
+def load_watched(
+    splits: Sequence[Split], documents: int | None, missing_documents: MissingDocuments = "refuse"
+) -> list[Watched]:
     """Read collections; splits of one folder share one corpus.
 
     Args:
         splits: dev and guard splits.
+        missing_documents: see `load_collection`.
         documents: documents of a corpus that are searched: all judged ones, then others, the same ones each time; None
             for the whole corpus.
 
@@ -92,7 +96,7 @@ def load_watched(splits: Sequence[Split], documents: int | None) -> list[Watched
     found = []
     for folder in dict.fromkeys(entry.folder.resolve() for entry in splits):
         own = [(name, entry) for name, entry in zip(names, splits, strict=True) if entry.folder.resolve() == folder]
-        collection = load_collection(folder, list(dict.fromkeys(entry.split for _, entry in own)))
+        collection = load_collection(folder, list(dict.fromkeys(entry.split for _, entry in own)), missing_documents)
         sets = []
         for name, entry in own:
             judged = {q: grades for q, grades in collection.qrels[entry.split].items() if max(grades.values()) > 0}
