@@ -2,10 +2,10 @@
 
     python benchmarks/results.py [--run] [--only NAME ...] [--cranfield DIR] [--sick DIR] [--work runs/results]
 
-`--run` trains what is not trained yet (each study resumes cell by cell), copies the small tables and plots to
-docs/results/studies/COLLECTION/STUDY, and writes docs/study-results.md from them. Without it the page alone is written
-again. The other collections are given by their folders: Cranfield in the BEIR layout, SICK with SICK_train.txt and
-SICK_trial.txt.
+`--run` trains what is not trained yet (each study resumes cell by cell), in float32, copies the small tables and plots
+to docs/results/studies/COLLECTION/STUDY, and writes docs/study-results.md from them. Without it the page alone is
+written again. The other collections are given by their folders: Cranfield in the BEIR layout, SICK with SICK_train.txt
+and SICK_trial.txt.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 from bixse.data.collection import Collection, Document
 from bixse.data.collection_files import save_collection
 from bixse.data.graded_pairs import text_id
+from bixse.encoders.precision import use_precision
 from bixse.report.files import load_report_data
 from bixse.report.table import format_difference, format_interval, format_markdown, format_number, format_p_value
 from bixse.studies.study import STUDIES, find_study
@@ -245,7 +246,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sick = sick_configuration(options.sick, options.work) if options.sick else None
         for collection, study, extra in runs(options.cranfield, sick, judge, options.minilm):
             if not options.only or f"{collection}/{study}" in options.only or collection in options.only:
-                run(collection, study, extra, options.work)
+                with use_precision("float32"):  # the tables hold figures of other machines too
+                    run(collection, study, extra, options.work)
     PAGE.write_text(page(), encoding="utf-8")
 
 
