@@ -7,7 +7,7 @@ of hundreds of words) and the same model (all-MiniLM-L6-v2, 256 tokens at most):
 
 - `sentence-transformers`: `model.encode(texts, normalize_embeddings=True)`, 32 texts a batch, float32;
 - `sentence-transformers, best`: the same with whichever of 8, 16, 32 and 128 texts a batch is fastest in a trial on a
-  part of the documents, and under a bf16 autocast where the processor is fast at it;
+  part of the documents, and under bf16 autocast where that is the precision (BIXSE_PRECISION chooses);
 - `bixse`: `bixse.encoders.encode.encode_texts`;
 - `bixse, processes`: the same in several processes, their start not counted (with --processes above 1).
 
@@ -34,8 +34,9 @@ import torch
 from bixse.data.pydocs.collection import load_pydocs
 from bixse.encoders.build import build_encoder, no_library_bars
 from bixse.encoders.embedding import positions_computed
-from bixse.encoders.encode import TEXTS_PER_BLOCK, autocast, bf16_is_fast, by_length, encode_texts
+from bixse.encoders.encode import TEXTS_PER_BLOCK, by_length, encode_texts
 from bixse.encoders.pool import EncodePool
+from bixse.encoders.precision import autocast, resolve_precision
 from measuring import write_table
 
 if TYPE_CHECKING:
@@ -50,8 +51,8 @@ BEST = "sentence-transformers, best"
 OURS = "bixse"
 SIZES = (8, 16, 32, 128)
 """Texts a batch that are tried for sentence-transformers."""
-TOLERANCE = {False: 1e-5, True: 0.02}
-"""Largest difference of a coordinate allowed in float32, and in bf16."""
+TOLERANCE = {"float32": 1e-5, "bfloat16": 0.02}
+"""Largest difference of a coordinate that is allowed."""
 
 
 def sample(number: int) -> list[str]:
@@ -106,15 +107,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, default=4, help="the median counts")
     parser.add_argument("--processes", type=int, default=1, help="above 1: measure so many processes too")
     parser.add_argument("--out", type=Path, help="write the table here as CSV")
-    parser.add_argument("--quick", action="store_true", help="24 documents: a look, not a measurement")
+    parser.add_argument("--quick", action="store_true", help="8 documents: a look, not a measurement")
     options = parser.parse_args(arguments)
     if min(options.documents, options.rounds, options.processes) < 1:
         parser.error("expected documents, rounds and processes of at least 1")
     if options.quick:
-        options.documents, options.rounds = 24, 1
+        options.documents, options.rounds = 8, 1
     texts = sample(options.documents)
     model = build_encoder("demo", device="cpu")
-    bf16 = bf16_is_fast("cpu")
+    precision = resolve_precision(device="cpu")
     tokens = int(lengths_of(model, texts).sum())
     with no_library_bars(), ExitStack() as opened:
         size = best_size(model, texts)
@@ -134,7 +135,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if options.processes > 1:
             pool = EncodePool(model, ["cpu"] * options.processes)
             opened.callback(pool.close)
-            methods[f"{OURS}, {options.processes} processes"] = lambda: pool.encode(texts, "document", None, bf16)
+            methods[f"{OURS}, {options.processes} processes"] = lambda: pool.encode(texts, "document", None, precision)
         found = {name: method() for name, method in methods.items()}  # also a first run of each, which is not timed
         seconds: dict[str, list[float]] = {name: [] for name in methods}
         names, load = list(methods), os.getloadavg()[0]
@@ -145,7 +146,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 seconds[name].append(time.perf_counter() - start)
     print(
         f"{len(texts)} documents, {tokens} tokens, {torch.get_num_threads()} thread(s), "
-        f"{'bf16' if bf16 else 'no bf16 on this processor'}, {options.rounds} rounds, best batch size of "
+        f"{precision}, {options.rounds} rounds, best batch size of "
         f"sentence-transformers {size}; load of the machine before: {load:.1f}\n"
         f"{'method':<28} {'texts/s':>8} {'x plain':>8} {'lowest':>7} {'highest':>7} {'padding':>8} {'difference':>11}"
     )
@@ -153,14 +154,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for name in methods:
         ratios = [theirs / own for theirs, own in zip(seconds[PLAIN], seconds[name], strict=True)]
         difference = float(np.abs(found[name] - plain).max())
-        if difference > TOLERANCE[bf16 and name != PLAIN]:
+        if difference > TOLERANCE["float32" if name == PLAIN else precision]:
             raise SystemExit(f"{name}: embeddings differ by {difference} from those of {PLAIN}")
         rows.append(
             {
                 "documents": len(texts),
                 "tokens": tokens,
                 "threads": torch.get_num_threads(),
-                "bf16": bf16,
+                "bf16": precision == "bfloat16",
                 "rounds": options.rounds,
                 "method": name,
                 "texts_per_second": round(len(texts) / statistics.median(seconds[name]), 2),

@@ -21,6 +21,7 @@ threads is PyTorch's: set OMP_NUM_THREADS to change it.
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import statistics
 import time
@@ -35,7 +36,8 @@ import torch
 from bixse.evaluation.metrics import evaluate_run, mean
 from bixse.evaluation.suite_result import SUITE_METRICS
 from bixse.retrieval.exact import exact_search, to_run
-from measuring import CLEAR_PEAK, in_a_process_of_its_own, resident, write_table
+from bixse.studies.memory import peak_beyond_gradients
+from measuring import in_a_process_of_its_own, write_table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -203,10 +205,7 @@ def measure_memory(method: str, passages: int, queries: int, dim: int) -> float:
     problem = Problem(passages, queries, dim)
     if method.startswith("mteb"):
         _ = problem.mteb_tasks
-    level = resident("VmRSS")
-    CLEAR_PEAK.write_text("5", encoding="ascii")
-    METHODS[method](problem)
-    return max(0.0, resident("VmHWM") - level)
+    return peak_beyond_gradients(lambda: METHODS[method](problem), [])
 
 
 def ratios(own: list[float], yardstick: list[float]) -> list[float]:
@@ -222,7 +221,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--dim", type=int, default=384)
     parser.add_argument("--rounds", type=int, default=6, help="the median counts")
     parser.add_argument("--out", type=Path, help="write the table here as CSV")
-    parser.add_argument("--quick", action="store_true", help="few passages, a few seconds: a look, not a measurement")
+    parser.add_argument("--quick", action="store_true", help="few passages, one method's memory: a look alone")
     parser.add_argument("--memory-of", choices=list(METHODS), help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if min(options.rounds, options.passages // (RELEVANT * 2), options.queries, options.dim) < 1:
@@ -261,7 +260,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 "ratio_lowest": round(min(own), 3),
                 "ratio_highest": round(max(own), 3),
                 "cpu_ratio": round(statistics.median(ratios(cpu[name], cpu[BARE])), 3),
-                "extra_mib": round(in_a_process_of_its_own(__file__, "--memory-of", name, *sizes), 1),
+                "extra_mib": round(in_a_process_of_its_own(__file__, "--memory-of", name, *sizes), 1)
+                if name == BARE or not options.quick
+                else math.nan,
                 "ndcg_at_10": round(ndcg, 4),
             }
         )

@@ -168,17 +168,17 @@ def timed(work: Callable[[], list[float]]) -> Run:
 
 
 def measure_local(
-    judge: LocalJudge, ways: UsualWays, queries: int, rounds: int
+    judge: LocalJudge, ways: UsualWays, queries: int, rounds: int, most: int | None = None
 ) -> tuple[list[list[Question]], dict[str, list[Run]]]:
-    """All methods in each round; the order turns round in every other one."""
+    """All methods in each round, of `most` pairs; the order turns round in every other one."""
     work: dict[str, Callable[[Sequence[Question]], list[float]]] = {
         GENERATE: ways.generate,
         GENERATE_TEXT: lambda questions: ways.generate(questions, 8),
         FORWARD: ways.forward,
         BIXSE: lambda questions: grade_with_bixse(judge, questions),
     }
-    drawn = [drawn_questions(judge.rubric, queries, seed) for seed in range(rounds)]
-    for method in METHODS:
+    drawn = [drawn_questions(judge.rubric, queries, seed)[:most] for seed in range(rounds)]
+    for method in METHODS if most is None else ():
         work[method](drawn[0][:2])
     done: dict[str, list[Run]] = {method: [] for method in METHODS}
     for number, questions in enumerate(drawn):
@@ -187,9 +187,11 @@ def measure_local(
     return drawn, done
 
 
-def local_rows(judge: LocalJudge, ways: UsualWays, queries: int, rounds: int) -> Iterator[dict[str, object]]:
+def local_rows(
+    judge: LocalJudge, ways: UsualWays, queries: int, rounds: int, most: int | None = None
+) -> Iterator[dict[str, object]]:
     """One table row a method."""
-    drawn, done = measure_local(judge, ways, queries, rounds)
+    drawn, done = measure_local(judge, ways, queries, rounds, most)
     tokens = [sum(judge.count_tokens(questions)) for questions in drawn]
     pairs = [len(questions) for questions in drawn]
     for method in METHODS:
@@ -232,7 +234,7 @@ def ratios_of(yardstick: Sequence[Run], own: Sequence[Run], name: str) -> list[f
 
 def run_local(options: argparse.Namespace) -> None:
     """Measure, print the table, write the CSV."""
-    loaded = load_local_model(MODEL, "cpu", "float32")
+    loaded = load_local_model(options.model, "cpu", "float32")
     print(f"threads {torch.get_num_threads()}, {options.queries} queries a round, {options.rounds} rounds")
     widths = {"rubric": -16, "method": -22, "pairs": 5, "prompt_tokens": 13, "seconds": 8, "cpu_seconds": 11,
               "pairs_per_second": 16, "ratio_to_generate": 17, "ratio_lowest": 12, "ratio_highest": 13,
@@ -242,7 +244,7 @@ def run_local(options: argparse.Namespace) -> None:
     for name in options.rubrics:
         rubric = load_rubric(name)
         judge, ways = LocalJudge(loaded, rubric), UsualWays(loaded.model, loaded.tokenizer, rubric)
-        for row in local_rows(judge, ways, options.queries, options.rounds):
+        for row in local_rows(judge, ways, options.queries, options.rounds, 3 if options.quick else None):
             rows.append(row)
             cells = (f"{row[n]:<{-w}}" if w < 0 else f"{row[n]:>{w}}" for n, w in widths.items())
             print("  ".join(cells), flush=True)
@@ -260,10 +262,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("part", nargs="?", choices=PARTS, default="local", help="what is measured (default: local)")
     parser.add_argument("--rubrics", nargs="+", default=["trec-dl-0-3"], help=f"of {', '.join(rubric_names())}")
+    parser.add_argument("--model", default=MODEL, help="the judge: a folder, package or hub name")
     parser.add_argument("--queries", type=int, default=8, help="queries of a round, about 11 documents each")
     parser.add_argument("--rounds", type=int, default=3, help="the median counts")
     parser.add_argument("--out", type=Path, help="write the table here as CSV")
-    parser.add_argument("--quick", action="store_true", help="one query: a look, not a measurement")
+    parser.add_argument("--quick", action="store_true", help="three pairs, no warm-up: a look, not a measurement")
     options = parser.parse_args(arguments)
     if min(options.rounds, options.queries) < 1:
         parser.error("expected --rounds and --queries of at least 1")

@@ -164,6 +164,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--questions", type=int, default=2000, help="asked in a round")
     parser.add_argument("--rounds", type=int, default=5, help="the median counts")
     parser.add_argument("--out", type=Path, help="write the table here as CSV")
+    parser.add_argument("--quick", action="store_true", help="one case, 32 questions: a look, not a measurement")
     parser.add_argument("--serve", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.serve:
@@ -172,7 +173,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if min(options.questions, options.rounds) < 1:
         parser.error("expected --questions and --rounds of at least 1")
     rows = []
-    for slots, milliseconds in CASES:
+    if options.quick:
+        options.questions, options.rounds = 32, 1
+    for slots, milliseconds in CASES[:1] if options.quick else CASES:
         row = measure(slots, milliseconds, options.questions, options.rounds)
         rows.append(row)
         print(", ".join(f"{name} {row[name]}" for name in COLUMNS), flush=True)

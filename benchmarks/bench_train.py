@@ -9,12 +9,12 @@ best document of a query, K = 4 three more.
 
 - `stock`: `SentenceTransformerTrainer` with `MultipleNegativesRankingLoss` as it comes; the columns are anchor,
   positive and, for K = 4, negative_1 to negative_3.
-- `stock, tuned`: the same with what a knowing user switches on: bf16 where the processor is fast at it, and no clipping
-  of the gradient (bixse clips none).
+- `stock, tuned`: the same with what a knowing user switches on: the precision that bixse computes in (bf16 where the
+  processor is fast at it; BIXSE_PRECISION chooses), and no clipping of the gradient (bixse clips none).
 - `stock, cached`: the tuned one with `CachedMultipleNegativesRankingLoss(mini_batch_size=8)`: it encodes every text
   twice, but pads within eight texts only, which pays where texts are long and of unlike length.
-- `bixse` and `infonce`: `bixse.training.recipe.train` with these losses and its other settings as they come: bf16 where
-  it is fast, a log entry a step.
+- `bixse` and `infonce`: `bixse.training.recipe.train` with these losses and its other settings as they come: a log
+  entry a step.
 
 Timed is the call of the trainer's `train`: batches, tokenisation, steps, optimizer and log. Checkpoints are left out on
 both sides, and there is no evaluation. All methods run in one process, after a small step of each that is not timed:
@@ -64,7 +64,7 @@ from bixse.data.pairs_files import save_graded_pairs
 from bixse.data.pydocs.collection import PYDOCS_SCALE, load_pydocs
 from bixse.encoders.build import quiet_loading
 from bixse.encoders.demo import demo_model_path
-from bixse.encoders.encode import bf16_is_fast
+from bixse.encoders.precision import bf16_is_fast, resolve_precision
 from bixse.studies.memory import peak_beyond_gradients
 from bixse.training.config import OptimizerConfig, TrainConfig
 from bixse.training.recipe import train
@@ -214,7 +214,9 @@ def train_stock(method: str, groups: Sequence[QueryGroup], case: Case, seed: int
     dataset = Dataset.from_dict({"anchor": [group.query for group in groups], **columns})
     model = SentenceTransformer(str(demo_model_path()))
     model.max_seq_length = case.max_length
-    switched_on: dict[str, Any] = {"bf16": bf16_is_fast(), "max_grad_norm": 0.0} if method != STOCK else {}
+    switched_on: dict[str, Any] = (
+        {"bf16": resolve_precision() == "bfloat16", "max_grad_norm": 0.0} if method != STOCK else {}
+    )
     arguments = SentenceTransformerTrainingArguments(
         output_dir=str(folder / "checkpoints"),
         num_train_epochs=case.epochs,
@@ -224,6 +226,7 @@ def train_stock(method: str, groups: Sequence[QueryGroup], case: Case, seed: int
         warmup_steps=case.optimizer.warmup,
         seed=seed,
         disable_tqdm=True,
+        use_cpu=True,
         **switched_on,
     )
     loss = (
@@ -257,11 +260,11 @@ def measure_memory(method: str, case: Case) -> float:
     return meter.extra_mib
 
 
-def measure(case: Case, rounds: int) -> dict[str, list[tuple[Meter, float]]]:
+def measure(case: Case, rounds: int, warm_up: bool = True) -> dict[str, list[tuple[Meter, float]]]:
     """All methods in each round; the order turns round in every other one."""
     small = replace(case, batch_size=min(case.batch_size, WARM_UP_QUERIES))
     first = drawn_groups(case, 0)[: small.batch_size]
-    for method in METHODS:
+    for method in METHODS if warm_up else ():
         run(method, first, small, 0)
     done: dict[str, list[tuple[Meter, float]]] = {method: [] for method in METHODS}
     for seed in range(rounds):
@@ -278,9 +281,9 @@ def memory_of(method: str, case: Case) -> float:
     return in_a_process_of_its_own(__file__, *arguments)
 
 
-def rows_of(case: Case, rounds: int, memory: bool) -> Iterator[dict[str, object]]:
+def rows_of(case: Case, rounds: int, quick: bool) -> Iterator[dict[str, object]]:
     """One table row a method."""
-    done = measure(case, rounds)
+    done = measure(case, rounds, warm_up=not quick)
     seconds = {method: [meter.seconds for meter, _ in done[method]] for method in METHODS}
     cpu_seconds = {method: [meter.cpu_seconds for meter, _ in done[method]] for method in METHODS}
     tuned = min((TUNED, CACHED), key=lambda method: statistics.median(seconds[method]))
@@ -311,7 +314,7 @@ def rows_of(case: Case, rounds: int, memory: bool) -> Iterator[dict[str, object]
             "cpu_ratio_to_stock": round(statistics.median(ratios_of(cpu_seconds[STOCK], cpu_seconds[method])), 3),
             "ratio_to_tuned": round(statistics.median(ratios_of(seconds[tuned], seconds[method])), 3),
             "around_seconds": round(statistics.median(around for _, around in done[method]), 2),
-            "extra_mib": round(memory_of(method, case), 1) if memory else math.nan,
+            "extra_mib": round(memory_of(method, case), 1) if not quick else math.nan,
         }
 
 
@@ -330,7 +333,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--epochs", type=int, default=1, help="passes over them")
     parser.add_argument("--rounds", type=int, default=3, help="the median counts")
     parser.add_argument("--out", type=Path, help="write the table here as CSV")
-    parser.add_argument("--quick", action="store_true", help="one small case, no memory: a look, not a measurement")
+    parser.add_argument("--quick", action="store_true", help="one small case, no warm-up, no memory: a look alone")
     parser.add_argument("--memory-of", choices=METHODS, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if min(options.rounds, options.queries, options.epochs, options.batch_size, *options.documents) < 1:
@@ -351,7 +354,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.memory_of:
         print(measure_memory(options.memory_of, cases[0]))
         return
-    print(f"threads {torch.get_num_threads()}, batch {options.batch_size}, fast bf16: {bf16_is_fast()}")
+    print(f"threads {torch.get_num_threads()}, batch {options.batch_size}, computed in {resolve_precision()}")
     widths = {"documents": 9, "max_length": 10, "method": -16, "seconds": 8, "pairs_per_second": 16,
               "texts_per_second": 16, "tokens_per_second": 17, "padding": 7, "ratio_to_stock": 14,
               "ratio_lowest": 12, "ratio_highest": 13, "cpu_ratio_to_stock": 18, "ratio_to_tuned": 14,
@@ -359,7 +362,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print("  ".join(f"{name:<{-w}}" if w < 0 else f"{name:>{w}}" for name, w in widths.items()))
     rows: list[dict[str, object]] = []
     for case in cases:
-        for row in rows_of(case, options.rounds, memory=not options.quick):
+        for row in rows_of(case, options.rounds, options.quick):
             rows.append(row)
             cells = (f"{row[n]:<{-w}}" if w < 0 else f"{row[n]:>{w}}" for n, w in widths.items())
             print("  ".join(cells), flush=True)

@@ -60,6 +60,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--max-length", type=int, default=128, help="tokens of a text that the encoder reads")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--quick", action="store_true", help="BM25 and five queries alone: a look, not a measurement")
     arguments = parser.parse_args()
     collection, coverage = load_pydocs()
     graded = GradedPairs.from_collection(collection, "train", PYDOCS_SCALE)
@@ -69,7 +70,7 @@ def main() -> None:
         folder, known = Path(work) / "collection", Path(work) / "known.jsonl"
         save_collection(collection, folder)
         save_graded_pairs(known_best(graded), known)
-        for retrievers in RETRIEVERS:
+        for retrievers in RETRIEVERS[:1] if arguments.quick else RETRIEVERS:
             for strategy in STRATEGIES:
                 config = MineConfig(
                     collection=folder,
@@ -79,6 +80,7 @@ def main() -> None:
                     seed=arguments.seed,
                     known=known if strategy == "hard-negatives" else None,
                     max_length=arguments.max_length,
+                    max_queries=5 if arguments.quick else None,
                 )
                 out = Path(work) / "-".join([*retrievers, strategy])
                 mine(config, out)

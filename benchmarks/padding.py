@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import argparse
 from typing import TYPE_CHECKING
 
 from bixse.data.graded_pairs import GradedPairs
@@ -30,12 +31,15 @@ def positions_of_fixed_passes(mask: Tensor, texts: int) -> int:
 
 def main() -> None:
     """Print one row a limit and batch size."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--quick", action="store_true", help="one limit and batch size: a look, not a measurement")
+    quick = parser.parse_args().quick
     model = build_encoder("demo")
     pairs = GradedPairs.from_collection(load_pydocs()[0], "train", PYDOCS_SCALE)
     dataset = GroupDataset(pairs, 4)
     print(f"{'tokens':>6} {'batch':>5} {'by length':>10} {'of 32':>7} {'whole':>7}")
-    for limit in (64, 128, 256):
-        for batch_size in (16, 64):
+    for limit in (64,) if quick else (64, 128, 256):
+        for batch_size in (64,) if quick else (16, 64):
             collate = GradedCollator(shortened_preprocess(model, limit), pairs)
             tokens, computed = 0, [0, 0, 0]
             for batch in BatchPlan(pairs.groups(), batch_size):

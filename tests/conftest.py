@@ -1,22 +1,63 @@
 from __future__ import annotations
 
 import os
+import tempfile
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from bixse.encoders.precision import PRECISION_VARIABLE, use_precision
+
 os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ.setdefault(PRECISION_VARIABLE, "float32")
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Generator
 
     from bixse.encoders.relevance_model import RelevanceModel
+
+CACHES = tempfile.TemporaryDirectory(prefix="bixse-test-caches-")
+os.environ["BIXSE_CACHE_DIR"] = CACHES.name  # never the user's own
 
 WORDS = """
 copy move delete open read write list file folder tree disk path name text byte line word number sum mean sort
 find match search replace split join time date clock sleep wait thread process lock queue stack heap set map
 a the of to in and or not how do i
 """.split()  # noqa: SIM905
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Run a test marked `precision` in that one, its fixtures and processes too; all others as the variable says."""
+    marker = item.get_closest_marker("precision")
+    with use_precision(marker.args[0] if marker is not None else None):
+        return (yield)
+
+
+@pytest.fixture(scope="session")
+def bf16_distance():
+    """How far a unit vector may be from the exact one where matrix products are computed in bf16.
+
+    bf16 has 8 bits of significand: rounding to the nearest changes a number by a share of u = 2^-8 at most. In a matrix
+    product (summed in float32) three numbers are rounded: both factors and the result. A share that is spread evenly
+    over [-u, u] has the standard deviation u / sqrt(3), so after n products in a row, whose roundings are independent
+    and whose scale the norms between them keep, the vector is off by about u / sqrt(3) * sqrt(3 n) = u sqrt(n) of its
+    length. Four standard deviations are allowed; the difference of two such computations has sqrt(2) times as much.
+    """
+
+    def allowed(products: int, computations: int = 1) -> float:
+        return 4 * 2**-8 * (products * computations) ** 0.5
+
+    return allowed
+
+
+@pytest.fixture(autouse=True)
+def cache_path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The cache folder of one test: what others keep does not change what it encodes."""
+    folder = Path(CACHES.name) / str(abs(hash(request.node.nodeid)))
+    monkeypatch.setenv("BIXSE_CACHE_DIR", str(folder))
+    return folder
 
 
 @pytest.fixture(scope="session")

@@ -86,4 +86,4 @@ def test_source_code(path: Path) -> None:
 
 @pytest.mark.parametrize("path", SOURCE, ids=names)
 def test_a_module_holds_one_idea(path: Path) -> None:
-    assert len(path.read_text(encoding="utf-8").splitlines()) <= 350
+    assert len(path.read_text(encoding="utf-8").splitlines()) <= 500

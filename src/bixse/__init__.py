@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from bixse.retrieval.index_build import make_index as make_index
     from bixse.training.callbacks import SaveRelevanceHead as SaveRelevanceHead
     from bixse.training.config import TrainConfig as TrainConfig
+    from bixse.training.merge_models import merge_models as merge_models
     from bixse.training.recipe import train as train
     from bixse.training.sweep import sweep as sweep
     from bixse.training.sweep_config import SweepConfig as SweepConfig
@@ -75,6 +76,7 @@ _HOMES = {
     "load_relevance_model": "encoders.relevance_model",
     "load_rubric": "grading.rubrics",
     "make_index": "retrieval.index_build",
+    "merge_models": "training.merge_models",
     "open_index": "retrieval.index",
     "open_judge": "grading.open_judge",
     "save_relevance_head": "losses.relevance_head",
@@ -115,6 +117,7 @@ __all__ = [
     "load_relevance_model",
     "load_rubric",
     "make_index",
+    "merge_models",
     "open_index",
     "open_judge",
     "save_relevance_head",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import unicodedata
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -138,6 +139,24 @@ class InvalidFileError(InputError):
         if total > FAULTS_SHOWN:
             lines.append(f"  ... and {total - FAULTS_SHOWN} more")
         return "\n".join(lines)
+
+
+def printable(text: str) -> str:
+    r"""Text of data or of a server as a terminal or a log may show it.
+
+    Control characters (escape codes, also those of one byte, carriage returns) and direction marks become the
+    replacement character; line breaks and tabs stay.
+
+    Example:
+        >>> printable("\x1b[31mred\x9b0m\tand\nplain").replace("\N{REPLACEMENT CHARACTER}", "?")
+        '?[31mred?0m\tand\nplain'
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        c if c.isprintable() or c in "\n\t" or unicodedata.category(c) == "Zs" else "\N{REPLACEMENT CHARACTER}"
+        for c in text
+    )
 
 
 def shorten(value: object, width: int = 60) -> str:

@@ -24,7 +24,6 @@ def test_sizes_that_cannot_be_are_refused(arguments):
     assert "expected" in refused.stderr
 
 
-@pytest.mark.slow
 def test_a_quick_run_prints_and_writes_one_row_a_method(tmp_path):
     pytest.importorskip("mteb")
     done = run("--quick", "--out", str(tmp_path / "made" / "eval.csv"))

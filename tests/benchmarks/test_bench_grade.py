@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tiny_judges import save_judge
 
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "bench_grade.py"
 METHODS = ["generate, one by one", "generate, 8 tokens", "forward, batches of 8", "bixse"]
@@ -29,6 +30,16 @@ def test_what_cannot_be_measured_is_refused(arguments, said):
     refused = run(*arguments)
     assert refused.returncode != 0
     assert said in refused.stderr
+
+
+def test_a_quick_run_on_a_tiny_judge(tmp_path):
+    judge = save_judge(tmp_path / "judge")
+    done = run("--quick", "--model", str(judge), "--out", str(tmp_path / "grade.csv"))
+    assert done.returncode == 0, done.stderr
+    with (tmp_path / "grade.csv").open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["method"] for row in rows] == METHODS
+    assert all(row["dtype"] == "float32" and float(row["largest_difference"]) < 1e-4 for row in rows)
 
 
 @pytest.mark.slow

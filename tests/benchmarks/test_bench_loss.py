@@ -22,7 +22,6 @@ def test_no_repeats_are_refused():
     assert "at least 1" in refused.stderr
 
 
-@pytest.mark.slow
 def test_a_quick_run_prints_and_writes_one_row_a_method(tmp_path):
     done = run("--quick", "--out", str(tmp_path / "made" / "loss.csv"))
     assert done.returncode == 0, done.stderr

@@ -10,7 +10,6 @@ import pytest
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "bench_search_index.py"
 
 
-@pytest.mark.slow
 def test_a_quick_run_writes_a_row_a_setting(tmp_path):
     pytest.importorskip("faiss")
     command = [sys.executable, str(BENCHMARK), "--quick", "--out", str(tmp_path / "index.csv")]

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from bixse.encoders.precision import PRECISION_VARIABLE
+
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "bench_train.py"
 METHODS = ["stock", "stock, tuned", "stock, cached", "bixse", "infonce"]
 
@@ -31,8 +33,9 @@ def test_what_cannot_be_measured_is_refused(arguments, said):
     assert said in refused.stderr
 
 
-@pytest.mark.slow
-def test_a_quick_run_prints_and_writes_one_row_a_method(tmp_path):
+@pytest.mark.parametrize("precision", ["bfloat16", pytest.param("float32", marks=pytest.mark.slow)])
+def test_a_quick_run_prints_and_writes_one_row_a_method(tmp_path, monkeypatch, precision):
+    monkeypatch.setenv(PRECISION_VARIABLE, precision)
     done = run("--quick", "--out", str(tmp_path / "made" / "train.csv"))
     assert done.returncode == 0, done.stderr
     with (tmp_path / "made" / "train.csv").open(encoding="utf-8") as file:
@@ -40,6 +43,7 @@ def test_a_quick_run_prints_and_writes_one_row_a_method(tmp_path):
     assert [row["method"] for row in rows] == METHODS
     assert float(rows[0]["ratio_to_stock"]) == 1.0
     assert 1.0 in (float(rows[1]["ratio_to_tuned"]), float(rows[2]["ratio_to_tuned"]))
+    assert [row["bf16"] == "True" for row in rows] == [False] + [precision == "bfloat16"] * 4
     for row in rows:
         assert float(row["pairs_per_second"]) == pytest.approx(4 * 4 / float(row["seconds"]), rel=0.01)
         assert float(row["texts_per_second"]) == pytest.approx(4 * 5 / float(row["seconds"]), rel=0.01)

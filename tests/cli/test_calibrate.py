@@ -1,4 +1,4 @@
-"""`bixse calibrate --prior --precision` and `bixse search --precision` on a tiny model, unhappy paths first."""
+"""`bixse calibrate --prior --at-precision` and `bixse search --at-precision` on a tiny model, unhappy paths first."""
 
 from __future__ import annotations
 
@@ -67,10 +67,10 @@ def refused(capsys: pytest.CaptureFixture[str], *words: Any) -> str:
     [
         (["--prior", "0"], "--prior: got 0.0"),
         (["--prior", "nan"], "--prior: got nan"),
-        (["--precision", "1.5"], "precision: got 1.5"),
-        (["--precision", "0.9", "--precision", "0"], "precision: got 0.0"),
-        (["--precision", "0.9", "--relevant-from", "0"], "relevant from: got 0.0"),
-        (["--precision", "0.9", "--relevant-from", "nan"], "relevant from: got nan"),
+        (["--at-precision", "1.5"], "precision: got 1.5"),
+        (["--at-precision", "0.9", "--at-precision", "0"], "precision: got 0.0"),
+        (["--at-precision", "0.9", "--relevant-from", "0"], "relevant from: got 0.0"),
+        (["--at-precision", "0.9", "--relevant-from", "nan"], "relevant from: got nan"),
     ],
 )
 def test_arguments_out_of_range(
@@ -83,35 +83,44 @@ def test_arguments_out_of_range(
 def test_too_little_to_fit_or_choose_on(capsys: pytest.CaptureFixture[str], model: Path, tmp_path: Path) -> None:
     few = make_pairs(tmp_path, 12)
     words = ("calibrate", model, "--pairs", few)
-    assert "got pairs of 12 queries; expected at least 20" in refused(capsys, *words, "--precision", "0.9")
+    assert "got pairs of 12 queries; expected at least 20" in refused(capsys, *words, "--at-precision", "0.9")
     for relevance in ((0.0, 0.0), (1.0, 1.0), (0.4, 0.4)):
         pairs = make_pairs(tmp_path, 24, relevance)
         said = refused(capsys, "calibrate", model, "--pairs", pairs)
         assert f"got relevance {relevance[0]:g} for all" in said
         assert "relevant and irrelevant pairs" in said
     pairs = make_pairs(tmp_path, 24, (0.4, 0.0))
-    assert "all irrelevant" in refused(capsys, "calibrate", model, "--pairs", pairs, "--precision", "0.9")
+    assert "all irrelevant" in refused(capsys, "calibrate", model, "--pairs", pairs, "--at-precision", "0.9")
     assert not (model / "relevance_head.json").exists()
 
 
 def test_search_refuses(capsys: pytest.CaptureFixture[str], model: Path, tmp_path: Path) -> None:
     save_collection(Collection("toy", {"d1": Document("", "copy")}, {"q": "copy"}), tmp_path / "toy")
     words = ("search", model, "copy", "--collection", tmp_path / "toy")
-    assert "--precision: got model" in refused(capsys, *words, "--precision", "0.9")
+    assert "--at-precision: got model" in refused(capsys, *words, "--at-precision", "0.9")
     RelevanceHead(20.0, -10.0).save(model)
-    assert "it has none" in refused(capsys, *words, "--precision", "0.9")
+    assert "it has none" in refused(capsys, *words, "--at-precision", "0.9")
     RelevanceHead(20.0, -10.0, thresholds=(FOUND,)).save(model)
-    said = refused(capsys, *words, "--precision", "0.8")
+    said = refused(capsys, *words, "--at-precision", "0.8")
     assert "precision: got 0.8; expected one that the model has a threshold for (0.9)" in said
-    assert "--precision 0.8" in said
-    assert "expected one of the two" in refused(capsys, *words, "--precision", "0.9", "--threshold", "0.5")
+    assert "--at-precision 0.8" in said
+    assert "expected one of the two" in refused(capsys, *words, "--at-precision", "0.9", "--threshold", "0.5")
 
 
 def test_thresholds_are_saved_and_searched_with(
     capsys: pytest.CaptureFixture[str], model: Path, tmp_path: Path
 ) -> None:
     code, envelope = call(
-        capsys, "calibrate", model, "--pairs", make_pairs(tmp_path), "--precision", "0.8", "--precision", "0.9", "0.5"
+        capsys,
+        "calibrate",
+        model,
+        "--pairs",
+        make_pairs(tmp_path),
+        "--at-precision",
+        "0.8",
+        "--at-precision",
+        "0.9",
+        "0.5",
     )
     assert code == 0, envelope
     points = envelope["metrics"]["thresholds"]
@@ -129,11 +138,11 @@ def test_thresholds_are_saved_and_searched_with(
     words = ("search", model, "copy", "--collection", tmp_path / "toy", "--top", "20")
     everything = call(capsys, *words)[1]["metrics"]["results"]
     for found in head.thresholds:
-        shown = call(capsys, *words, "--precision", found.precision)[1]["metrics"]["results"]
+        shown = call(capsys, *words, "--at-precision", found.precision)[1]["metrics"]["results"]
         assert shown == call(capsys, *words, "--threshold", found.probability)[1]["metrics"]["results"]
         assert 1 <= len(shown) < len(everything)
     assert call(capsys, "index", model, "--collection", tmp_path / "toy", "--out", tmp_path / "index")[0] == 0
-    again = call(capsys, "search", tmp_path / "index", "copy", "--top", "20", "--precision", 0.9)
+    again = call(capsys, "search", tmp_path / "index", "copy", "--top", "20", "--at-precision", 0.9)
     assert [row["document_id"] for row in again[1]["metrics"]["results"]][:1] == ["copy"]
 
 
@@ -146,7 +155,17 @@ def test_a_prior_moves_every_probability_and_is_kept(
     assert before.head is not None
     RelevanceHead(20.0, -10.0, trained_prior=0.05, prior=0.05).save(model)
     code, envelope = call(
-        capsys, "calibrate", model, "--pairs", pairs, "--prior", "0.01", "--precision", "0.9", "--out", tmp_path / "out"
+        capsys,
+        "calibrate",
+        model,
+        "--pairs",
+        pairs,
+        "--prior",
+        "0.01",
+        "--at-precision",
+        "0.9",
+        "--out",
+        tmp_path / "out",
     )
     assert code == 0, envelope
     assert {"before", "as trained, moved to prior 0.01", "refitted", "calibrated"} <= envelope["metrics"].keys()
@@ -165,7 +184,7 @@ def test_a_prior_moves_every_probability_and_is_kept(
 
 def test_text_says_what_was_found(capsys: pytest.CaptureFixture[str], model: Path, tmp_path: Path) -> None:
     pairs = make_pairs(tmp_path)
-    assert main(["calibrate", str(model), "--pairs", str(pairs), "--precision", "0.9", "--prior", "0.05"]) == 0
+    assert main(["calibrate", str(model), "--pairs", str(pairs), "--at-precision", "0.9", "--prior", "0.05"]) == 0
     out = capsys.readouterr().out
     assert "Brier of a constant" in out
     assert "weighted to a mean relevance of 0.05" in out
@@ -181,7 +200,7 @@ def test_thresholds_of_probabilities_that_stay_as_they_were(
     monkeypatch.setattr(head_fit.HeldOutCheck, "helps", property(lambda check: False))
     head = RelevanceHead(20.0, -15.0)
     head.save(model)
-    words = ("calibrate", model, "--pairs", make_pairs(tmp_path), "--precision", "0.5")
+    words = ("calibrate", model, "--pairs", make_pairs(tmp_path), "--at-precision", "0.5")
     code, envelope = call(capsys, *words)
     assert (code, envelope["metrics"]["kept"]) == (0, False)
     kept = RelevanceHead.load(model)
@@ -195,12 +214,12 @@ def test_thresholds_of_probabilities_that_stay_as_they_were(
 
 def test_precisions_from_a_file_are_replaced_by_flags(tmp_path: Path) -> None:
     path = tmp_path / "run.yaml"
-    path.write_text("pairs: pairs.csv\nprecision: [0.9, 0.8]\n")
+    path.write_text("pairs: pairs.csv\nat-precision: [0.9, 0.8]\n")
     parser = build_parser("calibrate", path)
-    assert parser.parse_args(["calibrate", "demo"]).precision == [0.9, 0.8]
+    assert parser.parse_args(["calibrate", "demo"]).at_precision == [0.9, 0.8]
     parser = build_parser("calibrate", path)
-    words = ["calibrate", "demo", "--precision", "0.5", "--precision", "0.6"]
-    assert parser.parse_args(words).precision == [0.5, 0.6]
+    words = ["calibrate", "demo", "--at-precision", "0.5", "--at-precision", "0.6"]
+    assert parser.parse_args(words).at_precision == [0.5, 0.6]
 
 
 # --- the file of a head
@@ -238,3 +257,51 @@ def test_damaged_priors_and_thresholds(tmp_path: Path, damage: dict[str, Any]) -
     path.write_text(json.dumps({**json.loads(path.read_text()), **damage}))
     with pytest.raises(ModelError, match="priors and thresholds between 0 and 1"):
         RelevanceHead.load(tmp_path)
+
+
+def test_random_documents_are_added_and_counted(
+    capsys: pytest.CaptureFixture[str], model: Path, tmp_path: Path
+) -> None:
+    texts = {f"d{n}": Document("", f"{WORDS[n % 20]} {WORDS[n // 20]}") for n in range(100)}
+    save_collection(Collection("toy", texts, {"q": "copy"}, {"test": {"q": {"d0": 1}}}), tmp_path / "toy")
+    words = ("calibrate", model, "--pairs", make_pairs(tmp_path, noise=7), "--out", tmp_path / "out")
+    more = ("--negatives", 3, "--collection", tmp_path / "toy")
+    code, envelope = call(capsys, *words, *more)
+    assert code == 0, envelope
+    assert envelope["metrics"]["negatives"] == 24 * 3
+    assert envelope["metrics"]["reliability"]
+    record = json.loads((tmp_path / "out" / "run.json").read_text())
+    assert record["config"]["negatives"] == 3
+    assert record["results"]["metrics"]["negatives"] == 72
+    head = json.loads((tmp_path / "out" / "model" / "relevance_head.json").read_text())
+    assert "120 pairs of pairs.csv and 72 random documents of toy" in head["calibrated_on"]
+    assert head["prior"] < 0.2, "of the pairs alone it is about 0.2"
+    code, again = call(capsys, *words, *more)
+    assert (code, again["metrics"]) == (0, envelope["metrics"])
+    (tmp_path / "toy" / "corpus.jsonl").open("a").write('{"_id": "new", "text": "new"}\n')
+    assert "corpus.jsonl" in refused_with(capsys, *words, *more)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--negatives", "3"], "--collection"),
+        (["--collection", "toy"], "--negatives"),
+        (["--negatives", "0", "--collection", "toy"], "got 0"),
+        (["--negatives", "3", "--collection", "none"], "none"),
+    ],
+)
+def test_random_documents_that_cannot_be_added(
+    capsys: pytest.CaptureFixture[str], model: Path, tmp_path: Path, words: list[str], said: str, monkeypatch: Any
+) -> None:
+    save_collection(Collection("toy", {"d1": Document("", "copy")}, {"q": "copy"}), tmp_path / "toy")
+    monkeypatch.chdir(tmp_path)
+    assert said in refused_with(capsys, "calibrate", model, "--pairs", make_pairs(tmp_path), *words)
+    assert not (model / "relevance_head.json").exists()
+
+
+def refused_with(capsys: pytest.CaptureFixture[str], *words: Any) -> str:
+    code, envelope = call(capsys, *words)
+    assert code == 2, envelope
+    (message,) = envelope["errors"]
+    return str(message)

@@ -52,8 +52,8 @@ def test_all_faults_together(tmp_path: Path) -> None:
         "  max_length: got 1.5; expected a whole number; to mend: correct the value",
         "  out: got 5; expected a path; to mend: correct the value",
         "  config: got an unknown key; expected a known one; to mend: known keys: "
-        "model, suite, collection, split, relevance_level, task, max_length, exclude_self, data, tasks, download, "
-        "protocol, processes, devices, out",
+        "model, suite, collection, split, relevance_level, task, max_length, exclude_self, missing_documents, data, "
+        "tasks, download, protocol, cache, processes, devices, out, precision",
     ]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pyarrow.parquet as pq
 import pytest
@@ -124,6 +125,61 @@ def test_the_dry_run_of_a_replay_asks_nothing_with_pilot_0(judged, tmp_path, cap
     assert "3 pairs, 3 questions" in text
     assert "a guess at four characters a token" in text
     assert not out.exists()
+
+
+@pytest.fixture
+def ranked(tmp_path):
+    """A small collection with three queries, and where the judge's labels go."""
+    folder = tmp_path / "col"
+    (folder / "qrels").mkdir(parents=True)
+    documents = {"d1": "copies a tree", "d2": "waits", "d3": "sorts"}
+    (folder / "corpus.jsonl").write_text(
+        "".join(json.dumps({"_id": name, "title": "", "text": text}) + "\n" for name, text in documents.items())
+    )
+    queries = {"q1": "copy", "q2": "sort", "q3": "wait"}
+    (folder / "queries.jsonl").write_text(
+        "".join(json.dumps({"_id": name, "text": text}) + "\n" for name, text in queries.items())
+    )
+    rows = ["query-id\tcorpus-id\tscore", "q1\td1\t3", "q1\td2\t0", "q2\td3\t2", "q2\td2\t1", "q3\td2\t1", "q3\td3\t0"]
+    (folder / "qrels" / "test.tsv").write_text("\n".join(rows) + "\n")
+    return folder
+
+
+def rank(folder, labels, capsys):
+    path = folder.parent / "judge.txt"
+    path.write_text("".join(f"{query} 0 {document} {grade}\n" for query, document, grade in labels))
+    words = [
+        "--texts",
+        str(folder),
+        "--scale",
+        "0",
+        "3",
+        "--candidates",
+        "judged",
+        "--out",
+        str(folder.parent / "rank"),
+    ]
+    code = main(["grade", "rank", "--collection", str(folder), "--judge", f"replay:qrels:{path}", *words, "--json"])
+    return code, envelope(capsys)
+
+
+def test_a_ranking_whose_grades_tie_is_warned_of(ranked, capsys):
+    pairs = [("q1", "d1"), ("q1", "d2"), ("q2", "d3"), ("q2", "d2"), ("q3", "d2"), ("q3", "d3")]
+    code, found = rank(
+        ranked, [(*pair, place % 2 if pair[0] == "q1" else 2) for place, pair in enumerate(pairs)], capsys
+    )
+    (warning,) = found["warnings"]
+    assert "2 of 3 queries" in warning
+    assert "hardly anything" in warning
+    assert code == 0, "every candidate has a grade"
+    shutil.rmtree(ranked.parent / "rank")
+    _, found = rank(ranked, [(*pair, place % 2 if pair[0] != "q1" else 2) for place, pair in enumerate(pairs)], capsys)
+    (warning,) = found["warnings"]
+    assert "1 of 3 queries" in warning
+    assert "hardly anything" not in warning
+    shutil.rmtree(ranked.parent / "rank")
+    _, found = rank(ranked, [(*pair, place % 2) for place, pair in enumerate(pairs)], capsys)
+    assert found["warnings"] == []
 
 
 def test_a_judge_ranks_the_judged_documents(tmp_path, capsys):

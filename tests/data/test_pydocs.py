@@ -12,10 +12,10 @@ from bixse.data.pydocs import collection as pydocs
 from bixse.data.pydocs import extract
 from bixse.errors import BixseError, InvalidFileError, StorageError
 
-GRADED_IDS = 2458
+GRADED_IDS = 3864
 IDS_3_11 = Path(__file__).with_name("pydocs-ids-3.11.txt")
 PACKAGE = Path(extract.__file__).parent
-SHIPPED = ("queries.jsonl", "qrels/train.tsv", "qrels/dev.tsv", "qrels/test.tsv")
+SHIPPED = ("queries.jsonl", *(f"qrels/{split}.tsv" for split in pydocs.SPLITS))
 
 # Runs the script under a hook of its own that sees each audit event before the script's guard does.
 RECORDER = """
@@ -197,8 +197,9 @@ def test_the_ids_are_those_that_were_graded(loaded):
     assert list(collection.corpus) == IDS_3_11.read_text().splitlines()
     assert (coverage.graded_found, coverage.graded_total, coverage.fraction) == (GRADED_IDS, GRADED_IDS, 1.0)
     assert coverage.missing == () and coverage.queries_dropped == ()
-    assert {name: len(table) for name, table in collection.qrels.items()} == {"train": 239, "dev": 45, "test": 90}
-    assert sum(len(row) for table in collection.qrels.values() for row in table.values()) == 4376
+    queries = {name: len(table) for name, table in collection.qrels.items()}
+    assert queries == {"train": 679, "dev": 109, "test": 266, "guard": 45}
+    assert sum(len(row) for table in collection.qrels.values() for row in table.values()) == 12_883
 
 
 def test_coverage_of_this_python(loaded):
@@ -260,9 +261,11 @@ def test_judgements_of_absent_documents_are_left_out(damaged):
     head = "query-id\tcorpus-id\tscore\n"
     (damaged / "qrels/train.tsv").write_text(f"{head}q1\tcopy.copy\t3\nq1\tgone\t2\n")
     (damaged / "qrels/dev.tsv").write_text(f"{head}q2\tcopy.copy\t1\nq2\tgone\t3\nq2\tlost\t0\n")
-    (damaged / "qrels/test.tsv").write_text(f"{head}q1\tcopy.copy\t2\n")
+    for split in ("test", "guard"):
+        (damaged / f"qrels/{split}.tsv").write_text(f"{head}q1\tcopy.copy\t2\n")
     collection, coverage = pydocs.load_pydocs()
-    assert collection.qrels == {"train": {"q1": {"copy.copy": 3.0}}, "dev": {}, "test": {"q1": {"copy.copy": 2.0}}}
+    relevant = {"q1": {"copy.copy": 2.0}}
+    assert collection.qrels == {"train": {"q1": {"copy.copy": 3.0}}, "dev": {}, "test": relevant, "guard": relevant}
     assert collection.queries == {"q1": "copy", "q2": "move"}
     assert (coverage.graded_found, coverage.graded_total, coverage.missing) == (1, 3, ("gone", "lost"))
     assert coverage.queries_dropped == ("q2",)

@@ -22,7 +22,7 @@ def test_a_model_saved_with_truncated_embeddings_gives_the_first_dimensions_at_l
     tiny_model.save_pretrained(str(tmp_path / "model"))
     model = RelevanceModel(str(tmp_path / "model"), device="cpu")
     expected = whole[:, :8] / np.linalg.norm(whole[:, :8], axis=1, keepdims=True)
-    np.testing.assert_allclose(encode_texts(model, TEXTS, "document", bf16=False), expected, atol=1e-6)
+    np.testing.assert_allclose(encode_texts(model, TEXTS, "document", precision="float32"), expected, atol=1e-6)
 
 
 @pytest.mark.parametrize("dimensions", [1, 32, 100])

@@ -65,6 +65,7 @@ def test_plain_sentence_transformers_does_not_load_a_decoders_adapters_causal_wi
     torch.testing.assert_close(torch.tensor(trusted.encode(TEXTS)), torch.tensor(adapted.encode(TEXTS)))
 
 
+@pytest.mark.precision("float32")
 def test_a_merged_export_loads_anywhere_with_the_same_vectors(adapted, tmp_path):
     expected = vectors(adapted)
     merge_lora(adapted)

@@ -66,7 +66,7 @@ def test_the_table_comes_back_with_the_model_and_the_choice_of_a_task_does_not(t
     plain = SentenceTransformer(str(tmp_path), device="cpu")
     assert plain.prompts["match"] == "match text of\n"
     assert np.allclose(plain.encode("copy", prompt_name="match", normalize_embeddings=True),
-                       encode_texts(loaded, ["copy"], "query"), atol=1e-6)  # fmt: skip
+                       encode_texts(loaded, ["copy"], "query", "float32"), atol=1e-6)  # fmt: skip
     assert json.loads((tmp_path / INSTRUCTIONS_FILE).read_text())["default"] == "list"
 
 

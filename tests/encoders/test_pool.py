@@ -20,7 +20,7 @@ from bixse.encoders.pool import EncodePool, check_devices, encode_on, threads_ea
 from bixse.errors import BixseError, InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from bixse.encoders.relevance_model import RelevanceModel
@@ -82,17 +82,25 @@ def test_a_strange_number_of_threads_is_an_even_share(monkeypatch: pytest.Monkey
     assert threads_each(["cpu"] * 4) == 2
 
 
-def test_two_processes_give_the_embeddings_of_one(spread: RelevanceModel, tiny_model: RelevanceModel) -> None:
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_two_processes_give_the_embeddings_of_one(
+    spread: RelevanceModel, tiny_model: RelevanceModel, precision: str, bf16_distance: Callable[..., float]
+) -> None:
+    """In bf16 up to rounding: texts are padded in other company. Two layers have eight products each."""
     done: list[int] = []
     texts = [*TEXTS, *TEXTS[:3], ""]
-    found = encode_texts(spread, texts, "document", progress=done.append)
-    np.testing.assert_allclose(found, encode_texts(tiny_model, texts, "document"), atol=1e-6)
+    found = encode_texts(spread, texts, "document", precision, progress=done.append)
+    apart = np.linalg.norm(found - encode_texts(tiny_model, texts, "document", precision), axis=1).max()
+    exact = np.linalg.norm(found - encode_texts(tiny_model, texts, "document", "float32"), axis=1).max()
+    assert apart < (1e-6 if precision == "float32" else bf16_distance(2 * 8, computations=2))
+    assert (exact > 1e-5) == (precision == "bfloat16"), "the processes compute in what they are told"
     assert sum(done) == len(texts)
     assert spread.encode_pool is not None
     assert spread.encode_pool._pool is not None, "the processes were used"
     assert encoding_device(spread).type == "cpu"
 
 
+@pytest.mark.precision("float32")
 def test_a_prompt_that_was_changed_later_is_used(spread: RelevanceModel, tiny_model: RelevanceModel) -> None:
     before = spread.prompts
     try:
@@ -110,6 +118,7 @@ def test_few_texts_stay_in_this_process(spread: RelevanceModel, monkeypatch: pyt
     assert encode_texts(spread, TEXTS[:5], "query").shape == (5, 32)
 
 
+@pytest.mark.precision("float32")
 def test_a_fault_in_a_process_is_raised_here(spread: RelevanceModel, tiny_model: RelevanceModel) -> None:
     texts = [*TEXTS, 5]  # type: ignore[list-item]
     with pytest.raises(Exception, match="int"):
@@ -188,6 +197,6 @@ def test_minilm_in_two_processes() -> None:
 
     texts = [document.content for document in load_pydocs()[0].corpus.values()][:400]
     model = build_encoder("demo", device="cpu")
-    one = encode_texts(model, texts, "document", bf16=False)
+    one = encode_texts(model, texts, "document", precision="float32")
     with encode_on(model, ["cpu", "cpu"]):
-        np.testing.assert_allclose(encode_texts(model, texts, "document", bf16=False), one, atol=1e-5)
+        np.testing.assert_allclose(encode_texts(model, texts, "document", precision="float32"), one, atol=1e-5)

@@ -274,6 +274,7 @@ class TestModernBert:
         assert not norm.bias.requires_grad
         assert not norm.bias.any()
 
+    @pytest.mark.precision("bfloat16")
     def test_half_precision(self, modernbert_path, tmp_path):
         model = build_encoder(modernbert_path(dtype=torch.bfloat16), device="cpu")
         assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}

@@ -35,8 +35,8 @@ def test_texts_are_encoded_as_sentence_transformers_encodes_queries_and_document
     tiny_model.prompts, tiny_model.default_prompt_name = prompts, default
     queries = tiny_model.encode_query(TEXTS, normalize_embeddings=True)
     documents = tiny_model.encode_document(TEXTS, normalize_embeddings=True)
-    np.testing.assert_allclose(encode_texts(tiny_model, TEXTS, "query", bf16=False), queries, atol=1e-6)
-    np.testing.assert_allclose(encode_texts(tiny_model, TEXTS, "document", bf16=False), documents, atol=1e-6)
+    np.testing.assert_allclose(encode_texts(tiny_model, TEXTS, "query", precision="float32"), queries, atol=1e-6)
+    np.testing.assert_allclose(encode_texts(tiny_model, TEXTS, "document", precision="float32"), documents, atol=1e-6)
 
 
 def test_a_document_prompt_may_be_called_passage_or_corpus(tiny_model: RelevanceModel) -> None:
@@ -55,7 +55,7 @@ def test_an_empty_prompt_is_none_and_keeps_the_default_away(tiny_model: Relevanc
 def test_prompts_given_when_the_model_is_loaded(tiny_model_path: Path, prompts: dict[str, str]) -> None:
     model = SentenceTransformer(str(tiny_model_path), prompts=prompts, device="cpu")
     expected = model.encode_document(TEXTS, normalize_embeddings=True)
-    np.testing.assert_allclose(encode_texts(model, TEXTS, "document", bf16=False), expected, atol=1e-6)
+    np.testing.assert_allclose(encode_texts(model, TEXTS, "document", precision="float32"), expected, atol=1e-6)
 
 
 def test_a_router_takes_the_route_of_the_kind(router_model: RelevanceModel) -> None:
@@ -63,5 +63,5 @@ def test_a_router_takes_the_route_of_the_kind(router_model: RelevanceModel) -> N
     queries = router_model.encode_query(TEXTS, normalize_embeddings=True)
     documents = router_model.encode_document(TEXTS, normalize_embeddings=True)
     assert np.abs(queries - documents).max() > 0.01
-    np.testing.assert_allclose(encode_texts(router_model, TEXTS, "query", bf16=False), queries, atol=1e-6)
-    np.testing.assert_allclose(encode_texts(router_model, TEXTS, "document", bf16=False), documents, atol=1e-6)
+    np.testing.assert_allclose(encode_texts(router_model, TEXTS, "query", precision="float32"), queries, atol=1e-6)
+    np.testing.assert_allclose(encode_texts(router_model, TEXTS, "document", precision="float32"), documents, atol=1e-6)

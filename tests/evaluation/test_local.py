@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
+from bixse.cli.main import main
 from bixse.data.collection import Collection, Document
-from bixse.data.collection_files import save_collection
+from bixse.data.collection_files import load_collection, save_collection
 from bixse.data.trec import read_run
-from bixse.errors import OutputExistsError
+from bixse.errors import InputError, InvalidFileError, OutputExistsError
 from bixse.evaluation.baseline import search_bm25
 from bixse.evaluation.local import evaluate, model_hashes
 from bixse.evaluation.systems import EncodedCollection
@@ -49,7 +50,8 @@ def test_a_query_that_is_a_document_finds_itself_unless_it_is_left_out(
 
 def test_queries_that_are_documents_are_said_unless_they_are_left_out(folder: Path) -> None:
     (warning,) = evaluate("bm25", folder).warnings
-    assert "1 of 2 query ids is also the id of a document ('a1')" in warning
+    assert "1 query is a document too" in warning
+    assert "'a1'" in warning
     assert "--exclude-self" in warning
     assert evaluate("bm25", folder, exclude_self=True).warnings == []
 
@@ -113,8 +115,96 @@ def test_files_that_embeddings_depend_on_are_hashed(tmp_path: Path, name: str) -
 
 def test_a_name_of_a_model_counts(folder: Path, tmp_path: Path, tiny_model_path: Path) -> None:
     evaluate("bm25", folder, out=tmp_path / "out")
-    with pytest.raises(OutputExistsError, match="changed: model/"):
+    with pytest.raises(OutputExistsError, match=r"changed: .*model/"):
         evaluate(str(tiny_model_path), folder, out=tmp_path / "out")
     evaluate(str(tiny_model_path), folder, out=tmp_path / "other")
-    with pytest.raises(OutputExistsError, match="changed: model "):
+    with pytest.raises(OutputExistsError, match=r"changed: .*model "):
         evaluate("bm25", folder, out=tmp_path / "other")
+
+
+class TestSelfMatches:
+    """Only a document with the query's id and text is the query."""
+
+    def put(self, tmp_path: Path, queries: dict[str, str]) -> Path:
+        qrels = {"test": {query_id: {"a2": 1} for query_id in queries}}
+        save_collection(Collection("toy", CORPUS, queries, qrels), tmp_path / "toy")
+        return tmp_path / "toy"
+
+    def test_ids_that_are_equal_by_accident_are_not_said(self, tmp_path: Path) -> None:
+        folder = self.put(tmp_path, {"a1": "copy", "a3": "move"})
+        assert evaluate("bm25", folder).warnings == []
+
+    def test_and_excluding_them_is(self, tmp_path: Path) -> None:
+        folder = self.put(tmp_path, {"a1": "copy", "a3": CORPUS["a3"].text})
+        (warning,) = evaluate("bm25", folder, exclude_self=True).warnings
+        assert "'a1'" in warning
+        assert "'a3'" not in warning
+
+    def test_both_kinds_are_counted(self, tmp_path: Path) -> None:
+        folder = self.put(tmp_path, {"a1": "copy", "a3": " Wait in  a thread"})
+        (warning,) = evaluate("bm25", folder).warnings
+        assert "1 query is a document too" in warning
+        assert "1 others share an id" in warning
+        assert "'a3'" in warning
+
+
+class TestRelevanceLevel:
+    def warnings(self, tmp_path: Path, grades: dict[str, float], level: float = 1.0) -> list[str]:
+        save_collection(Collection("toy", CORPUS, {"q": "copy a file"}, {"test": {"q": grades}}), tmp_path / "toy")
+        return evaluate("bm25", tmp_path / "toy", relevance_level=level).warnings
+
+    def test_a_level_that_no_grade_reaches(self, tmp_path: Path) -> None:
+        (warning,) = self.warnings(tmp_path, {"a1": 0.8, "a2": 0.4})
+        assert "0.8" in warning
+        assert "--relevance-level" in warning
+        (warning,) = self.warnings(tmp_path, {"a1": 3, "a2": 1}, level=4)
+        assert "3" in warning
+
+    def test_fractions_below_the_default(self, tmp_path: Path) -> None:
+        (warning,) = self.warnings(tmp_path, {"a1": 1.0, "a2": 0.5, "a3": 0})
+        assert "1 of 2 grades" in warning
+
+    @pytest.mark.parametrize(
+        ("grades", "level"),
+        [({"a1": 1, "a2": 0}, 1.0), ({"a1": 3, "a2": 1}, 2.0), ({"a1": 1.0, "a2": 0.2}, 0.5), ({"a1": 2.5}, 1.0)],
+    )
+    def test_levels_that_fit(self, tmp_path: Path, grades: dict[str, float], level: float) -> None:
+        assert self.warnings(tmp_path, grades, level) == []
+
+
+class TestMissingDocuments:
+    @pytest.fixture
+    def lacking(self, tmp_path: Path) -> Path:
+        qrels = {"test": {"a1": {"a2": 1, "gone": 2}, "q2": {"a3": 1}, "q3": {"away": 1}}}
+        save_collection(Collection("toy", CORPUS, {**QUERIES, "q3": "sleep"}, qrels), tmp_path / "toy")
+        return tmp_path / "toy"
+
+    def test_they_are_refused_or_left_out_and_counted(self, lacking: Path, tmp_path: Path) -> None:
+        with pytest.raises(InvalidFileError) as raised:
+            evaluate("bm25", lacking, exclude_self=True)
+        assert len(raised.value.faults) == 2
+        assert "--missing-documents drop" in str(raised.value)
+        found = evaluate("bm25", lacking, exclude_self=True, missing_documents="drop", out=tmp_path / "out")
+        (warning,) = found.warnings
+        assert "2 of 4 judgements" in warning
+        assert set(found.run) == {"a1", "q2"}
+        assert found.metrics["ndcg@10"] == 1
+        again = evaluate("bm25", lacking, exclude_self=True, missing_documents="drop", out=tmp_path / "out")
+        assert (again.reused, again.warnings) == (True, found.warnings)
+
+    def test_nothing_left_is_refused(self, tmp_path: Path) -> None:
+        save_collection(Collection("toy", CORPUS, {"q": "copy"}, {"test": {"q": {"gone": 1}}}), tmp_path / "toy")
+        with pytest.raises(InputError, match="no judgement above 0"):
+            evaluate("bm25", tmp_path / "toy", missing_documents="drop")
+
+    def test_a_whole_collection_says_nothing(self, folder: Path) -> None:
+        assert evaluate("bm25", folder, exclude_self=True, missing_documents="drop").warnings == []
+        assert load_collection(folder, missing_documents="drop").missing == {"test": 0}
+
+    def test_the_flag(self, lacking: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        words = ["evaluate", "bm25", "--collection", str(lacking), "--json"]
+        assert main(words) == 2
+        capsys.readouterr()
+        assert main([*words, "--missing-documents", "drop"]) == 0
+        assert any("2 of 4" in warning for warning in json.loads(capsys.readouterr().out)["warnings"])
+        assert main(["evaluate", "bm25", "--suite", "beir", "--missing-documents", "drop"]) == 2

@@ -7,12 +7,14 @@ before, is planted in the question's document as `plan={...}`.
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import math
 import random
 import re
 import subprocess
 import sys
+import textwrap
 import urllib.request
 from collections import Counter, defaultdict
 from contextlib import contextmanager
@@ -21,6 +23,7 @@ from email.utils import formatdate
 from pathlib import Path
 from time import time
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,6 +34,15 @@ LABELS = ["0", "1", "2", "3"]
 FILLERS = ["The", "A", "I", "This", "It", "Based", "Score", "**", "\n", "To", "We", "Here", "Sure", "You", "In", "As"]
 BARE_SHARE = 0.9
 """Of an option's probability, how much goes to the token without a space."""
+SAID = {
+    "negated": "I would not give it a 3.",
+    "compared": "It deserves less than a score of 2.",
+    "counted": "2. The passage is about another city.",
+    "cut": "2. The passage is about another city of the same name, which lies in the north of the state of Texas.",
+}
+"""What is written in the place of a rating: a number that is none."""
+UNUSABLE = {"written-nan": math.nan, "written-null": None, "written-9999": -9999.0}
+"""Log-probability of the token that was written."""
 PLAN = re.compile(r"plan=(\{.*\})", re.DOTALL)
 
 
@@ -38,6 +50,31 @@ def planted(identifier: str, probabilities: list[float], faults: list[str] | Non
     """A document that tells the server how to answer."""
     plan = {"id": identifier, "p": probabilities, "faults": faults or [], "end": end}
     return f"a document. plan={json.dumps(plan)}"
+
+
+def spellings_of(key: str) -> list[str]:
+    """A key as servers repeat it: plain, escaped for JSON, addresses and pages, and in base64 at every alignment."""
+    code = "".join(f"%{ord(c):02x}" for c in key)
+    basic = [base64.b64encode(f"{user}:{key}".encode()).decode() for user in ("", "u", "us", "use")]
+    return [
+        key,
+        "".join(f"\\u{ord(c):04X}" for c in key),  # escaped twice: the text itself holds the escapes
+        "".join(f"\\\\x{ord(c):02x}" for c in key),
+        code,
+        code.upper(),
+        code.replace("%", "%25"),
+        quote(key, safe=""),
+        quote(key, safe="").lower(),
+        "".join(f"&#{ord(c)};" for c in key),
+        key.encode().hex(),
+        *basic,
+        *(urlsafe_b64(f"{text}?>~{key}??>") for text in ("", "a", "ab")),
+        "\n".join(textwrap.wrap(basic[0], 8)),
+    ]
+
+
+def urlsafe_b64(text: str) -> str:
+    return base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
 
 
 def alternatives(plan: dict[str, Any]) -> dict[str, float]:
@@ -54,6 +91,13 @@ def alternatives(plan: dict[str, Any]) -> dict[str, float]:
     return found
 
 
+REFUSED = {
+    "403": (403, "Access denied: the request was blocked by the web application firewall"),
+    "django": (400, "cannot read: 'the Django model was not found, so I wrote this passage'"),
+    "no-such": (404, "Not Found"),
+    "402": (402, "this text costs more than you have"),
+}
+"""End -> status and message of a refusal that is about this one text."""
 TRIES: defaultdict[str, Counter[str]] = defaultdict(Counter)
 """Tries of each planted document; endpoints of one group count together."""
 
@@ -117,6 +161,8 @@ class Scenario:
             return plain("On a scale of 0 to 3, I would rate this passage a 1.")
         if end == "off":
             return [("7", {"7": 0.8, "3": 0.1})]
+        if end in SAID:
+            return plain(SAID[end])
         prefix = self.get("prefix", "")
         before = plain(prefix) if prefix else []
         if end == "think" or (self.get("thinking") == "tags" and not self.thinking_off(body)):
@@ -211,6 +257,7 @@ class Scenario:
             else:
                 listed = [(word, math.log(share)) for word, share in ranked]
             own = dict(listed).get(token, math.log(options.get(token, 1e-9)))
+            own, listed = UNUSABLE.get(end, own), self.told(end, token, listed)
             rows.append((token, own, listed))
         if dialect == "legacy" or dialect == "together":
             tops = [dict(listed) for _, _, listed in rows]
@@ -240,6 +287,17 @@ class Scenario:
             ]
         }, None
 
+    def told(self, end: str, written: str, listed: list[tuple[str, Any]]) -> list[tuple[str, Any]]:
+        """The alternatives, with one value that cannot be used, without the written token, or named twice."""
+        if end in UNUSABLE:
+            return [(word, UNUSABLE[end] if word == written else value) for word, value in listed]
+        if end in ("left-out", "left-out-of-few"):
+            others = [(word, value) for word, value in listed if word != written]
+            return others[:4] if end == "left-out-of-few" else others
+        if end == "twice":
+            return [*listed, *((word.replace(" ", "▁"), value - 0.01) for word, value in listed)]
+        return listed
+
     # --- the tokenizer ----------------------------------------------------------------------------------------------
 
     def cut(self, text: str) -> list[int]:
@@ -256,7 +314,8 @@ class Scenario:
 
     def refusal(self, body: dict[str, Any], headers: Any) -> tuple[int, Any] | None:
         key = self.get("key")
-        if key and headers.get("Authorization") != f"Bearer {key}":
+        ended = self.counts["chat"] > self.get("key_until", 10**9)
+        if key and (ended or headers.get("Authorization") != f"Bearer {key}"):
             told = headers.get("Authorization", "nothing") if self.get("echo_key") else "a wrong key"
             return self.get("key_status", 401), {"error": {"message": f"Incorrect API key provided: {told}"}}
         if body.get("model") not in self.get("models", ["judge-model"]) and not self.get("any_model"):
@@ -382,6 +441,9 @@ def application() -> web.Application:
             await asyncio.sleep(scenario.get("delay"))
         if fault:
             scenario.counts[fault] += 1
+        if fault == "429-quota":
+            told = {"error": {"message": "You exceeded your current quota (insufficient_quota): 3 requests a minute"}}
+            return web.json_response(told, status=429, headers={"Retry-After": "0.05"})
         if fault.startswith("429"):
             headers = {"429": {"Retry-After": "0.05"}, "429-date": {"Retry-After": formatdate(time(), usegmt=True)}}
             return web.json_response({"error": "slow down"}, status=429, headers=headers.get(fault, {}))
@@ -405,7 +467,23 @@ def application() -> web.Application:
             return web.json_response({"error": {"message": "request exceeds the available context size"}}, status=400)
         if plan["end"] == "odd-400":
             return web.json_response({"error": {"message": "I do not like this one"}}, status=400)
-        data = json.dumps(scenario.reply(body, plan)).encode()
+        if plan["end"] in REFUSED:
+            status, told = REFUSED[plan["end"]]
+            return web.json_response({"error": {"message": told}}, status=status)
+        key = request.headers.get("Authorization", "").removeprefix("Bearer ")
+        spelled = spellings_of(key)[sum(map(ord, plan["id"])) % len(spellings_of(key))]
+        if plan["end"] == "echo-error":
+            return web.json_response({"error": {"message": f"I do not like {spelled} at all"}}, status=400)
+        reply = scenario.reply(body, plan)
+        if plan["end"] == "other-model" or scenario.get("answers_as") is not None:
+            reply["model"] = scenario.get("answers_as", "cheap-model")
+        if plan["end"].startswith("usage "):
+            reply["usage"]["prompt_tokens"] = json.loads(plan["end"].removeprefix("usage "))
+        if plan["end"] == "echo-text":
+            message = reply["choices"][0]["message"]
+            message |= {"content": None, "refusal": f"I will not judge for {spelled}"}
+        escaped = "".join(f"\\u{ord(c):04x}" for c in key)  # what JSON makes of it is the plain key
+        data = json.dumps(reply).replace(key or "\0", escaped).encode()
         if fault == "half":
             response = web.StreamResponse(
                 headers={"Content-Type": "application/json", "Content-Length": str(len(data))}

@@ -55,13 +55,13 @@ def llama_server(threads: int | None = None) -> Iterator[str]:
             address = process.stdout.readline().strip()
             if not address:
                 raise RuntimeError(f"llama.cpp did not start: exit status {process.wait(10)}")
-            _wait_until_healthy(address)
+            wait_until_healthy(address)
             yield address
         finally:
             process.kill()
 
 
-def _wait_until_healthy(address: str) -> None:
+def wait_until_healthy(address: str) -> None:
     end = time.monotonic() + START_SECONDS
     while True:
         try:

@@ -42,6 +42,7 @@ class ScriptedJudge:
         self.usage = usage or Usage(prompt=100, completion=1)
         self.asked: list[Question] = []
         self.warnings: list[str] = []
+        self.at_once = 1
         self.closed = False
 
     @property

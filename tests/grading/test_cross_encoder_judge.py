@@ -10,6 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertConfig, BertForSequenceClassification
 
+from bixse.encoders.precision import use_precision
 from bixse.errors import InputError, ModelError
 from bixse.grading.cross_encoder_judge import CrossEncoderJudge
 from bixse.grading.judge import Question
@@ -119,6 +120,7 @@ class TestRefused:
             CrossEncoderJudge(reranker, **{setting: 0})
 
 
+@pytest.mark.precision("float32")
 class TestGrades:
     @pytest.mark.parametrize("batch_size", [1, 32])
     def test_they_are_one_sigmoid_of_the_raw_score(self, reranker, raw, batch_size):
@@ -192,6 +194,20 @@ class TestGrades:
         judge = CrossEncoderJudge(reranker, device="cpu")
         monkeypatch.setattr(judge, "_scores", lambda pairs: np.array([np.nan, 1.0, -np.inf, 0.0]))
         assert [answer.status for _, answer in judge.answers(QUESTIONS)] == ["failed", "graded", "failed", "graded"]
+
+
+def test_it_computes_in_the_precision_that_is_set(reranker):
+    found = {}
+    for precision in ("float32", "bfloat16"):
+        with use_precision(precision):
+            judge = CrossEncoderJudge(reranker, device="cpu")
+            assert CrossEncoderJudge(reranker, device="cpu", dtype=precision).identity == judge.identity
+        assert judge.identity["dtype"] == precision
+        found[precision] = grades(judge)
+    assert found["float32"] != found["bfloat16"]
+    assert CrossEncoderJudge(reranker, device="cpu", dtype="float16").identity["dtype"] == "float16"
+    with pytest.raises(InputError, match="dtype: got 'float64'; expected one of auto, float32"):
+        CrossEncoderJudge(reranker, device="cpu", dtype="float64")
 
 
 def test_identity_follows_weights_and_map(reranker, tmp_path, tiny_model_path):

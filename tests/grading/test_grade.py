@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import threading
@@ -294,8 +295,8 @@ def test_an_estimate_from_a_pilot_whose_answers_are_kept(tmp_path):
     found = estimate(pairs, judge, tmp_path / "out", prices=Prices(1e-3, 1e-2), pilot=10)
     assert (found.pairs, found.questions, found.answered, found.pilot) == (100, 100, 10, 10)
     assert found.counted_by == "answers"
-    left = sum(len(pair.query + pair.document) for pair in pairs[10:])
-    seen = sum(len(pair.query + pair.document) for pair in pairs[:10])
+    seen = sum(question.characters for question in judge.asked)
+    left = sum(len(pair.query + pair.document) for pair in pairs) - seen
     assert found.prompt_tokens == round(left * 500 / seen)
     assert found.completion_tokens == 180
     assert found.usd == pytest.approx(found.prompt_tokens * 1e-3 + 1.8)
@@ -304,6 +305,83 @@ def test_an_estimate_from_a_pilot_whose_answers_are_kept(tmp_path):
     on = ScriptedJudge()
     assert grade(pairs, on, tmp_path / "out").complete
     assert len(on.asked) == 90
+
+
+def test_a_pilot_leaves_the_tables_of_an_earlier_run(tmp_path):
+    grade(some_pairs(60), ScriptedJudge(), tmp_path / "out", budget=Budget(max_questions=40))
+    before = (tmp_path / "out" / "judgements.parquet").read_bytes()
+    found = estimate(some_pairs(60), ScriptedJudge(), tmp_path / "out")
+    assert (found.pilot, found.answered) == (16, 56)
+    assert (tmp_path / "out" / "judgements.parquet").read_bytes() == before
+
+
+def test_the_pilot_of_few_questions_is_small_and_that_of_many_follows_the_judge(tmp_path):
+    judge = ScriptedJudge(ahead=40)
+    judge.at_once = 40
+    assert estimate(some_pairs(100), judge, tmp_path / "few").pilot == 16
+    assert estimate(some_pairs(2000), judge, tmp_path / "many").pilot == 120
+
+
+def test_the_time_is_that_of_answers_after_the_warm_up_at_the_judges_pace(tmp_path):
+    """Of 60 answers the first 40 took long: a server that loads its model, connections that are made."""
+
+    def rule(question):
+        seconds = 9.0 if len(judge.asked) <= 40 else 0.5
+        return Answer("graded", "verbal", (), 1.0, 1.0, 1.0, "1", Usage(100, 0, 1), seconds=seconds, judge="scripted")
+
+    judge = ScriptedJudge(ahead=1, rule=rule)
+    judge.at_once = 20
+    found = estimate(some_pairs(1000), judge, tmp_path / "out", pilot=60)
+    assert found.seconds == pytest.approx(940 * 0.5 / 20)
+
+
+def test_answers_without_a_number_of_tokens_count_for_the_budget_at_a_guess(tmp_path):
+    judge = ScriptedJudge(ahead=4, usage=Usage())
+    result = grade(some_pairs(50), judge, tmp_path / "out", prices=PRICES, budget=Budget(max_usd=0.001))
+    assert "US dollars" in result.stopped
+    assert 0 < len(judge.asked) < 50
+    assert (result.summary["usd"], result.summary["usage_unknown"]) == (0.0, len(judge.asked))
+
+
+def test_usage_that_an_older_ledger_holds_makes_no_negative_dollars():
+    usage = {"prompt": -3000, "cached": 40, "completion": 1, "reasoning": 5}
+    line = json.dumps({"status": "graded", "mode": "verbal", "usage": usage, "probabilities": []})
+    assert Answer.from_json(line).usage == Usage(0, 0, 1, 0)
+
+
+class TestAnotherModel:
+    """A judge called "scripted" whose answers for some pairs come from "cheap"."""
+
+    @staticmethod
+    def judge(*numbers: int) -> ScriptedJudge:
+        def rule(question):
+            name = "cheap" if int(question.document_id[1:]) in numbers else "scripted-2024-08-06"
+            return Answer("graded", "verbal", (), 1.0, 1.0, 1.0, "1", Usage(100, 0, 1), judge=name)
+
+        return ScriptedJudge(ahead=1, rule=rule)
+
+    def test_its_answers_are_counted(self, tmp_path):
+        result = grade(some_pairs(20), self.judge(3, 5), tmp_path / "out")
+        assert result.complete
+        assert result.summary["other_models"] == {"cheap": 2}
+        again = grade(some_pairs(20), self.judge(), tmp_path / "out")
+        assert (again.summary["asked"], again.summary["other_models"]) == (0, {"cheap": 2})
+
+    def test_strict_stops_there_and_keeps_none_of_them(self, tmp_path):
+        with pytest.raises(InputError, match=r"--strict.*'cheap'.*expected scripted"):
+            grade(some_pairs(20), self.judge(7), tmp_path / "out", strict=True)
+        assert {row["judge"] for row in rows(tmp_path / "out")} == {"scripted-2024-08-06"}
+        assert len(rows(tmp_path / "out")) == 7
+
+    def test_strict_asks_again_what_another_model_answered_before(self, tmp_path):
+        grade(some_pairs(20), self.judge(3, 5), tmp_path / "out")
+        with pytest.raises(InputError, match="--strict"):
+            grade(some_pairs(20), self.judge(5), tmp_path / "out", strict=True)
+        assert len(rows(tmp_path / "out")) == 19, "d3 is answered anew, d5 is left out"
+        judge = self.judge()
+        result = grade(some_pairs(20), judge, tmp_path / "out", strict=True)
+        assert [question.document_id for question in judge.asked] == ["d5"]
+        assert (result.complete, result.summary["other_models"]) == (True, {})
 
 
 def test_an_estimate_without_a_pilot_asks_and_writes_nothing(tmp_path):
@@ -319,3 +397,42 @@ def test_an_estimate_counts_with_the_judges_tokenizer(tmp_path):
     judge.count_tokens = lambda questions: [len(question.document.split()) for question in questions]
     found = estimate(some_pairs(10), judge, tmp_path / "out", pilot=0)
     assert (found.prompt_tokens, found.counted_by) == (19, "tokenizer")  # "document " is one word, and 9 have a second
+
+
+def test_doubts_are_told_before_the_first_question_and_strict_asks_none(tmp_path):
+    judge = ScriptedJudge()
+    judge.doubts = ["it grades the capital of France 0.00"]
+    seen = []
+
+    class Seen(logging.Handler):
+        def emit(self, record):
+            seen.append((record.getMessage(), len(judge.asked)))
+
+    handler = Seen()
+    logging.getLogger("bixse").addHandler(handler)
+    try:
+        with pytest.raises(InputError, match="capital of France"):
+            grade(some_pairs(3), judge, tmp_path / "out", strict=True)
+        assert judge.asked == []
+        assert not (tmp_path / "out").exists()
+        assert grade(some_pairs(3), judge, tmp_path / "out").complete
+    finally:
+        logging.getLogger("bixse").removeHandler(handler)
+    assert seen == [(judge.doubts[0], 0)] * 2
+    assert grade(some_pairs(3), ScriptedJudge(), tmp_path / "sure", strict=True).complete
+
+
+def test_progress_counts_answers_of_the_ledger_apart_and_names_statuses_and_dollars(tmp_path):
+    calls = []
+
+    def bars(title, total):
+        calls.append((title, total))
+        return lambda done, note="", known=0: calls.append((done, note, known))
+
+    grade(some_pairs(2), ScriptedJudge(), tmp_path / "out", prices=PRICES)
+    moody = ScriptedJudge(rule=lambda question: Answer("refused", "verbal", usage=Usage(prompt=100)))
+    grade(some_pairs(5), moody, tmp_path / "out", prices=PRICES, progress=bars)
+    assert calls[0] == ("grade", 5)
+    assert sum(done for done, *_ in calls[1:]) == 3
+    assert sum(known for *_, known in calls[1:]) == 2
+    assert calls[-1][1] == "3 refused, 0.0030 US dollars"

@@ -233,7 +233,7 @@ def test_a_key_that_ends_in_mid_run_stops_it(server: FaultServer, monkeypatch: p
             if found == 100:
                 server.change(address, key="changed")
     assert 100 <= found < 5000
-    assert server.stats(address)["counts"][f"refused {status}"] <= 64
+    assert server.stats(address)["counts"][f"refused {status}"] <= 64 + 16  # in flight, and a few more until it is sure
 
 
 def test_the_key_is_nowhere(

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from llama_server import CONTEXT, llama_server, missing
+from llama_server import CONTEXT, llama_server, missing, model_file, wait_until_healthy
 
 from bixse.errors import InputError
 from bixse.grading.judge import Question
@@ -32,6 +36,25 @@ QUERIES = ["how do I copy a file", "wait for two seconds", "names of the files i
 def address() -> Iterator[str]:
     with llama_server() as running:
         yield running
+
+
+def test_the_command_of_the_documentation_starts_a_server(tmp_path: Path) -> None:
+    page = Path(__file__).parents[2] / "docs" / "grading.md"
+    command = re.search(r'python -c "\n(.*?)\n"\n', page.read_text(encoding="utf-8"), re.DOTALL)
+    assert command is not None
+    script = command[1].replace("model.gguf", str(model_file())).replace("8000", "0")
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as process:
+        try:
+            assert process.stdout is not None
+            address = process.stdout.readline().strip()
+            wait_until_healthy(address)
+            with ServerJudge([f"{address}/v1"], load_rubric("binary-0-1"), timeout=300) as judge:
+                assert judge.identity["server"] == "llama.cpp"
+                assert judge.doubts, "a model of this size is no judge"
+        finally:
+            process.kill()
 
 
 def question(query: str, name: str, document: str, rubric: Rubric) -> Question:

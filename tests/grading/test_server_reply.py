@@ -221,6 +221,17 @@ def test_kinds_of_failure(status: int, message: str, failure: str) -> None:
     assert classify_failure(status, message) == failure
 
 
+def test_a_wish_to_wait_is_never_a_lack_of_money() -> None:
+    told = "You exceeded your current quota, please check your plan (insufficient_quota)"
+    assert classify_failure(429, told, wait=True) == "overloaded"
+
+
+@pytest.mark.parametrize("count", [math.inf, math.nan, -1, 12.5, 10**8, 10**400, True, "12", None, [12]])
+def test_what_is_no_number_of_tokens_is_unknown(count: Any) -> None:
+    usage = {"prompt_tokens": count, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 8}}
+    assert parse_reply(chat(None) | {"usage": usage}).usage == Usage(0, 0, 2, 0)
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [

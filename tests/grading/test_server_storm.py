@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 from fault_server import fault_server, planted
+from key_search import holds_key
 
-from bixse.grading.judge import Question
+from bixse.grading.judge import Question, Usage
+from bixse.grading.model_names import same_model
 from bixse.grading.rubrics import load_rubric
 from bixse.grading.server_judge import ServerJudge
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from bixse.grading.rubrics import Rubric
 
 QUESTIONS = 10_000
 ENDS = {  # what is planted -> the status it ends with
@@ -27,14 +35,55 @@ ENDS = {  # what is planted -> the status it ends with
     "null": "no-probabilities",
     "no-logprobs": "no-probabilities",
     "too-long": "too-long",
+    "written-nan": "no-probabilities",
+    "written-null": "no-probabilities",
+    "written-9999": "no-probabilities",
+    "left-out": "graded",
+    "left-out-of-few": "graded",
+    "twice": "graded",
+    "negated": "no-option",
+    "compared": "no-option",
 }
-FAULTS = ["500", "half", "garbage", "reset", "empty", "null-choices"]
+BOUNDED = ("left-out-of-few", "twice")
+"""Ends whose grade is not that of all that is known, but has it within its bounds."""
+WRITTEN_ENDS = {  # the same where the grade is the text itself
+    "": "graded",
+    "think": "graded",
+    "none": "no-option",
+    "refuse": "refused",
+    "ambiguous": "ambiguous",
+    "off": "off-scale",
+    "filter": "filtered",
+    "negated": "no-option",
+    "compared": "no-option",
+    "counted": "no-option",
+    "cut": "truncated",
+}
+ENDS |= {  # refusals of one text, a key that comes back, numbers of tokens that are none, another model
+    "403": "failed",
+    "django": "failed",
+    "no-such": "failed",
+    "402": "failed",
+    "echo-error": "failed",
+    "echo-text": "refused",
+    "usage 1e999": "graded",
+    "usage -3000": "graded",
+    "usage NaN": "graded",
+    "usage 12.5": "graded",
+    "usage 1e15": "graded",
+    "other-model": "graded",
+}
+NO_BODY = {"no-logprobs", "too-long", "403", "django", "no-such", "402", "echo-error"}
+KEY = "sk-storm/very+secret=0123"
+FAULTS = ["500", "half", "garbage", "reset", "empty", "null-choices", "429-quota"]
 
 
-def storm(dice: random.Random) -> list[tuple[list[float], list[str], str]]:
+def storm(
+    dice: random.Random, count: int = QUESTIONS, ends: Sequence[str] = tuple(ENDS)
+) -> list[tuple[list[float], list[str], str]]:
     """Shares, faults and end of every question."""
     plans = []
-    for number in range(QUESTIONS):
+    for number in range(count):
         weights = [dice.uniform(0.05, 1.0) for _ in range(4)]
         mass = dice.uniform(0.6, 0.97)
         shares = [mass * weight / sum(weights) for weight in weights]
@@ -43,44 +92,73 @@ def storm(dice: random.Random) -> list[tuple[list[float], list[str], str]]:
             faults = [dice.choice(["429", "429-date"]), *faults]
         if number % 1000 == 500:
             faults = ["stall"]
-        end = dice.choice(list(ENDS)) if dice.random() < 0.1 else ""
-        if end in ("no-logprobs", "too-long"):  # refused before there is a body to cut in half
+        end = dice.choice(ends) if dice.random() < 0.1 else ""
+        if end in NO_BODY:  # refused before there is a body to cut in half
             faults = [fault for fault in faults if fault != "half"]
         plans.append((shares, faults, end))
     return plans
 
 
-def test_ten_thousand_questions_in_a_storm() -> None:
+def questions(plans: list[tuple[list[float], list[str], str]], rubric: Rubric) -> list[Question]:
+    found = []
+    for number, (shares, faults, end) in enumerate(plans):
+        document = planted(str(number), shares, faults, end)
+        messages = rubric.orders[0].messages("query", document)
+        found.append(Question(str(number), "d", "query", document, messages=messages))
+    return found
+
+
+def test_ten_thousand_questions_in_a_storm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
     rubric = load_rubric("trec-dl-0-3")
     plans = storm(random.Random(7))
-
-    def questions() -> list[Question]:
-        found = []
-        for number, (shares, faults, end) in enumerate(plans):
-            document = planted(str(number), shares, faults, end)
-            messages = rubric.orders[0].messages("query", document)
-            found.append(Question(str(number), "d", "query", document, messages=messages))
-        return found
-
     with fault_server() as server:
         addresses = [server.scenario(group="storm"), server.scenario(group="storm")]
         with ServerJudge(addresses, rubric, max_tokens=32, timeout=3.0, concurrency=32) as judge:
-            answers = [(int(question.query_id), answer) for question, answer in judge.answers(questions())]
+            answers = [(int(question.query_id), answer) for question, answer in judge.answers(questions(plans, rubric))]
         stats = [server.stats(address) for address in addresses]
     assert Counter(number for number, _ in answers) == Counter(range(QUESTIONS))
     wrong = []
     for number, answer in answers:
         shares, faults, end = plans[number]
         grade = np.average([0, 1, 2, 3], weights=shares) if ENDS[end] == "graded" else None
+        expected = answer.grade if end in BOUNDED else grade
         if answer.status != ENDS[end] or answer.grade != (
-            pytest.approx(grade, abs=1e-6) if grade is not None else None
+            pytest.approx(expected, abs=1e-6) if grade is not None else None
         ):
             wrong.append((number, end, faults, answer.status, answer.grade, grade, answer.detail))
+        if answer.grade is not None and not answer.low - 1e-6 <= grade <= answer.high + 1e-6:
+            wrong.append((number, end, faults, answer.low, answer.high, grade, "outside its bounds"))
     assert wrong == []
+    for number, answer in answers:
+        end = plans[number][2]
+        assert not holds_key(answer.to_json(), KEY)
+        assert (end == "other-model") == (not same_model("judge-model", answer.judge))
+        if ENDS[end] == "graded":
+            read = (0, 0) if end.startswith("usage") else (50, 40)
+            assert answer.usage == Usage(*read, answer.usage.completion)
     assert {answer.mode for _, answer in answers} == {"top-logprobs"}
     seen: Counter[str] = Counter()
     for each in stats:
         seen.update(each["counts"])
     for fault, times in Counter(fault for _, faults, _ in plans for fault in faults).items():
-        assert times <= seen[fault] <= times + 5  # each was met; a time-out of ours may meet one again
+        assert times <= seen[fault] <= times + 5, fault  # each was met; a time-out of ours may meet one again
     assert all(each["most_in_flight"] <= 32 + 2 for each in stats)
+
+
+def test_written_ratings_in_a_storm() -> None:
+    """The grade is the one that was written; a number that is no rating never is one."""
+    rubric = load_rubric("trec-dl-0-3")
+    plans = storm(random.Random(8), 2000, tuple(WRITTEN_ENDS))
+    with fault_server() as server:
+        addresses = [server.scenario(group="written", no_logprobs=True) for _ in range(2)]
+        with ServerJudge(addresses, rubric, mode="verbal", timeout=3.0, concurrency=32) as judge:
+            answers = [(int(asked.query_id), answer) for asked, answer in judge.answers(questions(plans, rubric))]
+    assert Counter(number for number, _ in answers) == Counter(range(len(plans)))
+    found = {number: (answer.status, answer.grade) for number, answer in answers}
+    expected = {
+        number: (WRITTEN_ENDS[end], float(np.argmax(shares)) if WRITTEN_ENDS[end] == "graded" else None)
+        for number, (shares, _, end) in enumerate(plans)
+    }
+    assert found == expected
+    assert {plan[2] for plan in plans} == set(WRITTEN_ENDS)

@@ -268,7 +268,7 @@ def test_a_threshold_keeps_the_probable(folder):
 
 def test_half_precision_takes_half_the_disk(corpus, tmp_path, folder):
     half = tmp_path / "half"
-    make_index(WordEncoder(), corpus, half, precision="float16", shard_size=30)
+    make_index(WordEncoder(), corpus, half, dtype="float16", shard_size=30)
     sizes = [sum(file.stat().st_size for file in where.glob("embeddings-*")) for where in (folder, half)]
     assert 100 * DIMENSIONS * 2 <= sizes[1] < sizes[0] / 2 + 500
     with open_index(half, WordEncoder()) as index:

@@ -239,7 +239,7 @@ def test_one_document(tmp_path):
 
 @needs_faiss
 def test_half_precision_is_searched_as_it_is_stored(corpus, tmp_path):
-    make_index(WordEncoder(), corpus, tmp_path / "index", KindSettings("hnsw"), precision="float16")
+    make_index(WordEncoder(), corpus, tmp_path / "index", KindSettings("hnsw"), dtype="float16")
     with open_index(tmp_path / "index", WordEncoder()) as index:
         graph = [(hit.document_id, hit.cosine) for hit in index.search("text", top=300)]
     with open_index(tmp_path / "index", WordEncoder(), exact=True) as index:

@@ -92,7 +92,7 @@ def shown(capsys, *words):
             ["demo", "--collection", "c", "--out", "o", "--recall-target", "0.9"],
             "--recall-target: got it for kind exact",
         ),
-        (["demo", "--collection", "c", "--out", "o", "--precision", "int8"], "expected float32 or float16"),
+        (["demo", "--collection", "c", "--out", "o", "--dtype", "int8"], "expected float32 or float16"),
         (["demo", "--collection", "c", "--out", "o", "--seed", "-1"], "--seed"),
         (["demo", "--collection", "c", "--out", "o"], "expected documents, one JSON object a line"),
     ],

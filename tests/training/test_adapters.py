@@ -18,6 +18,7 @@ from bixse.data.pairs_files import save_graded_pairs
 from bixse.data.pydocs.collection import PYDOCS_SCALE, load_pydocs
 from bixse.encoders.attention import sees_whole_text
 from bixse.encoders.build import build_encoder
+from bixse.encoders.precision import use_precision
 from bixse.encoders.relevance_model import load_relevance_model
 from bixse.errors import ConfigError
 from bixse.training.config import TrainConfig, load_config
@@ -56,10 +57,16 @@ class TestAdapters:
             stored = AutoModel.from_pretrained(decoder_path("llama")).to(torch.bfloat16).to(dtype)
             stored.save_pretrained(tmp_path / name)
             settings = run_config(
-                training_files, tmp_path / name, dev=None, lora=lora, optimizer={"learning_rate": 1e-5}, bf16=False
+                training_files,
+                tmp_path / name,
+                dev=None,
+                lora=lora,
+                optimizer={"learning_rate": 1e-5},
+                precision="float32",
             )
             folders[name] = train(settings, tmp_path / f"{name} out", progress=False).model_path
-        assert build_encoder(tmp_path / "half", device="cpu").dtype == torch.bfloat16
+        with use_precision("bfloat16"):
+            assert build_encoder(tmp_path / "half", device="cpu").dtype == torch.bfloat16
         trained = [build_encoder(folders[name], device="cpu") for name in ("half", "whole")]
         assert {parameter.dtype for model in trained for parameter in model.parameters()} == {torch.float32}
         pairs = list(zip(*(model.parameters() for model in trained), strict=True))

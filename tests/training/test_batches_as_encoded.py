@@ -49,9 +49,9 @@ def batch_embeddings(trainer: GradedTrainer, model: RelevanceModel, passes: int)
 
 def check_equal(trainer: GradedTrainer, model: RelevanceModel, passes: int = 2) -> None:
     queries, documents = batch_embeddings(trainer, model, passes)
-    expected = encode_texts(model, ["how do i copy", "sort"], "query", bf16=False)
+    expected = encode_texts(model, ["how do i copy", "sort"], "query", precision="float32")
     np.testing.assert_allclose(queries, expected, atol=1e-6)
-    np.testing.assert_allclose(documents, encode_texts(model, DOCUMENTS, "document", bf16=False), atol=1e-6)
+    np.testing.assert_allclose(documents, encode_texts(model, DOCUMENTS, "document", precision="float32"), atol=1e-6)
 
 
 @pytest.mark.parametrize("passes", [2, 32])

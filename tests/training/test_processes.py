@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+pytestmark = pytest.mark.precision("float32")
 TOLERANCE = 1e-4
 """Adam makes much of small gradients: what rounding adds in a dozen steps of rate 1e-3."""
 SHARED_QUERIES = 45

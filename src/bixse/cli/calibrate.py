@@ -51,17 +51,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--task", metavar="NAME", help="task whose instructions stand before queries (and documents)")
     parser.add_argument("--out", type=Path, metavar="DIR", help="save the calibrated model and a reliability diagram "
                         "here; without it the head inside the model folder is replaced")  # fmt: skip
+    parser.add_argument("--negatives", type=int, metavar="N",
+                        help="add N random documents of --collection a query as irrelevant pairs, never one that is "
+                        "judged for it")  # fmt: skip
+    parser.add_argument("--collection", type=Path, metavar="DIR",
+                        help="--negatives: folder with corpus.jsonl, queries.jsonl and qrels")  # fmt: skip
     parser.add_argument("--prior", type=float, metavar="SHARE",
                         help="mean relevance of all that will be scored, above 0 and below 1: move the probabilities "
                         "from the pairs' own mean to it (default: as in the pairs)")  # fmt: skip
-    parser.add_argument("--precision", type=float, nargs="+", action=_Several, metavar="P",
+    parser.add_argument("--at-precision", type=float, nargs="+", action=_Several, metavar="P",
                         help="find and save the lowest probability from which at least this share of the documents is "
                         "relevant; may be given several times")  # fmt: skip
     parser.add_argument("--relevant-from", type=float, default=0.5, metavar="Z",
-                        help="--precision: relevance from which a document counts as relevant "
+                        help="--at-precision: relevance from which a document counts as relevant "
                         "(default: 0.5)")  # fmt: skip
     parser.add_argument(
-        "--seed", type=int, default=0, help="seed of the split of the queries into two halves (default: 0)"
+        "--seed",
+        type=int,
+        default=0,
+        help="seed of the split of the queries into two halves, and of --negatives (default: 0)",
     )
 
 
@@ -76,6 +84,7 @@ def run(args: argparse.Namespace) -> CommandResult:
     from bixse.encoders.build import build_encoder, quiet_loading
     from bixse.encoders.head import HEAD_FILE, log_odds
     from bixse.encoders.instructions import use_task
+    from bixse.encoders.precision import resolve_precision
     from bixse.encoders.saving import save_whole
     from bixse.errors import InputError
     from bixse.evaluation.head_fit import choose_thresholds, fit_head, held_out_check
@@ -87,20 +96,27 @@ def run(args: argparse.Namespace) -> CommandResult:
             f"calibrate: got model {args.model!r} and no --out; expected a model folder or --out DIR; "
             "to mend: add --out, the calibrated model is saved there"
         )
-    precisions = list(args.precision or [])
+    precisions = list(args.at_precision or [])
     for precision in precisions:
         check_precision(precision)
     if args.prior is not None:
         log_odds(args.prior, "--prior")
-    pairs = load_graded_pairs(args.pairs)
+    given_pairs = load_graded_pairs(args.pairs)
+    pairs, facts = _with_negatives(args, given_pairs)
     record = None
     if args.out is not None:
         inputs = {"pairs": file_hash(args.pairs), **model_hashes(args.model)}
         if (Path(args.model) / HEAD_FILE).is_file():
             inputs["head"] = file_hash(Path(args.model) / HEAD_FILE)
         config = {name: getattr(args, name) for name in ("model", "pairs", "seed", "task", "prior", "relevant_from")}
-        config["precision"] = precisions
-        record = open_run(args.out, "calibrate", config, inputs, paths=("pairs", *model_path_settings(args.model)))
+        config |= {"at_precision": precisions, "precision": resolve_precision()}
+        paths = ["pairs", *model_path_settings(args.model)]
+        if args.negatives is not None:
+            config |= {"negatives": args.negatives, "collection": args.collection}
+            qrels = [f"qrels/{path.name}" for path in sorted((args.collection / "qrels").glob("*.tsv"))]
+            inputs |= {name: file_hash(args.collection / name) for name in ("corpus.jsonl", "queries.jsonl", *qrels)}
+            paths.append("collection")
+        record = open_run(args.out, "calibrate", config, inputs, paths=paths)
         if record.status == "finished":
             return CommandResult(**record.results, warnings=["this run was finished before: its results are shown"])
     model = build_encoder(args.model)
@@ -109,15 +125,15 @@ def run(args: argparse.Namespace) -> CommandResult:
         record.save("running")
     cosines = _cosines(model, pairs)
     head: RelevanceHead | None = getattr(model, "head", None)
-    given = (cosines, pairs.relevance, pairs.query_ids)
-    check = held_out_check(head, *given, args.seed, args.prior)
+    measured = (cosines, pairs.relevance, pairs.query_ids)
+    check = held_out_check(head, *measured, args.seed, args.prior)
     kept = head
     if check.helps:
-        kept = fit_head(head, *given[:2], f"{len(pairs)} pairs of {args.pairs.name}")
+        kept = fit_head(head, *measured[:2], facts)
         kept = kept if args.prior is None else kept.at_prior(args.prior)
     points: list[OperatingPoint] = []
     if precisions and kept is not None:
-        kept, points = choose_thresholds(kept, *given, precisions, args.relevant_from, args.prior, args.seed)
+        kept, points = choose_thresholds(kept, *measured, precisions, args.relevant_from, args.prior, args.seed)
     artifacts = {}
     if kept is not None and kept != head:
         folder = args.out / "model" if args.out is not None else Path(args.model)
@@ -130,12 +146,33 @@ def run(args: argparse.Namespace) -> CommandResult:
         artifacts["model"] = str(folder)
     if args.out is not None:
         artifacts["diagram"] = _write_diagram(args.out / DIAGRAM, check)
-    text = "\n\n".join(_text(check, kept, points, args.prior, artifacts))
-    metrics = _metrics(check, kept, points)
+    computed = resolve_precision(device=model.device)
+    shown = [*([facts] if args.negatives else []), *_text(check, kept, points, args.prior, artifacts)]
+    text = "\n\n".join([*shown, f"precision: {computed}"])
+    metrics = {
+        **_metrics(check, kept, points), "negatives": len(pairs) - len(given_pairs), "precision": computed
+    }  # fmt: skip
     if record is not None:
         record.results = {"text": text, "metrics": metrics, "artifacts": artifacts}
         record.save("finished")
     return CommandResult(text, metrics, artifacts, _warnings(points))
+
+
+def _with_negatives(args: argparse.Namespace, pairs: GradedPairs) -> tuple[GradedPairs, str]:
+    """The pairs with the random documents that were asked for, and what they are, in words."""
+    from bixse.data.collection_files import load_collection
+    from bixse.data.random_negatives import with_random_negatives
+    from bixse.errors import InputError
+
+    facts = f"{len(pairs)} pairs of {args.pairs.name}"
+    if (args.negatives is None) != (args.collection is None):
+        one, other = ("--negatives", "--collection")[:: 1 if args.collection is None else -1]
+        raise InputError(f"calibrate: got {one} without {other}; expected both; fix: add {other}, or drop {one}")
+    if args.negatives is None:
+        return pairs, facts
+    collection = load_collection(args.collection)
+    more = with_random_negatives(pairs, collection, args.negatives, args.seed)
+    return more, f"{facts} and {len(more) - len(pairs)} random documents of {collection.name} as irrelevant pairs"
 
 
 def _cosines(model: RelevanceModel, pairs: GradedPairs) -> NDArray[Any]:
@@ -143,17 +180,12 @@ def _cosines(model: RelevanceModel, pairs: GradedPairs) -> NDArray[Any]:
     import numpy as np
 
     from bixse.encoders.encode import encode_texts
+    from bixse.progress import progress_bar
 
-    texts = {"query": dict(zip(pairs.query_ids, pairs.queries, strict=True)),
-             "document": dict(zip(pairs.document_ids, pairs.documents, strict=True))}  # fmt: skip
-    rows = {kind: {identifier: row for row, identifier in enumerate(found)} for kind, found in texts.items()}
-    queries = encode_texts(model, list(texts["query"].values()), "query")
-    documents = encode_texts(model, list(texts["document"].values()), "document")
-    cosines: NDArray[Any] = np.einsum(
-        "md,md->m",
-        queries[[rows["query"][q] for q in pairs.query_ids]].astype(np.float64),
-        documents[[rows["document"][d] for d in pairs.document_ids]].astype(np.float64),
-    )
+    step = progress_bar("encode pairs", 2 * len(pairs))
+    queries = encode_texts(model, pairs.queries, "query", progress=step).astype(np.float64)
+    documents = encode_texts(model, pairs.documents, "document", progress=step).astype(np.float64)
+    cosines: NDArray[Any] = np.einsum("md,md->m", queries, documents)
     return cosines
 
 
@@ -248,7 +280,7 @@ def _warnings(points: Sequence[OperatingPoint]) -> list[str]:
     """Thresholds that held-out queries leave in doubt."""
     return [
         f"precision {point.wanted:g}: the interval reaches down to {point.interval[0]:.3f}; more graded queries narrow "
-        "it, a higher --precision stays on the safe side"
+        "it, a higher --at-precision stays on the safe side"
         for point in points
         if point.is_reached and point.interval[0] < point.wanted
     ]

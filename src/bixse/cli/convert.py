@@ -67,15 +67,15 @@ def run(args: argparse.Namespace) -> CommandResult:
     """Convert, look, or list the sources."""
     if args.list:
         return _list()
-    from bixse.cli.progress import progress_bar
     from bixse.data.conversion.convert import convert
+    from bixse.progress import progress_bar
 
     settings = _settings(args)
 
     def bar(title: str, total: int) -> Callable[[int], None]:
         return progress_bar(title, total, "B")
 
-    result = convert(settings, None if args.dry_run else args.out, None if args.json else bar)
+    result = convert(settings, None if args.dry_run else args.out, bar)
     reused = ["this run was finished before: its results are shown"] if result.reused else []
     skipped = []
     if result.faults and not args.dry_run:

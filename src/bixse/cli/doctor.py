@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bixse.cli.result import CommandResult
+from bixse.data.cache import CACHE_VARIABLE, NO_CACHE, cache_folder, cached_files, clear_cache
 
 if TYPE_CHECKING:
     import argparse
@@ -20,7 +21,10 @@ PACKAGES = ("torch", "sentence-transformers", "transformers", "bm25s", "PyStemme
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The verb has no flags of its own."""
+    """The verb's flags."""
+    parser.add_argument(
+        "--clear-cache", action="store_true", help="delete the document embeddings that are kept in the cache folder"
+    )
 
 
 def run(args: argparse.Namespace) -> CommandResult:
@@ -41,18 +45,34 @@ def run(args: argparse.Namespace) -> CommandResult:
     if not errors:
         import torch
 
-        from bixse.encoders.encode import bf16_is_fast
+        from bixse.encoders.precision import (
+            PRECISION_VARIABLE,
+            bf16_is_fast,
+            default_device,
+            precision_setting,
+            resolve_precision,
+        )
 
         gpu = torch.cuda.get_device_name(0) if torch.cuda.is_available() else "none"
         rows.append(["GPU", gpu, "ok" if gpu != "none" else "training runs on the processor"])
-        fast = bf16_is_fast("cuda" if torch.cuda.is_available() else "cpu")
-        rows.append(["bf16", "fast" if fast else "slow", "used" if fast else "float32 is used"])
+        fast = bf16_is_fast(default_device())
+        rows.append(["bf16", "fast" if fast else "slow", f"auto means {'bfloat16' if fast else 'float32'}"])
+        source = "--precision" if args.precision else PRECISION_VARIABLE if os.environ.get(PRECISION_VARIABLE) else ""
+        setting = f"{precision_setting()} ({f'from {source}' if source else 'the default'})"
+        rows.append(["precision", setting, f"models compute in {resolve_precision()}"])
         rows.append(
             ["processor", f"{platform.machine()}, {os.cpu_count()} cores", f"{torch.get_num_threads()} threads"]
         )
     if sys.platform != "win32":
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
         rows.append(["memory", f"{memory:.1f} GB", "ok" if memory >= 4 else "quickstart needs 4 GB"])
+    folder = cache_folder()
+    if folder is None:
+        rows.append(["cache", NO_CACHE, f"{CACHE_VARIABLE} keeps nothing"])
+    else:
+        freed = f"{clear_cache(folder) / 1e6:,.1f} MB deleted; " if args.clear_cache else ""
+        kept = sum(path.stat().st_size for path in cached_files(folder))
+        rows.append(["cache", str(folder), f"{freed}{kept / 1e6:,.1f} MB (bixse doctor --clear-cache deletes it)"])
     free = shutil.disk_usage(Path.cwd()).free / 1e9
     rows.append(["disk here", f"{free:.1f} GB free", "ok" if free >= 2 else "quickstart needs 2 GB"])
     try:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from bixse.cli.collection_arguments import add_cache_argument, add_missing_argument
 from bixse.cli.process_arguments import add_process_arguments, chosen_devices
 from bixse.cli.result import CommandResult
 from bixse.errors import InputError
@@ -40,6 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--exclude-self", action="store_true",
                         help="leave the document that has the query's own id out of its answers, for collections "
                         "whose queries are also documents (ArguAna, Quora)")  # fmt: skip
+    add_missing_argument(parser)
     parser.add_argument(
         "--data",
         type=Path,
@@ -50,6 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--download", action="store_true", help="other suites: fetch from the hub what --data lacks")
     parser.add_argument("--protocol", choices=("judged", "full"), default="judged",
                         help="suite trec-dl: search the judged passages (default) or the full corpora")  # fmt: skip
+    add_cache_argument(parser)
     add_process_arguments(parser)
     parser.add_argument("--out", type=Path, metavar="DIR",
                         help="write records, runs and values of every query here; the same command then goes on "
@@ -78,8 +81,8 @@ def _run(args: argparse.Namespace, models: Sequence[str], devices: Sequence[str]
 
 def _run_one(args: argparse.Namespace, model: str, devices: Sequence[str] | None) -> CommandResult:
     """One system on one collection."""
-    from bixse.cli.progress import progress_bar
     from bixse.evaluation.local import evaluate
+    from bixse.progress import progress_bar
     from bixse.report.table import format_table
 
     result = evaluate(
@@ -93,20 +96,24 @@ def _run_one(args: argparse.Namespace, model: str, devices: Sequence[str] | None
         task=args.task,
         progress=progress_bar,
         devices=devices,
+        cache=args.cache,
+        missing_documents=args.missing_documents,
     )
     queries = len(next(iter(result.per_query.values())))
     rows: list[list[str | float]] = [[name, value] for name, value in result.metrics.items()]
-    heading = f"{model} on {args.collection} ({args.split}, {queries} queries)"
+    computed = f", {result.precision}" if result.precision else ""
+    heading = f"{model} on {args.collection} ({args.split}, {queries} queries{computed})"
     artifacts = {"run": str(args.out / "run.trec"), "record": str(args.out / "run.json")} if args.out else {}
     text = f"{heading}\n\n{format_table(rows, ['metric', 'mean'])}"
-    return CommandResult(text, dict(result.metrics), artifacts, result.warnings)
+    metrics = {**result.metrics, **({"precision": result.precision} if result.precision else {})}
+    return CommandResult(text, metrics, artifacts, result.warnings)
 
 
 def _run_several(args: argparse.Namespace, models: Sequence[str], devices: Sequence[str] | None) -> CommandResult:
     """Several systems on one collection."""
-    from bixse.cli.progress import progress_bar
     from bixse.cli.suite_table import collection_text
     from bixse.evaluation.local_comparison import compare_on_collection
+    from bixse.progress import progress_bar
 
     result, warnings = compare_on_collection(
         models,
@@ -119,6 +126,8 @@ def _run_several(args: argparse.Namespace, models: Sequence[str], devices: Seque
         task=args.task,
         progress=progress_bar,
         devices=devices,
+        cache=args.cache,
+        missing_documents=args.missing_documents,
     )
     score = next(iter(next(iter(result.scores.values())).values()))
     heading = f"{args.collection} ({args.split}, {len(next(iter(score.per_query.values())))} queries)"
@@ -128,16 +137,21 @@ def _run_several(args: argparse.Namespace, models: Sequence[str], devices: Seque
 
 def _run_suite(args: argparse.Namespace, models: Sequence[str], devices: Sequence[str] | None) -> CommandResult:
     """Systems on a suite."""
-    from bixse.cli.progress import progress_bar
     from bixse.cli.suite_table import suite_text
     from bixse.evaluation.suite_run import OUT_FOLDER, evaluate_suite
+    from bixse.progress import progress_bar
 
     _refuse(
         args,
-        ("collection", "exclude_self"),
-        "--data, and no word on self-matches, which a suite knows",
+        ("collection", "exclude_self", "cache"),
+        "--data, and no word on self-matches, which a suite knows, or a cache, which it has none of",
         "give --data DIR",
     )
+    if args.missing_documents != "refuse":
+        raise InputError(
+            f"--missing-documents: got {args.missing_documents} for suite {args.suite}; expected it with --collection "
+            "alone; fix: leave it out"
+        )
     if args.split != "test" or args.relevance_level != 1.0:
         raise InputError(
             f"bixse evaluate: got --split or --relevance-level for suite {args.suite}; expected neither, its tasks "

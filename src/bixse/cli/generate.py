@@ -64,11 +64,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> CommandResult:
     """Write, clean, keep each once, print counts."""
-    from bixse.cli.progress import progress_bar
     from bixse.grading.asking import Budget
     from bixse.mining.generate import GenerateConfig, generate
     from bixse.mining.query_prompt import load_query_prompt
     from bixse.mining.query_writer import QueryWriter
+    from bixse.progress import progress_bar
 
     config = GenerateConfig(
         args.corpus, args.documents, args.per_document, args.document_characters, args.task, args.seed

@@ -63,22 +63,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--pilot",
         type=int,
-        default=16,
         metavar="N",
-        help="questions that --dry-run asks to see tokens and time; their answers are kept, 0 for none (default: 16)",
+        help="questions that --dry-run asks to see tokens and time; their answers are kept, 0 for none (default: a "
+        "tenth of those left, at least 16, at most three times what the judge takes at once)",
     )
     parser.add_argument("--max-pairs", type=int, metavar="N", help="stop when N pairs were asked")
 
 
 def run(args: argparse.Namespace) -> CommandResult:
     """Open the judge, then grade or estimate, and print a summary."""
-    from bixse.cli.progress import progress_bar
     from bixse.data.files import file_hash
     from bixse.grading.asking import Budget
+    from bixse.grading.cost import Prices
     from bixse.grading.estimate import estimate
     from bixse.grading.grade import GradeSettings, grade
     from bixse.grading.open_judge import REPLAY, open_judge, reads_rubric
     from bixse.grading.rubrics import load_rubric
+    from bixse.progress import progress_bar
 
     for flag, given in (("--regrade", args.regrade), ("--document-characters", args.document_characters)):
         if given and args.judge[0].startswith(REPLAY):
@@ -97,15 +98,16 @@ def run(args: argparse.Namespace) -> CommandResult:
         pairs = _pairs(args.pairs, judge)
         prices = prices_of(args, judge.name)
         common: dict[str, Any] = {"settings": settings, "ledger": args.ledger, "prices": prices, "inputs": inputs}
+        common["strict"] = args.strict
         if args.dry_run:
-            found = estimate(pairs, judge, args.out, pilot=max(0, args.pilot), max_usd=args.max_usd, **common)
+            found = estimate(pairs, judge, args.out, pilot=args.pilot, max_usd=args.max_usd, **common)
             return CommandResult(_estimate_text(found, judge.name), asdict(found), warnings=list(judge.warnings))
         result = grade(
             pairs, judge, args.out, budget=budget, retry_failed=args.retry_failed, progress=progress_bar, **common
         )
     finally:
         judge.close()
-    return _result(result, judge)
+    return _result(result, judge, prices != Prices())
 
 
 def _pairs(path: Path | None, judge: Judge) -> list[Pair]:
@@ -120,16 +122,17 @@ def _pairs(path: Path | None, judge: Judge) -> list[Pair]:
     return list(own())
 
 
-def _result(result: GradeResult, judge: Judge) -> CommandResult:
+def _result(result: GradeResult, judge: Judge, priced: bool) -> CommandResult:
     """What a person reads: how many, how they spread, what it took, what to doubt."""
     from bixse.report.table import format_table
 
     summary = result.summary
     graded = summary["statuses"].get("graded", 0)
+    computed = f" in {summary['precision']}" if summary["precision"] else ""
     rows: list[list[str | float]] = [[status, str(count)] for status, count in summary["statuses"].items()]
     if summary["not_asked"]:
         rows.append(["not asked yet", str(summary["not_asked"])])
-    lines = [f"{graded} of {summary['pairs'] + summary['not_asked']} pairs graded by {judge.name}", ""]
+    lines = [f"{graded} of {summary['pairs'] + summary['not_asked']} pairs graded by {judge.name}{computed}", ""]
     lines += [format_table(rows, ["status", "pairs"]), ""]
     if graded:
         lines += [*_histogram(summary["relevance_tenths"]), ""]
@@ -152,13 +155,18 @@ def _result(result: GradeResult, judge: Judge) -> CommandResult:
             f"      bixse train --pairs {result.artifacts['pairs']}",
         ]
     exit_code = 0 if result.complete else 3
-    warnings = [*judge.warnings, *_warnings(summary)]
+    warnings = [*judge.warnings, *_warnings(summary, judge.name, priced)]
     return CommandResult("\n".join(lines), dict(summary), dict(result.artifacts), warnings, [], exit_code)
 
 
-def _warnings(summary: Mapping[str, Any]) -> list[str]:
+def _warnings(summary: Mapping[str, Any], name: str, priced: bool) -> list[str]:
     graded = summary["statuses"].get("graded", 0)
     warnings = []
+    for dtype, count in summary["answered_in_other_precision"].items():
+        warnings.append(
+            f"{count} answers of this judge in {dtype} are in the ledger and were not reused: this run computes in "
+            f"{summary['precision']}, which gives other probabilities; fix: --dtype {dtype} takes them"
+        )
     if (unusable := summary["pairs"] - graded) > 0:
         warnings.append(
             f"{unusable} pairs have a status and no relevance: see judgements.parquet; --retry-failed asks them again"
@@ -172,6 +180,16 @@ def _warnings(summary: Mapping[str, Any]) -> list[str]:
         warnings.append(
             f"{summary['wide_bounds']} of {graded} relevances may be off by more than 0.05, since the server did not "
             "return all options: relevance_low and relevance_high hold the bounds"
+        )
+    warnings += [
+        f"{count} answers came from {other}, not from {name}: they are graded all the same, and the column judge names "
+        "the model; --strict refuses them"
+        for other, count in summary["other_models"].items()
+    ]
+    if summary["usage_unknown"] and priced:
+        warnings.append(
+            f"{summary['usage_unknown']} answers came without a usable number of tokens: the dollars lack their price "
+            "(--max-usd counts a guess)"
         )
     if graded > 1 and max(summary["relevance_tenths"]) == graded:
         warnings.append("all relevances lie in one tenth of the scale: there is little to learn from them")
@@ -188,6 +206,8 @@ def _histogram(tenths: list[int]) -> list[str]:
 
 
 def _estimate_text(found: Estimate, name: str) -> str:
+    from bixse.progress import duration
+
     counted = {
         "tokenizer": "counted by the judge's tokenizer",
         "answers": "from the usage of answers so far",
@@ -201,13 +221,7 @@ def _estimate_text(found: Estimate, name: str) -> str:
         f"price              {found.usd:.4f} US dollars (nothing taken off for cached prompts)",
     ]
     if found.seconds is not None:
-        lines.append(f"time               {_duration(found.seconds)} at the rate of the pilot")
+        lines.append(f"time               {duration(found.seconds)} at {found.at_once} at once, as timed in the pilot")
     if found.pilot:
         lines.append(f"the pilot asked {found.pilot} questions for {found.pilot_usd:.4f} US dollars; they are kept")
     return "\n".join(lines)
-
-
-def _duration(seconds: float) -> str:
-    hours, rest = divmod(round(seconds), 3600)
-    minutes, rest = divmod(rest, 60)
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s" if minutes else f"{rest} s"

@@ -50,12 +50,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> CommandResult:
     """Grade the candidates, reorder them, print both orders' figures."""
-    from bixse.cli.progress import progress_bar
     from bixse.grading.asking import Budget
     from bixse.grading.grade import GradeSettings
     from bixse.grading.open_judge import open_judge, reads_rubric
     from bixse.grading.rank import rank
     from bixse.grading.rubrics import load_rubric
+    from bixse.progress import progress_bar
     from bixse.report.table import format_difference, format_interval, format_p_value, format_table
 
     rubric = load_rubric(args.rubric)
@@ -74,6 +74,7 @@ def run(args: argparse.Namespace) -> CommandResult:
             prices_of(args, judge.name),
             Budget(args.max_usd),
             progress_bar,
+            args.strict,
         )
     finally:
         judge.close()
@@ -83,7 +84,9 @@ def run(args: argparse.Namespace) -> CommandResult:
     ]
     headers = ["metric", judge.name, *([f"candidates ({Path(args.candidates).name})"] if before else [])]
     queries = len(next(iter(result.per_query.values())))
-    lines = [f"{judge.name} ranks {args.collection} ({args.split}, {queries} queries)", ""]
+    precision = result.summary["precision"]
+    computed = f", {precision}" if precision else ""
+    lines = [f"{judge.name} ranks {args.collection} ({args.split}, {queries} queries{computed})", ""]
     lines.append(format_table(rows, headers))
     if result.difference is not None:
         found = result.difference
@@ -97,6 +100,6 @@ def run(args: argparse.Namespace) -> CommandResult:
         f"{summary['asked']} questions asked, {summary['reused']} from the ledger, {summary['usd']:.4f} US dollars"
     )
     artifacts = {"run": str(args.out / "run.trec"), "record": str(args.out / "run.json")}
-    metrics = {**result.metrics, "usd": summary["usd"]}
+    metrics = {**result.metrics, "usd": summary["usd"], "precision": precision}
     warnings = [*judge.warnings, *result.warnings]
-    return CommandResult("\n".join(lines), metrics, artifacts, warnings, [], 3 if result.warnings else 0)
+    return CommandResult("\n".join(lines), metrics, artifacts, warnings, [], 0 if result.complete else 3)

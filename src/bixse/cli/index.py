@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import argparse
 
     from bixse.retrieval.index_kind import KindSettings
-    from bixse.retrieval.index_manifest import Manifest, Precision
+    from bixse.retrieval.index_manifest import Manifest, StoredType
 
 UNKNOWN_SHOWN = 10
 """Unknown ids that the text shows; --json holds all."""
@@ -29,7 +29,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     make.add_argument(
         "--out", type=Path, metavar="INDEX", help="folder of the index; run again after a kill, it goes on"
     )
-    make.add_argument("--precision", metavar="NAME", help="float32 or float16, half the disk (default: float32)")
+    make.add_argument(
+        "--dtype", metavar="NAME", help="of stored embeddings: float32, or float16 for half the disk (default: float32)"
+    )
     make.add_argument("--task", metavar="NAME", help="task whose instructions stand before the texts")
     make.add_argument("--max-length", type=int, metavar="TOKENS", help="read only the first TOKENS of a text")
     make.add_argument("--shard-size", type=int, metavar="N",
@@ -67,7 +69,7 @@ def run(args: argparse.Namespace) -> CommandResult:
     from bixse.errors import InputError
 
     check_seed(args.seed)
-    made_of = {"--collection": args.collection, "--out": args.out, "--precision": args.precision, "--task": args.task,
+    made_of = {"--collection": args.collection, "--out": args.out, "--dtype": args.dtype, "--task": args.task,
                "--max-length": args.max_length, "--shard-size": args.shard_size}  # fmt: skip
     changed_by = {"--add": args.add, "--delete": args.delete, "--delete-from": args.delete_from,
                   "--compact": args.compact, "--check": args.check}  # fmt: skip
@@ -92,24 +94,24 @@ def run(args: argparse.Namespace) -> CommandResult:
 
 
 def _make(args: argparse.Namespace) -> CommandResult:
-    from bixse.cli.progress import progress_bar
     from bixse.errors import InputError
+    from bixse.progress import progress_bar
     from bixse.retrieval.index_build import make_index
 
     devices, too_many = chosen_devices(args)
-    precision: Precision = "float16" if args.precision == "float16" else "float32"
-    if args.precision not in (None, precision):
-        raise InputError(f"--precision: got {args.precision!r}; expected float32 or float16; to mend: leave it out")
+    dtype: StoredType = "float16" if args.dtype == "float16" else "float32"
+    if args.dtype not in (None, dtype):
+        raise InputError(f"--dtype: got {args.dtype!r}; expected float32 or float16; to mend: leave it out")
     change = make_index(
         args.model,
         args.collection,
         args.out,
         _kind(args, None),
-        precision,
+        dtype,
         args.shard_size,
         args.task,
         args.max_length,
-        None if args.json else progress_bar,
+        progress_bar,
         devices,
     )
     said = "this index was made before: nothing was encoded, and its own settings stay"
@@ -127,14 +129,14 @@ def _make(args: argparse.Namespace) -> CommandResult:
 
 def _change(args: argparse.Namespace) -> CommandResult:
     """Delete, add, rewrite, in this order; each is there whole before the next begins."""
-    from bixse.cli.progress import progress_bar
+    from bixse.progress import progress_bar
     from bixse.retrieval.index_changes import add_documents, delete_documents, rewrite_index
     from bixse.retrieval.index_contents import Contents
     from bixse.retrieval.index_files import read_manifest
 
     devices, too_many = chosen_devices(args)
     kind = _kind(args, read_manifest(args.to))
-    bars = None if args.json else progress_bar
+    bars = progress_bar
     lines: list[str] = []
     warnings: tuple[str, ...] = ()
     metrics: dict[str, Any] = {}
@@ -244,7 +246,7 @@ def _metrics(manifest: Manifest, documents: int) -> dict[str, Any]:
         "documents": documents,
         "stored": manifest.rows,
         "kind": manifest.kind,
-        "precision": manifest.precision,
+        "dtype": manifest.precision,
         "bytes": sum(file.size for file in manifest.files()),
         "model": manifest.model.model_dump(),
         "knobs": knobs,

@@ -43,6 +43,11 @@ def add_judge_arguments(parser: argparse.ArgumentParser, rubric: bool = True) ->
         help="how the grade is read: auto takes the options' probabilities and refuses a server without "
         "them; sample and verbal need none (default: auto)",
     )
+    group.add_argument(
+        "--strict",
+        action="store_true",
+        help="stop where the judge does not look trustworthy (known questions failed, answers of another model)",
+    )
     group.add_argument("--samples", type=int, default=10, metavar="N", help="answers drawn with --mode sample")
     group.add_argument("--max-tokens", type=int, metavar="N", help="most tokens of an answer (default: as probed)")
     group.add_argument(
@@ -59,7 +64,7 @@ def add_judge_arguments(parser: argparse.ArgumentParser, rubric: bool = True) ->
         "--dtype",
         default="auto",
         choices=("auto", "float32", "bfloat16", "float16"),
-        help="weights of a local model (default: bfloat16 where the processor has it)",
+        help="number type of a local model's weights (default: as --precision says)",
     )
     group.add_argument("--device", metavar="NAME", help="device of a local model (default: the best there is)")
     group.add_argument("--tokens-per-batch", type=int, metavar="N", help="positions in one pass of a local model")

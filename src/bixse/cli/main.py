@@ -7,19 +7,25 @@ import contextlib
 import difflib
 import io
 import json
+import logging
 import os
+import signal
 import sys
+import threading
 import traceback
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from bixse.cli.precision_argument import add_precision_argument
 from bixse.cli.result import CommandResult
-from bixse.errors import BixseError, InputError
+from bixse.encoders.precision import use_precision
+from bixse.errors import BixseError, InputError, printable
 from bixse.training.processes import is_first_process, process_number, started_processes
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
+    from types import FrameType
 
 VERBS = {
     "quickstart": "train and compare four systems on Python's own documentation, with a verdict",
@@ -31,6 +37,7 @@ VERBS = {
     "grade calibrate": "fit and check a map from a judge's grades to probabilities of relevance",
     "grade rank": "put candidates in the order of a judge's grades and score it",
     "train": "train an encoder on your graded pairs",
+    "merge": "average the weights of models, such as a base model and one trained from it",
     "sweep": "train over a grid of settings, or random ones, and rank them on dev",
     "study": "a figure or table of the paper on your data: losses, noise, cutoff, batch size, ...",
     "evaluate": "search a collection with a model (or bm25) and score the answers",
@@ -46,7 +53,7 @@ CONFIG_VERBS = tuple(verb for verb in VERBS if verb not in ("train", "sweep", "s
 SHARING_VERBS = ("train",)
 """Verbs whose work several processes share."""
 
-INTERRUPTED = "stopped by Ctrl-C; the same command goes on with what is finished"
+INTERRUPTED = "stopped by Ctrl-C or SIGTERM; the same command goes on with what is finished"
 """Said when a verb without checkpoints is interrupted."""
 
 
@@ -97,6 +104,7 @@ def build_parser(verb: str | None = None, config: Path | None = None) -> argpars
         sub = verbs.add_parser(name, help=summary, description=about, formatter_class=_Help, allow_abbrev=False)
         if verb in (None, name):
             _module(name).add_arguments(sub)
+            add_precision_argument(sub, name)
             if name in CONFIG_VERBS:
                 sub.add_argument("--config", metavar="FILE", help="YAML file of these arguments; flags override it")
         if config is not None and name == verb and name in CONFIG_VERBS:
@@ -117,7 +125,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     known_to_all = False
     try:
-        result = _run(words)
+        with _sigterm_as_interrupt(), _logged_plainly():
+            result = _run(words)
     except BixseError as error:
         known_to_all = error.known_to_all
         result = CommandResult(text="", errors=[str(error)], exit_code=error.exit_code)
@@ -125,11 +134,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         result = CommandResult(text="", errors=[INTERRUPTED], exit_code=130)
     except Exception as error:
         if "--debug" in words:
-            traceback.print_exc()
+            sys.stderr.write(printable(traceback.format_exc()))
         result = CommandResult(text="", errors=[_unexpected(error)], exit_code=1)
     if not is_first_process():  # the first one speaks for all, but a fault of this one only it can tell
         for said in [] if known_to_all else result.errors:
-            sys.stderr.write(f"error: process {process_number()}: {said}\n")
+            sys.stderr.write(printable(f"error: process {process_number()}: {said}\n"))
         return result.exit_code
     try:
         _show(result, "--json" in words)
@@ -163,8 +172,8 @@ def _run(words: Sequence[str]) -> CommandResult:
             f"bixse {args.verb}: got {started_processes()} processes; expected one; to mend: start it without the "
             "launcher (of several processes only `bixse train` makes use)"
         ).of_all_processes()
-    with contextlib.redirect_stdout(sys.stderr):  # whatever a library prints: standard output holds the result alone
-        result: CommandResult = _module(args.verb).run(args)
+    with use_precision(getattr(args, "precision", None)), contextlib.redirect_stdout(sys.stderr):
+        result: CommandResult = _module(args.verb).run(args)  # standard output holds the result alone
     return result
 
 
@@ -184,19 +193,66 @@ def _unexpected(error: Exception) -> str:
 
 
 def _show(result: CommandResult, as_json: bool) -> None:
-    """Text to standard output, warnings and errors to standard error; or one JSON envelope."""
+    """Text to standard output, warnings and errors to standard error; or one JSON envelope, whose strings are ASCII.
+
+    Whatever stands in them may come from data or a server.
+    """
     if as_json:
         sys.stdout.write(json.dumps(result.envelope()) + "\n")
     else:
         for warning in result.warnings:
-            sys.stderr.write(f"warning: {warning}\n")
+            sys.stderr.write(printable(f"warning: {warning}\n"))
         for error in result.errors:
-            sys.stderr.write(f"error: {error}\n")
+            sys.stderr.write(printable(f"error: {error}\n"))
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(errors="replace")  # a terminal that is not UTF-8 shows ? for what it lacks
         if result.text:
-            sys.stdout.write(result.text.rstrip("\n") + "\n")
+            sys.stdout.write(printable(result.text.rstrip("\n") + "\n"))
     sys.stdout.flush()
+
+
+@contextlib.contextmanager
+def _sigterm_as_interrupt() -> Iterator[None]:
+    """SIGTERM, which schedulers and `docker stop` send, is taken as Ctrl-C: what was done is written.
+
+    A second one is passed over until the process ends, since it would cut that writing short. Of several processes
+    each is left to its launcher, and training looks after both signals by itself.
+    """
+    if threading.current_thread() is not threading.main_thread() or started_processes() > 1:
+        yield
+        return
+
+    def interrupt(number: int, frame: FrameType | None) -> NoReturn:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        if signal.getsignal(signal.SIGTERM) is interrupt:
+            signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
+
+
+class _Plain(logging.Formatter):
+    """Messages of the log as warnings of the command; what they quote may come from a server."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(f"{record.levelname.lower()}: {super().format(record)}")
+
+
+@contextlib.contextmanager
+def _logged_plainly() -> Iterator[None]:
+    """What is logged where nobody has set up logging goes to standard error in this form."""
+    last = logging.lastResort
+    before = last.formatter if last is not None else None
+    if last is not None:
+        last.setFormatter(_Plain())
+    try:
+        yield
+    finally:
+        if last is not None:
+            last.setFormatter(before)
 
 
 class _Help(argparse.HelpFormatter):

@@ -7,6 +7,7 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bixse.cli.collection_arguments import add_cache_argument
 from bixse.cli.result import CommandResult
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help="of the pairs: parquet, jsonl or csv (default: parquet)")  # fmt: skip
     search.add_argument("--out", type=Path, default=Path("runs/mined"), metavar="DIR",
                         help="folder for pairs, runs and run.json (default: runs/mined)")  # fmt: skip
+    add_cache_argument(search)
     report = parser.add_argument_group("after grading")
     report.add_argument("--report", type=Path, metavar="FILE",
                         help="graded pairs of a mining run: show how many mined documents are relevant")  # fmt: skip
@@ -79,9 +81,9 @@ def run(args: argparse.Namespace) -> CommandResult:
                 f"--{name.replace('_', '-')}: got it without --report; expected both; to mend: --report FILE with the "
                 "graded pairs"
             )
-    from bixse.cli.progress import progress_bar
     from bixse.mining.mine import mine
     from bixse.mining.settings import MineConfig
+    from bixse.progress import progress_bar
 
     config = MineConfig(
         collection=args.collection,
@@ -100,7 +102,7 @@ def run(args: argparse.Namespace) -> CommandResult:
         max_length=args.max_length,
         task=args.task,
     )
-    result = mine(config, args.out, args.format, None if args.json else progress_bar)
+    result = mine(config, args.out, args.format, progress_bar, args.cache)
     missing = result.without_candidates
     warnings = [*result.warnings, *(["this run was finished before: its results are shown"] if result.reused else [])]
     if missing:

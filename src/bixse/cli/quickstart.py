@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from bixse.cli.collection_arguments import add_cache_argument
 from bixse.cli.result import CommandResult
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help="folder for models and report (default: runs/quickstart)")  # fmt: skip
     parser.add_argument("--fast", action="store_true", help="a smaller run for a quick look")
     parser.add_argument("--seed", type=int, default=0, help="seed of training (default: 0)")
+    add_cache_argument(parser)
 
 
 def run(args: argparse.Namespace) -> CommandResult:
@@ -27,20 +29,20 @@ def run(args: argparse.Namespace) -> CommandResult:
     from bixse.cli.seed import check_seed
 
     check_seed(args.seed)
-    from bixse.cli.progress import progress_bar
+    from bixse.progress import progress_bar
     from bixse.report.table import format_table
     from bixse.studies.quickstart import quickstart
 
     def say(line: str) -> None:
         sys.stderr.write(f"{line}\n")
 
-    result = quickstart(args.out, args.fast, args.seed, say, None if args.json else progress_bar)
+    result = quickstart(args.out, args.fast, args.seed, say, progress_bar, args.cache)
     report = result.report
     rows: list[list[str | float]] = [
         [s.label, *(s.metrics[name] for name in report.metrics), *_differences(report, s.name)] for s in report.systems
     ]
     table = format_table(rows, ["system", *report.metrics, "against base", "against InfoNCE"])
-    lines = [table, "", *(f"verdict: {line}" for line in result.verdicts), ""]
+    lines = [*result.verdicts, "", table, ""]
     lines += [f"probabilities, {c.name}: Brier {c.brier:.3f} (a constant: {c.constant_brier:.3f}), ECE {c.ece:.3f}"
               for c in report.calibrations if c.name.startswith("BiXSE")]  # fmt: skip
     lines += ["", f"report: {result.artifacts['report']}", "to go on:", *(f"  {line}" for line in report.commands)]

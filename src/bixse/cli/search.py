@@ -10,8 +10,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bixse.cli.collection_arguments import add_cache_argument
 from bixse.cli.process_arguments import add_process_arguments, chosen_devices
 from bixse.cli.result import CommandResult
+from bixse.errors import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -64,10 +66,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--threshold", type=float, metavar="P", help="show only documents at least this probable to be relevant, 0 to 1"
     )
-    parser.add_argument("--precision", type=float, metavar="P",
+    parser.add_argument("--at-precision", type=float, metavar="P",
                         help="show only documents from the probability on at which this share was relevant, a "
-                        "threshold that `bixse calibrate --precision P` found")  # fmt: skip
-    add_process_arguments(parser.add_argument_group("with a collection"))
+                        "threshold that `bixse calibrate --at-precision P` found")  # fmt: skip
+    with_collection = parser.add_argument_group("with a collection")
+    add_process_arguments(with_collection)
+    add_cache_argument(with_collection)
     several = parser.add_argument_group("with an index")
     query.queries = several.add_argument(  # type: ignore[attr-defined]
         "--queries", action=_Queries, metavar="FILE",
@@ -87,9 +91,10 @@ def run(args: argparse.Namespace) -> CommandResult:
         raise InputError(f"--top: got {args.top}; expected at least 1; to mend: leave it out for 10")
     if args.threshold is not None and not 0 <= args.threshold <= 1:
         raise InputError(f"--threshold: got {args.threshold}; expected 0 to 1; to mend: 0.5 is a start")
-    if args.threshold is not None and args.precision is not None:
+    if args.threshold is not None and args.at_precision is not None:
         raise InputError(
-            f"--precision: got {args.precision} beside --threshold; expected one of the two; to mend: leave one out"
+            f"--at-precision: got {args.at_precision} beside --threshold; expected one of the two; "
+            "to mend: leave one out"
         )
     if args.query is not None:
         _check_query(args.query)
@@ -99,10 +104,10 @@ def run(args: argparse.Namespace) -> CommandResult:
         raise InputError(
             f"--collection: got {args.collection} beside an index; expected one of the two; to mend: leave it out"
         )
-    if args.processes is not None or args.devices:
+    if args.processes is not None or args.devices or args.cache is not None:
         raise InputError(
-            "--processes, --devices: got them for an index, whose documents are encoded; expected them with "
-            "--collection; to mend: leave them out (`bixse index` takes them)"
+            "--processes, --devices, --cache: got one for an index, whose documents are encoded; expected it with "
+            "--collection; fix: leave it out (`bixse index` takes --processes and --devices)"
         )
     if args.queries is not None and args.query is not None:
         raise InputError(
@@ -131,7 +136,6 @@ def _search_index(args: argparse.Namespace) -> CommandResult:
 
 def _search_collection(args: argparse.Namespace) -> CommandResult:
     """Encode the corpus once, then answer."""
-    from bixse.cli.progress import progress_bar
     from bixse.data.collection import Collection
     from bixse.data.collection_files import load_corpus, warn_of_empty
     from bixse.encoders.build import build_encoder
@@ -139,6 +143,7 @@ def _search_collection(args: argparse.Namespace) -> CommandResult:
     from bixse.encoders.pool import encode_on
     from bixse.errors import InputError
     from bixse.evaluation.local import encode_stored
+    from bixse.progress import progress_bar
 
     if args.collection is None:
         raise InputError(
@@ -161,7 +166,7 @@ def _search_collection(args: argparse.Namespace) -> CommandResult:
     args.threshold = _threshold(args, head, args.model)
     asked = Collection(args.collection.name, corpus, {"query": args.query})
     with encode_on(model, devices):
-        encoded = encode_stored(model, asked, args.collection, ["query"], progress_bar)
+        encoded = encode_stored(model, asked, ["query"], progress_bar, args.cache)
     found = []
     for rank, (identifier, cosine) in enumerate(encoded.search(["query"], args.top)["query"].items(), start=1):
         probability = head.probability(float(cosine)) if head is not None else None
@@ -183,14 +188,14 @@ def _threshold(args: argparse.Namespace, head: RelevanceHead | None, name: str) 
     """The probability below which documents are left out; None for no such."""
     from bixse.errors import InputError
 
-    flag = "--threshold" if args.precision is None else "--precision"
-    if (args.threshold is not None or args.precision is not None) and head is None:
+    flag = "--threshold" if args.at_precision is None else "--at-precision"
+    if (args.threshold is not None or args.at_precision is not None) and head is None:
         raise InputError(
             f"{flag}: got model {name!r} without a relevance head; expected one that gives probabilities; "
             f"to mend: run `bixse calibrate` on it, or leave {flag} out"
         )
-    if args.precision is not None and head is not None:
-        return head.threshold_for(args.precision)
+    if args.at_precision is not None and head is not None:
+        return head.threshold_for(args.at_precision)
     threshold: float | None = args.threshold
     return threshold
 
@@ -201,9 +206,9 @@ def _one_answer(found: list[dict[str, Any]]) -> CommandResult:
 
 def _write_run(index: SearchIndex, queries: dict[str, str], args: argparse.Namespace) -> CommandResult:
     """All answers as a TREC run; of few queries at a time the texts are in memory."""
-    from bixse.cli.progress import progress_bar
     from bixse.data.trec import write_run
     from bixse.errors import InputError
+    from bixse.progress import progress_bar
 
     spaced = [name for name in queries if name.split() != [name]]
     if spaced:
@@ -247,7 +252,7 @@ def _answer_each(index: SearchIndex, args: argparse.Namespace) -> CommandResult:
             said = (
                 json.dumps({"query": query, "results": rows}) if args.json else "\n".join([*heading, *_lines(rows), ""])
             )
-            out.write(said + "\n")
+            out.write(printable(said) + "\n")
             out.flush()
             answered += 1
     except BrokenPipeError:  # the reader, such as `head`, has seen enough
@@ -298,5 +303,5 @@ def _line(hit: dict[str, Any]) -> str:
     figure = f"p={hit['probability']:.2f}" if hit["probability"] is not None else f"cos={hit['cosine']:.2f}"
     text = " ".join(hit["text"].split())
     shown = text if len(text) <= 100 else text[:97] + "..."
-    title = "".join(c for c in (hit["title"] or hit["document_id"]) if c.isprintable())
-    return f"{hit['rank']:>3}. {figure}  {title}\n     {''.join(c for c in shown if c.isprintable())}"
+    title = " ".join((hit["title"] or hit["document_id"]).split())
+    return f"{hit['rank']:>3}. {figure}  {title}\n     {shown}"

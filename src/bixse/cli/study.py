@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> CommandResult:
     config = _config(args)
     if args.dry_run:
         return _dry_run(args, config)
-    from bixse.cli.progress import progress_bar
+    from bixse.progress import progress_bar
     from bixse.studies.run import run_study
 
     out = args.out or Path("runs") / f"study-{args.name}"
@@ -96,6 +96,7 @@ def _config(args: argparse.Namespace) -> StudyConfig:
             "--collection: got it without --scale or --relevance-level; expected all three, since the grades that "
             "occur do not show those nobody gave; to mend: add for example --scale 0 3 --relevance-level 2"
         )
+    own |= {"train": {"precision": args.precision}} if args.precision is not None else {}
     own |= {name: value for name, value in (("model", args.model), ("seeds", args.seeds)) if value is not None}
     config = load_study_config(args.name, preset, args.config, own)
     if args.collection is not None and config.data.pairs:
@@ -144,7 +145,7 @@ def _list() -> str:
 def _command(args: argparse.Namespace) -> str:
     """The command line that makes this study again."""
     words = ["bixse", "study", args.name]
-    for flag in ("preset", "config", "collection", "scale", "relevance_level", "model", "seeds"):
+    for flag in ("preset", "config", "collection", "scale", "relevance_level", "model", "seeds", "precision"):
         value = getattr(args, flag)
         if value is not None:
             values = value if isinstance(value, list) else [value]

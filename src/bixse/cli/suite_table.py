@@ -26,6 +26,7 @@ def suite_text(result: SuiteResult) -> str:
         parts.append(_comparisons(result))
         if len(result.comparisons) == 1 and len(result.comparisons[0].tasks) > 1:
             parts.append(_by_task(result.comparisons[0]))
+    parts += [f"Precision: {result.precision}."] if result.precision else []
     parts += [f"Note: {note}." for note in result.notes]
     parts += [f"Failed: {name}: {why}" for name, why in result.failures.items()]
     return "\n\n".join(parts)
@@ -37,7 +38,8 @@ def collection_text(result: SuiteResult) -> str:
     metrics = list(next(iter(scores.values())).metrics)
     rows: list[list[Cell]] = [[system, *(score.metrics[name] for name in metrics)] for system, score in scores.items()]
     table = format_table(rows, ["system", *metrics])
-    return f"{table}\n\n{_comparisons(result)}" if result.comparisons else table
+    parts = [table, *([_comparisons(result)] if result.comparisons else [])]
+    return "\n\n".join([*parts, *([f"Precision: {result.precision}."] if result.precision else [])])
 
 
 def _scores(result: SuiteResult) -> str:

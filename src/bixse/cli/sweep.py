@@ -41,8 +41,12 @@ def run(args: argparse.Namespace) -> CommandResult:
     """Train what is not trained yet, and print the table."""
     from bixse.training.sweep import sweep
     from bixse.training.sweep_config import load_sweep
+    from bixse.training.sweep_plan import base_settings
 
-    result = sweep(load_sweep(args.config), args.out, progress=not args.json)
+    config = load_sweep(args.config)
+    if args.precision is not None:
+        config = config.model_copy(update={"base": {**base_settings(config), "precision": args.precision}})
+    result = sweep(config, args.out)
     errors = [f"cell {row.cell} ({row.label}) {row.status}: {row.reason}" for row in result.failed]
     metrics = {
         "cells": len(result.rows),
@@ -71,6 +75,7 @@ def _text(result: SweepResult, out: Path) -> str:
     lines = [_table(result.rows[:ROWS_SHOWN]), ""]
     if len(result.rows) > ROWS_SHOWN:
         lines.append(f"... and {len(result.rows) - ROWS_SHOWN} more")
+    lines.append(f"precision: {', '.join(sorted({row.precision for row in result.rows}))}")
     lines.append(f"{'already trained' if result.reused else 'table'}: {result.table_path}")
     if result.best is None:
         return "\n".join([*lines, "no cell finished"])
@@ -118,6 +123,7 @@ def _figures(row: SweepRow) -> dict[str, Any]:
         "cell": row.cell,
         "settings": json.loads(json.dumps(row.settings, default=str)),
         "seeds": row.seeds,
+        "precision": row.precision,
         "dev_ndcg@10_before": row.before,
         "dev_ndcg@10": row.best,
         "dev_ndcg@10_spread": row.spread,

@@ -44,3 +44,5 @@ class Collection:
     """Query id -> text."""
     qrels: Mapping[str, Qrels] = field(default_factory=dict)
     """Split -> query id -> document id -> grade, judged zeros included."""
+    missing: Mapping[str, int] = field(default_factory=dict)
+    """Split -> judgements left out since the corpus lacks their document."""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from bixse.data.collection import Collection, Document
 from bixse.data.files import is_unicode, read_text, write_atomically
+from bixse.data.strict import json_fault, parse_json
 from bixse.data.trec import read_qrels, write_qrels
 from bixse.errors import Fault, InputError, InvalidFileError, shorten
 
@@ -17,12 +18,21 @@ if TYPE_CHECKING:
     from bixse.relevance import Qrels
 
 
-def load_collection(folder: str | Path, splits: list[str] | None = None) -> Collection:
+MissingDocuments: TypeAlias = Literal["refuse", "drop"]
+"""What is done with judgements that name a document which the corpus lacks."""
+
+
+def load_collection(
+    folder: str | Path, splits: list[str] | None = None, missing_documents: MissingDocuments = "refuse"
+) -> Collection:
     """Read a collection folder and check that its qrels name only documents and queries it holds.
 
     Args:
         folder: holds `corpus.jsonl` ({_id, title, text}), `queries.jsonl` ({_id, text}) and `qrels/<split>.tsv`.
         splits: the splits to read; None reads every qrels file.
+        missing_documents: of judgements that name a document which the corpus lacks: "refuse" raises, "drop" leaves
+            them out and counts them in `Collection.missing`. Figures are then not those of the whole collection: the
+            ideal ranking lacks these documents too.
 
     Raises:
         InputError: a file or split is missing, or a split has no judged query.
@@ -40,15 +50,22 @@ def load_collection(folder: str | Path, splits: list[str] | None = None) -> Coll
     corpus = load_corpus(folder)
     queries = {identifier: row["text"] for identifier, row in _read_rows(folder / "queries.jsonl", ("text",)).items()}
     available = {path.stem: path for path in sorted((folder / "qrels").glob("*.tsv"))}
-    qrels = {}
+    qrels: dict[str, Qrels] = {}
+    missing: dict[str, int] = {}
     for split in splits if splits is not None else available:
         if split not in available:
             raise InputError(
                 f"{folder / 'qrels'}: got split {split!r}; expected one of {sorted(available) or 'qrels/<split>.tsv'}; "
                 "to mend: name a split that has a qrels file"
             )
-        qrels[split] = _checked_qrels(available[split], corpus, queries)
-    return Collection(folder.resolve().name, corpus, queries, qrels)
+        judged = read_qrels(available[split])
+        if missing_documents == "drop":
+            kept = {query_id: {d: g for d, g in own.items() if d in corpus} for query_id, own in judged.items()}
+            missing[split] = sum(map(len, judged.values())) - sum(map(len, kept.values()))
+            judged = {query_id: own for query_id, own in kept.items() if own}
+        _check_qrels(available[split], judged, corpus, queries)
+        qrels[split] = judged
+    return Collection(folder.resolve().name, corpus, queries, qrels, missing)
 
 
 def files_of_split(split: str) -> tuple[str, ...]:
@@ -97,6 +114,18 @@ def warn_of_empty(corpus: Mapping[str, Document]) -> list[str]:
     return [f"{len(empty)} of {len(corpus)} documents {has} neither title nor text ({empty[0]!r}): {it}"]
 
 
+def warn_of_missing(collection: Collection, split: str) -> list[str]:
+    """One line that counts the judgements left out since the corpus lacks their document, or none."""
+    count = collection.missing.get(split, 0)
+    if not count:
+        return []
+    total = count + sum(map(len, collection.qrels[split].values()))
+    return [
+        f"{count:,} of {total:,} judgements of split {split!r} name a document that the corpus lacks and are left out: "
+        "figures are not those of the whole collection"
+    ]
+
+
 def save_collection(collection: Collection, folder: str | Path) -> None:
     """Write a collection folder in the BEIR layout; each file appears whole or not at all.
 
@@ -133,9 +162,9 @@ def _read_rows(path: Path, text_keys: tuple[str, ...], may_be_empty: bool = Fals
         if not line.strip():
             continue
         try:
-            row = json.loads(line)
+            row = parse_json(line)
         except (ValueError, RecursionError) as error:
-            faults.append(Fault(number, None, shorten(line), "one JSON object a line", f"correct the line ({error})"))
+            faults.append(json_fault(number, line, error))
             continue
         fault = _row_fault(number, row, text_keys, may_be_empty)
         if fault is None and (identifier := str(row["_id"])) in rows:
@@ -170,9 +199,8 @@ def _row_fault(number: int, row: Any, text_keys: tuple[str, ...], may_be_empty: 
     return Fault(number, text_keys[-1], found, "a text", "fill it in or drop the row")
 
 
-def _checked_qrels(path: Path, corpus: Mapping[str, Document], queries: Mapping[str, str]) -> Qrels:
-    """The judgements of one split; ids the collection lacks are faults."""
-    qrels = read_qrels(path)
+def _check_qrels(path: Path, qrels: Qrels, corpus: Mapping[str, Document], queries: Mapping[str, str]) -> None:
+    """Refuse judgements with ids that the collection lacks, or without a relevant document."""
     faults = []
     for query_id, judged in qrels.items():
         if query_id not in queries:
@@ -185,7 +213,7 @@ def _checked_qrels(path: Path, corpus: Mapping[str, Document], queries: Mapping[
                 "corpus-id",
                 f"{shorten(document_id)} (judged for query {query_id!r})",
                 "an id of corpus.jsonl",
-                "add the document or drop the row",
+                "add the document or drop the row (bixse evaluate and train: --missing-documents drop)",
             )
             for document_id in judged
             if document_id not in corpus
@@ -197,4 +225,3 @@ def _checked_qrels(path: Path, corpus: Mapping[str, Document], queries: Mapping[
             f"{path}: got no judgement above 0; expected at least one relevant document; "
             "to mend: choose a split with judged queries"
         )
-    return qrels

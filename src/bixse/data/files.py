@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bixse.data.strict import parse_yaml
 from bixse.errors import BixseError, ConfigError, InputError, StorageError, shorten
 
 if TYPE_CHECKING:
@@ -60,14 +61,12 @@ def read_settings(path: Path) -> dict[str, Any]:
 
     Raises:
         InputError: the file is missing, unreadable, or not UTF-8.
-        ConfigError: the file is no YAML mapping.
+        ConfigError: the file is no YAML mapping, or a mapping has a key twice.
     """
     import yaml
 
     try:
-        loaded = yaml.safe_load(read_text(path))
-        if _holds_itself(loaded, (), set()):
-            raise ValueError("an alias (*name) stands inside the value that it stands for")
+        loaded = parse_yaml(read_text(path))
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         where = " ".join(str(error).split()) or type(error).__name__
         raise ConfigError(
@@ -79,14 +78,6 @@ def read_settings(path: Path) -> dict[str, Any]:
             f"{path}: got {found}; expected lines of the form `key: value`; to mend: name every setting by its key"
         )
     return loaded
-
-
-def _holds_itself(value: Any, above: tuple[int, ...], seen: set[int]) -> bool:
-    if not isinstance(value, (dict, list)) or (id(value) in seen and id(value) not in above):
-        return False
-    seen.add(id(value))
-    inside = value.values() if isinstance(value, dict) else value
-    return id(value) in above or any(_holds_itself(part, (*above, id(value)), seen) for part in inside)
 
 
 def is_unicode(text: str) -> bool:

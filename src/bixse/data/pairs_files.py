@@ -12,7 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from bixse.data.files import is_unicode, read_text, write_atomically
 from bixse.data.graded_pairs import OPTIONAL_COLUMNS, GradedPairs, Pair, text_id
+from bixse.data.hints import column_hint, convert_hint, number_hint
 from bixse.data.parquet import save_table, table_rows
+from bixse.data.sources.reading import number_of
+from bixse.data.strict import json_fault, parse_json
 from bixse.errors import Fault, InputError, InvalidFileError, shorten
 
 if TYPE_CHECKING:
@@ -156,9 +159,9 @@ def _json_rows(path: Path, checker: _Checker) -> Iterator[tuple[int, Mapping[str
         if not line.strip():
             continue
         try:
-            row = json.loads(line)
+            row = parse_json(line)
         except (ValueError, RecursionError) as error:
-            checker.fault(number, None, shorten(line), "one JSON object a line", f"correct the line ({error})")
+            checker.faults.append(json_fault(number, line, error))
             continue
         if isinstance(row, dict):
             yield number, row
@@ -183,7 +186,7 @@ def _csv_rows(path: Path, checker: _Checker) -> Iterator[tuple[int, Mapping[str,
             if len(fields) == len(names):
                 yield number, _typed(dict(zip(names, fields, strict=True)))
             else:
-                fix = "put a text that holds the separator, a quote or a line end in double quotes"
+                fix = "put a text that holds the separator, a quote or a line end in double quotes; write 0.5, not 0,5"
                 checker.fault(number, None, f"{len(fields)} columns", f"{len(names)} as in the header", fix)
     except csv.Error as error:
         fix = 'close every double quote, and write a quote inside a text as ""'
@@ -217,12 +220,18 @@ class _Checker:
         found = f"columns {shorten(', '.join(map(str, names)), 120)}"
         for column in REQUIRED_COLUMNS if self.graded else REQUIRED_COLUMNS[:2]:
             if column not in names:
-                self.fault(None, column, found, f"a column {column!r}", "rename or add the column")
+                fix = self._column_hint(column, names, "rename or add the column")
+                self.fault(None, column, found, f"a column {column!r}", fix)
         for column in KNOWN_COLUMNS:
             if list(names).count(column) > 1:
                 self.fault(None, column, f"{list(names).count(column)} columns of that name", "one", "rename the other")
         if self.faults:
             raise InvalidFileError(self.path, self.faults)
+
+    def _column_hint(self, column: str, names: Sequence[object], otherwise: str) -> str:
+        if self.graded:
+            return convert_hint(self.path, column, names, otherwise)
+        return column_hint(column, names, otherwise)
 
     def fault(self, row: int | None, column: str | None, found: str, expected: str, fix: str) -> None:
         self.faults.append(Fault(row, column, found, expected, fix))
@@ -230,8 +239,8 @@ class _Checker:
     def add(self, number: int, row: Mapping[str, Any]) -> None:
         before = len(self.faults)
         for column in ("query", "document"):
-            self._check_text(number, column, row.get(column, _MISSING))
-        relevance = self._relevance(number, row.get("relevance", _MISSING)) if self.graded else 0.0
+            self._check_text(number, column, row)
+        relevance = self._relevance(number, row) if self.graded else 0.0
         columns = OPTIONAL_COLUMNS if self.graded else ("task",)
         optional = {name: self._optional(number, name, row.get(name)) for name in columns}
         if relevance is None or len(self.faults) > before:
@@ -250,9 +259,12 @@ class _Checker:
         texts = {"query": row["query"], "document": row["document"]}
         self.rows.append({"query_id": key[0], "document_id": key[1], "relevance": relevance, **texts, **optional})
 
-    def _check_text(self, number: int, column: str, value: Any) -> None:
+    def _check_text(self, number: int, column: str, row: Mapping[str, Any]) -> None:
+        value = row.get(column, _MISSING)
         if value is _MISSING:
-            self.fault(number, column, "nothing", "a text", f"add the key {column!r}")
+            self.fault(
+                number, column, "nothing", "a text", self._column_hint(column, [*row], f"add the key {column!r}")
+            )
         elif value is None:
             self.fault(number, column, "null", "a text", "fill it in or drop the row")
         elif not isinstance(value, str):
@@ -262,14 +274,16 @@ class _Checker:
         elif not is_unicode(value):
             self.fault(number, column, shorten(value), "text that UTF-8 can write", "drop the half of a surrogate pair")
 
-    def _relevance(self, number: int, value: Any) -> float | None:
+    def _relevance(self, number: int, row: Mapping[str, Any]) -> float | None:
+        value = row.get("relevance", _MISSING)
         if value is _MISSING:
-            self.fault(number, "relevance", "nothing", "a number in [0, 1]", "add the key 'relevance'")
+            fix = self._column_hint("relevance", [*row], "add the key 'relevance'")
+            self.fault(number, "relevance", "nothing", "a number in [0, 1]", fix)
             return None
-        relevance = _number(value)
+        relevance = number_of(value)
         if 0.0 <= relevance <= 1.0:
             return relevance
-        fix = "drop the row: an unusable grade is no 0"
+        fix = number_hint(value, "drop the row: an unusable grade is no 0")
         if math.isfinite(relevance):
             fix = "map grades to [0, 1]: (grade - lowest) / (highest - lowest)"
         self.fault(number, "relevance", "null" if value is None else shorten(value), "a number in [0, 1]", fix)
@@ -280,12 +294,18 @@ class _Checker:
         if _is_absent(value):
             return None
         if column == "grade":
-            if math.isfinite(grade := _number(value)):
+            if math.isfinite(grade := number_of(value)):
                 return grade
-            self.fault(number, column, shorten(value), "a finite number", "leave it out where there is no grade")
+            self.fault(
+                number,
+                column,
+                shorten(value),
+                "a finite number",
+                number_hint(value, "leave it out where there is no grade"),
+            )
         elif column == "grade_probs":
-            if isinstance(value, list) and all(math.isfinite(_number(item)) for item in value):
-                return [_number(item) for item in value]
+            if isinstance(value, list) and all(math.isfinite(number_of(item)) for item in value):
+                return [number_of(item) for item in value]
             self.fault(number, column, shorten(value), "a list of numbers, one a grade", "write it as [0.1, 0.9]")
         elif not isinstance(value, str) or not is_unicode(value):
             self.fault(number, column, shorten(value), "a text", "write it as a string")
@@ -318,16 +338,6 @@ class _Checker:
 def _is_absent(value: Any) -> bool:
     """Whether an optional value is not there: null, an empty text, or the NaN of a data frame."""
     return value is None or value == "" or (isinstance(value, float) and math.isnan(value))
-
-
-def _number(value: Any) -> float:
-    """The number a value holds or spells, NaN where it is none (a bool, bytes, and Python's 1_000 are none)."""
-    if isinstance(value, (bool, bytes)) or (isinstance(value, str) and "_" in value):
-        return math.nan
-    try:
-        return float(value)
-    except (TypeError, ValueError, OverflowError):
-        return math.nan
 
 
 _MISSING = object()

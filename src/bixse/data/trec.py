@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from bixse.data.files import read_text, write_atomically
+from bixse.data.hints import number_hint
 from bixse.errors import Fault, InputError, InvalidFileError, shorten
 
 if TYPE_CHECKING:
@@ -154,7 +155,8 @@ def read_qrels(path: str | Path) -> dict[str, dict[str, float]]:
         query_id, document_id, text = fields[0], fields[-2], fields[-1]
         grade = _number(text)
         if not math.isfinite(grade):
-            faults.append(Fault(number, "score", shorten(text), "a finite number", "drop the row: no grade is no 0"))
+            fix = number_hint(text, "drop the row: no grade is no 0")
+            faults.append(Fault(number, "score", shorten(text), "a finite number", fix))
             continue
         known = qrels.setdefault(query_id, {}).setdefault(document_id, grade)
         first = first_rows.setdefault((query_id, document_id), number)

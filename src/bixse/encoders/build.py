@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from bixse.data.hashes import HASHES_FILE, damage
+from bixse.encoders.hub import check_hub_name
 from bixse.encoders.parts import input_parts
 from bixse.encoders.pooling import check_first_token, check_pooling, pool_backbone, reads_pooler
+from bixse.encoders.precision import keep_weights_exact, resolve_precision
 from bixse.errors import ModelError
 
 if TYPE_CHECKING:
@@ -103,6 +105,8 @@ sentence-transformers or transformers model, or a hub name (owner/name); to mend
             f"model {str(name_or_path)!r}: got no weights for {len(lacking)} of its parameters ({shown}); expected all "
             "in the model's files; to mend: check that config.json and the weights belong together"
         )
+    if resolve_precision(device=model.device) == "float32":
+        keep_weights_exact(model)
     for part in input_parts(model):
         _keep_within_positions(part)
     with quiet_loading():
@@ -209,6 +213,7 @@ def _resolve(name_or_path: str | Path) -> str | Path:
             f"model {str(name_or_path)!r}: got no such folder; expected a folder with a sentence-transformers or "
             "transformers model, or a hub name (owner/name); to mend: check the path"
         )
+    check_hub_name(str(name_or_path))
     return name_or_path
 
 

@@ -1,8 +1,7 @@
-"""Encode texts for search: sorted by length, each text once, no autograd, bf16 where the processor has it."""
+"""Encode texts for search: sorted by length, each text once, no autograd, in the precision that is set."""
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,6 +9,7 @@ import torch
 from sentence_transformers.util import batch_to_device
 
 from bixse.encoders.embedding import embed_features, take_rows
+from bixse.encoders.precision import autocast, resolve_precision
 from bixse.encoders.prompts import prompt_for
 
 if TYPE_CHECKING:
@@ -20,30 +20,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from bixse.encoders.pool import EncodePool
+    from bixse.encoders.precision import Precision
     from bixse.encoders.prompts import Kind
 
 TEXTS_PER_BLOCK = 512
 """Texts tokenised together; sorted by length, so a block holds texts of like length."""
-
-
-def bf16_is_fast(device: torch.device | str = "cpu") -> bool:
-    """Whether matrix products in bf16 are faster than float32 on this device.
-
-    On processors with avx512_bf16 or AMX, bf16 trains small encoders several times faster; elsewhere it is emulated
-    and slower.
-    """
-    kind = torch.device(device).type
-    if kind == "cuda":
-        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
-    if kind == "cpu":
-        return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
-    return False
-
-
-def autocast(device: torch.device | str, bf16: bool | None = None) -> AbstractContextManager[object]:
-    """A bf16 autocast context where it is fast (or as asked), else a context that does nothing."""
-    wanted = bf16_is_fast(device) if bf16 is None else bf16
-    return torch.autocast(torch.device(device).type, torch.bfloat16) if wanted else nullcontext()
 
 
 def encoding_device(model: SentenceTransformer) -> torch.device:
@@ -56,7 +37,7 @@ def encode_texts(
     model: SentenceTransformer,
     texts: Sequence[str],
     kind: Kind,
-    bf16: bool | None = None,
+    precision: str | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> NDArray[np.float32]:
     """Embed texts, L2-normalised, as the model's own `encode_query` or `encode_document` would.
@@ -68,7 +49,7 @@ def encode_texts(
         texts: N texts. One without any token, which a tokenizer without special tokens makes of an empty text, gets
             the embedding 0.
         kind: chooses the prompt, and the route of a model with a router.
-        bf16: compute in bf16; None: where it is fast.
+        precision: "float32" or "bfloat16"; "auto" or None: as the process is set, see `bixse.encoders.precision`.
         progress: called with the number of texts done since the last call.
 
     Returns:
@@ -77,7 +58,7 @@ def encode_texts(
     prompt = prompt_for(model, kind)
     distinct = list(dict.fromkeys(texts))
     pool: EncodePool | None = getattr(model, "encode_pool", None)
-    wanted = bf16_is_fast(encoding_device(model)) if bf16 is None else bf16
+    wanted = resolve_precision(precision, encoding_device(model))
     if progress is not None and len(distinct) < len(texts):
         progress(len(texts) - len(distinct))
     if pool is not None and pool.is_worth_it(len(distinct)):
@@ -96,7 +77,7 @@ def encode_here(
     texts: Sequence[str],
     kind: Kind,
     prompt: str | None,
-    bf16: bool,
+    precision: Precision,
     progress: Callable[[int], None] | None = None,
 ) -> NDArray[np.float32]:
     """Embed texts in this process; arguments as for `encode_texts`, and the prompt before them."""
@@ -115,7 +96,7 @@ def encode_here(
                 features = take_rows(features, features["attention_mask"], with_tokens)
             if len(rows):
                 features = batch_to_device(dict(features), model.device)
-                with autocast(model.device, bf16):
+                with autocast(model.device, precision):
                     block = embed_features(model, features)
                 embeddings[rows] = torch.nn.functional.normalize(block.float(), dim=-1).cpu().numpy()
             if progress is not None:

@@ -137,7 +137,7 @@ class RelevanceHead:
             if abs(threshold.precision - precision) < 1e-9:
                 return threshold.probability
         known = ", ".join(f"{threshold.precision:g}" for threshold in self.thresholds) or "it has none"
-        mend = f"`bixse calibrate MODEL --pairs FILE --precision {precision:g}`, which says where none reaches it"
+        mend = f"`bixse calibrate MODEL --pairs FILE --at-precision {precision:g}`, which says where none reaches it"
         raise InputError(
             f"precision: got {precision:g}; expected one that the model has a threshold for ({known}); to mend: {mend}"
         )

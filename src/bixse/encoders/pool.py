@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from sentence_transformers import SentenceTransformer
 
+    from bixse.encoders.precision import Precision
     from bixse.encoders.prompts import Kind
     from bixse.encoders.relevance_model import RelevanceModel
 
@@ -56,7 +57,7 @@ class EncodePool:
         texts: Sequence[str],
         kind: Kind,
         prompt: str | None,
-        bf16: bool,
+        precision: Precision,
         progress: Callable[[int], None] | None = None,
     ) -> NDArray[np.float32]:
         """Embed texts, see `encode_texts`; the longest ones are sent first, so that all processes end together.
@@ -70,7 +71,7 @@ class EncodePool:
         order = by_length(texts)[::-1]
         size = max(1, min(TEXTS_PER_BLOCK, -(-len(texts) // (4 * len(self.devices)))))
         parts = [order[start : start + size] for start in range(0, len(texts), size)]
-        settings = {"kind": kind, "prompt": prompt, "bf16": bf16, "threads": self.threads}
+        settings = {"kind": kind, "prompt": prompt, "precision": precision, "threads": self.threads}
         for number, rows in enumerate(parts):
             self._pool["input"].put([number, [texts[row] for row in rows], {"shared_out": settings}])
         embeddings = np.zeros((len(texts), self._model.get_embedding_dimension() or 0), dtype=np.float32)
@@ -144,7 +145,7 @@ def serve(model: SentenceTransformer, texts: Sequence[str], device: str, setting
     if device == "cpu":
         torch.set_num_threads(settings["threads"])
     model.to(device)
-    names = ("kind", "prompt", "bf16")
+    names = ("kind", "prompt", "precision")
     return torch.from_numpy(encode_here(model, texts, **{name: settings[name] for name in names}))
 
 

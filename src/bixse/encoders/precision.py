@@ -1,28 +1,154 @@
-"""In which numbers weights are kept while they are trained."""
+"""The numbers that models compute in: one setting of the process, and one place that resolves it."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import os
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
-from bixse.encoders.encode import bf16_is_fast
+from bixse.errors import InputError, did_you_mean, shorten
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import torch
     from sentence_transformers import SentenceTransformer
 
+PRECISION_VARIABLE = "BIXSE_PRECISION"
+"""Environment variable that holds the setting of this process and those that it starts."""
+Precision: TypeAlias = Literal["float32", "bfloat16"]
+"""What is computed in. Of bfloat16: matrix products, by autocast; sums, norms and losses stay float32."""
+Setting: TypeAlias = Literal["auto", "float32", "bfloat16"]
+"""What may be asked for; "auto": bfloat16 where the device is fast at it, else float32."""
+SETTINGS: tuple[str, ...] = get_args(Setting)
 
-def keep_trained_weights_exact(model: SentenceTransformer) -> None:
-    """Make the weights that are trained float32, in place.
 
-    Most published decoders are stored in bf16, and are loaded as they are stored. A step of training changes a weight
-    by less than bf16 can tell apart (1 part in 256): the loss goes down slowly or not at all, without a word. Frozen
-    weights, as those under low-rank adapters, stay as they are where the device is fast at bf16.
+def check_setting(value: object, name: str = "precision") -> Setting:
+    """A setting of precision, refused where it is none.
 
     Args:
-        model: the encoder, adapters added.
+        value: "auto", "float32" or "bfloat16".
+        name: where it comes from, for the message.
+
+    Raises:
+        InputError: another value.
+
+    Example:
+        >>> check_setting("float32")
+        'float32'
     """
+    if value not in SETTINGS:
+        raise InputError(
+            f"{name}: got {shorten(value)}; expected one of {', '.join(SETTINGS)}; "
+            f"fix: {did_you_mean(str(value), SETTINGS, 'leave it out for auto')}"
+        )
+    return value  # type: ignore[return-value]
+
+
+def precision_setting() -> Setting:
+    """The setting of this process: what `BIXSE_PRECISION` holds, else "auto".
+
+    Raises:
+        InputError: the variable holds no setting.
+    """
+    return check_setting(os.environ.get(PRECISION_VARIABLE) or "auto", PRECISION_VARIABLE)
+
+
+@contextmanager
+def use_precision(setting: str | None) -> Iterator[None]:
+    """Compute so inside the block, in this process and those that it starts; "auto" and None leave it as it is.
+
+    Raises:
+        InputError: no such setting, or the environment variable holds none.
+
+    Example:
+        >>> with use_precision("float32"):
+        ...     resolve_precision()
+        'float32'
+    """
+    before = os.environ.get(PRECISION_VARIABLE)
+    wanted = check_setting(setting or "auto")
+    if wanted == "auto":
+        precision_setting()
+        yield
+        return
+    os.environ[PRECISION_VARIABLE] = wanted
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[PRECISION_VARIABLE]
+        else:
+            os.environ[PRECISION_VARIABLE] = before
+
+
+def resolve_precision(setting: str | None = None, device: torch.device | str | None = None) -> Precision:
+    """What is computed in.
+
+    Args:
+        setting: "float32" or "bfloat16" as asked; "auto" or None: as the process is set.
+        device: where; None: the first GPU, or the processor where there is none.
+
+    Raises:
+        InputError: no such setting.
+    """
+    wanted = check_setting(setting or "auto")
+    wanted = precision_setting() if wanted == "auto" else wanted
+    if wanted == "auto":
+        return "bfloat16" if bf16_is_fast(default_device() if device is None else device) else "float32"
+    return wanted
+
+
+def default_device() -> str:
+    """Where a model computes that was given no device."""
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def bf16_is_fast(device: torch.device | str = "cpu") -> bool:
+    """Whether matrix products in bf16 are faster than float32 on this device.
+
+    On processors with avx512_bf16 or AMX, bf16 trains small encoders several times faster; elsewhere it is emulated
+    and slower.
+    """
+    import torch
+
+    kind = torch.device(device).type
+    if kind == "cuda":
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+    if kind == "cpu":
+        return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
+    return False
+
+
+def autocast(device: torch.device | str, setting: str | None = None) -> AbstractContextManager[object]:
+    """A context in which a device computes as `resolve_precision` says."""
+    import torch
+
+    if resolve_precision(setting, device) == "float32":
+        return nullcontext()
+    return torch.autocast(torch.device(device).type, torch.bfloat16)
+
+
+def keep_weights_exact(model: SentenceTransformer, trained: bool = False) -> None:
+    """Make weights float32, in place.
+
+    Most published decoders are stored in bf16 and are loaded as they are stored. What computes in float32 needs float32
+    weights. So does what is trained: a step changes a weight by less than bf16 can tell apart (1 part in 256), and the
+    loss goes down slowly or not at all, without a word. Frozen weights, as those under low-rank adapters, may stay as
+    they are in bfloat16.
+
+    Args:
+        model: the encoder.
+        trained: only weights that are trained.
+    """
+    import torch
+
+    half = (torch.float16, torch.bfloat16)  # quantised weights stay what they are
     for parameter in model.parameters():
-        if parameter.is_floating_point() and (parameter.requires_grad or not bf16_is_fast(model.device)):
+        if parameter.requires_grad if trained else parameter.dtype in half:
             parameter.data = parameter.data.float()
-    for buffer in model.buffers():
-        if buffer.is_floating_point() and not bf16_is_fast(model.device):
+    for buffer in () if trained else model.buffers():
+        if buffer.dtype in half:
             buffer.data = buffer.data.float()

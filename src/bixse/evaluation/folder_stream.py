@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 from bixse.data.collection import Document
+from bixse.data.strict import json_fault, parse_json
 from bixse.data.trec import read_qrels
 from bixse.errors import FAULTS_SHOWN, Fault, InputError, InvalidFileError, shorten
 
@@ -96,16 +96,16 @@ def read_judged_queries(folder: Path, split: str) -> tuple[dict[str, str], Qrels
 
 
 def _rows(path: Path, strict: bool = True) -> Iterator[tuple[int, Any]]:
-    """Line number and JSON value of each line that is not blank; a line that is no JSON raises, or gives its text."""
+    """Line number and JSON value of each line that is not blank; one that cannot be read raises, or gives its fault."""
     try:
         with path.open(encoding="utf-8-sig") as file:
             for number, line in enumerate(file, start=1):
                 if not line.strip():
                     continue
                 try:
-                    row = json.loads(line)
-                except (ValueError, RecursionError):
-                    row = line
+                    row: Any = parse_json(line)
+                except (ValueError, RecursionError) as error:
+                    row = json_fault(number, line, error)
                 if strict and not isinstance(row, dict):
                     raise InvalidFileError(path, [_no_object(number, row)])
                 yield number, row
@@ -120,6 +120,8 @@ def _rows(path: Path, strict: bool = True) -> Iterator[tuple[int, Any]]:
 
 
 def _no_object(number: int, row: object) -> Fault:
+    if isinstance(row, Fault):
+        return row
     return Fault(number, None, shorten(row), "one JSON object a line", "correct the line")
 
 

@@ -178,7 +178,7 @@ def choose_thresholds(
     if number < FEWEST_QUERIES:
         raise InputError(
             f"thresholds: got pairs of {number} queries; expected at least {FEWEST_QUERIES}, half of which are held "
-            "out; to mend: grade documents for more queries, or leave --precision out"
+            "out; to mend: grade documents for more queries, or leave --at-precision out"
         )
     held = held_out(query_ids, seed)
     ids = [query for query, is_held in zip(query_ids, held, strict=True) if is_held]

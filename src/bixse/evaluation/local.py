@@ -6,16 +6,18 @@ import contextlib
 import json
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from bixse.data.collection_files import files_of_split, load_collection, warn_of_empty
+from bixse.data.collection_files import files_of_split, load_collection
 from bixse.data.files import file_hash, read_text, write_atomically
 from bixse.data.run_record import open_run
 from bixse.data.trec import read_run, write_run
+from bixse.encoders.precision import resolve_precision
 from bixse.errors import InputError, StorageError
 from bixse.evaluation.baseline import METRICS, search_bm25
+from bixse.evaluation.collection_warnings import RELEVANCE_LEVEL, warn_of_collection
 from bixse.evaluation.metrics import PerQuery, evaluate_run, mean
 
 if TYPE_CHECKING:
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from bixse.data.collection import Collection
+    from bixse.data.collection_files import MissingDocuments
     from bixse.evaluation.systems import EncodedCollection
     from bixse.relevance import Qrels, Run
     from bixse.retrieval.store import EmbeddingStore
@@ -57,6 +60,8 @@ class Evaluation:
     """Read from an output folder that held this very evaluation."""
     warnings: list[str] = field(default_factory=list)
     """What the user should know."""
+    precision: str | None = None
+    """What the model computed in; None for BM25."""
 
 
 def evaluate(
@@ -64,13 +69,15 @@ def evaluate(
     collection: str | Path,
     split: str = "test",
     out: str | Path | None = None,
-    relevance_level: float = 1.0,
+    relevance_level: float = RELEVANCE_LEVEL,
     max_length: int | None = None,
     trust_remote_code: bool = False,
     exclude_self: bool = False,
     task: str | None = None,
     progress: ProgressBars | None = None,
     devices: Sequence[str] | None = None,
+    cache: str | Path | None = None,
+    missing_documents: MissingDocuments = "refuse",
 ) -> Evaluation:
     """Search a collection with a model and score the answers against its graded judgements.
 
@@ -88,6 +95,9 @@ def evaluate(
         progress: makes a progress callback from a title and a total.
         devices: where texts are encoded: one device, or one a process, such as ["cuda:0", "cuda:1"] or ["cpu", "cpu"];
             None: here.
+        cache: folder in which document embeddings are kept, or "none"; None: see `bixse.data.cache.cache_folder`.
+        missing_documents: of judgements that name a document which the corpus lacks, see
+            `bixse.data.collection_files.load_collection`.
 
     Raises:
         InputError: collection, split or model cannot be used.
@@ -100,7 +110,7 @@ def evaluate(
             evaluate("bm25", "runs/quickstart/collection", split="test").metrics
     """
     folder = Path(collection)
-    data = load_collection(folder, [split])
+    data = load_collection(folder, [split], missing_documents)
     qrels = data.qrels[split]
     if not relevance_level > 0:
         raise InputError(
@@ -111,7 +121,8 @@ def evaluate(
         raise InputError(
             f"task: got {task!r} for bm25, which takes no instructions; expected none; to mend: leave the task out"
         )
-    warnings = warn_of_empty(data.corpus) + ([] if exclude_self else _warn_of_self_matches(data, qrels))
+    precision = None if model == BM25_NAME else resolve_precision(device=devices[0] if devices else None)
+    warnings = warn_of_collection(data, split, relevance_level, exclude_self)
     record = None
     if out is not None:
         _check_writable_ids(data, qrels)
@@ -125,10 +136,12 @@ def evaluate(
             "max_length": max_length,
             "exclude_self": exclude_self,
             "task": task,
+            **({} if precision is None else {"precision": precision}),
+            "missing_documents": missing_documents,
         }
         record = open_run(Path(out), "evaluate", config, inputs, paths=("collection", *model_path_settings(model)))
         if record.status == "finished":
-            return _read(Path(out), record.results, warnings)
+            return replace(_read(Path(out), record.results, warnings), precision=precision)
     encoder = None
     if model != BM25_NAME:
         from bixse.encoders.build import build_encoder
@@ -147,11 +160,11 @@ def evaluate(
         from bixse.encoders.pool import encode_on
 
         with encode_on(encoder, devices):
-            encoded = encode_stored(encoder, data, folder, list(qrels), progress)
+            encoded = encode_stored(encoder, data, list(qrels), progress, cache)
         run = encoded.search(list(qrels), exclude_self=exclude_self)
     seconds = time.perf_counter() - started
     per_query = evaluate_run(qrels, run, METRICS, relevance_level)
-    result = Evaluation(mean(per_query), per_query, run, seconds, warnings=warnings)
+    result = Evaluation(mean(per_query), per_query, run, seconds, precision=precision, warnings=warnings)
     if record is not None:
         write_run(record.folder / RUN_NAME, run, tag="-".join(Path(model).name.split()) or "model")
         write_atomically(record.folder / PER_QUERY_NAME, json.dumps(per_query, indent=1) + "\n")
@@ -166,24 +179,24 @@ def evaluate(
 def encode_stored(
     model: object,
     collection: Collection,
-    folder: Path,
     query_ids: list[str],
     progress: ProgressBars | None = None,
+    cache: str | Path | None = None,
 ) -> EncodedCollection:
-    """Embed a collection, taking document embeddings from its folder when this very model made them before.
+    """Embed a collection, taking document embeddings from the cache when this very model made them before.
 
     Args:
         model: a SentenceTransformer.
-        collection: what `folder` holds.
-        folder: the collection folder; embeddings are kept inside it.
+        collection: corpus and queries.
         query_ids: the queries to embed.
         progress: makes a progress callback from a title and a total.
+        cache: folder in which document embeddings are kept, or "none"; None: see `bixse.data.cache.cache_folder`.
     """
     from bixse.encoders.encode import encode_texts
     from bixse.evaluation.systems import EncodedCollection
     from bixse.retrieval.store import EmbeddingStore, embeddings_key
 
-    store = EmbeddingStore(folder)
+    store = EmbeddingStore(cache)
     key = embeddings_key(model, collection.corpus)  # type: ignore[arg-type]
     documents = store.load(key)
     if documents is None or len(documents) != len(collection.corpus):
@@ -215,7 +228,7 @@ def _encode_documents(
             step(len(some))
         parts.append(part)
     documents = np.concatenate(parts)
-    with contextlib.suppress(StorageError):  # a read-only collection is encoded anew each time
+    with contextlib.suppress(StorageError):  # where the cache cannot be written, a corpus is encoded anew each time
         store.save(key, documents, list(collection.corpus))
         store.remove(f"{key}-")
     return documents
@@ -234,20 +247,6 @@ def model_hashes(model: str | Path) -> dict[str, str]:
 def model_path_settings(model: str | Path) -> tuple[str, ...]:
     """("model",) where a run's setting `model` is a folder, which `model_hashes` identifies; () for a name."""
     return ("model",) if Path(model).is_dir() else ()
-
-
-def _warn_of_self_matches(data: Collection, qrels: Qrels) -> list[str]:
-    """Queries whose ids are also ids of documents, said in one line."""
-    both = [query_id for query_id in qrels if query_id in data.corpus]
-    if not both:
-        return []
-    same = sum(data.queries[query_id].strip() in data.corpus[query_id].content for query_id in both)
-    number = f"{len(both)} of {len(qrels)} query ids"
-    found = f"{number} is also the id of a document" if len(both) == 1 else f"{number} are also ids of documents"
-    return [
-        f"{found} ({both[0]!r}), {same} with the same text: a query that is a document finds itself; "
-        "--exclude-self leaves it out of its own answers"
-    ]
 
 
 def _check_writable_ids(data: Collection, qrels: Qrels) -> None:

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING
 
 from bixse.evaluation.local import BM25_NAME, evaluate
 from bixse.evaluation.suite_result import HEADLINE, SuiteResult, TaskScore
-from bixse.evaluation.suite_systems import check_distinct, make_system
+from bixse.evaluation.suite_systems import check_distinct, make_system, precision_of
 from bixse.evaluation.suite_verdict import compare_systems
 from bixse.evaluation.suites import LOCAL
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from bixse.data.collection_files import MissingDocuments
     from bixse.evaluation.local import ProgressBars
 
 
@@ -29,6 +30,8 @@ def compare_on_collection(
     task: str | None = None,
     progress: ProgressBars | None = None,
     devices: Sequence[str] | None = None,
+    cache: str | Path | None = None,
+    missing_documents: MissingDocuments = "refuse",
 ) -> tuple[SuiteResult, list[str]]:
     """Evaluate several systems on one collection, with a verdict for every pair.
 
@@ -44,6 +47,8 @@ def compare_on_collection(
         task: task whose instructions the models put before the texts; BM25 takes none.
         progress: makes a progress callback from a title and a total.
         devices: where texts are encoded, see `evaluate`.
+        cache: where document embeddings are kept, see `evaluate`.
+        missing_documents: of judgements without their document, see `evaluate`.
 
     Returns:
         The table, and what the user should know.
@@ -52,7 +57,7 @@ def compare_on_collection(
         InputError: see `evaluate`; or one model twice.
         OutputExistsError: a folder holds another run.
     """
-    systems = [make_system(model, max_length, task, trust_remote_code) for model in models]
+    systems = [make_system(model, max_length, task, trust_remote_code, devices) for model in models]
     check_distinct(systems)
     name = Path(collection).resolve().name
     scores: dict[str, dict[str, TaskScore]] = {}
@@ -72,6 +77,8 @@ def compare_on_collection(
             None if system.label == BM25_NAME else task,
             progress,
             devices,
+            cache,
+            missing_documents,
         )
         warnings += [warning for warning in found.warnings if warning not in warnings]
         shown = system.label if labels.count(system.label) == 1 else system.name
@@ -81,7 +88,7 @@ def compare_on_collection(
     values = {system: {name: own[name].per_query[HEADLINE]} for system, own in scores.items()}
     comparisons = compare_systems(values) if len(next(iter(values.values()))[name]) > 1 else []
     means = {system: {HEADLINE: own[name].metrics[HEADLINE]} for system, own in scores.items()}
-    result = SuiteResult(LOCAL, HEADLINE, scores, means, tuple(comparisons))
+    result = SuiteResult(LOCAL, HEADLINE, scores, means, tuple(comparisons), precision=precision_of(systems))
     if out is not None:
         result.write(Path(out))
     return result, warnings

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from bixse.data.instructions import RESERVED
 from bixse.encoders.encode import encode_texts
+from bixse.encoders.precision import autocast
 from bixse.encoders.prompts import prompt_for
 from bixse.evaluation.suite_systems import instructions_of, weights_hash
 from bixse.evaluation.suites import INSTRUCTIONS
@@ -60,9 +61,10 @@ class MtebEncoder:
         prompt = self.prompts[name] if name is not None else None
         self.used[f"{task_metadata.name} {prompt_type.value if prompt_type else 'text'}"] = prompt
         if prompt_type is None:
-            return self.encoder.encode(
-                texts, prompt=prompt, batch_size=kwargs.get("batch_size", 32), show_progress_bar=False
-            )
+            with autocast(self.encoder.device):
+                return self.encoder.encode(
+                    texts, prompt=prompt, batch_size=kwargs.get("batch_size", 32), show_progress_bar=False
+                )
         kind: Kind = "query" if prompt_type.value == "query" else "document"
         with _prompt(self.encoder, kind, prompt or ""):
             return encode_texts(self.encoder, texts, kind)

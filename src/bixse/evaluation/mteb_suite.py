@@ -93,7 +93,7 @@ def _run_task(
     record = open_run(
         out / system.name / name,
         "evaluate",
-        {"model": system.label, "task": name, "mteb": mteb.__version__, **settings},
+        {**system.settings, "task": name, "mteb": mteb.__version__, **settings},
         {**_inputs(task, data), **system.inputs},
         paths=system.path_settings,
     )

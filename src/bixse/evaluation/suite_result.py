@@ -59,12 +59,15 @@ class SuiteResult:
     """What a reader of the figures has to know."""
     failures: Mapping[str, str] = field(default_factory=dict)
     """System and task that could not be run -> why."""
+    precision: str | None = None
+    """What the encoders computed in; None where there is none."""
 
     def plain(self) -> dict[str, Any]:
         """Everything but the values of single queries, as JSON can hold it."""
         return {
             "suite": self.suite,
             "headline": self.headline,
+            "precision": self.precision,
             "systems": {
                 system: {
                     "means": dict(self.means[system]),

@@ -16,7 +16,7 @@ from bixse.evaluation.suite_result import (
     headline_values,
     mean_of,
 )
-from bixse.evaluation.suite_systems import EncoderSystem, System, check_distinct, make_system
+from bixse.evaluation.suite_systems import EncoderSystem, System, check_distinct, make_system, precision_of
 from bixse.evaluation.suite_verdict import SuiteDifference, compare_systems
 from bixse.evaluation.suites import Suite, suite_named
 from bixse.evaluation.task_run import run_task
@@ -190,7 +190,9 @@ def _result(
     except BixseError as error:
         notes.append(f"systems are not compared: {error}")
     means = {name: _means(suite, found, headline) for name, found in named.items()}
-    return SuiteResult(suite.name, headline, named, means, tuple(comparisons), tuple(notes), failures)
+    return SuiteResult(
+        suite.name, headline, named, means, tuple(comparisons), tuple(notes), failures, precision_of(systems)
+    )
 
 
 def _means(suite: Suite, scores: Mapping[str, TaskScore], headline: str) -> dict[str, float]:

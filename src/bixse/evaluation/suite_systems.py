@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from bixse.encoders.precision import resolve_precision
 from bixse.errors import InputError
 from bixse.evaluation.local import BM25_NAME, model_hashes, model_path_settings
 from bixse.retrieval.bm25 import BM25
@@ -30,10 +31,12 @@ class System(ABC):
         label: the model as it was asked for; shown in tables.
         inputs: file of the model -> hash of its content.
         encodes: it is an encoder, which takes instructions and can run tasks other than retrieval.
+        precision: what it computes in; None for one that computes with no model.
     """
 
-    def __init__(self, label: str, inputs: Mapping[str, str], encodes: bool) -> None:
+    def __init__(self, label: str, inputs: Mapping[str, str], encodes: bool, precision: str | None = None) -> None:
         self.label = label
+        self.precision = precision
         self.inputs = dict(inputs)
         self.encodes = encodes
 
@@ -41,6 +44,11 @@ class System(ABC):
     @abstractmethod
     def name(self) -> str:
         """A word for folders, another one for each checkpoint."""
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """What the record of a run says of the system."""
+        return {"model": self.label, **({} if self.precision is None else {"precision": self.precision})}
 
     @property
     def path_settings(self) -> tuple[str, ...]:
@@ -94,7 +102,8 @@ class EncoderSystem(System):
         inputs = model_hashes(_demo_folder() if model == "demo" else model)
         if not inputs:  # a hub name, or nothing at all: only what is loaded can tell
             inputs = {"weights": self.weights}
-        super().__init__(model, inputs, encodes=True)
+        precision = resolve_precision(device=devices[0] if devices else None)
+        super().__init__(model, inputs, encodes=True, precision=precision)
 
     @property
     def encoder(self) -> RelevanceModel:
@@ -229,6 +238,11 @@ def weights_hash(encoder: RelevanceModel) -> str:
     from bixse.retrieval.store import embeddings_key
 
     return hashlib.sha256(f"{embeddings_key(encoder, {})} {prompts_hash(encoder)}".encode()).hexdigest()[:32]
+
+
+def precision_of(systems: Sequence[System]) -> str | None:
+    """What the encoders among some systems compute in; None where there is none."""
+    return next((system.precision for system in systems if system.precision is not None), None)
 
 
 def check_distinct(systems: Sequence[System]) -> None:

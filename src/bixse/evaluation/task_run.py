@@ -55,7 +55,7 @@ def run_task(
     record = None
     if out is not None:
         config = {
-            "model": system.label,
+            **system.settings,
             "task": task.name,
             "exclude_self": task.exclude_self,
             "relevance_level": task.relevance_level,

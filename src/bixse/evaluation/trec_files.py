@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from bixse.data.files import write_atomically
+from bixse.data.strict import parse_json
 from bixse.errors import Fault, InputError, InvalidFileError, StorageError, shorten
 
 if TYPE_CHECKING:
@@ -183,7 +184,7 @@ def load_known_passages(data: Path) -> dict[str, str]:
         if not line.strip():
             continue
         try:
-            row = json.loads(line)
+            row = parse_json(line)
             found[str(row["_id"])] = str(row["text"])
         except (ValueError, KeyError, TypeError) as error:
             fault = Fault(number, None, shorten(line), "an object {_id, text}", "correct the line")

@@ -6,17 +6,21 @@ import math
 import time
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
-from bixse.errors import InputError
+from bixse.errors import InputError, shorten
 from bixse.grading.judge import Usage
+from bixse.grading.local_model import Dtype
+from bixse.grading.model_names import same_model
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from typing import Any
 
     from bixse.grading.cost import Prices
     from bixse.grading.judge import Answer, Judge, Question
     from bixse.grading.ledger import Ledger
+    from bixse.progress import Step
 
 WAIT = 1.0
 """Seconds between two looks at questions that another process is asking."""
@@ -63,17 +67,29 @@ class Asking:
     """Dollars of this run."""
     statuses: Counter[str] = field(default_factory=Counter)
     """Answers of this run by status."""
+    last: Answer | None = None
+    """The newest answer of this run."""
+    other_precision: Counter[str] = field(default_factory=Counter)
+    """Questions asked although the ledger holds this judge's answer with weights of another number type: by that type.
+    """
     stopped: str | None = None
     """Why it stopped before the end: the limit that was reached; None where everything is answered."""
 
+    @property
+    def note(self) -> str:
+        """Answers of this run by status and what they cost, for a progress bar."""
+        counts = ", ".join(f"{count:,} {status}" for status, count in self.statuses.most_common())
+        return f"{counts}, {self.usd:.4f} US dollars" if self.usd else counts
+
 
 def ask(
-    questions: Sequence[Question],
+    questions: Iterable[Question],
     judge: Judge,
     ledger: Ledger,
     prices: Prices,
     budget: Budget,
     retry_failed: bool = False,
+    strict: bool = False,
 ) -> Iterator[Asking]:
     """Answer questions from the ledger, and ask the judge for the rest.
 
@@ -82,15 +98,19 @@ def ask(
     back) is asked again; one with another status only with `retry_failed`, which then asks nothing else.
 
     Args:
-        questions: all of them, in order.
+        questions: all of them, in order; taken one by one as the judge has room.
         judge: gives the answers.
         ledger: where they are kept.
         prices: for the budget.
         budget: when to stop.
         retry_failed: ask only questions whose answer has no grade.
+        strict: take no answer of another model than the one that was asked, neither from the ledger nor a new one.
+
+    Raises:
+        InputError: with `strict`, an answer of another model.
     """
     state = Asking()
-    run = _Run(questions, judge, ledger, prices, budget, retry_failed, state)
+    run = _Run(questions, judge, ledger, prices, budget, retry_failed, strict, state)
     for question, answer in judge.answers(run.to_ask()):
         run.take(question, answer)
         yield state
@@ -104,25 +124,46 @@ def ask(
     yield state
 
 
+def of_another_model(answer: Answer, identity: Mapping[str, Any]) -> bool:
+    """Whether an answer came from another model than the one that the judge's identity names."""
+    if identity.get("kind") == "replay":  # whose answers name the judges of the file
+        return False
+    return not same_model(str(identity.get("model") or answer.judge), answer.judge)
+
+
+def shown_by(step: Step | None) -> Callable[[Asking], None]:
+    """Tells a progress callback, where there is one, what is new in each state of `ask`."""
+    asked = reused = 0
+
+    def show(state: Asking) -> None:
+        nonlocal asked, reused
+        if step is not None:
+            step(state.asked - asked, state.note, state.reused - reused)
+            asked, reused = state.asked, state.reused
+
+    return show
+
+
 class _Run:
     """The state behind `ask`."""
 
     def __init__(
         self,
-        questions: Sequence[Question],
+        questions: Iterable[Question],
         judge: Judge,
         ledger: Ledger,
         prices: Prices,
         budget: Budget,
         retry_failed: bool,
+        strict: bool,
         state: Asking,
     ) -> None:
         self.questions, self.ledger, self.prices, self.budget = questions, ledger, prices, budget
-        self.retry_failed, self.state = retry_failed, state
+        self.retry_failed, self.strict, self.state = retry_failed, strict, state
         self.identity = dict(judge.identity)
         self.elsewhere: dict[str, Question] = {}
         self.flight: dict[str, float] = {}
-        self.dearest = 0.0
+        self.dearest = self.guessed = 0.0
         self.renewed = time.monotonic()
         self.started = 0
 
@@ -142,6 +183,7 @@ class _Run:
             elif self._reuse(key, self.ledger.find(key)):  # another process has answered it just before
                 self.ledger.give_back(key)
             else:
+                self._look_beside(question)
                 yield self._begin(key, question)
 
     def left_by_others(self) -> Iterator[Question]:
@@ -161,13 +203,20 @@ class _Run:
 
     def take(self, question: Question, answer: Answer) -> None:
         """Keep an answer."""
+        if self.strict and of_another_model(answer, self.identity):
+            raise InputError(
+                f"--strict: got an answer of {shorten(answer.judge)}; expected {self.identity.get('model')}, the model "
+                "that was asked; fix: name the model that answers with --model, or leave --strict out"
+            )
         key = question.key(self.identity)
         self.ledger.write(key, answer, question.query_id, question.document_id, question.order, question.repeat)
-        price = self.prices.usd(answer.usage)
-        self.flight.pop(key, None)
+        price, guess = self.prices.usd(answer.usage), self.flight.pop(key, 0.0)
+        if answer.usage_unknown:
+            self.guessed += max(guess, self.dearest)
         self.dearest = max(self.dearest, price)
         self.state.settled.add(key)
         self.state.asked += 1
+        self.state.last = answer
         self.state.usage += answer.usage
         self.state.usd += price
         self.state.statuses[answer.status] += 1
@@ -179,9 +228,18 @@ class _Run:
         """Take an answer of the ledger, where there is one that stands."""
         if known is None or (not known.usable and (self.retry_failed or known.status == "failed")):
             return False
+        if self.strict and of_another_model(known, self.identity):
+            return False
         self.state.settled.add(key)
         self.state.reused += 1
         return True
+
+    def _look_beside(self, question: Question) -> None:
+        """Count a question whose answer is there with weights of another number type."""
+        own = self.identity.get("dtype")
+        for dtype in set(get_args(Dtype)) - {own, "auto"} if own else ():
+            if self.ledger.find(question.key({**self.identity, "dtype": dtype})) is not None:
+                self.state.other_precision[dtype] += 1
 
     def _begin(self, key: str, question: Question) -> Question:
         self.flight[key] = self._guess(question)
@@ -201,7 +259,7 @@ class _Run:
         """Whether there is budget for one more question; says in the state which limit was reached."""
         if self.budget.max_questions is not None and self.started >= self.budget.max_questions:
             self.state.stopped = f"the limit of {self.budget.max_questions} questions was reached"
-        spent = self.state.usd + math.fsum(max(guess, self.dearest) for guess in self.flight.values())
+        spent = self.state.usd + self.guessed + math.fsum(max(guess, self.dearest) for guess in self.flight.values())
         if self.budget.max_usd is not None and spent + self._guess(question) > self.budget.max_usd:
             self.state.stopped = f"the limit of {self.budget.max_usd:g} US dollars was reached"
         return self.state.stopped is None

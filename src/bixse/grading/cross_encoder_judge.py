@@ -16,11 +16,13 @@ from bixse.data.files import read_text
 from bixse.data.sources.score_scale import map_scores, parse_score_map
 from bixse.errors import InputError, ModelError, shorten
 from bixse.grading.judge import Answer, Usage
+from bixse.grading.local_model import judge_device, weights_dtype
 from bixse.relevance import GradeScale
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+    import torch
     from numpy.typing import NDArray
 
     from bixse.data.sources.score_scale import ScoreMap
@@ -98,6 +100,7 @@ class CrossEncoderJudge:
         window: questions taken ahead.
         revision: branch, tag or commit of a hub name.
         trust_remote_code: run code that comes with the model; only for sources you trust.
+        dtype: number type of the weights, see `LocalJudge`.
 
     Raises:
         ModelError: no such model, or one without a trained head.
@@ -118,12 +121,15 @@ class CrossEncoderJudge:
         window: int = 512,
         revision: str | None = None,
         trust_remote_code: bool = False,
+        dtype: str = "auto",
     ) -> None:
         for setting, value in (("batch_size", batch_size), ("window", window)):
             if value < 1:
                 raise InputError(f"{setting}: got {value}; expected 1 or more; to mend: leave it out")
         self._map = _read_map(SIGMOID if activation is None else activation)
-        self._encoder = _load(str(model), device, revision, trust_remote_code)
+        place = judge_device(device)
+        number = weights_dtype(dtype, place)
+        self._encoder = _load(str(model), place, number, revision, trust_remote_code)
         self._tokenizer = self._encoder.tokenizer
         self._longest = _longest_input(self._encoder)
         self.batch_size, self.window = batch_size, window
@@ -136,8 +142,10 @@ class CrossEncoderJudge:
             "model": self.name,
             "revision": _content(Path(model)) if local else str(commit),
             "mode": MODE,
+            "dtype": str(number).removeprefix("torch."),
             "map": self._map.model_dump(mode="json") if isinstance(self._map, FittedMap) else str(self._map),
         }
+        self.at_once = 1
         self.warnings: list[str] = []
         """What the user should know about the scores; grows while questions are answered."""
         self._check_contrast(str(model))
@@ -225,7 +233,7 @@ class CrossEncoderJudge:
             )
 
 
-def _load(name: str, device: str | None, revision: str | None, trust_remote_code: bool) -> Any:
+def _load(name: str, device: torch.device, dtype: torch.dtype, revision: str | None, trust_remote_code: bool) -> Any:
     """The CrossEncoder; raises ModelError for a model without a trained head and InputError for several labels."""
     from sentence_transformers import CrossEncoder
 
@@ -233,7 +241,13 @@ def _load(name: str, device: str | None, revision: str | None, trust_remote_code
 
     try:
         with quiet_loading():
-            encoder = CrossEncoder(name, device=device, revision=revision, trust_remote_code=trust_remote_code)
+            encoder = CrossEncoder(
+                name,
+                device=str(device),
+                revision=revision,
+                trust_remote_code=trust_remote_code,
+                model_kwargs={"dtype": dtype},
+            )
     except Exception as error:
         reason = (str(error).strip().splitlines() or ["no message"])[0][:200]
         raise ModelError(

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import math
-import time
+import random
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bixse.grading.asking import Budget
+from bixse.grading.asking import Budget, ask, of_another_model
 from bixse.grading.cost import Prices
-from bixse.grading.grade import LEDGER_NAME, GradeSettings, grade
+from bixse.grading.grade import GradeSettings, open_grading
 from bixse.grading.judge import Usage
 from bixse.grading.ledger import Ledger
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from pathlib import Path
+    from typing import Any
 
     from bixse.data.graded_pairs import Pair
     from bixse.grading.judge import Answer, Judge, Question
@@ -24,6 +25,10 @@ COUNTED = 1000
 """Questions whose tokens are counted; the rest follows by the number of characters."""
 CHARACTERS_A_TOKEN = 4.0
 """Where neither a tokenizer nor an answer tells: a common ratio for English text."""
+LEAST_PILOT, MOST_PILOT = 16, 1000
+"""Questions that a pilot asks where nobody says how many."""
+ROUNDS = 3
+"""A pilot asks so many times what the judge takes at once; only the last round is timed, those before warm it up."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +50,10 @@ class Estimate:
     usd: float
     """Dollars for the rest; nothing is taken off for prompts that the server has in its cache."""
     seconds: float | None
-    """Wall time for the rest at the pilot's rate, or None without a pilot."""
+    """Wall time for the rest, or None without a pilot: the mean time of the pilot's answers after its warm-up, divided
+    by `at_once`."""
+    at_once: int = 1
+    """Questions that the judge took at once at the end of the pilot."""
     pilot: int = 0
     """Questions asked for this estimate; their answers are kept."""
     pilot_usd: float = 0.0
@@ -59,38 +67,61 @@ def estimate(
     settings: GradeSettings | None = None,
     ledger: str | Path | None = None,
     prices: Prices | None = None,
-    pilot: int = 16,
+    pilot: int | None = None,
     max_usd: float | None = None,
     inputs: Mapping[str, str] | None = None,
+    strict: bool = False,
 ) -> Estimate:
-    """Count what is left to ask, and ask a few questions to see tokens and time.
+    """Count what is left to ask, and ask some of it to see tokens and time.
 
-    The pilot is the beginning of the run itself: its answers are in `out` and are not asked again. With `pilot` 0
-    nothing is asked and nothing written.
+    The pilot's questions are drawn at random from what is left. Its answers are in the ledger of `out` and are not
+    asked again; tables are not written.
+
+    Args:
+        pairs: as `grade`.
+        judge: as `grade`.
+        out: as `grade`.
+        settings: as `grade`.
+        ledger: as `grade`.
+        prices: as `grade`.
+        pilot: questions to ask; 0: ask and write nothing; None: a tenth of what is left, at least 16, and no more than
+            three times what the judge takes at once.
+        max_usd: the most that the pilot may cost.
+        inputs: as `grade`.
+        strict: as `grade`.
 
     Raises:
         InputError: as `grade`.
         StorageError: as `grade`.
     """
     settings, prices = settings or GradeSettings(), prices or Prices()
-    seconds, asked, pilot_usd = None, 0, 0.0
-    book = Path(ledger or Path(out) / LEDGER_NAME)
-    if pilot > 0:
-        started = time.perf_counter()
-        begun = grade(pairs, judge, out, settings, ledger, prices, Budget(max_usd, pilot), inputs=inputs)
-        asked, pilot_usd = begun.summary["asked"], begun.summary["usd_of_this_run"]
-        seconds = (time.perf_counter() - started) / asked if asked else None
-        book = Path(begun.artifacts["ledger"])
+    record, book = open_grading(pairs, judge, out, settings, ledger, inputs, strict)
+    identity = dict(judge.identity)
     questions = {
-        question.key(judge.identity): question
+        question.key(identity): question
         for pair, repeat in settings.askings(pairs)
         for question in settings.questions(pair, repeat)
     }
-    answers = _known(book, list(questions))
+    answers = _known(book, questions, identity, strict)
     left = [question for key, question in questions.items() if key not in answers]
+    seconds, asked, pilot_usd = [], 0, 0.0
+    if left and (pilot is None or pilot > 0):
+        chosen = _chosen(left, judge, pilot)
+        record.save("running")
+        try:
+            with Ledger(book) as file:
+                for state in ask(chosen, judge, file, prices, Budget(max_usd), strict=strict):
+                    if state.last is not None and state.asked > asked:
+                        asked, pilot_usd = state.asked, state.usd
+                        seconds.append(state.last.seconds)
+        finally:
+            record.save("interrupted")
+        answers |= _known(book, state.settled, identity, strict)
+        left = [question for key, question in questions.items() if key not in answers]
     prompt, counted_by = _prompt_tokens(left, questions, answers, judge)
     written = [answer.usage.completion for answer in answers.values() if answer.usage.prompt]
     completion = round(len(left) * (math.fsum(written) / len(written) if written else 1.0))
+    timed = seconds[min((ROUNDS - 1) * judge.at_once, len(seconds) * (ROUNDS - 1) // ROUNDS) :]
     return Estimate(
         pairs=len(pairs),
         questions=len(questions),
@@ -99,18 +130,33 @@ def estimate(
         completion_tokens=completion,
         counted_by=counted_by,
         usd=prices.usd(Usage(prompt=prompt, completion=completion)),
-        seconds=None if seconds is None else seconds * len(left),
+        seconds=math.fsum(timed) / len(timed) / judge.at_once * len(left) if timed else None,
+        at_once=judge.at_once,
         pilot=asked,
         pilot_usd=pilot_usd,
     )
 
 
-def _known(path: Path, keys: Sequence[str]) -> dict[str, Answer]:
-    """Answers that are in the ledger; a ledger that is not there is not made."""
+def _chosen(left: Sequence[Question], judge: Judge, pilot: int | None) -> Iterator[Question]:
+    """The pilot's questions; without a number as many as the judge, which finds its pace meanwhile, makes necessary."""
+    most = max(LEAST_PILOT, min(MOST_PILOT, len(left) // 10)) if pilot is None else pilot
+    for number, question in enumerate(random.Random(0).sample(left, min(most, len(left)))):
+        if pilot is None and number >= max(LEAST_PILOT, ROUNDS * judge.at_once):
+            return
+        yield question
+
+
+def _known(path: Path, keys: Iterable[str], identity: Mapping[str, Any], strict: bool) -> dict[str, Answer]:
+    """Answers of the ledger that a run would take over; a ledger that is not there is not made."""
     if not path.is_file():
         return {}
     with Ledger(path) as ledger:
-        return {key: answer for key in keys if (answer := ledger.find(key)) is not None and answer.status != "failed"}
+        found = ((key, ledger.find(key)) for key in (keys if len(ledger) else ()))
+        return {
+            key: answer
+            for key, answer in found
+            if answer is not None and answer.status != "failed" and not (strict and of_another_model(answer, identity))
+        }
 
 
 def _prompt_tokens(

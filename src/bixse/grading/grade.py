@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import time
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from bixse.data.pairs_files import save_graded_pairs
 from bixse.data.run_record import open_run
 from bixse.errors import BixseError, InputError, InterruptedRunError
-from bixse.grading.asking import Asking, Budget, ask
+from bixse.grading.asking import Asking, Budget, ask, of_another_model, shown_by
 from bixse.grading.cost import Prices
 from bixse.grading.judge import Question
 from bixse.grading.judgements import graded_pairs, judge_pair, save_judgements, summarise
@@ -25,6 +27,9 @@ if TYPE_CHECKING:
     from bixse.grading.judge import Judge
     from bixse.grading.judgements import Judgement
     from bixse.grading.rubrics import Rubric
+    from bixse.progress import Step
+
+log = logging.getLogger(__name__)
 
 PAIRS_NAME = "pairs.parquet"
 """The graded pairs, ready for `bixse train`."""
@@ -119,7 +124,8 @@ def grade(
     budget: Budget | None = None,
     retry_failed: bool = False,
     inputs: Mapping[str, str] | None = None,
-    progress: Callable[[str, int], Callable[[int], None]] | None = None,
+    progress: Callable[[str, int], Step] | None = None,
+    strict: bool = False,
 ) -> GradeResult:
     """Grade pairs; the expected grade of each becomes its relevance in [0, 1] (BiXSE paper, section 3).
 
@@ -136,48 +142,79 @@ def grade(
         budget: no limit when None.
         retry_failed: ask only pairs whose answer has no grade.
         inputs: input name -> hash, for run.json.
-        progress: makes a progress callback from a title and a total.
+        progress: makes a progress callback (see `bixse.progress.Step`) from a title and a total.
+        strict: ask nothing of a judge that does not look trustworthy, and take no answer of another model. Without it
+            the doubts are logged as warnings, and such answers are counted.
 
     Raises:
-        InputError: no pairs, or a folder that holds another run.
+        InputError: no pairs, a folder that holds another run, or with `strict` a judge to be doubted.
         StorageError: the folder or the ledger cannot be written.
         InterruptedRunError: stopped by Ctrl-C; answers so far are kept and tables written.
     """
     settings, prices, budget = settings or GradeSettings(), prices or Prices(), budget or Budget()
+    record, answers = open_grading(pairs, judge, out, settings, ledger, inputs, strict)
+    record.save("running")
+    started = time.perf_counter()
+    questions = [q for pair, repeat in settings.askings(pairs) for q in settings.questions(pair, repeat)]
+    show = shown_by(progress("grade", len(questions)) if progress is not None else None)
+    state, interrupted = Asking(), False
+    with Ledger(answers) as book:
+        try:
+            for state in ask(questions, judge, book, prices, budget, retry_failed, strict):
+                show(state)
+        except KeyboardInterrupt:
+            interrupted = True
+        except BixseError:
+            _write(pairs, judge, settings, state, prices, record, book, strict)
+            record.save("failed")
+            raise
+        result = _write(pairs, judge, settings, state, prices, record, book, strict)
+    record.timings["grade"] = record.timings.get("grade", 0.0) + time.perf_counter() - started
+    record.save("finished" if result.complete else "interrupted")
+    if interrupted:
+        raise InterruptedRunError(
+            f"stopped by Ctrl-C or SIGTERM: {result.summary['pairs']} of {len(pairs)} pairs are answered and kept in "
+            f"{out}; the same command goes on from there"
+        )
+    return result
+
+
+def open_grading(
+    pairs: Sequence[Pair],
+    judge: Judge,
+    out: str | Path,
+    settings: GradeSettings,
+    ledger: str | Path | None,
+    inputs: Mapping[str, str] | None,
+    strict: bool,
+) -> tuple[RunRecord, Path]:
+    """The record of a run of grading, new or to go on with, and its file of answers; nothing is written yet.
+
+    Raises:
+        InputError: as `grade`.
+        StorageError: the folder cannot be read.
+    """
     if not pairs:
         raise InputError("pairs: got none; expected at least one; to mend: check what was selected")
+    _tell_doubts(judge, strict)
     folder = Path(out)
     config = {"judge": dict(judge.identity), **settings.config()}
     record = open_run(folder, "grade", config, dict(inputs or {}), paths=("regrade", "seed"))  # of repeats alone
     answers = Path(ledger or record.results.get("ledger") or folder / LEDGER_NAME)
     record.results["ledger"] = str(answers.resolve())
-    record.save("running")
-    started = time.perf_counter()
-    questions = [q for pair, repeat in settings.askings(pairs) for q in settings.questions(pair, repeat)]
-    step = progress("grade", len(questions)) if progress is not None else None
-    state, interrupted = Asking(), False
-    with Ledger(answers) as book:
-        try:
-            done = 0
-            for state in ask(questions, judge, book, prices, budget, retry_failed):
-                if step is not None and len(state.settled) > done:
-                    step(len(state.settled) - done)
-                    done = len(state.settled)
-        except KeyboardInterrupt:
-            interrupted = True
-        except BixseError:
-            _write(pairs, judge, settings, state, prices, record, book)
-            record.save("failed")
-            raise
-        result = _write(pairs, judge, settings, state, prices, record, book)
-    record.timings["grade"] = record.timings.get("grade", 0.0) + time.perf_counter() - started
-    record.save("finished" if result.complete else "interrupted")
-    if interrupted:
-        raise InterruptedRunError(
-            f"stopped by Ctrl-C: {result.summary['pairs']} of {len(pairs)} pairs are answered and kept in {folder}; "
-            "the same command goes on from there"
+    return record, answers
+
+
+def _tell_doubts(judge: Judge, strict: bool) -> None:
+    """Say what speaks against a judge before it is paid for; with `strict` that is the end."""
+    doubts: Sequence[str] = getattr(judge, "doubts", ())
+    for doubt in doubts:
+        log.warning("%s", doubt)
+    if strict and doubts:
+        raise InputError(
+            f"--strict: got a judge that does not look trustworthy ({'; '.join(doubts)}); expected known questions to "
+            "be answered as they should; fix: choose another model, rubric or --mode, or leave --strict out"
         )
-    return result
 
 
 def _write(
@@ -188,13 +225,17 @@ def _write(
     prices: Prices,
     record: RunRecord,
     ledger: Ledger,
+    strict: bool,
 ) -> GradeResult:
     """Rows of everything the ledger has an answer to, and their summary, into the folder."""
     judgements, identity = [], dict(judge.identity)
+    others: Counter[str] = Counter()
     for pair, repeat in settings.askings(pairs):
         found = [ledger.find(question.key(identity)) for question in settings.questions(pair, repeat)]
         answers = [answer for answer in found if answer is not None]
-        if len(answers) == len(found):
+        strangers = [answer.judge for answer in answers if of_another_model(answer, identity)]
+        if len(answers) == len(found) and not (strict and strangers):
+            others.update(strangers)
             judgements.append(judge_pair(pair, answers, judge.scale, repeat))
     repeated = sum(judgement.repeat > 0 for judgement in judgements)
     summary = {
@@ -203,7 +244,10 @@ def _write(
         "not_asked_again": sum(repeat for _, repeat in settings.askings(pairs)) - repeated,
         "asked": state.asked,
         "reused": state.reused,
+        "precision": identity.get("dtype"),
+        "answered_in_other_precision": dict(state.other_precision),
         "usd_of_this_run": state.usd,
+        "other_models": dict(others),
         "stopped": state.stopped,
     }
     artifacts = {"judgements": str(record.folder / JUDGEMENTS_NAME), "ledger": str(ledger.path)}

@@ -44,6 +44,10 @@ text: no grade was asked for.
 """
 
 
+MOST_TOKENS = 10_000_000
+"""More than this no model reads or writes for one question."""
+
+
 @dataclass(frozen=True)
 class Usage:
     """Tokens of one answer."""
@@ -57,6 +61,19 @@ class Usage:
     reasoning: int = 0
     """Of those, tokens of reasoning."""
 
+    @classmethod
+    def reported(cls, prompt: Any = 0, cached: Any = 0, completion: Any = 0, reasoning: Any = 0) -> Usage:
+        """Usage as a server counted it; what can be no number of tokens is unknown, and so is a part above its whole.
+
+        Unknown is 0.
+
+        Example:
+            >>> Usage.reported(12.0, 40, -3, float("nan"))
+            Usage(prompt=12, cached=0, completion=0, reasoning=0)
+        """
+        read, of_these, written, thought = map(_tokens, (prompt, cached, completion, reasoning))
+        return cls(read, of_these if of_these <= read else 0, written, thought if thought <= written else 0)
+
     def __add__(self, other: Usage) -> Usage:
         return Usage(
             self.prompt + other.prompt,
@@ -64,6 +81,12 @@ class Usage:
             self.completion + other.completion,
             self.reasoning + other.reasoning,
         )
+
+
+def _tokens(count: Any) -> int:
+    """A whole number from 0 to `MOST_TOKENS`; 0 for anything else."""
+    number = type(count) in (int, float) and 0 <= count <= MOST_TOKENS and count == int(count)
+    return int(count) if number else 0
 
 
 @dataclass(frozen=True)
@@ -140,6 +163,11 @@ class Answer:
         return self.status in ("graded", "written")
 
     @property
+    def usage_unknown(self) -> bool:
+        """Whether something was answered, and nobody said how many tokens it took."""
+        return bool(self.text) and not self.usage.prompt
+
+    @property
     def mass(self) -> float:
         """Probability the judge put on the options together."""
         return min(1.0, sum(self.probabilities))
@@ -152,7 +180,7 @@ class Answer:
     def from_json(cls, text: str) -> Answer:
         """The answer that `to_json` wrote."""
         content = json.loads(text)
-        content["usage"] = Usage(**content["usage"])
+        content["usage"] = Usage.reported(**content["usage"])
         content["probabilities"] = tuple(content["probabilities"])
         return cls(**content)
 
@@ -163,6 +191,9 @@ class Judge(Protocol):
     `answers` may take questions ahead and give answers in any order; each question taken is answered once, with a
     grade or a status. It takes the next question only when there is room to ask it, so the giver of questions can stop
     at any time.
+
+    A judge that asks questions whose answers are known when it is opened has `doubts` too: a sequence of what speaks
+    against its grades, empty where nothing does. `grade` tells them before the first question.
     """
 
     @property
@@ -176,6 +207,13 @@ class Judge(Protocol):
     @property
     def identity(self) -> Mapping[str, Any]:
         """All that decides an answer besides the question, as plain JSON values; no address, no key."""
+
+    @property
+    def at_once(self) -> int:
+        """How many questions it answers at the same time now: the time of one answer divided by this passes for each.
+
+        1 where the time of a batch is divided among its answers already.
+        """
 
     @property
     def warnings(self) -> Sequence[str]:

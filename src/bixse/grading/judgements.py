@@ -184,6 +184,7 @@ def summarise(judgements: Sequence[Judgement], prices: Prices) -> dict[str, Any]
         "completion_tokens": usage.completion,
         "reasoning_tokens": usage.reasoning,
         "usd": prices.usd(usage),
+        "usage_unknown": sum(answer.usage_unknown for judgement in judgements for answer in judgement.answers),
         "asked_again": len(again),
         "mean_change_when_asked_again": mean(again),
     }

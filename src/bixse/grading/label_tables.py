@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 from typing import TYPE_CHECKING, Any
 
 from bixse.data.files import read_text
 from bixse.data.parquet import read_table
+from bixse.data.strict import json_fault, parse_json
 from bixse.data.trec import QRELS_HEADER
 from bixse.errors import Fault, InvalidFileError, shorten
 
@@ -51,9 +51,9 @@ def table_rows(path: Path, columns: Sequence[str] | None = None) -> Iterator[tup
 
 def _json_object(path: Path, number: int, line: str) -> dict[str, Any]:
     try:
-        row = json.loads(line)
-    except (ValueError, RecursionError):
-        row = None
+        row = parse_json(line)
+    except (ValueError, RecursionError) as error:
+        raise InvalidFileError(path, [json_fault(number, line, error)]) from error
     if not isinstance(row, dict):
         raise InvalidFileError(path, [Fault(number, None, shorten(line), "one JSON object a line", "correct the line")])
     return row

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import cached_property
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
@@ -48,7 +49,7 @@ class LocalJudge:
             gave, whose device and numbers stay as they are.
         rubric: labels, their grades, and the wording of questions that come without messages.
         device: "cpu", "cuda", ...; None: the best there is.
-        dtype: "auto" (bfloat16 where the device is fast at it, else float32), "float32", "bfloat16" or "float16".
+        dtype: "float32", "bfloat16", "float16", or "auto": as the process is set, see `bixse.encoders.precision`.
         tokens_per_batch: most positions computed in one forward pass; None: chosen for the device. A pass that does not
             fit into the memory is halved.
         batch_size: most questions in one.
@@ -58,8 +59,10 @@ class LocalJudge:
         gguf_file: name of the GGUF file in a folder or on the hub.
         trust_remote_code: run code that comes with the model; only for sources you trust.
 
+    The weights are read when the first question comes, so that a run whose questions are all answered needs none.
+
     Raises:
-        ModelError: no such model, no causal language model, or weights that are missing.
+        ModelError: no such model; with the first question also no causal language model, or weights that are missing.
         InputError: a label that is no single token of the model, an unknown dtype or device, a number below 1.
 
     Example:
@@ -100,26 +103,34 @@ file or a hub name (owner/name); to mend: check the path
             if isinstance(model_name_or_path, LocalModel)
             else load_local_model(model_name_or_path, device, dtype, revision, gguf_file, trust_remote_code)
         )
-        on_processor = loaded.model.device.type == "cpu"
+        on_processor = loaded.device.startswith("cpu")
         self.rubric, self.min_mass = rubric, min_mass
         self.window = window or (WINDOW if on_processor else WINDOW_ELSEWHERE)
         self._loaded = loaded
-        self._model: Any = loaded.model
-        self._dtype = str(loaded.model.dtype).removeprefix("torch.")
+        self._own = loaded is not model_name_or_path
+        self._tokens_per_batch = tokens_per_batch
+        self._batch_size = batch_size
         self._renderer = PromptRenderer(loaded.tokenizer)
         example = [rubric.orders[0].messages("query", "document")]
         prompt, ids = self._renderer.texts(example)[0], self._renderer.encode(example)[0]
         self._option_ids = option_token_ids(loaded.tokenizer, rubric.labels, prompt, ids)
-        own = TOKENS_A_THREAD * max(2, torch.get_num_threads()) if on_processor else TOKENS_ELSEWHERE
-        try:
-            self._reader = PromptReader(loaded.model, tokens_per_batch or own, batch_size)
-        except Exception as error:
-            raise ModelError(
-                f"judge {loaded.name!r}: got {type(error).__name__} on a first prompt ({error}); expected a causal "
-                "language model that reads text alone; to mend: choose another model"
-            ) from error
         self.warnings = list(self._renderer.notes)
         """What the user should know about this model as a judge."""
+        self.at_once = 1
+
+    @cached_property
+    def _reader(self) -> PromptReader:
+        """Reads prompts; made for the first question, since the weights are read for it."""
+        on_processor = self._loaded.device.startswith("cpu")
+        own = TOKENS_A_THREAD * max(2, torch.get_num_threads()) if on_processor else TOKENS_ELSEWHERE
+        model = self._loaded.model
+        try:
+            return PromptReader(model, self._tokens_per_batch or own, self._batch_size)
+        except Exception as error:
+            raise ModelError(
+                f"judge {self.name!r}: got {type(error).__name__} on a first prompt ({error}); expected a causal "
+                "language model that reads text alone; to mend: choose another model"
+            ) from error
 
     @property
     def name(self) -> str:
@@ -139,7 +150,7 @@ file or a hub name (owner/name); to mend: check the path
             "model": self.name,
             "revision": self._loaded.revision,
             "mode": MODE,
-            "dtype": self._dtype,
+            "dtype": self._loaded.dtype,
             "template": self._renderer.template_hash,
             "labels": list(self.rubric.labels),
             "values": list(self.rubric.values),
@@ -154,7 +165,7 @@ file or a hub name (owner/name); to mend: check the path
     @property
     def context(self) -> int | None:
         """Most tokens of a prompt, or None where the model has no such limit."""
-        config = self._model.config.get_text_config()
+        config = self._loaded.model.config.get_text_config()
         limits = (getattr(config, "max_position_embeddings", None), self._loaded.tokenizer.model_max_length)
         return min((int(limit) for limit in limits if limit and 0 < limit < UNLIMITED), default=None)
 
@@ -184,7 +195,9 @@ file or a hub name (owner/name); to mend: check the path
 
     def close(self) -> None:
         """Free the weights."""
-        self._model = self._reader.model = None
+        vars(self).pop("_reader", None)
+        if self._own:
+            self._loaded.free()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
 

@@ -6,6 +6,7 @@ import hashlib
 import importlib.util
 import json
 from dataclasses import dataclass
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
@@ -13,24 +14,44 @@ from bixse.data.files import file_hash
 from bixse.errors import InputError, ModelError, did_you_mean, shorten
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import torch
 
 Dtype: TypeAlias = Literal["auto", "float32", "bfloat16", "float16"]
-"""Number type of the weights; "auto": bfloat16 where the device is fast at it, else float32."""
+"""Number type of the weights; "auto": that of the precision the process is set to, see `bixse.encoders.precision`."""
 
 
 @dataclass(frozen=True)
 class LocalModel:
-    """What was loaded."""
+    """A causal language model whose weights are read when they are used for the first time."""
 
-    model: Any
-    """A causal language model of transformers in evaluation mode."""
     tokenizer: Any
     """Its tokenizer."""
     name: str
     """Its name for people: the hub name, or the name of the folder or file."""
     revision: str
     """Commit of the hub, or SHA-256 over the files of a folder."""
+    device: str
+    """Where it computes."""
+    dtype: str
+    """Number type of its weights."""
+    load: Callable[[], Any]
+    """Reads the weights."""
+
+    @cached_property
+    def model(self) -> Any:
+        """The model of transformers in evaluation mode.
+
+        Raises:
+            InputError: a device that this PyTorch does not have.
+            ModelError: no causal language model, weights that are missing, or no room for them.
+        """
+        return self.load()
+
+    def free(self) -> None:
+        """Free the weights; they are read again when they are used again."""
+        vars(self).pop("model", None)
 
 
 def load_local_model(
@@ -41,7 +62,7 @@ def load_local_model(
     gguf_file: str | None = None,
     trust_remote_code: bool = False,
 ) -> LocalModel:
-    """Load a judge's weights.
+    """Find a judge's model and load its tokenizer; its weights are read when they are used.
 
     Args:
         name_or_path: model folder, GGUF file, installed Python package that carries a GGUF file, or hub name.
@@ -53,31 +74,51 @@ def load_local_model(
 
     Raises:
         InputError: an unknown dtype or device.
-        ModelError: no such model, no causal language model, or weights that are missing.
+        ModelError: no such model, or no tokenizer.
     """
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoConfig, AutoTokenizer
 
     from bixse.encoders.build import quiet_loading
 
     source, file = _resolve(name_or_path, gguf_file)
-    place = _device(device)
-    number = _dtype(dtype, place)
+    place = judge_device(device)
+    number = weights_dtype(dtype, place)
     settings: dict[str, Any] = {"revision": revision or "main", "trust_remote_code": trust_remote_code}
     if file is not None:
         settings["gguf_file"] = file
     try:
         with quiet_loading():
             tokenizer = AutoTokenizer.from_pretrained(source, **settings)
+            local = Path(source).is_dir()
+            commit = None if local else AutoConfig.from_pretrained(source, **settings)._commit_hash
+    except Exception as error:
+        raise _unusable(name_or_path, error) from error
+    return LocalModel(
+        tokenizer=tokenizer,
+        name=(file or Path(source).name) if local else "/".join(part for part in (source, file) if part),
+        revision=_content(Path(source), file) if local else str(commit or revision or "main"),
+        device=str(place),
+        dtype=str(number).removeprefix("torch."),
+        load=partial(_load_weights, name_or_path, source, place, number, settings),
+    )
+
+
+def _load_weights(
+    name_or_path: str | Path, source: str, place: torch.device, number: torch.dtype, settings: dict[str, Any]
+) -> Any:
+    """The model in evaluation mode on its device."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from bixse.encoders.build import quiet_loading
+
+    try:
+        with quiet_loading():
             loaded: Any = AutoModelForCausalLM.from_pretrained(
                 source, dtype=number, output_loading_info=True, **settings
             )
     except Exception as error:
-        raise ModelError(
-            f"judge {str(name_or_path)!r}: got {type(error).__name__}: {_first_line(error)}; expected a causal "
-            "language model of transformers; to mend: check the name, that the folder holds config.json, the weights "
-            "and the tokenizer, and that a hub name can be reached"
-        ) from error
+        raise _unusable(name_or_path, error) from error
     model, loading = loaded
     missing = sorted(loading["missing_keys"])
     if missing:
@@ -87,7 +128,7 @@ def load_local_model(
             "to mend: name a model that writes text, not an encoder or a part of one"
         )
     try:
-        model = model.to(place).eval()
+        return model.to(place).eval()
     except (RuntimeError, AssertionError) as error:
         if isinstance(error, torch.OutOfMemoryError):
             raise ModelError(
@@ -95,14 +136,16 @@ def load_local_model(
                 "memory; to mend: choose a smaller model, or --device cpu"
             ) from error
         raise InputError(
-            f"device: got {device!r} ({_first_line(error)}); expected one that this PyTorch has; to mend: leave it out"
+            f"device: got {str(place)!r} ({_first_line(error)}); expected one that this PyTorch has; to mend: leave it "
+            "out"
         ) from error
-    local = Path(source).is_dir()
-    return LocalModel(
-        model=model,
-        tokenizer=tokenizer,
-        name=(file or Path(source).name) if local else "/".join(part for part in (source, file) if part),
-        revision=_content(Path(source), file) if local else _commit(model, revision),
+
+
+def _unusable(name_or_path: str | Path, error: Exception) -> ModelError:
+    return ModelError(
+        f"judge {str(name_or_path)!r}: got {type(error).__name__}: {_first_line(error)}; expected a causal "
+        "language model of transformers; to mend: check the name, that the folder holds config.json, the weights "
+        "and the tokenizer, and that a hub name can be reached"
     )
 
 
@@ -136,7 +179,12 @@ def _resolve(name_or_path: str | Path, gguf_file: str | None) -> tuple[str, str 
     return text, gguf_file
 
 
-def _device(name: str | None) -> torch.device:
+def judge_device(name: str | None) -> torch.device:
+    """Where a judge computes; None: the best device there is.
+
+    Raises:
+        InputError: no such device.
+    """
     import torch
 
     if name is None:
@@ -148,19 +196,22 @@ def _device(name: str | None) -> torch.device:
         raise InputError(f"device: got {name!r}; expected cpu, cuda, cuda:0 or mps; to mend: leave it out") from error
 
 
-def _dtype(name: str, device: torch.device) -> torch.dtype:
+def weights_dtype(name: str, device: torch.device) -> torch.dtype:
+    """The number type of a judge's weights.
+
+    Raises:
+        InputError: no such type.
+    """
     import torch
 
-    from bixse.encoders.encode import bf16_is_fast
+    from bixse.encoders.precision import resolve_precision
 
     known = get_args(Dtype)
     if name not in known:
         raise InputError(
             f"dtype: got {shorten(name)}; expected one of {', '.join(known)}; to mend: {did_you_mean(name, known)}"
         )
-    if name == "auto":
-        return torch.bfloat16 if bf16_is_fast(device) else torch.float32
-    found: torch.dtype = getattr(torch, name)
+    found: torch.dtype = getattr(torch, resolve_precision(device=device) if name == "auto" else name)
     return found
 
 
@@ -171,11 +222,6 @@ def _content(folder: Path, gguf_file: str | None) -> str:
     from bixse.evaluation.local import model_hashes
 
     return hashlib.sha256(json.dumps(model_hashes(folder), sort_keys=True).encode("utf-8")).hexdigest()
-
-
-def _commit(model: Any, revision: str | None) -> str:
-    """The commit that the hub gave, or what was asked for."""
-    return str(getattr(model.config, "_commit_hash", None) or revision or "main")
 
 
 def _first_line(error: Exception) -> str:

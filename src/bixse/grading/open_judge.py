@@ -42,9 +42,9 @@ class JudgeOptions:
     api_key_variable: str = "OPENAI_API_KEY"
     """Server: environment variable that holds the key."""
     dtype: str = "auto"
-    """Local: number type of the weights."""
+    """Local and cross-encoder: number type of the weights; "auto": as the process is set."""
     device: str | None = None
-    """Local: device; None: the best there is."""
+    """Local and cross-encoder: device; None: the best there is."""
     tokens_per_batch: int | None = None
     """Local: positions in one forward pass; None: chosen for the device."""
     score_map: str | None = None
@@ -101,7 +101,13 @@ def open_judge(names: Sequence[str], rubric: Rubric, options: JudgeOptions | Non
     if name.startswith(CROSS_ENCODER):
         from bixse.grading.cross_encoder_judge import CrossEncoderJudge
 
-        return CrossEncoderJudge(name.removeprefix(CROSS_ENCODER), options.score_map, revision=options.revision)
+        return CrossEncoderJudge(
+            name.removeprefix(CROSS_ENCODER),
+            options.score_map,
+            device=options.device,
+            dtype=options.dtype,
+            revision=options.revision,
+        )
     from bixse.grading.local_judge import LocalJudge
 
     return LocalJudge(

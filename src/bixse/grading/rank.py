@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from bixse.grading.cost import Prices
     from bixse.grading.grade import GradeSettings
     from bixse.grading.judge import Judge
+    from bixse.progress import Step
     from bixse.relevance import Qrels, Run
 
 BM25, JUDGED = "bm25", "judged"
@@ -56,6 +57,11 @@ class JudgeRanking:
     warnings: list[str] = field(default_factory=list)
     """What the user should know."""
 
+    @property
+    def complete(self) -> bool:
+        """Every candidate has a grade."""
+        return bool(self.summary["statuses"].get("graded", 0) == self.summary["pairs"])
+
 
 def rank(
     judge: Judge,
@@ -68,7 +74,8 @@ def rank(
     relevance_level: float = 1.0,
     prices: Prices | None = None,
     budget: Budget | None = None,
-    progress: Callable[[str, int], Callable[[int], None]] | None = None,
+    progress: Callable[[str, int], Step] | None = None,
+    strict: bool = False,
 ) -> JudgeRanking:
     """Let a judge grade the candidates of every judged query, and score the order of its expected grades.
 
@@ -87,7 +94,8 @@ def rank(
         relevance_level: grade from which a document counts as relevant for recall and MRR.
         prices: see `grade`.
         budget: see `grade`; a ranking that a limit cut short is not scored.
-        progress: makes a progress callback from a title and a total.
+        progress: see `grade`.
+        strict: see `grade`.
 
     Raises:
         InputError: collection, split or candidates cannot be used.
@@ -120,7 +128,7 @@ def rank(
         for query_id, found in given.items()
         for document_id in ranked(found)[:depth]
     ]
-    result = grade(pairs, judge, target / GRADES, settings, None, prices, budget, progress=progress)
+    result = grade(pairs, judge, target / GRADES, settings, None, prices, budget, progress=progress, strict=strict)
     if result.summary["not_asked"]:
         record.save("interrupted")
         raise IncompleteError(
@@ -135,7 +143,6 @@ def rank(
     difference = paired_bootstrap(per_query[ndcg], before[ndcg]) if before and len(per_query[ndcg]) > 1 else None
     write_run(target / "run.trec", run, tag="-".join(judge.name.split()) or "judge")
     write_atomically(target / "per_query.json", json.dumps(per_query, indent=1) + "\n")
-    unusable = len(pairs) - result.summary["statuses"].get("graded", 0)
     ranking = JudgeRanking(
         metrics=mean(per_query),
         candidate_metrics=mean(before) if before else {},
@@ -144,7 +151,7 @@ def rank(
         per_query=per_query,
         run=run,
         summary=result.summary,
-        warnings=[f"{unusable} of {len(pairs)} candidates have no grade and stand last"] if unusable else [],
+        warnings=_warnings(len(pairs), result.summary, given, depth, relevance),
     )
     record.results = {"metrics": ranking.metrics, "candidate_metrics": ranking.candidate_metrics}
     record.save("finished")
@@ -165,6 +172,32 @@ def _candidates(candidates: str | Path, data: Collection, qrels: Qrels, depth: i
             f"{candidates}: got {what}; expected a run over this collection; to mend: name the run of this collection"
         )
     return {query_id: found.get(query_id, {}) for query_id in qrels}
+
+
+def _warnings(
+    asked: int,
+    summary: Mapping[str, Any],
+    given: Run,
+    depth: int,
+    relevance: Mapping[tuple[str, str], float | None],
+) -> list[str]:
+    """Candidates without a grade, and queries whose grades put nothing in order."""
+    found = []
+    if unusable := asked - summary["statuses"].get("graded", 0):
+        found.append(f"{unusable} of {asked} candidates have no grade and stand last")
+    grades = [
+        [grade for name in ranked(answers)[:depth] if (grade := relevance.get((query_id, name))) is not None]
+        for query_id, answers in given.items()
+    ]
+    several = [some for some in grades if len(some) > 1]
+    tied = sum(max(some) == min(some) for some in several)
+    if tied:
+        most = "the judge puts hardly anything in order: " if 2 * tied > len(several) else ""
+        found.append(
+            f"{most}for {tied} of {len(several)} queries all candidates have the same grade and keep the order they "
+            "came in; fix: a mode that reads probabilities, a finer rubric or another model"
+        )
+    return found
 
 
 def _reordered(

@@ -73,6 +73,7 @@ class ReplayJudge:
         except BaseException:
             self._known.close()
             raise
+        self.at_once = 1
         self.warnings = [*self.source.warnings(), *self._known.warnings()]
         """What people should know about the judgements."""
 

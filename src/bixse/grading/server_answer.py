@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from bixse.grading.answer_position import TextAnswer, answer_token, find_answer
-from bixse.grading.expected_grade import NOT_AVAILABLE, OptionProbabilities, expected_grade, option_probabilities
+from bixse.grading.expected_grade import (
+    NOT_AVAILABLE,
+    OptionProbabilities,
+    distinct_tokens,
+    expected_grade,
+    option_probabilities,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -62,7 +67,8 @@ def read_choices(choices: Sequence[Choice], form: RequestForm, labels: Sequence[
         >>> read_choices(samples, RequestForm("qwen", "sample", samples=4), ["0", "1", "2", "3"]).options.probabilities
         (0.0, 0.0, 0.25, 0.5)
     """
-    found = [find_answer(choice.text, labels, choice.finish_reason, choice.refusal) for choice in choices]
+    place = form.mode not in ("sample", "verbal")
+    found = [find_answer(choice.text, labels, choice.finish_reason, choice.refusal, place) for choice in choices]
     if form.mode == "sample":
         return _shares(found, labels)
     answer = found[0]
@@ -87,33 +93,14 @@ def read_position(position: Position, form: RequestForm, labels: Sequence[str]) 
     probabilities, and neither does one that leaves out tokens asked for by id.
     """
     usable = [(token, value) for token, value in position.alternatives if value is not None and value > NOT_AVAILABLE]
+    if len({token for token, _ in usable}) < 2:
+        return None
     by_id = bool(form.token_ids)
-    if len({token for token, _ in usable}) < 2 or (by_id and len(position.alternatives) < len(form.token_ids)):
+    if by_id and sum(token.text.strip() in labels for token in distinct_tokens(usable, by_id)) < len(form.token_ids):
         return None
-    options = option_probabilities(labels, position.alternatives, complete=by_id)
-    if options is None or not options.mass > 0:
-        return None
-    return options if position.listed or not options.hidden else _loosened(options, usable, labels)
-
-
-def _loosened(
-    options: OptionProbabilities, usable: Sequence[tuple[str, float]], labels: Sequence[str]
-) -> OptionProbabilities:
-    """Bounds where a constraint made the judge write a token that is not among the most probable.
-
-    That token bounds the other options, which could have been written instead, but not their spellings with a space,
-    which could not: these may be as probable as the least probable of the alternatives.
-    """
-    written, *others = (math.exp(value) for _, value in usable)
-    tokens = {token for token, _ in usable}
-    more = min(others) - written
-    return replace(
-        options,
-        hidden=tuple(
-            min(options.unseen, most + more * (f" {label}" not in tokens))
-            for most, label in zip(options.hidden, labels, strict=True)
-        ),
-    )
+    forced = bool(form.constraint) and form.temperature == 0
+    options = option_probabilities(labels, position.alternatives, by_id, position.token, forced)
+    return options if options is not None and options.mass > 0 else None
 
 
 def _shares(found: Sequence[TextAnswer], labels: Sequence[str]) -> Reading:

@@ -16,7 +16,7 @@ from bixse.grading.server_limit import backoff
 from bixse.grading.server_loop import LoopThread
 from bixse.grading.server_models import ServedModel, choose_model, models_in
 from bixse.grading.server_pool import Endpoint, EndpointPool, ServerDownError
-from bixse.grading.server_reply import PASSING, Failure, Reply, parse_reply
+from bixse.grading.server_reply import PASSING, SHARED, Failure, Reply, parse_reply
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 Value = TypeVar("Value")
 LONGEST_PROBE_WAIT = 5.0
 """Seconds that a question to one endpoint in particular waits between tries."""
+CHAT = "/chat/completions"
+DOUBTS = 5
+"""Requests in a row that fail as every request may fail, before it is looked whether every request does."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,8 @@ class Outcome(Generic[Value]):
     """Requests made."""
     seconds: float = 0.0
     """Wall time from the first wait for a free place to the end."""
+    endpoint: Endpoint | None = None
+    """Where it was asked last."""
 
 
 @dataclass(frozen=True)
@@ -103,6 +108,8 @@ class ServerClient:
         """Asked too before an endpoint that was away takes part again; raises InputError where it may not."""
         self.tries = tries
         self._model: ServedModel | None = None
+        self._answered: bytes | None = None
+        self._checking = asyncio.Lock()
         self.loop = LoopThread()
         self.loop.run(self.connection.open())
 
@@ -208,12 +215,33 @@ class ServerClient:
             endpoint: where to ask; None: wherever there is room.
 
         Raises:
-            InputError: a failure that all further requests would share.
+            InputError: a failure that all requests share, or that of the endpoint that is named.
             ServerDownError: no endpoint has answered for long.
         """
-        outcome = await self.ask("/chat/completions", json.dumps(body).encode("utf-8"), parse_reply, endpoint)
-        self.stop_if_final(outcome)
+        data = json.dumps(body).encode("utf-8")
+        outcome = await self.ask(CHAT, data, parse_reply, endpoint)
+        if outcome.value is not None:
+            self._answered = self._answered or data
+        elif endpoint is not None:
+            self.stop_if_final(outcome)
+        elif outcome.failure in SHARED and outcome.endpoint is not None:
+            await self._stop_if_all_fail(outcome.endpoint, body)
         return outcome
+
+    async def _stop_if_all_fail(self, endpoint: Endpoint, body: Mapping[str, Any]) -> None:
+        """Raise where an endpoint refuses what it answered before, or a greeting where it has answered nothing yet.
+
+        A request that is refused among answered ones has itself to blame, unless several are refused in a row.
+        """
+        async with self._checking:
+            if self._answered is not None and endpoint.doubts < DOUBTS:
+                return
+            greeting = {"model": body.get("model"), "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 1}
+            data = self._answered or json.dumps(greeting).encode("utf-8")
+            outcome = await self.ask(CHAT, data, parse_reply, endpoint)
+            self.stop_if_final(outcome)
+            self._answered = self._answered or (data if outcome.value is not None else None)
+            endpoint.doubts = 0
 
     async def ask(
         self,
@@ -244,7 +272,8 @@ class ServerClient:
             finally:
                 if endpoint is None:
                     self.pool.release(place, sent, attempt.failure, attempt.pause, attempt.detail)
-            outcome = Outcome(attempt.value, attempt.failure, attempt.detail, number, time.monotonic() - started)
+            took = time.monotonic() - started
+            outcome = Outcome(attempt.value, attempt.failure, attempt.detail, number, took, place)
             if attempt.failure not in PASSING or number == most:
                 break
             if endpoint is not None:

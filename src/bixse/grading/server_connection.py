@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from bixse.errors import InputError, shorten
 from bixse.grading.server_limit import retry_after
 from bixse.grading.server_reply import Failure, classify_failure, error_message
+from bixse.grading.server_secret import Secret
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,8 +25,8 @@ IDLE_SECONDS = 4.0
 """How long an unused connection is kept: less than servers keep theirs (uvicorn and llama.cpp: 5 s)."""
 DETAIL_WIDTH = 300
 """Characters of a server's message that are kept."""
-_SHORTEST_SECRET = 6
-"""Shorter keys ("EMPTY") are placeholders of servers without keys, and would blot out words."""
+READ_WIDTH = 20_000
+"""Characters of a message that the key is looked for in before it is cut to what is kept."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,7 @@ class Connection:
             raise InputError(
                 f"{key_variable}: got spaces or special characters; expected a key; to mend: set the variable anew"
             )
+        self._secret = Secret(self._key)
         self.key_variable = key_variable
         self.timeout, self.connect_timeout = timeout, connect_timeout
         self._session: aiohttp.ClientSession | None = None
@@ -113,7 +115,7 @@ class Connection:
         method = "GET" if data is None else "POST"
         try:
             async with self._session.request(method, url, data=data, allow_redirects=False) as response:
-                raw = self._blot_out(await response.read())
+                raw = await response.read()
         except aiohttp.ConnectionTimeoutError:
             return Attempt("disconnected", detail=f"no connection within {self.connect_timeout:g} s")
         except asyncio.TimeoutError:
@@ -132,21 +134,19 @@ class Connection:
         error_inside = isinstance(content, dict) and content.get("error") and not content.get("choices")
         if response.status == 200 and not error_inside:
             try:
-                return Attempt(None, parse(content))
-            except (ValueError, TypeError, KeyError, AttributeError):
-                found = shorten(raw[:80].decode("utf-8", "replace"))
-                return Attempt("again", detail=f"no whole reply: {found}")
-        message = error_message(content if content is not None else raw[:2000].decode("utf-8", "replace"))
+                return Attempt(None, self._secret.blot_out(parse(content)))
+            except (ValueError, TypeError, KeyError, AttributeError, OverflowError):
+                return Attempt("again", detail=f"no whole reply: {shorten(self._text(raw)[:80])}")
+        message = self._text(raw if content is None else error_message(content))
         status = _code(content) if response.status == 200 else response.status
+        pause = retry_after(response.headers)
         detail = f"HTTP {response.status}: {message}"[:DETAIL_WIDTH]
-        return Attempt(classify_failure(status, message), None, detail, retry_after(response.headers))
+        return Attempt(classify_failure(status, message, pause is not None), None, detail, pause)
 
-    def _blot_out(self, raw: bytes) -> bytes:
-        """A reply without the key, should a server repeat it, also as JSON may spell it."""
-        if len(self._key) < _SHORTEST_SECRET:
-            return raw
-        key = self._key.encode("ascii")
-        return raw.replace(key, b"[key]").replace(key.replace(b"/", b"\\/"), b"[key]")
+    def _text(self, said: bytes | str) -> str:
+        """What a server said, without the key."""
+        text = said if isinstance(said, str) else said[:READ_WIDTH].decode("utf-8", "replace")
+        return self._secret.blot_out(text[:READ_WIDTH])
 
 
 def _code(content: Any) -> int:

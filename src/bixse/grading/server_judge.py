@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from bixse.errors import InputError, did_you_mean
 from bixse.grading.judge import Answer, Usage
+from bixse.grading.model_names import model_name, same_model
 from bixse.grading.server_answer import STATUS_OF_FAILURE, Reading, read_choices
 from bixse.grading.server_client import Outcome, ServerClient
-from bixse.grading.server_models import model_name
 from bixse.grading.server_probe import KNOWN_DOCUMENTS, KNOWN_QUERY, Finding, Probe, Wanted
 from bixse.grading.server_reply import PASSING, Reply
 from bixse.grading.server_request import RequestForm, request_body
@@ -83,6 +83,7 @@ class ServerJudge:
             if value is not None and value < 1:
                 raise InputError(f"{name}: got {value}; expected 1 or more; to mend: leave it out")
         self._rubric, self._samples, self._revision = rubric, samples, revision
+        self._others: set[str] = set()
         self._client = ServerClient(
             endpoints,
             api_key_variable=api_key_variable,
@@ -126,6 +127,11 @@ class ServerJudge:
         return self.finding.form
 
     @property
+    def at_once(self) -> int:
+        """Questions under way at once, as many as the servers cope with so far."""
+        return self._client.pool.allowed
+
+    @property
     def identity(self) -> Mapping[str, Any]:
         """All that decides an answer besides the question; no address, no key."""
         parameters = self.form.parameters
@@ -144,7 +150,12 @@ class ServerJudge:
 
     @property
     def warnings(self) -> list[str]:
-        """What the known questions showed that a user should know."""
+        """What a user should know."""
+        return self.doubts
+
+    @property
+    def doubts(self) -> list[str]:
+        """What the known questions showed against its grades; stands before anything else is asked."""
         readings = self.finding.readings
         found = [
             f"{self.name} gave no grade to a known question: {reading.status} ({reading.detail})"
@@ -163,6 +174,8 @@ class ServerJudge:
                 f"{self.name} puts only {min(masses):.0%} of its probability on the options "
                 f"{', '.join(self._rubric.labels)} where the answer is clear: its grades rest on little"
             )
+        if self._others:
+            found.append(f"known questions to {self.name} were answered by {', '.join(sorted(self._others))}")
         return found
 
     def answers(self, questions: Iterable[Question]) -> Iterator[tuple[Question, Answer]]:
@@ -215,7 +228,8 @@ class ServerJudge:
             reading = read_choices(choices, self.form, self._rubric.labels)
         grade, low, high = reading.grade(self._rubric)
         texts = [choice.text for reply in replies for choice in reply.choices]
-        answered = model_name(replies[0].model) if replies and replies[0].model else self.name
+        models = [reply.model for reply in replies if reply.model]
+        answered = next((m for m in models if not same_model(self._model.id, m)), models[0] if models else self.name)
         return Answer(
             status=reading.status,
             mode=self.form.mode,
@@ -226,14 +240,17 @@ class ServerJudge:
             text=" | ".join(texts)[:TEXT_WIDTH],
             usage=sum((reply.usage for reply in replies), Usage()),
             seconds=max(outcome.seconds for outcome in outcomes),
-            judge=answered,
+            judge=model_name(answered),
             detail=reading.detail[:TEXT_WIDTH],
             tries=sum(outcome.tries for outcome in outcomes),
         )
 
     async def _known(self, form: RequestForm, which: int, endpoint: Endpoint) -> Outcome[Reply]:
         messages = self._rubric.orders[0].messages(KNOWN_QUERY, KNOWN_DOCUMENTS[which])
-        return await self._client.chat(request_body(form, messages, seed=0), endpoint)
+        outcome = await self._client.chat(request_body(form, messages, seed=0), endpoint)
+        if outcome.value is not None and not same_model(self._model.id, outcome.value.model):
+            self._others.add(model_name(outcome.value.model))
+        return outcome
 
     async def _probe(self, mode: Any, max_tokens: int | None) -> Finding:
         """Find the form with the first endpoint that answers, and see that the others understand it."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import PurePosixPath, PureWindowsPath
 from typing import TYPE_CHECKING, Any
 
 from bixse.errors import InputError, did_you_mean, shorten
+from bixse.grading.model_names import model_name
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,18 +31,6 @@ class ServedModel:
     def key(self) -> tuple[str, str]:
         """Equal where two servers serve the same; llama.cpp does not read the model of a request."""
         return (self.name if self.kind == "llama.cpp" else self.id, self.kind)
-
-
-def model_name(identifier: str) -> str:
-    """A model's id without the folders where it is a path of the server's disk.
-
-    Example:
-        >>> model_name("/models/Qwen2.5-7B-Instruct"), model_name("Qwen/Qwen2.5-7B-Instruct")
-        ('Qwen2.5-7B-Instruct', 'Qwen/Qwen2.5-7B-Instruct')
-    """
-    if identifier.startswith(("/", "./", "~")):
-        return PurePosixPath(identifier).name or identifier
-    return PureWindowsPath(identifier).name if identifier[1:3] in (":\\", ":/") else identifier
 
 
 def models_in(content: Any) -> list[tuple[ServedModel, tuple[str, ...]]]:

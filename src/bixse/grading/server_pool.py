@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from bixse.errors import BixseError, InputError, shorten
 from bixse.grading.server_limit import LONGEST_WAIT, AdaptiveLimit, backoff
-from bixse.grading.server_reply import PASSING
+from bixse.grading.server_reply import PASSING, SHARED
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -93,6 +93,8 @@ class Endpoint:
     """Times in a row that it said it has too much to do."""
     rests: int = 0
     """Rests in a row."""
+    doubts: int = 0
+    """Requests in a row that failed as every request may fail (`SHARED`)."""
 
 
 @dataclass
@@ -128,14 +130,18 @@ class EndpointPool:
         return cls([Endpoint(address, AdaptiveLimit(concurrency)) for address in parsed], patience, check)
 
     @property
+    def allowed(self) -> int:
+        """Requests that may be with the endpoints at once, at least 1."""
+        return max(1, sum(endpoint.limit.allowed for endpoint in self.endpoints if not endpoint.resting))
+
+    @property
     def room(self) -> int:
         """Requests that may be under way now.
 
-        At least 1, so that somebody finds out when a server is back; requests that wait for their next try hold no
+        At least 1, so that somebody finds out when a server is back. Requests that wait for their next try hold no
         place, up to as many as there can be places.
         """
-        allowed = sum(endpoint.limit.allowed for endpoint in self.endpoints if not endpoint.resting)
-        return max(1, allowed) + min(self._asleep, sum(endpoint.limit.most for endpoint in self.endpoints))
+        return self.allowed + min(self._asleep, sum(endpoint.limit.most for endpoint in self.endpoints))
 
     async def sleep(self, seconds: float) -> None:
         """Wait before another try, without a place."""
@@ -191,6 +197,7 @@ class EndpointPool:
         endpoint.limit.end(sent, now, coped)
         if coped:
             endpoint.failures = endpoint.refusals = endpoint.rests = 0
+            endpoint.doubts = endpoint.doubts + 1 if failure in SHARED else 0
             self._silent_since = None
         else:
             self._failed(now, detail)

@@ -34,6 +34,9 @@ an account without money, a model that is not there, a prompt that does not fit,
 request the server does not take.
 """
 
+SHARED: tuple[Failure, ...] = ("unauthorised", "no-quota", "unknown-model")
+"""Failures that every further request may share, or that one request has for its own text (a web firewall's 403)."""
+
 PASSING: tuple[Failure, ...] = ("overloaded", "unavailable", "disconnected", "strained", "again")
 """Failures after which another try makes sense."""
 
@@ -44,6 +47,7 @@ _TOO_LONG = re.compile(
 )
 _NO_LOGPROBS = re.compile(r"log_?probs?\b|n_probs", re.IGNORECASE)
 _FILTERED = re.compile(r"content.?(?:filter|management|policy)|moderation|flagged|safety", re.IGNORECASE)
+_NO_MONEY = re.compile(r"insufficient_quota|exceeded your current quota")
 _TEMPLATE = re.compile(r"system role|system message|roles must alternate|chat template|jinja", re.IGNORECASE)
 _UNKNOWN_MODEL = re.compile(
     r"model\b.{0,100}(?:not found|does(?: not|n't) exist)|model_not_found|(?:unknown|invalid) model", re.IGNORECASE
@@ -58,8 +62,6 @@ class Position:
     """Text of the token."""
     alternatives: tuple[tuple[str, float | None], ...]
     """(token text, natural log-probability) of the tokens returned; the written one stands first if it was not one."""
-    listed: bool = True
-    """The written token was among those returned."""
 
 
 @dataclass(frozen=True)
@@ -172,7 +174,7 @@ def _position(token: Any, value: Any, top: Any) -> Position:
         ]
     found = tuple(alternatives)
     if text not in [known for known, _ in found]:
-        return Position(text, ((text, _number(value)), *found), listed=False)
+        found = ((text, _number(value)), *found)
     return Position(text, found)
 
 
@@ -188,11 +190,11 @@ def _native_positions(probabilities: Any) -> tuple[Position, ...]:
             positions.append(_position(entry.get("token"), entry.get("logprob"), entry["top_logprobs"]))
             continue
         listed = entry.get("top_probs") or entry.get("probs") or []
-        top = {
-            _token_text(item.get("token", item.get("tok_str"))): _logarithm(item.get("prob"))
+        top = [
+            {"token": item.get("token", item.get("tok_str")), "logprob": _logarithm(item.get("prob"))}
             for item in listed
             if isinstance(item, dict)
-        }
+        ]
         token = entry.get("token", entry.get("content"))
         positions.append(_position(token, _logarithm(entry.get("prob")), top))
     return tuple(positions)
@@ -228,8 +230,8 @@ def _usage(content: Mapping[str, Any]) -> Usage:
     details = [usage.get("prompt_tokens_details"), usage.get("completion_tokens_details")]
     read, written = (detail if isinstance(detail, dict) else {} for detail in details)
     cached = read.get("cached_tokens", usage.get("prompt_cache_hit_tokens"))
-    counts = (usage.get("prompt_tokens"), cached, usage.get("completion_tokens"), written.get("reasoning_tokens"))
-    return Usage(*(int(count) if isinstance(count, (int, float)) else 0 for count in counts))
+    prompt, completion = usage.get("prompt_tokens"), usage.get("completion_tokens")
+    return Usage.reported(prompt, cached, completion, written.get("reasoning_tokens"))
 
 
 def error_message(content: Any) -> str:
@@ -243,12 +245,13 @@ def error_message(content: Any) -> str:
     return str(content or "")
 
 
-def classify_failure(status: int, message: str) -> Failure:
+def classify_failure(status: int, message: str, wait: bool = False) -> Failure:
     """What kind of failure an HTTP status with its message is.
 
     Args:
         status: HTTP status, or the code inside the error of a reply that came with 200.
         message: the server's message.
+        wait: it says when to ask again.
 
     Example:
         >>> classify_failure(429, "slow down"), classify_failure(400, "maximum context length is 2048 tokens")
@@ -260,7 +263,7 @@ def classify_failure(status: int, message: str) -> Failure:
         return "filtered"
     if status in (401, 403):
         return "unauthorised"
-    if status == 402 or (status == 429 and re.search(r"insufficient_quota|exceeded your current quota", message)):
+    if status == 402 or (status == 429 and not wait and _NO_MONEY.search(message)):
         return "no-quota"
     if status in (429, 529):
         return "overloaded"

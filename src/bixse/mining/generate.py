@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from bixse.data.files import file_hash, write_atomically
 from bixse.data.run_record import open_run
 from bixse.errors import SEEDS, BixseError, InputError, InterruptedRunError
-from bixse.grading.asking import Asking, Budget, ask
+from bixse.grading.asking import Asking, Budget, ask, shown_by
 from bixse.grading.cost import Prices
 from bixse.grading.judge import Question
 from bixse.grading.ledger import Ledger
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from bixse.data.run_record import RunRecord
     from bixse.grading.judge import Judge
     from bixse.mining.query_prompt import QueryPrompt
+    from bixse.progress import Step
 
 QUERIES_NAME = "queries.jsonl"
 SOURCE = "generated"
@@ -106,7 +107,7 @@ def generate(
     ledger: Path | None = None,
     prices: Prices | None = None,
     budget: Budget | None = None,
-    progress: Callable[[str, int], Callable[[int], None]] | None = None,
+    progress: Callable[[str, int], Step] | None = None,
 ) -> Generated:
     """Have a model write queries for documents, clean them and keep each once.
 
@@ -122,7 +123,7 @@ def generate(
         ledger: file of texts, shared with other runs; `out/ledger.sqlite` when None.
         prices: 0 when None.
         budget: no limit when None.
-        progress: makes a progress callback from a title and a total.
+        progress: makes a progress callback (see `bixse.progress.Step`) from a title and a total.
 
     Raises:
         InputError: the corpus cannot be used, or several queries a document at a temperature of 0.
@@ -144,15 +145,12 @@ def generate(
     record.save("running")
     started = time.perf_counter()
     questions = list(_questions(documents, config, prompt))
-    step = progress("write queries", len(questions)) if progress is not None else None
+    show = shown_by(progress("write queries", len(questions)) if progress is not None else None)
     state, interrupted = Asking(), False
     with Ledger(ledger or out / "ledger.sqlite") as book:
         try:
-            done = 0
             for state in ask(questions, writer, book, prices, budget):
-                if step is not None and len(state.settled) > done:
-                    step(len(state.settled) - done)
-                    done = len(state.settled)
+                show(state)
         except KeyboardInterrupt:
             interrupted = True
         except BixseError:
@@ -165,7 +163,8 @@ def generate(
     record.save("finished" if result.complete and not interrupted else "interrupted")
     if interrupted:
         raise InterruptedRunError(
-            f"stopped by Ctrl-C: {result.queries} queries are kept in {out}; the same command goes on from there"
+            f"stopped by Ctrl-C or SIGTERM: {result.queries} queries are kept in {out}; the same command "
+            "goes on from there"
         )
     return result
 

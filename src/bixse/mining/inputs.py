@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from bixse.data.collection import Document
 from bixse.data.files import is_unicode, read_text
 from bixse.data.pairs_files import load_graded_pairs
+from bixse.data.strict import json_fault, parse_json
 from bixse.data.trec import read_qrels
 from bixse.errors import Fault, InputError, InvalidFileError, shorten
 from bixse.mining.settings import splits_of
@@ -92,9 +93,9 @@ def read_texts(path: Path) -> dict[str, Document]:
         if not line.strip():
             continue
         try:
-            row = json.loads(line)
+            row = parse_json(line)
         except (ValueError, RecursionError) as error:
-            faults.append(Fault(number, None, shorten(line), "one JSON object a line", f"correct the line ({error})"))
+            faults.append(json_fault(number, line, error))
             continue
         fault = _row_fault(number, row)
         if fault is None and str(row["_id"]) in found:

@@ -56,7 +56,13 @@ class Mined:
     """The run was finished before; nothing was searched."""
 
 
-def mine(config: MineConfig, out: Path, form: Format = "parquet", progress: ProgressBars | None = None) -> Mined:
+def mine(
+    config: MineConfig,
+    out: Path,
+    form: Format = "parquet",
+    progress: ProgressBars | None = None,
+    cache: str | Path | None = None,
+) -> Mined:
     """Search with every retriever, fuse the rankings, and choose the documents of each query that are to be graded.
 
     The pairs have no relevance: a mined document is no negative until a judge has said so. `out` receives the pairs,
@@ -67,6 +73,7 @@ def mine(config: MineConfig, out: Path, form: Format = "parquet", progress: Prog
         out: output folder.
         form: "parquet", "jsonl" or "csv".
         progress: makes a progress callback from a title and a total.
+        cache: folder in which document embeddings are kept, or "none"; None: see `bixse.data.cache.cache_folder`.
 
     Raises:
         InputError: a file, setting or retriever that cannot be used, or no candidate for any query.
@@ -86,7 +93,7 @@ def mine(config: MineConfig, out: Path, form: Format = "parquet", progress: Prog
     inputs = read_inputs(config)
     asked = {query_id: text for query_id, text in inputs.queries.items() if text.strip()}
     parts = SearchParts(out, asked)
-    _search(config, labels, inputs, parts, record, progress)
+    _search(config, labels, inputs, parts, record, progress, cache)
     pairs, counts = _choose(config, list(labels), inputs, parts)
     if not pairs:
         record.save("failed")
@@ -154,19 +161,19 @@ def _search(
     parts: SearchParts,
     record: RunRecord,
     progress: ProgressBars | None,
+    cache: str | Path | None,
 ) -> None:
     """Search with the retrievers that are not through yet."""
     left = {label: name for label, name in labels.items() if parts.missing(label)}
     encoders = load_encoders(list(left.values()), config.max_length, config.task)
     record.save("running")
-    folder = config.files()["corpus"].parent
     for label, name in left.items():
         started = time.perf_counter()
         if name == BM25_NAME:
             search = bm25_search(inputs.corpus, config.depth, config.exclude_self)
         else:
             encoder = encoders.pop(name)
-            search = dense_search(encoder, inputs.corpus, folder, config.depth, config.exclude_self, progress)
+            search = dense_search(encoder, inputs.corpus, config.depth, config.exclude_self, progress, cache)
         step = progress(f"search with {label}", len(parts.queries)) if progress is not None else None
         parts.search(label, search, step)
         record.timings[f"search with {label}"] = time.perf_counter() - started

@@ -74,6 +74,11 @@ class QueryWriter:
         return []
 
     @property
+    def at_once(self) -> int:
+        """Texts under way at once, as many as the servers cope with so far."""
+        return self.client.pool.allowed
+
+    @property
     def identity(self) -> dict[str, Any]:
         """What decides a text besides the messages."""
         return {

@@ -101,15 +101,15 @@ def bm25_search(corpus: Mapping[str, Document], depth: int, exclude_self: bool) 
 def dense_search(
     encoder: RelevanceModel,
     corpus: Mapping[str, Document],
-    folder: Path,
     depth: int,
     exclude_self: bool,
     progress: ProgressBars | None = None,
+    cache: str | Path | None = None,
 ) -> Search:
-    """Search by cosine; document embeddings are taken from, and kept in, the folder of the corpus."""
+    """Search by cosine; document embeddings are taken from, and kept in, the cache (see `encode_stored`)."""
     from bixse.encoders.encode import encode_texts
 
-    documents = encode_stored(encoder, Collection(folder.name, corpus, {}), folder, [], progress)
+    documents = encode_stored(encoder, Collection("corpus", corpus, {}), [], progress, cache)
 
     def search(queries: Mapping[str, str]) -> Run:
         embeddings = encode_texts(encoder, list(queries.values()), "query")

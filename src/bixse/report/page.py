@@ -60,6 +60,12 @@ def render_report(data: ReportData) -> str:
         timed=any(system.seconds is not None for system in data.systems),
         forest=Markup(plots.forest_plot(decisive, data.label)) if decisive else None,
         training={title: Markup(svg) for title, svg in plots.training_plots(data.training, data.label).items()},
+        merges={
+            f"{data.label(curve.system)}: dev and guard against the weight of the tuned model": Markup(
+                plots.merge_plot(curve, data.label)
+            )
+            for curve in data.merges
+        },
         calibrations=[
             (calibration, _calibration_verdict(calibration), _diagram(calibration)) for calibration in data.calibrations
         ],

@@ -19,12 +19,21 @@ from xml.etree import ElementTree
 
 import numpy as np
 
+from bixse.errors import printable
 from bixse.report.table import format_difference, format_number
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from bixse.report.schema import Calibration, Comparison, QueryChange, TrainingCurve, TrainingPoint, Verdict
+    from bixse.report.schema import (
+        Calibration,
+        Comparison,
+        MergeCurve,
+        QueryChange,
+        TrainingCurve,
+        TrainingPoint,
+        Verdict,
+    )
 
 POINTS_SHOWN = 300
 """Most points of a line; a longer one shows means of neighbouring points."""
@@ -91,6 +100,42 @@ def training_plots(curves: Sequence[TrainingCurve], label: Callable[[str], str] 
     for title, name in (("nDCG@10 on the development queries", "dev_ndcg"), ("Logit bias beta", "logit_bias")):
         plots[title] = _line_plot(title, [(label(curve.system), curve, name) for curve in curves])
     return {title: svg for title, svg in plots.items() if svg}
+
+
+def merge_plot(curve: MergeCurve, label: Callable[[str], str] = str) -> str:
+    """Difference of dev and guard from the base model against the weight of the tuned model.
+
+    Args:
+        curve: at least one point, the base model among them.
+        label: from a system's name to what the picture shows.
+    """
+    names = list(curve.points[0].scores)
+    with drawing(height=2.8) as figure:
+        axes = figure.add_subplot()
+        axes.axhline(0, color=INK, linewidth=0.8)
+        axes.axvline(curve.weight, color=_GREY, linewidth=1, linestyle=":")
+        lines = []
+        for i, name in enumerate(names):
+            values = [point.scores[name] - curve.points[0].scores[name] for point in curve.points]
+            lines += axes.plot(
+                [point.weight for point in curve.points],
+                values,
+                color=SERIES[i % len(SERIES)],
+                marker=MARKERS[i % len(MARKERS)],
+                linestyle="--" if name in curve.guards else "-",
+                markersize=4,
+                linewidth=1.5,
+            )
+        axes.set(xlabel="weight of the tuned model (dotted: kept)", ylabel="change of nDCG@10", xlim=(-0.03, 1.03))
+        words = [f"{clean(name, 24)} ({'guard' if name in curve.guards else 'dev'})" for name in names]
+        figure.legend(lines, words, loc="outside lower left", ncols=1)
+        said = "; ".join(
+            f"{name} {format_difference(point.scores[name] - curve.points[0].scores[name])}"
+            for point in curve.points
+            if point.weight == curve.weight
+            for name in names
+        )
+        return to_svg(figure, f"{label(curve.system)}, merged with weight {curve.weight:g} of the tuned model: {said}")
 
 
 def reliability_diagram(calibration: Calibration) -> str:
@@ -238,8 +283,7 @@ def _values(points: Sequence[TrainingPoint], field: str) -> tuple[np.ndarray, np
 
 def clean(text: str, length: int = LABEL_LENGTH) -> str:
     """Text from data as one short printable line; accents stay, control and direction marks do not."""
-    line = " ".join(unicodedata.normalize("NFC", text).split())
-    line = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in line)
+    line = printable(" ".join(unicodedata.normalize("NFC", text).split()))
     if len(line) > length:
         line = line[: length - 1] + "…"
     # matplotlib before 3.10 leaves a label that begins with an underscore out of the legend

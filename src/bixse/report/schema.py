@@ -194,6 +194,28 @@ class TrainingCurve(_Plain):
         return points
 
 
+class MergePoint(_Plain):
+    """What one weight between the base and the tuned model reaches."""
+
+    weight: Share
+    """0 is the base model, 1 the tuned one."""
+    scores: dict[Text, Share]
+    """Name of a dev or guard collection -> nDCG@10."""
+
+
+class MergeCurve(_Plain):
+    """Dev and guard against the weight of the tuned model."""
+
+    system: Text
+    """Name of the system."""
+    weight: Share
+    """The weight that was kept."""
+    points: list[MergePoint]
+    """By weight, the base model first."""
+    guards: list[Text] = Field(default_factory=list)
+    """Names of the collections that must not get worse; the others are dev."""
+
+
 class QueryChange(_Plain):
     """One query's score before and after."""
 
@@ -288,6 +310,10 @@ class ReportData(_Plain):
     """One for each set of probabilities, for example raw and calibrated."""
     training: list[TrainingCurve] = Field(default_factory=list)
     """One for each trained system."""
+    merges: list[MergeCurve] = Field(default_factory=list)
+    """One for each system whose weights were merged with the base model's."""
+    guard: list[Comparison] = Field(default_factory=list)
+    """Differences on the queries that must not get worse."""
     per_query_baseline: Text = ""
     """Name of the baseline of `per_query`."""
     per_query_system: Text = ""
@@ -325,7 +351,7 @@ class ReportData(_Plain):
         _unique("training", [curve.system for curve in self.training])
         _unique("per_query", [change.query_id for change in self.per_query])
         known = [system.name for system in self.systems]
-        for name in [name for c in self.comparisons for name in (c.system, c.baseline)]:
+        for name in [name for c in (*self.comparisons, *self.guard) for name in (c.system, c.baseline)]:
             if name not in known:
                 raise ValueError(
                     f"comparisons: got the system {name!r}; expected one of {known}; to mend: add it to systems"

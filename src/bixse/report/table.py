@@ -5,6 +5,8 @@ from __future__ import annotations
 import unicodedata
 from typing import TYPE_CHECKING
 
+from bixse.errors import printable
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -196,7 +198,7 @@ def _cell_text(cell: Cell) -> str:
 
 def _printable(text: str) -> str:
     """One line without control characters or direction marks."""
-    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in " ".join(text.split()))
+    return printable(" ".join(text.split()))
 
 
 def _width(text: str) -> int:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
+from bixse.encoders.precision import resolve_precision
 from bixse.errors import InputError, OutputExistsError
 from bixse.retrieval.approximate import check_kind
 from bixse.retrieval.index_contents import Contents
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from bixse.retrieval.index_encoder import IndexEncoder
-    from bixse.retrieval.index_manifest import Precision, StoredShard
+    from bixse.retrieval.index_manifest import StoredShard, StoredType
     from bixse.retrieval.index_shards import StoredDocument
 
 ProgressBars: TypeAlias = Callable[[str, int], Callable[[int], None]]
@@ -84,7 +85,7 @@ def make_index(
     collection: str | Path,
     out: str | Path,
     kind: KindSettings | None = None,
-    precision: Precision = "float32",
+    dtype: StoredType = "float32",
     shard_size: int | None = None,
     task: str | None = None,
     max_length: int | None = None,
@@ -100,7 +101,7 @@ def make_index(
         collection: folder with `corpus.jsonl`.
         out: folder of the index, new or empty.
         kind: exact (None), or an approximate kind with its settings.
-        precision: "float32", or "float16" for half the disk and differences of a cosine below 0.001.
+        dtype: of stored embeddings: "float32", or "float16" for half the disk and differences of a cosine below 0.001.
         shard_size: documents encoded between two savings; None: 1,024, or a 64th of a large corpus.
         task: task whose instructions the model puts before the texts.
         max_length: tokens of a text that are read; None keeps the model's own.
@@ -118,21 +119,22 @@ def make_index(
     file = DocumentsFile(Path(collection) / "corpus.jsonl")
     size = shard_size_for(len(file), shard_size)
     encoder = load_index_encoder(model, task, max_length) if isinstance(model, (str, Path)) else model
-    origin = content_hash(encoder.identity.model_dump(exclude={"name"}), file.hash, precision, size)
+    computed = resolve_precision(device=devices[0] if devices else None)
+    origin = content_hash(encoder.identity.model_dump(exclude={"name"}), file.hash, dtype, size, computed)
     _check_out(out, origin, kind)
     with exclusive(out):
         if (out / MANIFEST_FILE).is_file():
             with closing(Contents(out)) as contents:
                 return Change(contents.manifest, len(contents), reused=True)
         with placed(encoder, devices):
-            shards = encode_shards(out, origin, file, encoder, size, precision, progress)
+            shards = encode_shards(out, origin, file, encoder, size, dtype, progress)
         manifest = Manifest(
             generation=0,
             written="",
             origin=origin,
             model=encoder.identity,
             kind="exact",
-            precision=precision,
+            precision=dtype,
             shard_size=size,
             shards=tuple(shard for shard in shards if shard is not None),
         )
@@ -171,7 +173,7 @@ def encode_shards(
     file: DocumentsFile,
     encoder: IndexEncoder,
     size: int,
-    precision: Precision,
+    dtype: StoredType,
     progress: ProgressBars | None,
     old: Contents | None = None,
 ) -> list[StoredShard | None]:
@@ -188,7 +190,7 @@ def encode_shards(
         if advance is not None:
             advance(len(block) - len(new))
         embeddings = encoder.encode([encoded_text(document) for document in new], "document", advance) if new else None
-        shards.append(write_shard(folder, new, embeddings, precision) if embeddings is not None else None)
+        shards.append(write_shard(folder, new, embeddings, dtype) if embeddings is not None else None)
         write_pending(folder, Pending(change=change, shards=tuple(shards)))
     return shards
 

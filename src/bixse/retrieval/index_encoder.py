@@ -65,7 +65,7 @@ class ModelEncoder:
         use_task(model, task)
         self.identity = ModelIdentity(
             name=name,
-            weights=embeddings_key(model, {}, bf16=False),  # an index may move to a machine that computes otherwise
+            weights=embeddings_key(model, {}, portable=True),  # an index may move to another machine
             prompts=prompts,
             document_prompt=prompt_for(model, "document"),
             task=task,

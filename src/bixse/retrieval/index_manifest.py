@@ -10,7 +10,7 @@ FORMAT: Literal[1] = 1
 """Version of the manifest."""
 Kind: TypeAlias = Literal["exact", "hnsw", "ivf"]
 """How documents are found: all are scored, by a graph of neighbours, or in the nearest of some lists."""
-Precision: TypeAlias = Literal["float32", "float16"]
+StoredType: TypeAlias = Literal["float32", "float16"]
 """Numbers that embeddings are kept in."""
 
 
@@ -112,7 +112,7 @@ class Manifest(_Plain):
     """Hash of the model, corpus and settings it was made from."""
     model: ModelIdentity
     kind: Kind
-    precision: Precision
+    precision: StoredType
     shard_size: int = Field(ge=1)
     """Documents that are encoded between two savings."""
     shards: tuple[StoredShard, ...]

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     import torch
 
-    from bixse.retrieval.index_manifest import Precision, StoredFile
+    from bixse.retrieval.index_manifest import StoredFile, StoredType
 
 TENSOR = "documents"
 """Name of the embeddings in their file."""
@@ -46,7 +46,7 @@ def write_shard(
     folder: Path,
     documents: Sequence[StoredDocument],
     embeddings: npt.NDArray[np.floating],
-    precision: Precision,
+    dtype: StoredType,
 ) -> StoredShard:
     """Write n documents and their (n, D) embeddings; no state names the two files yet.
 
@@ -55,7 +55,7 @@ def write_shard(
     """
     vectors = new_file(folder, "embeddings", "safetensors")
     texts = new_file(folder, "documents", "sqlite")
-    _save(vectors, TENSOR, np.ascontiguousarray(embeddings, dtype=precision))
+    _save(vectors, TENSOR, np.ascontiguousarray(embeddings, dtype=dtype))
     with _sqlite_errors(texts), closing(sqlite3.connect(texts)) as file, file:
         file.execute("PRAGMA journal_mode=OFF")  # a file that is not finished is named by no state
         file.execute("PRAGMA synchronous=OFF")

@@ -9,12 +9,15 @@ from pprint import pformat
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
+from bixse.data.cache import EMBEDDINGS_FOLDER, cache_folder
 from bixse.data.files import write_atomically
-from bixse.encoders.encode import bf16_is_fast, encoding_device
+from bixse.encoders.encode import encoding_device
 from bixse.encoders.parts import parts_of
+from bixse.encoders.precision import resolve_precision
 from bixse.encoders.prompts import prompt_for
 
 if TYPE_CHECKING:
@@ -26,11 +29,8 @@ if TYPE_CHECKING:
 
     from bixse.data.collection import Document
 
-STORE_FOLDER = ".bixse-embeddings"
-"""Folder inside a collection folder."""
 
-
-def embeddings_key(model: SentenceTransformer, corpus: Mapping[str, Document], bf16: bool | None = None) -> str:
+def embeddings_key(model: SentenceTransformer, corpus: Mapping[str, Document], portable: bool = False) -> str:
     """Hash of everything document embeddings depend on.
 
     That is: the weights, the modules and their settings, the tokenizers, the document prompt, the length limit, the
@@ -39,11 +39,13 @@ def embeddings_key(model: SentenceTransformer, corpus: Mapping[str, Document], b
     Args:
         model: the encoder.
         corpus: document id -> document.
-        bf16: as given to `encode_texts`.
+        portable: leave out what is of this machine and its setting: the numbers computed with, and whether weights that
+            are stored in half precision were loaded as float32.
     """
     digest = hashlib.sha256()
     for name, tensor in sorted(model.state_dict().items()):
-        digest.update(f"{name} {tensor.dtype}".encode())
+        dtype = torch.float32 if portable and tensor.is_floating_point() else tensor.dtype
+        digest.update(f"{name} {dtype}".encode())
         digest.update(tensor.detach().cpu().contiguous().view(-1).float().numpy().tobytes())
     for module in parts_of(model):
         backbone = getattr(getattr(module, "auto_model", None), "config", None)
@@ -52,7 +54,7 @@ def embeddings_key(model: SentenceTransformer, corpus: Mapping[str, Document], b
         digest.update(pformat([type(module).__name__, settings]).encode())  # sorts keys, those of a router too
         digest.update(_tokenizer_content(getattr(module, "tokenizer", None)).encode())
         digest.update(repr(getattr(module, "max_seq_length", None)).encode())
-    in_bf16 = bf16_is_fast(encoding_device(model)) if bf16 is None else bf16
+    in_bf16 = not portable and resolve_precision(device=encoding_device(model)) == "bfloat16"
     digest.update(repr((prompt_for(model, "document"), model.truncate_dim, in_bf16)).encode())
     for identifier, document in corpus.items():
         digest.update(repr((identifier, document.content)).encode())
@@ -73,19 +75,20 @@ def _tokenizer_content(tokenizer: Any) -> str:
 
 
 class EmbeddingStore:
-    """Embeddings of one collection by model; a damaged or missing file simply means encoding again.
+    """Document embeddings by key; a damaged or missing file simply means encoding again.
 
     Args:
-        collection: the collection folder; embeddings lie in `.bixse-embeddings` inside it.
+        cache: folder that the embeddings are kept below, or "none"; None: see `bixse.data.cache.cache_folder`.
     """
 
-    def __init__(self, collection: Path) -> None:
-        self.folder = collection / STORE_FOLDER
+    def __init__(self, cache: str | Path | None = None) -> None:
+        root = cache_folder(cache)
+        self.folder = None if root is None else root / EMBEDDINGS_FOLDER
+        """Where the files lie; None where nothing is kept."""
 
     def load(self, key: str) -> NDArray[np.float32] | None:
         """The (N, D) embeddings stored under a key, or None."""
-        path = self.folder / f"{key}.safetensors"
-        if not path.is_file():
+        if self.folder is None or not (path := self.folder / f"{key}.safetensors").is_file():
             return None
         try:
             with safe_open(str(path), framework="numpy") as file:
@@ -100,6 +103,8 @@ class EmbeddingStore:
         Raises:
             StorageError: the folder cannot be written.
         """
+        if self.folder is None:
+            return
         content = save(
             {"documents": np.ascontiguousarray(embeddings)}, {"document_ids": json.dumps(list(document_ids))}
         )
@@ -107,6 +112,6 @@ class EmbeddingStore:
 
     def remove(self, start: str) -> None:
         """Delete the embeddings of all keys that begin so, where that is possible."""
-        for path in self.folder.glob(f"{start}*.safetensors"):
+        for path in self.folder.glob(f"{start}*.safetensors") if self.folder is not None else ():
             with contextlib.suppress(OSError):
                 path.unlink()

@@ -49,5 +49,9 @@ def _section(study: Study, cell: Cell, result: CellResult, command: str) -> str:
     labels = ", ".join(f"{label.replace('_', ' ')} {value}" for label, value in cell.labels.items())
     figures = ", ".join(f"{metric} {value:.4f}" for metric, value in result.metrics.items())
     lines = [_BEGIN, "## Study", "", f"Cell of the study `{study.name}` ({study.title}): {labels}, seed {cell.seed}."]
-    lines += [f"On the test queries: {figures}.", f"Command: `{command}`" if command else "", _END]
+    lines += [
+        f"On the test queries, in {result.precision}: {figures}.",
+        f"Command: `{command}`" if command else "",
+        _END,
+    ]
     return "\n".join(line for line in lines if line or line == "")

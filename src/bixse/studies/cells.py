@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from bixse.data.files import read_text, storage_errors, write_atomically
 from bixse.data.pairs_files import load_graded_pairs, save_graded_pairs
 from bixse.data.run_record import RUN_FILE
+from bixse.encoders.precision import resolve_precision, use_precision
 from bixse.errors import BixseError, InterruptedRunError, OutputExistsError, StorageError
 from bixse.evaluation.baseline import METRICS
 from bixse.studies.config import merged, train_config
@@ -90,6 +91,8 @@ class CellResult:
     """Of the cell."""
     version: str = ""
     """Of bixse."""
+    precision: str = ""
+    """What was computed in; empty for a cell without a model."""
 
 
 def known_result(cell: Cell, folder: Path) -> CellResult | None:
@@ -120,11 +123,14 @@ def run_cell(
         StorageError: the disk is full.
     """
     own = folder / cell.name
+    wanted = merged(settings, cell.train).get("precision")
+    precision = "" if cell.kind in ("bm25", "memory") else resolve_precision(wanted)
     started = time.perf_counter()
     with storage_errors(own):
         own.mkdir(parents=True, exist_ok=True)
     try:
-        found = _measure(cell, settings, inputs, own)
+        with use_precision(wanted):
+            found = _measure(cell, settings, inputs, own)
     except (InterruptedRunError, StorageError, OutputExistsError):
         raise
     except Exception as error:  # whatever a library raises: the other cells stand
@@ -132,7 +138,8 @@ def run_cell(
         reason = said if isinstance(error, BixseError) else f"{type(error).__name__}: {said}"
         found = CellResult(cell.labels, cell.seed, "failed", reason[:500])
     seconds, version = time.perf_counter() - started, metadata.version("bixse")
-    result = CellResult(**{**asdict(found), "seconds": seconds, "fingerprint": cell.fingerprint, "version": version})
+    made = {"seconds": seconds, "fingerprint": cell.fingerprint, "version": version, "precision": precision}
+    result = CellResult(**{**asdict(found), **made})
     write_atomically(own / RESULT_FILE, json.dumps(asdict(result), indent=1) + "\n")
     drop_files(own, keep_model)
     return result
@@ -193,7 +200,7 @@ def cell_config(cell: Cell, settings: Mapping[str, Any], inputs: StudyInputs, pa
         "model": inputs.model,
         "seed": cell.seed,
     }
-    return train_config({**merged(settings, cell.train), **own})
+    return train_config({"merge": None, **merged(settings, cell.train), **own})
 
 
 def _write_pairs(cell: Cell, inputs: StudyInputs, path: Path) -> int:

@@ -19,6 +19,8 @@ from bixse.report.schema import (
     Calibration,
     CalibrationBin,
     Comparison,
+    MergeCurve,
+    MergePoint,
     QueryChange,
     RankedDocument,
     ReportData,
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
     from bixse.encoders.head import RelevanceHead
     from bixse.evaluation.systems import EncodedCollection
     from bixse.relevance import GradeScale, Run
+    from bixse.training.merge import MergeResult
 
 PRIMARY_METRIC = "ndcg@10"
 """The metric that decides."""
@@ -91,9 +94,9 @@ class Comparer:
         """Add the lexical baseline."""
         return self.add(System("bm25", "BM25"), search_bm25(self.collection, list(self.qrels)))
 
-    def compare(self, system: str, baseline: str) -> None:
-        """The difference of two systems on every metric, with its 95 % interval (paired bootstrap over queries)."""
-        for metric in METRICS:
+    def compare(self, system: str, baseline: str, metrics: Sequence[str] = METRICS) -> None:
+        """The difference of two systems on each metric, with its 95 % interval (paired bootstrap over queries)."""
+        for metric in metrics:
             difference = paired_bootstrap(
                 self.per_query[system][metric], self.per_query[baseline][metric], seed=self.seed
             )
@@ -150,13 +153,13 @@ class Comparer:
         wanted = (system, baseline, metric)
         return next(c for c in self.comparisons if (c.system, c.baseline, c.metric) == wanted)
 
-    def verdict_line(self, system: str, baseline: str) -> str:
+    def verdict_line(self, system: str, baseline: str, queries: str = "held-out queries") -> str:
         """One plain sentence: better, no difference or worse, with the interval."""
         labels = {entry.name: entry.label for entry in self.systems}
         found = self.find(system, baseline)
         return (
             f"{labels[system]} against {labels[baseline]}: {found.verdict} (nDCG@10 {found.mean:+.3f}, "
-            f"95 % interval {found.low:+.3f} to {found.high:+.3f}, {found.queries} held-out queries)"
+            f"95 % interval {found.low:+.3f} to {found.high:+.3f}, {found.queries} {queries})"
         )
 
     def summary(self, system: str, against: Sequence[str]) -> str:
@@ -286,6 +289,16 @@ def training_curve(system: str, history: Sequence[Mapping[str, Any]], best_step:
         point.update({name: float(value) for name, value in known.items() if math.isfinite(value)})
     return TrainingCurve(
         system=system, points=[TrainingPoint(**points[step]) for step in sorted(points)], best_step=best_step
+    )
+
+
+def merge_curve(system: str, merged: MergeResult) -> MergeCurve:
+    """What was scored when a model was merged, as the report's curve."""
+    return MergeCurve(
+        system=system,
+        weight=merged.weight,
+        points=[MergePoint(weight=point.weight, scores=point.scores) for point in merged.points],
+        guards=sorted({change.collection for change in merged.changes if change.role == "guard"}),
     )
 
 

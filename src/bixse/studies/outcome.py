@@ -118,6 +118,9 @@ class StudyOutcome:
                 f"Encoder {config.model}, collection {collection}, {queries} test queries, "
                 f"{len(config.seeds)} seed{'s' if len(config.seeds) != 1 else ''}."
             )
+        computed = sorted({found.precision for found in self.results if found.precision})
+        if computed:
+            lines.append(f"Computed in {' and '.join(computed)}.")
         if config.note:
             lines.append(config.note)
         return lines

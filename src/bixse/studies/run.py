@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from bixse.data.pairs_files import load_graded_pairs
 from bixse.data.run_record import RUN_FILE, open_run
+from bixse.encoders.precision import resolve_precision
 from bixse.errors import InputError, InterruptedRunError
 from bixse.losses.catalogue import check_loss_options
 from bixse.studies.card import write_cards
@@ -191,6 +192,8 @@ def _open(study: Study, config: StudyConfig, values: dict[str, Any], out: Path) 
     settings |= data.model_dump(mode="json")
     defaults = train_config({**config.train, "pairs": "pairs.parquet"}).model_dump(mode="json", exclude=set(OWNED))
     settings |= {"values": values, "train": defaults}
+    if study.needs_data:
+        settings["train"]["precision"] = resolve_precision(config.train.get("precision"))
     paths = ("pairs", "dev", "test", *(() if data.collection == "pydocs" else ("collection",)))
     inputs = input_hashes(config) if study.needs_data else {}
     return open_run(out, f"study {study.name}", settings, inputs, paths)

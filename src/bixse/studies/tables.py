@@ -16,12 +16,12 @@ def cells_csv(outcome: StudyOutcome) -> str:
     """A row a cell: labels, seed, status, metrics, pairs, reason; the wall time last, which is never the same."""
     metrics = list(next((found.metrics for found in outcome.results if found.metrics), {}))
     labels = list(outcome.results[0].labels) if outcome.results else []
-    head = [*labels, "seed", "status", *metrics, "pairs", "reason", "seconds"]
+    head = [*labels, "seed", "status", *metrics, "pairs", "precision", "reason", "seconds"]
     rows = [
         [
             *found.labels.values(), found.seed, found.status,
             *(_figure(found.metrics.get(metric)) for metric in metrics),
-            "" if found.rows is None else found.rows, found.reason, f"{found.seconds:.1f}",
+            "" if found.rows is None else found.rows, found.precision, found.reason, f"{found.seconds:.1f}",
         ]
         for found in outcome.results
     ]  # fmt: skip

@@ -5,9 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-import torch
-
-from bixse.encoders.encode import bf16_is_fast
+from bixse.encoders.precision import default_device, resolve_precision
 from bixse.errors import InputError
 from bixse.training.processes import PATIENCE, started_processes
 from bixse.training.trainer import GradedTrainingArguments
@@ -41,7 +39,8 @@ def training_arguments(
         InputError: the processes cannot share a batch evenly, or a tracker's package is missing.
     """
     optimizer = config.optimizer
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = default_device()
+    bf16 = resolve_precision(config.precision, device) == "bfloat16"
     processes = started_processes()
     if optimizer.batch_size % processes:
         near = max(1, optimizer.batch_size // processes) * processes
@@ -52,7 +51,7 @@ def training_arguments(
     _check_trackers(config.report_to)
     steps = math.ceil(batches / optimizer.gradient_accumulation_steps)
     every = max(1, steps // config.evaluations_per_epoch)
-    return GradedTrainingArguments(
+    arguments = GradedTrainingArguments(
         output_dir=str(folder),
         num_train_epochs=optimizer.epochs,
         max_steps=optimizer.steps if optimizer.steps is not None else -1,
@@ -70,13 +69,13 @@ def training_arguments(
         adam_beta2=optimizer.adam_beta2,
         weight_decay=optimizer.weight_decay,
         max_grad_norm=optimizer.max_grad_norm,
-        bf16=bf16_is_fast(device) if config.bf16 is None else config.bf16,
+        bf16=bf16,
         seed=config.seed,
         logging_steps=1,
         logging_nan_inf_filter=False,
         save_strategy="steps",
         save_steps=every,
-        save_total_limit=2,
+        save_total_limit=2 if config.merge is None or config.merge.checkpoints == 1 else None,  # the best are merged
         eval_strategy="steps" if evaluator is not None else "no",
         eval_steps=every if evaluator is not None else None,
         load_best_model_at_end=evaluator is not None,
@@ -89,6 +88,8 @@ def training_arguments(
         dataloader_drop_last=processes > 1,  # the plan drops nothing; this keeps the library from warning
         disable_tqdm=True,
     )
+    arguments.mixed_precision = "bf16" if bf16 else "no"  # a launcher's ACCELERATE_MIXED_PRECISION would decide else
+    return arguments
 
 
 def _check_trackers(names: Sequence[str]) -> None:

@@ -9,7 +9,6 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tqdm import tqdm
 from transformers import TrainerCallback
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
@@ -17,6 +16,7 @@ from bixse.data.files import write_atomically
 from bixse.encoders.head import RelevanceHead
 from bixse.errors import InputError
 from bixse.losses.relevance_head import check_learns_probability, restore_head, save_relevance_head
+from bixse.progress import Progress
 from bixse.training.processes import any_process
 
 if TYPE_CHECKING:
@@ -31,26 +31,26 @@ LABEL_COLUMNS = ("label", "labels", "score", "scores")
 
 
 class ProgressBar(TrainerCallback):
-    """One progress bar with rate, time left, loss and the dev figure."""
+    """Progress with rate, time left, loss and the dev figure, as that of every other long work."""
 
-    def __init__(self, title: str, disable: bool = False) -> None:
+    def __init__(self, title: str) -> None:
         self.title = title
-        self.disable = disable
-        self.bar: tqdm[Any] | None = None
+        self.bar: Progress | None = None
+        self.done = 0
         self.shown: dict[str, str] = {}
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Open the bar, at the step a resumed run stands at."""
-        self.bar = tqdm(
-            total=state.max_steps, initial=state.global_step, desc=self.title, unit="step", disable=self.disable
-        )
+        self.bar, self.done = Progress(self.title, state.max_steps, "step"), state.global_step
+        self.bar(0, known=self.done)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """One step on."""
         if self.bar is not None:
-            self.bar.update(state.global_step - self.bar.n)
+            self.bar(state.global_step - self.done, ", ".join(f"{name}={value}" for name, value in self.shown.items()))
+            self.done = state.global_step
 
     def on_log(
         self,
@@ -64,8 +64,6 @@ class ProgressBar(TrainerCallback):
         for name, value in (logs or {}).items():
             if name == "loss" or name.endswith("ndcg@10"):
                 self.shown[name.removeprefix("eval_")] = f"{value:.3f}"
-        if self.bar is not None:
-            self.bar.set_postfix(self.shown, refresh=False)
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any

@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args, g
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from bixse.data.collection_files import MissingDocuments
 from bixse.data.files import read_settings
 from bixse.encoders.build import AttentionKind
 from bixse.encoders.pooling import PoolingMode
+from bixse.encoders.precision import Setting, resolve_precision
 from bixse.errors import SEEDS, ConfigError, did_you_mean, shorten
 from bixse.losses.catalogue import LOSSES
 from bixse.training.checks import LongTexts
@@ -22,6 +24,10 @@ if TYPE_CHECKING:
     from typing import TypeVar
 
     ConfigType = TypeVar("ConfigType", bound=BaseModel)
+
+
+RENAMED = {"bf16": "write precision: bfloat16 for true, float32 for false, auto for null"}
+"""Key of an earlier version -> what is written now."""
 
 
 class LoraConfig(BaseModel):
@@ -92,6 +98,26 @@ class OptimizerConfig(BaseModel):
         return self.learning_rate * math.sqrt(self.batch_size * self.gradient_accumulation_steps / self.rate_batch)
 
 
+Weight = Annotated[float, Field(ge=0, le=1)]
+"""w of (1 - w) base + w tuned: 0 is the base model, 1 the tuned one."""
+
+
+class MergeConfig(BaseModel):
+    """After training: weights between the base and the tuned encoder, which keep what the base model knew."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    weights: Annotated[tuple[Weight, ...], Field(min_length=1)] = tuple(step / 10 for step in range(1, 11))
+    """Weights that are scored on dev and guard; a single one is taken without a dev collection too."""
+    documents: int | None = Field(default=10_000, ge=1)
+    """Documents of a dev or guard collection that are searched: all judged ones, then others, always the same; null
+    searches the whole corpus."""
+    checkpoints: int = Field(default=1, ge=1)
+    """Checkpoints whose mean is merged: the best ones on dev (1: the best)."""
+    keep_tuned: bool = False
+    """Save the tuned model too, as it was before merging, in `tuned` beside `model`."""
+
+
 class TrainConfig(BaseModel):
     """Settings of `bixse train`; also the keys of its YAML file.
 
@@ -118,6 +144,18 @@ class TrainConfig(BaseModel):
     """Split of the collection for that choice."""
     dev_candidates: int = Field(default=30, ge=1)
     """Documents a dev query that BM25 adds to the judged ones for that choice: the judged alone would be too easy."""
+    guard: Path | Annotated[tuple[Path, ...], Field(min_length=1)] | None = None
+    """Collection folder, or several: what must not get worse. Merged weights are chosen so that it does not."""
+    guard_split: str | tuple[str, ...] = "test"
+    """Split of the guard collections, or one for each."""
+    guard_tolerance: float = Field(default=0.01, ge=0)
+    """nDCG@10 by which a guard collection may fall below the base model."""
+    allow_shared_queries: bool = False
+    """Accept dev or guard queries that stand in the training pairs too; they are counted in a warning."""
+    merge: MergeConfig | None = Field(default_factory=MergeConfig)
+    """Merge the tuned weights with those of the base model; null keeps the tuned ones."""
+    missing_documents: MissingDocuments = "refuse"
+    """Judgements of dev that name a document which the corpus lacks: "refuse" stops, "drop" leaves them out."""
     relevance_level: float = Field(default=1.0, gt=0)
     """Grade from which a document of the collection counts as relevant for recall and MRR."""
     model: str = "demo"
@@ -152,8 +190,9 @@ class TrainConfig(BaseModel):
     """Rates, epochs and batches."""
     seed: int = Field(default=0, ge=0, lt=SEEDS)
     """Of batches, draws and dropout."""
-    bf16: bool | None = None
-    """Compute in bf16; null: where the processor is fast at it."""
+    precision: Setting = "auto"
+    """What is computed in: float32, bfloat16, or auto: as `--precision` or BIXSE_PRECISION say, else bfloat16 where the
+    processor or GPU is fast at it."""
     evaluations_per_epoch: int = Field(default=1, ge=1)
     """How often the dev collection is searched, and a checkpoint written, in an epoch."""
     report_to: tuple[Literal["tensorboard", "wandb", "mlflow", "trackio"], ...] = ()
@@ -163,7 +202,21 @@ class TrainConfig(BaseModel):
     def _used(self) -> TrainConfig:
         if self.dev_task is not None and self.dev is None:
             raise ValueError("dev_task without dev; expected both; to mend: set dev, or leave dev_task out")
+        if self.guard is not None and (self.dev is None or self.merge is None):
+            raise ValueError("guard without dev and merge; expected all three; fix: set dev, or leave guard out")
+        splits = [] if isinstance(self.guard_split, str) else self.guard_split
+        if splits and len(splits) != len(paths_in(self.guard)):
+            raise ValueError(
+                f"guard_split: {len(splits)} splits for {len(paths_in(self.guard))} guard collections; expected one, "
+                "or one for each; fix: name as many"
+            )
+        if self.merge is not None and self.merge.checkpoints > 1 and self.dev is None:
+            raise ValueError("merge.checkpoints without dev; expected both; fix: set dev, which says which are best")
         return self
+
+    def resolved(self) -> TrainConfig:
+        """These settings with the precision that is computed in here, never "auto"."""
+        return self.model_copy(update={"precision": resolve_precision(self.precision)})
 
     @field_validator("loss")
     @classmethod
@@ -240,6 +293,7 @@ def _explain(kind: type[BaseModel], fault: Mapping[str, Any]) -> str:
         known = {name.rpartition(".")[2]: name for name in _known_keys(kind)}
         close = difflib.get_close_matches(str(fault["loc"][-1]), known, n=1)
         hint = f"did you mean {known[close[0]]!r}?" if close else f"known keys: {', '.join(known.values())}"
+        hint = RENAMED.get(key, hint)
         return f"  {key}: got an unknown key; expected a known one; to mend: {hint}"
     if fault["type"] == "missing":
         return f"  {key}: got nothing; expected a value; to mend: set {key!r} in the file or with its flag"

@@ -8,6 +8,7 @@ from bixse.data.collection_files import files_of_split, load_collection
 from bixse.data.files import file_hash
 from bixse.errors import InputError
 from bixse.training.config import paths_in
+from bixse.training.watched import Split, load_watched
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from bixse.data.collection import Collection
     from bixse.evaluation.systems import DevEvaluator
     from bixse.training.config import TrainConfig
+    from bixse.training.watched import Watched
 
 
 def load_dev(config: TrainConfig) -> dict[str, Collection]:
@@ -31,19 +33,43 @@ def load_dev(config: TrainConfig) -> dict[str, Collection]:
             f"dev: got two folders named {twice[0]!r}; expected names of their own, under which their figures are "
             "logged; to mend: rename one"
         )
-    return {name: load_collection(folder, [config.dev_split]) for name, folder in zip(names, folders, strict=True)}
+    return {
+        name: load_collection(folder, [config.dev_split], config.missing_documents)
+        for name, folder in zip(names, folders, strict=True)
+    }
+
+
+def watched_splits(config: TrainConfig) -> list[Split]:
+    """The dev and guard splits of a configuration."""
+    guards = paths_in(config.guard)
+    splits = [config.guard_split] * len(guards) if isinstance(config.guard_split, str) else config.guard_split
+    found = [Split(folder, config.dev_split, "dev") for folder in paths_in(config.dev)]
+    return found + [Split(folder, split, "guard") for folder, split in zip(guards, splits, strict=True)]
+
+
+def load_watched_of(config: TrainConfig) -> list[Watched]:
+    """What a merged model is scored on; nothing where weights are not merged.
+
+    Raises:
+        InputError: see `load_watched`.
+    """
+    if config.merge is None or config.dev is None:
+        return []
+    return load_watched(watched_splits(config), config.merge.documents, config.missing_documents)
 
 
 def dev_hashes(config: TrainConfig) -> dict[str, str]:
-    """Content hashes of the files of the dev collections."""
-    files = files_of_split(config.dev_split)
-    folders = paths_in(config.dev)
-    if len(folders) == 1:
-        return {f"dev/{name}": file_hash(folders[0] / name) for name in files}
-    return {f"dev/{folder.resolve().name}/{name}": file_hash(folder / name) for folder in folders for name in files}
+    """Content hashes of the files of the dev and guard collections."""
+    splits = watched_splits(config)
+    hashes: dict[str, str] = {}
+    for entry in splits:
+        alone = sum(other.role == entry.role for other in splits) == 1
+        where = entry.role if alone else f"{entry.role}/{entry.folder.resolve().name}"
+        hashes |= {f"{where}/{name}": file_hash(entry.folder / name) for name in files_of_split(entry.split)}
+    return hashes
 
 
-def dev_evaluator(config: TrainConfig, collections: dict[str, Collection]) -> DevEvaluator | None:
+def dev_evaluator(config: TrainConfig, collections: Mapping[str, Collection]) -> DevEvaluator | None:
     """Graded nDCG@10 on the dev queries, over their judged documents and those that BM25 ranks high.
 
     Of several collections the mean decides, each counting as much (BiXSE paper, appendix: BEIR(short)).

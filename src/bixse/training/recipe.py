@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import shutil
 import time
 from contextlib import ExitStack, contextmanager, suppress
@@ -9,32 +10,44 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from bixse.data.collection_files import warn_of_missing
 from bixse.data.files import file_hash, storage_errors
 from bixse.data.instructions import load_instructions
 from bixse.data.pairs_files import load_several
 from bixse.data.run_record import RunRecord, Status, open_run
+from bixse.encoders.precision import keep_weights_exact, use_precision
 from bixse.errors import ConfigError, InputError, InterruptedRunError, OutputExistsError, TrainingError
 from bixse.evaluation.local import model_hashes, model_path_settings
 from bixse.losses.catalogue import build_loss, check_loss_options
+from bixse.progress import progress_bar
 from bixse.training.checkpoints import checkpoint_to_resume, tell_where_the_best_is, whole_checkpoints
 from bixse.training.checks import check_disk, check_finite, check_lengths, check_memory, check_pairs
 from bixse.training.config import paths_in
-from bixse.training.dev import dev_evaluator, dev_figures, dev_hashes, load_dev
+from bixse.training.dev import dev_evaluator, dev_figures, dev_hashes, load_dev, load_watched_of
+from bixse.training.divergence import check_learned, embedding_spreads
+from bixse.training.merge import MergeResult, merge, refitted_head
 from bixse.training.processes import check_agreement, is_first_process, join_processes, together
+from bixse.training.watched import check_not_trained_on
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping, Sequence
 
+    from bixse.data.collection import Collection
     from bixse.data.graded_pairs import GradedPairs
     from bixse.data.instructions import Instructions
+    from bixse.encoders.head import RelevanceHead
+    from bixse.encoders.interpolation import Weights
     from bixse.encoders.relevance_model import RelevanceModel
     from bixse.evaluation.systems import DevEvaluator
     from bixse.losses.base import GradedLoss
     from bixse.training.config import TrainConfig
     from bixse.training.trainer import GradedTrainer
+    from bixse.training.watched import Watched
 
 MODEL_FOLDER = "model"
 """Where a run keeps its model."""
+TUNED_FOLDER = "tuned"
+"""Where a run keeps the tuned model as it was before merging, if asked to."""
 ADAPTER_FOLDER = "adapter"
 """Where a run with low-rank adapters keeps them alone; the model folder holds them merged."""
 LOCK_FILE = ".lock"
@@ -64,14 +77,16 @@ class TrainResult:
     """The encoder's peak rate, scaled to the batch size."""
     reused: bool
     """The run was finished before; nothing was trained."""
+    merge: MergeResult | None = None
+    """How the tuned weights were merged with the base model's; None where they were not."""
 
 
 def train(config: TrainConfig, out: Path, progress: bool = True, title: str | None = None) -> TrainResult:
     """Train an encoder on graded pairs and save it to `out/model` with `out/run.json`.
 
-    Called again with the same configuration it continues an interrupted run from its last checkpoint, and returns
-    a finished one as it is. Started several times at once by torchrun or `accelerate launch`, the processes share
-    every batch; the first one writes.
+    Called again with the same configuration and precision it continues an interrupted run from its last checkpoint,
+    and returns a finished one as it is. Started several times at once by torchrun or `accelerate launch`, the processes
+    share every batch; the first one writes.
 
     Raises:
         InputError: pairs, collection, model or configuration cannot be used.
@@ -79,35 +94,33 @@ def train(config: TrainConfig, out: Path, progress: bool = True, title: str | No
         StorageError: the disk is full.
         InterruptedRunError: stopped by Ctrl-C after a checkpoint.
     """
+    with use_precision(config.precision):
+        return _train(config.resolved(), out, progress, title)
+
+
+def _train(config: TrainConfig, out: Path, progress: bool, title: str | None) -> TrainResult:
+    """`train`, in the precision that is set."""
     join_processes()
     with together():
-        pairs = load_several(paths_in(config.pairs))
-        table = load_instructions(config.instructions) if config.instructions is not None else None
-        collections = load_dev(config)
-        check_loss_options(config.loss, _loss_arguments(config))
-        paths = ("pairs", "dev", "instructions", *model_path_settings(config.model))
-        record = open_run(out, "train", config.model_dump(mode="json"), _input_hashes(config, table), paths)
+        pairs, table, collections, record = open_training(config, out)
+        watched = load_watched_of(config)
     check_agreement({"settings": record.fingerprint, "status of the run": record.status})
     if record.status == "finished" and (out / MODEL_FOLDER).is_dir():
-        return TrainResult(out / MODEL_FOLDER, **record.results, reused=True)
+        found = record.results.get("merge")
+        merged = MergeResult.from_json(found) if found else None
+        return TrainResult(out / MODEL_FOLDER, **{**record.results, "merge": merged}, reused=True)
 
     from bixse.encoders.build import no_library_bars
-    from bixse.encoders.instructions import use_task
-    from bixse.encoders.prompts import prompt_for
+    from bixse.encoders.interpolation import trained_weights
 
     started = time.perf_counter()
     with together():
-        where = _pairs_named(config)
-        model, loss = _make_model(config, table)
-        warnings = check_pairs(where, config.loss, loss, pairs, config.optimizer.documents_per_query)
-        warnings += check_lengths(where, model, pairs, config.long_texts)
-        check_disk(out, model)
-        evaluator = dev_evaluator(config, collections)
-        if evaluator is not None:
-            use_task(model, config.dev_task)
-            prompt_for(model, "query")  # a task that is missing is said before training
+        model, loss = make_model(config, table)
+        base = trained_weights(model) if merges(config) else None
+        warnings = check_training(config, out, model, loss, pairs, collections, watched)
+        evaluator = make_evaluator(config, model, collections)
         with storage_errors(out), no_library_bars():
-            trainer = _make_trainer(config, out, model, loss, pairs, evaluator, progress, title or config.loss)
+            trainer = make_trainer(config, out, model, loss, pairs, evaluator, progress, title or config.loss)
     try:
         with ExitStack() as held:
             with together():
@@ -121,12 +134,24 @@ def train(config: TrainConfig, out: Path, progress: bool = True, title: str | No
             history, best_step = _history(trainer)
             warnings += _warn_if_worse(history, best_step)
             rate = config.optimizer.scaled_learning_rate
+            head = _trained_head(loss, history)
+            merged = None
+            if base is not None and config.merge is not None:
+                with together():
+                    if config.merge.keep_tuned and is_first_process():
+                        _save_model(copy.deepcopy(model), head, out, TUNED_FOLDER)
+                merged = _merge(trainer, config, base, watched, history, progress)
+                warnings += merged.warnings()
+                if head is not None and (merged.weight < 1 or config.merge.checkpoints > 1):
+                    with together():
+                        head = refitted_head(trainer, head)
             record.results = {
-                "history": history, "best_step": best_step, "warnings": warnings, "learning_rate": rate
+                "history": history, "best_step": best_step, "warnings": warnings, "learning_rate": rate,
+                "merge": merged.to_json() if merged is not None else None,
             }  # fmt: skip
             with together():
                 if is_first_process():
-                    _save_model(model, loss, out, history)
+                    _save_model(model, head, out, MODEL_FOLDER, merged)
                     _add_timings(record, started, trainer)
                     record.save("finished")
                     shutil.rmtree(out / CHECKPOINT_FOLDER, ignore_errors=True)
@@ -135,17 +160,96 @@ def train(config: TrainConfig, out: Path, progress: bool = True, title: str | No
             with suppress(OSError):
                 folder.rmdir()
         raise
-    return TrainResult(out / MODEL_FOLDER, history, best_step, warnings, rate, reused=False)
+    return TrainResult(out / MODEL_FOLDER, history, best_step, warnings, rate, reused=False, merge=merged)
 
 
-def _make_model(config: TrainConfig, table: Instructions | None) -> tuple[RelevanceModel, GradedLoss]:
+def merges(config: TrainConfig) -> bool:
+    """Whether a run merges: as long as the weight can be chosen on dev, or is given."""
+    return config.merge is not None and (config.dev is not None or len(config.merge.weights) == 1)
+
+
+def _merge(
+    trainer: GradedTrainer,
+    config: TrainConfig,
+    base: Weights,
+    watched: Sequence[Watched],
+    history: list[dict[str, Any]],
+    progress: bool,
+) -> MergeResult:
+    """Set the trained encoder, or the mean of its best checkpoints, to the best weights between it and the base."""
+    from bixse.encoders.interpolation import mean_weights, trained_weights
+
+    settings, model = config.merge, trainer.model
+    assert settings is not None and model is not None
+    tuned: Weights = trained_weights(model)
+    if settings.checkpoints > 1:
+        figures = dev_figures(history)
+        best = sorted((step for step in figures if step > 0), key=lambda step: -figures[step])[: settings.checkpoints]
+        several = []
+        for step in best:
+            trainer._load_from_checkpoint(str(Path(str(trainer.args.output_dir)) / f"checkpoint-{step}"))
+            several.append(trained_weights(model))
+        tuned = mean_weights(several)
+    number = len({0.0, 1.0, *settings.weights}) if watched else 0
+    shown = progress and is_first_process() and number > 0
+    bar = progress_bar("merge: score weights", number) if shown else None
+    model.eval()
+    return merge(model, base, tuned, settings.weights, watched, config.guard_tolerance, bar)
+
+
+def open_training(
+    config: TrainConfig, out: Path
+) -> tuple[GradedPairs, Instructions | None, dict[str, Collection], RunRecord]:
+    """Read what a configuration names, and the record of its run; nothing is written."""
+    pairs = load_several(paths_in(config.pairs))
+    table = load_instructions(config.instructions) if config.instructions is not None else None
+    collections = load_dev(config)
+    check_loss_options(config.loss, _loss_arguments(config))
+    paths = ("pairs", "dev", "guard", "instructions", *model_path_settings(config.model))
+    record = open_run(out, "train", config.model_dump(mode="json"), _input_hashes(config, table), paths)
+    return pairs, table, collections, record
+
+
+def check_training(
+    config: TrainConfig,
+    out: Path,
+    model: RelevanceModel,
+    loss: GradedLoss,
+    pairs: GradedPairs,
+    collections: Mapping[str, Collection],
+    watched: Sequence[Watched],
+) -> list[str]:
+    """Refuse what cannot be trained, and return what the user should know."""
+    where = _pairs_named(config)
+    warnings = check_not_trained_on(watched, set(pairs.queries), config.allow_shared_queries)
+    warnings += check_pairs(where, config.loss, loss, pairs, config.optimizer.documents_per_query)
+    warnings += check_lengths(where, model, pairs, config.long_texts)
+    warnings += [said for dev in collections.values() for said in warn_of_missing(dev, config.dev_split)]
+    check_disk(out, model)
+    return warnings
+
+
+def make_evaluator(
+    config: TrainConfig, model: RelevanceModel, collections: Mapping[str, Collection]
+) -> DevEvaluator | None:
+    """What searches the dev collections, and the model's prompts for them; None without dev."""
+    from bixse.encoders.instructions import use_task
+    from bixse.encoders.prompts import prompt_for
+
+    evaluator = dev_evaluator(config, collections)
+    if evaluator is not None:
+        use_task(model, config.dev_task)
+        prompt_for(model, "query")  # a task that is missing is said before training
+    return evaluator
+
+
+def make_model(config: TrainConfig, table: Instructions | None) -> tuple[RelevanceModel, GradedLoss]:
     """The encoder of a configuration, ready to be trained, and the loss on it."""
     from transformers import set_seed
 
     from bixse.encoders.build import build_encoder, set_dropout
     from bixse.encoders.instructions import set_instructions
     from bixse.encoders.lora import add_lora
-    from bixse.encoders.precision import keep_trained_weights_exact
 
     set_seed(config.seed)
     model = build_encoder(
@@ -160,7 +264,7 @@ def _make_model(config: TrainConfig, table: Instructions | None) -> tuple[Releva
         set_instructions(model, table)
     if config.lora is not None:
         add_lora(model, **config.lora.model_dump(exclude={"options"}), **config.lora.options)
-    keep_trained_weights_exact(model)
+    keep_weights_exact(model, trained=True)
     if config.dropout is not None:
         set_dropout(model, config.dropout)
     return model, build_loss(config.loss, model, **_loss_arguments(config))
@@ -199,7 +303,7 @@ def alone_in(out: Path) -> Iterator[None]:
         ) from error
 
 
-def _make_trainer(
+def make_trainer(
     config: TrainConfig,
     out: Path,
     model: RelevanceModel,
@@ -228,7 +332,7 @@ def _make_trainer(
         train_pairs=pairs,
         loss=loss,
         evaluator=evaluator,
-        callbacks=[ProgressBar(title, disable=not progress)] if is_first_process() else [],
+        callbacks=[ProgressBar(title)] if progress and is_first_process() else [],
     )
     if is_first_process():
         trainer.add_callback(StepLog(out / LOG_FILE))
@@ -257,9 +361,14 @@ def _run_trainer(trainer: GradedTrainer, out: Path, record: RunRecord) -> list[s
     if checkpoint is not None and is_first_process():
         tell_where_the_best_is(Path(checkpoint))
     check_agreement({"checkpoint": checkpoint})
+    before = embedding_spreads(trainer.loss.model, trainer.train_pairs)
     try:
         trainer.train(resume_from_checkpoint=checkpoint)
         check_finite(trainer.loss, trainer.state.global_step)
+        if trainer.state.global_step >= trainer.state.max_steps:
+            losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+            after = embedding_spreads(trainer.loss.model, trainer.train_pairs)
+            check_learned(before, after, losses, trainer.evaluator is not None)
     except TrainingError:
         ended = "failed"
         raise
@@ -299,22 +408,30 @@ def _warn_if_worse(history: list[dict[str, Any]], best_step: int | None) -> list
     ]
 
 
-def _save_model(model: RelevanceModel, loss: GradedLoss, out: Path, history: list[dict[str, Any]]) -> None:
+def _trained_head(loss: GradedLoss, history: list[dict[str, Any]]) -> RelevanceHead | None:
+    """Scale and bias of a loss that has them, with the mean target they were trained on."""
+    from bixse.losses.relevance_head import trained_head
+
+    targets = [entry["mean_target"] for entry in history if "mean_target" in entry]
+    return trained_head(loss, sum(targets) / len(targets) if targets else None)
+
+
+def _save_model(
+    model: RelevanceModel, head: RelevanceHead | None, out: Path, folder: str, merged: MergeResult | None = None
+) -> None:
     """Write the model with its relevance head; adapters alone first, then merged into the model."""
     from bixse.encoders.build import quiet_loading
     from bixse.encoders.lora import has_lora, merge_lora
     from bixse.encoders.saving import save_whole
-    from bixse.losses.relevance_head import trained_head
 
-    targets = [entry["mean_target"] for entry in history if "mean_target" in entry]
-    # one that came with the base model is not this encoder's
-    model.head = trained_head(loss, sum(targets) / len(targets) if targets else None)
+    model.head = head  # one that came with the base model is not this encoder's
     with storage_errors(out), quiet_loading():
         if has_lora(model):
-            save_whole(model, out / ADAPTER_FOLDER)
+            if folder == MODEL_FOLDER:
+                save_whole(model, out / ADAPTER_FOLDER)
             model.float()  # bf16 would round away a part of what the adapters add
             merge_lora(model)
-        save_whole(model, out / MODEL_FOLDER)
+        save_whole(model, out / folder, merged.card() if merged is not None else "")
 
 
 def _pairs_named(config: TrainConfig) -> str:

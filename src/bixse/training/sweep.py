@@ -212,7 +212,9 @@ def _train(config: TrainConfig, folder: Path, progress: bool, title: str, inputs
 
 
 def _figures(result: TrainResult) -> tuple[float | None, float | None]:
-    """nDCG@10 on dev before training and of the kept checkpoint."""
+    """nDCG@10 on dev before training and of the model that was kept: merged, or the best checkpoint."""
+    if result.merge is not None and result.merge.points:
+        return result.merge.dev(0.0), result.merge.dev(result.merge.weight)
     figures = dev_figures(result.history)
     return figures.get(0), None if result.best_step is None else figures.get(result.best_step)
 

@@ -25,6 +25,7 @@ from bixse.errors import FAULTS_SHOWN, ConfigError, InputError
 from bixse.evaluation.local import model_hashes
 from bixse.losses.catalogue import check_loss_options
 from bixse.training.config import PATH_SETTINGS, TrainConfig, load_config, moved_paths, paths_in
+from bixse.training.dev import dev_hashes
 from bixse.training.sweep_config import MOST_CELLS, Range
 
 if TYPE_CHECKING:
@@ -67,6 +68,17 @@ def run_folder(cell: Cell, config: TrainConfig) -> str:
     return cell.folder if len(cell.configs) == 1 else f"{cell.folder}/seed-{config.seed}"
 
 
+def base_settings(config: SweepConfig) -> dict[str, Any]:
+    """The settings that all cells share, from their file where `base` names one.
+
+    Raises:
+        InputError: the file cannot be read.
+    """
+    if isinstance(config.base, Path):
+        return moved_paths(PATH_SETTINGS, read_settings(config.base), config.base.parent)
+    return config.base
+
+
 def plan_cells(config: SweepConfig) -> list[Cell]:
     """Every cell of a sweep with its validated training settings, in order; one that equals an earlier is left out.
 
@@ -84,9 +96,7 @@ def plan_cells(config: SweepConfig) -> list[Cell]:
         >>> [cell.label for cell in plan_cells(config)]
         ['scale=10, epochs=3', 'scale=20, epochs=3']
     """
-    base = config.base
-    if isinstance(base, Path):
-        base = moved_paths(PATH_SETTINGS, read_settings(base), base.parent)
+    base = base_settings(config)
     _refuse(_key_faults(config))
     cells: dict[str, Cell] = {}
     faults: dict[str, list[str]] = {}
@@ -94,7 +104,7 @@ def plan_cells(config: SweepConfig) -> list[Cell]:
     for choice in _choices(config):
         draws += 1
         try:
-            train_config = load_config(TrainConfig, None, deepcopy({**base, **choice}))
+            train_config = load_config(TrainConfig, None, deepcopy({**base, **choice})).resolved()
         except ConfigError as error:
             found = str(error).splitlines()[1:]
         else:
@@ -147,6 +157,11 @@ def input_hashes(cells: Sequence[Cell]) -> dict[str, dict[str, str]]:
                 files = paths_in(getattr(run, name))
                 if name == "dev":
                     files = [folder / part for folder in files for part in files_of_split(run.dev_split)]
+                if name == "guard" and files:
+                    hashes[name] = _hash(
+                        {key: value for key, value in dev_hashes(run).items() if key.startswith("guard/")}
+                    )
+                    continue
                 if name == "instructions" and files:
                     hashes[name] = table_content(files[0])
                     continue
@@ -233,7 +248,7 @@ def _key_faults(config: SweepConfig) -> list[str]:
         if key == "seed":
             faults.append(f"{name} the training seed; expected it as `seeds`: a cell is ranked by the mean over them; "
                           "to mend: move the list to `seeds`")  # fmt: skip
-        if key == "dev" or key.startswith("dev_"):
+        if key in ("dev", "merge", "merge.documents") or key.startswith(("dev_", "guard")):
             faults.append(f"{name} a setting of the measure; expected one of training: figures on other queries or "
                           "documents do not compare; to mend: set it in `base`")  # fmt: skip
         for other in config.vary:

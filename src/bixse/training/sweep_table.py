@@ -61,6 +61,8 @@ class SweepRow:
     """The varied settings in words."""
     seeds: list[int]
     """Training seeds."""
+    precision: str
+    """What was computed in."""
     status: Literal["finished", "failed", "refused", "waiting"]
     """Finished when every seed is."""
     before: float | None
@@ -104,13 +106,13 @@ def write_table(path: Path, rows: Sequence[SweepRow]) -> None:
     writer = csv.writer(text, lineterminator="\n")
     varied = list(rows[0].settings) if rows else []
     measured = ["dev_ndcg@10_before", "dev_ndcg@10", "dev_ndcg@10_spread", "best_step", "seconds", "status", "reason"]
-    writer.writerow(["rank", "cell", *varied, "seeds", *measured])
+    writer.writerow(["rank", "cell", *varied, "seeds", "precision", *measured])
     for rank, row in enumerate(rows, start=1):
         figures = ["" if figure is None else f"{figure:.4f}" for figure in (row.before, row.best, row.spread)]
         settings = [show(value) for value in row.settings.values()]
-        lists = [" ".join(map(str, numbers)) for numbers in (row.seeds, row.best_steps)]
-        writer.writerow([rank if row.status == "finished" else "", row.cell, *settings, lists[0], *figures, lists[1],
-                         f"{row.seconds:.1f}", row.status, row.reason])  # fmt: skip
+        seeds, steps = (" ".join(map(str, numbers)) for numbers in (row.seeds, row.best_steps))
+        writer.writerow([rank if row.status == "finished" else "", row.cell, *settings, seeds, row.precision, *figures,
+                         steps, f"{row.seconds:.1f}", row.status, row.reason])  # fmt: skip
     write_atomically(path, text.getvalue())
 
 
@@ -152,6 +154,7 @@ def _row(cell: Cell, outcomes: Mapping[str, Outcome]) -> SweepRow:
         settings=cell.settings,
         label=cell.label,
         seeds=list(known),
+        precision=cell.configs[0].precision,
         status=broken[1].status if broken is not None else "finished" if len(ended) == len(known) else "waiting",
         before=statistics.fmean(before) if before else None,
         best=statistics.fmean(scores.values()) if scores else None,

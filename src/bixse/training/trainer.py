@@ -33,7 +33,7 @@ from bixse.training.processes import all_of, any_process, average_gradients, cop
 from bixse.training.throughput import Throughput
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.base.evaluation import BaseEvaluator
@@ -156,6 +156,20 @@ class GradedTrainer(SentenceTransformerTrainer):
             num_workers=arguments.dataloader_num_workers,
             pin_memory=arguments.dataloader_pin_memory,
         )
+
+    def whole_batches(self) -> Iterator[tuple[list[dict[str, Any]], torch.Tensor]]:
+        """Features and table of known relevance of the batches of the first epoch, whole in every process."""
+        arguments = self.args
+        collator: Any = copy.copy(self.data_collator)
+        collator.process, collator.processes = 0, 1
+        dataset = GroupDataset(self.train_pairs, arguments.documents_per_query, arguments.seed)
+        size = arguments.train_batch_size * arguments.world_size
+        for numbers in BatchPlan(dataset.groups, size, arguments.seed, arguments.task_shares):
+            batch = self._prepare_inputs(collator([dataset[number] for number in numbers]))
+            batch.pop("counts")
+            features, labels = self.collect_features(batch)
+            if labels is not None:
+                yield features, labels
 
     def get_decay_parameter_names(self, model: torch.nn.Module) -> list[str]:
         """The loss's own parameters take no weight decay."""

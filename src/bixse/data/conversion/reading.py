@@ -106,11 +106,10 @@ class RecordedFaults(WatchedFaults):
         super().__init__(path, bar)
         self._name, self._out = name, out
 
-    def add(self, row: int | None, column: str | None, found: str, expected: str, fix: str) -> None:
+    def note(self, fault: Fault) -> None:
         """Note a fault and write it down."""
-        super().add(row, column, found, expected, fix)
-        entry = {"file": self._name, **asdict(Fault(row, column, found, expected, fix))}
-        self._out.write(json.dumps(entry) + "\n")
+        super().note(fault)
+        self._out.write(json.dumps({"file": self._name, **asdict(fault)}) + "\n")
 
 
 def read_parts(

@@ -22,8 +22,8 @@ PYDOCS_SCALE = GradeScale(0, 3)
 """3 exactly answers the query, 2 highly relevant, 1 related topic that does not solve it, 0 not relevant."""
 PYDOCS_RELEVANT_GRADE = 2
 """The lowest grade that counts as relevant in binary metrics; grade 1 does not solve the query."""
-SPLITS = ("train", "dev", "test")
-"""Splits by query: no query is in two of them. Choose nothing on test."""
+SPLITS = ("train", "dev", "test", "guard")
+"""Splits by query: no query is in two of them. Choose nothing on test; guard shows what training does to the rest."""
 QRELS_HEADER = "query-id\tcorpus-id\tscore"
 """First line of a qrels file (BEIR)."""
 REINSTALL = "reinstall bixse"
@@ -68,7 +68,7 @@ class Coverage:
 
 
 def load_pydocs(cache: Path | None = None) -> tuple[Collection, Coverage]:
-    """The sample collection: 374 queries, about 4,500 documents, 4,376 graded pairs.
+    """The sample collection: 1,099 queries, about 4,500 documents, 12,883 graded pairs.
 
     The documents are the docstrings of the Python that runs this, so scores are comparable between runs of one
     Python version only; the coverage says how far it is from the version that was graded.
@@ -77,7 +77,7 @@ def load_pydocs(cache: Path | None = None) -> tuple[Collection, Coverage]:
         cache: file to keep the documents in; reading them anew takes about a second.
 
     Returns:
-        The collection, with splits train, dev and test, and its coverage. Every query is in `queries`, also the
+        The collection, with splits train, dev, test and guard, and its coverage. Every query is in `queries`, also the
         few that are in no split because this Python has none of their relevant documents.
 
     Raises:
@@ -87,7 +87,7 @@ def load_pydocs(cache: Path | None = None) -> tuple[Collection, Coverage]:
     Example:
         >>> collection, coverage = load_pydocs()
         >>> collection.name, len(collection.queries), sorted(collection.qrels)
-        ('pydocs', 374, ['dev', 'test', 'train'])
+        ('pydocs', 1099, ['dev', 'guard', 'test', 'train'])
         >>> coverage.fraction > 0.9
         True
     """

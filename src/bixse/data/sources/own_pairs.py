@@ -8,6 +8,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from bixse.data.graded_pairs import text_id
+from bixse.data.hints import number_hint
 from bixse.data.sources.judgements import Judgement, JudgementSource
 from bixse.data.sources.reading import FaultList, number_of
 from bixse.data.sources.tables import TABLES, table_rows
@@ -59,10 +60,10 @@ class OwnPairs(JudgementSource):
             task, judge = (faults.optional_text(number, name, _present(row)) for name in ("task", "judge"))
             relevance = number_of(row.get("relevance"))
             if not 0.0 <= relevance <= 1.0:
-                fix = "drop the row: an unusable grade is no 0"
+                value = row.get("relevance")
+                fix = number_hint(value, "drop the row: an unusable grade is no 0")
                 if math.isfinite(relevance):
                     fix = "map grades to [0, 1] first: the source table takes a --scale"
-                value = row.get("relevance")
                 found = "nothing" if "relevance" not in row else "null" if value is None else shorten(value)
                 faults.add(number, "relevance", found, "a number in [0, 1]", fix)
             extra = _own(number, _present(row), faults)

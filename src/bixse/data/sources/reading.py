@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import gzip
-import json
 import math
 import zlib
 from typing import TYPE_CHECKING, Any, cast
 
 from bixse.data.files import is_unicode
+from bixse.data.hints import column_hint, number_hint
 from bixse.data.parquet import table_rows
+from bixse.data.strict import json_fault, parse_json
 from bixse.errors import FAULTS_SHOWN, Fault, InputError, InvalidFileError, shorten
 
 if TYPE_CHECKING:
@@ -41,10 +42,14 @@ class FaultList:
         """How far the reading has come in the file, as it lies on the disk."""
 
     def add(self, row: int | None, column: str | None, found: str, expected: str, fix: str) -> None:
-        """Note a fault; see `bixse.errors.Fault`."""
+        """Note a fault by its parts."""
+        self.note(Fault(row, column, found, expected, fix))
+
+    def note(self, fault: Fault) -> None:
+        """Note a fault."""
         self.total += 1
         if len(self.kept) < FAULTS_SHOWN:
-            self.kept.append(Fault(row, column, found, expected, fix))
+            self.kept.append(fault)
 
     def raise_any(self) -> None:
         """End the reading of a faulty file.
@@ -92,7 +97,13 @@ class FaultList:
         found = number_of(value)
         if math.isfinite(found):
             return found
-        self.add(number, key, "null" if value is None else shorten(value), "a finite number", "drop the row")
+        self.add(
+            number,
+            key,
+            "null" if value is None else shorten(value),
+            "a finite number",
+            number_hint(value, "drop the row"),
+        )
         return None
 
 
@@ -175,13 +186,12 @@ def json_rows(path: Path, faults: FaultList) -> Iterator[tuple[int, dict[str, An
             for number, line in lines_of(file, path, faults):
                 faults.bytes_read = raw.tell()
                 try:
-                    row = json.loads(line.decode("utf-8"))
+                    row = parse_json(line.decode("utf-8"))
                 except UnicodeDecodeError as error:
                     byte = f"byte {error.object[error.start]:#04x}"
                     faults.add(number, None, byte, "UTF-8 text", "convert it, for example with `iconv -t utf-8`")
                 except (ValueError, RecursionError) as error:
-                    shown = shorten(line.decode("utf-8", "replace"))
-                    faults.add(number, None, shown, "one JSON object a line", f"correct the line ({error})")
+                    faults.note(json_fault(number, line.decode("utf-8", "replace"), error))
                 else:
                     if isinstance(row, dict):
                         yield number, row
@@ -242,7 +252,8 @@ def check_columns(names: Sequence[str], needed: Sequence[str], optional: Sequenc
     found = f"columns {shorten(', '.join(names), 120)}"
     for column in (*needed, *optional):
         if column in needed and column not in names:
-            faults.add(None, column, found, f"a column {column!r}", "check that the file is of this format")
+            fix = column_hint(column, names, "check that the file is of this format")
+            faults.add(None, column, found, f"a column {column!r}", fix)
         if (times := names.count(column)) > 1:
             faults.add(None, column, f"{times} columns of that name", "one", "rename the other")
     faults.raise_any()

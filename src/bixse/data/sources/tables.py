@@ -110,7 +110,7 @@ def csv_rows(
                 number += 1
                 faults.bytes_read = raw.tell()
                 if len(fields) != len(names):
-                    fix = "put a text that holds the separator, a quote or a line end in double quotes"
+                    fix = "put a text that holds the separator, a quote or a line end in double quotes; 0.5, not 0,5"
                     faults.add(number, None, f"{len(fields)} columns", f"{len(names)} as in the header", fix)
                 elif not all(map(is_unicode, fields)):
                     column = next(name for name, field in zip(names, fields, strict=True) if not is_unicode(field))

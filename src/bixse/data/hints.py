@@ -1,0 +1,82 @@
+"""What would make a table readable that is nearly right."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+SEPARATORS = {";": "semicolons", "\t": "tabs", ",": "commas", "|": "vertical bars"}
+"""What may stand between columns, in words."""
+DECIMAL_COMMA = re.compile(r"\s*[+-]?\d*,\d+\s*")
+OTHER_NAMES = {
+    "query": ("search", "search_query", "search_term", "question", "query_text", "anchor", "sentence1", "text1"),
+    "document": ("passage", "doc", "document_text", "passage_text", "text", "title", "content", "body", "answer",
+                 "positive", "product", "sentence2", "text2"),
+    "relevance": ("grade", "label", "score", "rating", "stars", "judgement", "judgment", "relevance_score", "rel"),
+}  # fmt: skip
+"""Column of graded pairs -> what others call it."""
+
+
+def number_hint(value: object, otherwise: str) -> str:
+    """How to mend what is no number.
+
+    Example:
+        >>> number_hint("0,5", "drop the row"), number_hint("good", "drop the row")
+        ('write decimals with a point: 0.5', 'drop the row')
+    """
+    if isinstance(value, str) and DECIMAL_COMMA.fullmatch(value):
+        return f"write decimals with a point: {value.strip().replace(',', '.')}"
+    return otherwise
+
+
+def column_hint(column: str, names: Sequence[object], otherwise: str) -> str:
+    """How to get a column that is missing: its name in other letters, or a header with another separator.
+
+    Example:
+        >>> column_hint("relevance", ["query", "Relevance "], "add it")
+        "rename 'Relevance ' to 'relevance': names are compared letter by letter"
+        >>> column_hint("query", ["query;document;relevance"], "add it")
+        'the header is separated by semicolons: save the file with commas as .csv, or with tabs as .tsv'
+    """
+    found = [name for name in names if isinstance(name, str)]
+    for name in found:
+        if name != column and _plain(name) == column:
+            return f"rename {name!r} to {column!r}: names are compared letter by letter"
+    if len(found) == 1:
+        for separator, words in SEPARATORS.items():
+            if separator in found[0]:
+                return f"the header is separated by {words}: save the file with commas as .csv, or with tabs as .tsv"
+    return otherwise
+
+
+def convert_hint(path: Path, column: str, names: Sequence[object], otherwise: str) -> str:
+    """As `column_hint`; where all columns of graded pairs are there under other names, the command that maps them.
+
+    Example:
+        >>> from pathlib import Path
+        >>> print(convert_hint(Path("clicks.csv"), "query", ["search", "title", "stars"], "add it"))
+        bixse convert table clicks.csv --query-column search --document-column title --grade-column stars --scale LOW \
+HIGH (lowest and highest possible grade)
+    """
+    hint = column_hint(column, names, "")
+    if hint:
+        return hint
+    plain = {_plain(name): name for name in names if isinstance(name, str)}
+    flags = {}
+    for wanted, others in OTHER_NAMES.items():
+        name = next((plain[one] for one in (wanted, *others) if one in plain), None)
+        if name is None:
+            return otherwise
+        flags["grade" if wanted == "relevance" else wanted] = name
+    words = [word for flag, name in flags.items() if name != flag for word in (f"--{flag}-column", shlex.quote(name))]
+    command = " ".join(["bixse convert table", shlex.quote(str(path)), *words, "--scale LOW HIGH"])
+    return f"{command} (lowest and highest possible grade)"
+
+
+def _plain(name: str) -> str:
+    return "_".join(name.strip().casefold().replace("-", " ").split())

@@ -1,0 +1,149 @@
+"""Weights between two encoders: theta = (1 - w) base + w tuned, and means of several."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeAlias
+
+import torch
+
+from bixse.errors import InputError, ModelError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from sentence_transformers import SentenceTransformer
+    from torch import Tensor
+
+Weights: TypeAlias = "Mapping[str, Tensor]"
+"""Parameter name -> values, of the parameters that are trained."""
+
+
+def trained_weights(model: SentenceTransformer) -> dict[str, Tensor]:
+    """A copy, in main memory, of the parameters of an encoder that are trained: all of them, or its adapters."""
+    own = {name: value.detach() for name, value in model.named_parameters() if value.requires_grad}
+    return {name: value.to("cpu", copy=True) for name, value in own.items()}
+
+
+def interpolate(model: SentenceTransformer, base: Weights, tuned: Weights, weight: float) -> None:
+    """Set the trained parameters of an encoder to (1 - w) base + w tuned, in place.
+
+    Interpolation keeps much of what the base model knew and of what training taught (WiSE-FT, Wortsman et al. 2022,
+    arXiv:2109.01903; LM-Cocktail, Xiao et al. 2023, arXiv:2311.13534).
+
+    Low-rank adapters add s B A to a weight, and B is zero before training: B is scaled by w and A is left as it was
+    trained, so that the weight itself is interpolated.
+
+    Args:
+        model: the encoder, changed.
+        base: its weights before training.
+        tuned: its weights after training, under the same names.
+        weight: w in [0, 1]; 0 is the base model, 1 the tuned one.
+
+    Raises:
+        InputError: w outside [0, 1].
+        ModelError: adapters that do not start at zero.
+
+    Example:
+        >>> layer = torch.nn.Linear(1, 1, bias=False)
+        >>> interpolate(layer, {"weight": torch.tensor([[1.0]])}, {"weight": torch.tensor([[3.0]])}, 0.25)
+        >>> layer.weight.item()
+        1.5
+    """
+    check_weight(weight)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name not in tuned:
+                continue
+            start = tuned[name] if _is_down_projection(name) else base[name]
+            if _is_up_projection(name) and bool(start.any()):
+                raise ModelError(
+                    f"merge: got adapters that do not start at zero ({name}); expected the usual start of LoRA; "
+                    "fix: leave `init_lora_weights` out of the options of lora, or set `merge: null`"
+                )
+            parameter.copy_(torch.lerp(start.to(parameter), tuned[name].to(parameter), weight))
+
+
+def mean_weights(several: Sequence[Weights], shares: Sequence[float] | None = None) -> dict[str, Tensor]:
+    """The weighted mean of several encoders' weights (model soup, Wortsman et al. 2022, arXiv:2203.05482).
+
+    Args:
+        several: weights of one or more encoders, under the same names.
+        shares: weight of each, in [0, 1] and with sum 1; None counts each as much.
+
+    Raises:
+        InputError: shares that are not as many as the encoders, outside [0, 1], or whose sum is not 1.
+
+    Example:
+        >>> mean_weights([{"w": torch.tensor(1.0)}, {"w": torch.tensor(3.0)}], [0.75, 0.25])["w"].item()
+        1.5
+    """
+    given = [1 / len(several)] * len(several) if shares is None else list(shares)
+    for share in given:
+        check_weight(share)
+    if len(given) != len(several) or abs(sum(given) - 1) > 1e-6:
+        raise InputError(
+            f"weights: got {len(given)} weights with sum {sum(given):g} for {len(several)} models; expected one per "
+            "model, with sum 1; fix: give as many weights as models, such as 0.5 0.5"
+        )
+    return {
+        name: torch.stack([share * weights[name].float() for share, weights in zip(given, several, strict=True)]).sum(0)
+        for name in several[0]
+    }
+
+
+def check_weight(weight: float) -> None:
+    """Refuse an interpolation weight outside [0, 1].
+
+    Raises:
+        InputError: outside [0, 1], or not finite.
+    """
+    if not 0 <= weight <= 1:
+        raise InputError(f"merge weight: got {weight}; expected 0 (base model) to 1 (tuned model); fix: try 0.5")
+
+
+def check_same_kind(first: SentenceTransformer, second: SentenceTransformer, names: tuple[str, str]) -> None:
+    """Refuse two encoders whose weights cannot be averaged.
+
+    Args:
+        first: an encoder.
+        second: another one.
+        names: what to call them in the message.
+
+    Raises:
+        ModelError: parameters that only one has or whose shapes differ (named), another tokenizer, or other modules.
+    """
+    one, two = (dict(model.named_parameters()) for model in (first, second))
+    differing = [name for name in {**one, **two} if _shape(one, name) != _shape(two, name)]
+    kinds = [[type(module).__name__ for module in model] for model in (first, second)]
+    vocabularies = [_vocabulary(model) for model in (first, second)]
+    if differing:
+        shown = ", ".join(f"{name} ({_shape(one, name)} and {_shape(two, name)})" for name in differing[:3])
+        found = f"{len(differing)} tensors that differ: {shown}"
+    elif kinds[0] != kinds[1]:
+        found = f"other modules: {', '.join(kinds[0])} and {', '.join(kinds[1])}"
+    elif vocabularies[0] != vocabularies[1]:
+        found = "other tokenizers: the same text gives other tokens"
+    else:
+        return
+    raise ModelError(
+        f"merge: got {found}, in {names[0]} and {names[1]}; expected models of one architecture and tokenizer; "
+        "fix: merge a base model with models that were trained from it"
+    )
+
+
+def _shape(parameters: Mapping[str, Tensor], name: str) -> str:
+    return str(tuple(parameters[name].shape)) if name in parameters else "missing"
+
+
+def _vocabulary(model: SentenceTransformer) -> object:
+    tokenizer = getattr(model, "tokenizer", None)
+    vocabulary = getattr(tokenizer, "get_vocab", None)
+    return vocabulary() if callable(vocabulary) else None
+
+
+def _is_down_projection(name: str) -> bool:
+    return ".lora_A." in name or ".lora_embedding_A." in name
+
+
+def _is_up_projection(name: str) -> bool:
+    return ".lora_B." in name or ".lora_embedding_B." in name

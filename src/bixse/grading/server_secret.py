@@ -1,0 +1,79 @@
+"""Taking the key out of what a server says, in whatever spelling it repeats it."""
+
+from __future__ import annotations
+
+import base64
+import html
+import re
+from dataclasses import fields, is_dataclass, replace
+from typing import Any, TypeVar
+
+Value = TypeVar("Value")
+SHORTEST_SECRET = 6
+"""Shorter keys ("EMPTY") are placeholders of servers without keys, and would blot out words."""
+STAND_IN = "[key]"
+_BREAK = r"(?:\s|\\+[rn])*"
+"""Between the letters of base64, which is broken into lines."""
+
+
+class Secret:
+    """A key that must not be kept or shown.
+
+    Found are the key itself, its letters escaped as JSON, Python, HTML and addresses do (also several times over, and
+    each letter in its own way), its hexadecimal digits, and its base64, also as a part of a longer text ("user:key").
+    Upper and lower case count as the same.
+
+    Args:
+        key: in ASCII; one that is shorter than `SHORTEST_SECRET` is no secret.
+
+    Example:
+        >>> secret = Secret("sk-very-secret")
+        >>> secret.blot_out(["sk%2Dvery%2dsecret", {"basic": "dXNlcjpzay12ZXJ5LXNlY3JldA=="}])
+        ['[key]', {'basic': 'dXNlcjp[key]A=='}]
+    """
+
+    def __init__(self, key: str) -> None:
+        self._shortest = len(key)
+        self._pattern = re.compile("|".join(_spellings(key)), re.IGNORECASE) if len(key) >= SHORTEST_SECRET else None
+
+    def __repr__(self) -> str:
+        return "Secret()"
+
+    def blot_out(self, value: Value) -> Value:
+        """The same value without the key in its texts: text, lists, tuples, dictionaries, and dataclasses of these."""
+        return value if self._pattern is None else self._without(value)
+
+    def _without(self, value: Any) -> Any:
+        if isinstance(value, str):
+            short = len(value) < self._shortest  # as most tokens are
+            return value if short or self._pattern is None else self._pattern.sub(STAND_IN, value)
+        if isinstance(value, (list, tuple)):
+            return type(value)(map(self._without, value))
+        if isinstance(value, dict):
+            return {self._without(key): self._without(inner) for key, inner in value.items()}
+        if is_dataclass(value) and not isinstance(value, type):
+            return replace(value, **{entry.name: self._without(getattr(value, entry.name)) for entry in fields(value)})
+        return value
+
+
+def _spellings(key: str) -> list[str]:
+    """Patterns of the key, of its hexadecimal digits, and of its base64 after 0, 1 and 2 other bytes."""
+    found = ["".join(map(_letter, key)), key.encode("ascii").hex()]
+    for before in range(3):
+        whole = base64.b64encode(b"\0" * before + key.encode("ascii")).decode("ascii")
+        first, last = -(-8 * before // 6), 8 * (before + len(key)) // 6  # letters that depend on the key alone
+        found.append(_BREAK.join(_BASE64.get(letter, letter) for letter in whole[first:last]))
+    return found
+
+
+def _letter(letter: str) -> str:
+    """Pattern of one letter, as it is or escaped."""
+    code, plain = f"{ord(letter):02x}", re.escape(letter)
+    ways = [plain, rf"(?:%(?:25)*|\\+(?:u00|x)|&#x0*){code};?", f"&#0*{ord(letter)};?"]
+    if not letter.isalnum():
+        ways = [re.escape(html.escape(letter)), rf"\\+{plain}", *ways]
+    return f"(?:{'|'.join(ways)})"
+
+
+_BASE64 = {"+": f"(?:{_letter('+')}|-)", "/": f"(?:{_letter('/')}|_)"}
+"""Letters that are others in addresses, or escaped."""

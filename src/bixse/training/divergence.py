@@ -1,0 +1,80 @@
+"""Training that ended with finite numbers and without a usable model: embeddings all alike, or a loss that exploded."""
+
+from __future__ import annotations
+
+from statistics import median
+from typing import TYPE_CHECKING
+
+from bixse.errors import TrainingError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from sentence_transformers import SentenceTransformer
+
+    from bixse.data.graded_pairs import GradedPairs
+    from bixse.encoders.prompts import Kind
+
+TEXTS_COMPARED = 32
+"""Distinct queries, and documents, whose embeddings are compared."""
+SMALLEST_SPREAD = 1e-3
+"""Embeddings have collapsed where no cosine is further from 1 than this, and some were before."""
+LOSS_FACTOR = 10.0
+"""The loss has exploded where it ends above so many times its first value."""
+MEND = "lower learning_rate or set max_grad_norm, and give another --out folder"
+
+
+def embedding_spreads(model: SentenceTransformer, pairs: GradedPairs) -> dict[Kind, float]:
+    """1 minus the smallest cosine between distinct texts of a kind, without prompts.
+
+    In float32, since rounding to bf16 makes embeddings differ by more than `SMALLEST_SPREAD`.
+    """
+    from bixse.encoders.encode import encode_here
+
+    found: dict[Kind, float] = {}
+    kinds: dict[Kind, Sequence[str]] = {"query": pairs.queries, "document": pairs.documents}
+    for kind, texts in kinds.items():
+        distinct = list(dict.fromkeys(texts))
+        embeddings = encode_here(model, distinct[:: -(-len(distinct) // TEXTS_COMPARED)], kind, None, "float32")
+        found[kind] = 1 - float((embeddings @ embeddings.T).min())
+    return found
+
+
+def check_learned(
+    before: Mapping[Kind, float], after: Mapping[Kind, float], losses: Sequence[float], kept_the_best: bool
+) -> None:
+    """Refuse a model that training has made useless.
+
+    A loss says little by itself: for most objectives that of a collapsed encoder is near its start, so that embeddings
+    are looked at. An exploded loss counts where no dev collection chose an earlier checkpoint.
+
+    Args:
+        before: `embedding_spreads` of the encoder before training.
+        after: those of the one that is kept.
+        losses: the loss of every entry of the log.
+        kept_the_best: a checkpoint was chosen on dev.
+
+    Raises:
+        TrainingError: says which of the two was found.
+
+    Example:
+        >>> check_learned({"document": 0.5}, {"document": 0.7}, [2.0, 1.0], False)
+        >>> check_learned({"document": 0.5}, {"document": 0.0}, [2.0, 2.1], False)
+        Traceback (most recent call last):
+        ...
+        bixse.errors.TrainingError: training: got nearly the same embedding for every document; expected embeddings \
+that differ, as before training; the run has diverged; fix: lower learning_rate or set max_grad_norm, and give another \
+--out folder
+    """
+    for kind, spread in after.items():
+        if spread < SMALLEST_SPREAD <= before[kind]:
+            raise TrainingError(
+                f"training: got nearly the same embedding for every {kind}; expected embeddings that differ, as before "
+                f"training; the run has diverged; fix: {MEND}"
+            ).of_all_processes()
+    last = median(losses[-max(1, len(losses) // 10) :]) if losses else 0.0
+    if losses and not kept_the_best and last > LOSS_FACTOR * losses[0] > 0:
+        raise TrainingError(
+            f"training: got a loss of {last:.3g} at the end and {losses[0]:.3g} at the first step; expected it to "
+            f"fall; the run has diverged; fix: {MEND}"
+        ).of_all_processes()

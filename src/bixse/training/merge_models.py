@@ -1,0 +1,160 @@
+"""`merge_models`: average models that exist, with weights that are given or chosen on dev and guard collections."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bixse.data.collection_files import files_of_split
+from bixse.data.files import file_hash
+from bixse.data.pairs_files import load_graded_pairs
+from bixse.data.run_record import open_run
+from bixse.errors import InputError
+from bixse.evaluation.local import model_hashes
+from bixse.training.config import MergeConfig, paths_in
+from bixse.training.merge import MergeResult, merge, refitted_head
+from bixse.training.recipe import MODEL_FOLDER
+from bixse.training.watched import Split, check_not_trained_on, load_watched
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from bixse.progress import Step
+
+
+@dataclass(frozen=True)
+class MergedModel:
+    """What a merge left."""
+
+    model_path: Path
+    """Folder of the merged model."""
+    result: MergeResult
+    """The weight of the tuned models and what was scored."""
+    warnings: list[str]
+    """What the user should know."""
+    reused: bool = False
+    """The merge was finished before."""
+
+
+def merge_models(
+    models: Sequence[str | Path],
+    out: str | Path,
+    weights: Sequence[float] | None = None,
+    dev: str | Path | Sequence[str | Path] | None = None,
+    dev_split: str = "dev",
+    guard: str | Path | Sequence[str | Path] | None = None,
+    guard_split: str = "test",
+    guard_tolerance: float = 0.01,
+    candidates: Sequence[float] = MergeConfig.model_fields["weights"].default,
+    documents: int | None = MergeConfig.model_fields["documents"].default,
+    pairs: str | Path | None = None,
+    max_length: int | None = None,
+    allow_shared_queries: bool = False,
+    progress: Callable[[str, int], Step] | None = None,
+) -> MergedModel:
+    """Average the weights of models of one architecture and save the result to `out/model`.
+
+    Either `weights` gives the share of each model, or `dev` chooses w of (1 - w) base + w tuned: the first model is
+    the base, tuned is the mean of the others.
+
+    Args:
+        models: two or more model folders or hub names, trained from one base model.
+        out: output folder.
+        weights: share of each model, in [0, 1] and with sum 1.
+        dev: collection folder, or several, on which w is chosen.
+        dev_split: its split.
+        guard: collection folder, or several, that may fall below the base model by `guard_tolerance` at most.
+        guard_split: their split.
+        guard_tolerance: nDCG@10.
+        candidates: values of w that are tried.
+        documents: documents of a collection that are searched; None for all.
+        pairs: graded pairs to which scale and bias of the merged model are fitted; None leaves it without a relevance
+            head.
+        max_length: tokens of a text that are read; None keeps the base model's.
+        allow_shared_queries: accept dev or guard queries that stand in the pairs.
+        progress: makes a progress callback (see `bixse.progress.Step`) from a title and a total.
+
+    Raises:
+        InputError: fewer than two models, both or neither of `weights` and `dev`, weights out of range, or collections
+            or pairs that cannot be used.
+        ModelError: models that differ in architecture or tokenizer.
+        OutputExistsError: `out` holds another run.
+
+    Example:
+        Half of the way from the base model to the tuned one::
+
+            merge_models(["demo", "runs/mine/model"], "runs/merged", weights=[0.5, 0.5])
+    """
+    from bixse.encoders.build import build_encoder
+    from bixse.encoders.interpolation import check_same_kind, mean_weights, trained_weights
+    from bixse.encoders.saving import save_whole
+
+    names, dev_folders, guard_folders = [str(model) for model in models], paths_in(dev), paths_in(guard)
+    _check(names, weights, dev_folders, guard_folders)
+    splits = [Split(folder, dev_split, "dev") for folder in dev_folders]
+    splits += [Split(folder, guard_split, "guard") for folder in guard_folders]
+    watched = load_watched(splits, documents)
+    graded = load_graded_pairs(pairs) if pairs is not None else None
+    warnings = check_not_trained_on(watched, set(graded.queries) if graded else set(), allow_shared_queries)
+    inputs = {f"{number}/{name}": value for number, m in enumerate(names) for name, value in model_hashes(m).items()}
+    for split in splits:
+        inputs |= {f"{split.folder}/{name}": file_hash(split.folder / name) for name in files_of_split(split.split)}
+    if pairs is not None:
+        inputs["pairs"] = file_hash(Path(pairs))
+    settings = {
+        "models": names, "weights": list(weights or ()), "candidates": list(candidates) if dev_folders else [],
+        "documents": documents, "guard_tolerance": guard_tolerance, "max_length": max_length,
+    }  # fmt: skip
+    record = open_run(Path(out), "merge", settings, inputs)
+    if record.status == "finished":
+        found = record.results
+        result = MergeResult.from_json(found["merge"])
+        return MergedModel(Path(out) / MODEL_FOLDER, result, found["warnings"], reused=True)
+    base = build_encoder(names[0], max_length).float()
+    states, heads = [trained_weights(base)], [base.head]
+    for name in names[1:]:
+        other = build_encoder(name)
+        check_same_kind(base, other, (names[0], name))
+        states.append(trained_weights(other))
+        heads.append(other.head)
+        del other
+    record.save("running")
+    if weights is not None:
+        result = merge(base, states[0], mean_weights(states, weights), [1.0], [])
+    else:
+        step = progress("score weights", len({0.0, 1.0, *candidates})) if progress is not None else None
+        result = merge(base, states[0], mean_weights(states[1:]), candidates, watched, guard_tolerance, step)
+    warnings += result.warnings()
+    base.head = None
+    if graded is not None:
+        from bixse.encoders.head import RelevanceHead
+        from bixse.losses.bixse import BiXSELoss
+        from bixse.training.trainer import GradedTrainer, GradedTrainingArguments
+
+        head = next((head.as_trained() for head in reversed(heads) if head is not None), RelevanceHead(20.0, 0.0))
+        with tempfile.TemporaryDirectory() as folder:
+            arguments = GradedTrainingArguments(output_dir=folder, report_to="none", per_device_train_batch_size=16)
+            base.head = refitted_head(GradedTrainer(base, arguments, graded, BiXSELoss(base)), head)
+    else:
+        warnings.append(
+            "the merged model has no relevance head, as its cosines are those of neither model; fix: give --pairs, or "
+            "run `bixse calibrate` on it"
+        )
+    save_whole(base, Path(out) / MODEL_FOLDER, result.card())
+    record.results = {"merge": result.to_json(), "warnings": warnings}
+    record.save("finished")
+    return MergedModel(Path(out) / MODEL_FOLDER, result, warnings)
+
+
+def _check(names: list[str], weights: Sequence[float] | None, dev: list[Path], guard: list[Path]) -> None:
+    if len(names) < 2:
+        raise InputError(f"merge: got {len(names)} model; expected two or more; fix: name the base model first")
+    if (weights is None) == (not dev):
+        found = "weights and dev" if dev else "neither weights nor dev"
+        raise InputError(
+            f"merge: got {found}; expected one of them; fix: give weights, or a dev collection to choose on"
+        )
+    if guard and not dev:
+        raise InputError("merge: got guard without dev; expected both; fix: give a dev collection, or leave guard out")

@@ -1,0 +1,236 @@
+"""Long verbs as processes of their own: what they say meanwhile, what a SIGTERM leaves, what a server may not print."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import pty
+import re
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import pyarrow.parquet as pq
+import pytest
+from fault_server import FaultServer, fault_server, planted
+
+from bixse.data.collection import Collection, Document
+from bixse.data.collection_files import save_collection
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from pathlib import Path
+
+WORDS = "copy move delete open read write list file folder tree disk path name text byte line".split()  # noqa: SIM905
+HOSTILE = "judge\x1b]0;owned\x07\x1b[2J\x9b31m\u202e\rmodel"
+CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]")
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[FaultServer]:
+    with fault_server() as running:
+        yield running
+
+
+@pytest.fixture
+def pairs(tmp_path: Path) -> Path:
+    """Four hundred pairs, each with its answer."""
+    rows = [{"query": f"query {n % 20}", "document": planted(str(n), [0.1, 0.2, 0.3, 0.3])} for n in range(400)]
+    write(tmp_path / "pairs.jsonl", rows)
+    return tmp_path / "pairs.jsonl"
+
+
+@pytest.fixture
+def collection(tmp_path: Path) -> Path:
+    """More documents than a small encoder reads in some seconds."""
+    texts = {f"d{n}": " ".join(WORDS[(n >> shift) % 16] for shift in range(0, 20, 2)) for n in range(20_000)}
+    corpus = {name: Document("", text) for name, text in texts.items()}
+    save_collection(Collection("many", corpus, {"q": "copy a file"}, {"test": {"q": {"d1": 1}}}), tmp_path / "many")
+    return tmp_path / "many"
+
+
+def start(log: Path, *words: Any, seconds: float = 0.1, **settings: Any) -> subprocess.Popen[str]:
+    """The command with standard error in a file, and short minutes."""
+    command = [sys.executable, "-m", "bixse", *map(str, words)]
+    environment = {**os.environ, "BIXSE_PROGRESS_SECONDS": str(seconds)}
+    with log.open("w") as errors:
+        return subprocess.Popen(
+            command, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True, cwd=log.parent, **settings
+        )
+
+
+def wait_for(log: Path, pattern: str, process: subprocess.Popen[str], seconds: float = 120) -> str:
+    """The line of the log that has the pattern."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end and process.poll() is None:
+        if found := re.search(f"^.*{pattern}.*$", log.read_text(), re.MULTILINE):
+            return found[0]
+        time.sleep(0.02)
+    pytest.fail(f"no {pattern!r} in {log.read_text()!r}, exit status {process.poll()}")
+
+
+def stop(process: subprocess.Popen[str]) -> int:
+    """Send SIGTERM, twice as impatient schedulers do, and wait."""
+    process.send_signal(signal.SIGTERM)
+    time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=60)
+    return process.returncode
+
+
+def grading(server: FaultServer, address: str, pairs: Path, *more: str) -> list[Any]:
+    prices = ["--price-in", "10", "--price-out", "10"]
+    return ["grade", "--pairs", pairs, "--judge", address, "--out", pairs.parent / "out", *prices, *more]
+
+
+def test_sigterm_writes_the_tables_and_the_same_command_goes_on(server: FaultServer, pairs: Path) -> None:
+    address = server.scenario(delay=0.05)
+    words = grading(server, address, pairs, "--concurrency", "2")
+    log, out = pairs.with_suffix(".log"), pairs.parent / "out"
+    process = start(log, *words)
+    line = wait_for(log, r"\d graded", process)
+    assert stop(process) == 130, log.read_text()
+    assert re.fullmatch(
+        r"grade: [\d,]+ of 400 \(\d+ %\), [\d.]+ a (second|minute), .+ left; [\d,]+ graded, 0\.\d{4} US dollars", line
+    )
+    rows = pq.read_table(out / "judgements.parquet").to_pylist()
+    assert 0 < len(rows) < 400
+    assert {row["status"] for row in rows} == {"graded"}
+    assert len(pq.read_table(out / "pairs.parquet")) == len(rows)
+    assert json.loads((out / "run.json").read_text())["status"] == "interrupted"
+    assert f"{len(rows)} of 400 pairs" in log.read_text()
+    assert "Traceback" not in log.read_text()
+    server.change(address, delay=0)
+    before = server.stats(address)["counts"]["chat"]
+    process = start(log, *words, "--json")
+    metrics = json.loads(process.communicate(timeout=120)[0])["metrics"]
+    assert (metrics["reused"], metrics["asked"]) == (len(rows), 400 - len(rows))
+    assert server.stats(address)["counts"]["chat"] - before < 400 - len(rows) + 10
+
+
+def test_a_log_goes_on_where_nothing_is_answered(server: FaultServer, pairs: Path) -> None:
+    address = server.scenario()
+    log = pairs.with_suffix(".log")
+    stalled = planted("stalled", [0, 0, 0, 1], ["stall"])
+    write(pairs, [{"query": "q", "document": stalled}])
+    process = start(log, *grading(server, address, pairs))
+    wait_for(log, "grade: 0 of 1 ", process)
+    time.sleep(0.5)
+    assert log.read_text().count("grade: 0 of 1 (0 %)\n") > 2
+    assert stop(process) == 130
+    assert "\r" not in log.read_text()
+
+
+def test_a_short_run_says_nothing_in_a_log(server: FaultServer, pairs: Path) -> None:
+    log = pairs.with_suffix(".log")
+    process = start(log, *grading(server, server.scenario(), pairs), seconds=60)
+    process.communicate(timeout=120)
+    assert process.returncode == 0
+    assert "grade:" not in log.read_text()
+
+
+def test_a_terminal_shows_dollars_and_statuses(server: FaultServer, pairs: Path) -> None:
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 160, 0, 0))
+    words = grading(server, server.scenario(delay=0.02), pairs, "--concurrency", "4")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "bixse", *map(str, words)], stdout=subprocess.DEVNULL, stderr=theirs
+    )
+    os.close(theirs)
+    shown = b""
+    with suppress(OSError):  # the other side is closed
+        while True:
+            shown += os.read(ours, 65536)
+    os.close(ours)
+    assert process.wait(60) == 0, shown
+    assert re.search(r"grade:.*/400 .*\d+ graded, 0\.\d{4} US dollars", shown.decode()), shown
+
+
+@pytest.mark.parametrize("form", [[], ["--json"]])
+def test_what_a_server_says_never_reaches_the_terminal_as_codes(
+    server: FaultServer, pairs: Path, form: list[str]
+) -> None:
+    address = server.scenario(models=[HOSTILE], known=0.02)  # its name stands in warnings and in the result
+    log = pairs.with_suffix(".log")
+    process = start(log, *grading(server, address, pairs, *form))
+    said = process.communicate(timeout=120)[0] + log.read_bytes().decode()
+    assert "do not trust its grades" in log.read_text()
+    assert "400 of 400" in said or form
+    assert not CONTROLS.search(said), CONTROLS.findall(said)
+    answers_nothing = server.scenario(models=[HOSTILE], no_logprobs=True, system=False, system_says=HOSTILE)
+    process = start(log, *grading(server, answers_nothing, pairs, "--model", "m", *form))
+    said = process.communicate(timeout=120)[0] + log.read_bytes().decode()
+    assert process.returncode in (1, 2)
+    assert not CONTROLS.search(said), CONTROLS.findall(said)
+
+
+def test_strict_stops_before_the_first_question(server: FaultServer, pairs: Path) -> None:
+    log = pairs.with_suffix(".log")
+    address = server.scenario(known=0.02)
+    for more in ([], ["--dry-run"]):
+        process = start(log, *grading(server, address, pairs, "--strict", *more))
+        process.communicate(timeout=120)
+        assert process.returncode == 2
+        assert "do not trust its grades" in log.read_text()
+        assert not (pairs.parent / "out").exists()
+    asked = [body["messages"][-1]["content"] for body in server.stats(address)["bodies"]]
+    assert asked
+    assert not any("plan=" in text for text in asked), "a question of the corpus was asked"
+    process = start(log, *grading(server, server.scenario(), pairs, "--strict"))
+    process.communicate(timeout=120)
+    assert process.returncode == 0, "a judge that is right about the known questions goes on"
+
+
+def write(path: Path, rows: Iterable[dict[str, Any]]) -> None:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+@pytest.mark.parametrize(
+    ("verb", "line"),
+    [
+        ("generate", "write queries: [1-9]"),
+        ("convert", "(hash|look at|read|write).*: .* of .*B "),
+        pytest.param("evaluate", "encode documents: [1-9]", marks=pytest.mark.slow),
+        pytest.param("index", "encode documents: [1-9]", marks=pytest.mark.slow),
+        pytest.param("mine", "encode documents: [1-9]", marks=pytest.mark.slow),
+        pytest.param("calibrate", "encode pairs: [1-9]", marks=pytest.mark.slow),
+        pytest.param("train", "bixse: [1-9].* left", marks=pytest.mark.slow),
+    ],
+)
+def test_every_long_verb_says_how_far_it_is_and_takes_sigterm_as_ctrl_c(
+    tmp_path: Path, tiny_model_path: Path, request: pytest.FixtureRequest, verb: str, line: str
+) -> None:
+    model, out = tiny_model_path, tmp_path / "out"
+    folder = request.getfixturevalue("collection") if verb in ("evaluate", "index", "mine") else None
+    words: dict[str, list[Any]] = {
+        "evaluate": [model, "--collection", folder],
+        "generate": ["--corpus", tmp_path / "corpus.jsonl", "--concurrency", "2"],
+        "index": [model, "--collection", folder],
+        "mine": ["--collection", folder, "--retriever", model],
+        "convert": ["e5", tmp_path / "nq.jsonl"],
+        "calibrate": [model, "--pairs", tmp_path / "graded.jsonl"],
+        "train": ["--model", model, "--pairs", tmp_path / "graded.jsonl", "--steps", "100000"],
+    }
+    if verb == "generate":
+        words[verb] += ["--server", request.getfixturevalue("server").scenario(delay=0.1)]
+        write(tmp_path / "corpus.jsonl", ({"_id": str(n), "text": f"copy a file {n}"} for n in range(400)))
+    if verb == "convert":
+        write(tmp_path / "nq.jsonl", ({"query": f"q {n}", "positive": f"p {n}"} for n in range(400_000)))
+    if verb in ("calibrate", "train"):
+        rows = ({"query": WORDS[n % 16], "document": f"{WORDS[n % 7]} {n}", "relevance": n % 2} for n in range(20_000))
+        write(tmp_path / "graded.jsonl", rows)
+    log = tmp_path / "log"
+    process = start(log, verb, *words[verb], "--out", out)
+    wait_for(log, line, process)
+    assert stop(process) == 130, log.read_text()
+    assert re.search("error: .*SIGTERM", log.read_text())
+    assert "\r" not in log.read_text()
+    assert "Traceback" not in log.read_text()
+    if verb == "train":
+        assert list((out / "checkpoints").glob("checkpoint-*"))

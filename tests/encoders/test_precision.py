@@ -1,0 +1,143 @@
+"""The setting of precision: what is refused, who decides, and what bfloat16 does to embeddings (on any processor)."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+import torch
+
+from bixse.encoders import precision as module
+from bixse.encoders.build import build_encoder
+from bixse.encoders.encode import encode_texts
+from bixse.encoders.lora import add_lora, merge_lora
+from bixse.encoders.precision import (
+    PRECISION_VARIABLE,
+    bf16_is_fast,
+    keep_weights_exact,
+    precision_setting,
+    resolve_precision,
+    use_precision,
+)
+from bixse.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from bixse.encoders.relevance_model import RelevanceModel
+
+TEXTS = ["copy a file", "sort the list of words by time and date", "open", "wait for the process in a thread"]
+LAYERS, PRODUCTS = 2, 8
+"""Of the tiny encoders: layers, and matrix products of one (query, key, value, scores, mix, output, two of the MLP)."""
+
+
+class TestRefused:
+    @pytest.mark.parametrize("value", ["bf16", "half", "float16", "1", "Float32"])
+    def test_values_that_are_no_precision(self, monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+        for ask in (lambda: resolve_precision(value), lambda: use_precision(value).__enter__()):
+            with pytest.raises(InputError, match=f"precision: got '{value}'; expected one of auto, float32, bfloat16"):
+                ask()
+        monkeypatch.setenv(PRECISION_VARIABLE, value)
+        for ask in (precision_setting, resolve_precision, lambda: use_precision(None).__enter__()):
+            with pytest.raises(InputError, match=f"{PRECISION_VARIABLE}: got '{value}'; expected one of auto"):
+                ask()
+        assert resolve_precision("float32") == "float32", "who names one does not ask the variable"
+
+
+class TestWhoDecides:
+    def test_the_processor_where_nothing_is_set(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        for nothing in (None, "", "auto"):
+            if nothing is None:
+                monkeypatch.delenv(PRECISION_VARIABLE)
+            else:
+                monkeypatch.setenv(PRECISION_VARIABLE, nothing)
+            for fast, expected in ((True, "bfloat16"), (False, "float32")):
+                monkeypatch.setattr(module, "bf16_is_fast", lambda device, fast=fast: fast)
+                assert resolve_precision(device="cpu") == resolve_precision("auto", "cpu") == expected
+
+    def test_no_device_but_these_is_fast(self) -> None:
+        assert not bf16_is_fast("meta")
+
+    def test_the_variable_and_then_who_asks(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        for value, other in (("float32", "bfloat16"), ("bfloat16", "float32")):
+            monkeypatch.setenv(PRECISION_VARIABLE, value)
+            assert resolve_precision() == resolve_precision("auto") == value
+            assert resolve_precision(other) == other
+            with use_precision(other):
+                assert resolve_precision() == other
+                with use_precision("auto"):
+                    assert resolve_precision() == other, "auto changes nothing"
+            assert resolve_precision() == value
+
+    def test_what_was_set_comes_back_after_an_error(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.delenv(PRECISION_VARIABLE)
+        with pytest.raises(KeyError), use_precision("bfloat16"):
+            raise KeyError
+        assert precision_setting() == "auto"
+
+    @pytest.mark.parametrize("wanted", ["float32", "bfloat16"])
+    def test_processes_that_are_started_compute_alike(self, wanted: str) -> None:
+        code = "from bixse.encoders.precision import resolve_precision; print(resolve_precision())"
+        with use_precision(wanted):
+            done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        assert done.stdout.strip() == wanted
+
+
+def distances(some: np.ndarray, others: np.ndarray) -> np.ndarray:
+    return np.linalg.norm(some - others, axis=1)
+
+
+class TestBfloat16:
+    def test_embeddings_differ_by_rounding_alone(
+        self, tiny_model: RelevanceModel, bf16_distance: Callable[..., float]
+    ) -> None:
+        exact, rounded = (encode_texts(tiny_model, TEXTS, "document", precision=p) for p in ("float32", "bfloat16"))
+        apart = distances(exact, rounded)
+        assert rounded.dtype == np.float32
+        assert 1e-5 < apart.max() < bf16_distance(LAYERS * PRODUCTS)
+
+    @pytest.mark.parametrize("kind", ["llama", "bert"])
+    def test_merged_adapters_differ_by_rounding_alone(
+        self,
+        decoder_path: Callable[[str], Path],
+        tiny_model_path: Path,
+        kind: str,
+        bf16_distance: Callable[..., float],
+    ) -> None:
+        """W x + B A x is rounded in other places than (W + B A) x: two products more for each one with adapters."""
+        model = build_encoder(tiny_model_path if kind == "bert" else decoder_path(kind), device="cpu")
+        add_lora(model, rank=4)
+        torch.manual_seed(1)
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if "lora_B" in name:
+                    parameter.normal_(std=0.3)
+        before = [encode_texts(model, TEXTS, "query", precision=p) for p in ("float32", "bfloat16")]
+        merge_lora(model)
+        after = [encode_texts(model, TEXTS, "query", precision=p) for p in ("float32", "bfloat16")]
+        np.testing.assert_allclose(after[0], before[0], rtol=1e-4, atol=1e-5)
+        assert distances(after[1], before[1]).max() < bf16_distance(LAYERS * PRODUCTS * 3, computations=2)
+
+    @pytest.mark.parametrize("stored", [torch.bfloat16, torch.float16])
+    def test_weights_that_are_stored_in_half_are_float32_where_that_is_computed_in(
+        self, tiny_model: RelevanceModel, tmp_path: Path, stored: torch.dtype
+    ) -> None:
+        tiny_model.to(stored).save_pretrained(str(tmp_path))
+        found = {}
+        for wanted in ("float32", "bfloat16"):
+            with use_precision(wanted):
+                model = build_encoder(tmp_path, device="cpu")
+                found[wanted] = {parameter.dtype for parameter in model.parameters()}
+        assert found == {"float32": {torch.float32}, "bfloat16": {stored}}
+
+    def test_frozen_weights_stay_as_they_are(self, tiny_model: RelevanceModel) -> None:
+        tiny_model.bfloat16()
+        frozen, *trained = tiny_model.parameters()
+        frozen.requires_grad = False
+        keep_weights_exact(tiny_model, trained=True)
+        assert frozen.dtype == torch.bfloat16
+        assert {parameter.dtype for parameter in trained} == {torch.float32}

@@ -1,0 +1,246 @@
+"""Whole runs of `bixse grade` against a server: poisoned pairs, the key on disk, usage, other models, the dry run."""
+
+from __future__ import annotations
+
+import csv
+import json
+import time
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import pyarrow.parquet as pq
+import pytest
+from fault_server import FaultServer, fault_server, planted, spellings_of
+from key_search import holds_key
+from tiny_judges import save_judge
+
+from bixse.cli.main import main
+from bixse.grading.ledger import Ledger
+from bixse.grading.server_client import DOUBTS
+from bixse.grading.server_secret import Secret
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+SHARES = [0.1, 0.2, 0.3, 0.3]
+KEY = "sk/very+secret-0123456789"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[FaultServer]:
+    with fault_server() as running:
+        yield running
+
+
+def pairs_file(folder: Path, count: int, ends: dict[int, str] | None = None) -> Path:
+    """Pairs of which some are planted to end badly."""
+    path = folder / f"pairs{count}.csv"
+    with path.open("w", newline="") as file:
+        table = csv.writer(file)
+        table.writerow(["query_id", "query", "document_id", "document"])
+        for number in range(count):
+            document = planted(str(number), SHARES, end=(ends or {}).get(number, ""))
+            table.writerow(["q", "a query", f"d{number}", document])
+    return path
+
+
+def bixse(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, dict[str, Any]]:
+    capsys.readouterr()
+    code = main(["grade", *map(str, words), "--json"])
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return code, found
+
+
+def statuses(out: Path) -> dict[str, str]:
+    return {row["document_id"]: row["status"] for row in pq.read_table(out / "judgements.parquet").to_pylist()}
+
+
+class TestPoisonedPairs:
+    @pytest.mark.parametrize("end", ["403", "django", "no-such", "402"])
+    def test_one_refused_pair_is_its_own_status(
+        self, server: FaultServer, tmp_path: Path, capsys: pytest.CaptureFixture[str], end: str
+    ) -> None:
+        words = ["--judge", server.scenario(), "--pairs", pairs_file(tmp_path, 41, {20: end}), "--out", tmp_path / "o"]
+        for _ in range(2):  # the second run asks that pair alone
+            code, found = bixse(capsys, *words)
+            assert (code, found["metrics"]["statuses"]) == (3, {"graded": 40, "failed": 1})
+            assert statuses(tmp_path / "o")["d20"] == "failed"
+
+    def test_many_refused_pairs_in_a_row_do_not_stop_what_can_be_answered(
+        self, server: FaultServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        ends = dict.fromkeys(range(10, 10 + 4 * DOUBTS), "403")
+        pairs = pairs_file(tmp_path, 60, ends)
+        for _ in range(2):
+            _, found = bixse(capsys, "--judge", server.scenario(), "--pairs", pairs, "--out", tmp_path / "o")
+            assert found["metrics"]["statuses"] == {"graded": 40, "failed": 20}
+
+    def test_a_wish_to_wait_is_no_lack_of_money(
+        self, server: FaultServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        path = tmp_path / "pairs.csv"
+        with path.open("w", newline="") as file:
+            document = planted("a", SHARES, ["429-quota", "429-quota"])
+            csv.writer(file).writerows([["query", "document"], ["a query", document]])
+        code, _ = bixse(capsys, "--judge", server.scenario(), "--pairs", path, "--out", tmp_path / "o")
+        assert code == 0
+
+    def test_a_key_that_ends_stops_the_run_within_a_few_questions(
+        self,
+        server: FaultServer,
+        tmp_path: Path,
+        capsys: pytest.CaptureFixture[str],
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        monkeypatch.setenv("OPENAI_API_KEY", KEY)
+        address = server.scenario(key=KEY, key_until=50)
+        pairs = pairs_file(tmp_path, 2000)
+        code, found = bixse(capsys, "--judge", address, "--pairs", pairs, "--out", tmp_path / "o", "--concurrency", 8)
+        assert code == 2
+        assert "OPENAI_API_KEY" in found["errors"][0]
+        assert server.stats(address)["counts"]["chat"] < 50 + 8 + 4 * DOUBTS
+        server.change(address, key_until=10**9)
+        assert bixse(capsys, "--judge", address, "--pairs", pairs, "--out", tmp_path / "o")[0] == 0
+
+
+class TestKey:
+    def test_no_spelling_of_it_is_written(
+        self,
+        server: FaultServer,
+        tmp_path: Path,
+        capsys: pytest.CaptureFixture[str],
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        """The server repeats it in texts and in messages of errors; all files are searched as text and decoded."""
+        monkeypatch.setenv("OPENAI_API_KEY", KEY)
+        count = 4 * len(spellings_of(KEY))
+        ends = {number: ("echo-text", "echo-error")[number % 2] for number in range(count)}
+        pairs = pairs_file(tmp_path, count + 1, ends)
+        code, found = bixse(capsys, "--judge", server.scenario(key=KEY), "--pairs", pairs, "--out", tmp_path / "o")
+        assert code == 3
+        assert Counter(statuses(tmp_path / "o").values()) == {"refused": count / 2, "failed": count / 2, "graded": 1}
+        assert not holds_key(json.dumps(found), KEY)
+        rows = pq.read_table(tmp_path / "o" / "judgements.parquet").to_pylist()
+        assert sum("[key]" in row["text"] + row["detail"] for row in rows) == count
+        with Ledger(tmp_path / "o" / "ledger.sqlite") as ledger:
+            kept = [line for (line,) in ledger._file.execute("SELECT answer FROM answers")]
+        for text in [*kept, *(str(row) for row in rows)]:
+            assert not holds_key(text, KEY), text
+        for path in (tmp_path / "o").iterdir():
+            assert KEY.encode() not in path.read_bytes()
+
+    @pytest.mark.parametrize("spelled", spellings_of(KEY))
+    def test_every_spelling_is_found_inside_a_text(self, spelled: str) -> None:
+        assert holds_key(f"it was {spelled}, said the server", KEY)
+        said = Secret(KEY).blot_out(f"it was {spelled}, said the server")
+        assert not holds_key(said, KEY)
+        assert said.startswith("it was ")
+        assert said.endswith(", said the server")
+
+    def test_letters_escaped_each_in_its_own_way(self) -> None:
+        ways = ["{}", "%{:02x}", "%{:02X}", "\\u00{:02x}", "&#{:d};", "%25{:02X}"]
+        mixed = "".join(ways[i % 6].format(c if i % 6 == 0 else ord(c)) for i, c in enumerate(KEY))
+        assert Secret(KEY).blot_out(mixed) == "[key]"
+
+    def test_placeholders_and_other_words_stay(self) -> None:
+        assert Secret("EMPTY").blot_out("EMPTY") == "EMPTY"
+        assert Secret(KEY).blot_out(["sk/very", {"a": ("secret", 1)}]) == ["sk/very", {"a": ("secret", 1)}]
+
+
+class TestUsage:
+    @pytest.mark.parametrize("told", ["1e999", "-3000", "NaN", "12.5", "1e15", '"many"', "true"])
+    def test_what_is_no_number_of_tokens_is_unknown(
+        self, server: FaultServer, tmp_path: Path, capsys: pytest.CaptureFixture[str], told: str
+    ) -> None:
+        pairs = pairs_file(tmp_path, 12, {4: f"usage {told}"})
+        words = ["--judge", server.scenario(), "--pairs", pairs, "--price-in", 1e6, "--price-out", 0]
+        code, found = bixse(capsys, *words, "--out", tmp_path / "o")
+        assert (code, found["metrics"]["usage_unknown"]) == (0, 1)
+        assert found["metrics"]["usd"] == pytest.approx(11 * 50)
+        assert any("1 answers came without" in warning for warning in found["warnings"])
+
+
+class TestAnotherModel:
+    def test_its_answers_are_counted_and_told(
+        self, server: FaultServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        pairs = pairs_file(tmp_path, 12, {4: "other-model", 7: "other-model"})
+        code, found = bixse(capsys, "--judge", server.scenario(), "--pairs", pairs, "--out", tmp_path / "o")
+        assert (code, found["metrics"]["other_models"]) == (0, {"cheap-model": 2})
+        assert any("cheap-model" in warning and "judge-model" in warning for warning in found["warnings"])
+
+    def test_strict_refuses_them(self, server: FaultServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        pairs = pairs_file(tmp_path, 12, {4: "other-model"})
+        words = ["--judge", server.scenario(), "--pairs", pairs, "--out", tmp_path / "o", "--strict"]
+        code, found = bixse(capsys, *words)
+        assert code == 2
+        assert "cheap-model" in found["errors"][0]
+        assert "d4" not in statuses(tmp_path / "o")
+
+    def test_strict_refuses_before_the_first_pair_is_asked(
+        self, server: FaultServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        address = server.scenario(answers_as="cheap-model")
+        words = ["--judge", address, "--pairs", pairs_file(tmp_path, 12), "--out", tmp_path / "o"]
+        code, found = bixse(capsys, *words, "--strict")
+        assert code == 2
+        assert "cheap-model" in found["errors"][0]
+        assert not any("plan=" in json.dumps(body) for body in server.stats(address)["bodies"])
+        assert not (tmp_path / "o").exists()
+        code, found = bixse(capsys, *words)
+        assert (code, found["metrics"]["other_models"]) == (0, {"cheap-model": 12})
+
+    @pytest.mark.parametrize("name", ["judge-model-2024-08-06", "/models/judge-model", ""])
+    def test_a_release_or_a_path_is_the_same_model(
+        self, server: FaultServer, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+    ) -> None:
+        words = ["--pairs", pairs_file(tmp_path, 12), "--out", tmp_path / "o", "--strict"]
+        code, found = bixse(capsys, "--judge", server.scenario(answers_as=name), *words)
+        assert (code, found["metrics"]["other_models"]) == (0, {})
+
+
+class TestDryRun:
+    @pytest.mark.parametrize("concurrency", [8, 24])
+    def test_the_time_it_tells_is_the_time_it_takes(
+        self, server: FaultServer, tmp_path: Path, capsys: pytest.CaptureFixture[str], concurrency: int
+    ) -> None:
+        pairs = pairs_file(tmp_path, 900)
+        words = ["--judge", server.scenario(delay=0.15), "--pairs", pairs, "--concurrency", concurrency]
+        _, found = bixse(capsys, *words, "--out", tmp_path / "o", "--dry-run")
+        told = found["metrics"]
+        assert (told["at_once"], told["pilot"]) == (concurrency, 3 * concurrency)
+        started = time.perf_counter()
+        code, done = bixse(capsys, *words, "--out", tmp_path / "o")
+        took = time.perf_counter() - started
+        assert (code, done["metrics"]["asked"]) == (0, told["questions"] - told["answered"])
+        assert 1 / 1.5 < told["seconds"] / took < 1.5
+
+    def test_a_local_judge_is_not_loaded_where_nothing_is_left_to_ask(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        import transformers
+
+        judge = save_judge(tmp_path / "judge")
+        words = [
+            "--judge",
+            judge,
+            "--pairs",
+            pairs_file(tmp_path, 3),
+            "--out",
+            tmp_path / "o",
+            "--rubric",
+            "binary-0-1",
+        ]
+        bixse(capsys, *words)
+
+        def refuse(*_: object, **__: object) -> None:
+            raise AssertionError("the weights were loaded")
+
+        monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", refuse)
+        _, again = bixse(capsys, *words)
+        assert (again["errors"], again["metrics"]["asked"]) == ([], 0)
+        code, dry = bixse(capsys, *words, "--dry-run")
+        assert (code, dry["metrics"]["answered"]) == (0, 3)
+        code, plan = bixse(capsys, *words[:-3], tmp_path / "new", *words[-2:], "--dry-run", "--pilot", 0)
+        assert (code, plan["metrics"]["counted_by"]) == (0, "tokenizer")

@@ -1,0 +1,365 @@
+"""Merging the tuned weights with the base model's: the formula, the choice, the head, and every way to run it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+import pytest
+import torch
+from launch import TRAIN_ALL, finish, start
+from safetensors.torch import load_file
+
+from bixse.data.collection import Collection
+from bixse.data.collection_files import save_collection
+from bixse.encoders.build import build_encoder
+from bixse.encoders.head import RelevanceHead
+from bixse.encoders.interpolation import interpolate, trained_weights
+from bixse.encoders.relevance_model import load_relevance_model
+from bixse.errors import ConfigError, InputError, ModelError
+from bixse.training.config import MergeConfig, TrainConfig
+from bixse.training.dev import dev_figures
+from bixse.training.merge import MergeResult, _choose
+from bixse.training.merge_models import merge_models
+from bixse.training.recipe import train
+from bixse.training.watched import Split, load_watched
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+HALF = MergeConfig(weights=(0.5,))
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "model.safetensors")
+
+
+def assert_between(merged, base, tuned, share):
+    assert merged.keys() == tuned.keys() == base.keys()
+    for name, value in merged.items():
+        expected = (1 - share) * base[name].double() + share * tuned[name].double()
+        torch.testing.assert_close(value.double(), expected, rtol=1e-5, atol=1e-7)
+
+
+@pytest.fixture(scope="module")
+def guarded_files(tmp_path_factory, training_files, graded_collection) -> Path:
+    """The toy collection with its dev queries as dev and half of them, in other words, as guard."""
+    dev = graded_collection.qrels["dev"]
+    guard = {f"g-{query}": judged for query, judged in list(dev.items())[:5]}
+    texts = {query: f"{graded_collection.queries[query[2:]]} now" for query in guard}
+    folder = tmp_path_factory.mktemp("guarded")
+    toy = Collection(
+        "guarded", graded_collection.corpus, {**graded_collection.queries, **texts}, {"dev": dev, "guard": guard}
+    )
+    save_collection(toy, folder / "collection")
+    shutil.copy(training_files / "pairs.jsonl", folder / "pairs.jsonl")
+    return folder
+
+
+@pytest.fixture
+def guarded(run_config, guarded_files):
+    def make(model: Path, **changes) -> TrainConfig:
+        settings = {"guard": guarded_files / "collection", "guard_split": "guard", **changes}
+        return run_config(guarded_files, model, **settings)
+
+    return make
+
+
+class TestRefused:
+    @pytest.mark.parametrize("weight", [-0.1, 1.1, float("nan")])
+    def test_a_weight_outside_0_and_1(self, tiny_model, weight):
+        own = trained_weights(tiny_model)
+        with pytest.raises(InputError):
+            interpolate(tiny_model, own, own, weight)
+        with pytest.raises(ValueError, match="weights"):
+            MergeConfig(weights=(weight,))
+
+    def test_a_guard_without_a_relevant_document(self, guarded, tiny_model_path, graded_collection, tmp_path):
+        judged = {"q0": dict.fromkeys(list(graded_collection.corpus)[:3], 0.0)}
+        toy = Collection("empty", graded_collection.corpus, graded_collection.queries, {"test": judged})
+        save_collection(toy, tmp_path / "empty")
+        with pytest.raises(InputError, match="empty"):
+            train(
+                guarded(tiny_model_path, guard=tmp_path / "empty", guard_split="test"), tmp_path / "out", progress=False
+            )
+        assert not (tmp_path / "out").exists()
+
+    def test_dev_queries_of_the_training_pairs_are_counted_and_refused_unless_allowed(
+        self, run_config, training_files, graded_collection, tiny_model_path, tmp_path
+    ):
+        leaky = {**graded_collection.qrels["dev"], "q0": graded_collection.qrels["train"]["q0"]}
+        toy = Collection("leaky", graded_collection.corpus, graded_collection.queries, {"dev": leaky})
+        save_collection(toy, tmp_path / "leaky")
+        settings = {"dev": tmp_path / "leaky", "merge": HALF, "optimizer": {"epochs": 1}}
+        with pytest.raises(InputError, match=f"1 of {len(leaky)}"):
+            train(run_config(training_files, tiny_model_path, **settings), tmp_path / "out", progress=False)
+        allowed = run_config(training_files, tiny_model_path, **settings, allow_shared_queries=True)
+        result = train(allowed, tmp_path / "out", progress=False)
+        assert any(f"1 of {len(leaky)}" in warning for warning in result.warnings)
+
+    def test_guard_needs_dev_and_a_split_for_each(self, tmp_path):
+        for settings in (
+            {"guard": tmp_path},
+            {"guard": tmp_path, "dev": tmp_path, "merge": None},
+            {"guard": (tmp_path / "a", tmp_path / "b"), "dev": tmp_path, "guard_split": ("test",)},
+            {"merge": {"checkpoints": 2}},
+        ):
+            with pytest.raises(ValueError, match="fix:"):
+                TrainConfig(pairs="pairs.jsonl", **settings)
+
+    def test_models_of_other_architecture_or_tokenizer(self, tiny_model_path, decoder_path, tmp_path):
+        with pytest.raises(ModelError, match="embeddings"):
+            merge_models([tiny_model_path, decoder_path("llama")], tmp_path / "out", weights=[0.5, 0.5])
+        other = tmp_path / "other"
+        shutil.copytree(tiny_model_path, other)
+        path = other / "tokenizer.json"
+        path.write_text(path.read_text().replace('"copy"', '"kopy"'))
+        with pytest.raises(ModelError, match="tokenizer"):
+            merge_models([tiny_model_path, other], tmp_path / "out", weights=[0.5, 0.5])
+        assert not (tmp_path / "out").exists()
+
+    @pytest.mark.parametrize("given", [{}, {"weights": [0.7, 0.7]}, {"weights": [1.0]}, {"weights": [1.5, -0.5]}])
+    def test_weights_of_models_that_make_no_mean(self, tiny_model_path, tmp_path, given):
+        with pytest.raises(InputError):
+            merge_models([tiny_model_path, tiny_model_path], tmp_path / "out", **given)
+
+    def test_one_model(self, tiny_model_path, tmp_path):
+        with pytest.raises(InputError, match="two"):
+            merge_models([tiny_model_path], tmp_path / "out", weights=[1.0])
+
+
+class TestChoice:
+    scores: ClassVar = {
+        0.0: {"dev": {"q": 0.4}, "guard": {"q": 0.5}},
+        0.3: {"dev": {"q": 0.5}, "guard": {"q": 0.495}},
+        0.5: {"dev": {"q": 0.6}, "guard": {"q": 0.48}},
+        1.0: {"dev": {"q": 0.55}, "guard": {"q": 0.4}},
+    }
+    roles: ClassVar = {"dev": "dev", "guard": "guard"}
+
+    @pytest.mark.parametrize(("tolerance", "chosen"), [(0.01, 0.3), (0.02, 0.5), (0.2, 0.5), (0.001, 0.3)])
+    def test_the_best_on_dev_that_keeps_guard(self, tolerance, chosen):
+        """With .001 none does: the one that loses least is kept."""
+        assert _choose(self.scores, self.roles, [0.3, 0.5, 1.0], tolerance + 1e-9) == chosen
+
+    def test_the_better_of_two_equal_ones_is_the_smaller(self):
+        even = {weight: {"dev": {"q": 0.5}} for weight in (0.0, 0.2, 0.7)}
+        assert _choose(even, {"dev": "dev"}, [0.7, 0.2], 0.0) == 0.2
+
+
+class TestTraining:
+    def test_the_saved_weights_are_the_formula_and_the_head_is_refitted(
+        self, run_config, training_files, tiny_model_path, tmp_path
+    ):
+        config = run_config(training_files, tiny_model_path, dev=None, dropout=0.0, merge=None)
+        tuned = train(config, tmp_path / "tuned", progress=False)
+        merged = train(config.model_copy(update={"merge": HALF}), tmp_path / "merged", progress=False)
+        assert tuned.merge is None and merged.merge.weight == 0.5
+        assert_between(weights(merged.model_path), weights(tiny_model_path), weights(tuned.model_path), 0.5)
+        before, after = (RelevanceHead.load(found.model_path) for found in (tuned, merged))
+        assert after.logit_scale != before.logit_scale
+        assert after.trained_prior == before.trained_prior
+
+    def test_the_refitted_head_has_the_least_loss_on_the_training_batches(
+        self, run_config, training_files, graded_pairs, tiny_model_path, tmp_path
+    ):
+        """Against a naive sum over the entries of the batches, with scale and bias moved either way."""
+        from bixse.training.batches import GroupDataset
+        from bixse.training.plan import BatchPlan
+
+        config = run_config(training_files, tiny_model_path, dev=None, merge=HALF)
+        path = train(config, tmp_path / "out", progress=False).model_path
+        model = load_relevance_model(path)
+        dataset = GroupDataset(graded_pairs, 3, 0)
+        cosines, targets = [], []
+        for numbers in BatchPlan(dataset.groups, 8, 0):
+            groups = [dataset[number] for number in numbers]
+            documents = list(dict.fromkeys(d for group in groups for d in group.documents))
+            vectors = [
+                model.encode(texts, normalize_embeddings=True)
+                for texts in ([group.query for group in groups], documents)
+            ]
+            known = {
+                (g.query, d): z for g in graded_pairs.groups() for d, z in zip(g.documents, g.relevance, strict=True)
+            }
+            cosines.append((vectors[0] @ vectors[1].T).ravel())
+            targets.append([known.get((group.query, d), 0.0) for group in groups for d in documents])
+        cos, z = np.concatenate(cosines).astype(float), np.concatenate(targets)
+
+        def loss(scale: float, bias: float) -> float:
+            logits = scale * cos + bias
+            return float(np.mean(np.logaddexp(0, logits) - z * logits))
+
+        least = loss(model.head.logit_scale, model.head.logit_bias)
+        for scale, bias in ((1.1, 0), (0.9, 0), (1, 0.1), (1, -0.1)):
+            assert loss(model.head.logit_scale * scale, model.head.logit_bias + bias) > least
+
+    def test_the_weight_is_chosen_on_dev_and_guard_and_said_everywhere(self, guarded, tiny_model_path, tmp_path):
+        config = guarded(tiny_model_path)
+        result = train(config, tmp_path / "out", progress=False)
+        found = result.merge
+        assert [point.weight for point in found.points] == [step / 10 for step in range(11)]
+        scores = {weight: {n: {"q": s} for n, s in p.scores.items()} for p in found.points for weight in [p.weight]}
+        roles = {"collection/dev": "dev", "collection/guard": "guard"}
+        assert found.weight == _choose(scores, roles, [p.weight for p in found.points if p.weight], 0.01)
+        assert {(change.role, change.model) for change in found.changes} == {
+            (role, model) for role in ("dev", "guard") for model in ("tuned", "merged")
+        }
+        for change in found.changes:
+            assert change.low <= change.mean <= change.high
+        assert (
+            MergeResult.from_json(json.loads((tmp_path / "out" / "run.json").read_text())["results"]["merge"]) == found
+        )
+        card = (result.model_path / "README.md").read_text()
+        assert all(line in card for line in found.lines())
+        assert train(config, tmp_path / "out", progress=False).merge == found
+
+    def test_without_a_guard_it_is_said(self, run_config, training_files, tiny_model_path, tmp_path):
+        settings = {"merge": MergeConfig(weights=(0.5, 1.0)), "optimizer": {"epochs": 1}}
+        found = train(run_config(training_files, tiny_model_path, **settings), tmp_path / "out", progress=False).merge
+        assert not found.has_guard and any("guard" in line for line in found.lines())
+
+    def test_a_run_killed_before_it_was_merged_is_merged_the_same(
+        self, guarded, tiny_model_path, tmp_path, monkeypatch
+    ):
+        config = guarded(tiny_model_path)
+        whole = train(config, tmp_path / "whole", progress=False)
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr("bixse.training.recipe.merge", lambda *given: (_ for _ in ()).throw(KeyboardInterrupt))
+            train(config, tmp_path / "killed", progress=False)
+        again = train(config, tmp_path / "killed", progress=False)
+        assert again.merge == whole.merge
+        names = ("model.safetensors", "relevance_head.json")
+        assert all((again.model_path / n).read_bytes() == (whole.model_path / n).read_bytes() for n in names)
+
+    def test_an_interrupted_run_merges_with_the_base_it_began_with(
+        self, guarded, tiny_model_path, tmp_path, train_interrupted
+    ):
+        config = guarded(tiny_model_path)
+        whole = train(config, tmp_path / "whole", progress=False)
+        train_interrupted(config, tmp_path / "cut")
+        again = train(config, tmp_path / "cut", progress=False)
+        assert weights(again.model_path).keys() == weights(whole.model_path).keys()
+        assert all(torch.equal(v, weights(whole.model_path)[n]) for n, v in weights(again.model_path).items())
+
+    def test_the_mean_of_the_best_checkpoints(self, run_config, training_files, tiny_model_path, tmp_path, monkeypatch):
+        """The soup itself, at w = 1, against the checkpoints as they lay on the disk."""
+        from bixse.training import recipe
+
+        kept: list[dict[str, torch.Tensor]] = []
+        merge = recipe.merge
+
+        def keep(model, base, tuned, *rest):
+            folder = tmp_path / "out" / "checkpoints"
+            last = max(folder.glob("*/trainer_state.json"), key=lambda path: int(path.parent.name.split("-")[1]))
+            figures = dev_figures(json.loads(last.read_text())["log_history"])
+            best = sorted((step for step in figures if step), key=lambda step: -figures[step])[:2]
+            kept.extend(weights(folder / f"checkpoint-{step}") for step in best)
+            return merge(model, base, tuned, *rest)
+
+        monkeypatch.setattr(recipe, "merge", keep)
+        settings = {"merge": MergeConfig(weights=(1.0,), checkpoints=2), "optimizer": {"epochs": 4}}
+        result = train(run_config(training_files, tiny_model_path, **settings), tmp_path / "out", progress=False)
+        assert len(kept) == 2
+        assert_between(weights(result.model_path), kept[0], kept[1], 0.5)
+
+    def test_adapters_are_scaled(self, run_config, training_files, decoder_path, tmp_path):
+        """The whole model lies between base and tuned, and the adapters beside it give the same embeddings."""
+        path = decoder_path("llama")
+        settings = {"dev": None, "dropout": 0.0, "lora": {"rank": 4}, "optimizer": {"learning_rate": 1e-2, "epochs": 1}}
+        tuned = train(run_config(training_files, path, **settings, merge=None), tmp_path / "tuned", progress=False)
+        config = run_config(training_files, path, **settings, merge=HALF)
+        merged = train(config, tmp_path / "merged", progress=False)
+        base = dict(build_encoder(path).named_parameters())
+        ends = dict(build_encoder(tuned.model_path).named_parameters())
+        for name, value in build_encoder(merged.model_path).named_parameters():
+            torch.testing.assert_close(value, (base[name] + ends[name]) / 2, rtol=1e-4, atol=1e-6)
+        whole, adapters = (load_relevance_model(tmp_path / "merged" / part) for part in ("model", "adapter"))
+        texts = ["copy the file", "move a folder"]
+        np.testing.assert_allclose(whole.encode(texts), adapters.encode(texts), atol=1e-4)
+
+    def test_two_processes_choose_and_save_the_same(self, guarded, tiny_model_path, tmp_path, monkeypatch):
+        """In float32: rounding to bf16 is not the same for two parts of a batch."""
+        import yaml
+
+        monkeypatch.setenv("BIXSE_PRECISION", "float32")
+
+        config = guarded(tiny_model_path, dropout=0.0, optimizer={"epochs": 1})
+        path = tmp_path / "run.yaml"
+        path.write_text(yaml.safe_dump(config.model_dump(mode="json")), encoding="utf-8")
+        ended = finish(start(2, path, tmp_path / "two", script=TRAIN_ALL))
+        assert [code for code, _, _ in ended] == [0, 0], ended
+        one = train(config, tmp_path / "one", progress=False)
+        two = MergeResult.from_json(json.loads((tmp_path / "two" / "run.json").read_text())["results"]["merge"])
+        assert two.weight == one.merge.weight
+        for mine, other in zip(one.merge.points, two.points, strict=True):
+            assert mine.scores == pytest.approx(other.scores, abs=0.02)
+        for name, value in weights(tmp_path / "two" / "model").items():
+            torch.testing.assert_close(value, weights(one.model_path)[name], rtol=1e-3, atol=1e-4)
+
+
+class TestModelsThatExist:
+    @pytest.fixture(scope="class")
+    def tuned(self, run_config, training_files, tiny_model_path, tmp_path_factory):
+        """Two models trained from the tiny one with other seeds."""
+        folder = tmp_path_factory.mktemp("tuned")
+        paths = []
+        for seed in (0, 1):
+            config = run_config(
+                training_files, tiny_model_path, dev=None, merge=None, seed=seed, optimizer={"epochs": 1}
+            )
+            paths.append(train(config, folder / str(seed), progress=False).model_path)
+        return paths
+
+    def test_given_weights(self, tiny_model_path, tuned, tmp_path):
+        found = merge_models([tiny_model_path, tuned[0]], tmp_path / "out", weights=[0.25, 0.75])
+        assert_between(weights(found.model_path), weights(tiny_model_path), weights(tuned[0]), 0.75)
+        assert build_encoder(found.model_path).head is None and found.warnings
+        assert merge_models([tiny_model_path, tuned[0]], tmp_path / "out", weights=[0.25, 0.75]).reused
+
+    def test_a_soup_is_chosen_on_dev_with_its_head(self, guarded_files, tiny_model_path, tuned, tmp_path):
+        found = merge_models(
+            [tiny_model_path, *tuned], tmp_path / "out", dev=guarded_files / "collection",
+            guard=guarded_files / "collection", guard_split="guard", pairs=guarded_files / "pairs.jsonl",
+            candidates=[0.4, 0.8],
+        )  # fmt: skip
+        first, second = (weights(path) for path in tuned)
+        mean = {name: (value + second[name]) / 2 for name, value in first.items()}
+        assert_between(weights(found.model_path), weights(tiny_model_path), mean, found.result.weight)
+        assert found.result.weight in (0.4, 0.8)
+        assert load_relevance_model(found.model_path).relevance("copy the file", ["copy file"])[0] > 0
+
+    def test_the_verb(self, guarded_files, tiny_model_path, tuned, tmp_path, capsys):
+        from bixse.cli.main import main
+
+        folder = str(guarded_files / "collection")
+        words = ["merge", str(tiny_model_path), str(tuned[0]), "--dev", folder, "--candidates", "0.5", "1", "--json"]
+        assert main([*words, "--out", str(tmp_path / "out")]) == 0
+        said = json.loads(capsys.readouterr().out)
+        assert [point["weight"] for point in said["metrics"]["points"]] == [0.0, 0.5, 1.0]
+        assert main(["merge", str(tiny_model_path), str(tuned[0]), "--weights", "2", "--out", str(tmp_path / "o")]) == 2
+
+
+def test_a_sample_of_the_documents_holds_all_judged_ones(guarded_files):
+    splits = [Split(guarded_files / "collection", split, role) for split, role in (("dev", "dev"), ("guard", "guard"))]
+    (whole,), (few,) = load_watched(splits, None), load_watched(splits, 50)
+    judged = {d for own in whole.sets for grades in own.qrels.values() for d in grades}
+    assert len(whole.documents) == whole.size == few.size
+    assert judged <= few.documents.keys() and len(few.documents) == max(50, len(judged))
+    assert load_watched(splits, 50)[0].documents == few.documents
+
+
+def test_a_run_says_what_was_merged(guarded_files, tiny_model_path, tmp_path, capsys):
+    from bixse.cli.main import main
+
+    words = ["train", "--pairs", guarded_files / "pairs.jsonl", "--dev", guarded_files / "collection", "--guard"]
+    words += [guarded_files / "collection", "--guard-split", "guard", "--model", tiny_model_path, "--epochs", "1"]
+    assert main([*map(str, words), "--out", str(tmp_path / "out")]) == 0
+    said = capsys.readouterr().out
+    assert "merged weights" in said and "guard" in said
+    with pytest.raises(ConfigError):
+        from bixse.training.config import load_config
+
+        load_config(TrainConfig, None, {"pairs": "p.jsonl", "merge": {"weight": 0.5}})
