@@ -54,8 +54,8 @@ def parse_yaml(text: str) -> Any:
 
     Raises:
         yaml.YAMLError: the text is no YAML.
-        ValueError: a value is none of its kind; `RepeatedKeyError` where a mapping has a key twice.
-        RecursionError: it is nested too deeply, or holds itself.
+        ValueError: a value is none of its kind, or holds itself; `RepeatedKeyError` where a mapping has a key twice.
+        RecursionError: it is nested too deeply.
     """
     import yaml
 
@@ -66,7 +66,18 @@ def parse_yaml(text: str) -> Any:
                 if (key.tag, key.value) in seen:
                     raise RepeatedKeyError(key.value, key.start_mark.line + 1)
                 seen.add((key.tag, key.value))
-    return yaml.safe_load(text)
+    loaded = yaml.safe_load(text)
+    if _holds_itself(loaded, (), set()):
+        raise ValueError("an alias (*name) stands inside the value that it stands for")
+    return loaded
+
+
+def _holds_itself(value: Any, above: tuple[int, ...], seen: set[int]) -> bool:
+    if not isinstance(value, (dict, list)) or (id(value) in seen and id(value) not in above):
+        return False
+    seen.add(id(value))
+    inside = value.values() if isinstance(value, dict) else value
+    return id(value) in above or any(_holds_itself(part, (*above, id(value)), seen) for part in inside)
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

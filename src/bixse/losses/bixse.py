@@ -48,7 +48,7 @@ class BiXSELoss(GradedLoss):
         InputError: an argument is outside its range.
 
     Example:
-        With sentence-transformers' own trainer (`SaveRelevanceHead` keeps scale and bias)::
+        With sentence-transformers' own trainer::
 
             from datasets import Dataset
             from sentence_transformers import SentenceTransformerTrainer
