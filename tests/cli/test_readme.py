@@ -1,0 +1,31 @@
+"""The pairs that the README shows, and the commands below them, as they are written there."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bixse.cli.main import main
+from bixse.encoders.relevance_model import load_relevance_model
+
+if TYPE_CHECKING:
+    import pytest
+
+README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_pairs_of_the_readme_train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    blocks = re.findall(r"^```\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+    (place,) = [number for number, block in enumerate(blocks) if block.startswith('{"query"')]
+    monkeypatch.chdir(tmp_path)
+    Path("pairs.jsonl").write_text(blocks[place], encoding="utf-8")
+    commands = blocks[place + 1].splitlines()
+    assert len(commands) == 2
+    for command in commands:
+        program, *words = shlex.split(command)
+        assert program == "bixse"
+        assert main(words) == 0
+    model = load_relevance_model("runs/first/model")
+    assert 0 < model.relevance("copy a folder", ["shutil.copytree: copy a directory tree"])[0] < 1
