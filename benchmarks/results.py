@@ -37,10 +37,10 @@ PAGE = ROOT / "docs" / "study-results.md"
 KEPT = ("summary.csv", "findings.csv", "plot.svg", "command.txt")
 """Files of a study that are committed."""
 COLLECTIONS = {
-    "pydocs": "[pydocs](pydocs.md), static student",
+    "pydocs": "[pydocs](pydocs.md), its first edition, static student",
     "cranfield": "Cranfield, static student",
     "sick": "SICK, static student",
-    "pydocs-minilm": "[pydocs](pydocs.md), all-MiniLM-L6-v2",
+    "pydocs-minilm": "[pydocs](pydocs.md), its first edition, all-MiniLM-L6-v2",
 }
 """Folder -> heading, in the order of the page."""
 FEW_SEEDS = ("--seeds", "0", "1", "2")
