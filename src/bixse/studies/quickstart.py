@@ -215,8 +215,9 @@ def quickstart(
             commands=next_commands(out),
             notes=[*NOTES, *warnings],
         )
-        for name, run in comparer.runs.items():
-            write_run(out / "runs" / f"{name}.trec", run, name)
+        for folder, runs in ((out / "runs", comparer.runs), (out / "runs" / "guard", guard.runs)):
+            for name, run in runs.items():
+                write_run(folder / f"{name}.trec", run, name)
         save_report_data(report, out / "results.json")
         write_report(report, out / "report.html")
     record.results = {
