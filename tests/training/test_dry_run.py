@@ -37,7 +37,7 @@ def test_the_run_then_takes_what_was_said(run_config, training_files, tiny_model
     assert plan.evaluations == sum("eval_dev_ndcg@10" in entry for entry in result.history)
     assert (plan.pairs, plan.queries) == (150, 30)
     assert plan.timed_steps == 5
-    assert plan.seconds == plan.steps * plan.seconds_per_step + plan.evaluations * plan.seconds_of_dev > 0
+    assert plan.seconds >= plan.steps * plan.seconds_per_step + plan.evaluations * plan.seconds_of_dev > 0
     assert 0 < plan.weights_bytes < plan.step_bytes < plan.free_bytes
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from bixse.data.collection_files import load_collection
 from bixse.encoders.build import build_encoder
 from bixse.encoders.head import HEAD_FILE, RelevanceHead
 from bixse.encoders.relevance_model import load_relevance_model
@@ -56,6 +57,18 @@ class TestUnhappyPaths:
     def test_a_dev_split_that_is_not_there(self, run_config, training_files, tiny_model_path, tmp_path):
         with pytest.raises(InputError, match="got split 'validation'; expected one of"):
             train(run_config(training_files, tiny_model_path, dev_split="validation"), tmp_path / "out", progress=False)
+
+    def test_dev_judgements_without_their_document(self, run_config, training_files, tiny_model_path, tmp_path):
+        dev = tmp_path / "dev"
+        shutil.copytree(training_files / "collection", dev)
+        with (dev / "qrels" / "dev.tsv").open("a") as file:
+            file.write(f"{next(iter(load_collection(dev).qrels['dev']))}\tgone\t2\n")
+        with pytest.raises(InvalidFileError, match="--missing-documents drop"):
+            train(run_config(training_files, tiny_model_path, dev=dev), tmp_path / "out", progress=False)
+        config = run_config(
+            training_files, tiny_model_path, dev=dev, missing_documents="drop", optimizer={"steps": 2, "epochs": 1}
+        )
+        assert any("1 of 51" in warning for warning in train(config, tmp_path / "out", progress=False).warnings)
 
     def test_a_full_disk_is_refused_before_training(
         self, run_config, training_files, tiny_model_path, tmp_path, monkeypatch

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, get_args
-
-from bixse.data.collection_files import MissingDocuments
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import argparse
@@ -24,7 +22,7 @@ def add_missing_argument(parser: argparse.ArgumentParser) -> None:
     """Add `--missing-documents`, for `bixse.data.collection_files.load_collection`."""
     parser.add_argument(
         "--missing-documents",
-        choices=get_args(MissingDocuments),
+        choices=("refuse", "drop"),
         default="refuse",
         help="judgements that name a document which the corpus lacks: stop (default), or leave them out and count them",
     )
