@@ -221,7 +221,7 @@ class TestGrades:
         """
         asked = questions_of(RUBRIC, some_texts())
         share = 4 * 2**-bits * (SIZES["num_hidden_layers"] * 13 + 1) ** 0.5
-        rows = judge._model.lm_head.weight.detach()[[token for ids in judge._option_ids for token in ids]]
+        rows = judge._loaded.model.lm_head.weight.detach()[[token for ids in judge._option_ids for token in ids]]
         allowed = (max(RUBRIC.values) - min(RUBRIC.values)) / 4 * share * float(torch.cdist(rows, rows).max())
         half = LocalJudge(folder, RUBRIC, "cpu", dtype, min_mass=0.0)
         exact = {question.document_id: answer.grade for question, answer in judge.answers(asked)}

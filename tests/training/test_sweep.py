@@ -246,8 +246,9 @@ def test_a_grid_ends_in_a_ranked_table(settings, tmp_path, monkeypatch):
     assert all(float(row["seconds"]) > 0 and row["dev_ndcg@10_spread"] == "" for row in rows)
     for row in result.rows:  # what stands in the runs' own records
         record = json.loads((out / "cells" / row.label.replace(", ", ",") / "run.json").read_text())
-        on_dev = {e["step"]: e["eval_dev_ndcg@10"] for e in record["results"]["history"] if "eval_dev_ndcg@10" in e}
-        assert (row.before, row.best) == (on_dev[0], on_dev[row.best_steps[0]])
+        merged = record["results"]["merge"]
+        on_dev = {point["weight"]: point["scores"]["collection"] for point in merged["points"]}
+        assert (row.before, row.best) == (on_dev[0.0], on_dev[merged["weight"]])
     best = out / "cells" / result.best.label.replace(", ", ",")
     assert result.model_path == best / "model"
     assert [path.parent for path in out.glob("cells/*/model")] == [best]

@@ -16,7 +16,7 @@ from bixse.evaluation.local import model_hashes
 from bixse.training.config import MergeConfig, paths_in
 from bixse.training.merge import MergeResult, merge, refitted_head
 from bixse.training.recipe import MODEL_FOLDER
-from bixse.training.watched import Split, check_not_trained_on, load_watched
+from bixse.training.watched import Split, check_not_trained_on, load_watched, queries_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -97,7 +97,8 @@ def merge_models(
     splits += [Split(folder, guard_split, "guard") for folder in guard_folders]
     watched = load_watched(splits, documents)
     graded = load_graded_pairs(pairs) if pairs is not None else None
-    warnings = check_not_trained_on(watched, set(graded.queries) if graded else set(), allow_shared_queries)
+    held_out = queries_of(watched, "dev") | queries_of(watched, "guard")
+    warnings = check_not_trained_on(held_out, set(graded.queries) if graded else set(), allow_shared_queries)
     inputs = {f"{number}/{name}": value for number, m in enumerate(names) for name, value in model_hashes(m).items()}
     for split in splits:
         inputs |= {f"{split.folder}/{name}": file_hash(split.folder / name) for name in files_of_split(split.split)}

@@ -27,7 +27,7 @@ from bixse.training.dev import dev_evaluator, dev_figures, dev_hashes, load_dev,
 from bixse.training.divergence import check_learned, embedding_spreads
 from bixse.training.merge import MergeResult, merge, refitted_head
 from bixse.training.processes import check_agreement, is_first_process, join_processes, together
-from bixse.training.watched import check_not_trained_on
+from bixse.training.watched import check_not_trained_on, queries_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -221,7 +221,10 @@ def check_training(
 ) -> list[str]:
     """Refuse what cannot be trained, and return what the user should know."""
     where = _pairs_named(config)
-    warnings = check_not_trained_on(watched, set(pairs.queries), config.allow_shared_queries)
+    held_out = queries_of(watched, "guard")
+    for name, dev in collections.items():
+        held_out[f"dev {name}"] = {query: dev.queries[query] for query in dev.qrels[config.dev_split]}
+    warnings = check_not_trained_on(held_out, set(pairs.queries), config.allow_shared_queries)
     warnings += check_pairs(where, config.loss, loss, pairs, config.optimizer.documents_per_query)
     warnings += check_lengths(where, model, pairs, config.long_texts)
     warnings += [said for dev in collections.values() for said in warn_of_missing(dev, config.dev_split)]

@@ -115,11 +115,13 @@ def load_watched(
     return found
 
 
-def check_not_trained_on(watched: Sequence[Watched], queries: Container[str], allowed: bool) -> list[str]:
-    """Refuse, or count, queries that stand in the training pairs: on these a model looks better than it is.
+def check_not_trained_on(
+    held_out: Mapping[str, Mapping[str, str]], queries: Container[str], allowed: bool
+) -> list[str]:
+    """Refuse, or count, held-out queries that stand in the training pairs: on these a model looks better than it is.
 
     Args:
-        watched: dev and guard collections.
+        held_out: name of a dev or guard collection -> query id -> text.
         queries: texts of the training queries.
         allowed: warn instead.
 
@@ -127,12 +129,12 @@ def check_not_trained_on(watched: Sequence[Watched], queries: Container[str], al
         InputError: there are such queries and they are not allowed.
     """
     said = []
-    for own in (own for corpus in watched for own in corpus.sets):
-        shared = [query for query, text in own.queries.items() if text in queries]
+    for name, own in held_out.items():
+        shared = [query for query, text in own.items() if text in queries]
         if shared:
             said.append(
-                f"{own.role} {own.name}: got {len(shared)} of {len(own.queries)} queries that stand in the training "
-                f"pairs too (such as {shared[0]!r})"
+                f"{name}: got {len(shared)} of {len(own)} queries that stand in the training pairs too (such as "
+                f"{shared[0]!r})"
             )
     if said and not allowed:
         raise InputError(
@@ -140,6 +142,12 @@ def check_not_trained_on(watched: Sequence[Watched], queries: Container[str], al
             "out of the pairs, or set `allow_shared_queries: true`"
         )
     return said
+
+
+def queries_of(watched: Sequence[Watched], role: Role) -> dict[str, Mapping[str, str]]:
+    """Role and name of each query set of a role -> its queries."""
+    sets = [own for corpus in watched for own in corpus.sets if own.role == role]
+    return {f"{role} {own.name}": own.queries for own in sets}
 
 
 def _names(splits: Sequence[Split]) -> list[str]:

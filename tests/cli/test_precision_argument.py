@@ -140,6 +140,7 @@ class TestTraining:
     def settings(self, pairs: Path, collection: Path, tiny_model_path: Path, tmp_path: Path) -> Path:
         path = tmp_path / "run.yaml"
         own = {"pairs": str(pairs), "dev": str(collection), "model": str(tiny_model_path), "precision": "float32"}
+        own |= {"allow_shared_queries": True, "merge": None}
         path.write_text(yaml.safe_dump({**own, "optimizer": {"steps": 1, "batch_size": 4}}), encoding="utf-8")
         return path
 
