@@ -50,7 +50,7 @@ def training_arguments(
         )
     _check_trackers(config.report_to)
     steps = math.ceil(batches / optimizer.gradient_accumulation_steps)
-    every = max(1, steps // config.evaluations_per_epoch)
+    every = max(1, steps // max(1, config.evaluations_per_epoch))
     arguments = GradedTrainingArguments(
         output_dir=str(folder),
         num_train_epochs=optimizer.epochs,

@@ -193,8 +193,9 @@ class TrainConfig(BaseModel):
     precision: Setting = "auto"
     """What is computed in: float32, bfloat16, or auto: as `--precision` or BIXSE_PRECISION say, else bfloat16 where the
     processor or GPU is fast at it."""
-    evaluations_per_epoch: int = Field(default=1, ge=1)
-    """How often the dev collection is searched, and a checkpoint written, in an epoch."""
+    evaluations_per_epoch: int = Field(default=1, ge=0)
+    """How often the dev collection is searched, and a checkpoint written, in an epoch. 0: a checkpoint an epoch, and dev
+    is searched for the merge weight alone."""
     report_to: tuple[Literal["tensorboard", "wandb", "mlflow", "trackio"], ...] = ()
     """Trackers that get the log too, through transformers; each needs its own package."""
 
@@ -210,8 +211,8 @@ class TrainConfig(BaseModel):
                 f"guard_split: {len(splits)} splits for {len(paths_in(self.guard))} guard collections; expected one, "
                 "or one for each; fix: name as many"
             )
-        if self.merge is not None and self.merge.checkpoints > 1 and self.dev is None:
-            raise ValueError("merge.checkpoints without dev; expected both; fix: set dev, which says which are best")
+        if self.merge is not None and self.merge.checkpoints > 1 and not (self.dev and self.evaluations_per_epoch):
+            raise ValueError("merge.checkpoints without evaluations on dev, which say which are best; fix: set dev")
         return self
 
     def resolved(self) -> TrainConfig:

@@ -77,6 +77,8 @@ def dev_evaluator(config: TrainConfig, collections: Mapping[str, Collection]) ->
     from bixse.evaluation.baseline import search_bm25
     from bixse.evaluation.systems import GradedRetrievalEvaluator, MeanEvaluator, candidate_corpus
 
+    if config.evaluations_per_epoch == 0:
+        return None
     found = []
     for name, collection in collections.items():
         qrels = collection.qrels[config.dev_split]

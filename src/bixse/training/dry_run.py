@@ -126,7 +126,7 @@ def _plan(config: TrainConfig, out: Path) -> TrainPlan:
         times = _step_times(trainer)
     per_epoch = math.ceil(batches / config.optimizer.gradient_accumulation_steps)
     steps = config.optimizer.steps or per_epoch * config.optimizer.epochs
-    every = max(1, per_epoch // config.evaluations_per_epoch)
+    every = max(1, per_epoch // max(1, config.evaluations_per_epoch))
     return TrainPlan(
         pairs=len(pairs),
         queries=len(pairs.groups()),
