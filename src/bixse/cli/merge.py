@@ -20,13 +20,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dev",
         nargs="+",
+        type=Path,
         metavar="DIR",
         help="collections to choose w on: (1 - w) base + w tuned, where tuned is the mean of the other models",
     )
     parser.add_argument(
         "--dev-split", default="dev", metavar="NAME", help="split of the dev collections (default: dev)"
     )
-    parser.add_argument("--guard", nargs="+", metavar="DIR", help="collections that must not get worse")
+    parser.add_argument("--guard", nargs="+", type=Path, metavar="DIR", help="collections that must not get worse")
     parser.add_argument("--guard-split", default="test", metavar="NAME", help="their split (default: test)")
     parser.add_argument(
         "--guard-tolerance", type=float, default=0.01, metavar="X", help="nDCG@10 they may lose (default: 0.01)"
@@ -46,6 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--allow-shared-queries", action="store_true", help="accept dev or guard queries that stand in --pairs"
     )
+    parser.add_argument("--trust-remote-code", action="store_true", help="run code that comes with the models")
     parser.add_argument(
         "--out", type=Path, default=Path("runs/merge"), metavar="DIR", help="output folder (default: runs/merge)"
     )
@@ -68,11 +70,12 @@ def run(args: argparse.Namespace) -> CommandResult:
         guard_split=args.guard_split,
         guard_tolerance=args.guard_tolerance,
         candidates=candidates,
-        documents=args.documents or None,
+        documents=None if args.documents == 0 else args.documents,
         pairs=args.pairs,
         max_length=args.max_length,
         allow_shared_queries=args.allow_shared_queries,
-        progress=None if args.json else progress_bar,
+        trust_remote_code=args.trust_remote_code,
+        progress=progress_bar,
     )
     lines = [f"{'already merged' if found.reused else 'merged'}: {found.model_path}", *found.result.lines()]
     return CommandResult(

@@ -17,6 +17,7 @@ COMPUTING_VERBS = (
     "grade",
     "grade rank",
     "train",
+    "merge",
     "sweep",
     "study",
     "evaluate",

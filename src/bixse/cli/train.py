@@ -20,6 +20,7 @@ FLAGS = {
     "guard": "guard",
     "guard_split": "guard_split",
     "guard_tolerance": "guard_tolerance",
+    "allow_shared_queries": "allow_shared_queries",
     "missing_documents": "missing_documents",
     "model": "model",
     "instructions": "instructions",
@@ -71,6 +72,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--guard-split", metavar="NAME", help="split of the guard collections (default: test)")
     parser.add_argument(
         "--guard-tolerance", type=float, metavar="X", help="nDCG@10 they may lose at most (default: 0.01)"
+    )
+    parser.add_argument(
+        "--allow-shared-queries",
+        action="store_true",
+        default=None,
+        help="accept dev or guard queries that stand in the training pairs too",
     )
     parser.add_argument(
         "--no-merge", action="store_true", help="keep the tuned weights: do not merge them with the base model's"
@@ -138,6 +145,8 @@ def run(args: argparse.Namespace) -> CommandResult:
     if result.merge is not None:
         metrics["merge"] = result.merge.to_json()
         lines += result.merge.lines()
+    elif config.merge is not None:
+        lines.append("not merged with the base model: no dev collection to choose the weight on (`dev: DIR`)")
     lines.append(f"to go on: bixse evaluate {result.model_path} --collection DIR")
     return CommandResult(
         text="\n".join(lines),

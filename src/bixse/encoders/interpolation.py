@@ -30,8 +30,8 @@ def interpolate(model: SentenceTransformer, base: Weights, tuned: Weights, weigh
     Interpolation keeps much of what the base model knew and of what training taught (WiSE-FT, Wortsman et al. 2022,
     arXiv:2109.01903; LM-Cocktail, Xiao et al. 2023, arXiv:2311.13534).
 
-    Low-rank adapters add s B A to a weight, and B is zero before training: B is scaled by w and A is left as it was
-    trained, so that the weight itself is interpolated.
+    Low-rank adapters add s B A to a weight, and B is zero before training (`check_can_be_scaled`): B is scaled by w and
+    A is left as it was trained, so that the weight itself is interpolated. DoRA's magnitudes are interpolated too.
 
     Args:
         model: the encoder, changed.
@@ -41,7 +41,6 @@ def interpolate(model: SentenceTransformer, base: Weights, tuned: Weights, weigh
 
     Raises:
         InputError: w outside [0, 1].
-        ModelError: adapters that do not start at zero.
 
     Example:
         >>> layer = torch.nn.Linear(1, 1, bias=False)
@@ -55,12 +54,21 @@ def interpolate(model: SentenceTransformer, base: Weights, tuned: Weights, weigh
             if name not in tuned:
                 continue
             start = tuned[name] if _is_down_projection(name) else base[name]
-            if _is_up_projection(name) and bool(start.any()):
-                raise ModelError(
-                    f"merge: got adapters that do not start at zero ({name}); expected the usual start of LoRA; "
-                    "fix: leave `init_lora_weights` out of the options of lora, or set `merge: null`"
-                )
             parameter.copy_(torch.lerp(start.to(parameter), tuned[name].to(parameter), weight))
+
+
+def check_can_be_scaled(base: Weights) -> None:
+    """Refuse adapters that are not zero before training: scaled by 0 they would not give the base model.
+
+    Raises:
+        ModelError: names the first such adapter.
+    """
+    for name, value in base.items():
+        if (".lora_B." in name or ".lora_embedding_B." in name) and bool(value.any()):
+            raise ModelError(
+                f"merge: got adapters that do not start at zero ({name}); expected the usual start of LoRA; "
+                "fix: leave `init_lora_weights` out of the options of lora, or set `merge: null`"
+            )
 
 
 def mean_weights(several: Sequence[Weights], shares: Sequence[float] | None = None) -> dict[str, Tensor]:
@@ -78,17 +86,26 @@ def mean_weights(several: Sequence[Weights], shares: Sequence[float] | None = No
         1.5
     """
     given = [1 / len(several)] * len(several) if shares is None else list(shares)
-    for share in given:
-        check_weight(share)
-    if len(given) != len(several) or abs(sum(given) - 1) > 1e-6:
-        raise InputError(
-            f"weights: got {len(given)} weights with sum {sum(given):g} for {len(several)} models; expected one per "
-            "model, with sum 1; fix: give as many weights as models, such as 0.5 0.5"
-        )
+    check_shares(given, len(several))
     return {
         name: torch.stack([share * weights[name].float() for share, weights in zip(given, several, strict=True)]).sum(0)
         for name in several[0]
     }
+
+
+def check_shares(shares: Sequence[float], models: int) -> None:
+    """Refuse shares that make no mean of so many models.
+
+    Raises:
+        InputError: not as many as the models, outside [0, 1], or with another sum than 1.
+    """
+    for share in shares:
+        check_weight(share)
+    if len(shares) != models or abs(sum(shares) - 1) > 1e-6:
+        raise InputError(
+            f"weights: got {len(shares)} weights with sum {sum(shares):g} for {models} models; expected one per model, "
+            "with sum 1; fix: give as many weights as models, such as 0.5 0.5"
+        )
 
 
 def check_weight(weight: float) -> None:
@@ -143,7 +160,3 @@ def _vocabulary(model: SentenceTransformer) -> object:
 
 def _is_down_projection(name: str) -> bool:
     return ".lora_A." in name or ".lora_embedding_A." in name
-
-
-def _is_up_projection(name: str) -> bool:
-    return ".lora_B." in name or ".lora_embedding_B." in name

@@ -125,14 +125,19 @@ def _prompts_before(model: SentenceTransformer, pairs: GradedPairs) -> dict[str,
     }
 
 
-def check_disk(out: Path, model: torch.nn.Module) -> None:
-    """Refuse to start where the checkpoints would not fit (weights and two moments, kept twice, and the model).
+def check_disk(out: Path, model: torch.nn.Module, checkpoints: int = 2) -> None:
+    """Refuse to start where the checkpoints (weights and two moments each), one more and the model would not fit.
+
+    Args:
+        out: the output folder.
+        model: the encoder.
+        checkpoints: how many lie there together.
 
     Raises:
         StorageError: says how much is free and how much is needed.
     """
     weights = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
-    needed = weights * (3 * 3 + 1)
+    needed = weights * (3 * (checkpoints + 1) + 1)
     existing = next(parent for parent in (out.absolute(), *out.absolute().parents) if parent.exists())
     free = shutil.disk_usage(existing).free
     if free < needed:

@@ -194,8 +194,8 @@ class TrainConfig(BaseModel):
     """What is computed in: float32, bfloat16, or auto: as `--precision` or BIXSE_PRECISION say, else bfloat16 where the
     processor or GPU is fast at it."""
     evaluations_per_epoch: int = Field(default=1, ge=0)
-    """How often the dev collection is searched, and a checkpoint written, in an epoch. 0: a checkpoint an epoch, and dev
-    is searched for the merge weight alone."""
+    """How often the dev collection is searched, and a checkpoint written, in an epoch. 0: one checkpoint per epoch, and
+    dev is searched for the merge weight alone."""
     report_to: tuple[Literal["tensorboard", "wandb", "mlflow", "trackio"], ...] = ()
     """Trackers that get the log too, through transformers; each needs its own package."""
 
@@ -211,6 +211,9 @@ class TrainConfig(BaseModel):
                 f"guard_split: {len(splits)} splits for {len(paths_in(self.guard))} guard collections; expected one, "
                 "or one for each; fix: name as many"
             )
+        unset = self.merge is None or self.merge == MergeConfig()
+        if self.merge is not None and not unset and self.dev is None and len(self.merge.weights) > 1:
+            raise ValueError("merge without dev, on which the weight is chosen; fix: set dev, or a single weight")
         if self.merge is not None and self.merge.checkpoints > 1 and not (self.dev and self.evaluations_per_epoch):
             raise ValueError("merge.checkpoints without evaluations on dev, which say which are best; fix: set dev")
         return self
@@ -299,7 +302,9 @@ def _explain(kind: type[BaseModel], fault: Mapping[str, Any]) -> str:
     if fault["type"] == "missing":
         return f"  {key}: got nothing; expected a value; to mend: set {key!r} in the file or with its flag"
     message = fault["msg"].removeprefix("Value error, ").replace("Input should be", "expected")
-    mend = "" if "to mend:" in message else "; to mend: correct it, or leave it out for the default"
+    mend = (
+        "" if "to mend:" in message or "fix:" in message else "; to mend: correct it, or leave it out for the default"
+    )
     return f"  {key}: got {shorten(fault['input'])}; {message}{mend}"
 
 

@@ -11,7 +11,7 @@ from bixse.training.config import paths_in
 from bixse.training.watched import Split, load_watched
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from bixse.data.collection import Collection
     from bixse.evaluation.systems import DevEvaluator
@@ -60,11 +60,15 @@ def load_watched_of(config: TrainConfig) -> list[Watched]:
 
 def dev_hashes(config: TrainConfig) -> dict[str, str]:
     """Content hashes of the files of the dev and guard collections."""
-    splits = watched_splits(config)
+    return split_hashes(watched_splits(config))
+
+
+def split_hashes(splits: Sequence[Split]) -> dict[str, str]:
+    """Content hashes of the files of splits, under their roles, and names where there are several of a role."""
     hashes: dict[str, str] = {}
     for entry in splits:
         alone = sum(other.role == entry.role for other in splits) == 1
-        where = entry.role if alone else f"{entry.role}/{entry.folder.resolve().name}"
+        where = entry.role if alone else f"{entry.role}/{entry.folder.resolve().name}/{entry.split}"
         hashes |= {f"{where}/{name}": file_hash(entry.folder / name) for name in files_of_split(entry.split)}
     return hashes
 

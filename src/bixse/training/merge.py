@@ -12,7 +12,7 @@ from bixse.evaluation.significance import paired_bootstrap
 from bixse.training.processes import all_of, process_number, started_processes, together
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from sentence_transformers import SentenceTransformer
 
@@ -68,6 +68,8 @@ class MergeResult:
     """Tuned and merged against the base model on every dev and guard collection."""
     tolerance: float
     """How far a guard collection may fall below the base model."""
+    candidates: int = 1
+    """Weights that it was chosen from."""
     documents: dict[str, tuple[int, int]] = field(default_factory=dict)
     """Collection -> documents that were searched, documents of its corpus."""
 
@@ -99,7 +101,7 @@ class MergeResult:
 
     def lines(self) -> list[str]:
         """The choice in words, one fact per line."""
-        chosen = "chosen on dev" if self.points else "as given"
+        chosen = f"chosen on dev among {self.candidates}" if self.candidates > 1 else "as given"
         lines = [f"merged weights: {1 - self.weight:g} base + {self.weight:g} tuned ({chosen})"]
         base = self.points[0].scores if self.points else {}
         for name in dict.fromkeys(change.collection for change in self.changes):
@@ -130,6 +132,7 @@ class MergeResult:
             points=[MergePoint(**point) for point in values["points"]],
             changes=[Change(**change) for change in values["changes"]],
             tolerance=values["tolerance"],
+            candidates=values["candidates"],
             documents={name: (number[0], number[1]) for name, number in values["documents"].items()},
         )
 
@@ -167,11 +170,11 @@ def merge(
         return MergeResult(weights[0], [], [], tolerance)
     found: dict[float, Scores] = {}
     with together():
-        for weight in sorted({0.0, 1.0, *weights})[process_number() :: started_processes()]:
+        for weight in own_share({0.0, 1.0, *weights}):
             interpolate(model, base, tuned, weight)
             found[weight] = {name: values for corpus in watched for name, values in corpus.scores(model).items()}
             if progress is not None:
-                progress(started_processes())
+                progress(1)
     scores = dict(sorted((weight, values) for part in all_of(found) for weight, values in part.items()))
     roles: dict[str, Role] = {own.name: own.role for corpus in watched for own in corpus.sets}
     chosen = _choose(scores, roles, weights, tolerance)
@@ -185,8 +188,14 @@ def merge(
             for kind, weight in (("tuned", 1.0), ("merged", chosen))
         ],
         tolerance=tolerance,
+        candidates=len(set(weights)),
         documents={own.name: (len(corpus.documents), corpus.size) for corpus in watched for own in corpus.sets},
     )
+
+
+def own_share(weights: Iterable[float]) -> list[float]:
+    """The weights that this process scores, in order."""
+    return sorted(weights)[process_number() :: started_processes()]
 
 
 def _choose(
@@ -257,4 +266,7 @@ def refitted_head(trainer: GradedTrainer, head: RelevanceHead) -> RelevanceHead:
     slope, intercept = fit_platt(logits, torch.cat(relevance).numpy())
     if slope <= 0:  # cosines say nothing of relevance: the trained scale is as good as any
         return head
-    return replace(head, logit_scale=slope * head.logit_scale, logit_bias=slope * head.logit_bias + intercept)
+    scale, bias = slope * head.logit_scale, slope * head.logit_bias + intercept
+    prior = float(torch.cat(relevance).mean())
+    known = prior if 0 < prior < 1 else None
+    return replace(head, logit_scale=scale, logit_bias=bias, trained_prior=known, prior=known)

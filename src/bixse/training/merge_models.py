@@ -5,17 +5,19 @@ from __future__ import annotations
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from bixse.data.collection_files import files_of_split
-from bixse.data.files import file_hash
+from bixse.data.files import file_hash, storage_errors
 from bixse.data.pairs_files import load_graded_pairs
 from bixse.data.run_record import open_run
+from bixse.encoders.interpolation import check_shares, check_weight
+from bixse.encoders.precision import resolve_precision
 from bixse.errors import InputError
 from bixse.evaluation.local import model_hashes
 from bixse.training.config import MergeConfig, paths_in
+from bixse.training.dev import split_hashes
 from bixse.training.merge import MergeResult, merge, refitted_head
-from bixse.training.recipe import MODEL_FOLDER
+from bixse.training.recipe import MODEL_FOLDER, alone_in
 from bixse.training.watched import Split, check_not_trained_on, load_watched, queries_of
 
 if TYPE_CHECKING:
@@ -52,6 +54,7 @@ def merge_models(
     pairs: str | Path | None = None,
     max_length: int | None = None,
     allow_shared_queries: bool = False,
+    trust_remote_code: bool = False,
     progress: Callable[[str, int], Step] | None = None,
 ) -> MergedModel:
     """Average the weights of models of one architecture and save the result to `out/model`.
@@ -74,6 +77,7 @@ def merge_models(
             head.
         max_length: tokens of a text that are read; None keeps the base model's.
         allow_shared_queries: accept dev or guard queries that stand in the pairs.
+        trust_remote_code: run code that comes with the models.
         progress: makes a progress callback (see `bixse.progress.Step`) from a title and a total.
 
     Raises:
@@ -88,11 +92,18 @@ def merge_models(
             merge_models(["demo", "runs/mine/model"], "runs/merged", weights=[0.5, 0.5])
     """
     from bixse.encoders.build import build_encoder
+    from bixse.encoders.head import RelevanceHead
     from bixse.encoders.interpolation import check_same_kind, mean_weights, trained_weights
     from bixse.encoders.saving import save_whole
+    from bixse.losses.bixse import BiXSELoss
+    from bixse.training.trainer import GradedTrainer, GradedTrainingArguments
 
     names, dev_folders, guard_folders = [str(model) for model in models], paths_in(dev), paths_in(guard)
-    _check(names, weights, dev_folders, guard_folders)
+    settings = _Settings(
+        models=names, weights=weights, dev=dev_folders, guard=guard_folders, guard_tolerance=guard_tolerance,
+        candidates=candidates, documents=documents, max_length=max_length,
+    )  # fmt: skip
+    settings.check()
     splits = [Split(folder, dev_split, "dev") for folder in dev_folders]
     splits += [Split(folder, guard_split, "guard") for folder in guard_folders]
     watched = load_watched(splits, documents)
@@ -100,62 +111,91 @@ def merge_models(
     held_out = queries_of(watched, "dev") | queries_of(watched, "guard")
     warnings = check_not_trained_on(held_out, set(graded.queries) if graded else set(), allow_shared_queries)
     inputs = {f"{number}/{name}": value for number, m in enumerate(names) for name, value in model_hashes(m).items()}
-    for split in splits:
-        inputs |= {f"{split.folder}/{name}": file_hash(split.folder / name) for name in files_of_split(split.split)}
+    inputs |= split_hashes(splits)
     if pairs is not None:
         inputs["pairs"] = file_hash(Path(pairs))
-    settings = {
-        "models": names, "weights": list(weights or ()), "candidates": list(candidates) if dev_folders else [],
-        "documents": documents, "guard_tolerance": guard_tolerance, "max_length": max_length,
-    }  # fmt: skip
-    record = open_run(Path(out), "merge", settings, inputs)
-    if record.status == "finished":
+    folder = Path(out)
+    record = open_run(folder, "merge", settings.config(), inputs)
+    if record.status == "finished" and (folder / MODEL_FOLDER).is_dir():
         found = record.results
-        result = MergeResult.from_json(found["merge"])
-        return MergedModel(Path(out) / MODEL_FOLDER, result, found["warnings"], reused=True)
-    base = build_encoder(names[0], max_length).float()
+        return MergedModel(folder / MODEL_FOLDER, MergeResult.from_json(found["merge"]), found["warnings"], reused=True)
+    base = build_encoder(names[0], max_length, trust_remote_code=trust_remote_code).float()
     states, heads = [trained_weights(base)], [base.head]
     for name in names[1:]:
-        other = build_encoder(name)
+        other = build_encoder(name, trust_remote_code=trust_remote_code)
         check_same_kind(base, other, (names[0], name))
         states.append(trained_weights(other))
         heads.append(other.head)
         del other
-    record.save("running")
-    if weights is not None:
-        result = merge(base, states[0], mean_weights(states, weights), [1.0], [])
-    else:
-        step = progress("score weights", len({0.0, 1.0, *candidates})) if progress is not None else None
-        result = merge(base, states[0], mean_weights(states[1:]), candidates, watched, guard_tolerance, step)
-    warnings += result.warnings()
-    base.head = None
-    if graded is not None:
-        from bixse.encoders.head import RelevanceHead
-        from bixse.losses.bixse import BiXSELoss
-        from bixse.training.trainer import GradedTrainer, GradedTrainingArguments
+    with alone_in(folder), storage_errors(folder):
+        record.save("running")
+        if weights is not None:
+            result = merge(base, states[0], mean_weights(states, weights), [1.0], [])
+        else:
+            step = progress("score weights", len({0.0, 1.0, *candidates})) if progress is not None else None
+            result = merge(base, states[0], mean_weights(states[1:]), candidates, watched, guard_tolerance, step)
+        warnings += result.warnings()
+        base.head = None
+        if graded is not None:
+            head = next((head.as_trained() for head in reversed(heads) if head is not None), RelevanceHead(20.0, 0.0))
+            with tempfile.TemporaryDirectory() as scratch:
+                arguments = GradedTrainingArguments(
+                    output_dir=scratch, report_to="none", per_device_train_batch_size=16
+                )
+                base.head = refitted_head(GradedTrainer(base, arguments, graded, BiXSELoss(base)), head)
+        else:
+            warnings.append(
+                "the merged model has no relevance head, as its cosines are those of neither model; fix: give --pairs, "
+                "or run `bixse calibrate` on it"
+            )
+        save_whole(base, folder / MODEL_FOLDER, result.card())
+        record.results = {"merge": result.to_json(), "warnings": warnings}
+        record.save("finished")
+    return MergedModel(folder / MODEL_FOLDER, result, warnings)
 
-        head = next((head.as_trained() for head in reversed(heads) if head is not None), RelevanceHead(20.0, 0.0))
-        with tempfile.TemporaryDirectory() as folder:
-            arguments = GradedTrainingArguments(output_dir=folder, report_to="none", per_device_train_batch_size=16)
-            base.head = refitted_head(GradedTrainer(base, arguments, graded, BiXSELoss(base)), head)
-    else:
-        warnings.append(
-            "the merged model has no relevance head, as its cosines are those of neither model; fix: give --pairs, or "
-            "run `bixse calibrate` on it"
-        )
-    save_whole(base, Path(out) / MODEL_FOLDER, result.card())
-    record.results = {"merge": result.to_json(), "warnings": warnings}
-    record.save("finished")
-    return MergedModel(Path(out) / MODEL_FOLDER, result, warnings)
 
+@dataclass(frozen=True)
+class _Settings:
+    """What makes two merges the same, checked before any work."""
 
-def _check(names: list[str], weights: Sequence[float] | None, dev: list[Path], guard: list[Path]) -> None:
-    if len(names) < 2:
-        raise InputError(f"merge: got {len(names)} model; expected two or more; fix: name the base model first")
-    if (weights is None) == (not dev):
-        found = "weights and dev" if dev else "neither weights nor dev"
-        raise InputError(
-            f"merge: got {found}; expected one of them; fix: give weights, or a dev collection to choose on"
-        )
-    if guard and not dev:
-        raise InputError("merge: got guard without dev; expected both; fix: give a dev collection, or leave guard out")
+    models: list[str]
+    weights: Sequence[float] | None
+    dev: list[Path]
+    guard: list[Path]
+    guard_tolerance: float
+    candidates: Sequence[float]
+    documents: int | None
+    max_length: int | None
+
+    def check(self) -> None:
+        """Refuse values out of range, and settings that do not go together."""
+        if len(self.models) < 2:
+            raise InputError(f"merge: got {len(self.models)} model; expected two or more; fix: name the base model too")
+        if (self.weights is None) == (not self.dev):
+            found = "weights and dev" if self.dev else "neither weights nor dev"
+            raise InputError(f"merge: got {found}; expected one of them; fix: give weights, or dev to choose them on")
+        if self.guard and not self.dev:
+            raise InputError("merge: got guard without dev; expected both; fix: give dev, or leave guard out")
+        if self.weights is not None:
+            check_shares(self.weights, len(self.models))
+        for weight in self.candidates:
+            check_weight(weight)
+        if not self.candidates or self.guard_tolerance < 0 or (self.documents is not None and self.documents < 1):
+            raise InputError(
+                f"merge: got {len(self.candidates)} candidates, guard_tolerance {self.guard_tolerance} and documents "
+                f"{self.documents}; expected at least one candidate, a tolerance of 0 or more, and 1 document or more; "
+                "fix: leave them out for the defaults"
+            )
+
+    def config(self) -> dict[str, Any]:
+        """As the record holds them."""
+        chosen = {
+            "candidates": list(self.candidates), "documents": self.documents, "guard_tolerance": self.guard_tolerance,
+        }  # fmt: skip
+        return {
+            "models": self.models,
+            "weights": list(self.weights or ()),
+            "max_length": self.max_length,
+            "precision": resolve_precision(),
+            **(chosen if self.dev else {}),
+        }

@@ -25,8 +25,8 @@ from bixse.training.checks import check_disk, check_finite, check_lengths, check
 from bixse.training.config import paths_in
 from bixse.training.dev import dev_evaluator, dev_figures, dev_hashes, load_dev, load_watched_of
 from bixse.training.divergence import check_learned, embedding_spreads
-from bixse.training.merge import MergeResult, merge, refitted_head
-from bixse.training.processes import check_agreement, is_first_process, join_processes, together
+from bixse.training.merge import MergeResult, merge, own_share, refitted_head
+from bixse.training.processes import any_process, check_agreement, is_first_process, join_processes, together
 from bixse.training.watched import check_not_trained_on, queries_of
 
 if TYPE_CHECKING:
@@ -111,12 +111,15 @@ def _train(config: TrainConfig, out: Path, progress: bool, title: str | None) ->
         return TrainResult(out / MODEL_FOLDER, **{**record.results, "merge": merged}, reused=True)
 
     from bixse.encoders.build import no_library_bars
-    from bixse.encoders.interpolation import trained_weights
+    from bixse.encoders.interpolation import check_can_be_scaled, trained_weights
 
     started = time.perf_counter()
     with together():
         model, loss = make_model(config, table)
-        base = trained_weights(model) if merges(config) else None
+        base = None
+        if merges(config):
+            base = trained_weights(model)
+            check_can_be_scaled(base)
         warnings = check_training(config, out, model, loss, pairs, collections, watched)
         evaluator = make_evaluator(config, model, collections)
         with storage_errors(out), no_library_bars():
@@ -130,21 +133,19 @@ def _train(config: TrainConfig, out: Path, progress: bool, title: str | None) ->
             held.enter_context(storage_errors(out))
             held.enter_context(no_library_bars())
             _save_record(record, "running")
-            warnings += _run_trainer(trainer, out, record)
+            warnings += _run_trainer(trainer, out, record, then_merge=base is not None)
             history, best_step = _history(trainer)
             warnings += _warn_if_worse(history, best_step)
             rate = config.optimizer.scaled_learning_rate
             head = _trained_head(loss, history)
             merged = None
             if base is not None and config.merge is not None:
-                with together():
-                    if config.merge.keep_tuned and is_first_process():
-                        _save_model(copy.deepcopy(model), head, out, TUNED_FOLDER)
-                merged = _merge(trainer, config, base, watched, history, progress)
+                try:
+                    merged, head = _merge(trainer, config, base, watched, history, head, out, progress)
+                except KeyboardInterrupt:
+                    _save_record(record, "interrupted")
+                    raise
                 warnings += merged.warnings()
-                if head is not None and (merged.weight < 1 or config.merge.checkpoints > 1):
-                    with together():
-                        head = refitted_head(trainer, head)
             record.results = {
                 "history": history, "best_step": best_step, "warnings": warnings, "learning_rate": rate,
                 "merge": merged.to_json() if merged is not None else None,
@@ -174,13 +175,25 @@ def _merge(
     base: Weights,
     watched: Sequence[Watched],
     history: list[dict[str, Any]],
+    head: RelevanceHead | None,
+    out: Path,
     progress: bool,
-) -> MergeResult:
-    """Set the trained encoder, or the mean of its best checkpoints, to the best weights between it and the base."""
+) -> tuple[MergeResult, RelevanceHead | None]:
+    """Set the trained encoder, or the mean of its best checkpoints, to the best weights between it and the base.
+
+    Returns:
+        What was chosen, and the relevance head for it.
+    """
     from bixse.encoders.interpolation import mean_weights, trained_weights
 
-    settings, model = config.merge, trainer.model
-    assert settings is not None and model is not None
+    settings = config.merge
+    model: Any = trainer.loss.model
+    assert settings is not None
+    with together():
+        if settings.keep_tuned and is_first_process():
+            device = model.device
+            _save_model(copy.deepcopy(model.cpu()), head, out, TUNED_FOLDER)
+            model.to(device)
     tuned: Weights = trained_weights(model)
     if settings.checkpoints > 1:
         figures = dev_figures(history)
@@ -190,11 +203,15 @@ def _merge(
             trainer._load_from_checkpoint(str(Path(str(trainer.args.output_dir)) / f"checkpoint-{step}"))
             several.append(trained_weights(model))
         tuned = mean_weights(several)
-    number = len({0.0, 1.0, *settings.weights}) if watched else 0
+    number = len(own_share({0.0, 1.0, *settings.weights})) if watched else 0
     shown = progress and is_first_process() and number > 0
     bar = progress_bar("merge: score weights", number) if shown else None
     model.eval()
-    return merge(model, base, tuned, settings.weights, watched, config.guard_tolerance, bar)
+    merged = merge(model, base, tuned, settings.weights, watched, config.guard_tolerance, bar)
+    if head is not None and (merged.weight < 1 or settings.checkpoints > 1):
+        with together():
+            head = refitted_head(trainer, head)
+    return merged, head
 
 
 def open_training(
@@ -228,8 +245,16 @@ def check_training(
     warnings += check_pairs(where, config.loss, loss, pairs, config.optimizer.documents_per_query)
     warnings += check_lengths(where, model, pairs, config.long_texts)
     warnings += [said for dev in collections.values() for said in warn_of_missing(dev, config.dev_split)]
-    check_disk(out, model)
+    warnings += [said for corpus in watched for said in corpus.warnings]
+    check_disk(out, model, checkpoints=_kept_checkpoints(config))
     return warnings
+
+
+def _kept_checkpoints(config: TrainConfig) -> int:
+    """Checkpoints that lie on the disk together: the best and the last, or all that may be averaged."""
+    if config.merge is None or config.merge.checkpoints == 1:
+        return 2
+    return max(2, config.optimizer.epochs * config.evaluations_per_epoch)
 
 
 def make_evaluator(
@@ -347,8 +372,10 @@ def make_trainer(
     return trainer
 
 
-def _run_trainer(trainer: GradedTrainer, out: Path, record: RunRecord) -> list[str]:
+def _run_trainer(trainer: GradedTrainer, out: Path, record: RunRecord, then_merge: bool) -> list[str]:
     """Train, from the last checkpoint when there is one; a Ctrl-C leaves a checkpoint and ends the run.
+
+    A Ctrl-C during the last step ends the run too where merging is still to come.
 
     Returns:
         Warnings about checkpoints that could not be used.
@@ -377,13 +404,17 @@ def _run_trainer(trainer: GradedTrainer, out: Path, record: RunRecord) -> list[s
         raise
     finally:
         stop.release()
-        if ended == "failed" or trainer.state.global_step < trainer.state.max_steps:
+        unfinished = trainer.state.global_step < trainer.state.max_steps
+        if ended == "failed" or unfinished:
             _add_timings(record, started, trainer)
             _save_record(record, ended)
-    if trainer.state.global_step < trainer.state.max_steps:
+    if not unfinished and then_merge and any_process(stop.asked, trainer.args.device):
+        _save_record(record, ended)
+        unfinished = True
+    if unfinished:
         raise InterruptedRunError(
             f"{out}: got Ctrl-C or SIGTERM after step {trainer.state.global_step} of {trainer.state.max_steps}; the "
-            "checkpoint is written; to go on: give the same command again"
+            "last checkpoint is kept; to go on: give the same command again"
         )
     return warnings
 

@@ -15,7 +15,7 @@ from bixse.errors import InputError, InterruptedRunError, InvalidFileError, Outp
 from bixse.evaluation.local import model_path_settings
 from bixse.training.config import PATH_SETTINGS
 from bixse.training.dev import dev_figures
-from bixse.training.recipe import ADAPTER_FOLDER, CHECKPOINT_FOLDER, MODEL_FOLDER, train
+from bixse.training.recipe import ADAPTER_FOLDER, CHECKPOINT_FOLDER, MODEL_FOLDER, TUNED_FOLDER, train
 from bixse.training.sweep_plan import input_hashes, plan_cells, run_folder
 from bixse.training.sweep_table import (
     BEST_FILE,
@@ -278,7 +278,11 @@ def _drop_models(
         ahead = max(names, key=lambda name: outcomes[name].best or 0.0, default=None) if open_still else None
         for name in names:
             kept = config.keep == "best" and name in (best, ahead)
-            parts = (MODEL_FOLDER, ADAPTER_FOLDER) if outcomes[name].status == "finished" else (CHECKPOINT_FOLDER,)
+            parts = (
+                (MODEL_FOLDER, ADAPTER_FOLDER, TUNED_FOLDER)
+                if outcomes[name].status == "finished"
+                else (CHECKPOINT_FOLDER,)
+            )
             for part in () if kept or outcomes[name].status == "refused" else parts:
                 folder = out / CELLS_FOLDER / name / part
                 with storage_errors(folder):

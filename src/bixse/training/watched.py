@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from bixse.data.collection_files import load_collection
+from bixse.data.collection_files import load_collection, warn_of_missing
 from bixse.errors import InputError
 
 if TYPE_CHECKING:
@@ -49,6 +49,8 @@ class Watched:
     """Documents of the whole corpus."""
     sets: tuple[QuerySet, ...]
     """Dev and guard queries of this corpus."""
+    warnings: tuple[str, ...] = ()
+    """What the user should know of its guard splits."""
 
     def scores(self, model: SentenceTransformer) -> Scores:
         """nDCG@10 of every judged query; the documents are encoded once for all query sets."""
@@ -111,7 +113,8 @@ def load_watched(
             size = max(documents, len(judged_documents))
             kept = cut_collection(collection.name, together, collection.corpus, len(together), size).documents
         texts = {document: collection.corpus[document].content for document in kept}
-        found.append(Watched(texts, len(collection.corpus), tuple(sets)))
+        missing = [said for _, e in own if e.role == "guard" for said in warn_of_missing(collection, e.split)]
+        found.append(Watched(texts, len(collection.corpus), tuple(sets), tuple(missing)))
     return found
 
 
@@ -139,7 +142,7 @@ def check_not_trained_on(
     if said and not allowed:
         raise InputError(
             f"{'; '.join(said)}; expected none, as a model looks better on queries it was trained on; fix: take them "
-            "out of the pairs, or set `allow_shared_queries: true`"
+            "out of the pairs, or allow them (`allow_shared_queries: true`, --allow-shared-queries)"
         )
     return said
 
