@@ -121,15 +121,21 @@ class Progress:
 
 
 def duration(seconds: float) -> str:
-    """Seconds as people say them.
+    """Seconds in the unit a person would use.
 
     Example:
-        >>> duration(12.3), duration(75), duration(7325)
-        ('12 s', '1 min 15 s', '2 h 2 min')
+        >>> duration(0.04), duration(12.3), duration(75), duration(7384)
+        ('< 0.1 s', '12.3 s', '1 min 15 s', '2 h 03 min')
     """
-    hours, rest = divmod(round(seconds), 3600)
-    minutes, rest = divmod(rest, 60)
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s" if minutes else f"{rest} s"
+    if seconds < 0.1:
+        return "< 0.1 s"
+    if seconds < 59.95:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest:02d} s"
+    hours, minutes = divmod(round(seconds / 60), 60)
+    return f"{hours} h {minutes:02d} min"
 
 
 def _watched() -> bool:

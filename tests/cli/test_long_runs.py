@@ -160,7 +160,7 @@ def test_what_a_server_says_never_reaches_the_terminal_as_codes(
     log = pairs.with_suffix(".log")
     process = start(log, *grading(server, address, pairs, *form))
     said = process.communicate(timeout=120)[0] + log.read_bytes().decode()
-    assert "do not trust its grades" in log.read_text()
+    assert said.count("do not trust its grades") == (2 if form else 1), "once, and in the JSON object"
     assert "400 of 400" in said or form
     assert not CONTROLS.search(said), CONTROLS.findall(said)
     answers_nothing = server.scenario(models=[HOSTILE], no_logprobs=True, system=False, system_says=HOSTILE)

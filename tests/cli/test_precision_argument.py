@@ -73,8 +73,13 @@ class TestRefused:
         assert code == 2
         assert f"{flag} {value}" in found["errors"][0]
 
-    def test_verbs_that_compute_nothing_have_no_such_flag(self, capsys: pytest.CaptureFixture[str]) -> None:
-        assert run(capsys, "convert", "x.jsonl", "--precision", "float32")[0] == 2
+    @pytest.mark.parametrize("words", [("convert", "x.jsonl"), ("generate", "--corpus", "x.jsonl", "--server", "x")])
+    def test_verbs_that_compute_nothing_have_no_such_flag(
+        self, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
+    ) -> None:
+        code, found = run(capsys, *words, "--precision", "float32")
+        assert code == 2
+        assert "--precision" in found["errors"][0]
 
     def test_a_variable_that_holds_none(self) -> None:
         environment = {**os.environ, PRECISION_VARIABLE: "fp16"}

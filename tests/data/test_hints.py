@@ -92,7 +92,7 @@ def test_other_letters_in_jsonl_and_parquet(tmp_path: Path) -> None:
 )
 def test_the_command_that_is_named_maps_the_columns(tmp_path: Path, name: str, content: str) -> None:
     fix = faults(load_graded_pairs, tmp_path / name, content)[0].fix
-    words = shlex.split(fix.partition(" (")[0].replace("LOW HIGH", "1 5"))
+    words = shlex.split(fix[fix.index("bixse convert") :].replace("LOW HIGH", "1 5"))
     assert words[:3] == ["bixse", "convert", "table"]
     assert main([*words[1:], "--out", str(tmp_path / "out")]) == 0
     assert load_graded_pairs(tmp_path / "out" / "pairs.parquet").relevance.tolist() == [0.75, 0.0]

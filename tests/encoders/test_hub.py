@@ -106,3 +106,30 @@ def test_what_can_be_no_name_is_refused_without_the_network(tmp_path: Path) -> N
 def test_the_word_that_was_meant_is_named() -> None:
     with pytest.raises(ModelError, match="did you mean 'bm25'"):
         check_hub_name("bm26")
+
+
+def check(name: str, endpoint: str, **variables: str) -> str:
+    """What a process of its own, with the network switched on, says of a name."""
+    code = "import sys; from bixse.encoders.hub import check_hub_name; check_hub_name(sys.argv[1])"
+    environment = {**os.environ, "HF_ENDPOINT": endpoint, "HF_HUB_OFFLINE": "0", **variables}
+    done = subprocess.run(
+        [sys.executable, "-c", code, name], env=environment, capture_output=True, text=True, check=False
+    )
+    return done.stderr
+
+
+def test_a_gated_model_is_left_to_the_libraries() -> None:
+    with hub(403, "GatedRepo") as (address, asked):
+        assert "ModelError" not in check("owner/name", address)
+    assert asked
+
+
+def test_a_model_in_the_cache_of_sentence_transformers_is_not_asked_for(tmp_path: Path) -> None:
+    cached = tmp_path / "models--owner--name"
+    for file, content in (("refs/main", "0" * 40), (f"snapshots/{'0' * 40}/config.json", "{}")):
+        (cached / file).parent.mkdir(parents=True)
+        (cached / file).write_text(content, encoding="utf-8")
+    with hub(404, "RepoNotFound") as (address, asked):
+        assert "ModelError" not in check("owner/name", address, SENTENCE_TRANSFORMERS_HOME=str(tmp_path))
+        assert asked == []
+        assert "ModelError" in check("owner/other", address, SENTENCE_TRANSFORMERS_HOME=str(tmp_path))

@@ -422,6 +422,13 @@ def test_doubts_are_told_before_the_first_question_and_strict_asks_none(tmp_path
     assert grade(some_pairs(3), ScriptedJudge(), tmp_path / "sure", strict=True).complete
 
 
+def test_strict_says_what_is_expected_of_a_judge_that_answers_as_another_model(tmp_path):
+    judge = ScriptedJudge()
+    judge.doubts = ["known questions to a were answered by b"]
+    with pytest.raises(InputError, match=r"answered by b.*; expected the model that was named.*; fix: .*server"):
+        grade(some_pairs(3), judge, tmp_path / "out", strict=True)
+
+
 def test_progress_counts_answers_of_the_ledger_apart_and_names_statuses_and_dollars(tmp_path):
     calls = []
 

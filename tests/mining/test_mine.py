@@ -14,6 +14,7 @@ import pytest
 from bixse.data.instructions import Instructions
 from bixse.data.trec import read_run
 from bixse.encoders.instructions import set_instructions
+from bixse.encoders.precision import PRECISION_VARIABLE
 from bixse.errors import InputError, ModelError, OutputExistsError
 from bixse.evaluation.local import evaluate
 from bixse.mining import mine as mine_module
@@ -62,6 +63,19 @@ def test_no_candidate_for_any_query(collection: Path, tmp_path: Path) -> None:
         mine(config, tmp_path / "out")
     assert json.loads((tmp_path / "out" / "run.json").read_text())["status"] == "failed"
     assert not (tmp_path / "out" / "pairs.parquet").exists()
+
+
+def test_a_run_in_other_numbers_is_another_run(
+    collection: Path, tiny_model_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_model = MineConfig(collection=collection, retrievers=(str(tiny_model_path),), max_length=16)
+    words = MineConfig(collection=collection, retrievers=("bm25",))
+    for config, out in ((with_model, tmp_path / "model"), (words, tmp_path / "words")):
+        mine(config, out)
+    monkeypatch.setenv(PRECISION_VARIABLE, "bfloat16")
+    with pytest.raises(OutputExistsError, match="precision"):
+        mine(with_model, tmp_path / "model")
+    assert mine(words, tmp_path / "words").reused, "BM25 computes with no model"
 
 
 def test_another_run_is_never_overwritten(collection: Path, tmp_path: Path) -> None:

@@ -7,9 +7,12 @@ import json
 import pytest
 
 from bixse.cli.main import main
+from bixse.encoders.build import build_encoder
+from bixse.encoders.precision import keep_weights_exact
 from bixse.errors import TrainingError
-from bixse.training.divergence import check_learned
+from bixse.training.divergence import check_learned, embedding_spreads
 from bixse.training.recipe import train
+from bixse.training.trainer import GradedTrainer
 
 
 def settings(run_config, files, model, rate, **changes):
@@ -63,9 +66,31 @@ def test_what_has_diverged(after, losses, best):
         (FINE, FINE, [1.0, 30.0], True),
         (FINE, FINE, [1.0, *[900.0] * 4, *[0.5] * 30, 900.0, 0.5], False),
         (FINE, FINE, [0.0, 5.0], False),
+        (FINE, FINE, [0.002, *[0.05] * 30], False),
         (FINE, FINE, [], False),
         ({"query": 0.0, "document": 5e-4}, {"query": 0.0, "document": 1e-4}, [1.0], False),
     ],
 )
 def test_what_has_not(before, after, losses, best):
     check_learned(before, after, losses, best)
+
+
+@pytest.mark.precision("bfloat16")
+def test_spreads_are_float32_after_training_in_bfloat16(
+    run_config, training_files, tiny_model_path, graded_pairs, tmp_path, monkeypatch
+):
+    """accelerate puts autocast into the model's forward and leaves it there."""
+    ended = []
+    ours = GradedTrainer.train
+    monkeypatch.setattr(
+        GradedTrainer, "train", lambda self, **kept: (ours(self, **kept), ended.append(self.loss.model))
+    )
+    train(settings(run_config, training_files, tiny_model_path, 1e-3), tmp_path / "out", progress=False)
+    (model,) = ended
+    forward = model.forward
+    found = embedding_spreads(model, graded_pairs)
+    assert model.forward is forward
+    fresh = build_encoder(str(tiny_model_path))
+    keep_weights_exact(fresh)
+    fresh.load_state_dict(model.state_dict())
+    assert found == embedding_spreads(fresh, graded_pairs)

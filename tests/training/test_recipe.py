@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from bixse.cli.main import main
 from bixse.data.collection_files import load_collection
 from bixse.encoders.build import build_encoder
 from bixse.encoders.head import HEAD_FILE, RelevanceHead
@@ -69,6 +70,14 @@ class TestUnhappyPaths:
             training_files, tiny_model_path, dev=dev, missing_documents="drop", optimizer={"steps": 2, "epochs": 1}
         )
         assert any("1 of 51" in warning for warning in train(config, tmp_path / "out", progress=False).warnings)
+
+    @pytest.mark.parametrize("flags", [[], ["--missing-documents", "refuse"]])
+    def test_what_is_missing_is_handled_as_the_file_says_unless_a_flag_does(self, tmp_path, flags, monkeypatch):
+        (tmp_path / "train.yaml").write_text("pairs: pairs.jsonl\nmodel: demo\nmissing_documents: drop\n")
+        found = []
+        monkeypatch.setattr("bixse.training.dry_run.plan_training", lambda config, out: found.append(config) or 1 / 0)
+        main(["train", "--config", str(tmp_path / "train.yaml"), "--dry-run", *flags])
+        assert found[0].missing_documents == ("refuse" if flags else "drop")
 
     def test_a_full_disk_is_refused_before_training(
         self, run_config, training_files, tiny_model_path, tmp_path, monkeypatch

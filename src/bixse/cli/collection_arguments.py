@@ -18,11 +18,11 @@ def add_cache_argument(parser: argparse.ArgumentParser | argparse._ArgumentGroup
     )
 
 
-def add_missing_argument(parser: argparse.ArgumentParser) -> None:
-    """Add `--missing-documents`, for `bixse.data.collection_files.load_collection`."""
+def add_missing_argument(parser: argparse.ArgumentParser, default: str | None = "refuse") -> None:
+    """Add `--missing-documents`, for `bixse.data.collection_files.load_collection`; default None: as a file says."""
     parser.add_argument(
         "--missing-documents",
         choices=("refuse", "drop"),
-        default="refuse",
+        default=default,
         help="judgements that name a document which the corpus lacks: stop (default), or leave them out and count them",
     )

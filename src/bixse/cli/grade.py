@@ -12,7 +12,7 @@ from bixse.errors import InputError
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from bixse.data.graded_pairs import Pair
     from bixse.grading.estimate import Estimate
@@ -94,6 +94,7 @@ def run(args: argparse.Namespace) -> CommandResult:
     budget = Budget(args.max_usd, None if args.max_pairs is None else args.max_pairs * orders)
     inputs = {"pairs": file_hash(args.pairs)} if args.pairs is not None and args.pairs.is_file() else {}
     judge = open_judge(args.judge, rubric, judge_options(args))
+    told = () if args.json else tuple(getattr(judge, "doubts", ()))  # before the first question, see `grade`
     try:
         pairs = _pairs(args.pairs, judge)
         prices = prices_of(args, judge.name)
@@ -101,13 +102,14 @@ def run(args: argparse.Namespace) -> CommandResult:
         common["strict"] = args.strict
         if args.dry_run:
             found = estimate(pairs, judge, args.out, pilot=args.pilot, max_usd=args.max_usd, **common)
-            return CommandResult(_estimate_text(found, judge.name), asdict(found), warnings=list(judge.warnings))
+            left = [warning for warning in judge.warnings if warning not in told]
+            return CommandResult(_estimate_text(found, judge.name), asdict(found), warnings=left)
         result = grade(
             pairs, judge, args.out, budget=budget, retry_failed=args.retry_failed, progress=progress_bar, **common
         )
     finally:
         judge.close()
-    return _result(result, judge, prices != Prices())
+    return _result(result, judge, prices != Prices(), told)
 
 
 def _pairs(path: Path | None, judge: Judge) -> list[Pair]:
@@ -122,7 +124,7 @@ def _pairs(path: Path | None, judge: Judge) -> list[Pair]:
     return list(own())
 
 
-def _result(result: GradeResult, judge: Judge, priced: bool) -> CommandResult:
+def _result(result: GradeResult, judge: Judge, priced: bool, told: Sequence[str]) -> CommandResult:
     """What a person reads: how many, how they spread, what it took, what to doubt."""
     from bixse.report.table import format_table
 
@@ -155,7 +157,8 @@ def _result(result: GradeResult, judge: Judge, priced: bool) -> CommandResult:
             f"      bixse train --pairs {result.artifacts['pairs']}",
         ]
     exit_code = 0 if result.complete else 3
-    warnings = [*judge.warnings, *_warnings(summary, judge.name, priced)]
+    left = [warning for warning in judge.warnings if warning not in told]
+    warnings = [*left, *_warnings(summary, judge.name, priced)]
     return CommandResult("\n".join(lines), dict(summary), dict(result.artifacts), warnings, [], exit_code)
 
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
 VERBS = {
-    "quickstart": "train and compare four systems on Python's own documentation, with a verdict",
+    "quickstart": "train, and compare with BM25, the base model and InfoNCE on Python's own documentation",
     "convert": "turn other people's data into graded pairs or a collection; cut, sample, split pairs",
     "mine": "find documents worth grading for each query, by BM25 and dense models",
     "generate": "write queries for the documents of a corpus by a language model",

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
 COMPUTING_VERBS = (
     "quickstart",
     "mine",
-    "generate",
     "grade",
     "grade rank",
     "train",

@@ -60,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "kept",
     )
     parser.add_argument("--dev-split", metavar="NAME", help="split of the dev collection (default: dev)")
-    add_missing_argument(parser)
+    add_missing_argument(parser, default=None)
     parser.add_argument(
         "--guard",
         nargs="+",
@@ -160,7 +160,7 @@ def _plan(config: TrainConfig, out: Path) -> CommandResult:
     """What the run would take."""
     from dataclasses import asdict
 
-    from bixse.report.table import format_seconds
+    from bixse.progress import duration
     from bixse.training.dry_run import plan_training
 
     plan = plan_training(config, out)
@@ -171,9 +171,9 @@ def _plan(config: TrainConfig, out: Path) -> CommandResult:
         _rate(config.optimizer),
         f"memory: at least {needed / 1e9:.2f} GB ({plan.weights_bytes / 1e9:.2f} GB weights, "
         f"{plan.step_bytes / 1e9:.2f} GB for a step); {plan.free_bytes / 1e9:.2f} GB are free beside the weights",
-        f"time: about {format_seconds(plan.seconds)} ({plan.seconds_per_step:.2f} s a step, the median of "
+        f"time: about {duration(plan.seconds)} ({plan.seconds_per_step:.2f} s a step, the median of "
         f"{plan.timed_steps}; {plan.evaluations} evaluations on dev of {plan.seconds_of_dev:.1f} s; "
-        f"{format_seconds(plan.seconds_of_merge)} to score merge weights)",
+        f"{duration(plan.seconds_of_merge)} to score merge weights)",
         "nothing was trained or written",
     ]
     metrics = {name: value for name, value in asdict(plan).items() if name != "warnings"}

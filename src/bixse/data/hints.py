@@ -60,8 +60,8 @@ def convert_hint(path: Path, column: str, names: Sequence[object], otherwise: st
     Example:
         >>> from pathlib import Path
         >>> print(convert_hint(Path("clicks.csv"), "query", ["search", "title", "stars"], "add it"))
-        bixse convert table clicks.csv --query-column search --document-column title --grade-column stars --scale LOW \
-HIGH (lowest and highest possible grade)
+        with the lowest and highest possible grade for LOW HIGH: bixse convert table clicks.csv --query-column search \
+--document-column title --grade-column stars --scale LOW HIGH
     """
     hint = column_hint(column, names, "")
     if hint:
@@ -75,7 +75,7 @@ HIGH (lowest and highest possible grade)
         flags["grade" if wanted == "relevance" else wanted] = name
     words = [word for flag, name in flags.items() if name != flag for word in (f"--{flag}-column", shlex.quote(name))]
     command = " ".join(["bixse convert table", shlex.quote(str(path)), *words, "--scale LOW HIGH"])
-    return f"{command} (lowest and highest possible grade)"
+    return f"with the lowest and highest possible grade for LOW HIGH: {command}"
 
 
 def _plain(name: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 
 from bixse.errors import ModelError, did_you_mean
@@ -43,21 +44,22 @@ def check_hub_name(name: str) -> None:
 def _ask(name: str) -> None:
     """Ask the hub once for a model that is not in the local cache."""
     from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
-    from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, RepositoryNotFoundError
+    from huggingface_hub.errors import EntryNotFoundError, GatedRepoError, HfHubHTTPError, RepositoryNotFoundError
 
     # sentence-transformers looks for a name without owner among its own models, except for a few of transformers'
     candidates = [name] if "/" in name else [f"sentence-transformers/{name}", name]
-    cached = any(isinstance(try_to_load_from_cache(one, file), str) for one in candidates for file in FILES)
+    folder = os.getenv("SENTENCE_TRANSFORMERS_HOME")  # its cache; None: that of the hub
+    cached = any(isinstance(try_to_load_from_cache(one, file, folder), str) for one in candidates for file in FILES)
     if constants.HF_HUB_OFFLINE or cached:
         return
     for candidate in candidates:
         try:
             get_hf_file_metadata(hf_hub_url(candidate, FILES[0]), timeout=SECONDS)
-        except EntryNotFoundError:
+        except (EntryNotFoundError, GatedRepoError):  # a gated one is also a RepositoryNotFoundError
             return
         except RepositoryNotFoundError:
             continue
-        except HfHubHTTPError:  # gated, or a fault of the hub: the libraries say it better
+        except HfHubHTTPError:  # a fault of the hub: the libraries say it better
             return
         except Exception as error:  # of the HTTP library, whichever it is
             raise ModelError(

@@ -212,8 +212,9 @@ def _tell_doubts(judge: Judge, strict: bool) -> None:
         log.warning("%s", doubt)
     if strict and doubts:
         raise InputError(
-            f"--strict: got a judge that does not look trustworthy ({'; '.join(doubts)}); expected known questions to "
-            "be answered as they should; fix: choose another model, rubric or --mode, or leave --strict out"
+            f"--strict: got a judge that does not look trustworthy ({'; '.join(doubts)}); expected the "
+            "model that was named, and known questions answered as they should be; fix: choose another model, server, "
+            "rubric or --mode, or leave --strict out"
         )
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from bixse.data.files import file_hash
 from bixse.data.run_record import open_run
+from bixse.encoders.precision import resolve_precision
 from bixse.errors import InputError
 from bixse.evaluation.local import BM25_NAME, model_hashes, model_path_settings
 from bixse.mining.candidates import Candidate, fuse, keep_new
@@ -137,6 +138,8 @@ def _open(config: MineConfig, labels: dict[str, str], out: Path, form: str) -> R
         "models": list(labels.values()),
         "format": form,
     }
+    if any(name != BM25_NAME for name in labels.values()):
+        settings["precision"] = resolve_precision()
     return open_run(out, "mine", settings, inputs, paths=("collection", "corpus", "queries", "known", "models"))
 
 

@@ -6,6 +6,7 @@ import unicodedata
 from typing import TYPE_CHECKING
 
 from bixse.errors import printable
+from bixse.progress import duration
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -73,23 +74,13 @@ def format_p_value(value: float | None) -> str:
 
 
 def format_seconds(seconds: float | None) -> str:
-    """A duration in the unit a person would use.
+    """A duration as `bixse.progress.duration` writes it, or a dash for None.
 
     Example:
-        >>> format_seconds(0.04), format_seconds(83.2), format_seconds(7384)
-        ('< 0.1 s', '1 min 23 s', '2 h 03 min')
+        >>> format_seconds(83.2), format_seconds(None)
+        ('1 min 23 s', '–')
     """
-    if seconds is None:
-        return "–"
-    if seconds < 0.1:
-        return "< 0.1 s"
-    if seconds < 59.95:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    if minutes < 60:
-        return f"{minutes} min {rest:02d} s"
-    hours, minutes = divmod(round(seconds / 60), 60)
-    return f"{hours} h {minutes:02d} min"
+    return "–" if seconds is None else duration(seconds)
 
 
 def format_table(rows: Sequence[Sequence[Cell]], headers: Sequence[str]) -> str:

@@ -1,4 +1,4 @@
-"""The main job on the embedded default: train, compare four systems, calibrate, report, and say the verdict."""
+"""The main job on the embedded default: train, compare with baselines, calibrate, report, and say the verdict."""
 
 from __future__ import annotations
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from statistics import median
 from typing import TYPE_CHECKING
 
 from bixse.errors import TrainingError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from sentence_transformers import SentenceTransformer
 
@@ -20,7 +21,9 @@ TEXTS_COMPARED = 32
 SMALLEST_SPREAD = 1e-3
 """Embeddings have collapsed where no cosine is further from 1 than this, and some were before."""
 LOSS_FACTOR = 10.0
-"""The loss has exploded where it ends above so many times its first value."""
+"""The loss has exploded where it ends above so many times what it was at first."""
+FEWEST_LOSSES = 3
+"""Entries of the log of which "at first" and "ends" are medians: a tenth of all, these at least, or half of them."""
 MEND = "lower learning_rate or set max_grad_norm, and give another --out folder"
 
 
@@ -35,9 +38,24 @@ def embedding_spreads(model: SentenceTransformer, pairs: GradedPairs) -> dict[Ki
     kinds: dict[Kind, Sequence[str]] = {"query": pairs.queries, "document": pairs.documents}
     for kind, texts in kinds.items():
         distinct = list(dict.fromkeys(texts))
-        embeddings = encode_here(model, distinct[:: -(-len(distinct) // TEXTS_COMPARED)], kind, None, "float32")
+        with _forward_of_its_own(model):
+            embeddings = encode_here(model, distinct[:: -(-len(distinct) // TEXTS_COMPARED)], kind, None, "float32")
         found[kind] = 1 - float((embeddings @ embeddings.T).min())
     return found
+
+
+@contextmanager
+def _forward_of_its_own(model: SentenceTransformer) -> Iterator[None]:
+    """Without the autocast that accelerate has put into `forward` where training computes in bfloat16."""
+    own = model.__dict__.get("_original_forward")
+    if own is None:
+        yield
+        return
+    wrapped, model.__dict__["forward"] = model.__dict__["forward"], own
+    try:
+        yield
+    finally:
+        model.__dict__["forward"] = wrapped
 
 
 def check_learned(
@@ -72,9 +90,12 @@ that differ, as before training; the run has diverged; fix: lower learning_rate 
                 f"training: got nearly the same embedding for every {kind}; expected embeddings that differ, as before "
                 f"training; the run has diverged; fix: {MEND}"
             ).of_all_processes()
-    last = median(losses[-max(1, len(losses) // 10) :]) if losses else 0.0
-    if losses and not kept_the_best and last > LOSS_FACTOR * losses[0] > 0:
+    if not losses or kept_the_best:
+        return
+    compared = min(max(FEWEST_LOSSES, len(losses) // 10), max(1, len(losses) // 2))
+    first, last = median(losses[:compared]), median(losses[-compared:])
+    if last > LOSS_FACTOR * first > 0:
         raise TrainingError(
-            f"training: got a loss of {last:.3g} at the end and {losses[0]:.3g} at the first step; expected it to "
-            f"fall; the run has diverged; fix: {MEND}"
+            f"training: got a loss of {last:.3g} at the end and {first:.3g} at first; expected it to fall; the run has "
+            f"diverged; fix: {MEND}"
         ).of_all_processes()
