@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,6 +11,7 @@ import pytest
 from bixse.encoders.precision import PRECISION_VARIABLE, use_precision
 
 os.environ["HF_HUB_OFFLINE"] = "1"
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts its background jobs with SIGINT ignored
 os.environ.setdefault(PRECISION_VARIABLE, "float32")
 
 if TYPE_CHECKING:
