@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 TESTED := $(VENV)/.ready-for-tests
+PARALLEL := OMP_NUM_THREADS=1  # tests run on all cores, each on one thread
 
 .PHONY: quickstart test test-all lint bench-loss bench-train bench-grade bench-eval bench-encode bench-search-index results clean help
 
@@ -32,10 +33,10 @@ test: $(TESTED)  ## check style and types and run the default tests
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest
+	$(PARALLEL) $(BIN)/python -m pytest -n auto
 
 test-all: $(TESTED)  ## every test, the slow ones too
-	$(BIN)/python -m pytest -m 'not gpu and not net'
+	$(PARALLEL) $(BIN)/python -m pytest -n auto -m 'not gpu and not net'
 
 lint: $(TESTED)  ## style and types alone
 	$(BIN)/ruff check .
