@@ -17,6 +17,7 @@ from bixse.data.collection_files import save_collection
 from bixse.data.graded_pairs import GradedPairs
 from bixse.data.pairs_files import save_graded_pairs
 from bixse.data.trec import read_run
+from bixse.progress import SECONDS_VARIABLE
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -467,7 +468,10 @@ def test_sweep_refuses_before_it_writes(capsys: pytest.CaptureFixture[str], swee
 
 
 @pytest.mark.slow
-def test_sweep_of_which_a_cell_fails(capsys: pytest.CaptureFixture[str], sweep_file: Path, tmp_path: Path) -> None:
+def test_sweep_of_which_a_cell_fails(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, sweep_file: Path, tmp_path: Path
+) -> None:
+    monkeypatch.setenv(SECONDS_VARIABLE, "0.01")  # a log's lines come once a minute else
     out = tmp_path / "out"
     words = ["sweep", "--config", str(sweep_file), "--out", str(out)]
     assert main(words) == 3
@@ -478,6 +482,7 @@ def test_sweep_of_which_a_cell_fails(capsys: pytest.CaptureFixture[str], sweep_f
     assert "it is the best of 2 on those queries; measure it on test, once" in shown.out
     assert f"bixse evaluate {out / 'cells' / 'learning_rate=0.001' / 'model'} --collection" in shown.out
     assert "error: cell 1 (learning_rate=1e+30) failed: " in shown.err
+    assert "cell 2 of 2: learning_rate=0.001" in shown.err
 
     assert main([*words, "--json"]) == 3
     envelope = json.loads(capsys.readouterr().out)
