@@ -34,9 +34,9 @@ import numpy as np
 import torch
 
 from bixse.evaluation.metrics import evaluate_run, mean
-from bixse.evaluation.suite_result import SUITE_METRICS
+from bixse.evaluation.suites.suite_result import SUITE_METRICS
 from bixse.retrieval.exact import exact_search, to_run
-from bixse.studies.memory import peak_beyond_gradients
+from bixse.studies.paper.memory import peak_beyond_gradients
 from measuring import in_a_process_of_its_own, write_table
 
 if TYPE_CHECKING:

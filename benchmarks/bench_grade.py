@@ -10,7 +10,7 @@ methods get the same texts, render the same prompts and give the expected grade 
   token is the least it can be asked for.
 - `generate, 8 tokens`: the same with room for an answer in words, out of which a number is read; greedy.
 - `forward, batches of 8`: `model(...)` over padded batches in the order given, logits of all positions.
-- `bixse`: `bixse.grading.local_judge.LocalJudge` as it comes.
+- `bixse`: `bixse.grading.local.local_judge.LocalJudge` as it comes.
 
 Timed is everything from texts to grades; loading is not. All methods run in one process, after a pair that is not
 timed, and every other round runs them in the opposite order, so that another program slows all of a round alike.
@@ -45,8 +45,8 @@ import torch
 
 from bixse.data.pydocs.collection import load_pydocs
 from bixse.grading.judge import Question
-from bixse.grading.local_judge import LocalJudge
-from bixse.grading.local_model import load_local_model
+from bixse.grading.local.local_judge import LocalJudge
+from bixse.grading.local.local_model import load_local_model
 from bixse.grading.rubrics import load_rubric, rubric_names
 from measuring import write_table
 

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, logsigmoid
 
 from bixse.losses.catalogue import LOSSES, build_loss
-from bixse.studies.memory import Problem, peak_beyond_gradients
+from bixse.studies.paper.memory import Problem, peak_beyond_gradients
 from measuring import in_a_process_of_its_own, write_table
 
 if TYPE_CHECKING:

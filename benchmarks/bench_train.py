@@ -62,10 +62,10 @@ from transformers import PrinterCallback, Trainer
 from bixse.data.graded_pairs import GradedPairs
 from bixse.data.pairs_files import save_graded_pairs
 from bixse.data.pydocs.collection import PYDOCS_SCALE, load_pydocs
-from bixse.encoders.build import quiet_loading
-from bixse.encoders.demo import demo_model_path
-from bixse.encoders.precision import bf16_is_fast, resolve_precision
-from bixse.studies.memory import peak_beyond_gradients
+from bixse.encoders.loading.build import quiet_loading
+from bixse.encoders.loading.demo import demo_model_path
+from bixse.encoders.loading.precision import bf16_is_fast, resolve_precision
+from bixse.studies.paper.memory import peak_beyond_gradients
 from bixse.training.config import OptimizerConfig, TrainConfig
 from bixse.training.recipe import train
 from measuring import in_a_process_of_its_own, write_table

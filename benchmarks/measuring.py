@@ -8,7 +8,7 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
-from bixse.studies.memory import CLEAR_PEAK, freed_at_once
+from bixse.studies.paper.memory import CLEAR_PEAK, freed_at_once
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

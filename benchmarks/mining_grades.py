@@ -20,9 +20,9 @@ from bixse.data.pairs_files import save_graded_pairs
 from bixse.data.pydocs.collection import PYDOCS_RELEVANT_GRADE, PYDOCS_SCALE, load_pydocs
 from bixse.mining.false_negatives import FalseNegatives, false_negatives
 from bixse.mining.mine import mine
+from bixse.mining.mine_settings import MineConfig
 from bixse.mining.mined_pairs import MinedPair, load_mined_pairs
 from bixse.mining.selection import STRATEGIES
-from bixse.mining.settings import MineConfig
 from bixse.report.table import format_markdown
 
 RETRIEVERS = (("bm25",), ("demo",), ("bm25", "demo"))

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 
 from bixse.data.graded_pairs import GradedPairs
 from bixse.data.pydocs.collection import PYDOCS_SCALE, load_pydocs
-from bixse.encoders.build import build_encoder
 from bixse.encoders.embedding import positions_computed
-from bixse.training.batches import GradedCollator, GroupDataset
-from bixse.training.plan import BatchPlan
-from bixse.training.trainer import shortened_preprocess
+from bixse.encoders.loading.build import build_encoder
+from bixse.training.loop.batch_plan import BatchPlan
+from bixse.training.loop.batches import GradedCollator, GroupDataset
+from bixse.training.loop.trainer import shortened_preprocess
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -26,13 +26,13 @@ from bixse.data.collection import Collection, Document
 from bixse.data.collection_files import save_collection
 from bixse.data.graded_pairs import text_id
 from bixse.data.trec import read_qrels, read_run
-from bixse.encoders.precision import use_precision
+from bixse.encoders.loading.precision import use_precision
 from bixse.evaluation.metrics import evaluate_run
 from bixse.report.files import load_report_data
 from bixse.report.table import format_difference, format_interval, format_markdown, format_number, format_p_value
-from bixse.studies.contrasts import crossed_interval
-from bixse.studies.quickstart import COMPARED
-from bixse.studies.study import STUDIES, find_study
+from bixse.studies.engine.study import STUDIES, find_study
+from bixse.studies.findings.contrasts import crossed_interval
+from bixse.studies.quickstart.quickstart import COMPARED
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

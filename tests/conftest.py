@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from bixse.encoders.precision import PRECISION_VARIABLE, use_precision
+from bixse.encoders.loading.precision import PRECISION_VARIABLE, use_precision
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts its background jobs with SIGINT ignored

@@ -82,7 +82,7 @@ def test_a_room_imports_only_rooms_above_it(path: Path) -> None:
         ("from ..losses.base import GradedLoss", {"losses"}),
         ("from . import files", {"data"}),
         ("def f():\n    from bixse.report.page import write_report", {"report"}),
-        ("if TYPE_CHECKING:\n    from bixse.studies.quickstart import x", {"studies"}),
+        ("if TYPE_CHECKING:\n    from bixse.studies.quickstart.quickstart import x", {"studies"}),
         ("import_module('bixse.losses')", {"losses"}),
         ("import numpy, json", set()),
     ],

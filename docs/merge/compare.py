@@ -22,15 +22,15 @@ from transformers import TrainerCallback, set_seed
 
 from bixse.data.graded_pairs import GradedPairs
 from bixse.data.pydocs.collection import PYDOCS_SCALE, load_pydocs
-from bixse.encoders.build import build_encoder
+from bixse.encoders.loading.build import build_encoder
 from bixse.encoders.lora import add_lora, merge_lora
+from bixse.evaluation.dense_search import encode_collection
 from bixse.evaluation.metrics import evaluate_run
-from bixse.evaluation.systems import encode_collection
 from bixse.losses.bixse import BiXSELoss
 from bixse.losses.catalogue import build_loss
-from bixse.training.arguments import training_arguments
 from bixse.training.config import TrainConfig
-from bixse.training.trainer import GradedTrainer
+from bixse.training.loop.arguments import training_arguments
+from bixse.training.loop.trainer import GradedTrainer
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -10,18 +10,18 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from bixse.data.collection_files import load_collection as load_collection
     from bixse.data.conversion.convert import convert as convert
-    from bixse.data.conversion.settings import ConvertSettings as ConvertSettings
+    from bixse.data.conversion.convert_settings import ConvertSettings as ConvertSettings
     from bixse.data.graded_pairs import GradedPairs as GradedPairs
     from bixse.data.pairs_files import load_graded_pairs as load_graded_pairs
     from bixse.data.pairs_files import load_pairs as load_pairs
-    from bixse.encoders.build import build_encoder as build_encoder
+    from bixse.encoders.loading.build import build_encoder as build_encoder
     from bixse.encoders.pool import encode_on as encode_on
     from bixse.encoders.relevance_model import RelevanceModel as RelevanceModel
     from bixse.encoders.relevance_model import load_relevance_model as load_relevance_model
-    from bixse.evaluation.local import evaluate as evaluate
-    from bixse.evaluation.suite_result import SuiteResult as SuiteResult
-    from bixse.evaluation.suite_run import evaluate_suite as evaluate_suite
-    from bixse.evaluation.suites import SUITES as SUITES
+    from bixse.evaluation.evaluate import evaluate as evaluate
+    from bixse.evaluation.suites.known_suites import SUITES as SUITES
+    from bixse.evaluation.suites.suite_result import SuiteResult as SuiteResult
+    from bixse.evaluation.suites.suite_run import evaluate_suite as evaluate_suite
     from bixse.grading.grade import GradeSettings as GradeSettings
     from bixse.grading.grade import grade as grade
     from bixse.grading.open_judge import open_judge as open_judge
@@ -36,39 +36,39 @@ if TYPE_CHECKING:
     from bixse.relevance import GradeScale as GradeScale
     from bixse.retrieval.index import open_index as open_index
     from bixse.retrieval.index_build import make_index as make_index
-    from bixse.training.callbacks import SaveRelevanceHead as SaveRelevanceHead
     from bixse.training.config import TrainConfig as TrainConfig
-    from bixse.training.merge_models import merge_models as merge_models
+    from bixse.training.loop.callbacks import SaveRelevanceHead as SaveRelevanceHead
+    from bixse.training.loop.trainer import GradedTrainer as GradedTrainer
+    from bixse.training.loop.trainer import GradedTrainingArguments as GradedTrainingArguments
+    from bixse.training.merging.merge_models import merge_models as merge_models
     from bixse.training.recipe import train as train
-    from bixse.training.sweep import sweep as sweep
-    from bixse.training.sweep_config import SweepConfig as SweepConfig
-    from bixse.training.trainer import GradedTrainer as GradedTrainer
-    from bixse.training.trainer import GradedTrainingArguments as GradedTrainingArguments
+    from bixse.training.sweep.sweep import sweep as sweep
+    from bixse.training.sweep.sweep_config import SweepConfig as SweepConfig
 
 _HOMES = {
-    "SUITES": "evaluation.suites",
+    "SUITES": "evaluation.suites.known_suites",
     "BiXSELoss": "losses.bixse",
-    "ConvertSettings": "data.conversion.settings",
+    "ConvertSettings": "data.conversion.convert_settings",
     "GradeScale": "relevance",
     "GradeSettings": "grading.grade",
     "GradedPairs": "data.graded_pairs",
-    "GradedTrainer": "training.trainer",
-    "GradedTrainingArguments": "training.trainer",
+    "GradedTrainer": "training.loop.trainer",
+    "GradedTrainingArguments": "training.loop.trainer",
     "InfoNCELoss": "losses.infonce",
     "LambdaLoss": "losses.lambda_loss",
     "MarginMSELoss": "losses.margin_mse",
     "PairwiseBCELoss": "losses.pairwise_bce",
     "RelevanceModel": "encoders.relevance_model",
-    "SaveRelevanceHead": "training.callbacks",
+    "SaveRelevanceHead": "training.loop.callbacks",
     "SoftInfoNCELoss": "losses.soft_infonce",
-    "SuiteResult": "evaluation.suite_result",
-    "SweepConfig": "training.sweep_config",
+    "SuiteResult": "evaluation.suites.suite_result",
+    "SweepConfig": "training.sweep.sweep_config",
     "TrainConfig": "training.config",
-    "build_encoder": "encoders.build",
+    "build_encoder": "encoders.loading.build",
     "convert": "data.conversion.convert",
     "encode_on": "encoders.pool",
-    "evaluate": "evaluation.local",
-    "evaluate_suite": "evaluation.suite_run",
+    "evaluate": "evaluation.evaluate",
+    "evaluate_suite": "evaluation.suites.suite_run",
     "grade": "grading.grade",
     "load_collection": "data.collection_files",
     "load_graded_pairs": "data.pairs_files",
@@ -76,11 +76,11 @@ _HOMES = {
     "load_relevance_model": "encoders.relevance_model",
     "load_rubric": "grading.rubrics",
     "make_index": "retrieval.index_build",
-    "merge_models": "training.merge_models",
+    "merge_models": "training.merging.merge_models",
     "open_index": "retrieval.index",
     "open_judge": "grading.open_judge",
     "save_relevance_head": "losses.relevance_head",
-    "sweep": "training.sweep",
+    "sweep": "training.sweep.sweep",
     "train": "training.recipe",
 }
 """Public name -> module; imported on first use, so that `import bixse` is light."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bixse.encoders.precision import PRECISION_VARIABLE
+from bixse.encoders.loading.precision import PRECISION_VARIABLE
 
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "bench_train.py"
 METHODS = ["stock", "stock, tuned", "stock, cached", "bixse", "infonce"]

@@ -9,13 +9,13 @@ import platformdirs
 import pytest
 
 from bixse.cli.main import main
-from bixse.data.cache import cache_folder
 from bixse.data.collection import Collection, Document
 from bixse.data.collection_files import save_collection
+from bixse.data.io.cache import cache_folder
 from bixse.encoders import encode
 from bixse.errors import InputError
 from bixse.mining.mine import mine
-from bixse.mining.settings import MineConfig
+from bixse.mining.mine_settings import MineConfig
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -195,9 +195,9 @@ def test_text_says_what_was_found(capsys: pytest.CaptureFixture[str], model: Pat
 def test_thresholds_of_probabilities_that_stay_as_they_were(
     capsys: pytest.CaptureFixture[str], model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from bixse.evaluation import head_fit
+    from bixse.evaluation.calibration import calibrate_head
 
-    monkeypatch.setattr(head_fit.HeldOutCheck, "helps", property(lambda check: False))
+    monkeypatch.setattr(calibrate_head.HeldOutCheck, "helps", property(lambda check: False))
     head = RelevanceHead(20.0, -15.0)
     head.save(model)
     words = ("calibrate", model, "--pairs", make_pairs(tmp_path), "--at-precision", "0.5")

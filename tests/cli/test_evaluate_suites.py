@@ -125,7 +125,7 @@ def test_tasks_that_failed_end_with_3(
     capsys: pytest.CaptureFixture[str], data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("mteb")
-    from bixse.evaluation import mteb_suite
+    from bixse.evaluation.mteb import mteb_suite
 
     monkeypatch.setattr(mteb_suite, "with_local_data", None)
     save_collection(Collection("toy", CORPUS, QUERIES, QRELS), data / "FiQA2018")

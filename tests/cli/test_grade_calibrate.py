@@ -12,7 +12,7 @@ import pytest
 from bixse.cli import grade_calibrate
 from bixse.data.pairs_files import load_graded_pairs
 from bixse.errors import InputError
-from bixse.grading.grade_map import GradeMap
+from bixse.grading.audit.grade_map import GradeMap
 
 if TYPE_CHECKING:
     from pathlib import Path

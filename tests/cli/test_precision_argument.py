@@ -14,7 +14,7 @@ import yaml
 from bixse.cli.main import main
 from bixse.data.collection import Collection, Document
 from bixse.data.collection_files import save_collection
-from bixse.encoders.precision import PRECISION_VARIABLE
+from bixse.encoders.loading.precision import PRECISION_VARIABLE
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -13,8 +13,8 @@ from bixse.cli.main import main
 from bixse.data.collection import Collection, Document
 from bixse.data.collection_files import save_collection
 from bixse.encoders.pool import EncodePool
-from bixse.evaluation import local
-from bixse.evaluation.local import evaluate
+from bixse.evaluation import evaluate as evaluation
+from bixse.evaluation.evaluate import evaluate
 from bixse.retrieval.index import open_index
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def test_a_killed_encoding_goes_on_with_the_parts_there_are(
 ) -> None:
     from bixse.encoders import encode
 
-    monkeypatch.setattr(local, "DOCUMENTS_PER_PART", 5)
+    monkeypatch.setattr(evaluation, "DOCUMENTS_PER_PART", 5)
     encode_texts, given = encode.encode_texts, []
 
     def count(model: Any, texts: list[str], kind: str, **rest: Any) -> Any:
@@ -134,7 +134,7 @@ def test_a_killed_encoding_goes_on_with_the_parts_there_are(
     assert given == [5, 5, 0, 2, 10]  # the last documents, then the queries
     (stored,) = (cache_path / "embeddings").iterdir()
     stored.unlink()
-    monkeypatch.setattr(local, "DOCUMENTS_PER_PART", 100)
+    monkeypatch.setattr(evaluation, "DOCUMENTS_PER_PART", 100)
     assert evaluate(str(model), collection).metrics == found.metrics
 
 

@@ -363,9 +363,9 @@ def test_calibrate_into_a_new_folder_and_again(capsys: pytest.CaptureFixture[str
 def test_a_calibration_that_does_not_help_changes_nothing(
     capsys: pytest.CaptureFixture[str], model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from bixse.evaluation import head_fit
+    from bixse.evaluation.calibration import calibrate_head
 
-    monkeypatch.setattr(head_fit.HeldOutCheck, "helps", property(lambda check: False))
+    monkeypatch.setattr(calibrate_head.HeldOutCheck, "helps", property(lambda check: False))
     code, envelope = call(capsys, "calibrate", model, "--pairs", make_pairs(tmp_path, 10))
     assert (code, envelope["metrics"]["kept"], envelope["artifacts"]) == (0, False, {})
     assert not (model / "relevance_head.json").exists()

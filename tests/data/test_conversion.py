@@ -20,9 +20,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bixse import ConvertSettings, GradedPairs, convert, load_collection, load_graded_pairs
-from bixse.data import transforms
 from bixse.data.conversion import reading
-from bixse.data.files import file_hash
+from bixse.data.io.files import file_hash
+from bixse.data.transforms import transforms
 from bixse.errors import InputError, OutputExistsError, StorageError
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ import pytest
 import source_files as files
 
 from bixse.data.sources.arctic import ArcticFolder
-from bixse.data.sources.catalogue import SOURCES, SourceOptions, open_source
 from bixse.data.sources.e5 import E5Files
 from bixse.data.sources.flagembedding import FlagEmbeddingFile
+from bixse.data.sources.formats import SOURCES, SourceOptions, open_source
 from bixse.data.sources.nvidia import NvidiaFile
 from bixse.data.sources.own_pairs import OwnPairs
 from bixse.data.sources.table import TableColumns, TableFiles, WandsFolder
@@ -26,7 +26,7 @@ from bixse.relevance import GradeScale
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from bixse.data.sources.judgements import JudgementSource
+    from bixse.data.sources.judgement_files import JudgementSource
 
 
 def short(source: JudgementSource) -> list[tuple[str, str, float | None]]:
@@ -53,8 +53,8 @@ class TestE5:
         ]
 
     def test_every_task_has_the_papers_instruction(self) -> None:
-        from bixse.data.instructions import load_instructions
         from bixse.data.sources.e5 import SHARES, TASKS
+        from bixse.data.task_instructions import load_instructions
 
         table = load_instructions("paper")
         assert set(TASKS.values()) <= set(table.tasks)

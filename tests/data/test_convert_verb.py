@@ -10,7 +10,7 @@ import pytest
 import source_files as files
 
 from bixse.cli.main import main
-from bixse.data.sources.catalogue import SOURCES
+from bixse.data.sources.formats import SOURCES
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from bixse.data.files import file_hash, is_unicode, read_settings, read_text, storage_errors, write_atomically
+from bixse.data.io.files import file_hash, is_unicode, read_settings, read_text, storage_errors, write_atomically
 from bixse.errors import ConfigError, InputError, StorageError
 
 if TYPE_CHECKING:

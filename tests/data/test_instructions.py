@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from bixse.data.instructions import Instructions, load_instructions
+from bixse.data.task_instructions import Instructions, load_instructions
 from bixse.errors import ConfigError, InputError
 
 TABLE = """

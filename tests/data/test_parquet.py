@@ -10,10 +10,10 @@ import pytest
 
 import bixse
 from bixse.data.graded_pairs import GradedPairs
+from bixse.data.io.parquet import column_names, read_table, row_count, save_table, table_writer
 from bixse.data.pairs_files import load_graded_pairs, load_pairs, save_graded_pairs
-from bixse.data.parquet import column_names, read_table, row_count, save_table, table_writer
 from bixse.errors import BixseError, InputError
-from bixse.grading.label_tables import table_rows as label_rows
+from bixse.grading.audit.label_tables import table_rows as label_rows
 from bixse.mining.mined_pairs import MinedPair, load_mined_pairs, save_mined_pairs
 
 TABLE = pa.table({"a": [f"text {i % 9} of a page" for i in range(60)], "b": [i / 60 for i in range(60)]})

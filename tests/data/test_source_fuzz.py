@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bixse.data.collection import Collection, Document
-from bixse.data.files import is_unicode
+from bixse.data.io.files import is_unicode
 from bixse.data.sources import FlagEmbeddingFile, LightBlueFiles, QrelsFile, UmbrelaFile
 from bixse.data.sources.arctic import ArcticFolder
 from bixse.data.sources.e5 import E5Files

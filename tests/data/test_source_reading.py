@@ -7,7 +7,7 @@ import pytest
 
 from bixse.data import sources
 from bixse.data.sources import reading
-from bixse.data.sources.judgements import Judgement, JudgementRows, JudgementSource, placed
+from bixse.data.sources.judgement_files import Judgement, JudgementRows, JudgementSource, placed
 from bixse.data.sources.reading import FaultList, files_of, json_rows
 from bixse.errors import InputError, InvalidFileError
 from bixse.relevance import GradeScale

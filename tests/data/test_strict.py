@@ -9,14 +9,14 @@ import yaml
 
 from bixse.data.collection import Collection, Document
 from bixse.data.collection_files import load_collection, save_collection
-from bixse.data.files import read_settings
+from bixse.data.io.files import read_settings
+from bixse.data.io.strict import parse_json, parse_yaml
 from bixse.data.pairs_files import load_graded_pairs
 from bixse.data.sources.own_pairs import OwnPairs
-from bixse.data.strict import parse_json, parse_yaml
 from bixse.errors import ConfigError, InvalidFileError
-from bixse.evaluation.folder_stream import check_corpus, read_judged_queries
-from bixse.grading.label_tables import table_rows
-from bixse.mining.inputs import read_texts
+from bixse.evaluation.suites.folder_stream import check_corpus, read_judged_queries
+from bixse.grading.audit.label_tables import table_rows
+from bixse.mining.mine_inputs import read_texts
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bixse.data.graded_pairs import GradedPairs
-from bixse.data.transforms import (
+from bixse.data.transforms.transforms import (
     Applied,
     binarised,
     keep_from,

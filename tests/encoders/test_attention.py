@@ -8,9 +8,9 @@ import torch
 from sentence_transformers import SentenceTransformer
 from transformers import AutoConfig, BertTokenizerFast
 
-from bixse.encoders.attention import check_attention, check_padding, make_bidirectional, sees_whole_text
-from bixse.encoders.build import build_encoder
 from bixse.encoders.encode import encode_texts
+from bixse.encoders.loading.attention import check_attention, check_padding, make_bidirectional, sees_whole_text
+from bixse.encoders.loading.build import build_encoder
 from bixse.errors import ModelError
 
 

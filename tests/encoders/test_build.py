@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from bixse.encoders.build import build_encoder, set_dropout
+from bixse.encoders.loading.build import build_encoder, set_dropout
 from bixse.errors import ModelError
 
 if TYPE_CHECKING:

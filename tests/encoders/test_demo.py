@@ -5,7 +5,7 @@ from importlib.machinery import ModuleSpec
 
 import pytest
 
-from bixse.encoders import demo
+from bixse.encoders.loading import demo
 from bixse.errors import ModelError
 
 

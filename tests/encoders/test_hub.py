@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from bixse.encoders.hub import check_hub_name
+from bixse.encoders.loading.hub import check_hub_name
 from bixse.errors import ModelError
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 CODE = """
 import json, sys, time
 import huggingface_hub
-from bixse.encoders.build import build_encoder
+from bixse.encoders.loading.build import build_encoder
 from bixse.errors import ModelError
 found = []
 for name in sys.argv[1:]:
@@ -110,7 +110,7 @@ def test_the_word_that_was_meant_is_named() -> None:
 
 def check(name: str, endpoint: str, **variables: str) -> str:
     """What a process of its own, with the network switched on, says of a name."""
-    code = "import sys; from bixse.encoders.hub import check_hub_name; check_hub_name(sys.argv[1])"
+    code = "import sys; from bixse.encoders.loading.hub import check_hub_name; check_hub_name(sys.argv[1])"
     environment = {**os.environ, "HF_ENDPOINT": endpoint, "HF_HUB_OFFLINE": "0", **variables}
     done = subprocess.run(
         [sys.executable, "-c", code, name], env=environment, capture_output=True, text=True, check=False

@@ -5,8 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from bixse.data.instructions import Instructions
-from bixse.encoders.build import build_encoder
+from bixse.data.task_instructions import Instructions
 from bixse.encoders.encode import encode_texts
 from bixse.encoders.instructions import (
     INSTRUCTIONS_FILE,
@@ -15,6 +14,7 @@ from bixse.encoders.instructions import (
     set_instructions,
     use_task,
 )
+from bixse.encoders.loading.build import build_encoder
 from bixse.encoders.prompts import prompt_for
 from bixse.errors import InputError, ModelError
 

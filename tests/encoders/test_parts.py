@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from bixse.encoders.parts import input_parts, parts_of
+from bixse.encoders.loading.parts import input_parts, parts_of
 
 if TYPE_CHECKING:
     from bixse.encoders.relevance_model import RelevanceModel

@@ -193,7 +193,7 @@ def test_processes_end_with_the_one_that_started_them(tiny_model_path: Path, tmp
 @pytest.mark.slow
 def test_minilm_in_two_processes() -> None:
     from bixse.data.pydocs.collection import load_pydocs
-    from bixse.encoders.build import build_encoder
+    from bixse.encoders.loading.build import build_encoder
 
     texts = [document.content for document in load_pydocs()[0].corpus.values()][:400]
     model = build_encoder("demo", device="cpu")

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Dense, LayerNorm, Pooling, Transformer
 
-from bixse.encoders.build import build_encoder
+from bixse.encoders.loading.build import build_encoder
 from bixse.encoders.lora import add_lora, merge_lora
 from bixse.encoders.pooling import pool_backbone
 from bixse.encoders.relevance_model import RelevanceModel

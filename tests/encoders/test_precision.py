@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from bixse.encoders import precision as module
-from bixse.encoders.build import build_encoder
 from bixse.encoders.encode import encode_texts
-from bixse.encoders.lora import add_lora, merge_lora
-from bixse.encoders.precision import (
+from bixse.encoders.loading import precision as module
+from bixse.encoders.loading.build import build_encoder
+from bixse.encoders.loading.precision import (
     PRECISION_VARIABLE,
     bf16_is_fast,
     keep_weights_exact,
@@ -22,6 +21,7 @@ from bixse.encoders.precision import (
     resolve_precision,
     use_precision,
 )
+from bixse.encoders.lora import add_lora, merge_lora
 from bixse.errors import InputError
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class TestWhoDecides:
 
     @pytest.mark.parametrize("wanted", ["float32", "bfloat16"])
     def test_processes_that_are_started_compute_alike(self, wanted: str) -> None:
-        code = "from bixse.encoders.precision import resolve_precision; print(resolve_precision())"
+        code = "from bixse.encoders.loading.precision import resolve_precision; print(resolve_precision())"
         with use_precision(wanted):
             done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
         assert done.stdout.strip() == wanted

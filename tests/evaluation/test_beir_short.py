@@ -10,8 +10,8 @@ import pytest
 from bixse.data.collection import Collection, Document
 from bixse.data.collection_files import save_collection
 from bixse.errors import InputError
-from bixse.evaluation.beir_short import FOLDER, cut_collection, short_source
-from bixse.evaluation.suites import SuiteTask
+from bixse.evaluation.suites.beir_short import FOLDER, cut_collection, short_source
+from bixse.evaluation.suites.known_suites import SuiteTask
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -74,7 +74,7 @@ def test_the_lists_are_written_and_read_again(data: Path, monkeypatch: pytest.Mo
     assert written["queries"] == list(first.sets[0].queries)
     assert [name for name, _ in first.documents()] == written["documents"]
     assert (first.count, first.exclude_self, first.inputs["id lists"]) == (60, True, written["sha256"])
-    monkeypatch.setattr("bixse.evaluation.beir_short.cut_collection", None)  # not chosen again
+    monkeypatch.setattr("bixse.evaluation.suites.beir_short.cut_collection", None)  # not chosen again
     again = prepare(data)
     assert list(again.documents()) == list(first.documents())
     assert again.inputs == first.inputs

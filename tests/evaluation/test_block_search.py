@@ -11,9 +11,9 @@ import pytest
 
 from bixse.encoders.encode import encode_texts
 from bixse.errors import InputError
-from bixse.evaluation import block_search
-from bixse.evaluation.block_search import Best, search_blocks
-from bixse.evaluation.prepared import JudgedQueries, PreparedTask
+from bixse.evaluation.suites import block_search
+from bixse.evaluation.suites.block_search import Best, search_blocks
+from bixse.evaluation.suites.prepared import JudgedQueries, PreparedTask
 from bixse.retrieval.exact import exact_search, to_run
 
 if TYPE_CHECKING:

@@ -9,14 +9,14 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import brier_score_loss
 
 from bixse.errors import InputError
-from bixse.evaluation.calibration import (
+from bixse.evaluation.calibration.platt import fit_platt
+from bixse.evaluation.calibration.reliability import (
     brier,
     calibration_report,
     expected_calibration_error,
     intervals_by_query,
     reliability_curve,
 )
-from bixse.evaluation.platt import fit_platt
 
 
 def sigmoid(x):

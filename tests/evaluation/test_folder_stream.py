@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from bixse.errors import InputError, InvalidFileError
-from bixse.evaluation.folder_stream import check_corpus, read_judged_queries, stream_documents
+from bixse.evaluation.suites.folder_stream import check_corpus, read_judged_queries, stream_documents
 
 if TYPE_CHECKING:
     from pathlib import Path

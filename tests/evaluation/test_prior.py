@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from bixse.encoders.head import RelevanceHead, log_odds
 from bixse.errors import InputError
-from bixse.evaluation.calibration import brier, expected_calibration_error
-from bixse.evaluation.prior import weighted_to_prior
+from bixse.evaluation.calibration.prevalence import weighted_to_prior
+from bixse.evaluation.calibration.reliability import brier, expected_calibration_error
 
 
 @pytest.mark.parametrize("prior", [0.0, 1.0, -0.1, 1.5, math.nan])

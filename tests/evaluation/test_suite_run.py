@@ -14,14 +14,14 @@ import pytest
 
 from bixse.data.collection import Collection, Document
 from bixse.data.collection_files import save_collection
-from bixse.data.instructions import Instructions
+from bixse.data.task_instructions import Instructions
 from bixse.data.trec import read_run
 from bixse.encoders.instructions import set_instructions
 from bixse.errors import InputError, ModelError, OutputExistsError
-from bixse.evaluation import block_search, suite_run, suite_systems, task_run
-from bixse.evaluation.local import evaluate
-from bixse.evaluation.suite_run import evaluate_suite
-from bixse.evaluation.suite_systems import EncoderSystem, instructions_of, make_system
+from bixse.evaluation.evaluate import evaluate
+from bixse.evaluation.suites import block_search, suite_run, suite_systems, task_run
+from bixse.evaluation.suites.suite_run import evaluate_suite
+from bixse.evaluation.suites.suite_systems import EncoderSystem, instructions_of, make_system
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -223,8 +223,8 @@ def test_each_task_gets_its_instructions_and_the_model_stays_as_it_was(tiny_mode
     system = EncoderSystem(str(tmp_path / "model"))
     before = system.encoder.preprocess
     system.encoder.preprocess = lambda texts, **given: seen.append(given.get("prompt")) or before(texts, **given)
-    from bixse.evaluation.prepared import find_folder, folder_source
-    from bixse.evaluation.suites import SUITES
+    from bixse.evaluation.suites.known_suites import SUITES
+    from bixse.evaluation.suites.prepared import find_folder, folder_source
 
     task = next(task for task in SUITES["beir"].tasks if task.name == "FiQA2018")
     task_run.run_task(system, folder_source(task, *find_folder(task, data), ("FiQA2018",)), None, {})
@@ -340,8 +340,8 @@ def test_an_interrupted_suite_goes_on_inside_its_task(
 
 KILLED = """
 import sys, time
-from bixse.evaluation import block_search
-from bixse.evaluation.suite_run import evaluate_suite
+from bixse.evaluation.suites import block_search
+from bixse.evaluation.suites.suite_run import evaluate_suite
 
 block_search.DOCUMENTS_PER_BLOCK, block_search.SAVE_SECONDS = 1, 0.0
 encode = block_search.encode_texts

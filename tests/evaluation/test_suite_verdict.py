@@ -9,7 +9,7 @@ import pytest
 
 from bixse.errors import InputError
 from bixse.evaluation.significance import paired_bootstrap, randomisation_test
-from bixse.evaluation.suite_verdict import compare_systems, holm, mean_over_tasks
+from bixse.evaluation.suites.suite_verdict import compare_systems, holm, mean_over_tasks
 
 
 def values(seed: int, shift: float = 0.0, tasks: tuple[int, ...] = (40, 15)) -> dict:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bixse.errors import InputError
-from bixse.evaluation.suites import BEIR_TASKS, LICENSED_TASKS, SHORT, SUITES, suite_named
+from bixse.evaluation.suites.known_suites import BEIR_TASKS, LICENSED_TASKS, SHORT, SUITES, suite_named
 
 
 def test_an_unknown_suite_is_refused_with_a_hint() -> None:

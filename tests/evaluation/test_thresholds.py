@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from sklearn.metrics import precision_recall_curve
 
 from bixse.errors import InputError
-from bixse.evaluation.thresholds import threshold_at_precision
+from bixse.evaluation.calibration.thresholds import threshold_at_precision
 
 
 def pairs(seed, count=600, queries=60):

@@ -14,9 +14,9 @@ from trec_fixture import TEXTS, write_duplicates, write_trec_folder
 from bixse.data.trec import read_qrels, read_run
 from bixse.errors import InputError, InvalidFileError
 from bixse.evaluation.metrics import evaluate_run
-from bixse.evaluation.suite_result import SUITE_METRICS
-from bixse.evaluation.suite_run import evaluate_suite
-from bixse.evaluation.trec_dl import (
+from bixse.evaluation.suites.suite_result import SUITE_METRICS
+from bixse.evaluation.suites.suite_run import evaluate_suite
+from bixse.evaluation.trec_dl.protocols import (
     chosen_years,
     collapse_duplicates,
     missing_files,
@@ -24,7 +24,7 @@ from bixse.evaluation.trec_dl import (
     rerank_sources,
     trec_means,
 )
-from bixse.evaluation.trec_files import look_up_passages, read_columns, read_duplicates
+from bixse.evaluation.trec_dl.trec_files import look_up_passages, read_columns, read_duplicates
 
 if TYPE_CHECKING:
     from pathlib import Path

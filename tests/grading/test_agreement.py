@@ -9,8 +9,8 @@ from sklearn.metrics import cohen_kappa_score
 
 from bixse.errors import InputError
 from bixse.evaluation.significance import resamples
-from bixse.grading import agreement
-from bixse.grading.agreement import counts_by_query, draws, estimates, mean_estimate, nearest_level
+from bixse.grading.audit import agreement
+from bixse.grading.audit.agreement import counts_by_query, draws, estimates, mean_estimate, nearest_level
 
 LEVELS = np.arange(4.0)
 

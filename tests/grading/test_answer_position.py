@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from bixse.grading.answer_position import answer_token, find_answer
+from bixse.grading.reading.answer_position import answer_token, find_answer
 
 DIGITS = ("0", "1", "2", "3")
 

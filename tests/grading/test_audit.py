@@ -11,9 +11,9 @@ from sklearn.metrics import brier_score_loss, cohen_kappa_score, confusion_matri
 
 from bixse.data.trec import read_run
 from bixse.errors import InputError
-from bixse.grading.audit import audit, first_relevant
-from bixse.grading.audit_words import describe, landis_koch
-from bixse.grading.labels import Labels, read_labels
+from bixse.grading.audit.audit import audit, first_relevant
+from bixse.grading.audit.audit_words import describe, landis_koch
+from bixse.grading.audit.labels import Labels, read_labels
 from bixse.relevance import GradeScale
 
 SMALL = Path(__file__).parent / "audit_labels"

@@ -10,10 +10,10 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertConfig, BertForSequenceClassification
 
-from bixse.encoders.precision import use_precision
+from bixse.encoders.loading.precision import use_precision
 from bixse.errors import InputError, ModelError
-from bixse.grading.cross_encoder_judge import CrossEncoderJudge
 from bixse.grading.judge import Question
+from bixse.grading.local.cross_encoder_judge import CrossEncoderJudge
 
 TEXTS = [
     ("copy a file", "copy the file"),

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bixse.errors import InputError
-from bixse.grading.expected_grade import OptionProbabilities, expected_grade, option_probabilities, spellings
+from bixse.grading.reading.expected_grade import OptionProbabilities, expected_grade, option_probabilities, spellings
 
 LABELS = ("0", "1", "2", "3")
 VALUES = (0.0, 1.0, 2.0, 3.0)

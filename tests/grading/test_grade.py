@@ -15,7 +15,7 @@ from scripted import ScriptedJudge, some_pairs
 from bixse.data.graded_pairs import Pair
 from bixse.data.pairs_files import load_graded_pairs
 from bixse.errors import InputError, InterruptedRunError, OutputExistsError, StorageError
-from bixse.grading.asking import Budget
+from bixse.grading.ask import Budget
 from bixse.grading.cost import Prices
 from bixse.grading.estimate import estimate
 from bixse.grading.grade import GradeSettings, grade

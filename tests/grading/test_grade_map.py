@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from sklearn.isotonic import IsotonicRegression
 
 from bixse.errors import InputError
-from bixse.grading.grade_map import GradeMap, fit_grade_map
+from bixse.grading.audit.grade_map import GradeMap, fit_grade_map
 
 
 def judged(seed: int, pairs: int = 600, queries: int = 60):

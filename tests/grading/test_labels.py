@@ -11,7 +11,7 @@ import pytest
 
 from bixse.data.graded_pairs import text_id
 from bixse.errors import InputError, InvalidFileError
-from bixse.grading.labels import read_labels
+from bixse.grading.audit.labels import read_labels
 from bixse.relevance import GradeScale
 
 if TYPE_CHECKING:

@@ -14,12 +14,12 @@ import transformers
 from tiny_judges import SIZES, TEMPLATE, questions_of, save_judge, small_rubric, some_texts, tiny_model, tiny_tokenizer
 
 from bixse.cli.main import main
-from bixse.encoders.precision import use_precision
+from bixse.encoders.loading.precision import use_precision
 from bixse.errors import InputError, ModelError
 from bixse.grading.judge import Question
-from bixse.grading.local_judge import LocalJudge
-from bixse.grading.local_model import load_local_model
-from bixse.grading.prompt_reader import PromptReader
+from bixse.grading.local.local_judge import LocalJudge
+from bixse.grading.local.local_model import load_local_model
+from bixse.grading.local.prompt_reader import PromptReader
 from bixse.grading.rubrics import load_rubric
 
 RUBRIC = small_rubric()

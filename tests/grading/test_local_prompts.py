@@ -6,7 +6,7 @@ import pytest
 from tiny_judges import TEMPLATE, tiny_tokenizer
 
 from bixse.errors import ModelError
-from bixse.grading.local_prompts import PromptRenderer
+from bixse.grading.local.local_prompts import PromptRenderer
 
 ASKED = ({"role": "system", "content": "Rate it."}, {"role": "user", "content": "Query: x"})
 REFUSES = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system') }}{% endif %}" + TEMPLATE

@@ -8,7 +8,7 @@ from tiny_judges import tiny_tokenizer
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from bixse.errors import InputError
-from bixse.grading.option_tokens import option_token_ids
+from bixse.grading.reading.option_tokens import option_token_ids
 
 
 def test_a_label_of_several_tokens_is_refused_with_its_tokens():

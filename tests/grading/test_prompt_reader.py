@@ -8,7 +8,7 @@ import pytest
 import torch
 from tiny_judges import ARCHITECTURES, tiny_model
 
-from bixse.grading.prompt_reader import PromptReader
+from bixse.grading.local.prompt_reader import PromptReader
 
 SHARED = {
     "llama": "groups",

@@ -13,8 +13,8 @@ from bixse.data.sources import Judgement
 from bixse.errors import InputError, InvalidFileError, StorageError
 from bixse.grading.grade import GradeSettings, grade
 from bixse.grading.judge import STATUSES, Answer, Question
-from bixse.grading.known_judgements import KnownJudgements
-from bixse.grading.replay_judge import ReplayJudge, answer_of, open_replay
+from bixse.grading.replay.known_judgements import KnownJudgements
+from bixse.grading.replay.replay_judge import ReplayJudge, answer_of, open_replay
 from bixse.grading.rubrics import load_rubric
 from bixse.relevance import GradeScale
 

@@ -119,7 +119,7 @@ class TestRank:
 
 def test_with_a_local_judge(tmp_path):
     """Grades through the scorer are the judge's own."""
-    from bixse.grading.local_judge import LocalJudge
+    from bixse.grading.local.local_judge import LocalJudge
 
     rubric = small_rubric()
     judge = LocalJudge(save_judge(tmp_path), rubric, "cpu", min_mass=0.0)

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linprog
 
-from bixse.grading.expected_grade import expected_grade, spellings
-from bixse.grading.server_answer import read_choices, read_position
-from bixse.grading.server_reply import Position, parse_reply
-from bixse.grading.server_request import RequestForm
+from bixse.grading.reading.expected_grade import expected_grade, spellings
+from bixse.grading.server.answer import read_choices, read_position
+from bixse.grading.server.reply import Position, parse_reply
+from bixse.grading.server.request import RequestForm
 
 LABELS = ("0", "1", "2", "3")
 VALUES = (0.0, 1.0, 2.0, 3.0)

@@ -19,14 +19,14 @@ from fault_server import FaultServer, fault_server, planted
 from bixse.errors import InputError
 from bixse.grading.judge import Answer, Question
 from bixse.grading.rubrics import load_rubric
-from bixse.grading.server_client import ServerClient
-from bixse.grading.server_judge import ServerJudge
-from bixse.grading.server_pool import ServerDownError
+from bixse.grading.server.client import ServerClient
+from bixse.grading.server.endpoints import ServerDownError
+from bixse.grading.server.server_judge import ServerJudge
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from bixse.grading.server_loop import LoopThread
+    from bixse.grading.server.event_loop import LoopThread
 
 RUBRIC = load_rubric("trec-dl-0-3")
 SHARES = [0.1, 0.2, 0.3, 0.3]

@@ -9,9 +9,9 @@ from datetime import datetime, timezone
 import pytest
 
 from bixse.errors import InputError
-from bixse.grading.server_limit import FIRST_WAIT, LONGEST_WAIT, AdaptiveLimit, backoff, retry_after
-from bixse.grading.server_models import choose_model, models_in
-from bixse.grading.server_pool import Address, Endpoint, EndpointPool, ServerDownError
+from bixse.grading.server.endpoints import Address, Endpoint, EndpointPool, ServerDownError
+from bixse.grading.server.rate_limit import FIRST_WAIT, LONGEST_WAIT, AdaptiveLimit, backoff, retry_after
+from bixse.grading.server.served_models import choose_model, models_in
 
 
 def one_round(limit: AdaptiveLimit, now: float, coped: bool) -> None:

@@ -15,8 +15,8 @@ from llama_server import CONTEXT, llama_server, missing, model_file, wait_until_
 from bixse.errors import InputError
 from bixse.grading.judge import Question
 from bixse.grading.rubrics import Rubric, load_rubric
-from bixse.grading.server_client import ServerClient
-from bixse.grading.server_judge import ServerJudge
+from bixse.grading.server.client import ServerClient
+from bixse.grading.server.server_judge import ServerJudge
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -109,7 +109,7 @@ def test_plain_texts(address: str) -> None:
 def test_the_local_judge_on_the_same_weights_agrees(address: str, capsys: pytest.CaptureFixture[str]) -> None:
     """llama.cpp computes with the 4-bit weights as they are, transformers expands them to float32: nearly the same."""
     from bixse.data.pydocs.collection import load_pydocs
-    from bixse.grading.local_judge import LocalJudge
+    from bixse.grading.local.local_judge import LocalJudge
 
     rubric, (collection, _) = load_rubric("trec-dl-0-3"), load_pydocs()
     judged = [(query, name) for query, found in sorted(collection.qrels["dev"].items())[:6] for name in sorted(found)]

@@ -11,7 +11,7 @@ from fault_server import FaultServer, fault_server, planted
 from bixse.errors import BixseError, InputError
 from bixse.grading.judge import Answer, Question
 from bixse.grading.rubrics import Rubric, RubricOrder, load_rubric
-from bixse.grading.server_judge import ServerJudge
+from bixse.grading.server.server_judge import ServerJudge
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

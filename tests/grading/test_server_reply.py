@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from bixse.grading.judge import Usage
-from bixse.grading.server_answer import read_choices, read_position
-from bixse.grading.server_reply import Choice, Position, classify_failure, error_message, parse_reply
-from bixse.grading.server_request import RequestForm, next_logprobs, request_body, simpler_form
+from bixse.grading.server.answer import read_choices, read_position
+from bixse.grading.server.reply import Choice, Position, classify_failure, error_message, parse_reply
+from bixse.grading.server.request import RequestForm, next_logprobs, request_body, simpler_form
 
 LABELS = ("0", "1", "2", "3")
 FORM = RequestForm("m", "top-logprobs", LABELS)

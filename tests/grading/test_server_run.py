@@ -16,8 +16,8 @@ from tiny_judges import save_judge
 
 from bixse.cli.main import main
 from bixse.grading.ledger import Ledger
-from bixse.grading.server_client import DOUBTS
-from bixse.grading.server_secret import Secret
+from bixse.grading.server.client import DOUBTS
+from bixse.grading.server.secret import Secret
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

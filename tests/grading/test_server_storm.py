@@ -14,7 +14,7 @@ from key_search import holds_key
 from bixse.grading.judge import Question, Usage
 from bixse.grading.model_names import same_model
 from bixse.grading.rubrics import load_rubric
-from bixse.grading.server_judge import ServerJudge
+from bixse.grading.server.server_judge import ServerJudge
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

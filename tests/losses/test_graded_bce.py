@@ -7,7 +7,7 @@ import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from bixse.errors import InputError
-from bixse.losses.graded_bce import graded_bce
+from bixse.losses.engines.graded_bce import graded_bce
 from bixse.losses.targets import GradedTargets
 
 NO_TARGETS = torch.zeros(0, 3, dtype=torch.float64)

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.functional import normalize
 
 from bixse.losses.catalogue import build_loss
-from bixse.losses.graded_bce import graded_bce
+from bixse.losses.engines.graded_bce import graded_bce
 from bixse.losses.targets import GradedTargets
 
 

@@ -62,7 +62,7 @@ def test_a_masked_label_masks_the_pair(value):
 
 def test_as_the_graded_trainer_takes_them(tiny_model, value):
     from bixse.data.graded_pairs import GradedPairs
-    from bixse.training.batches import GradedCollator
+    from bixse.training.loop.batches import GradedCollator
 
     rows = [
         {"query_id": "q", "query": "copy a file", "document_id": name, "document": "copy the file", "relevance": grade}

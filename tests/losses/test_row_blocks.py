@@ -10,7 +10,7 @@ from torch.nn.functional import normalize
 
 from bixse.errors import InputError
 from bixse.losses.catalogue import LOSSES, build_loss
-from bixse.losses.row_blocks import RowWiseLoss, row_wise_loss
+from bixse.losses.engines.row_blocks import RowWiseLoss, row_wise_loss
 from bixse.losses.targets import GradedTargets
 
 WORDS = [*LOSSES]

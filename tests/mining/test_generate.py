@@ -10,11 +10,11 @@ from scripted import ScriptedJudge
 
 from bixse.data.pairs_files import load_pairs
 from bixse.errors import ConfigError, InputError
-from bixse.grading.asking import Budget
+from bixse.grading.ask import Budget
 from bixse.grading.judge import Answer
-from bixse.mining.generate import GenerateConfig, generate
-from bixse.mining.query_prompt import load_query_prompt
-from bixse.mining.query_text import clean_query, refusal, same_query
+from bixse.mining.generation.generate import GenerateConfig, generate
+from bixse.mining.generation.query_prompt import load_query_prompt
+from bixse.mining.generation.query_text import clean_query, refusal, same_query
 
 DOCUMENTS = {f"d{i}": f"page number {i} tells how to do thing {i} with tool {i}" for i in range(12)}
 

@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING, Any
 import pyarrow.parquet
 import pytest
 
-from bixse.data.instructions import Instructions
+from bixse.data.task_instructions import Instructions
 from bixse.data.trec import read_run
 from bixse.encoders.instructions import set_instructions
-from bixse.encoders.precision import PRECISION_VARIABLE
+from bixse.encoders.loading.precision import PRECISION_VARIABLE
 from bixse.errors import InputError, ModelError, OutputExistsError
-from bixse.evaluation.local import evaluate
+from bixse.evaluation.evaluate import evaluate
 from bixse.mining import mine as mine_module
 from bixse.mining import searching
 from bixse.mining.candidates import fuse
 from bixse.mining.mine import Mined, mine
+from bixse.mining.mine_settings import MineConfig
 from bixse.mining.mined_pairs import MinedPair, load_mined_pairs
-from bixse.mining.settings import MineConfig
 from bixse.retrieval.bm25 import BM25
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ import pytest
 from bixse.data.graded_pairs import GradedPairs
 from bixse.data.pairs_files import save_graded_pairs
 from bixse.errors import InputError, InvalidFileError
-from bixse.mining.inputs import read_inputs, read_texts, sample_queries
-from bixse.mining.settings import MineConfig
+from bixse.mining.mine_inputs import read_inputs, read_texts, sample_queries
+from bixse.mining.mine_settings import MineConfig
 
 if TYPE_CHECKING:
     from pathlib import Path

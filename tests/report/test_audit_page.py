@@ -11,9 +11,9 @@ import pytest
 from jinja2 import UndefinedError
 
 from bixse.data.trec import read_run
-from bixse.grading.audit import audit
-from bixse.grading.audit_words import describe
-from bixse.grading.labels import Labels, read_labels
+from bixse.grading.audit.audit import audit
+from bixse.grading.audit.audit_words import describe
+from bixse.grading.audit.labels import Labels, read_labels
 from bixse.relevance import GradeScale
 from bixse.report.audit_page import EXCERPT_LENGTH, excerpt, interval_strip, render_audit, write_audit
 

@@ -104,7 +104,7 @@ def test_a_full_disk_leaves_the_former_state(folder, tmp_path, monkeypatch, plac
         elif place == "texts":
             patch.setattr(index_shards.sqlite3, "connect", full_database)
         elif place == "pending":
-            patch.setattr("bixse.data.files.os.fsync", full)
+            patch.setattr("bixse.data.io.files.os.fsync", full)
         else:
             patch.setattr(index_files, "write_atomically", full_at_last)
         with pytest.raises(StorageError) as caught:

@@ -14,10 +14,10 @@ from safetensors.numpy import load_file, save_file
 from word_encoder import write_documents
 
 from bixse.cli.main import main
-from bixse.data.instructions import Instructions
+from bixse.data.task_instructions import Instructions
 from bixse.data.trec import read_run
-from bixse.encoders.build import build_encoder
 from bixse.encoders.instructions import set_instructions
+from bixse.encoders.loading.build import build_encoder
 from bixse.retrieval.index import open_index
 
 HEAD = {"logit_scale": 20.0, "logit_bias": -15.0, "slope": 1.0, "intercept": 0.0, "calibrated_on": None}

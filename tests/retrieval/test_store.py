@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from bixse.data.collection import Document
-from bixse.encoders.precision import resolve_precision, use_precision
+from bixse.encoders.loading.precision import resolve_precision, use_precision
 from bixse.errors import StorageError
 from bixse.retrieval.store import EmbeddingStore, embeddings_key
 

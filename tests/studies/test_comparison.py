@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from bixse.studies.comparison import training_curve
+from bixse.studies.quickstart.comparison import training_curve
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, None])

@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 from bixse.errors import InputError
-from bixse.studies.contrasts import Contrast, Found, crossed_interval, interval_of, key_of, measure
+from bixse.studies.findings.contrasts import Contrast, Found, crossed_interval, interval_of, key_of, measure
 
 
 def table(seeds: int, queries: int, shift: float = 0.0, seed: int = 0) -> dict[int, dict[str, float]]:

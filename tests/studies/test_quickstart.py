@@ -10,7 +10,7 @@ from bixse.cli.main import build_parser, main
 from bixse.data.trec import read_run
 from bixse.encoders.head import RelevanceHead
 from bixse.errors import OutputExistsError
-from bixse.studies import quickstart as module
+from bixse.studies.quickstart import quickstart as module
 from bixse.training.config import TrainConfig, load_config
 
 

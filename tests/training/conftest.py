@@ -76,7 +76,7 @@ def run_config():
 def train_interrupted(monkeypatch):
     """Trains as `train` does, cut short after the third step as by Ctrl-C."""
     from bixse.errors import InterruptedRunError
-    from bixse.training.callbacks import StopOnInterrupt
+    from bixse.training.loop.callbacks import StopOnInterrupt
     from bixse.training.recipe import train
 
     ended = StopOnInterrupt.on_step_end

@@ -16,9 +16,9 @@ from bixse.data.collection_files import save_collection
 from bixse.data.graded_pairs import GradedPairs
 from bixse.data.pairs_files import save_graded_pairs
 from bixse.data.pydocs.collection import PYDOCS_SCALE, load_pydocs
-from bixse.encoders.attention import sees_whole_text
-from bixse.encoders.build import build_encoder
-from bixse.encoders.precision import use_precision
+from bixse.encoders.loading.attention import sees_whole_text
+from bixse.encoders.loading.build import build_encoder
+from bixse.encoders.loading.precision import use_precision
 from bixse.encoders.relevance_model import load_relevance_model
 from bixse.errors import ConfigError
 from bixse.training.config import TrainConfig, load_config

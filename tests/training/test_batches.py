@@ -7,8 +7,8 @@ import torch
 
 from bixse.data.graded_pairs import GradedPairs
 from bixse.errors import InputError
-from bixse.training.batches import GradedCollator, GroupDataset
-from bixse.training.plan import BatchPlan
+from bixse.training.loop.batch_plan import BatchPlan
+from bixse.training.loop.batches import GradedCollator, GroupDataset
 
 
 def test_documents_per_query_below_one_is_refused(graded_pairs):

@@ -14,7 +14,7 @@ from bixse.encoders.embedding import embed_features
 from bixse.encoders.encode import encode_texts
 from bixse.encoders.relevance_model import RelevanceModel
 from bixse.losses import BiXSELoss
-from bixse.training.trainer import GradedTrainer, GradedTrainingArguments
+from bixse.training.loop.trainer import GradedTrainer, GradedTrainingArguments
 
 if TYPE_CHECKING:
     from pathlib import Path

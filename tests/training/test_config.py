@@ -8,8 +8,8 @@ import pytest
 
 from bixse.errors import ConfigError, InputError
 from bixse.losses.catalogue import LOSSES
-from bixse.training.arguments import training_arguments
 from bixse.training.config import OptimizerConfig, TrainConfig, load_config
+from bixse.training.loop.arguments import training_arguments
 
 
 def yaml_file(folder: Path, text: str) -> Path:
@@ -157,7 +157,7 @@ class TestLearningRate:
 
 
 def test_a_batch_that_the_processes_cannot_share(tmp_path, monkeypatch):
-    monkeypatch.setattr("bixse.training.arguments.started_processes", lambda: 3)
+    monkeypatch.setattr("bixse.training.loop.arguments.started_processes", lambda: 3)
     with pytest.raises(InputError, match=r"got 16 queries for 3 processes; .* to mend: set it to 15"):
         training_arguments(TrainConfig(pairs="p.csv"), tmp_path, 5, None)
 

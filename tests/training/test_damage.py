@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from bixse.cli.main import main
-from bixse.data.hashes import HASHES_FILE, damage, write_with_hash
-from bixse.encoders.build import build_encoder
+from bixse.data.io.hashes import HASHES_FILE, damage, write_with_hash
+from bixse.encoders.loading.build import build_encoder
 from bixse.encoders.relevance_model import load_relevance_model
 from bixse.errors import ModelError, TrainingError
-from bixse.training.checkpoints import STATE_FILE
+from bixse.training.loop.checkpoints import STATE_FILE
 from bixse.training.recipe import train
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def test_a_damaged_best_checkpoint_is_refused_before_the_run_goes_on(
 def test_a_best_checkpoint_that_is_damaged_while_training_goes_on_is_no_model(
     run_config, training_files, tiny_model_path, tmp_path, monkeypatch
 ):
-    from bixse.training.trainer import GradedTrainer
+    from bixse.training.loop.trainer import GradedTrainer
 
     load = GradedTrainer._load_best_model
 

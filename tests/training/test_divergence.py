@@ -7,12 +7,12 @@ import json
 import pytest
 
 from bixse.cli.main import main
-from bixse.encoders.build import build_encoder
-from bixse.encoders.precision import keep_weights_exact
+from bixse.encoders.loading.build import build_encoder
+from bixse.encoders.loading.precision import keep_weights_exact
 from bixse.errors import TrainingError
-from bixse.training.divergence import check_learned, embedding_spreads
+from bixse.training.loop.divergence import check_learned, embedding_spreads
+from bixse.training.loop.trainer import GradedTrainer
 from bixse.training.recipe import train
-from bixse.training.trainer import GradedTrainer
 
 
 def settings(run_config, files, model, rate, **changes):

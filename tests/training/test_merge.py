@@ -14,18 +14,18 @@ from safetensors.torch import load_file
 
 from bixse.data.collection import Collection
 from bixse.data.collection_files import save_collection
-from bixse.encoders.build import build_encoder
 from bixse.encoders.head import RelevanceHead
 from bixse.encoders.interpolation import interpolate, trained_weights
+from bixse.encoders.loading.build import build_encoder
 from bixse.encoders.relevance_model import load_relevance_model
 from bixse.errors import ConfigError, InputError, InterruptedRunError, ModelError, OutputExistsError
-from bixse.training.callbacks import StopOnInterrupt
 from bixse.training.config import MergeConfig, TrainConfig
-from bixse.training.dev import dev_figures
-from bixse.training.merge import MergeResult, _choose
-from bixse.training.merge_models import merge_models
+from bixse.training.dev_evaluation import dev_figures
+from bixse.training.loop.callbacks import StopOnInterrupt
+from bixse.training.merging.merge import MergeResult, _choose
+from bixse.training.merging.merge_models import merge_models
+from bixse.training.merging.watched import Split, load_watched
 from bixse.training.recipe import train
-from bixse.training.watched import Split, load_watched
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -190,8 +190,8 @@ class TestTraining:
         self, run_config, training_files, graded_pairs, tiny_model_path, tmp_path
     ):
         """Against a naive sum over the entries of the batches, with scale and bias moved either way."""
-        from bixse.training.batches import GroupDataset
-        from bixse.training.plan import BatchPlan
+        from bixse.training.loop.batch_plan import BatchPlan
+        from bixse.training.loop.batches import GroupDataset
 
         config = run_config(training_files, tiny_model_path, dev=None, merge=HALF)
         path = train(config, tmp_path / "out", progress=False).model_path

@@ -5,13 +5,13 @@ from itertools import chain, islice
 import pytest
 
 from bixse.data.graded_pairs import GradedPairs
-from bixse.data.instructions import Instructions
 from bixse.data.pydocs.collection import PYDOCS_SCALE, load_pydocs
-from bixse.encoders.build import build_encoder
+from bixse.data.task_instructions import Instructions
 from bixse.encoders.embedding import positions_computed
+from bixse.encoders.loading.build import build_encoder
 from bixse.errors import InputError
-from bixse.training.batches import COUNTS, GradedCollator, GroupDataset
-from bixse.training.plan import BatchPlan, check_sizes
+from bixse.training.loop.batch_plan import BatchPlan, check_sizes
+from bixse.training.loop.batches import COUNTS, GradedCollator, GroupDataset
 
 SIZES = {"a": 37, "b": 10, "c": 64}
 

@@ -144,9 +144,9 @@ def compare(one: Path, several: Path) -> None:
 BETA = """
 import hashlib, json, sys
 from bixse.data.pairs_files import load_graded_pairs
-from bixse.encoders.build import build_encoder
+from bixse.encoders.loading.build import build_encoder
 from bixse.losses import BiXSELoss
-from bixse.training.trainer import GradedTrainer, GradedTrainingArguments
+from bixse.training.loop.trainer import GradedTrainer, GradedTrainingArguments
 model = build_encoder(sys.argv[2])
 loss = BiXSELoss(model, learn_scale=True, bias=-5.0)
 args = GradedTrainingArguments(sys.argv[3], per_device_train_batch_size=4, max_steps=6, learning_rate=1e-3,

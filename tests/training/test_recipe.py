@@ -14,8 +14,8 @@ import pytest
 
 from bixse.cli.main import main
 from bixse.data.collection_files import load_collection
-from bixse.encoders.build import build_encoder
 from bixse.encoders.head import HEAD_FILE, RelevanceHead
+from bixse.encoders.loading.build import build_encoder
 from bixse.encoders.relevance_model import load_relevance_model
 from bixse.errors import (
     InputError,
@@ -26,7 +26,7 @@ from bixse.errors import (
     TrainingError,
 )
 from bixse.losses import LOSSES
-from bixse.training.checkpoints import checkpoint_to_resume, whole_checkpoints
+from bixse.training.loop.checkpoints import checkpoint_to_resume, whole_checkpoints
 from bixse.training.recipe import train
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ class TestUnhappyPaths:
         self, run_config, training_files, tiny_model_path, tmp_path, monkeypatch
     ):
         """At the last step, without a dev collection: nothing but the weights shows it."""
-        from bixse.training.trainer import GradedTrainer
+        from bixse.training.loop.trainer import GradedTrainer
 
         step = GradedTrainer.training_step
 
@@ -144,7 +144,7 @@ class TestUnhappyPaths:
     def test_a_batch_that_does_not_fit_is_refused_with_the_bytes(
         self, run_config, training_files, tiny_model_path, tmp_path, monkeypatch
     ):
-        monkeypatch.setattr("bixse.training.checks.free_memory", lambda device: 1_000_000)
+        monkeypatch.setattr("bixse.training.preflight.free_memory", lambda device: 1_000_000)
         with pytest.raises(
             InputError, match=r"got a batch of 8 queries and \d+ documents that needs at least [\d,]+ bytes"
         ):

@@ -15,8 +15,8 @@ from launch import TRAIN_ALL, finish, start
 
 from bixse.errors import StorageError
 from bixse.training.config import TrainConfig, load_config
+from bixse.training.loop.trainer import GradedTrainer
 from bixse.training.recipe import train
-from bixse.training.trainer import GradedTrainer
 
 if TYPE_CHECKING:
     import subprocess
@@ -129,7 +129,7 @@ def test_a_fault_that_only_one_process_sees_is_told_by_it(config, tmp_path):
     script = """
 import os, sys
 from bixse.cli.main import main
-from bixse.training.trainer import GradedTrainer
+from bixse.training.loop.trainer import GradedTrainer
 step = GradedTrainer.training_step
 def failing(self, *given, **named):
     if os.environ["RANK"] == "1" and self.state.global_step == 2:

@@ -17,12 +17,12 @@ from bixse.errors import (
     InvalidFileError,
     OutputExistsError,
 )
-from bixse.training import sweep as sweep_module
 from bixse.training.config import TrainConfig, load_config
+from bixse.training.loop.trainer import GradedTrainer
 from bixse.training.recipe import train
-from bixse.training.sweep import sweep
-from bixse.training.sweep_config import SweepConfig
-from bixse.training.trainer import GradedTrainer
+from bixse.training.sweep import sweep as sweep_module
+from bixse.training.sweep.sweep import sweep
+from bixse.training.sweep.sweep_config import SweepConfig
 
 if TYPE_CHECKING:
     from collections.abc import Callable

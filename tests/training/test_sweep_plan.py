@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from bixse.errors import ConfigError, InputError
-from bixse.training.sweep_config import Range, SweepConfig, load_sweep
-from bixse.training.sweep_plan import plan_cells, setting
+from bixse.training.sweep.sweep_config import Range, SweepConfig, load_sweep
+from bixse.training.sweep.sweep_plan import plan_cells, setting
 
 BASE = {"pairs": "pairs.jsonl", "dev": "collection"}
 

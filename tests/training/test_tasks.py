@@ -9,10 +9,10 @@ import pytest
 
 from bixse.data.graded_pairs import GradedPairs
 from bixse.data.pairs_files import save_graded_pairs
-from bixse.encoders.build import build_encoder
 from bixse.encoders.encode import encode_texts
+from bixse.encoders.loading.build import build_encoder
 from bixse.errors import ConfigError, InputError
-from bixse.evaluation.local import evaluate
+from bixse.evaluation.evaluate import evaluate
 from bixse.training.config import TrainConfig, load_config
 from bixse.training.recipe import train
 
@@ -136,7 +136,7 @@ def test_of_several_dev_collections_the_mean_decides(files, training_files, tiny
 def test_training_and_encoding_see_the_same_prompts(files, training_files, tiny_model_path, monkeypatch):
     """What stands before a query in training stands before it in evaluation, token for token."""
     seen = []
-    from bixse.training.batches import GradedCollator
+    from bixse.training.loop.batches import GradedCollator
 
     features = GradedCollator._features
 

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from bixse.data.graded_pairs import GradedPairs
     from bixse.encoders.head import RelevanceHead
     from bixse.encoders.relevance_model import RelevanceModel
-    from bixse.evaluation.calibration import CalibrationReport
-    from bixse.evaluation.head_fit import HeldOutCheck
-    from bixse.evaluation.thresholds import OperatingPoint
+    from bixse.evaluation.calibration.calibrate_head import HeldOutCheck
+    from bixse.evaluation.calibration.reliability import CalibrationReport
+    from bixse.evaluation.calibration.thresholds import OperatingPoint
 
 DIAGRAM = "reliability.svg"
 """The reliability diagram in the output folder."""
@@ -78,18 +78,18 @@ def run(args: argparse.Namespace) -> CommandResult:
     from bixse.cli.seed import check_seed
 
     check_seed(args.seed)
-    from bixse.data.files import file_hash, storage_errors
+    from bixse.data.io.files import file_hash, storage_errors
     from bixse.data.pairs_files import load_graded_pairs
     from bixse.data.run_record import open_run
-    from bixse.encoders.build import build_encoder, quiet_loading
     from bixse.encoders.head import HEAD_FILE, log_odds
     from bixse.encoders.instructions import use_task
-    from bixse.encoders.precision import resolve_precision
-    from bixse.encoders.saving import save_whole
+    from bixse.encoders.loading.build import build_encoder, quiet_loading
+    from bixse.encoders.loading.precision import resolve_precision
+    from bixse.encoders.loading.saving import save_whole
     from bixse.errors import InputError
-    from bixse.evaluation.head_fit import choose_thresholds, fit_head, held_out_check
-    from bixse.evaluation.local import model_hashes, model_path_settings
-    from bixse.evaluation.thresholds import check_precision
+    from bixse.evaluation.calibration.calibrate_head import choose_thresholds, fit_head, held_out_check
+    from bixse.evaluation.calibration.thresholds import check_precision
+    from bixse.evaluation.evaluate import model_hashes, model_path_settings
 
     if args.out is None and not Path(args.model).is_dir():
         raise InputError(
@@ -288,7 +288,7 @@ def _warnings(points: Sequence[OperatingPoint]) -> list[str]:
 
 def _write_diagram(path: Path, check: HeldOutCheck) -> str:
     """The reliability diagram of the calibrated probabilities on held-out queries."""
-    from bixse.data.files import write_atomically
+    from bixse.data.io.files import write_atomically
     from bixse.report.plots import reliability_diagram
     from bixse.report.schema import Calibration, CalibrationBin
 

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 def add_cache_argument(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
-    """Add the flag; its value goes to `bixse.data.cache.cache_folder`."""
+    """Add the flag; its value goes to `bixse.data.io.cache.cache_folder`."""
     parser.add_argument(
         "--cache",
         metavar="DIR",

@@ -55,7 +55,7 @@ def apply_config(parser: argparse.ArgumentParser, path: Path) -> None:
         >>> parser.parse_args([]).top, parser.parse_args(["--top", "5"]).top
         (3, 5)
     """
-    from bixse.data.files import read_settings
+    from bixse.data.io.files import read_settings
 
     actions = {action.dest: action for action in parser._actions if action.dest not in NOT_SETTINGS}
     faults = []

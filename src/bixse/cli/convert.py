@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from bixse.data.conversion.convert import ConvertResult
-    from bixse.data.conversion.settings import ConvertSettings
+    from bixse.data.conversion.convert_settings import ConvertSettings
 
 COLUMNS = ("query", "document", "grade", "query_id", "document_id", "task")
 """Columns of a table that have a flag each."""
@@ -92,7 +92,7 @@ def run(args: argparse.Namespace) -> CommandResult:
 
 
 def _settings(args: argparse.Namespace) -> ConvertSettings:
-    from bixse.data.conversion.settings import ConvertSettings
+    from bixse.data.conversion.convert_settings import ConvertSettings
     from bixse.errors import InputError
 
     if args.source is None or args.path is None:
@@ -181,7 +181,7 @@ def _text(result: ConvertResult, settings: ConvertSettings, out: Path | None) ->
 
 def _done(done: Any) -> str:
     """One line for a transform, from its record."""
-    from bixse.data.column_transforms import Applied
+    from bixse.data.transforms.column_transforms import Applied
 
     return str(Applied(**done))
 
@@ -199,7 +199,7 @@ def _histogram(counts: list[int], width: int = 40) -> list[str]:
 
 def _list() -> CommandResult:
     """The sources."""
-    from bixse.data.sources.catalogue import SOURCES
+    from bixse.data.sources.formats import SOURCES
 
     rows = {
         name: {

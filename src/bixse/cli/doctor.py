@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bixse.cli.result import CommandResult
-from bixse.data.cache import CACHE_VARIABLE, NO_CACHE, cache_folder, cached_files, clear_cache
+from bixse.data.io.cache import CACHE_VARIABLE, NO_CACHE, cache_folder, cached_files, clear_cache
 
 if TYPE_CHECKING:
     import argparse
@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> CommandResult:
     if not errors:
         import torch
 
-        from bixse.encoders.precision import (
+        from bixse.encoders.loading.precision import (
             PRECISION_VARIABLE,
             bf16_is_fast,
             default_device,
@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> CommandResult:
     free = shutil.disk_usage(Path.cwd()).free / 1e9
     rows.append(["disk here", f"{free:.1f} GB free", "ok" if free >= 2 else "quickstart needs 2 GB"])
     try:
-        from bixse.encoders.demo import demo_model_path
+        from bixse.encoders.loading.demo import demo_model_path
 
         rows.append(["demo model", str(demo_model_path().name), "ok"])
     except BixseError as error:

@@ -10,7 +10,7 @@ from bixse.cli.collection_arguments import add_cache_argument, add_missing_argum
 from bixse.cli.process_arguments import add_process_arguments, chosen_devices
 from bixse.cli.result import CommandResult
 from bixse.errors import InputError
-from bixse.evaluation.suites import LOCAL, SUITES
+from bixse.evaluation.suites.known_suites import LOCAL, SUITES
 
 if TYPE_CHECKING:
     import argparse
@@ -81,7 +81,7 @@ def _run(args: argparse.Namespace, models: Sequence[str], devices: Sequence[str]
 
 def _run_one(args: argparse.Namespace, model: str, devices: Sequence[str] | None) -> CommandResult:
     """One system on one collection."""
-    from bixse.evaluation.local import evaluate
+    from bixse.evaluation.evaluate import evaluate
     from bixse.progress import progress_bar
     from bixse.report.table import format_table
 
@@ -112,7 +112,7 @@ def _run_one(args: argparse.Namespace, model: str, devices: Sequence[str] | None
 def _run_several(args: argparse.Namespace, models: Sequence[str], devices: Sequence[str] | None) -> CommandResult:
     """Several systems on one collection."""
     from bixse.cli.suite_table import collection_text
-    from bixse.evaluation.local_comparison import compare_on_collection
+    from bixse.evaluation.compare import compare_on_collection
     from bixse.progress import progress_bar
 
     result, warnings = compare_on_collection(
@@ -138,7 +138,7 @@ def _run_several(args: argparse.Namespace, models: Sequence[str], devices: Seque
 def _run_suite(args: argparse.Namespace, models: Sequence[str], devices: Sequence[str] | None) -> CommandResult:
     """Systems on a suite."""
     from bixse.cli.suite_table import suite_text
-    from bixse.evaluation.suite_run import OUT_FOLDER, evaluate_suite
+    from bixse.evaluation.suites.suite_run import OUT_FOLDER, evaluate_suite
     from bixse.progress import progress_bar
 
     _refuse(

@@ -64,10 +64,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> CommandResult:
     """Write, clean, keep each once, print counts."""
-    from bixse.grading.asking import Budget
-    from bixse.mining.generate import GenerateConfig, generate
-    from bixse.mining.query_prompt import load_query_prompt
-    from bixse.mining.query_writer import QueryWriter
+    from bixse.grading.ask import Budget
+    from bixse.mining.generation.generate import GenerateConfig, generate
+    from bixse.mining.generation.query_prompt import load_query_prompt
+    from bixse.mining.generation.query_writer import QueryWriter
     from bixse.progress import progress_bar
 
     config = GenerateConfig(

@@ -72,8 +72,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> CommandResult:
     """Open the judge, then grade or estimate, and print a summary."""
-    from bixse.data.files import file_hash
-    from bixse.grading.asking import Budget
+    from bixse.data.io.files import file_hash
+    from bixse.grading.ask import Budget
     from bixse.grading.cost import Prices
     from bixse.grading.estimate import estimate
     from bixse.grading.grade import GradeSettings, grade

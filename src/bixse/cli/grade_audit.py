@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterable
 
-    from bixse.grading.audit_report import AuditReport
+    from bixse.grading.audit.audit_report import AuditReport
 
 NAMED = 3
 """Judges that the title names; more are counted."""
@@ -42,11 +42,11 @@ def run(args: argparse.Namespace) -> CommandResult:
     from bixse.cli.seed import check_seed
 
     check_seed(args.seed)
-    from bixse.data.files import file_hash, write_atomically
+    from bixse.data.io.files import file_hash, write_atomically
     from bixse.data.run_record import open_run
     from bixse.data.trec import read_run
-    from bixse.grading.audit import audit
-    from bixse.grading.audit_words import describe
+    from bixse.grading.audit.audit import audit
+    from bixse.grading.audit.audit_words import describe
     from bixse.report.audit_page import write_audit
 
     human, judges = read_both(args, args.judge)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import argparse
 
     from bixse.data.graded_pairs import GradedPairs
-    from bixse.grading.grade_map import GradeMap, HeldOutFigures
+    from bixse.grading.audit.grade_map import GradeMap, HeldOutFigures
     from bixse.relevance import GradeScale
 
 
@@ -41,10 +41,10 @@ def run(args: argparse.Namespace) -> CommandResult:
     from bixse.cli.seed import check_seed
 
     check_seed(args.seed)
-    from bixse.data.files import file_hash
+    from bixse.data.io.files import file_hash
     from bixse.data.pairs_files import load_graded_pairs, save_graded_pairs
     from bixse.data.run_record import open_run
-    from bixse.grading.grade_map import MAP_FILE
+    from bixse.grading.audit.grade_map import MAP_FILE
     from bixse.relevance import GradeScale
 
     files = {"judgements": args.judgements, "human": args.human, **({"apply": args.apply} if args.apply else {})}
@@ -108,8 +108,8 @@ def _fit(args: argparse.Namespace) -> tuple[GradeMap, HeldOutFigures, list[str]]
     import numpy as np
 
     from bixse.errors import InputError
-    from bixse.grading.audit import first_relevant, grade_levels
-    from bixse.grading.grade_map import fit_grade_map
+    from bixse.grading.audit.audit import first_relevant, grade_levels
+    from bixse.grading.audit.grade_map import fit_grade_map
 
     human, (judge,) = read_both(args, [args.judgements])
     if judge.mapped:

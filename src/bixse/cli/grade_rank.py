@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> CommandResult:
     """Grade the candidates, reorder them, print both orders' figures."""
-    from bixse.grading.asking import Budget
+    from bixse.grading.ask import Budget
     from bixse.grading.grade import GradeSettings
     from bixse.grading.open_judge import open_judge, reads_rubric
     from bixse.grading.rank import rank

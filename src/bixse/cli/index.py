@@ -173,7 +173,7 @@ def _change(args: argparse.Namespace) -> CommandResult:
 
 
 def _ids_to_delete(args: argparse.Namespace) -> list[str]:
-    from bixse.data.files import read_text
+    from bixse.data.io.files import read_text
 
     lines = read_text(args.delete_from).split("\n") if args.delete_from is not None else []
     return [*(args.delete or []), *(line.strip() for line in lines if line.strip())]

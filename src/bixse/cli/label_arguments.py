@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterable
 
-    from bixse.grading.labels import ImpossibleLabel, Labels
+    from bixse.grading.audit.labels import ImpossibleLabel, Labels
     from bixse.relevance import GradeScale
 
 LISTED = 20
@@ -41,7 +41,7 @@ def read_both(args: argparse.Namespace, judges: Iterable[Path]) -> tuple[Labels,
     """
     from dataclasses import replace
 
-    from bixse.grading.labels import read_labels
+    from bixse.grading.audit.labels import read_labels
     from bixse.grading.rubrics import load_rubric
     from bixse.relevance import GradeScale
 

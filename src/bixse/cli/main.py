@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from bixse.cli.precision_argument import add_precision_argument
 from bixse.cli.result import CommandResult
-from bixse.encoders.precision import use_precision
+from bixse.encoders.loading.precision import use_precision
 from bixse.errors import BixseError, InputError, printable
-from bixse.training.processes import is_first_process, process_number, started_processes
+from bixse.training.distributed import is_first_process, process_number, started_processes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

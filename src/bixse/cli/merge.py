@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> CommandResult:
     """Merge, and say what it changed."""
     from bixse.progress import progress_bar
     from bixse.training.config import MergeConfig
-    from bixse.training.merge_models import merge_models
+    from bixse.training.merging.merge_models import merge_models
 
     candidates = tuple(args.candidates) if args.candidates else MergeConfig.model_fields["weights"].default
     found = merge_models(

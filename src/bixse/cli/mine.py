@@ -82,7 +82,7 @@ def run(args: argparse.Namespace) -> CommandResult:
                 "graded pairs"
             )
     from bixse.mining.mine import mine
-    from bixse.mining.settings import MineConfig
+    from bixse.mining.mine_settings import MineConfig
     from bixse.progress import progress_bar
 
     config = MineConfig(

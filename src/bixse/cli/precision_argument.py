@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from bixse.encoders.precision import PRECISION_VARIABLE, SETTINGS, check_setting
+from bixse.encoders.loading.precision import PRECISION_VARIABLE, SETTINGS, check_setting
 from bixse.errors import InputError
 
 if TYPE_CHECKING:

@@ -31,7 +31,7 @@ def run(args: argparse.Namespace) -> CommandResult:
     check_seed(args.seed)
     from bixse.progress import progress_bar
     from bixse.report.table import format_table
-    from bixse.studies.quickstart import quickstart
+    from bixse.studies.quickstart.quickstart import quickstart
 
     def say(line: str) -> None:
         sys.stderr.write(f"{line}\n")

@@ -138,11 +138,11 @@ def _search_collection(args: argparse.Namespace) -> CommandResult:
     """Encode the corpus once, then answer."""
     from bixse.data.collection import Collection
     from bixse.data.collection_files import load_corpus, warn_of_empty
-    from bixse.encoders.build import build_encoder
     from bixse.encoders.instructions import use_task
+    from bixse.encoders.loading.build import build_encoder
     from bixse.encoders.pool import encode_on
     from bixse.errors import InputError
-    from bixse.evaluation.local import encode_stored
+    from bixse.evaluation.evaluate import encode_stored
     from bixse.progress import progress_bar
 
     if args.collection is None:
@@ -176,7 +176,7 @@ def _search_collection(args: argparse.Namespace) -> CommandResult:
 
 
 def _check_query(query: str) -> None:
-    from bixse.data.files import is_unicode
+    from bixse.data.io.files import is_unicode
     from bixse.errors import InputError
 
     if not query.strip() or not is_unicode(query):

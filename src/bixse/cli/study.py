@@ -12,12 +12,12 @@ from bixse.errors import InputError
 if TYPE_CHECKING:
     import argparse
 
-    from bixse.studies.config import StudyConfig
+    from bixse.studies.engine.study_config import StudyConfig
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The verb's flags; what a study runs on stands in a preset or a YAML file."""
-    from bixse.studies.preset_names import preset_names
+    from bixse.studies.engine.preset_names import preset_names
 
     parser.add_argument("name", nargs="?", metavar="NAME", help="the study; --list shows them")
     parser.add_argument("--list", action="store_true", help="show the studies, what they go through, and the presets")
@@ -58,14 +58,14 @@ def run(args: argparse.Namespace) -> CommandResult:
     if args.dry_run:
         return _dry_run(args, config)
     from bixse.progress import progress_bar
-    from bixse.studies.run import run_study
+    from bixse.studies.engine.run_study import run_study
 
     out = args.out or Path("runs") / f"study-{args.name}"
     command = _command(args)
     result = run_study(args.name, config, out, args.jobs, args.keep_models, command, progress_bar)
     outcome = result.outcome
     from bixse.report.table import format_table
-    from bixse.studies.outcome import CLAIM_HEADERS
+    from bixse.studies.findings.outcome import CLAIM_HEADERS
 
     lines = [f"{outcome.study.title}: {result.made} cells made, {len(outcome.results) - result.made} were there", ""]
     lines += [format_table(outcome.summary_rows(), outcome.summary_headers()), ""]
@@ -85,7 +85,7 @@ def run(args: argparse.Namespace) -> CommandResult:
 
 def _config(args: argparse.Namespace) -> StudyConfig:
     """The configuration with the flags on top."""
-    from bixse.studies.config import load_study_config
+    from bixse.studies.engine.study_config import load_study_config
 
     preset = args.preset if args.preset or args.config else "laptop"
     flags = {"collection": args.collection, "scale": args.scale, "relevance_level": args.relevance_level}
@@ -109,7 +109,7 @@ def _config(args: argparse.Namespace) -> StudyConfig:
 
 def _dry_run(args: argparse.Namespace, config: StudyConfig) -> CommandResult:
     from bixse.report.table import format_table
-    from bixse.studies.dry_run import plan_study
+    from bixse.studies.engine.study_dry_run import plan_study
 
     utilisation = 0.35
     if args.devices < 1 or not args.teraflops > 0:
@@ -131,8 +131,8 @@ def _dry_run(args: argparse.Namespace, config: StudyConfig) -> CommandResult:
 
 
 def _list() -> str:
-    from bixse.studies.preset_names import preset_names
-    from bixse.studies.study import STUDIES, find_study
+    from bixse.studies.engine.preset_names import preset_names
+    from bixse.studies.engine.study import STUDIES, find_study
 
     lines = []
     for name in STUDIES:

@@ -14,8 +14,8 @@ from bixse.report.table import (
 )
 
 if TYPE_CHECKING:
-    from bixse.evaluation.suite_result import SuiteResult
-    from bixse.evaluation.suite_verdict import SuiteDifference
+    from bixse.evaluation.suites.suite_result import SuiteResult
+    from bixse.evaluation.suites.suite_verdict import SuiteDifference
     from bixse.report.table import Cell
 
 

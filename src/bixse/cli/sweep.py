@@ -12,8 +12,8 @@ from bixse.cli.result import CommandResult
 if TYPE_CHECKING:
     import argparse
 
-    from bixse.training.sweep import SweepResult
-    from bixse.training.sweep_table import SweepRow
+    from bixse.training.sweep.sweep import SweepResult
+    from bixse.training.sweep.sweep_table import SweepRow
 
 ROWS_SHOWN = 30
 """Cells that the table on the terminal shows; the file holds all."""
@@ -39,9 +39,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> CommandResult:
     """Train what is not trained yet, and print the table."""
-    from bixse.training.sweep import sweep
-    from bixse.training.sweep_config import load_sweep
-    from bixse.training.sweep_plan import base_settings
+    from bixse.training.sweep.sweep import sweep
+    from bixse.training.sweep.sweep_config import load_sweep
+    from bixse.training.sweep.sweep_plan import base_settings
 
     config = load_sweep(args.config)
     if args.precision is not None:
@@ -94,7 +94,7 @@ def _text(result: SweepResult, out: Path) -> str:
 def _table(rows: list[SweepRow]) -> str:
     """The rows for the terminal."""
     from bixse.report.table import format_number, format_table
-    from bixse.training.sweep_plan import show
+    from bixse.training.sweep.sweep_plan import show
 
     several = any(len(row.seeds) > 1 for row in rows)
     cells: list[list[str | int | float | None]] = [

@@ -118,7 +118,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> CommandResult:
     """Train, or continue, or say that it is done."""
     from bixse.training.config import TrainConfig, load_config
-    from bixse.training.dev import dev_figures
+    from bixse.training.dev_evaluation import dev_figures
     from bixse.training.recipe import train
 
     overrides: dict[str, Any] = {

@@ -1,1 +1,1 @@
-"""data."""
+"""Graded pairs and collections, and their files."""

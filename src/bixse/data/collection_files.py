@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from bixse.data.collection import Collection, Document
-from bixse.data.files import is_unicode, read_text, write_atomically
-from bixse.data.strict import json_fault, parse_json
+from bixse.data.io.files import is_unicode, read_text, write_atomically
+from bixse.data.io.strict import json_fault, parse_json
 from bixse.data.trec import read_qrels, write_qrels
 from bixse.errors import Fault, InputError, InvalidFileError, shorten
 

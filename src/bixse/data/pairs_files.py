@@ -10,12 +10,12 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bixse.data.files import is_unicode, read_text, write_atomically
 from bixse.data.graded_pairs import OPTIONAL_COLUMNS, GradedPairs, Pair, text_id
-from bixse.data.hints import column_hint, convert_hint, number_hint
-from bixse.data.parquet import save_table, table_rows
+from bixse.data.io.files import is_unicode, read_text, write_atomically
+from bixse.data.io.hints import column_hint, convert_hint, number_hint
+from bixse.data.io.parquet import save_table, table_rows
+from bixse.data.io.strict import json_fault, parse_json
 from bixse.data.sources.reading import number_of
-from bixse.data.strict import json_fault, parse_json
 from bixse.errors import Fault, InputError, InvalidFileError, shorten
 
 if TYPE_CHECKING:

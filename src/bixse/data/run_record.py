@@ -14,7 +14,7 @@ from datetime import datetime, timezone
 from importlib import metadata
 from typing import TYPE_CHECKING, Any, Literal
 
-from bixse.data.files import read_text, storage_errors, write_atomically
+from bixse.data.io.files import read_text, storage_errors, write_atomically
 from bixse.errors import InputError, OutputExistsError, shorten
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from bixse.data.files import read_text, write_atomically
-from bixse.data.hints import number_hint
+from bixse.data.io.files import read_text, write_atomically
+from bixse.data.io.hints import number_hint
 from bixse.errors import Fault, InputError, InvalidFileError, shorten
 
 if TYPE_CHECKING:

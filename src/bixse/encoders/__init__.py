@@ -1,1 +1,1 @@
-"""encoders."""
+"""Bi-encoders: loading, pooling, encoding, the relevance head."""

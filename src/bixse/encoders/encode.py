@@ -9,7 +9,7 @@ import torch
 from sentence_transformers.util import batch_to_device
 
 from bixse.encoders.embedding import embed_features, take_rows
-from bixse.encoders.precision import autocast, resolve_precision
+from bixse.encoders.loading.precision import autocast, resolve_precision
 from bixse.encoders.prompts import prompt_for
 
 if TYPE_CHECKING:
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
     from torch import Tensor
 
+    from bixse.encoders.loading.precision import Precision
     from bixse.encoders.pool import EncodePool
-    from bixse.encoders.precision import Precision
     from bixse.encoders.prompts import Kind
 
 TEXTS_PER_BLOCK = 512
@@ -49,7 +49,7 @@ def encode_texts(
         texts: N texts. One without any token, which a tokenizer without special tokens makes of an empty text, gets
             the embedding 0.
         kind: chooses the prompt, and the route of a model with a router.
-        precision: "float32" or "bfloat16"; "auto" or None: as the process is set, see `bixse.encoders.precision`.
+        precision: "float32" or "bfloat16"; "auto" or None: as the process is set, see `bixse.encoders.loading.precision`.
         progress: called with the number of texts done since the last call.
 
     Returns:

@@ -148,7 +148,7 @@ class RelevanceHead:
         Raises:
             StorageError: the folder cannot be written.
         """
-        from bixse.data.hashes import write_with_hash
+        from bixse.data.io.hashes import write_with_hash
 
         write_with_hash(folder / HEAD_FILE, json.dumps(asdict(self), indent=2) + "\n")
 

@@ -6,8 +6,8 @@ import hashlib
 import json
 from typing import TYPE_CHECKING, Any
 
-from bixse.data.files import write_atomically
-from bixse.data.instructions import RESERVED, Instructions, parse_instructions
+from bixse.data.io.files import write_atomically
+from bixse.data.task_instructions import RESERVED, Instructions, parse_instructions
 from bixse.errors import BixseError, InputError, ModelError
 
 if TYPE_CHECKING:

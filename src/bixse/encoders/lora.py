@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from bixse.encoders.attention import BidirectionalTransformer, backbones
+from bixse.encoders.loading.attention import BidirectionalTransformer, backbones
 from bixse.errors import InputError, ModelError
 
 if TYPE_CHECKING:

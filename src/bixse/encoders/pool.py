@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from sentence_transformers import SentenceTransformer
 
-    from bixse.encoders.precision import Precision
+    from bixse.encoders.loading.precision import Precision
     from bixse.encoders.prompts import Kind
     from bixse.encoders.relevance_model import RelevanceModel
 

@@ -101,7 +101,7 @@ def check_first_token(model: RelevanceModel, name: str) -> None:
     """
     from sentence_transformers.sentence_transformer.modules import Pooling
 
-    from bixse.encoders.attention import backbones, sees_whole_text
+    from bixse.encoders.loading.attention import backbones, sees_whole_text
 
     takes_first = any(isinstance(module, Pooling) and module.pooling_mode == "cls" for module in model.children())
     if model.backbone_files is not None and takes_first and not all(sees_whole_text(part) for part in backbones(model)):
@@ -113,7 +113,7 @@ def check_first_token(model: RelevanceModel, name: str) -> None:
 
 def reads_pooler(model: SentenceTransformer) -> bool:
     """Whether the embedding is the backbone's own `pooler_output`; its weights count then."""
-    from bixse.encoders.attention import backbones
+    from bixse.encoders.loading.attention import backbones
 
     outputs = [
         modality.get("method_output_name")

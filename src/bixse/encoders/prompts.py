@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
-    from bixse.data.instructions import Instructions
+    from bixse.data.task_instructions import Instructions
 
 Kind: TypeAlias = Literal["query", "document"]
 """What a text is; a model may have another prompt and, behind a router, another encoder for each."""

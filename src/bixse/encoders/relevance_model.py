@@ -9,12 +9,12 @@ import numpy as np
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.util import fullname, load_file_path
 
-from bixse.data.hashes import drop_hashes
-from bixse.data.instructions import RESERVED
-from bixse.encoders.attention import BidirectionalTransformer
+from bixse.data.io.hashes import drop_hashes
+from bixse.data.task_instructions import RESERVED
 from bixse.encoders.encode import encode_texts
 from bixse.encoders.head import HEAD_FILE, RelevanceHead
 from bixse.encoders.instructions import INSTRUCTIONS_FILE, read_instructions, save_instructions
+from bixse.encoders.loading.attention import BidirectionalTransformer
 from bixse.encoders.pool import prepare_process, serve
 from bixse.errors import InputError, ModelError
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from bixse.data.instructions import Instructions
+    from bixse.data.task_instructions import Instructions
     from bixse.encoders.pool import EncodePool
 
 
@@ -158,7 +158,7 @@ def load_relevance_model(path: str | Path, device: str | None = None) -> Relevan
             model = load_relevance_model("runs/quickstart/bixse/model")
             model.relevance("copy a folder", ["shutil.copytree ...", "shutil.copy ...", "os.remove ..."])
     """
-    from bixse.encoders.build import build_encoder
+    from bixse.encoders.loading.build import build_encoder
 
     model = build_encoder(path, device=device)
     if not isinstance(model, RelevanceModel) or model.head is None:

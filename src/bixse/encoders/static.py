@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from bixse.encoders.build import build_encoder, quiet_loading
-from bixse.encoders.saving import save_whole
+from bixse.encoders.loading.build import build_encoder, quiet_loading
+from bixse.encoders.loading.saving import save_whole
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -43,7 +43,7 @@ def save_static_student(folder: Path, model: str = "demo", dimensions: int = 128
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 
-    from bixse.encoders.attention import backbones
+    from bixse.encoders.loading.attention import backbones
     from bixse.errors import ModelError, OutputExistsError
 
     if folder.exists():

@@ -1,1 +1,1 @@
-"""evaluation."""
+"""Metrics, intervals, calibration, and the evaluation of models."""

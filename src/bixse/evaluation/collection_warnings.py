@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from bixse.data.collection_files import warn_of_empty, warn_of_missing
-from bixse.data.pair_columns import normal_form
+from bixse.data.transforms.pair_columns import normal_form
 
 if TYPE_CHECKING:
     from bixse.data.collection import Collection, Document

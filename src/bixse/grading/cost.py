@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from bixse.data.files import read_text
+from bixse.data.io.files import read_text
 from bixse.errors import InputError, did_you_mean, shorten
 
 if TYPE_CHECKING:

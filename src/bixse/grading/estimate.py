@@ -7,7 +7,7 @@ import random
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from bixse.grading.asking import Budget, ask, of_another_model
+from bixse.grading.ask import Budget, ask, of_another_model
 from bixse.grading.cost import Prices
 from bixse.grading.grade import GradeSettings, open_grading
 from bixse.grading.judge import Usage

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from bixse.data.pairs_files import save_graded_pairs
 from bixse.data.run_record import open_run
 from bixse.errors import BixseError, InputError, InterruptedRunError
-from bixse.grading.asking import Asking, Budget, ask, of_another_model, shown_by
+from bixse.grading.ask import Asking, Budget, ask, of_another_model, shown_by
 from bixse.grading.cost import Prices
 from bixse.grading.judge import Question
 from bixse.grading.judgements import graded_pairs, judge_pair, save_judgements, summarise

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from bixse.data.graded_pairs import GradedPairs
-from bixse.data.parquet import save_table
+from bixse.data.io.parquet import save_table
 from bixse.grading.judge import STATUSES, Usage
 
 if TYPE_CHECKING:

@@ -74,7 +74,7 @@ def open_judge(names: Sequence[str], rubric: Rubric, options: JudgeOptions | Non
     options = options or JudgeOptions()
     servers = [name for name in names if name.startswith(("http://", "https://"))]
     if servers and len(servers) == len(names):
-        from bixse.grading.server_judge import ServerJudge
+        from bixse.grading.server.server_judge import ServerJudge
 
         return ServerJudge(
             servers,
@@ -95,11 +95,11 @@ def open_judge(names: Sequence[str], rubric: Rubric, options: JudgeOptions | Non
         )
     name = names[0]
     if name.startswith(REPLAY):
-        from bixse.grading.replay_judge import open_replay
+        from bixse.grading.replay.replay_judge import open_replay
 
         return open_replay(name, options.collection, options.score_map, options.scale)
     if name.startswith(CROSS_ENCODER):
-        from bixse.grading.cross_encoder_judge import CrossEncoderJudge
+        from bixse.grading.local.cross_encoder_judge import CrossEncoderJudge
 
         return CrossEncoderJudge(
             name.removeprefix(CROSS_ENCODER),
@@ -108,7 +108,7 @@ def open_judge(names: Sequence[str], rubric: Rubric, options: JudgeOptions | Non
             dtype=options.dtype,
             revision=options.revision,
         )
-    from bixse.grading.local_judge import LocalJudge
+    from bixse.grading.local.local_judge import LocalJudge
 
     return LocalJudge(
         name,

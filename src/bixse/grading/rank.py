@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bixse.data.collection_files import files_of_split, load_collection
-from bixse.data.files import file_hash, write_atomically
 from bixse.data.graded_pairs import Pair
+from bixse.data.io.files import file_hash, write_atomically
 from bixse.data.run_record import open_run
 from bixse.data.trec import ranked, read_run, write_run
 from bixse.errors import IncompleteError, InputError
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from bixse.data.collection import Collection
     from bixse.evaluation.metrics import PerQuery
-    from bixse.grading.asking import Budget
+    from bixse.grading.ask import Budget
     from bixse.grading.cost import Prices
     from bixse.grading.grade import GradeSettings
     from bixse.grading.judge import Judge

@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from bixse.data.files import read_text
+from bixse.data.io.files import read_text
 from bixse.errors import ConfigError, InputError, did_you_mean, shorten
 from bixse.relevance import GradeScale
 

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from bixse.losses.bixse import BiXSELoss as BiXSELoss
     from bixse.losses.catalogue import LOSSES as LOSSES
     from bixse.losses.catalogue import build_loss as build_loss
-    from bixse.losses.graded_bce import graded_bce as graded_bce
+    from bixse.losses.engines.graded_bce import graded_bce as graded_bce
     from bixse.losses.infonce import InfoNCELoss as InfoNCELoss
     from bixse.losses.lambda_loss import LambdaLoss as LambdaLoss
     from bixse.losses.margin_mse import MarginMSELoss as MarginMSELoss
@@ -29,7 +29,7 @@ _HOMES = {
     "PairwiseBCELoss": "pairwise_bce",
     "SoftInfoNCELoss": "soft_infonce",
     "build_loss": "catalogue",
-    "graded_bce": "graded_bce",
+    "graded_bce": "engines.graded_bce",
 }
 
 __all__ = [

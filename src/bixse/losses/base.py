@@ -18,7 +18,7 @@ from bixse.encoders.embedding import (
     tokens_without_padding,
 )
 from bixse.errors import InputError, ModelError, shorten
-from bixse.losses.processes import gather_rows, part_of_mean, process_count
+from bixse.losses.engines.gather import gather_rows, part_of_mean, process_count
 from bixse.losses.targets import GradedTargets, mean_grades
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from bixse.errors import InputError
-from bixse.losses.processes import sum_over_processes
+from bixse.losses.engines.gather import sum_over_processes
 
 BiasStart: TypeAlias = float | Literal["fit", "prior"]
 """A number, "fit" (mean predicted relevance = mean target) or "prior" (log-odds of the mean target)."""

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from bixse.errors import InputError
-from bixse.losses.row_blocks import RowTerms, RowWiseLoss
+from bixse.losses.engines.row_blocks import RowTerms, RowWiseLoss
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer

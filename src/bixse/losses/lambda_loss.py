@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 import torch
 
 from bixse.errors import InputError
-from bixse.losses.pairs import PairwiseLoss
+from bixse.losses.engines.pairwise import PairwiseLoss
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
     from torch import Tensor
 
     from bixse.losses.base import InBatch
-    from bixse.losses.pairs import PairWeights
+    from bixse.losses.engines.pairwise import PairWeights
     from bixse.losses.targets import GradedTargets
 
 Weighting = Literal["ndcg-loss1", "ndcg-loss2", "lambdarank", "ndcg-loss2++"]

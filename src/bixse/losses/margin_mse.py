@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from bixse.errors import InputError
-from bixse.losses.row_blocks import RowTerms, RowWiseLoss
+from bixse.losses.engines.row_blocks import RowTerms, RowWiseLoss
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from bixse.losses.pairs import PairwiseLoss
+from bixse.losses.engines.pairwise import PairwiseLoss
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from bixse.losses.pairs import PairWeights
+    from bixse.losses.engines.pairwise import PairWeights
     from bixse.losses.targets import GradedTargets
 
 

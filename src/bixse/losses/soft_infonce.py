@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from bixse.losses.row_blocks import RowTerms, RowWiseLoss
+from bixse.losses.engines.row_blocks import RowTerms, RowWiseLoss
 
 if TYPE_CHECKING:
     from torch import Tensor

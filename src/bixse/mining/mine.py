@@ -7,13 +7,13 @@ from collections import Counter
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
-from bixse.data.files import file_hash
+from bixse.data.io.files import file_hash
 from bixse.data.run_record import open_run
-from bixse.encoders.precision import resolve_precision
+from bixse.encoders.loading.precision import resolve_precision
 from bixse.errors import InputError
-from bixse.evaluation.local import BM25_NAME, model_hashes, model_path_settings
+from bixse.evaluation.evaluate import BM25_NAME, model_hashes, model_path_settings
 from bixse.mining.candidates import Candidate, fuse, keep_new
-from bixse.mining.inputs import MineInputs, read_inputs
+from bixse.mining.mine_inputs import MineInputs, read_inputs
 from bixse.mining.mined_pairs import MinedPair, pairs_path, save_mined_pairs
 from bixse.mining.searching import SearchParts, blocks, bm25_search, dense_search, load_encoders, retriever_labels
 from bixse.mining.selection import choose, rank_band
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from bixse.data.run_record import RunRecord
-    from bixse.evaluation.local import ProgressBars
+    from bixse.evaluation.evaluate import ProgressBars
+    from bixse.mining.mine_settings import MineConfig
     from bixse.mining.mined_pairs import Format
-    from bixse.mining.settings import MineConfig
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def mine(
         out: output folder.
         form: "parquet", "jsonl" or "csv".
         progress: makes a progress callback from a title and a total.
-        cache: folder in which document embeddings are kept, or "none"; None: see `bixse.data.cache.cache_folder`.
+        cache: folder in which document embeddings are kept, or "none"; None: see `bixse.data.io.cache.cache_folder`.
 
     Raises:
         InputError: a file, setting or retriever that cannot be used, or no candidate for any query.

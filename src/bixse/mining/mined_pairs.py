@@ -8,8 +8,8 @@ import json
 from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
-from bixse.data.files import read_text, write_atomically
-from bixse.data.parquet import read_table, save_table
+from bixse.data.io.files import read_text, write_atomically
+from bixse.data.io.parquet import read_table, save_table
 from bixse.errors import InputError, did_you_mean
 
 if TYPE_CHECKING:

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from bixse.data.collection import Collection
-from bixse.data.files import storage_errors, write_atomically
+from bixse.data.io.files import storage_errors, write_atomically
 from bixse.data.trec import read_run, write_run
 from bixse.errors import InputError
-from bixse.evaluation.local import BM25_NAME, encode_stored
+from bixse.evaluation.evaluate import BM25_NAME, encode_stored
 from bixse.retrieval.bm25 import BM25
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from bixse.data.collection import Document
     from bixse.encoders.relevance_model import RelevanceModel
-    from bixse.evaluation.local import ProgressBars
+    from bixse.evaluation.evaluate import ProgressBars
     from bixse.relevance import Run
 
 Search: TypeAlias = Callable[[Mapping[str, str]], "Run"]
@@ -81,8 +81,8 @@ def load_encoders(names: Sequence[str], max_length: int | None, task: str | None
     encoders = {}
     for name in names:
         if name != BM25_NAME:
-            from bixse.encoders.build import build_encoder
             from bixse.encoders.instructions import use_task
+            from bixse.encoders.loading.build import build_encoder
             from bixse.encoders.prompts import prompt_for
 
             encoders[name] = build_encoder(name, max_length)

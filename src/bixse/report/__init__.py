@@ -1,1 +1,1 @@
-"""report."""
+"""Tables, plots and self-contained HTML pages."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from jinja2 import Environment, StrictUndefined, Template
 from markupsafe import Markup, escape
 
-from bixse.data.files import write_atomically
+from bixse.data.io.files import write_atomically
 from bixse.report import plots, table
 from bixse.report.schema import Calibration, CalibrationBin
 

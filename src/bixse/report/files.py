@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from bixse.data.files import write_atomically
+from bixse.data.io.files import write_atomically
 from bixse.errors import Fault, InputError, InvalidFileError, shorten
 from bixse.report.schema import ReportData
 

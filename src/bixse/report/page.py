@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from jinja2 import Environment, StrictUndefined, Template
 from markupsafe import Markup
 
-from bixse.data.files import write_atomically
+from bixse.data.io.files import write_atomically
 from bixse.report import plots, table
 
 if TYPE_CHECKING:

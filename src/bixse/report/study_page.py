@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from jinja2 import Environment, StrictUndefined, Template
 from markupsafe import Markup
 
-from bixse.data.files import write_atomically
+from bixse.data.io.files import write_atomically
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

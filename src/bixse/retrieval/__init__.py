@@ -1,1 +1,1 @@
-"""retrieval."""
+"""Exact search, BM25, stored embeddings and the index."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bixse.data.files import storage_errors
+from bixse.data.io.files import storage_errors
 from bixse.errors import InputError, did_you_mean
 from bixse.retrieval.index_contents import best
 from bixse.retrieval.index_files import MANIFEST_FILE, damaged, new_file, stored

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, overload
 
 import numpy as np
 
-from bixse.data.files import is_unicode
+from bixse.data.io.files import is_unicode
 from bixse.errors import InputError, shorten
 from bixse.retrieval.approximate import GraphSearch
 from bixse.retrieval.index_contents import Contents

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from bixse.encoders.precision import resolve_precision
+from bixse.encoders.loading.precision import resolve_precision
 from bixse.errors import InputError, OutputExistsError
 from bixse.retrieval.approximate import check_kind
 from bixse.retrieval.index_contents import Contents

@@ -6,7 +6,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from bixse.data.collection import Document
-from bixse.data.files import file_hash, is_unicode, read_text
+from bixse.data.io.files import file_hash, is_unicode, read_text
 from bixse.data.sources.reading import FaultList, json_rows
 from bixse.errors import InputError, shorten
 from bixse.retrieval.index_shards import StoredDocument

@@ -6,9 +6,9 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from bixse.encoders.build import build_encoder
 from bixse.encoders.encode import encode_texts
 from bixse.encoders.instructions import prompts_hash, use_task
+from bixse.encoders.loading.build import build_encoder
 from bixse.encoders.pool import encode_on
 from bixse.encoders.prompts import prompt_for
 from bixse.errors import InputError, ModelError, shorten

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from pydantic import ValidationError
 
-from bixse.data.files import file_hash, read_text, storage_errors, write_atomically
+from bixse.data.io.files import file_hash, read_text, storage_errors, write_atomically
 from bixse.errors import BixseError, InputError, StorageError
 from bixse.retrieval.index_manifest import FORMAT, Manifest, Pending, StoredFile
 

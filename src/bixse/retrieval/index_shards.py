@@ -11,7 +11,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from bixse.data.files import storage_errors
+from bixse.data.io.files import storage_errors
 from bixse.errors import StorageError
 from bixse.retrieval.index_files import OpenedFile, damaged, new_file, stored
 from bixse.retrieval.index_manifest import StoredShard

@@ -13,11 +13,11 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from bixse.data.cache import EMBEDDINGS_FOLDER, cache_folder
-from bixse.data.files import write_atomically
+from bixse.data.io.cache import EMBEDDINGS_FOLDER, cache_folder
+from bixse.data.io.files import write_atomically
 from bixse.encoders.encode import encoding_device
-from bixse.encoders.parts import parts_of
-from bixse.encoders.precision import resolve_precision
+from bixse.encoders.loading.parts import parts_of
+from bixse.encoders.loading.precision import resolve_precision
 from bixse.encoders.prompts import prompt_for
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ class EmbeddingStore:
     """Document embeddings by key; a damaged or missing file simply means encoding again.
 
     Args:
-        cache: folder that the embeddings are kept below, or "none"; None: see `bixse.data.cache.cache_folder`.
+        cache: folder that the embeddings are kept below, or "none"; None: see `bixse.data.io.cache.cache_folder`.
     """
 
     def __init__(self, cache: str | Path | None = None) -> None:

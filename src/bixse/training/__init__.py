@@ -1,1 +1,1 @@
-"""training."""
+"""Training an encoder on graded pairs."""

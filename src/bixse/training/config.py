@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args, g
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from bixse.data.collection_files import MissingDocuments
-from bixse.data.files import read_settings
-from bixse.encoders.build import AttentionKind
+from bixse.data.io.files import read_settings
+from bixse.encoders.loading.build import AttentionKind
+from bixse.encoders.loading.precision import Setting, resolve_precision
 from bixse.encoders.pooling import PoolingMode
-from bixse.encoders.precision import Setting, resolve_precision
 from bixse.errors import SEEDS, ConfigError, did_you_mean, shorten
 from bixse.losses.catalogue import LOSSES
-from bixse.training.checks import LongTexts
+from bixse.training.preflight import LongTexts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping

@@ -11,11 +11,11 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from bixse.encoders.precision import use_precision
+from bixse.encoders.loading.precision import use_precision
 from bixse.errors import InputError
-from bixse.training.checks import check_memory, free_memory
-from bixse.training.dev import load_watched_of
-from bixse.training.processes import started_processes
+from bixse.training.dev_evaluation import load_watched_of
+from bixse.training.distributed import started_processes
+from bixse.training.preflight import check_memory, free_memory
 from bixse.training.recipe import check_training, make_evaluator, make_model, make_trainer, open_training
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from bixse.encoders.relevance_model import RelevanceModel
     from bixse.training.config import TrainConfig
-    from bixse.training.trainer import GradedTrainer
+    from bixse.training.loop.trainer import GradedTrainer
 
 TIMED_STEPS = 5
 """Steps that are timed, after a first one that is not."""
@@ -100,7 +100,7 @@ def plan_training(config: TrainConfig, out: Path) -> TrainPlan:
 
 def _plan(config: TrainConfig, out: Path) -> TrainPlan:
     """`plan_training`, in the precision that is set."""
-    from bixse.encoders.build import no_library_bars
+    from bixse.encoders.loading.build import no_library_bars
 
     pairs, table, collections, _ = open_training(config, out)
     watched = load_watched_of(config)

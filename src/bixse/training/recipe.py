@@ -11,38 +11,38 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from bixse.data.collection_files import warn_of_missing
-from bixse.data.files import file_hash, storage_errors
-from bixse.data.instructions import load_instructions
+from bixse.data.io.files import file_hash, storage_errors
 from bixse.data.pairs_files import load_several
 from bixse.data.run_record import RunRecord, Status, open_run
-from bixse.encoders.precision import keep_weights_exact, use_precision
+from bixse.data.task_instructions import load_instructions
+from bixse.encoders.loading.precision import keep_weights_exact, use_precision
 from bixse.errors import ConfigError, InputError, InterruptedRunError, OutputExistsError, TrainingError
-from bixse.evaluation.local import model_hashes, model_path_settings
+from bixse.evaluation.evaluate import model_hashes, model_path_settings
 from bixse.losses.catalogue import build_loss, check_loss_options
 from bixse.progress import progress_bar
-from bixse.training.checkpoints import checkpoint_to_resume, tell_where_the_best_is, whole_checkpoints
-from bixse.training.checks import check_disk, check_finite, check_lengths, check_memory, check_pairs
 from bixse.training.config import paths_in
-from bixse.training.dev import dev_evaluator, dev_figures, dev_hashes, load_dev, load_watched_of
-from bixse.training.divergence import check_learned, embedding_spreads
-from bixse.training.merge import MergeResult, merge, own_share, refitted_head
-from bixse.training.processes import any_process, check_agreement, is_first_process, join_processes, together
-from bixse.training.watched import check_not_trained_on, queries_of
+from bixse.training.dev_evaluation import dev_evaluator, dev_figures, dev_hashes, load_dev, load_watched_of
+from bixse.training.distributed import any_process, check_agreement, is_first_process, join_processes, together
+from bixse.training.loop.checkpoints import checkpoint_to_resume, tell_where_the_best_is, whole_checkpoints
+from bixse.training.loop.divergence import check_learned, embedding_spreads
+from bixse.training.merging.merge import MergeResult, merge, own_share, refitted_head
+from bixse.training.merging.watched import check_not_trained_on, queries_of
+from bixse.training.preflight import check_disk, check_finite, check_lengths, check_memory, check_pairs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from bixse.data.collection import Collection
     from bixse.data.graded_pairs import GradedPairs
-    from bixse.data.instructions import Instructions
+    from bixse.data.task_instructions import Instructions
     from bixse.encoders.head import RelevanceHead
     from bixse.encoders.interpolation import Weights
     from bixse.encoders.relevance_model import RelevanceModel
-    from bixse.evaluation.systems import DevEvaluator
+    from bixse.evaluation.dense_search import DevEvaluator
     from bixse.losses.base import GradedLoss
     from bixse.training.config import TrainConfig
-    from bixse.training.trainer import GradedTrainer
-    from bixse.training.watched import Watched
+    from bixse.training.loop.trainer import GradedTrainer
+    from bixse.training.merging.watched import Watched
 
 MODEL_FOLDER = "model"
 """Where a run keeps its model."""
@@ -110,8 +110,8 @@ def _train(config: TrainConfig, out: Path, progress: bool, title: str | None) ->
         merged = MergeResult.from_json(found) if found else None
         return TrainResult(out / MODEL_FOLDER, **{**record.results, "merge": merged}, reused=True)
 
-    from bixse.encoders.build import no_library_bars
     from bixse.encoders.interpolation import check_can_be_scaled, trained_weights
+    from bixse.encoders.loading.build import no_library_bars
 
     started = time.perf_counter()
     with together():
@@ -275,8 +275,8 @@ def make_model(config: TrainConfig, table: Instructions | None) -> tuple[Relevan
     """The encoder of a configuration, ready to be trained, and the loss on it."""
     from transformers import set_seed
 
-    from bixse.encoders.build import build_encoder, set_dropout
     from bixse.encoders.instructions import set_instructions
+    from bixse.encoders.loading.build import build_encoder, set_dropout
     from bixse.encoders.lora import add_lora
 
     set_seed(config.seed)
@@ -344,10 +344,10 @@ def make_trainer(
     """The trainer of a configuration, with a bar of our own instead of the library's."""
     from transformers import PrinterCallback, ProgressCallback
 
-    from bixse.training.arguments import training_arguments
-    from bixse.training.callbacks import ProgressBar, StepLog
-    from bixse.training.plan import BatchPlan, check_sizes
-    from bixse.training.trainer import GradedTrainer
+    from bixse.training.loop.arguments import training_arguments
+    from bixse.training.loop.batch_plan import BatchPlan, check_sizes
+    from bixse.training.loop.callbacks import ProgressBar, StepLog
+    from bixse.training.loop.trainer import GradedTrainer
 
     optimizer = config.optimizer
     plan = BatchPlan(pairs.groups(), optimizer.batch_size, config.seed, config.task_shares)
@@ -380,7 +380,7 @@ def _run_trainer(trainer: GradedTrainer, out: Path, record: RunRecord, then_merg
     Returns:
         Warnings about checkpoints that could not be used.
     """
-    from bixse.training.callbacks import StopOnInterrupt
+    from bixse.training.loop.callbacks import StopOnInterrupt
 
     stop = StopOnInterrupt()
     trainer.add_callback(stop)
@@ -454,9 +454,9 @@ def _save_model(
     model: RelevanceModel, head: RelevanceHead | None, out: Path, folder: str, merged: MergeResult | None = None
 ) -> None:
     """Write the model with its relevance head; adapters alone first, then merged into the model."""
-    from bixse.encoders.build import quiet_loading
+    from bixse.encoders.loading.build import quiet_loading
+    from bixse.encoders.loading.saving import save_whole
     from bixse.encoders.lora import has_lora, merge_lora
-    from bixse.encoders.saving import save_whole
 
     model.head = head  # one that came with the base model is not this encoder's
     with storage_errors(out), quiet_loading():

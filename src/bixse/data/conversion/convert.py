@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from bixse.data.conversion.convert_settings import PATHS, ConvertSettings
 from bixse.data.conversion.outputs import Written, write_collection, write_pairs
 from bixse.data.conversion.reading import Part, Progress, ProgressBar, fault_files, read_parts, refuse
-from bixse.data.conversion.settings import PATHS, ConvertSettings
 from bixse.data.conversion.steps import WHOLE, Chosen, choose_rows
-from bixse.data.files import put_in_place, storage_errors, write_atomically
+from bixse.data.io.files import put_in_place, storage_errors, write_atomically
 from bixse.data.run_record import open_run
-from bixse.data.sources.catalogue import open_source
+from bixse.data.sources.formats import open_source
 from bixse.errors import InputError, OutputExistsError
 from bixse.relevance import GradeScale
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from bixse.data.run_record import RunRecord
-    from bixse.data.sources.judgements import JudgementSource
+    from bixse.data.sources.judgement_files import JudgementSource
 
 STATE = ".part"
 """Folder inside the output folder that holds what was read, until all is written."""

@@ -12,9 +12,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from bixse.data.conversion.rows import CHARACTERS_AT_ONCE, LABELS, ROWS_AT_ONCE, TEXTS, row_groups
-from bixse.data.files import storage_errors
-from bixse.data.pair_columns import NO_LABEL, key_of
-from bixse.data.parquet import table_writer
+from bixse.data.io.files import storage_errors
+from bixse.data.io.parquet import table_writer
+from bixse.data.transforms.pair_columns import NO_LABEL, key_of
 from bixse.data.trec import write_qrels
 from bixse.errors import InputError, shorten
 
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from bixse.data.pair_columns import PairColumns
-    from bixse.data.sources.judgements import JudgementSource
+    from bixse.data.sources.judgement_files import JudgementSource
+    from bixse.data.transforms.pair_columns import PairColumns
     from bixse.relevance import GradeScale
 
 _DIGITS = 6

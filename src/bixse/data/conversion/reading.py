@@ -10,8 +10,8 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from bixse.data.conversion.rows import PartWriter
-from bixse.data.files import put_in_place, storage_errors, write_atomically
-from bixse.data.sources.catalogue import looks_like
+from bixse.data.io.files import put_in_place, storage_errors, write_atomically
+from bixse.data.sources.formats import looks_like
 from bixse.data.sources.reading import FaultList
 from bixse.errors import FAULTS_SHOWN, Fault, InputError, InvalidFileError
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import TextIO
 
-    from bixse.data.conversion.settings import ConvertSettings
-    from bixse.data.sources.judgements import JudgementSource
+    from bixse.data.conversion.convert_settings import ConvertSettings
+    from bixse.data.sources.judgement_files import JudgementSource
 
 Progress: TypeAlias = Callable[[str, int], Callable[[int], None]]
 """Makes a progress callback from a title and a number of bytes."""

@@ -8,8 +8,8 @@ import numpy as np
 import pyarrow as pa
 
 from bixse.data.graded_pairs import text_id
-from bixse.data.pair_columns import KEYS, PairColumns, key_of, key_value
-from bixse.data.parquet import open_table, read_table, table_writer
+from bixse.data.io.parquet import open_table, read_table, table_writer
+from bixse.data.transforms.pair_columns import KEYS, PairColumns, key_of, key_value
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-    from bixse.data.pair_columns import Key
-    from bixse.data.sources.judgements import Judgement
+    from bixse.data.sources.judgement_files import Judgement
+    from bixse.data.transforms.pair_columns import Key
 
 TEXTS = pa.schema(
     [

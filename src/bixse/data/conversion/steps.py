@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from bixse.data.column_transforms import Applied
 from bixse.data.conversion.rows import read_columns, rows_at
-from bixse.data.parquet import column_names, read_table
+from bixse.data.io.parquet import column_names, read_table
+from bixse.data.transforms.column_transforms import Applied
 from bixse.errors import InputError, shorten
 
 if TYPE_CHECKING:
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from bixse.data.conversion.settings import ConvertSettings
-    from bixse.data.pair_columns import Key, PairColumns
+    from bixse.data.conversion.convert_settings import ConvertSettings
+    from bixse.data.transforms.pair_columns import Key, PairColumns
 
 WHOLE = "pairs"
 """Name of the one part where nothing is split."""

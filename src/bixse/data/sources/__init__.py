@@ -1,4 +1,4 @@
-"""Judgements that other tools left: one reader a format, all giving the same row (`bixse.data.sources.judgements`)."""
+"""Judgements that other tools left: one reader a format, all giving the same row (`bixse.data.sources.judgement_files`)."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from bixse.data.sources.flagembedding import FlagEmbeddingFile as FlagEmbeddingFile
-    from bixse.data.sources.judgements import Judgement as Judgement
-    from bixse.data.sources.judgements import JudgementSource as JudgementSource
+    from bixse.data.sources.judgement_files import Judgement as Judgement
+    from bixse.data.sources.judgement_files import JudgementSource as JudgementSource
     from bixse.data.sources.lightblue import LightBlueFiles as LightBlueFiles
     from bixse.data.sources.qrels import QrelsFile as QrelsFile
     from bixse.data.sources.umbrela import UmbrelaFile as UmbrelaFile

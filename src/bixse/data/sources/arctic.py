@@ -6,9 +6,9 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bixse.data.sources.binary_labels import BINARY, JUDGE, labelled
 from bixse.data.sources.corpus import CorpusSource
-from bixse.data.sources.judgements import Judgement, placed
-from bixse.data.sources.labels import BINARY, JUDGE, labelled
+from bixse.data.sources.judgement_files import Judgement, placed
 from bixse.data.sources.reading import FaultList, number_of, parquet_rows
 from bixse.errors import InputError, shorten
 

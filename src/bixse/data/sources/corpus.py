@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from bixse.data.sources.judgements import JudgementSource
+from bixse.data.sources.judgement_files import JudgementSource
 from bixse.data.sources.reading import files_of
 from bixse.data.sources.tables import TABLES
 from bixse.data.sources.text_store import TextStore, documents_in, queries_in

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from bixse.data.sources.judgements import Judgement, JudgementSource
-from bixse.data.sources.labels import BINARY, labelled
+from bixse.data.sources.binary_labels import BINARY, labelled
+from bixse.data.sources.judgement_files import Judgement, JudgementSource
 from bixse.data.sources.reading import FaultList, json_rows, stem_of
 from bixse.errors import InputError
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bixse.data.graded_pairs import text_id
-from bixse.data.sources.judgements import Judgement, JudgementSource
+from bixse.data.sources.judgement_files import Judgement, JudgementSource
 from bixse.data.sources.reading import FaultList, json_rows, number_of, stem_of
 from bixse.data.sources.score_scale import ScoreMap, check_scores, histogram, parse_score_map, summarise_scores
 from bixse.errors import InputError, shorten

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bixse.data.collection import Document
-from bixse.data.sources.judgements import Judgement, JudgementSource, placed
+from bixse.data.sources.judgement_files import Judgement, JudgementSource, placed
 from bixse.errors import InputError, shorten
 from bixse.relevance import GradeScale
 

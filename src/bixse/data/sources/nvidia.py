@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from bixse.data.files import read_text
 from bixse.data.graded_pairs import text_id
+from bixse.data.io.files import read_text
+from bixse.data.sources.binary_labels import BINARY, labelled
 from bixse.data.sources.corpus import CorpusSource, corpus_files
-from bixse.data.sources.labels import BINARY, labelled
 from bixse.data.sources.reading import FaultList, json_rows, kind_of, stem_of
 from bixse.errors import InputError, shorten
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
-    from bixse.data.sources.judgements import Judgement
+    from bixse.data.sources.judgement_files import Judgement
 
 _SIDES = {"pos_doc": True, "neg_doc": False}
 """Key of the documents -> whether they are relevant."""

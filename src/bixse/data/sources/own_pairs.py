@@ -8,8 +8,8 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from bixse.data.graded_pairs import text_id
-from bixse.data.hints import number_hint
-from bixse.data.sources.judgements import Judgement, JudgementSource
+from bixse.data.io.hints import number_hint
+from bixse.data.sources.judgement_files import Judgement, JudgementSource
 from bixse.data.sources.reading import FaultList, number_of
 from bixse.data.sources.tables import TABLES, table_rows
 from bixse.errors import shorten

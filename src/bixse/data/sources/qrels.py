@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from bixse.data.sources.judgements import Judgement, JudgementSource, placed
+from bixse.data.sources.judgement_files import Judgement, JudgementSource, placed
 from bixse.data.trec import read_qrels
 from bixse.errors import InputError, shorten
 

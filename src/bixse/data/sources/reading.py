@@ -7,10 +7,10 @@ import math
 import zlib
 from typing import TYPE_CHECKING, Any, cast
 
-from bixse.data.files import is_unicode
-from bixse.data.hints import column_hint, number_hint
-from bixse.data.parquet import table_rows
-from bixse.data.strict import json_fault, parse_json
+from bixse.data.io.files import is_unicode
+from bixse.data.io.hints import column_hint, number_hint
+from bixse.data.io.parquet import table_rows
+from bixse.data.io.strict import json_fault, parse_json
 from bixse.errors import FAULTS_SHOWN, Fault, InputError, InvalidFileError, shorten
 
 if TYPE_CHECKING:

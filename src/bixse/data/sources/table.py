@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from bixse.data.graded_pairs import text_id
 from bixse.data.sources.corpus import need_scale
-from bixse.data.sources.judgements import Judgement, JudgementSource, placed
+from bixse.data.sources.judgement_files import Judgement, JudgementSource, placed
 from bixse.data.sources.tables import TABLES, table_rows
 from bixse.errors import InputError, shorten
 from bixse.relevance import GradeScale

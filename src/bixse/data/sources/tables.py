@@ -7,7 +7,7 @@ import io
 import zlib
 from typing import TYPE_CHECKING, Any
 
-from bixse.data.files import is_unicode
+from bixse.data.io.files import is_unicode
 from bixse.data.sources.reading import (
     LONGEST_LINE,
     FaultList,

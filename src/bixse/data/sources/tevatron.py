@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from bixse.data.collection import Document
 from bixse.data.graded_pairs import text_id
+from bixse.data.sources.binary_labels import BINARY, labelled
 from bixse.data.sources.corpus import CorpusSource, corpus_files, listed
-from bixse.data.sources.labels import BINARY, labelled
 from bixse.data.sources.reading import FaultList, json_rows, stem_of
 from bixse.data.sources.score_scale import ScoreMap, parse_score_map
 from bixse.errors import shorten
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
-    from bixse.data.sources.judgements import Judgement
+    from bixse.data.sources.judgement_files import Judgement
 
 _SIDES = {
     "positive_passages": ("positive_document_ids", True),

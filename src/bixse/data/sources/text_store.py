@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from bixse.data.collection import Document
-from bixse.data.files import is_unicode
+from bixse.data.io.files import is_unicode
 from bixse.data.sources.reading import FaultList, kind_of
 from bixse.data.sources.tables import TABLES, plain_lines, table_rows
 from bixse.errors import InputError, StorageError, shorten

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bixse.data.sources.corpus import CorpusSource, need_scale
-from bixse.data.sources.judgements import Judgement, placed
+from bixse.data.sources.judgement_files import Judgement, placed
 from bixse.data.sources.tables import plain_lines
 from bixse.data.trec import QRELS_HEADER
 from bixse.errors import InputError, did_you_mean, shorten

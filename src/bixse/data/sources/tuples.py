@@ -6,9 +6,9 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from bixse.data.graded_pairs import text_id
-from bixse.data.parquet import column_names
-from bixse.data.sources.judgements import Judgement, JudgementSource, placed
-from bixse.data.sources.labels import BINARY, labelled
+from bixse.data.io.parquet import column_names
+from bixse.data.sources.binary_labels import BINARY, labelled
+from bixse.data.sources.judgement_files import Judgement, JudgementSource, placed
 from bixse.data.sources.reading import FaultList, kind_of
 from bixse.data.sources.score_scale import ScoreMap, parse_score_map
 from bixse.data.sources.tables import TABLES, table_rows

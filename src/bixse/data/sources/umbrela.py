@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from bixse.data.graded_pairs import text_id
-from bixse.data.sources.judgements import Judgement, JudgementSource, placed
+from bixse.data.sources.judgement_files import Judgement, JudgementSource, placed
 from bixse.data.sources.reading import FaultList, json_rows
 from bixse.errors import shorten
 from bixse.relevance import GradeScale

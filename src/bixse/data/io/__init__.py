@@ -1,0 +1,1 @@
+"""Files: atomic writes, hashes, Parquet, caches, strict JSON."""

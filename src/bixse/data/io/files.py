@@ -1,0 +1,194 @@
+"""Reading and writing small files so that nothing is ever half-written and every failure is explained."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import secrets
+import stat
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bixse.data.io.strict import parse_yaml
+from bixse.errors import BixseError, ConfigError, InputError, StorageError, shorten
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+NO_SPACE = (
+    "No space left",
+    "Not enough free space",
+    "Disk quota exceeded",
+    "os error 28",  # safetensors
+    "PytorchStreamWriter",  # torch.save
+    "unexpected pos",  # torch.save, when it closes the file
+    "iostream error",  # torch.save of a small file
+)
+"""What libraries that raise errors of their own say of a full disk."""
+
+
+def read_text(path: Path, keep_line_ends: bool = False) -> str:
+    """The UTF-8 text of a file; a byte order mark is dropped and line ends become newlines.
+
+    Args:
+        path: the file.
+        keep_line_ends: leave carriage returns as they are (inside a quoted CSV field they are part of the text).
+
+    Raises:
+        InputError: the file is missing, unreadable, or not UTF-8 (names the byte and its line).
+    """
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        found = error.strerror or str(error)
+        raise InputError(f"{path}: got {found!r}; expected a readable file; to mend: check the path") from error
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        rest, line = error.object[error.start], error.object[: error.start].count(b"\n") + 1
+        guess = "utf-16" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else "latin1"
+        raise InputError(
+            f"{path}: got byte {rest:#04x} in line {line}; expected UTF-8 text; "
+            f"to mend: convert it, for example with `iconv -f {guess} -t utf-8`"
+        ) from error
+    return text if keep_line_ends else text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def read_settings(path: Path) -> dict[str, Any]:
+    """The settings of a YAML file: a mapping whose keys are names.
+
+    Raises:
+        InputError: the file is missing, unreadable, or not UTF-8.
+        ConfigError: the file is no YAML mapping, or a mapping has a key twice.
+    """
+    import yaml
+
+    try:
+        loaded = parse_yaml(read_text(path))
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        where = " ".join(str(error).split()) or type(error).__name__
+        raise ConfigError(
+            f"{path}: got no valid YAML ({where}); expected lines of the form `key: value`; to mend: correct that place"
+        ) from error
+    if not isinstance(loaded, dict) or not all(isinstance(key, str) for key in loaded):
+        found = "an empty file" if loaded is None else shorten(loaded)
+        raise ConfigError(
+            f"{path}: got {found}; expected lines of the form `key: value`; to mend: name every setting by its key"
+        )
+    return loaded
+
+
+def is_unicode(text: str) -> bool:
+    """Whether a text can be written as UTF-8; half of a surrogate pair, which JSON can spell, cannot.
+
+    Example:
+        >>> is_unicode("naïve"), is_unicode(chr(0xD83D))
+        (True, False)
+    """
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+@contextmanager
+def storage_errors(path: Path) -> Iterator[None]:
+    """Turn a failed write below `path` into a StorageError that says how to mend it.
+
+    A full disk is also recognised in the errors of torch and safetensors, which are no OSError.
+    """
+    try:
+        yield
+    except BixseError:
+        raise
+    except Exception as error:
+        known = isinstance(error, OSError)
+        full = (isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)) or any(
+            sign in str(error) for sign in NO_SPACE
+        )
+        if not known and not full:
+            raise
+        raise StorageError(
+            f"{path}: got {_found(error, path)}; expected to write there; to mend: {_mend(error, full)} "
+            "or choose another --out folder"
+        ) from error
+
+
+def _found(error: Exception, path: Path) -> str:
+    """What an error of the operating system or of a library says, with the file where it is another than `path`."""
+    found = getattr(error, "strerror", None) or str(error)
+    name = getattr(error, "filename", None)
+    return found if name is None or Path(str(name)) == path else f"{found} ({name})"
+
+
+def _mend(error: Exception, full: bool) -> str:
+    if full:
+        return "free disk space"
+    if isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return "make the folder writable"
+    return "check that the path is right"
+
+
+def write_atomically(path: Path, content: str | bytes) -> None:
+    """Write a file so that it appears whole or not at all (a temporary file beside it, then a rename).
+
+    A file that is there keeps its mode, and a link stays a link to what is written; a new file gets the mode that the
+    umask leaves. The content is on the disk before the name is.
+
+    Raises:
+        StorageError: the disk is full, the folder cannot be written, or `path` is a folder or a device; the old file
+            is left as it was.
+    """
+    data = content.encode("utf-8") if isinstance(content, str) else content
+    with storage_errors(path):
+        target = Path(os.path.realpath(path))
+        old = target.stat().st_mode if target.exists() else None
+        if old is not None and not stat.S_ISREG(old):
+            raise StorageError(
+                f"{path}: got {'a folder' if stat.S_ISDIR(old) else 'a device'}; expected a file or a free name; "
+                "to mend: choose another --out folder"
+            )
+        target.parent.mkdir(parents=True, exist_ok=True)
+        part = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
+        try:
+            with part.open("xb") as file:
+                if old is not None:
+                    part.chmod(stat.S_IMODE(old))
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            part.replace(target)
+        except BaseException:
+            part.unlink(missing_ok=True)
+            raise
+
+
+def put_in_place(part: Path, target: Path) -> None:
+    """Give a file that was written under another name its own, once its content is on the disk.
+
+    Raises:
+        OSError: as the operating system says; see `storage_errors`.
+    """
+    with part.open("rb") as file:
+        os.fsync(file.fileno())
+    target.parent.mkdir(parents=True, exist_ok=True)
+    part.replace(target)
+
+
+def file_hash(path: Path, step: Callable[[int], None] | None = None) -> str:
+    """SHA-256 of a file's bytes, in hexadecimal.
+
+    Args:
+        path: the file.
+        step: is told how many more bytes were read, from time to time.
+    """
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+            if step is not None:
+                step(len(block))
+    return digest.hexdigest()

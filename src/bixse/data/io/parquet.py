@@ -1,0 +1,120 @@
+"""Parquet files, every page with a checksum: written so, and checked wherever one is read."""
+
+from __future__ import annotations
+
+import io
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from bixse.data.io.files import write_atomically
+from bixse.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
+
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+ROWS_AT_ONCE = 256
+"""Rows that are read at a time."""
+
+
+def save_table(table: pa.Table, path: Path) -> None:
+    """Write a table with page checksums; the file appears whole or not at all.
+
+    Raises:
+        StorageError: the disk is full or the folder cannot be written.
+    """
+    import pyarrow.parquet as pq
+
+    buffer = io.BytesIO()
+    pq.write_table(table, buffer, write_page_checksum=True)
+    write_atomically(path, buffer.getvalue())
+
+
+def table_writer(path: Path, schema: pa.Schema) -> pq.ParquetWriter:
+    """A writer that takes one table after the other, with page checksums."""
+    import pyarrow.parquet as pq
+
+    return pq.ParquetWriter(path, schema, write_page_checksum=True)
+
+
+@contextmanager
+def open_table(path: Path) -> Iterator[pq.ParquetFile]:
+    """Open a Parquet file; the checksums of the pages that are read, where it has any, are verified.
+
+    Raises:
+        InputError: names the file, when it is opened or read within the block: it is no whole Parquet file, or a page
+            has other bytes than were written.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        # pre_buffer, on by default since some version of pyarrow, keeps all that was read until the file is closed
+        with pq.ParquetFile(path, buffer_size=1 << 20, pre_buffer=False, page_checksum_verification=True) as file:
+            yield file
+    except (pa.ArrowException, OSError, ValueError) as error:
+        found = " ".join(str(error).split()) or type(error).__name__
+        raise InputError(
+            f"{path}: got unreadable Parquet ({found[:200]}); expected a whole Parquet file, every byte as it was "
+            "written; to mend: write or fetch it again, or name it by its real format"
+        ) from error
+
+
+def table_rows(
+    path: Path, choose: Callable[[list[str]], Sequence[str]], step: Callable[[float], None] | None = None
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The rows of a Parquet file with their numbers from 1.
+
+    Args:
+        path: the file.
+        choose: is told the names of its columns and says which ones are read.
+        step: is told from time to time which share of the rows was read.
+
+    Raises:
+        InputError: as `open_table`.
+    """
+    number = 0
+    with open_table(path) as file:
+        columns = list(choose(file.schema_arrow.names))
+        for batch in file.iter_batches(batch_size=ROWS_AT_ONCE, columns=columns):
+            if step is not None:
+                step((number + batch.num_rows) / max(1, file.metadata.num_rows))
+            for row in batch.to_pylist():
+                number += 1
+                yield number, row
+
+
+def read_table(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
+    """A Parquet file; of these columns only those that it has, all where it has none of them.
+
+    Raises:
+        InputError: as `open_table`.
+    """
+    with open_table(path) as file:
+        names = [name for name in file.schema_arrow.names if columns is None or name in columns]
+        return file.read(columns=names or None)
+
+
+def column_names(path: Path) -> list[str]:
+    """The names of the columns of a Parquet file.
+
+    Raises:
+        InputError: as `open_table`.
+    """
+    with open_table(path) as file:
+        names: list[str] = file.schema_arrow.names
+        return names
+
+
+def row_count(path: Path) -> int:
+    """The number of rows of a Parquet file, without reading them.
+
+    Raises:
+        InputError: as `open_table`.
+    """
+    with open_table(path) as file:
+        rows: int = file.metadata.num_rows
+        return rows

@@ -1,0 +1,196 @@
+"""Task instructions as data: what stands before a query of a task, in training, encoding, evaluation and search."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from collections.abc import Mapping
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from bixse.data.io.files import read_text
+from bixse.errors import ConfigError, InputError, did_you_mean, shorten
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+PAPER = "paper"
+"""The word that stands for the BiXSE paper's own table, where no file has that name."""
+RESERVED = ("query", "document")
+"""Names under which sentence-transformers keeps the prompts of queries and documents: no task can have them."""
+TEMPLATE = "Instruct: {instruction}\nQuery:\n"
+"""How an instruction becomes a prompt, unless the table says otherwise."""
+
+
+class TaskInstructions(BaseModel):
+    """The instructions of one task."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    instructions: tuple[str, ...] = Field(min_length=1)
+    """One or several; one of them is chosen for each batch, the first one outside training."""
+    symmetric: bool = False
+    """Documents carry the instruction too, as where both sides are of one kind (duplicate questions)."""
+    template: str | None = None
+    """Replaces the table's template."""
+
+
+class Instructions(BaseModel):
+    r"""A table of task instructions.
+
+    Example:
+        >>> table = Instructions(tasks={"fever": {"instructions": ["Given a claim, find its support"]}})
+        >>> table.prompt("fever", "query")
+        'Instruct: Given a claim, find its support\nQuery:\n'
+        >>> table.prompt("fever", "document")
+        ''
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    template: str = TEMPLATE
+    """Holds `{instruction}` once and ends in a line break: a token never reaches over one from prompt to text."""
+    default: str | None = None
+    """Instruction of every other task, and of rows and commands without a task; None: there must be none."""
+    tasks: Mapping[str, TaskInstructions] = Field(default_factory=dict)
+    """Task -> its instructions."""
+
+    @field_validator("template")
+    @classmethod
+    def _usable(cls, template: str) -> str:
+        if template.count("{instruction}") != 1 or not template.endswith("\n"):
+            raise ValueError(
+                "expected {instruction} once and a line break at the end; to mend: write it as "
+                r'"Instruct: {instruction}\nQuery:\n"'
+            )
+        return template
+
+    @field_validator("tasks")
+    @classmethod
+    def _named(cls, tasks: Mapping[str, TaskInstructions]) -> Mapping[str, TaskInstructions]:
+        for name, task in tasks.items():
+            if name in RESERVED or not name:
+                raise ValueError(f"expected a task name other than {', '.join(RESERVED)}; to mend: rename {name!r}")
+            if task.template is not None:
+                cls._usable(task.template)
+        return tasks
+
+    def of(self, task: str | None) -> TaskInstructions:
+        """The instructions of a task; those of a task that is not named, or of None, are the default's.
+
+        Raises:
+            InputError: there is none and no default.
+        """
+        if task in self.tasks:
+            return self.tasks[str(task)]
+        if self.default is not None:
+            return TaskInstructions(instructions=(self.default,))
+        if task is None and len(self.tasks) == 1:
+            return next(iter(self.tasks.values()))
+        known = ", ".join(self.tasks) or "none"
+        hint = did_you_mean(task or "", self.tasks, otherwise="name one of them, or give the table a `default`")
+        raise InputError(
+            f"instructions: got {f'task {task!r}' if task else 'no task'}; expected one of {known}; to mend: {hint}"
+        )
+
+    def choices(self, task: str | None) -> int:
+        """How many instructions a task has."""
+        return len(self.of(task).instructions)
+
+    def prompt(self, task: str | None, kind: Literal["query", "document"], choice: int = 0) -> str:
+        """What stands before a text; empty for the documents of a task that is not symmetric.
+
+        Args:
+            task: name of the task, or None.
+            kind: what the text is.
+            choice: which of the task's instructions, from 0.
+
+        Raises:
+            InputError: there is no instruction for the task.
+        """
+        found = self.of(task)
+        if kind == "document" and not found.symmetric:
+            return ""
+        return (found.template or self.template).replace("{instruction}", found.instructions[choice])
+
+    def prompts(self) -> dict[str, str]:
+        """Prompts by the names of sentence-transformers: query, document and each task (its first instruction).
+
+        "query" is missing where the table has several tasks and no default.
+        """
+        named = {task: self.prompt(task, "query") for task in self.tasks}
+        if self.default is None and len(self.tasks) != 1:
+            return {**named, "document": ""}
+        return {**named, **{kind: self.prompt(None, kind) for kind in ("query", "document")}}
+
+    def check_tasks(self, where: object, tasks: Iterable[str | None]) -> None:
+        """Refuse tasks without an instruction.
+
+        Raises:
+            InputError: names all of them.
+        """
+        missing = []
+        for task in dict.fromkeys(tasks):
+            try:
+                self.of(task)
+            except InputError:
+                missing.append("rows without a task" if task is None else repr(task))
+        if missing:
+            raise InputError(
+                f"{where}: got tasks without an instruction ({', '.join(missing)}); expected one for each, or a "
+                f"`default`; known tasks: {', '.join(self.tasks) or 'none'}; to mend: add them to the table"
+            )
+
+    def content_hash(self) -> str:
+        """SHA-256 of the table, the same however its file was written."""
+        return hashlib.sha256(json.dumps(self.model_dump(), sort_keys=True).encode()).hexdigest()
+
+
+def load_instructions(source: str | Path) -> Instructions:
+    """A table of task instructions from a TOML file, or the BiXSE paper's own for the word "paper".
+
+    Raises:
+        InputError: the file is missing or not UTF-8.
+        ConfigError: it is no TOML, a key is unknown, or a template cannot be used; all faults together.
+
+    Example:
+        >>> load_instructions("paper").prompt("nq", "query").splitlines()[0]
+        'Instruct: Given a question, retrieve Wikipedia passages that answer the question'
+    """
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+
+    if Path(source).name == PAPER and not Path(source).exists():  # a settings file puts its folder before it
+        text = (resources.files("bixse.data") / "paper_instructions.toml").read_text(encoding="utf-8")
+    else:
+        text = read_text(Path(source))
+    try:
+        return parse_instructions(tomllib.loads(text), str(source))
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(
+            f'{source}: got no valid TOML ({error}); expected [tasks.NAME] sections with instructions = ["..."]; '
+            "to mend: correct that place"
+        ) from error
+
+
+def parse_instructions(values: Mapping[str, Any], where: str) -> Instructions:
+    """A table from plain data.
+
+    Raises:
+        ConfigError: a key is unknown or a value cannot be used; all faults together.
+    """
+    try:
+        return Instructions.model_validate(dict(values))
+    except ValidationError as error:
+        faults = [
+            f"  {'.'.join(map(str, fault['loc']))}: got {shorten(fault['input'])}; "
+            f"{fault['msg'].removeprefix('Value error, ')}"
+            for fault in error.errors()
+        ]
+        raise ConfigError("\n".join([f"{where}: got instructions that cannot be used", *faults])) from error

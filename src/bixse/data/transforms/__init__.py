@@ -1,0 +1,1 @@
+"""Transforms of graded pairs: sampling, thresholds, filters."""

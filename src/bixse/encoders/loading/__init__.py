@@ -1,0 +1,1 @@
+"""Loading an encoder: where it comes from, its parts, attention, precision, saving."""

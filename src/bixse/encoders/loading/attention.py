@@ -1,0 +1,170 @@
+"""Decoders as encoders: attention that sees the whole text, and the proof that it does."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
+from sentence_transformers.util import batch_to_device
+
+from bixse.encoders.loading.parts import input_parts
+from bixse.errors import ModelError
+
+if TYPE_CHECKING:
+    from sentence_transformers import SentenceTransformer
+    from torch import Tensor
+
+SAMPLE_TEXT = "one two three four five six"
+"""The sentence that attention and padding are tried on."""
+LONG_TEXT = " ".join([SAMPLE_TEXT] * 4)
+"""A longer one beside which it is padded."""
+TOLERANCE = 1e-3
+"""Largest difference between two unit embeddings that rounding explains in float32."""
+
+
+class BidirectionalTransformer(Transformer):
+    """sentence-transformers' Transformer for adapters on a decoder that sees the whole text.
+
+    A folder of adapters holds no config.json: the base model's own would make the decoder causal again without a
+    word. With this class in modules.json, plain `SentenceTransformer(folder)` refuses to guess and asks for
+    `trust_remote_code=True` (which imports this class from bixse); `build_encoder` and `RelevanceModel` know it.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.auto_model.config.is_causal = False
+
+
+def sees_whole_text(part: Any) -> bool:
+    """Whether a token's state depends on what comes after it: change the last token, look at the first.
+
+    Args:
+        part: the module of a model that reads the texts, with a transformers backbone.
+    """
+    tokens = part.preprocess([SAMPLE_TEXT])["input_ids"]
+    other = tokens.clone()
+    other[0, -1] = tokens[0, len(tokens[0]) // 2] if tokens[0, len(tokens[0]) // 2] != tokens[0, -1] else tokens[0, 0]
+    states = [_token_states(part, ids) for ids in (tokens, other)]
+    return bool((states[0][0, 0] - states[1][0, 0]).abs().max() > 1e-6 * states[0][0, 0].abs().max())
+
+
+def make_bidirectional(model: SentenceTransformer, name: str) -> bool:
+    """Let every token of a decoder attend to the whole text (LLM2Vec, BehnamGhader et al. 2024, arXiv:2404.05961).
+
+    Uses the switch of transformers (`config.is_causal`), which is saved in the model's config.json. An encoder that
+    sees the whole text already is left as it is.
+
+    Args:
+        model: its backbones are changed in place.
+        name: the model in the message.
+
+    Returns:
+        Whether anything was changed.
+
+    Raises:
+        ModelError: an architecture on which the switch has no effect.
+    """
+    causal = [part for part in backbones(model) if not sees_whole_text(part)]
+    for part in causal:
+        part.auto_model.config.is_causal = False
+        if not sees_whole_text(part):
+            raise ModelError(
+                f"model {name!r}: got a {part.auto_model.config.model_type} decoder whose first token does not see "
+                "the last one after its causal mask was switched off; expected attention to the whole text; to mend: "
+                "choose an architecture such as Llama, Qwen, Mistral or Gemma 3, or set `bidirectional: false`"
+            )
+    return bool(causal)
+
+
+def check_attention(model: SentenceTransformer, name: str) -> None:
+    """Refuse a model whose saved configuration says that it sees the whole text, and that does not.
+
+    A change of the library can make such a switch silently do nothing; a model trained with the one attention and run
+    with the other gives wrong embeddings.
+
+    Raises:
+        ModelError: says what was tried.
+    """
+    for part in backbones(model):
+        if getattr(part.auto_model.config, "is_causal", None) is False and not sees_whole_text(part):
+            raise ModelError(
+                f"model {name!r}: got attention that sees only what came before, although its configuration says "
+                "is_causal: false; expected attention to the whole text; to mend: load it with the version of "
+                "transformers it was saved with"
+            )
+
+
+def check_padding(model: SentenceTransformer, name: str) -> None:
+    """Refuse a decoder whose embedding of a text depends on what it is batched with, or on the side of the padding.
+
+    Raises:
+        ModelError: gives the largest difference of two unit embeddings.
+    """
+    alone = _unit_embedding(model, [SAMPLE_TEXT])
+    tokenizer = model.tokenizer
+    side = tokenizer.padding_side
+    try:
+        for tried in ("right", "left"):
+            tokenizer.padding_side = tried
+            difference = float((_unit_embedding(model, [SAMPLE_TEXT, LONG_TEXT]) - alone).abs().max())
+            allowed = TOLERANCE if alone.dtype == torch.float32 else 50 * TOLERANCE
+            if not difference <= allowed:
+                raise ModelError(
+                    f"model {name!r}: got another embedding of a text when it is padded on the {tried} (a difference "
+                    f"of {difference:.3g}); expected the same within {allowed:g}; to mend: check that the tokenizer "
+                    "has a padding token of its own and the model takes an attention mask"
+                )
+    finally:
+        tokenizer.padding_side = side
+
+
+def prepare_decoder(model: SentenceTransformer) -> None:
+    """What a bare decoder lacks as an encoder: plain text, a padding token, pooling without the instruction.
+
+    sentence-transformers puts every text into the chat template of a tokenizer that has one. All texts then begin
+    with the same system message, and short ones are hardly anything else. The template is dropped.
+    """
+    for part in backbones(model):
+        tokenizer = part.tokenizer
+        if tokenizer.pad_token is None:
+            tokenizer.pad_token = tokenizer.eos_token or tokenizer.unk_token
+        if getattr(tokenizer, "chat_template", None) is not None:
+            tokenizer.chat_template = None
+            part.modality_config, part.module_output_name = part.infer_modalities(part.auto_model, part.processor)
+            part.input_formatter.supported_modalities = list(part.modality_config)
+    for module in model.children():
+        if isinstance(module, Pooling):
+            module.include_prompt = False
+
+
+def backbones(model: SentenceTransformer) -> list[Any]:
+    """The parts that read texts with a transformers model."""
+    return [part for part in input_parts(model) if getattr(part, "auto_model", None) is not None]
+
+
+@torch.no_grad()
+def _token_states(part: Any, tokens: Tensor) -> Tensor:
+    """(1, T, D) states of the last layer in evaluation mode."""
+    was_training = part.training
+    part.eval()
+    try:
+        device = part.auto_model.device
+        features = {"input_ids": tokens.to(device), "attention_mask": torch.ones_like(tokens).to(device)}
+        states: Tensor = part(features)["token_embeddings"]
+        return states
+    finally:
+        part.train(was_training)
+
+
+@torch.no_grad()
+def _unit_embedding(model: SentenceTransformer, texts: list[str]) -> Tensor:
+    """(D,) embedding of the first text."""
+    features = batch_to_device(model.preprocess(texts), model.device)
+    was_training = model.training
+    model.eval()
+    try:
+        embedding: Tensor = model(features)["sentence_embedding"][0]
+        return torch.nn.functional.normalize(embedding, dim=0)
+    finally:
+        model.train(was_training)

@@ -1,0 +1,302 @@
+"""Build an encoder from a folder or a hub name, and refuse what is none before any work begins."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+from bixse.data.io.hashes import HASHES_FILE, damage
+from bixse.encoders.loading.hub import check_hub_name
+from bixse.encoders.loading.parts import input_parts
+from bixse.encoders.loading.precision import keep_weights_exact, resolve_precision
+from bixse.encoders.pooling import check_first_token, check_pooling, pool_backbone, reads_pooler
+from bixse.errors import ModelError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from sentence_transformers import SentenceTransformer
+
+    from bixse.encoders.pooling import PoolingMode
+    from bixse.encoders.relevance_model import RelevanceModel
+
+
+AttentionKind: TypeAlias = Literal["eager", "sdpa", "flash_attention_2", "flex_attention"]
+"""Implementations of attention that transformers knows; "flash_attention_2" needs a package and a graphics card."""
+
+
+def build_encoder(
+    name_or_path: str | Path,
+    max_length: int | None = None,
+    device: str | None = None,
+    trust_remote_code: bool = False,
+    bidirectional: bool | None = None,
+    pooling: PoolingMode | None = None,
+    attention: AttentionKind | None = None,
+) -> RelevanceModel:
+    """Load a sentence-transformers model, or a bare transformers backbone with a pooling of your choice.
+
+    A bare decoder (Llama, Qwen, Mistral, Gemma 3, ...) becomes an encoder: every token sees the whole text, the mean is
+    over the text's own tokens without an instruction. That this is so is tried out here, and again at every load.
+
+    Args:
+        name_or_path: a folder or a hub name; "demo" is the model of the `bixse[demo]` extra.
+        max_length: tokens of a text that are read, the rest is cut; None keeps the model's own.
+        device: "cpu", "cuda", ...; None chooses.
+        trust_remote_code: run code that comes with the model; only for sources you trust.
+        bidirectional: let the tokens of a decoder see the whole text; None does so for a bare backbone, and leaves a
+            sentence-transformers model as it was trained.
+        pooling: of a bare backbone. "mean": of all token states; "cls": the state of the first token; "cls-head": that
+            state through the head the backbone was pretrained with (ModernBERT's prediction head, BERT's pooler). None
+            takes the head of a ModernBERT whose checkpoint holds one, as the BiXSE paper does, else the mean.
+        attention: transformers' implementation of attention; None takes its choice ("sdpa" where there is one).
+
+    Returns:
+        The model, ready to encode and to train.
+
+    Raises:
+        ModelError: no such folder, a folder that holds no encoder or lacks weights or the tokenizer, a name the hub
+            does not answer for, a maximum length the model cannot take, attention that cannot be switched, a pooling
+            for a sentence-transformers model, or one whose head the checkpoint lacks; a folder with hashes
+            (`SHA256SUMS`) whose files were damaged since.
+        InputError: an unknown pooling.
+
+    Example:
+        >>> build_encoder("no/such/folder/here")
+        Traceback (most recent call last):
+        ...
+        bixse.errors.ModelError: model 'no/such/folder/here': got no such folder; expected a folder with a \
+sentence-transformers or transformers model, or a hub name (owner/name); to mend: check the path
+
+        The BiXSE paper's ModernBERT, with the pooling it would take by itself::
+
+            build_encoder("answerdotai/ModernBERT-base", pooling="cls-head")
+    """
+    check_pooling(pooling)
+    source = str(_resolve(name_or_path))  # before the heavy import, so that a wrong path is said at once
+    _check_undamaged(source)
+
+    from bixse.encoders.relevance_model import RelevanceModel
+
+    try:
+        with quiet_loading(), _missing_weights() as missing:
+            model = RelevanceModel(
+                source,
+                device=device,
+                trust_remote_code=trust_remote_code,
+                model_kwargs={} if attention is None else {"attn_implementation": attention},
+            )
+    except ModelError:
+        raise  # a damaged relevance head says so itself
+    except Exception as error:
+        raise ModelError(
+            f"model {str(name_or_path)!r}: got {type(error).__name__}: {_first_line(error)}; expected a "
+            "sentence-transformers or transformers encoder; to mend: check the name, that the folder holds "
+            "config.json and model.safetensors, and that a hub name can be reached"
+        ) from error
+    lacking = missing if reads_pooler(model) else {key for key in missing if not key.startswith("pooler.")}
+    if lacking:
+        shown = ", ".join(sorted(lacking)[:3])
+        raise ModelError(
+            f"model {str(name_or_path)!r}: got no weights for {len(lacking)} of its parameters ({shown}); expected all "
+            "in the model's files; to mend: check that config.json and the weights belong together"
+        )
+    if resolve_precision(device=model.device) == "float32":
+        keep_weights_exact(model)
+    for part in input_parts(model):
+        _keep_within_positions(part)
+    with quiet_loading():
+        pool_backbone(model, str(name_or_path), pooling, missing)
+    _set_attention(model, str(name_or_path), bidirectional)
+    check_first_token(model, str(name_or_path))
+    _check_is_encoder(model, str(name_or_path))
+    if max_length is not None:
+        own = _longest_input(model)
+        if max_length < 4 or (own is not None and max_length > own):
+            raise ModelError(
+                f"max_length: got {max_length}; expected 4 to {own if own is not None else 'the context of the model'} "
+                f"tokens for model {str(name_or_path)!r}; to mend: lower it or leave it out"
+            )
+        model.max_seq_length = max_length
+    return model
+
+
+def set_dropout(model: SentenceTransformer, probability: float) -> None:
+    """Set every dropout of the encoder, attention included, to one probability in [0, 1).
+
+    Most layers are `nn.Dropout`; attention often keeps its probability as a plain number (ModernBERT, Qwen, Llama).
+    """
+    from torch import nn
+
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = probability
+        for name, value in list(vars(module).items()):
+            if "dropout" in name and isinstance(value, (int, float)) and not isinstance(value, bool):
+                setattr(module, name, probability)
+
+
+@contextlib.contextmanager
+def quiet_loading() -> Iterator[None]:
+    """Keep the libraries' own progress bars and notices off the terminal while a model loads or is saved."""
+    with no_library_bars(), contextlib.redirect_stderr(io.StringIO()):
+        yield
+
+
+@contextlib.contextmanager
+def no_library_bars() -> Iterator[None]:
+    """Keep transformers' own progress bars and notices away; ours and errors still show."""
+    from transformers.utils import logging
+
+    had_bar, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if had_bar:
+            logging.enable_progress_bar()
+
+
+@contextlib.contextmanager
+def _missing_weights() -> Iterator[set[str]]:
+    """Names of weights that the files of a model lack; transformers fills them at random with only a warning."""
+    missing: set[str] = set()
+
+    def read(record: logging.LogRecord) -> bool:
+        rows = re.findall(r"^(\S+)\s*\|\s*(?:\x1b\[[\d;]*m)*MISSING", record.getMessage(), re.MULTILINE)
+        missing.update(rows)
+        return False
+
+    logger = logging.getLogger("transformers.modeling_utils")
+    level = logger.level
+    logger.setLevel(logging.WARNING)
+    logger.addFilter(read)
+    try:
+        yield missing
+    finally:
+        logger.removeFilter(read)
+        logger.setLevel(level)
+
+
+def _resolve(name_or_path: str | Path) -> str | Path:
+    """The demo model's folder, an existing folder, or a name for the hub."""
+    if str(name_or_path) == "demo":
+        from bixse.encoders.loading.demo import demo_model_path
+
+        return demo_model_path()
+    if str(name_or_path) == "bm25":
+        raise ModelError(
+            "model 'bm25': got the word-matching baseline, which has no embeddings; expected an encoder; "
+            "to mend: name a model folder, a hub name or demo (only `bixse evaluate` takes bm25)"
+        )
+    path = Path(name_or_path)
+    if path.is_dir():
+        if not any((path / name).is_file() for name in ("modules.json", "config.json")):
+            raise ModelError(
+                f"model {str(path)!r}: got a folder without modules.json or config.json; expected a saved model; "
+                "to mend: name the folder that holds them (a run keeps its model in <out>/model)"
+            )
+        return path
+    if path.exists():
+        raise ModelError(
+            f"model {str(path)!r}: got a file; expected a model folder or a hub name; to mend: name its folder"
+        )
+    looks_like_path = isinstance(name_or_path, Path) or str(name_or_path).count("/") != 1 or path.parent.is_dir()
+    if looks_like_path and "/" in str(name_or_path):
+        raise ModelError(
+            f"model {str(name_or_path)!r}: got no such folder; expected a folder with a sentence-transformers or "
+            "transformers model, or a hub name (owner/name); to mend: check the path"
+        )
+    check_hub_name(str(name_or_path))
+    return name_or_path
+
+
+def _check_undamaged(source: str) -> None:
+    """Refuse a folder whose files are not as its hashes say; most have none."""
+    found = damage(Path(source))
+    if found is not None:
+        raise ModelError(
+            f"model {source!r}: got {found}; expected the files as they were saved (hashes: {HASHES_FILE}); "
+            f"fix: restore the folder from a copy, or delete {HASHES_FILE} if you changed the files yourself"
+        )
+
+
+def _set_attention(model: RelevanceModel, name: str, bidirectional: bool | None) -> None:
+    """Make a bare decoder an encoder, and switch its attention as asked; what is there already is tried out."""
+    from bixse.encoders.loading.attention import (
+        backbones,
+        check_attention,
+        check_padding,
+        make_bidirectional,
+        prepare_decoder,
+        sees_whole_text,
+    )
+
+    decoder = model.backbone_files is not None and not all(sees_whole_text(part) for part in backbones(model))
+    if decoder:
+        prepare_decoder(model)
+    if bidirectional or (bidirectional is None and decoder):
+        make_bidirectional(model, name)
+    else:
+        check_attention(model, name)
+    if decoder:
+        check_padding(model, name)
+
+
+def _check_is_encoder(model: SentenceTransformer, name: str) -> None:
+    """Every text must give one finite vector, and different words different ones."""
+    import numpy as np
+
+    try:
+        vectors = np.asarray(model.encode(["cat", "dog"], show_progress_bar=False))
+    except Exception as error:
+        raise ModelError(
+            f"model {name!r}: got {type(error).__name__} on a first sentence ({_first_line(error)}); expected an "
+            "encoder of text; to mend: choose an embedding model"
+        ) from error
+    if vectors.ndim != 2 or vectors.shape[1] < 2 or not np.isfinite(vectors).all():
+        raise ModelError(
+            f"model {name!r}: got an output of shape {vectors.shape} on two texts; expected one finite embedding a "
+            "text; to mend: choose an embedding model (a cross-encoder or a classifier is none)"
+        )
+    if np.abs(vectors[0] - vectors[1]).max() <= 1e-5 * np.abs(vectors).max():
+        raise ModelError(
+            f"model {name!r}: got the same embedding for two different words; expected different ones; "
+            "to mend: check that the folder holds the model's tokenizer (tokenizer.json or its vocabulary)"
+        )
+
+
+def _longest_input(model: SentenceTransformer) -> int | None:
+    """Tokens that every backbone has positions for, or None where none has such a limit."""
+    return min((tokens for part in input_parts(model) if (tokens := _positions(part)) is not None), default=None)
+
+
+def _positions(part: Any) -> int | None:
+    """Tokens that a module has positions for, or None where it has no such limit."""
+    config = getattr(part, "config", None) or getattr(getattr(part, "auto_model", None), "config", None)
+    positions = getattr(config, "max_position_embeddings", None)
+    return int(positions) - _unused_positions(part) if positions and positions > 0 else None
+
+
+def _unused_positions(part: Any) -> int:
+    """Positions no token takes: the RoBERTa family counts them from `padding_idx + 1` on."""
+    tables = [getattr(module, "position_embeddings", None) for module in part.modules()]
+    padding = [getattr(table, "padding_idx", None) for table in tables]
+    return max((index + 1 for index in padding if index is not None), default=0)
+
+
+def _keep_within_positions(part: Any) -> None:
+    """Lower a length limit that counts unused positions: the last tokens of so long a text would have none."""
+    tokens, length = _positions(part), getattr(part, "max_seq_length", None)
+    if tokens is not None and length is not None and _unused_positions(part) and length > tokens:
+        part.max_seq_length = tokens
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or ["no message"])[0][:200]

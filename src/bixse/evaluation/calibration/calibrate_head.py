@@ -1,0 +1,206 @@
+"""Fit a relevance head on held-out pairs, say whether it helps, and choose its thresholds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from bixse.encoders.head import RelevanceHead, Threshold
+from bixse.errors import InputError
+from bixse.evaluation.calibration.platt import fit_platt
+from bixse.evaluation.calibration.prevalence import weighted_to_prior
+from bixse.evaluation.calibration.reliability import CalibrationReport, calibration_report
+from bixse.evaluation.calibration.thresholds import OperatingPoint, check_precision, threshold_at_precision
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+PLAIN_SCALE = 20.0
+"""Scale of a model that was trained without a head; the calibration slope corrects it."""
+FEWEST_QUERIES = 20
+"""Queries without which no threshold is chosen: half of them are held out."""
+RELEVANT_FROM = 0.5
+"""Relevance from which a document counts as relevant where only yes and no are told apart."""
+
+
+def fit_head(
+    head: RelevanceHead | None, cosines: NDArray[np.float64], relevance: NDArray[np.float64], fitted_on: str
+) -> RelevanceHead:
+    """Calibrate a head on judged pairs (Platt 1999, soft targets), or make one for a model that has none.
+
+    Args:
+        head: the trained head; None for a model trained without one.
+        cosines: (M,) cosines of the pairs.
+        relevance: (M,) relevance in [0, 1].
+        fitted_on: what the pairs are, in words; kept in the head.
+
+    Raises:
+        InputError: no pairs, or relevance outside [0, 1].
+
+    Example:
+        >>> head = fit_head(None, np.array([0.9, 0.7, 0.2, 0.1]), np.array([1.0, 0.7, 0.1, 0.0]), "four pairs")
+        >>> bool(head.probability(0.9) > 0.7 > 0.3 > head.probability(0.1)), round(head.prior, 2)
+        (True, 0.45)
+    """
+    plain = head.as_trained() if head else RelevanceHead(PLAIN_SCALE, 0.0)
+    slope, intercept = fit_platt(plain.logit(cosines), relevance)
+    share = float(np.mean(relevance))
+    return replace(
+        plain, slope=slope, intercept=intercept, calibrated_on=fitted_on, prior=share if 0 < share < 1 else None
+    )
+
+
+@dataclass(frozen=True)
+class HeldOutCheck:
+    """How good probabilities are on queries the calibration has not seen."""
+
+    before: CalibrationReport | None
+    """With the head as it was; None for a model without one."""
+    after: CalibrationReport
+    """With the calibration fitted on the other half of the queries, at the prior asked for."""
+    others: Mapping[str, CalibrationReport] = field(default_factory=dict)
+    """Other ways to get probabilities, by name."""
+
+    @property
+    def helps(self) -> bool:
+        """Whether the calibrated Brier score is lower than before, or lower than a constant's without a head."""
+        return self.after.brier < (self.before.brier if self.before else self.after.base_rate_brier)
+
+
+def held_out_check(
+    head: RelevanceHead | None,
+    cosines: NDArray[np.float64],
+    relevance: NDArray[np.float64],
+    query_ids: Sequence[str],
+    seed: int = 0,
+    prior: float | None = None,
+) -> HeldOutCheck:
+    """Fit on one half of the queries, measure on the other.
+
+    Args:
+        head: the head as it is.
+        cosines: (M,) cosines.
+        relevance: (M,) relevance in [0, 1].
+        query_ids: (M,) query of each pair; both halves hold whole queries.
+        seed: of the split.
+        prior: mean relevance of the pairs that will be scored; everything is then measured on pairs weighted to it.
+            None: that of the pairs.
+
+    Raises:
+        InputError: fewer than 4 queries, one relevance for all pairs of a half, or a prior out of range.
+    """
+    held = held_out(query_ids, seed)
+    for name, half in (("fitted on", ~held), ("measured on", held)):
+        if np.ptp(relevance[half]) == 0:
+            raise InputError(
+                f"calibration: got relevance {relevance[half][0]:g} for all {int(half.sum())} pairs of the half of the "
+                f"queries that it is {name}; expected relevant and irrelevant pairs; to mend: add pairs of the "
+                "kind that is missing (all graded candidates of a query, not the relevant ones alone), or take another "
+                "--seed"
+            )
+    ids = [query for query, is_held in zip(query_ids, held, strict=True) if is_held]
+    weights, observed = (None, relevance[held]) if prior is None else weighted_to_prior(relevance[held], prior)
+
+    def measured(candidate: RelevanceHead) -> CalibrationReport:
+        return calibration_report(candidate.probability(cosines[held]), observed, ids, seed=seed, weights=weights)
+
+    fitted = fit_head(head, cosines[~held], relevance[~held], "held-out check")
+    others = {}
+    if head is not None and head != head.as_trained():
+        others["as trained"] = measured(head.as_trained())
+    if prior is not None:
+        if head is not None and head.trained_prior is not None:
+            others[f"as trained, moved to prior {prior:g}"] = measured(head.as_trained().at_prior(prior))
+        others["refitted"] = measured(fitted)
+        fitted = fitted.at_prior(prior)
+    return HeldOutCheck(measured(head) if head else None, measured(fitted), others)
+
+
+def held_out(query_ids: Sequence[str], seed: int) -> NDArray[np.bool_]:
+    """Which pairs belong to the half of the queries that is held out, (M,).
+
+    Raises:
+        InputError: fewer than 4 queries.
+    """
+    queries = sorted(set(query_ids))
+    if len(queries) < 4:
+        raise InputError(
+            f"calibration: got pairs of {len(queries)} queries; expected at least 4, so that half can be held out; "
+            "to mend: grade documents for more queries"
+        )
+    fitting = set(np.random.default_rng(seed).permutation(queries)[: len(queries) // 2].tolist())
+    return np.array([query not in fitting for query in query_ids])
+
+
+def choose_thresholds(
+    head: RelevanceHead,
+    cosines: NDArray[np.float64],
+    relevance: NDArray[np.float64],
+    query_ids: Sequence[str],
+    precisions: Sequence[float],
+    relevant_from: float = RELEVANT_FROM,
+    prior: float | None = None,
+    seed: int = 0,
+) -> tuple[RelevanceHead, list[OperatingPoint]]:
+    """Give a head thresholds for wanted precisions, chosen on the queries that `held_out_check` holds out.
+
+    A threshold on a probability is one on the cosine, since the one rises with the other: what a threshold gives does
+    not depend on how the probabilities were fitted.
+
+    Args:
+        head: the head that is kept.
+        cosines: (M,) cosines of all pairs.
+        relevance: (M,) relevance in [0, 1].
+        query_ids: (M,) query of each pair.
+        precisions: wanted ones, above 0 and up to 1.
+        relevant_from: relevance from which a document counts as relevant.
+        prior: mean relevance of the pairs that will be scored, to which pairs are weighted; None: that of the pairs.
+        seed: of the split, as for `held_out_check`.
+
+    Returns:
+        The head with a threshold for each precision that is reached, and what was found for every one, the highest
+        first.
+
+    Raises:
+        InputError: fewer than 20 queries, no relevant or no irrelevant pair, or arguments out of range.
+    """
+    if not 0 < relevant_from <= 1:
+        raise InputError(
+            f"relevant from: got {relevant_from}; expected a relevance above 0 and up to 1; to mend: 0.5 is a start"
+        )
+    for precision in precisions:
+        check_precision(precision)
+    number = len(set(query_ids))
+    if number < FEWEST_QUERIES:
+        raise InputError(
+            f"thresholds: got pairs of {number} queries; expected at least {FEWEST_QUERIES}, half of which are held "
+            "out; to mend: grade documents for more queries, or leave --at-precision out"
+        )
+    held = held_out(query_ids, seed)
+    ids = [query for query, is_held in zip(query_ids, held, strict=True) if is_held]
+    weights = weighted_to_prior(relevance[held], prior)[0] if prior is not None else None
+    points = [
+        threshold_at_precision(
+            head.probability(cosines[held]), relevance[held] >= relevant_from, ids, precision, weights, seed=seed
+        )
+        for precision in sorted(set(precisions), reverse=True)
+    ]
+    return replace(head, thresholds=tuple(_threshold(p, relevant_from) for p in points if p.is_reached)), points
+
+
+def _threshold(point: OperatingPoint, relevant_from: float) -> Threshold:
+    return Threshold(
+        precision=point.wanted,
+        probability=point.threshold,
+        reached=point.precision,
+        low=point.interval[0],
+        high=point.interval[1],
+        recall=point.recall,
+        pairs=point.pairs,
+        queries=point.queries,
+        relevant_from=relevant_from,
+    )

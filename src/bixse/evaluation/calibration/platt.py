@@ -1,0 +1,90 @@
+"""Platt scaling: one logistic curve from scores to probabilities, fitted to graded relevance."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from bixse.errors import InputError
+from bixse.evaluation.calibration.reliability import checked
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from bixse.evaluation.calibration.reliability import Floats
+
+_NEWTON_STEPS = 100
+"""Platt scaling takes about ten."""
+
+
+def fit_platt(logits: npt.ArrayLike, z: npt.ArrayLike, prior: bool = True) -> tuple[float, float]:
+    """Slope a >= 0 and intercept c of sigma(a * logit + c), fitted to relevance by binary cross-entropy.
+
+    Platt scaling (Platt 1999, "Probabilistic outputs for support vector machines") with soft targets, by Newton's
+    method with step halving in float64. A slope of 0 means that the logits do not rise with relevance.
+
+    Args:
+        logits: scores before the sigmoid, shape (N,), finite.
+        z: relevance in [0, 1], shape (N,).
+        prior: pull the targets in as Platt does: relevance 1 becomes (n1 + 1) / (n1 + 2) and relevance 0 becomes
+            1 / (n0 + 2), where n1 = sum z and n0 = sum (1 - z), and graded targets lie between. It keeps the answer
+            finite when the logits separate the relevances or these are all 0 or 1, and hardly matters with many
+            pairs. Without it a separable fit stops at a large, arbitrary slope.
+
+    Raises:
+        InputError: no pairs, different lengths, a logit that is not finite, or z outside [0, 1].
+
+    Example:
+        >>> slope, intercept = fit_platt([-2.0, -1.0, 1.0, 2.0], [0.0, 0.4, 0.6, 1.0])
+        >>> slope > 0, abs(intercept) < 1e-9
+        (True, True)
+    """
+    scores = np.asarray(logits, dtype=np.float64)
+    _, targets, _ = checked(np.zeros(scores.shape), z)
+    if not np.isfinite(scores).all():
+        raise InputError("logits: got NaN or infinity; expected finite numbers; to mend: check the model")
+    if prior:
+        top = (targets.sum() + 1) / (targets.sum() + 2)
+        bottom = 1 / ((1 - targets).sum() + 2)
+        targets = bottom + (top - bottom) * targets
+    constant = (0.0, _log_odds(float(targets.mean())))
+    spread = float(scores.std())
+    if spread <= 1e-12 * max(1.0, float(np.abs(scores).max())):
+        return constant
+    center = float(scores.mean())
+    slope, intercept = _newton((scores - center) / spread, targets, constant[1])
+    if slope <= 0:
+        return constant
+    return slope / spread, intercept - slope * center / spread
+
+
+def _newton(x: Floats, targets: Floats, intercept: float) -> tuple[float, float]:
+    """Minimise mean softplus(a x + c) - targets (a x + c), which is convex in (a, c), from a = 0."""
+    design = np.stack([x, np.ones_like(x)], axis=1)
+    weights = np.array([0.0, intercept])
+
+    def loss(candidate: Floats) -> float:
+        logits = design @ candidate
+        return float(np.mean(np.logaddexp(0.0, logits) - targets * logits))
+
+    for _ in range(_NEWTON_STEPS):
+        probabilities = 0.5 * (1 + np.tanh(0.5 * (design @ weights)))
+        gradient = design.T @ (probabilities - targets) / len(x)
+        if np.abs(gradient).max() < 1e-12:
+            break
+        curvature = (design * (probabilities * (1 - probabilities))[:, None]).T @ design / len(x)
+        step = np.linalg.solve(curvature + 1e-12 * np.eye(2), gradient)
+        scale = 1.0
+        while scale > 1e-9 and loss(weights - scale * step) > loss(weights):
+            scale /= 2
+        if scale <= 1e-9:
+            break
+        weights = weights - scale * step
+    return float(weights[0]), float(weights[1])
+
+
+def _log_odds(mean: float) -> float:
+    """Log-odds of a mean, kept finite at 0 and 1."""
+    bounded = min(max(mean, 1e-12), 1 - 1e-12)
+    return float(np.log(bounded / (1 - bounded)))

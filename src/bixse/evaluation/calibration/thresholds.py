@@ -1,0 +1,152 @@
+"""From which probability on are documents as often relevant as is wanted? Thresholds at a precision, with intervals."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from bixse.errors import InputError
+from bixse.evaluation.calibration.reliability import checked, numbered_queries, times_drawn, wilson_interval
+from bixse.evaluation.significance import interval_bounds
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy.typing as npt
+
+    from bixse.evaluation.calibration.reliability import Floats, Interval
+
+FEWEST_PAIRS = 10
+"""Pairs that must reach a threshold for its precision to say anything."""
+
+
+@dataclass(frozen=True)
+class OperatingPoint:
+    """What a threshold gives on judged pairs."""
+
+    wanted: float
+    """Precision asked for."""
+    is_reached: bool
+    """Some threshold has it; otherwise this is the threshold of the highest precision."""
+    threshold: float
+    """Pairs scored this high or higher are taken."""
+    precision: float
+    """Share of relevant pairs among those taken."""
+    interval: Interval
+    """Its 95 % interval over queries."""
+    recall: float
+    """Share of the relevant pairs that are taken."""
+    pairs: int
+    """Pairs taken."""
+    queries: int
+    """Their queries."""
+
+
+def threshold_at_precision(
+    scores: npt.ArrayLike,
+    relevant: npt.ArrayLike,
+    query_ids: Sequence[str],
+    precision: float,
+    weights: npt.ArrayLike | None = None,
+    fewest: int = FEWEST_PAIRS,
+    samples: int = 1000,
+    seed: int = 0,
+) -> OperatingPoint:
+    """The lowest threshold whose precision is at least the one wanted: of all such the one that finds most.
+
+    The interval resamples whole queries (percentile bootstrap) at this threshold. It leaves out that the threshold was
+    chosen on the same pairs: on new queries the precision lies below the wanted one more often than above it
+    (`docs/evaluation.md` has figures), so read the lower end. Where every pair taken is relevant, resampling shows no
+    doubt; the interval is then Wilson's, with one trial a query.
+
+    Args:
+        scores: probabilities, shape (N,), in [0, 1].
+        relevant: whether each pair is relevant, shape (N,), 0 or 1.
+        query_ids: N ids, the query of each pair.
+        precision: wanted, above 0 and up to 1.
+        weights: how much each pair counts, see `weighted_to_prior`; None: all alike.
+        fewest: pairs that must reach a threshold, at least 1.
+        samples: resamples.
+        seed: of the resampling.
+
+    Raises:
+        InputError: arguments that do not match or lie outside their range, no relevant or no irrelevant pair, fewer
+            than `fewest` pairs or than 2 queries.
+
+    Example:
+        >>> found = threshold_at_precision([0.9, 0.8, 0.7, 0.2], [1, 1, 0, 0], ["a", "b", "a", "b"], 0.9, fewest=1)
+        >>> found.threshold, found.precision, found.recall
+        (0.8, 1.0, 1.0)
+    """
+    values, labels, counted = checked(scores, relevant, weights)
+    check_precision(precision)
+    _check_labels(labels, fewest)
+    query, number = numbered_queries(query_ids, len(values))
+    order = np.argsort(-values, kind="stable")
+    taken, found = np.cumsum(counted[order]), np.cumsum((counted * labels)[order])
+    ends = np.flatnonzero(np.append(np.diff(values[order]) < 0, True))  # the last pair of each score
+    ends = ends[(ends + 1 >= fewest) & (taken[ends] > 0)]
+    shares = found[ends] / taken[ends]
+    reaching = np.flatnonzero(shares >= precision - 1e-12)
+    place = int(reaching[-1]) if len(reaching) else int(np.flatnonzero(shares == shares.max())[-1])
+    threshold = float(values[order][ends[place]])
+    above = values >= threshold
+    return OperatingPoint(
+        wanted=precision,
+        is_reached=bool(len(reaching)),
+        threshold=threshold,
+        precision=min(1.0, float(shares[place])),
+        interval=_interval(labels, counted, above, query, number, samples, seed),
+        recall=min(1.0, float(found[ends[place]] / found[-1])),
+        pairs=int(above.sum()),
+        queries=len(np.unique(query[above])),
+    )
+
+
+def check_precision(precision: float) -> None:
+    """Refuse what is no precision to ask for.
+
+    Raises:
+        InputError: not above 0 and up to 1.
+    """
+    if not 0 < precision <= 1:
+        raise InputError(f"precision: got {precision}; expected above 0 and up to 1; to mend: 0.9 is a start")
+
+
+def _check_labels(labels: Floats, fewest: int) -> None:
+    if not np.isin(labels, (0.0, 1.0)).all():
+        raise InputError("relevant: got values between 0 and 1; expected 0 or 1; to mend: cut relevance at a level")
+    if labels.all() or not labels.any():
+        kind = "relevant" if labels.all() else "irrelevant"
+        raise InputError(
+            f"thresholds: got {len(labels)} pairs, all {kind}; expected both kinds; to mend: add the kind that is "
+            "missing, or count as relevant from another relevance"
+        )
+    if fewest < 1 or len(labels) < fewest:
+        raise InputError(
+            f"thresholds: got {len(labels)} pairs; expected at least {max(fewest, 1)}; to mend: judge more pairs"
+        )
+
+
+def _interval(
+    labels: Floats,
+    counted: Floats,
+    above: npt.NDArray[np.bool_],
+    query: npt.NDArray[np.int64],
+    number: int,
+    samples: int,
+    seed: int,
+) -> Interval:
+    """The interval of the precision of the pairs above a threshold."""
+    if labels[above].all():
+        return wilson_interval(1.0, len(np.unique(query[above])))
+    sizes = np.bincount(query[above], weights=counted[above], minlength=number)
+    relevant = np.bincount(query[above], weights=(counted * labels)[above], minlength=number)
+    drawn = []
+    for times in times_drawn(number, samples, seed):
+        taken = times @ sizes
+        drawn.append((times @ relevant)[taken > 0] / taken[taken > 0])
+    low, high = np.quantile(np.concatenate(drawn), interval_bounds(0.95))
+    return max(0.0, float(low)), min(1.0, float(high))

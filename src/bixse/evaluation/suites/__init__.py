@@ -1,0 +1,1 @@
+"""Suites of retrieval tasks, each evaluated and compared."""

@@ -1,0 +1,1 @@
+"""TREC Deep Learning 2019 to 2023."""

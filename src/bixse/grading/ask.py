@@ -1,0 +1,265 @@
+"""Asking a judge through the ledger: nothing twice, nothing beyond the budget, nothing lost."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, get_args
+
+from bixse.errors import InputError, shorten
+from bixse.grading.judge import Usage
+from bixse.grading.local.local_model import Dtype
+from bixse.grading.model_names import same_model
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from typing import Any
+
+    from bixse.grading.cost import Prices
+    from bixse.grading.judge import Answer, Judge, Question
+    from bixse.grading.ledger import Ledger
+    from bixse.progress import Step
+
+WAIT = 1.0
+"""Seconds between two looks at questions that another process is asking."""
+RENEWAL = 60.0
+"""Seconds between two renewals of the claims."""
+_CHARACTERS_A_TOKEN = 2.0
+"""For a first guess of a price, before an answer told the tokens: low, so that the guess is high."""
+_FIRST_COMPLETION = 16
+"""Tokens written, for that guess, where the judge has no limit of its own."""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Where to stop; what was asked until then is kept.
+
+    Raises:
+        InputError: a limit below 0 or not finite.
+    """
+
+    max_usd: float | None = None
+    """Most to spend in this run, in US dollars; requests in flight are counted at the highest price seen."""
+    max_questions: int | None = None
+    """Most questions to ask in this run."""
+
+    def __post_init__(self) -> None:
+        for name, value in (("max_usd", self.max_usd), ("max_questions", self.max_questions)):
+            if value is not None and not (math.isfinite(value) and value >= 0):
+                raise InputError(f"{name}: got {value}; expected 0 or more; to mend: leave it out for no limit")
+
+
+@dataclass
+class Asking:
+    """How far it came, and what this run did; the answers themselves are in the ledger."""
+
+    settled: set[str] = field(default_factory=set)
+    """Keys of the questions that have an answer that stands, from the ledger or new."""
+    asked: int = 0
+    """Questions answered in this run."""
+    reused: int = 0
+    """Questions whose answer was in the ledger."""
+    usage: Usage = field(default_factory=Usage)
+    """Tokens of this run."""
+    usd: float = 0.0
+    """Dollars of this run."""
+    statuses: Counter[str] = field(default_factory=Counter)
+    """Answers of this run by status."""
+    last: Answer | None = None
+    """The newest answer of this run."""
+    other_precision: Counter[str] = field(default_factory=Counter)
+    """Questions asked although the ledger holds this judge's answer with weights of another number type: by that type.
+    """
+    stopped: str | None = None
+    """Why it stopped before the end: the limit that was reached; None where everything is answered."""
+
+    @property
+    def note(self) -> str:
+        """Answers of this run by status and what they cost, for a progress bar."""
+        counts = ", ".join(f"{count:,} {status}" for status, count in self.statuses.most_common())
+        return f"{counts}, {self.usd:.4f} US dollars" if self.usd else counts
+
+
+def ask(
+    questions: Iterable[Question],
+    judge: Judge,
+    ledger: Ledger,
+    prices: Prices,
+    budget: Budget,
+    retry_failed: bool = False,
+    strict: bool = False,
+) -> Iterator[Asking]:
+    """Answer questions from the ledger, and ask the judge for the rest.
+
+    Yields the same `Asking` after every new answer, so that the caller can show progress or stop; the answer is in the
+    ledger by then. Questions that are equal are asked once. A question whose last answer is "failed" (nothing came
+    back) is asked again; one with another status only with `retry_failed`, which then asks nothing else.
+
+    Args:
+        questions: all of them, in order; taken one by one as the judge has room.
+        judge: gives the answers.
+        ledger: where they are kept.
+        prices: for the budget.
+        budget: when to stop.
+        retry_failed: ask only questions whose answer has no grade.
+        strict: take no answer of another model than the one that was asked, neither from the ledger nor a new one.
+
+    Raises:
+        InputError: with `strict`, an answer of another model.
+    """
+    state = Asking()
+    run = _Run(questions, judge, ledger, prices, budget, retry_failed, strict, state)
+    for question, answer in judge.answers(run.to_ask()):
+        run.take(question, answer)
+        yield state
+    while run.elsewhere and state.stopped is None:
+        before = len(run.elsewhere)
+        for question, answer in judge.answers(run.left_by_others()):
+            run.take(question, answer)
+            yield state
+        if run.elsewhere and len(run.elsewhere) == before:
+            time.sleep(WAIT)
+    yield state
+
+
+def of_another_model(answer: Answer, identity: Mapping[str, Any]) -> bool:
+    """Whether an answer came from another model than the one that the judge's identity names."""
+    if identity.get("kind") == "replay":  # whose answers name the judges of the file
+        return False
+    return not same_model(str(identity.get("model") or answer.judge), answer.judge)
+
+
+def shown_by(step: Step | None) -> Callable[[Asking], None]:
+    """Tells a progress callback, where there is one, what is new in each state of `ask`."""
+    asked = reused = 0
+
+    def show(state: Asking) -> None:
+        nonlocal asked, reused
+        if step is not None:
+            step(state.asked - asked, state.note, state.reused - reused)
+            asked, reused = state.asked, state.reused
+
+    return show
+
+
+class _Run:
+    """The state behind `ask`."""
+
+    def __init__(
+        self,
+        questions: Iterable[Question],
+        judge: Judge,
+        ledger: Ledger,
+        prices: Prices,
+        budget: Budget,
+        retry_failed: bool,
+        strict: bool,
+        state: Asking,
+    ) -> None:
+        self.questions, self.ledger, self.prices, self.budget = questions, ledger, prices, budget
+        self.retry_failed, self.strict, self.state = retry_failed, strict, state
+        self.identity = dict(judge.identity)
+        self.elsewhere: dict[str, Question] = {}
+        self.flight: dict[str, float] = {}
+        self.dearest = self.guessed = 0.0
+        self.renewed = time.monotonic()
+        self.started = 0
+
+    def to_ask(self) -> Iterator[Question]:
+        """Questions to ask, each once, until the budget is reached."""
+        for question in self.questions:
+            key = question.key(self.identity)
+            if key in self.state.settled or key in self.flight or key in self.elsewhere:
+                continue
+            known = self.ledger.find(key)
+            if self._reuse(key, known) or (known is None and self.retry_failed):
+                continue
+            if not self._affordable(question):
+                return
+            if not self.ledger.claim(key):
+                self.elsewhere[key] = question
+            elif self._reuse(key, self.ledger.find(key)):  # another process has answered it just before
+                self.ledger.give_back(key)
+            else:
+                self._look_beside(question)
+                yield self._begin(key, question)
+
+    def left_by_others(self) -> Iterator[Question]:
+        """Of the questions that other processes were asking, those that they left; answered ones are taken over."""
+        for key, question in list(self.elsewhere.items()):
+            if self._reuse(key, self.ledger.find(key)):
+                del self.elsewhere[key]
+                continue
+            if not self._affordable(question):
+                return
+            if self.ledger.claim(key):
+                del self.elsewhere[key]
+                if self._reuse(key, self.ledger.find(key)):
+                    self.ledger.give_back(key)
+                else:
+                    yield self._begin(key, question)
+
+    def take(self, question: Question, answer: Answer) -> None:
+        """Keep an answer."""
+        if self.strict and of_another_model(answer, self.identity):
+            raise InputError(
+                f"--strict: got an answer of {shorten(answer.judge)}; expected {self.identity.get('model')}, the model "
+                "that was asked; fix: name the model that answers with --model, or leave --strict out"
+            )
+        key = question.key(self.identity)
+        self.ledger.write(key, answer, question.query_id, question.document_id, question.order, question.repeat)
+        price, guess = self.prices.usd(answer.usage), self.flight.pop(key, 0.0)
+        if answer.usage_unknown:
+            self.guessed += max(guess, self.dearest)
+        self.dearest = max(self.dearest, price)
+        self.state.settled.add(key)
+        self.state.asked += 1
+        self.state.last = answer
+        self.state.usage += answer.usage
+        self.state.usd += price
+        self.state.statuses[answer.status] += 1
+        if time.monotonic() - self.renewed > RENEWAL:
+            self.ledger.renew()
+            self.renewed = time.monotonic()
+
+    def _reuse(self, key: str, known: Answer | None) -> bool:
+        """Take an answer of the ledger, where there is one that stands."""
+        if known is None or (not known.usable and (self.retry_failed or known.status == "failed")):
+            return False
+        if self.strict and of_another_model(known, self.identity):
+            return False
+        self.state.settled.add(key)
+        self.state.reused += 1
+        return True
+
+    def _look_beside(self, question: Question) -> None:
+        """Count a question whose answer is there with weights of another number type."""
+        own = self.identity.get("dtype")
+        for dtype in set(get_args(Dtype)) - {own, "auto"} if own else ():
+            if self.ledger.find(question.key({**self.identity, "dtype": dtype})) is not None:
+                self.state.other_precision[dtype] += 1
+
+    def _begin(self, key: str, question: Question) -> Question:
+        self.flight[key] = self._guess(question)
+        self.started += 1
+        return question
+
+    def _guess(self, question: Question) -> float:
+        """What a question will cost: the highest price seen, or a high guess from its length."""
+        if self.dearest:
+            return self.dearest
+        parameters = self.identity.get("parameters", {})
+        written, samples = parameters.get("max_tokens") or _FIRST_COMPLETION, parameters.get("samples") or 1
+        prompt = int(question.characters / _CHARACTERS_A_TOKEN)
+        return self.prices.usd(Usage(prompt=prompt, completion=written)) * int(samples)
+
+    def _affordable(self, question: Question) -> bool:
+        """Whether there is budget for one more question; says in the state which limit was reached."""
+        if self.budget.max_questions is not None and self.started >= self.budget.max_questions:
+            self.state.stopped = f"the limit of {self.budget.max_questions} questions was reached"
+        spent = self.state.usd + self.guessed + math.fsum(max(guess, self.dearest) for guess in self.flight.values())
+        if self.budget.max_usd is not None and spent + self._guess(question) > self.budget.max_usd:
+            self.state.stopped = f"the limit of {self.budget.max_usd:g} US dollars was reached"
+        return self.state.stopped is None

@@ -1,0 +1,172 @@
+"""What an audit of judges found: plain figures, for JSON, the terminal and the page."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from bixse.evaluation.calibration.reliability import CalibrationReport
+    from bixse.grading.audit.agreement import Estimate
+    from bixse.grading.audit.labels import ImpossibleLabel
+    from bixse.grading.audit.system_ranking import SystemRanking
+
+MEASURES = {
+    "exact": "same grade",
+    "one_off": "one level apart",
+    "further_off": "further apart",
+    "kappa": "Cohen's kappa",
+    "linear_kappa": "kappa, linear weights",
+    "quadratic_kappa": "kappa, quadratic weights",
+    "binary_kappa": "kappa, relevant or not",
+    "alpha": "Krippendorff's alpha, ordinal",
+    "spearman": "Spearman's rho",
+    "kendall": "Kendall's tau-b",
+    "mean_difference": "judge's grade less the human's",
+}
+"""Measures of agreement and what they are called."""
+COMPARED = {"kappa": "Cohen's kappa", "quadratic_kappa": "kappa, quadratic weights", "brier": "Brier score"}
+"""What judges are compared by; the Brier score is better when lower."""
+
+
+@dataclass(frozen=True)
+class GradeShare:
+    """What people say of the pairs to which a judge gives one grade."""
+
+    grade: float
+    pairs: int
+    relevant: float | None
+    """Share that people find relevant; None without pairs."""
+    low: float | None
+    """Lower end of Wilson's 95 % interval, which takes pairs as independent."""
+    high: float | None
+    """Upper end."""
+
+
+@dataclass(frozen=True)
+class MeanRelevance:
+    """The judge's mean relevance over the pairs to which people give one grade."""
+
+    grade: float
+    pairs: int
+    mean: float | None
+
+
+@dataclass(frozen=True)
+class QueryDisagreement:
+    """One query's pairs."""
+
+    query_id: str
+    pairs: int
+    exact: float
+    """Share of pairs with the same grade."""
+    apart: float
+    """Mean absolute difference in grades."""
+    difference: float
+    """Mean of the judge's grade less the human's."""
+
+
+@dataclass(frozen=True)
+class Disagreement:
+    """One pair on which both sides are far apart."""
+
+    query_id: str
+    document_id: str
+    human: float
+    judge: float
+
+
+@dataclass(frozen=True)
+class SelfAgreement:
+    """The judge against itself on pairs asked twice."""
+
+    pairs: int
+    exact: Estimate
+    kappa: Estimate
+    relevance_apart: float
+    """Mean absolute difference of both relevances."""
+
+
+@dataclass(frozen=True)
+class JudgeAudit:
+    """One judge against the human labels."""
+
+    name: str
+    path: str
+    pairs: int
+    """Pairs with a usable grade on both sides: every measure is over these."""
+    queries: int
+    without_grade: int
+    """Human-labelled pairs to which the judge gave no usable grade."""
+    human_only: int
+    """Human-labelled pairs that the judge's file lacks."""
+    judge_only: int
+    """Pairs the judge graded without a human label."""
+    statuses: Mapping[str, int]
+    """How many of the judge's pairs ended how."""
+    impossible: tuple[ImpossibleLabel, ...]
+    """Labels off the judge's scale."""
+    mapped: int
+    """Pairs whose relevance is not their grade's place on the judge's scale."""
+    measures: Mapping[str, Estimate]
+    """`MEASURES` with intervals over queries; an expected grade counts as the nearest, but not for rho and tau."""
+    confusion: tuple[tuple[int, ...], ...]
+    """Pairs by human grade (rows) and judge's grade (columns)."""
+    by_grade: tuple[GradeShare, ...]
+    by_human_grade: tuple[MeanRelevance, ...]
+    calibration: CalibrationReport
+    """The judge's relevance as a probability of human relevance."""
+    against_constant: Estimate
+    """Its Brier score less that of always answering the mean, paired by query; below 0 the grades say something."""
+    worst_queries: tuple[QueryDisagreement, ...]
+    """Every query, from the largest disagreement down."""
+    worst_pairs: tuple[Disagreement, ...]
+    """The largest disagreements, at most two of a query."""
+    self_agreement: SelfAgreement | None = None
+    systems: SystemRanking | None = None
+
+
+@dataclass(frozen=True)
+class JudgeDifference:
+    """The first judge less the second, on the pairs both graded, by the same resamples of queries."""
+
+    first: str
+    second: str
+    measure: str
+    pairs: int
+    difference: Estimate
+
+    @property
+    def shown(self) -> bool:
+        """Whether the interval of the difference leaves out 0."""
+        return self.difference.side != "across"
+
+
+@dataclass(frozen=True)
+class AuditReport:
+    """Everything an audit found."""
+
+    scale: tuple[float, float]
+    levels: tuple[float, ...]
+    """Grades of the human scale."""
+    relevant_from: float
+    """Grade from which a pair counts as relevant."""
+    human_path: str
+    human_pairs: int
+    human_queries: int
+    human_impossible: tuple[ImpossibleLabel, ...]
+    judges: tuple[JudgeAudit, ...]
+    differences: tuple[JudgeDifference, ...]
+    samples: int
+    seed: int
+
+    @property
+    def impossible(self) -> tuple[ImpossibleLabel, ...]:
+        """Every label off its scale, on both sides."""
+        return (*self.human_impossible, *(label for judge in self.judges for label in judge.impossible))
+
+    def to_plain(self) -> dict[str, Any]:
+        """The report as plain JSON values."""
+        return {**asdict(self), "measure_names": MEASURES, "compared_names": COMPARED}

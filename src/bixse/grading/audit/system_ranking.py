@@ -1,0 +1,129 @@
+"""Do a judge's labels rank retrieval systems as human labels do?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from bixse.errors import InputError
+from bixse.evaluation.metrics import evaluate_run
+from bixse.grading.audit.agreement import Estimate, Floats, estimate_of, query_draws
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from bixse.grading.audit.labels import Pair
+    from bixse.relevance import Run
+
+METRIC = "ndcg@10"
+"""What systems are ranked by."""
+
+
+@dataclass(frozen=True)
+class SystemScore:
+    """One run under both sides' labels."""
+
+    name: str
+    human: float
+    """Mean nDCG@10 under human labels."""
+    judge: float
+    """Under the judge's."""
+
+
+@dataclass(frozen=True)
+class SystemRanking:
+    """Systems under human and judge labels of the same pairs."""
+
+    systems: tuple[SystemScore, ...]
+    """Best first by human labels."""
+    tau: Estimate
+    """Kendall's tau-b of the two rankings."""
+    tau_ap: float
+    """Yilmaz, Aslam and Robertson's tau: mistakes at the top weigh more (2008, doi:10.1145/1390334.1390435)."""
+    queries: int
+    """Queries with a relevant document on both sides."""
+
+
+def rank_systems(
+    human: Mapping[Pair, float],
+    judged: Mapping[Pair, float],
+    runs: Mapping[str, Run],
+    samples: int = 1000,
+    seed: int = 0,
+) -> SystemRanking:
+    """Score every run by nDCG@10 under both sides' labels of the pairs that both have labelled.
+
+    Args:
+        human: relevance of each pair by people; irrelevant is 0.
+        judged: the same by the judge; its expected grades count as they are.
+        runs: name -> run; pairs that no side labelled count as irrelevant.
+        samples: resamples of the queries for the interval of tau.
+        seed: of the resampling.
+
+    Raises:
+        InputError: fewer than 2 runs, a run without any of the queries, or fewer than 2 queries that both sides find
+            a relevant document for.
+    """
+    if len(runs) < 2:
+        raise InputError(f"runs: got {len(runs)}; expected at least 2 to rank; to mend: give more run files")
+    both = human.keys() & judged.keys()
+    labels = [_qrels(side, both) for side in (human, judged)]
+    queries = sorted(set.intersection(*({q for q, row in side.items() if max(row.values()) > 0} for side in labels)))
+    if len(queries) < 2:
+        raise InputError(
+            f"runs: got {len(queries)} queries with a relevant document by both sides; expected at least 2; "
+            "to mend: label more queries"
+        )
+    names = list(runs)
+    scores = np.array([[_scores(side, runs[name], queries) for name in names] for side in labels])
+    human_scores, judge_scores = scores.mean(axis=2)
+    drawn = [_tau_b(times @ scores[0].T, times @ scores[1].T) for times in query_draws(len(queries), samples, seed)]
+    order = sorted(range(len(names)), key=lambda i: (-human_scores[i], names[i]))
+    return SystemRanking(
+        systems=tuple(SystemScore(names[i], float(human_scores[i]), float(judge_scores[i])) for i in order),
+        tau=estimate_of(float(_tau_b(human_scores, judge_scores)), np.concatenate(drawn)),
+        tau_ap=tau_ap(human_scores.tolist(), judge_scores.tolist()),
+        queries=len(queries),
+    )
+
+
+def tau_ap(reference: Sequence[float], estimated: Sequence[float]) -> float:
+    """Of the systems above each one by the estimate, the share that the reference also puts above; from -1 to 1.
+
+    The estimate's ties are broken by the reference against it: what the estimate does not tell apart is a mistake.
+
+    Example:
+        >>> tau_ap([0.9, 0.8, 0.7], [0.5, 0.4, 0.3]), tau_ap([0.9, 0.8, 0.7], [0.4, 0.5, 0.3])
+        (1.0, 0.0)
+    """
+    order = sorted(range(len(reference)), key=lambda i: (-estimated[i], reference[i]))
+    shares = [
+        sum(reference[above] > reference[i] for above in order[:place]) / place
+        for place, i in enumerate(order)
+        if place
+    ]
+    return 2 * sum(shares) / len(shares) - 1
+
+
+def _qrels(relevance: Mapping[Pair, float], pairs: set[Pair]) -> dict[str, dict[str, float]]:
+    qrels: dict[str, dict[str, float]] = {}
+    for query_id, document_id in pairs:
+        qrels.setdefault(query_id, {})[document_id] = relevance[query_id, document_id]
+    return qrels
+
+
+def _scores(qrels: Mapping[str, Mapping[str, float]], run: Run, queries: Sequence[str]) -> list[float]:
+    values = evaluate_run({query: qrels[query] for query in queries}, run, [METRIC])[METRIC]
+    return [values[query] for query in queries]
+
+
+def _tau_b(first: Floats, second: Floats) -> Any:
+    """Kendall's tau-b of two sets of scores over the last axis."""
+    higher, lower = np.triu_indices(first.shape[-1], k=1)
+    signs = [np.sign((values[..., higher] - values[..., lower]).round(12)) for values in (first, second)]
+    together = (signs[0] * signs[1]).sum(axis=-1)
+    decided = np.abs(signs[0]).sum(axis=-1) * np.abs(signs[1]).sum(axis=-1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(decided > 0, together / np.sqrt(decided), np.nan)

@@ -1,0 +1,236 @@
+"""A judge that runs here: a causal language model whose probabilities of the option tokens are read directly."""
+
+from __future__ import annotations
+
+import time
+from functools import cached_property
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from bixse.errors import InputError, ModelError
+from bixse.grading.judge import Answer, Usage
+from bixse.grading.local.local_model import LocalModel, load_local_model
+from bixse.grading.local.local_prompts import PromptRenderer
+from bixse.grading.local.prompt_reader import PromptReader
+from bixse.grading.reading.expected_grade import OptionProbabilities, expected_grade
+from bixse.grading.reading.option_tokens import option_token_ids
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from torch import Tensor
+
+    from bixse.grading.judge import Question
+    from bixse.grading.local.prompt_reader import Sharing
+    from bixse.grading.rubrics import Rubric
+    from bixse.relevance import GradeScale
+
+MODE: Final = "token-ids"
+TOKENS_A_THREAD, TOKENS_ELSEWHERE = 256, 16_384
+"""Positions of one forward pass: of a processor a thread (more only adds padding), and of another device."""
+WINDOW, WINDOW_ELSEWHERE = 512, 2048
+"""Questions taken ahead."""
+UNLIMITED = 10**9
+"""Tokenizers without a length of their own write a larger one."""
+
+
+class LocalJudge:
+    """Reads each question once, and grades by the probabilities of the options as the next token (mode "token-ids").
+
+    Probabilities are from the softmax over the whole vocabulary in float32, and a label has those of all its spellings
+    ("3" and " 3"): nothing is hidden, so the bounds of a grade are the grade. Questions are taken ahead by the window,
+    sorted by length within it, and what their prompts begin with is computed once.
+
+    Args:
+        model_name_or_path: model folder, GGUF file, package with a GGUF file, or hub name; or what `load_local_model`
+            gave, whose device and numbers stay as they are.
+        rubric: labels, their grades, and the wording of questions that come without messages.
+        device: "cpu", "cuda", ...; None: the best there is.
+        dtype: "float32", "bfloat16", "float16", or "auto": as the process is set, see `bixse.encoders.loading.precision`.
+        tokens_per_batch: most positions computed in one forward pass; None: chosen for the device. A pass that does not
+            fit into the memory is halved.
+        batch_size: most questions in one.
+        window: questions taken ahead; None: chosen for the device.
+        min_mass: the options' probability below which an answer has no grade.
+        revision: branch, tag or commit of a hub name.
+        gguf_file: name of the GGUF file in a folder or on the hub.
+        trust_remote_code: run code that comes with the model; only for sources you trust.
+
+    The weights are read when the first question comes, so that a run whose questions are all answered needs none.
+
+    Raises:
+        ModelError: no such model; with the first question also no causal language model, or weights that are missing.
+        InputError: a label that is no single token of the model, an unknown dtype or device, a number below 1.
+
+    Example:
+        >>> from bixse.grading.rubrics import load_rubric
+        >>> LocalJudge("no/such/folder/here", load_rubric("binary-0-1"))
+        Traceback (most recent call last):
+        ...
+        bixse.errors.ModelError: judge 'no/such/folder/here': got no such folder; expected a model folder, a .gguf \
+file or a hub name (owner/name); to mend: check the path
+
+        Grade pairs with an instruct model of the hub::
+
+            with_questions = LocalJudge("Qwen/Qwen2.5-1.5B-Instruct", load_rubric("trec-dl-0-3")).answers(questions)
+    """
+
+    def __init__(
+        self,
+        model_name_or_path: str | Path | LocalModel,
+        rubric: Rubric,
+        device: str | None = None,
+        dtype: str = "auto",
+        tokens_per_batch: int | None = None,
+        batch_size: int = 256,
+        window: int | None = None,
+        min_mass: float = 0.01,
+        revision: str | None = None,
+        gguf_file: str | None = None,
+        trust_remote_code: bool = False,
+    ) -> None:
+        numbers = {"tokens_per_batch": tokens_per_batch, "batch_size": batch_size, "window": window}
+        for setting, value in numbers.items():
+            if value is not None and value < 1:
+                raise InputError(f"{setting}: got {value}; expected 1 or more; to mend: leave it out")
+        if not 0 <= min_mass < 1:
+            raise InputError(f"min_mass: got {min_mass}; expected 0 to below 1; to mend: use 0.01")
+        loaded = (
+            model_name_or_path
+            if isinstance(model_name_or_path, LocalModel)
+            else load_local_model(model_name_or_path, device, dtype, revision, gguf_file, trust_remote_code)
+        )
+        on_processor = loaded.device.startswith("cpu")
+        self.rubric, self.min_mass = rubric, min_mass
+        self.window = window or (WINDOW if on_processor else WINDOW_ELSEWHERE)
+        self._loaded = loaded
+        self._own = loaded is not model_name_or_path
+        self._tokens_per_batch = tokens_per_batch
+        self._batch_size = batch_size
+        self._renderer = PromptRenderer(loaded.tokenizer)
+        example = [rubric.orders[0].messages("query", "document")]
+        prompt, ids = self._renderer.texts(example)[0], self._renderer.encode(example)[0]
+        self._option_ids = option_token_ids(loaded.tokenizer, rubric.labels, prompt, ids)
+        self.warnings = list(self._renderer.notes)
+        """What the user should know about this model as a judge."""
+        self.at_once = 1
+
+    @cached_property
+    def _reader(self) -> PromptReader:
+        """Reads prompts; made for the first question, since the weights are read for it."""
+        on_processor = self._loaded.device.startswith("cpu")
+        own = TOKENS_A_THREAD * max(2, torch.get_num_threads()) if on_processor else TOKENS_ELSEWHERE
+        model = self._loaded.model
+        try:
+            return PromptReader(model, self._tokens_per_batch or own, self._batch_size)
+        except Exception as error:
+            raise ModelError(
+                f"judge {self.name!r}: got {type(error).__name__} on a first prompt ({error}); expected a causal "
+                "language model that reads text alone; to mend: choose another model"
+            ) from error
+
+    @property
+    def name(self) -> str:
+        """Model name."""
+        return self._loaded.name
+
+    @property
+    def scale(self) -> GradeScale:
+        """The rubric's."""
+        return self.rubric.scale
+
+    @property
+    def identity(self) -> Mapping[str, Any]:
+        """Weights, number type, template and options: all that decides an answer besides the question."""
+        return {
+            "kind": "transformers",
+            "model": self.name,
+            "revision": self._loaded.revision,
+            "mode": MODE,
+            "dtype": self._loaded.dtype,
+            "template": self._renderer.template_hash,
+            "labels": list(self.rubric.labels),
+            "values": list(self.rubric.values),
+            "min_mass": self.min_mass,
+        }
+
+    @property
+    def sharing(self) -> Sharing:
+        """What of the prompts' beginnings is computed once with this model."""
+        return self._reader.sharing
+
+    @property
+    def context(self) -> int | None:
+        """Most tokens of a prompt, or None where the model has no such limit."""
+        config = self._loaded.model.config.get_text_config()
+        limits = (getattr(config, "max_position_embeddings", None), self._loaded.tokenizer.model_max_length)
+        return min((int(limit) for limit in limits if limit and 0 < limit < UNLIMITED), default=None)
+
+    def count_tokens(self, questions: Sequence[Question]) -> list[int]:
+        """Prompt tokens of each question."""
+        return [len(ids) for ids in self._renderer.encode([self._messages(question) for question in questions])]
+
+    def answers(self, questions: Iterable[Question]) -> Iterator[tuple[Question, Answer]]:
+        """Answer questions, window by window; within one in order of length."""
+        source = iter(questions)
+        while taken := list(islice(source, self.window)):
+            started = time.perf_counter()
+            prompts = self._renderer.encode([self._messages(question) for question in taken])
+            usable: dict[str, list[int]] = {}
+            for i, ids in enumerate(prompts):
+                if ids and (self.context is None or len(ids) <= self.context):
+                    usable.setdefault(taken[i].order, []).append(i)
+                else:
+                    yield taken[i], self._without_grade(len(ids), f"the context has {self.context} tokens")
+            for members in usable.values():
+                for batch, logits in self._reader.logits([prompts[i] for i in members]):
+                    chosen = [members[i] for i in batch]
+                    found = self._answers(logits, [len(prompts[i]) for i in chosen], time.perf_counter() - started)
+                    for i, answer in zip(chosen, found, strict=True):
+                        yield taken[i], answer
+                    started = time.perf_counter()
+
+    def close(self) -> None:
+        """Free the weights."""
+        vars(self).pop("_reader", None)
+        if self._own:
+            self._loaded.free()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+    def _messages(self, question: Question) -> Sequence[Mapping[str, str]]:
+        """What a question asks; by the rubric where it comes without messages."""
+        if question.messages:
+            return question.messages
+        orders = {order.name: order for order in self.rubric.orders}
+        return orders.get(question.order, self.rubric.orders[0]).messages(question.query, question.document)
+
+    def _without_grade(self, tokens: int, detail: str) -> Answer:
+        """The answer to a prompt that does not fit."""
+        return Answer(
+            "too-long", MODE, usage=Usage(prompt=tokens), judge=self.name, detail=f"prompt of {tokens} tokens: {detail}"
+        )
+
+    def _answers(self, logits: Tensor | None, lengths: Sequence[int], seconds: float) -> list[Answer]:
+        """One answer a row of logits (b, V)."""
+        if logits is None:
+            return [self._without_grade(lengths[0], "the memory of the device cannot hold it")]
+        probabilities = torch.softmax(logits, dim=-1)
+        options = torch.stack([probabilities[:, list(ids)].sum(dim=-1) for ids in self._option_ids], dim=-1)
+        written = self._loaded.tokenizer.batch_decode(logits.argmax(dim=-1)[:, None])
+        rows = zip(options.double().tolist(), written, lengths, strict=True)
+        return [self._answer(tuple(row), text, length, seconds / len(lengths)) for row, text, length in rows]
+
+    def _answer(self, options: tuple[float, ...], text: str, length: int, seconds: float) -> Answer:
+        common: dict[str, Any] = {"usage": Usage(prompt=length), "seconds": seconds, "judge": self.name}
+        found = OptionProbabilities(options)
+        if not all(0 <= share <= 1.001 for share in options):
+            return Answer("failed", MODE, detail="the model gave no numbers (NaN or infinity)", **common)
+        if found.mass < max(self.min_mass, 1e-30):
+            detail = f"the options have probability {found.mass:.2g} together"
+            return Answer("no-option", MODE, text=text[:200], detail=detail, **common)
+        expected = expected_grade(self.rubric.values, found)
+        return Answer("graded", MODE, options, expected.grade, expected.low, expected.high, text=text[:200], **common)

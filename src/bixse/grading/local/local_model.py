@@ -1,0 +1,228 @@
+"""Load a causal language model and its tokenizer from a folder, a package, a GGUF file or the hub."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
+
+from bixse.data.io.files import file_hash
+from bixse.errors import InputError, ModelError, did_you_mean, shorten
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import torch
+
+Dtype: TypeAlias = Literal["auto", "float32", "bfloat16", "float16"]
+"""Number type of the weights; "auto": that of the precision the process is set to, see `bixse.encoders.loading.precision`."""
+
+
+@dataclass(frozen=True)
+class LocalModel:
+    """A causal language model whose weights are read when they are used for the first time."""
+
+    tokenizer: Any
+    """Its tokenizer."""
+    name: str
+    """Its name for people: the hub name, or the name of the folder or file."""
+    revision: str
+    """Commit of the hub, or SHA-256 over the files of a folder."""
+    device: str
+    """Where it computes."""
+    dtype: str
+    """Number type of its weights."""
+    load: Callable[[], Any]
+    """Reads the weights."""
+
+    @cached_property
+    def model(self) -> Any:
+        """The model of transformers in evaluation mode.
+
+        Raises:
+            InputError: a device that this PyTorch does not have.
+            ModelError: no causal language model, weights that are missing, or no room for them.
+        """
+        return self.load()
+
+    def free(self) -> None:
+        """Free the weights; they are read again when they are used again."""
+        vars(self).pop("model", None)
+
+
+def load_local_model(
+    name_or_path: str | Path,
+    device: str | None = None,
+    dtype: str = "auto",
+    revision: str | None = None,
+    gguf_file: str | None = None,
+    trust_remote_code: bool = False,
+) -> LocalModel:
+    """Find a judge's model and load its tokenizer; its weights are read when they are used.
+
+    Args:
+        name_or_path: model folder, GGUF file, installed Python package that carries a GGUF file, or hub name.
+        device: "cpu", "cuda", ...; None: the best there is.
+        dtype: number type of the weights.
+        revision: branch, tag or commit of a hub name.
+        gguf_file: name of the GGUF file in the folder or on the hub; its quantised weights are expanded.
+        trust_remote_code: run code that comes with the model; only for sources you trust.
+
+    Raises:
+        InputError: an unknown dtype or device.
+        ModelError: no such model, or no tokenizer.
+    """
+    from transformers import AutoConfig, AutoTokenizer
+
+    from bixse.encoders.loading.build import quiet_loading
+
+    source, file = _resolve(name_or_path, gguf_file)
+    place = judge_device(device)
+    number = weights_dtype(dtype, place)
+    settings: dict[str, Any] = {"revision": revision or "main", "trust_remote_code": trust_remote_code}
+    if file is not None:
+        settings["gguf_file"] = file
+    try:
+        with quiet_loading():
+            tokenizer = AutoTokenizer.from_pretrained(source, **settings)
+            local = Path(source).is_dir()
+            commit = None if local else AutoConfig.from_pretrained(source, **settings)._commit_hash
+    except Exception as error:
+        raise _unusable(name_or_path, error) from error
+    return LocalModel(
+        tokenizer=tokenizer,
+        name=(file or Path(source).name) if local else "/".join(part for part in (source, file) if part),
+        revision=_content(Path(source), file) if local else str(commit or revision or "main"),
+        device=str(place),
+        dtype=str(number).removeprefix("torch."),
+        load=partial(_load_weights, name_or_path, source, place, number, settings),
+    )
+
+
+def _load_weights(
+    name_or_path: str | Path, source: str, place: torch.device, number: torch.dtype, settings: dict[str, Any]
+) -> Any:
+    """The model in evaluation mode on its device."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from bixse.encoders.loading.build import quiet_loading
+
+    try:
+        with quiet_loading():
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
+                source, dtype=number, output_loading_info=True, **settings
+            )
+    except Exception as error:
+        raise _unusable(name_or_path, error) from error
+    model, loading = loaded
+    missing = sorted(loading["missing_keys"])
+    if missing:
+        raise ModelError(
+            f"judge {str(name_or_path)!r}: got no weights for {len(missing)} of its parameters "
+            f"({', '.join(missing[:3])}); expected all of a causal language model; "
+            "to mend: name a model that writes text, not an encoder or a part of one"
+        )
+    try:
+        return model.to(place).eval()
+    except (RuntimeError, AssertionError) as error:
+        if isinstance(error, torch.OutOfMemoryError):
+            raise ModelError(
+                f"judge {str(name_or_path)!r}: got no room for its weights on {place}; expected a device with more "
+                "memory; to mend: choose a smaller model, or --device cpu"
+            ) from error
+        raise InputError(
+            f"device: got {str(place)!r} ({_first_line(error)}); expected one that this PyTorch has; to mend: leave it "
+            "out"
+        ) from error
+
+
+def _unusable(name_or_path: str | Path, error: Exception) -> ModelError:
+    return ModelError(
+        f"judge {str(name_or_path)!r}: got {type(error).__name__}: {_first_line(error)}; expected a causal "
+        "language model of transformers; to mend: check the name, that the folder holds config.json, the weights "
+        "and the tokenizer, and that a hub name can be reached"
+    )
+
+
+def _resolve(name_or_path: str | Path, gguf_file: str | None) -> tuple[str, str | None]:
+    """Folder or hub name, and the GGUF file in it."""
+    path = Path(name_or_path)
+    if path.is_file() and path.suffix == ".gguf":
+        return str(path.parent), path.name
+    text = str(name_or_path)
+    if not path.is_dir() and text.isidentifier():
+        found = importlib.util.find_spec(text)
+        if found is not None and found.submodule_search_locations:
+            path = Path(next(iter(found.submodule_search_locations)))
+    if path.is_dir():
+        files = sorted(file.name for file in path.glob("*.gguf"))
+        if gguf_file is None and not (path / "config.json").is_file() and len(files) == 1:
+            return str(path), files[0]
+        wanted = gguf_file or "config.json"
+        if not (path / wanted).is_file():
+            raise ModelError(
+                f"judge {text!r}: got a folder without {wanted}; expected a model; to mend: "
+                + (f"name one of its files: {', '.join(files)}" if files else "name the folder that holds it")
+            )
+        return str(path), gguf_file
+    if path.exists() or text.count("/") > 1 or text.startswith((".", "/", "~")) or "\\" in text:
+        what = "a file" if path.exists() else "no such folder"
+        raise ModelError(
+            f"judge {text!r}: got {what}; expected a model folder, a .gguf file or a hub name (owner/name); "
+            "to mend: check the path"
+        )
+    return text, gguf_file
+
+
+def judge_device(name: str | None) -> torch.device:
+    """Where a judge computes; None: the best device there is.
+
+    Raises:
+        InputError: no such device.
+    """
+    import torch
+
+    if name is None:
+        best = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+        return torch.device(best)
+    try:
+        return torch.device(name)
+    except RuntimeError as error:
+        raise InputError(f"device: got {name!r}; expected cpu, cuda, cuda:0 or mps; to mend: leave it out") from error
+
+
+def weights_dtype(name: str, device: torch.device) -> torch.dtype:
+    """The number type of a judge's weights.
+
+    Raises:
+        InputError: no such type.
+    """
+    import torch
+
+    from bixse.encoders.loading.precision import resolve_precision
+
+    known = get_args(Dtype)
+    if name not in known:
+        raise InputError(
+            f"dtype: got {shorten(name)}; expected one of {', '.join(known)}; to mend: {did_you_mean(name, known)}"
+        )
+    found: torch.dtype = getattr(torch, resolve_precision(device=device) if name == "auto" else name)
+    return found
+
+
+def _content(folder: Path, gguf_file: str | None) -> str:
+    """SHA-256 over the contents of a model's files."""
+    if gguf_file is not None:
+        return file_hash(folder / gguf_file)
+    from bixse.evaluation.evaluate import model_hashes
+
+    return hashlib.sha256(json.dumps(model_hashes(folder), sort_keys=True).encode("utf-8")).hexdigest()
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or ["no message"])[0][:200]

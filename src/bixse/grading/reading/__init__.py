@@ -1,0 +1,1 @@
+"""From option-token probabilities to an expected grade."""

@@ -1,0 +1,54 @@
+"""Which tokens of a judge's vocabulary spell the options of a rubric."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from bixse.errors import InputError
+from bixse.grading.reading.expected_grade import spellings
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+def option_token_ids(
+    tokenizer: Any, labels: Sequence[str], prompt: str = "", prompt_ids: Sequence[int] = ()
+) -> tuple[tuple[int, ...], ...]:
+    """Ids of the tokens that spell each label, with and without a space before it.
+
+    A label counts as far as one token spells it, alone or as what follows the prompt: SentencePiece writes a label
+    that begins a text in another way than one that goes on from a prompt.
+
+    Args:
+        tokenizer: of transformers.
+        labels: L labels.
+        prompt: a rendered prompt, to see which token would follow it.
+        prompt_ids: its tokens.
+
+    Returns:
+        For each label its one or more ids; no id belongs to two labels, since it spells one.
+
+    Raises:
+        InputError: a label that no single token spells.
+    """
+    found = tuple(_single_tokens(tokenizer, label, prompt, prompt_ids) for label in labels)
+    for label, ids in zip(labels, found, strict=True):
+        if not ids:
+            tokens = tokenizer.convert_ids_to_tokens(tokenizer.encode(label, add_special_tokens=False))
+            raise InputError(
+                f"label {label!r}: got the tokens {tokens} of the judge; expected a single token that spells it; "
+                "to mend: use labels of one digit or letter, as 0, 1, 2, 3 or A, B, C"
+            )
+    return found
+
+
+def _single_tokens(tokenizer: Any, label: str, prompt: str, prompt_ids: Sequence[int]) -> tuple[int, ...]:
+    """Ids of the tokens that spell a label by themselves, rising."""
+    known = list(prompt_ids)
+    found = set()
+    for spelling in spellings(label):
+        alone = tokenizer.encode(spelling, add_special_tokens=False)
+        following = tokenizer.encode(prompt + spelling, add_special_tokens=False) if prompt else []
+        rest = following[len(known) :] if following[: len(known)] == known else []
+        found |= {ids[0] for ids in (alone, rest) if len(ids) == 1}
+    return tuple(sorted(token for token in found if tokenizer.decode([token]).strip() == label))

@@ -1,0 +1,166 @@
+"""Losses that are a sum over queries: computed a block of whole rows at a time, with exact gradients."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from bixse.losses.base import GradedLoss, InBatch, check_scale
+from bixse.losses.engines.statistics import mean_logits
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from sentence_transformers import SentenceTransformer
+
+    from bixse.losses.targets import GradedTargets
+
+CELLS_PER_BLOCK = 2**22
+"""Cells of a block of rows: 16 MB of float32; a loss holds a few such blocks while it works."""
+
+
+class RowTerms(NamedTuple):
+    """What a loss says of a block of R rows."""
+
+    value: Tensor
+    """Scalar: the sum of the rows' terms."""
+    number: Tensor | int
+    """What the sum over all rows is divided by, this block's part."""
+    gradient: Tensor
+    """(R, N): of `value` with respect to the logits."""
+
+
+class RowWiseLoss(GradedLoss):
+    """Base of the losses in which each query's term depends on its own row of logits alone.
+
+    The B x N matrix is never kept: a block of rows is scored, the subclass's `row_terms` gives value and gradient
+    with respect to its logits, and the block is multiplied into the gradients of the embeddings at once. That takes
+    the three matrix products that no exact method avoids, and memory for one block.
+
+    Args:
+        model: the encoder that is trained.
+        scale: logit scale, 1 / temperature, above 0.
+        in_batch: "known" uses every grade the batch knows, "paper" only a row's own documents (all else 0).
+        texts_per_pass: texts of one pass through the encoder.
+        cached: hold the activations of one pass at a time (`GradedLoss`).
+
+    Raises:
+        InputError: scale outside its range.
+    """
+
+    def __init__(
+        self,
+        model: SentenceTransformer,
+        scale: float = 20.0,
+        in_batch: InBatch = "known",
+        texts_per_pass: int = 32,
+        cached: bool = False,
+    ) -> None:
+        super().__init__(model, in_batch, texts_per_pass, cached)
+        self.scale = check_scale(scale)
+
+    @abstractmethod
+    def row_terms(self, logits: Tensor, targets: GradedTargets) -> RowTerms:
+        """Value, count and gradient of a block of rows.
+
+        Args:
+            logits: (R, N) scale * cosine; may be overwritten.
+            targets: known relevance of these cells, rows counted from the block's first.
+        """
+
+    def compute_loss_from_embeddings(self, queries: Tensor, documents: Tensor, targets: GradedTargets) -> Tensor:
+        """The loss of (B, D) queries and (N, D) documents, both normalised; 0 where there is nothing to learn."""
+        loss, self.count = row_wise_loss(queries, documents, targets, self.scale, self.row_terms)
+        relevant, irrelevant = mean_logits(queries, documents, targets, self.scale)
+        self.statistics = {"mean_logit_relevant": relevant, "mean_logit_irrelevant": irrelevant}
+        return loss
+
+    def get_config_dict(self) -> dict[str, Any]:
+        """Settings for the model card."""
+        return {**super().get_config_dict(), "scale": self.scale}
+
+
+def row_wise_loss(
+    queries: Tensor,
+    documents: Tensor,
+    targets: GradedTargets,
+    scale: float,
+    row_terms: Callable[[Tensor, GradedTargets], RowTerms],
+    cells_per_block: int = CELLS_PER_BLOCK,
+) -> tuple[Tensor, Tensor]:
+    """Sum of the rows' terms over the sum of their counts, differentiable in queries and documents.
+
+    Arithmetic is float32 (float64 for float64 input) whatever autocast says.
+
+    Args:
+        queries: (B, D).
+        documents: (N, D).
+        targets: known relevance of the (B, N) cells.
+        scale: logits are scale * q.d.
+        row_terms: value, count and gradient of a block of rows.
+        cells_per_block: changes speed and memory only.
+
+    Returns:
+        Two scalars: the loss, 0 with zero gradients when the counts sum to 0; and the sum of the counts, detached.
+
+    Raises:
+        InputError: the shapes do not fit together.
+    """
+    targets.check_fits("loss", queries, documents)
+    dtype = torch.promote_types(torch.promote_types(queries.dtype, documents.dtype), torch.float32)
+    with torch.autocast(queries.device.type, enabled=False):
+        loss, count = _RowWise.apply(  # type: ignore[no-untyped-call]
+            queries.to(dtype), documents.to(dtype), targets, scale, row_terms, cells_per_block
+        )
+    return loss, count
+
+
+class _RowWise(torch.autograd.Function):
+    """Loss and gradients in one pass over blocks of rows; backward only scales what forward computed."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        queries: Tensor,
+        documents: Tensor,
+        targets: GradedTargets,
+        scale: float,
+        row_terms: Callable[[Tensor, GradedTargets], RowTerms],
+        cells_per_block: int,
+    ) -> tuple[Tensor, Tensor]:
+        needs_queries, needs_documents = ctx.needs_input_grad[:2]
+        rows = max(1, min(len(queries), cells_per_block // max(1, len(documents))))
+        buffer = queries.new_empty(rows * len(documents))
+        exact = torch.float32 if queries.device.type == "mps" else torch.float64
+        total = torch.zeros((), dtype=exact, device=queries.device)
+        count = torch.zeros((), dtype=exact, device=queries.device)
+        grad_queries = torch.zeros_like(queries) if needs_queries else None
+        grad_documents = torch.zeros_like(documents) if needs_documents else None
+        for block, known in targets.row_blocks(rows):
+            q = queries[block]
+            logits = buffer[: len(q) * len(documents)].view(len(q), len(documents))
+            torch.addmm(logits, q, documents.T, beta=0, alpha=scale, out=logits)
+            terms = row_terms(logits, known)
+            total += terms.value
+            count += terms.number
+            if grad_queries is not None:
+                torch.mm(terms.gradient, documents, out=grad_queries[block])
+            if grad_documents is not None:
+                grad_documents.addmm_(terms.gradient.T, q)
+        divisor = count.clamp(min=1.0)
+        for gradient in (grad_queries, grad_documents):
+            if gradient is not None:
+                gradient.mul_((scale / divisor).to(gradient.dtype))
+        ctx.save_for_backward(grad_queries, grad_documents)
+        ctx.mark_non_differentiable(count)
+        return (total / divisor).to(queries.dtype), count
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_output: Tensor, _: Tensor) -> tuple[Any, ...]:
+        gradients = [None if gradient is None else gradient * grad_output for gradient in ctx.saved_tensors]
+        return (*gradients, None, None, None, None)

@@ -1,0 +1,235 @@
+"""`generate`: queries for the documents of a corpus, written by a language model."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import time
+from collections import Counter
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from bixse.data.io.files import file_hash, write_atomically
+from bixse.data.run_record import open_run
+from bixse.errors import SEEDS, BixseError, InputError, InterruptedRunError
+from bixse.grading.ask import Asking, Budget, ask, shown_by
+from bixse.grading.cost import Prices
+from bixse.grading.judge import Question
+from bixse.grading.ledger import Ledger
+from bixse.mining.generation.query_text import clean_query, refusal, same_query
+from bixse.mining.mine_inputs import read_texts
+from bixse.mining.mined_pairs import MinedPair, pairs_path, save_mined_pairs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from bixse.data.collection import Document
+    from bixse.data.run_record import RunRecord
+    from bixse.grading.judge import Judge
+    from bixse.mining.generation.query_prompt import QueryPrompt
+    from bixse.progress import Step
+
+QUERIES_NAME = "queries.jsonl"
+SOURCE = "generated"
+"""What stands in the column `source` of the pair of a query and the document it was written for."""
+
+
+@dataclass(frozen=True)
+class GenerateConfig:
+    """What queries are written for, and how many.
+
+    Raises:
+        InputError: a number out of range.
+    """
+
+    corpus: Path
+    """JSONL file of documents: {_id, title, text}."""
+    documents: int | None = None
+    """Documents to write for, drawn by the seed; None: all."""
+    per_document: int = 1
+    """Queries asked for each."""
+    document_characters: int = 4000
+    """The model is shown the first so many characters of a document."""
+    task: str | None = None
+    """Name of the task, written beside every pair."""
+    seed: int = 0
+    """Of the choice of documents."""
+
+    def __post_init__(self) -> None:
+        for name in ("documents", "per_document", "document_characters"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                flag = f"--{name.replace('_', '-')}"
+                raise InputError(f"{flag}: got {value}; expected 1 or more; to mend: leave it out")
+        if not 0 <= self.seed < SEEDS:
+            raise InputError(f"seed: got {self.seed}; expected 0 to {SEEDS - 1}; to mend: leave it out for 0")
+
+
+@dataclass(frozen=True)
+class Generated:
+    """What came of it."""
+
+    queries: int
+    """Queries kept."""
+    documents: int
+    """Documents that were asked for."""
+    refused: Mapping[str, int]
+    """Why other texts were not kept -> how many: a status of the model's answer, "empty", "too long", "copied" (from
+    the document) or "repeated" (another query says the same)."""
+    not_asked: int
+    """Queries not asked for, since a limit was reached."""
+    asked: int
+    """Requests answered in this run."""
+    reused: int
+    """Texts that were in the ledger."""
+    prompt_tokens: int
+    """Tokens read in this run."""
+    completion_tokens: int
+    """Tokens written in this run."""
+    usd: float
+    """Dollars of this run."""
+    stopped: str | None
+    """The limit that ended it, or None."""
+
+    @property
+    def complete(self) -> bool:
+        """Every text that was wanted came back, whether it was kept or not."""
+        return not self.not_asked and not self.refused.get("failed")
+
+
+def generate(
+    config: GenerateConfig,
+    writer: Judge,
+    prompt: QueryPrompt,
+    out: Path,
+    ledger: Path | None = None,
+    prices: Prices | None = None,
+    budget: Budget | None = None,
+    progress: Callable[[str, int], Step] | None = None,
+) -> Generated:
+    """Have a model write queries for documents, clean them and keep each once.
+
+    Writes `queries.jsonl` (BEIR layout), `pairs.parquet` (each query with its document, to be graded: that a query was
+    written for a document does not make the document relevant), `ledger.sqlite` and `run.json`. The same call asks
+    nothing twice and goes on where it stopped.
+
+    Args:
+        config: documents and numbers.
+        writer: see `bixse.mining.generation.query_writer.QueryWriter`; not closed here.
+        prompt: instructions and examples.
+        out: output folder.
+        ledger: file of texts, shared with other runs; `out/ledger.sqlite` when None.
+        prices: 0 when None.
+        budget: no limit when None.
+        progress: makes a progress callback (see `bixse.progress.Step`) from a title and a total.
+
+    Raises:
+        InputError: the corpus cannot be used, or several queries a document at a temperature of 0.
+        InvalidFileError: every faulty row of the corpus.
+        StorageError: the folder cannot be written.
+        InterruptedRunError: stopped by Ctrl-C; texts so far are kept.
+    """
+    prices, budget = prices or Prices(), budget or Budget()
+    if config.per_document > 1 and not writer.identity.get("parameters", {}).get("temperature", 1.0):
+        raise InputError(
+            f"--per-document: got {config.per_document} at a temperature of 0, which writes the same each time; "
+            "expected a temperature above 0; to mend: --temperature 0.7"
+        )
+    if not config.corpus.is_file():
+        raise InputError(f"{config.corpus}: got no such file; expected a corpus; to mend: check the path")
+    documents = _chosen(read_texts(config.corpus), config)
+    settings = {**asdict(config), "writer": dict(writer.identity), "prompt": prompt.model_dump(mode="json")}
+    record = open_run(out, "generate", settings, {"corpus": file_hash(config.corpus)}, paths=("corpus",))
+    record.save("running")
+    started = time.perf_counter()
+    questions = list(_questions(documents, config, prompt))
+    show = shown_by(progress("write queries", len(questions)) if progress is not None else None)
+    state, interrupted = Asking(), False
+    with Ledger(ledger or out / "ledger.sqlite") as book:
+        try:
+            for state in ask(questions, writer, book, prices, budget):
+                show(state)
+        except KeyboardInterrupt:
+            interrupted = True
+        except BixseError:
+            _write(questions, writer, documents, config, state, record, book)
+            record.save("failed")
+            raise
+        result = _write(questions, writer, documents, config, state, record, book)
+    record.timings["write queries"] = record.timings.get("write queries", 0.0) + time.perf_counter() - started
+    record.results = asdict(result)
+    record.save("finished" if result.complete and not interrupted else "interrupted")
+    if interrupted:
+        raise InterruptedRunError(
+            f"stopped by Ctrl-C or SIGTERM: {result.queries} queries are kept in {out}; the same command "
+            "goes on from there"
+        )
+    return result
+
+
+def _chosen(corpus: Mapping[str, Document], config: GenerateConfig) -> dict[str, str]:
+    """Documents with text, or so many of them drawn by the seed; more of them hold the fewer."""
+    texts = {name: document.content for name, document in corpus.items() if document.content.strip()}
+    if not texts:
+        raise InputError(f"{config.corpus}: got documents without text; expected some; to mend: check the export")
+    if config.documents is None or config.documents >= len(texts):
+        return texts
+    order = sorted(texts)
+    random.Random(config.seed).shuffle(order)
+    kept = set(order[: config.documents])
+    return {name: text for name, text in texts.items() if name in kept}
+
+
+def _questions(documents: Mapping[str, str], config: GenerateConfig, prompt: QueryPrompt) -> Iterator[Question]:
+    """One question a query that is wanted."""
+    for name, text in documents.items():
+        messages = prompt.messages(text[: config.document_characters])
+        for repeat in range(config.per_document):
+            yield Question("", name, "", text, "", messages, repeat)
+
+
+def _write(
+    questions: Sequence[Question],
+    writer: Judge,
+    documents: Mapping[str, str],
+    config: GenerateConfig,
+    state: Asking,
+    record: RunRecord,
+    ledger: Ledger,
+) -> Generated:
+    """Queries and pairs of every text in the ledger."""
+    refused: Counter[str] = Counter()
+    kept: dict[tuple[str, ...], MinedPair] = {}
+    not_asked, identity = 0, writer.identity
+    for question in questions:
+        answer = ledger.find(question.key(identity))
+        if answer is None:
+            not_asked += 1
+            continue
+        document = documents[question.document_id]
+        query = clean_query(answer.text)
+        fault: str | None = answer.status if not answer.usable else refusal(query, document)
+        if fault is None and same_query(query) in kept:
+            fault = "repeated"
+        if fault is not None:
+            refused[fault] += 1
+            continue
+        name = f"g-{hashlib.sha256(query.encode('utf-8')).hexdigest()[:16]}"
+        kept[same_query(query)] = MinedPair(name, query, question.document_id, document, config.task, SOURCE, 1)
+    rows: list[dict[str, Any]] = [{"_id": pair.query_id, "text": pair.query} for pair in kept.values()]
+    write_atomically(record.folder / QUERIES_NAME, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    save_mined_pairs(list(kept.values()), pairs_path(record.folder, "parquet"))
+    return Generated(
+        queries=len(kept),
+        documents=len(documents),
+        refused=dict(sorted(refused.items())),
+        not_asked=not_asked,
+        asked=state.asked,
+        reused=state.reused,
+        prompt_tokens=state.usage.prompt,
+        completion_tokens=state.usage.completion,
+        usd=state.usd,
+        stopped=state.stopped,
+    )

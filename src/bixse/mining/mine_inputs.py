@@ -1,0 +1,200 @@
+"""What is mined: a corpus, its queries, and the pairs whose grades are known already."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any
+
+from bixse.data.collection import Document
+from bixse.data.io.files import is_unicode, read_text
+from bixse.data.io.strict import json_fault, parse_json
+from bixse.data.pairs_files import load_graded_pairs
+from bixse.data.trec import read_qrels
+from bixse.errors import Fault, InputError, InvalidFileError, shorten
+from bixse.mining.mine_settings import splits_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from pathlib import Path
+
+    from bixse.mining.mine_settings import MineConfig
+
+
+@dataclass(frozen=True)
+class MineInputs:
+    """The texts to mine from."""
+
+    corpus: Mapping[str, Document]
+    """Document id -> document; empty ones are left out."""
+    empty_documents: int
+    """How many documents without text were left out."""
+    queries: Mapping[str, str]
+    """Query id -> text, in file order; may be empty."""
+    known: Mapping[str, set[str]] = field(default_factory=dict)
+    """Query id -> ids of documents whose grade is known."""
+    warnings: tuple[str, ...] = ()
+    """What the user should know."""
+
+
+def read_inputs(config: MineConfig) -> MineInputs:
+    """Read and check all that is mined from.
+
+    Raises:
+        InputError: a file is missing or holds nothing, or known pairs are not of this collection.
+        InvalidFileError: every faulty row of a file together.
+    """
+    files = config.files()
+    documents = read_texts(files["corpus"])
+    queries = {query_id: document.text for query_id, document in read_texts(files["queries"]).items()}
+    warnings = []
+    known: dict[str, set[str]] = {}
+    if config.exclude_judged is not None:
+        path = files[f"qrels/{config.exclude_judged}"]
+        judged = [(query_id, document_id) for query_id, found in read_qrels(path).items() for document_id in found]
+        warnings += _add_known(known, path, judged, queries, documents)
+    if config.known is not None:
+        pairs, said = _graded_pairs_by_id(config.known, queries, documents)
+        warnings += [*said, *_add_known(known, config.known, pairs, queries, documents)]
+    if config.split is not None:
+        asked = read_qrels(files[f"qrels/{config.split}"])
+        queries = {query_id: text for query_id, text in queries.items() if query_id in asked}
+        if not queries:
+            raise InputError(
+                f"{files['queries']}: got no query of split {config.split!r}; expected queries that its qrels name; "
+                "to mend: check that both are of one collection"
+            )
+    elif config.collection is not None and len(splits := splits_of(config.collection)) > 1:
+        warnings.append(
+            f"all queries are mined, those of the splits {', '.join(splits)} alike: pairs for training should hold no "
+            "query of a test split; --split NAME takes the queries of one"
+        )
+    queries = sample_queries(queries, config.max_queries, config.seed)
+    unknown = sum(query_id not in known for query_id in queries)
+    if config.strategy == "hard-negatives" and unknown:
+        warnings.append(
+            f"{unknown} of {len(queries)} queries have no known pair: their best documents are mined as they are"
+        )
+    corpus = {name: document for name, document in documents.items() if document.content}
+    return MineInputs(corpus, len(documents) - len(corpus), queries, known, tuple(warnings))
+
+
+def read_texts(path: Path) -> dict[str, Document]:
+    """Read a corpus or queries in BEIR's JSONL, rows without text included.
+
+    Raises:
+        InputError: the file is unreadable, not UTF-8, or holds no row.
+        InvalidFileError: every faulty row together.
+    """
+    faults: list[Fault] = []
+    found: dict[str, Document] = {}
+    for number, line in enumerate(read_text(path).split("\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            row = parse_json(line)
+        except (ValueError, RecursionError) as error:
+            faults.append(json_fault(number, line, error))
+            continue
+        fault = _row_fault(number, row)
+        if fault is None and str(row["_id"]) in found:
+            fault = Fault(number, "_id", shorten(row["_id"]), "an id used once", "drop or rename the repeat")
+        if fault is None:
+            found[str(row["_id"])] = Document(row.get("title") or "", row.get("text") or "")
+        else:
+            faults.append(fault)
+    if faults:
+        raise InvalidFileError(path, faults)
+    if not found:
+        raise InputError(f"{path}: got no rows; expected at least one; to mend: check the export")
+    return found
+
+
+def sample_queries(queries: Mapping[str, str], count: int | None, seed: int) -> dict[str, str]:
+    """`count` queries drawn by the seed, in file order; more of them hold the fewer, whatever the file's order.
+
+    Example:
+        >>> queries = {"q1": "copy", "q2": "move", "q3": "sleep"}
+        >>> set(sample_queries(queries, 1, seed=0)) <= set(sample_queries(queries, 2, seed=0))
+        True
+    """
+    if count is None:
+        return dict(queries)
+    drawn = set(sorted(queries, key=lambda name: sha256(json.dumps([seed, name]).encode()).hexdigest())[:count])
+    return {query_id: text for query_id, text in queries.items() if query_id in drawn}
+
+
+def _row_fault(number: int, row: Any) -> Fault | None:
+    identifier = row.get("_id") if isinstance(row, dict) else None
+    if not isinstance(identifier, (str, int)) or isinstance(identifier, bool) or str(identifier).split() == []:
+        return Fault(number, "_id", shorten(row), "an object with an _id", "give the row an _id, a text")
+    if (
+        len(str(identifier).split()) > 1
+        or str(identifier).strip() != str(identifier)
+        or not is_unicode(str(identifier))
+    ):
+        expected = "an id without white space (it separates the columns of TREC run files)"
+        return Fault(number, "_id", shorten(identifier), expected, "rename it")
+    for key in ("title", "text"):
+        value = row.get(key)
+        if value is not None and (not isinstance(value, str) or not is_unicode(value)):
+            return Fault(number, key, shorten(value), "a text", "write it as a string of whole characters")
+    return None
+
+
+def _graded_pairs_by_id(
+    path: Path, queries: Mapping[str, str], documents: Mapping[str, Document]
+) -> tuple[list[tuple[str, str]], list[str]]:
+    """The (query id, document id) pairs of a graded file, and warnings.
+
+    An id that the collection lacks is looked up by its text, since files without ids have those of their texts.
+    """
+    graded = load_graded_pairs(path)
+    query_of = {text: query_id for query_id, text in queries.items()}
+    document_of: dict[str, str] = {}
+    if not documents.keys() >= set(graded.document_ids):
+        document_of = {document.content: document_id for document_id, document in documents.items()}
+    pairs = []
+    other_texts = 0
+    for query_id, query, document_id, document in zip(
+        graded.query_ids, graded.queries, graded.document_ids, graded.documents, strict=True
+    ):
+        own_query = query_id if query_id in queries else query_of.get(query, query_id)
+        own_document = document_id if document_id in documents else document_of.get(document.strip(), document_id)
+        pairs.append((own_query, own_document))
+        if own_query in queries and own_document in documents:
+            other_texts += document.strip() not in documents[own_document].content
+    said = f"{path.name}: {other_texts} of {len(pairs)} pairs have another text than the corpus has under their id"
+    return pairs, [said] if other_texts else []
+
+
+def _add_known(
+    known: dict[str, set[str]],
+    path: Path,
+    pairs: Iterable[tuple[str, str]],
+    queries: Mapping[str, str],
+    documents: Mapping[str, Document],
+) -> list[str]:
+    """Add pairs to the known ones; refuses documents the corpus lacks, and a file without any query of ours."""
+    faults = []
+    others = set()
+    added = False
+    for query_id, document_id in pairs:
+        if query_id not in queries:
+            others.add(query_id)
+        elif document_id not in documents:
+            found = f"{shorten(document_id)} (of query {query_id!r})"
+            expected = "an id or a text of the corpus: a document under another id would be mined as unknown"
+            faults.append(Fault(None, "document_id", found, expected, "use the corpus the pairs are of, or drop them"))
+        else:
+            known.setdefault(query_id, set()).add(document_id)
+            added = True
+    if faults:
+        raise InvalidFileError(path, faults)
+    if not added:
+        raise InputError(
+            f"{path}: got no pair of these queries (such as query {shorten(min(others))}); expected ids or texts of "
+            "the queries that are mined; to mend: use the file of this collection"
+        )
+    return [f"{path.name}: {len(others)} queries are not among those to mine for"] if others else []

@@ -1,0 +1,1 @@
+"""Running the arms of a study."""

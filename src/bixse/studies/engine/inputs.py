@@ -1,0 +1,206 @@
+"""What a study reads, laid out once below its folder: training pairs, dev and test collections, the student."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bixse.data.collection import Collection
+from bixse.data.collection_files import files_of_split, load_collection, save_collection
+from bixse.data.graded_pairs import GradedPairs
+from bixse.data.io.files import file_hash, storage_errors
+from bixse.data.pairs_files import load_several, save_graded_pairs
+from bixse.data.task_instructions import load_instructions
+from bixse.errors import InputError
+from bixse.evaluation.evaluate import model_hashes
+from bixse.relevance import GradeScale
+from bixse.studies.engine.study_config import PYDOCS
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from bixse.relevance import Qrels
+    from bixse.studies.engine.study_config import StudyConfig, StudyData
+
+STATIC = "static"
+"""The word for the student of static token embeddings."""
+INPUTS_FOLDER = "inputs"
+"""Where a study keeps what its cells read."""
+
+
+@dataclass(frozen=True)
+class StudyInputs:
+    """Where a study's cells find what they read."""
+
+    pairs: Path
+    """Training pairs."""
+    dev: tuple[Path, ...]
+    """Collections to choose a checkpoint on."""
+    dev_split: str
+    """Their split."""
+    tests: Mapping[str, Path]
+    """Name -> collection to measure on, split test."""
+    model: str
+    """The encoder that is trained."""
+    relevance_level: float
+    """Grade from which a document is relevant."""
+    exclude_self: bool = False
+    """Whether the document with the query's id is left out of its answers."""
+
+
+def prepare_inputs(config: StudyConfig, out: Path) -> StudyInputs:
+    """Write the pairs and collections of a study below `out/inputs`, or find them there.
+
+    Raises:
+        InputError: the collection, the files or the splits cannot be used.
+        StorageError: the disk is full.
+    """
+    folder = out / INPUTS_FOLDER
+    model = config.model
+    if model == STATIC:
+        from bixse.encoders.static import save_static_student
+
+        model = str(folder / STATIC)
+        if not Path(model).is_dir():
+            save_static_student(folder / STATIC)
+    data = config.data
+    rest = (config.data.relevance_level, config.data.exclude_self)
+    if data.pairs:
+        tests = _named(data.test)
+        for path in tests.values():
+            load_collection(path, ["test"])
+        path = folder / "train.parquet"
+        if not path.exists():
+            _save_pairs(load_several(list(data.pairs)), path)
+        return StudyInputs(path, data.dev, _dev_split(data.dev), tests, model, *rest)
+    if not (folder / "train.parquet").exists():
+        collection = divided(_collection(data), data)
+        save_collection(collection, folder / collection.name)
+        pairs = GradedPairs.from_collection(collection, "train", GradeScale(*data.scale))
+        # a judged document without text, as some published collections hold, teaches nothing
+        _save_pairs(GradedPairs.from_rows(row for row in pairs.rows() if row["document"]), folder / "train.parquet")
+    name = _name(data)
+    return StudyInputs(folder / "train.parquet", (folder / name,), "dev", {name: folder / name}, model, *rest)
+
+
+def input_hashes(config: StudyConfig) -> dict[str, str]:
+    """Content hashes of the files a study reads; of the sample collection its version is in the run's record."""
+    data = config.data
+    files: dict[str, Path] = {f"pairs/{number}": path for number, path in enumerate(data.pairs)}
+    if data.pairs:
+        folders = [("test", folder, "test") for folder in data.test]
+        folders += [("dev", folder, _dev_split(data.dev)) for folder in data.dev]
+    else:
+        folder = Path(data.collection)
+        splits = () if data.collection == PYDOCS else data.splits or _splits_of(folder)
+        folders = [("collection", folder, split) for split in splits]
+    for kind, folder, split in folders:
+        files |= {f"{kind}/{folder.resolve().name}/{name}": folder / name for name in files_of_split(split)}
+    hashes = {name: _hash(path) for name, path in files.items()} | model_hashes(config.model)
+    instructions = config.train.get("instructions")
+    if instructions is not None:
+        hashes["instructions"] = load_instructions(Path(instructions)).content_hash()
+    return hashes
+
+
+def _hash(path: Path) -> str:
+    try:
+        return file_hash(path)
+    except OSError as error:
+        raise InputError(
+            f"{path}: got {error.strerror or error}; expected a file that the study reads; to mend: check the path, or "
+            "see `--dry-run` for all that is missing"
+        ) from error
+
+
+def _dev_split(folders: tuple[Path, ...]) -> str:
+    """Dev where every collection has it, else test."""
+    for split in ("dev", "test"):
+        if all((folder / "qrels" / f"{split}.tsv").is_file() for folder in folders):
+            return split
+    lacking = next(folder for folder in folders if not (folder / "qrels" / "test.tsv").is_file())
+    raise InputError(
+        f"{lacking}: got neither qrels/dev.tsv nor qrels/test.tsv; expected one of them, the same in every collection "
+        "of `data.dev`; to mend: check the path"
+    )
+
+
+def divided(collection: Collection, data: StudyData) -> Collection:
+    """The collection with the splits train, dev and test.
+
+    Queries of an only split are divided by a hash of their text, so that one text is never on two sides.
+
+    Raises:
+        InputError: a split that is not there, or a part without a query.
+    """
+    splits = data.splits or (("train", "dev", "test") if {"train", "dev", "test"} <= set(collection.qrels) else None)
+    if splits is None and len(collection.qrels) != 1:
+        raise InputError(
+            f"collection {collection.name!r}: got splits {', '.join(sorted(collection.qrels)) or 'none'}; expected "
+            "train, dev and test, or one split to divide; to mend: set `data.splits`"
+        )
+    if splits is not None:
+        qrels = {name: collection.qrels[split] for name, split in zip(("train", "dev", "test"), splits, strict=True)}
+    else:
+        qrels = _by_hash(collection, next(iter(collection.qrels.values())), data.shares)
+    for name, part in qrels.items():
+        if len(part) < 2:
+            raise InputError(
+                f"collection {collection.name!r}: got {len(part)} queries to {name} on; expected at least 2; "
+                "to mend: name other `data.splits`, or change `data.shares`"
+            )
+    return Collection(collection.name, collection.corpus, collection.queries, qrels)
+
+
+def _by_hash(collection: Collection, qrels: Qrels, shares: tuple[float, float, float]) -> dict[str, Qrels]:
+    ends = {"train": shares[0], "dev": shares[0] + shares[1], "test": sum(shares)}
+    parts: dict[str, dict[str, Mapping[str, float]]] = {name: {} for name in ends}
+    for query_id, judged in qrels.items():
+        text = " ".join(collection.queries[query_id].casefold().split())
+        place = int(hashlib.sha256(text.encode("utf-8")).hexdigest()[:12], 16) / 16**12
+        name = next((name for name, end in ends.items() if place < end), None)
+        if name is not None:
+            parts[name][query_id] = judged
+    return {name: dict(part) for name, part in parts.items()}
+
+
+def _collection(data: StudyData) -> Collection:
+    if data.collection == PYDOCS:
+        from bixse.data.pydocs.collection import load_pydocs
+
+        return load_pydocs()[0]
+    folder = Path(data.collection)
+    loaded = load_collection(folder, list(dict.fromkeys(data.splits or _splits_of(folder))))
+    return Collection(_name(data), loaded.corpus, loaded.queries, loaded.qrels)
+
+
+def _splits_of(folder: Path) -> tuple[str, ...]:
+    found = tuple(sorted(path.stem for path in (folder / "qrels").glob("*.tsv")))
+    if not found:
+        raise InputError(
+            f"{folder}: got no qrels/*.tsv; expected a collection folder with judgements; to mend: check the path"
+        )
+    return ("train", "dev", "test") if {"train", "dev", "test"} <= set(found) else found
+
+
+def _name(data: StudyData) -> str:
+    return PYDOCS if data.collection == PYDOCS else Path(data.collection).resolve().name
+
+
+def _named(folders: tuple[Path, ...]) -> dict[str, Path]:
+    named = {folder.resolve().name: folder for folder in folders}
+    if len(named) < len(folders):
+        raise InputError("data.test: got two folders of one name; expected names of their own; to mend: rename one")
+    return named
+
+
+def _save_pairs(pairs: GradedPairs, path: Path) -> None:
+    """Written beside its place and renamed: the file is whole or not there."""
+    part = path.with_name(f".part.{path.name}")
+    with storage_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save_graded_pairs(pairs, part)
+        shutil.move(part, path)

@@ -1,0 +1,1 @@
+"""What a study found: contrasts, tables, plots."""

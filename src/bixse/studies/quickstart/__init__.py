@@ -1,0 +1,1 @@
+"""The quick start: several systems on the same data."""

@@ -1,0 +1,321 @@
+"""Compare systems on one split of a collection: metrics, paired intervals, calibration, and the report's data."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from bixse.data.trec import ranked
+from bixse.evaluation.baseline import METRICS, search_bm25
+from bixse.evaluation.calibration.calibrate_head import fit_head
+from bixse.evaluation.calibration.reliability import CalibrationReport, calibration_report
+from bixse.evaluation.metrics import PerQuery, evaluate_run, mean
+from bixse.evaluation.significance import paired_bootstrap, verdict
+from bixse.report.schema import (
+    Calibration,
+    CalibrationBin,
+    Comparison,
+    MergeCurve,
+    MergePoint,
+    QueryChange,
+    RankedDocument,
+    ReportData,
+    SideBySide,
+    SystemScores,
+    TrainingCurve,
+    TrainingPoint,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from bixse.data.collection import Collection
+    from bixse.encoders.head import RelevanceHead
+    from bixse.evaluation.dense_search import EncodedCollection
+    from bixse.relevance import GradeScale, Run
+    from bixse.training.merging.merge import MergeResult
+
+PRIMARY_METRIC = "ndcg@10"
+"""The metric that decides."""
+SIDE_BY_SIDE = 3
+"""Queries shown in full for the largest gains, and as many for the largest losses."""
+SHOWN_DOCUMENTS = 5
+"""Documents of a ranking that are shown."""
+
+
+@dataclass(frozen=True)
+class System:
+    """A system under comparison."""
+
+    name: str
+    """Unique key."""
+    label: str
+    """What tables show."""
+
+
+class Comparer:
+    """Collects the answers of several systems on one split and turns them into a report.
+
+    Args:
+        collection: corpus, queries and judgements.
+        split: the held-out split everything is measured on.
+        relevance_level: grade from which a document counts as relevant for recall and MRR.
+        scale: of the grades, for calibration.
+        seed: of the bootstrap.
+    """
+
+    def __init__(
+        self, collection: Collection, split: str, relevance_level: float, scale: GradeScale, seed: int = 0
+    ) -> None:
+        self.collection = collection
+        self.split = split
+        self.qrels = collection.qrels[split]
+        self.relevance_level = relevance_level
+        self.scale = scale
+        self.seed = seed
+        self.systems: list[System] = []
+        self.runs: dict[str, Run] = {}
+        self.per_query: dict[str, PerQuery] = {}
+        self.comparisons: list[Comparison] = []
+        self.calibrations: list[Calibration] = []
+
+    def add(self, system: System, run: Run) -> dict[str, float]:
+        """Score a system's run; returns its mean metrics."""
+        self.systems.append(system)
+        self.runs[system.name] = run
+        self.per_query[system.name] = evaluate_run(self.qrels, run, METRICS, self.relevance_level)
+        return mean(self.per_query[system.name])
+
+    def add_bm25(self) -> dict[str, float]:
+        """Add the lexical baseline."""
+        return self.add(System("bm25", "BM25"), search_bm25(self.collection, list(self.qrels)))
+
+    def compare(self, system: str, baseline: str, metrics: Sequence[str] = METRICS) -> None:
+        """The difference of two systems on each metric, with its 95 % interval (paired bootstrap over queries)."""
+        for metric in metrics:
+            difference = paired_bootstrap(
+                self.per_query[system][metric], self.per_query[baseline][metric], seed=self.seed
+            )
+            self.comparisons.append(
+                Comparison(
+                    system=system,
+                    baseline=baseline,
+                    metric=metric,
+                    mean=difference.mean,
+                    low=difference.low,
+                    high=difference.high,
+                    p_value=difference.p_value,
+                    verdict=verdict(difference),
+                    queries=difference.queries,
+                )
+            )
+
+    def calibrate(
+        self, label: str, encoded: EncodedCollection, head: RelevanceHead | None, fit_split: str
+    ) -> RelevanceHead:
+        """Fit the head on one split's pairs and measure its probabilities on the held-out pairs, before and after.
+
+        Args:
+            label: of the system, for the report.
+            encoded: the collection under its encoder, with the queries of both splits.
+            head: the trained head; None for a model without one.
+            fit_split: split the calibration is fitted on; never the held-out one.
+
+        Returns:
+            The calibrated head.
+        """
+        fit_cosines, fit_relevance, fit_queries = self._pairs(encoded, fit_split)
+        cosines, relevance, queries = self._pairs(encoded, self.split)
+        fitted_on = f"{len(fit_queries)} pairs of split {fit_split!r} of {self.collection.name}"
+        fitted = fit_head(head, fit_cosines, fit_relevance, fitted_on)
+        if head is not None:
+            report = calibration_report(head.probability(cosines), relevance, queries, seed=self.seed)
+            self.calibrations.append(_calibration(f"{label}, as trained", report))
+        report = calibration_report(fitted.probability(cosines), relevance, queries, seed=self.seed)
+        self.calibrations.append(_calibration(f"{label}, calibrated on {fit_split}", report))
+        return fitted
+
+    def _pairs(
+        self, encoded: EncodedCollection, split: str
+    ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], list[str]]:
+        """Cosine, relevance and query id of every judged pair of a split."""
+        judged = [(q, d, grade) for q, grades in self.collection.qrels[split].items() for d, grade in grades.items()]
+        cosines = encoded.cosines([(query, document) for query, document, _ in judged])
+        relevance = np.array([self.scale.to_relevance(grade) for _, _, grade in judged])
+        return cosines, relevance, [query for query, _, _ in judged]
+
+    def find(self, system: str, baseline: str, metric: str = PRIMARY_METRIC) -> Comparison:
+        """A comparison made before."""
+        wanted = (system, baseline, metric)
+        return next(c for c in self.comparisons if (c.system, c.baseline, c.metric) == wanted)
+
+    def verdict_line(self, system: str, baseline: str, queries: str = "held-out queries") -> str:
+        """One plain sentence: better, no difference or worse, with the interval."""
+        labels = {entry.name: entry.label for entry in self.systems}
+        found = self.find(system, baseline)
+        return (
+            f"{labels[system]} against {labels[baseline]}: {found.verdict} (nDCG@10 {found.mean:+.3f}, "
+            f"95 % interval {found.low:+.3f} to {found.high:+.3f}, {found.queries} {queries})"
+        )
+
+    def summary(self, system: str, against: Sequence[str]) -> str:
+        """One sentence: what the verdicts say, without figures."""
+        labels = {entry.name: entry.label for entry in self.systems}
+        words = {"better": "better than", "worse": "worse than", "no difference": "not shown to differ from"}
+        parts = [f"{words[self.find(system, other).verdict]} {labels[other]}" for other in against]
+        return f"{labels[system]} is {' and '.join(parts)} on the held-out queries."
+
+    def changes(self, system: str, baseline: str, kinds: Mapping[str, str]) -> list[QueryChange]:
+        """Every query's primary metric under both systems."""
+        after, before = self.per_query[system][PRIMARY_METRIC], self.per_query[baseline][PRIMARY_METRIC]
+        return [
+            QueryChange(
+                query_id=query_id,
+                query=self.collection.queries[query_id],
+                kind=kinds.get(query_id),
+                baseline_score=before[query_id],
+                system_score=after[query_id],
+            )
+            for query_id in after
+        ]
+
+    def side_by_side(
+        self, system: str, baseline: str, changes: Sequence[QueryChange], head: RelevanceHead | None
+    ) -> list[SideBySide]:
+        """Both rankings of the queries that moved most, gains first."""
+        by_change = sorted(changes, key=lambda change: change.change)
+        gains = [change for change in reversed(by_change) if change.change > 0][:SIDE_BY_SIDE]
+        losses = [change for change in by_change if change.change < 0][:SIDE_BY_SIDE]
+        return [
+            SideBySide(
+                query_id=change.query_id,
+                query=change.query,
+                baseline_name=baseline,
+                system_name=system,
+                baseline_score=change.baseline_score,
+                system_score=change.system_score,
+                baseline=self._top(baseline, change.query_id, None),
+                system=self._top(system, change.query_id, head),
+            )
+            for change in (*gains, *losses)
+        ]
+
+    def _top(self, system: str, query_id: str, head: RelevanceHead | None) -> list[RankedDocument]:
+        scores = self.runs[system].get(query_id, {})
+        return [
+            RankedDocument(
+                rank=rank,
+                document_id=document_id,
+                title=self.collection.corpus[document_id].title,
+                text=self.collection.corpus[document_id].text,
+                grade=self.qrels[query_id].get(document_id),
+                score=scores[document_id],
+                probability=head.probability(float(scores[document_id])) if head is not None else None,
+            )
+            for rank, document_id in enumerate(ranked(scores)[:SHOWN_DOCUMENTS], start=1)
+        ]
+
+    def report(
+        self,
+        title: str,
+        description: str,
+        system: str,
+        baseline: str,
+        against: Sequence[str],
+        head: RelevanceHead | None,
+        curves: Sequence[TrainingCurve],
+        kinds: Mapping[str, str],
+        **rest: Any,
+    ) -> ReportData:
+        """Everything as plain data.
+
+        Args:
+            title: head line.
+            description: one sentence below it.
+            system: the system in question.
+            baseline: the one its rankings are shown beside.
+            against: the baselines the summary names, in order.
+            head: gives the system's probabilities in the rankings.
+            curves: training logs.
+            kinds: query id -> kind, may be empty.
+            rest: facts, timings, commands and notes of the report.
+        """
+        changes = self.changes(system, baseline, kinds)
+        return ReportData(
+            title=title,
+            created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            description=description,
+            verdicts=[self.summary(system, against)],
+            systems=[
+                SystemScores(name=entry.name, label=entry.label, metrics=mean(self.per_query[entry.name]))
+                for entry in self.systems
+            ],
+            comparisons=self.comparisons,
+            primary_metric=PRIMARY_METRIC,
+            calibrations=self.calibrations,
+            training=list(curves),
+            per_query_baseline=baseline,
+            per_query_system=system,
+            per_query=changes,
+            side_by_side=self.side_by_side(system, baseline, changes, head),
+            **rest,
+        )
+
+
+def training_curve(system: str, history: Sequence[Mapping[str, Any]], best_step: int | None) -> TrainingCurve:
+    """The trainer's log as the report's curve: entries of one step are one point.
+
+    A figure that is no finite number is left out: a batch without a relevant document has no mean logit of such.
+    """
+    names = {
+        "loss": "loss",
+        "epoch": "epoch",
+        "logit_bias": "logit_bias",
+        "logit_scale": "logit_scale",
+        "grad_norm": "gradient_norm",
+        "learning_rate": "learning_rate",
+        "mean_logit_relevant": "mean_logit_relevant",
+        "mean_logit_irrelevant": "mean_logit_irrelevant",
+        "eval_dev_ndcg@10": "dev_ndcg",
+    }
+    points: dict[int, dict[str, Any]] = {}
+    for entry in history:
+        point = points.setdefault(int(entry["step"]), {"step": int(entry["step"])})
+        known = {names[name]: value for name, value in entry.items() if name in names and value is not None}
+        point.update({name: float(value) for name, value in known.items() if math.isfinite(value)})
+    return TrainingCurve(
+        system=system, points=[TrainingPoint(**points[step]) for step in sorted(points)], best_step=best_step
+    )
+
+
+def merge_curve(system: str, merged: MergeResult) -> MergeCurve:
+    """What was scored when a model was merged, as the report's curve."""
+    return MergeCurve(
+        system=system,
+        weight=merged.weight,
+        points=[MergePoint(weight=point.weight, scores=point.scores) for point in merged.points],
+        guards=sorted({change.collection for change in merged.changes if change.role == "guard"}),
+    )
+
+
+def _calibration(name: str, report: CalibrationReport) -> Calibration:
+    return Calibration(
+        name=name,
+        pairs=report.pairs,
+        queries=report.queries,
+        brier=report.brier,
+        brier_low=report.brier_interval[0],
+        brier_high=report.brier_interval[1],
+        ece=report.ece,
+        ece_low=report.ece_interval[0],
+        ece_high=report.ece_interval[1],
+        constant_brier=report.base_rate_brier,
+        curve=[
+            CalibrationBin(predicted=b.predicted, observed=b.observed, count=b.count, low=b.low, high=b.high)
+            for b in report.curve
+        ],
+    )

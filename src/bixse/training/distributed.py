@@ -1,0 +1,172 @@
+"""Several processes that train one model: started together, agreed on what they do, stopped together."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import warnings
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from bixse.errors import BixseError, InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    import torch
+    from torch import Tensor
+
+NUMBERS_AT_ONCE = 2**23
+"""Numbers of gradients that are summed over the processes in one message: 32 MB of float32."""
+PATIENCE = timedelta(hours=6)
+"""How long a process waits for the others, for example while the first one searches the dev collection."""
+
+
+def started_processes() -> int:
+    """W as the launcher (torchrun, accelerate launch) said in the environment; 1 without one."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def process_number() -> int:
+    """The number of this process as the launcher said, from 0."""
+    return int(os.environ.get("RANK", "0"))
+
+
+def is_first_process() -> bool:
+    """Whether this process is the one that writes files and talks to the user."""
+    return started_processes() == 1 or process_number() == 0
+
+
+def join_processes() -> None:
+    """Meet the other processes; nothing happens where there is one alone."""
+    if started_processes() > 1:
+        import torch
+        import torch.distributed as dist
+        from accelerate import PartialState
+
+        if not dist.is_initialized():
+            PartialState(cpu=not torch.cuda.is_available(), timeout=PATIENCE)
+            atexit.register(dist.destroy_process_group)
+            # torch 2.13 has new names for both; older ones do not know them
+            names = "all_gather_into_tensor|reduce_scatter_tensor"
+            warnings.filterwarnings("ignore", message=f".*({names}).* is deprecated", category=FutureWarning)
+
+
+@contextmanager
+def together() -> Iterator[None]:
+    """Run the block in every process; where it fails in one, it fails in all with the first one's error.
+
+    Raises:
+        BixseError: what the block raised here or in another process.
+    """
+    if started_processes() == 1:
+        yield
+        return
+    error: BixseError | None = None
+    try:
+        yield
+    except BixseError as raised:
+        error = raised
+    found = [other for other in all_of(error) if other is not None]
+    if found:
+        raise found[0].of_all_processes()
+
+
+def all_of(value: Any) -> list[Any]:
+    """What every process gave, in their order; each must call this."""
+    if started_processes() == 1:
+        return [value]
+    import torch.distributed as dist
+
+    gathered: list[Any] = [None] * started_processes()
+    dist.all_gather_object(gathered, value)
+    return gathered
+
+
+def check_agreement(named: Mapping[str, Any]) -> None:
+    """Refuse processes that were started with different settings or read different data.
+
+    Args:
+        named: what must be the same everywhere, under names for the message.
+
+    Raises:
+        InputError: names what differs, and in which processes.
+    """
+    everyone = all_of(dict(named))
+    for name in named:
+        values = [other.get(name) for other in everyone]
+        odd = [number for number, value in enumerate(values) if value != values[0]]
+        if odd:
+            raise InputError(
+                f"{name}: got another value in process {', '.join(map(str, odd))} than in process 0 "
+                f"({values[odd[0]]!r}, not {values[0]!r}); expected the same everywhere; to mend: start all processes "
+                "with the same command, on the same files"
+            ).of_all_processes()
+
+
+def any_process(flag: bool, device: torch.device) -> bool:
+    """Whether the flag is set in at least one process; each must call this."""
+    if started_processes() == 1:
+        return flag
+    import torch
+
+    from bixse.losses.engines.gather import sum_over_processes
+
+    return bool(sum_over_processes(torch.tensor(float(flag), device=device)) > 0)
+
+
+def average_gradients(parameters: Iterable[torch.nn.Parameter]) -> None:
+    """Replace each gradient by its mean over all processes, after the last backward pass of a step.
+
+    torch's DistributedDataParallel does this while the backward pass runs, and counts on one forward pass a step
+    through its wrapper. An encoder runs many passes a step here, and again in the backward pass when activations are
+    checkpointed or cached: the sum afterwards holds for all of them, and for the loss's own parameters too.
+
+    A parameter without a gradient in every process keeps none.
+    """
+    if started_processes() == 1:
+        return
+    import torch
+    import torch.distributed as dist
+
+    trained = [parameter for parameter in parameters if parameter.requires_grad]
+    has = torch.tensor([float(parameter.grad is not None) for parameter in trained], device=trained[0].device)
+    dist.all_reduce(has)
+    used = [parameter for parameter, number in zip(trained, has.tolist(), strict=True) if number > 0]
+    for bucket in _buckets(used):
+        flat = torch.cat([_gradient(parameter).reshape(-1) for parameter in bucket])
+        dist.all_reduce(flat)
+        flat /= started_processes()
+        for parameter, part in zip(bucket, flat.split([parameter.numel() for parameter in bucket]), strict=True):
+            parameter.grad = part.view_as(parameter).to(parameter.dtype)
+
+
+def copy_from_first(tensors: Iterable[Tensor]) -> None:
+    """Overwrite tensors with those of the first process."""
+    if started_processes() == 1:
+        return
+    import torch.distributed as dist
+
+    for tensor in tensors:
+        dist.broadcast(tensor.data, src=0)
+
+
+def _gradient(parameter: torch.nn.Parameter) -> Tensor:
+    """Float32 gradient, zeros where there is none."""
+    import torch
+
+    if parameter.grad is None:
+        return torch.zeros_like(parameter, dtype=torch.float32)
+    return parameter.grad.float()
+
+
+def _buckets(parameters: Iterable[torch.nn.Parameter]) -> Iterator[list[torch.nn.Parameter]]:
+    bucket: list[torch.nn.Parameter] = []
+    for parameter in parameters:
+        bucket.append(parameter)
+        if sum(member.numel() for member in bucket) >= NUMBERS_AT_ONCE:
+            yield bucket
+            bucket = []
+    if bucket:
+        yield bucket

@@ -1,0 +1,1 @@
+"""The trainer: batches, arguments, callbacks, checkpoints."""

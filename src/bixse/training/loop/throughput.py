@@ -1,0 +1,62 @@
+"""What a log entry says of the batches since the last one: how fast, how much padding, how many known cells."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from bixse.encoders.embedding import positions_computed
+from bixse.losses.engines.gather import sum_over_processes
+from bixse.training.loop.batches import COUNTS
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    import torch
+    from torch import Tensor
+
+
+class Throughput:
+    """Sums over the batches of one process; `figures` adds those of all processes up."""
+
+    def __init__(self) -> None:
+        self.counts: list[int] = [0] * len(COUNTS)
+        self.tokens = 0
+        """Tokens that are no padding."""
+        self.positions = 0
+        """Token positions that went through the encoder."""
+        self.seconds = 0.0
+
+    def add(self, counts: Tensor, features: Sequence[Mapping[str, Any]], texts_per_pass: int, seconds: float) -> None:
+        """One batch.
+
+        Args:
+            counts: as the collator gives them (`COUNTS`).
+            features: tokenised queries and documents.
+            texts_per_pass: texts of one pass through the encoder.
+            seconds: wall time of the step.
+        """
+        self.counts = [before + new for before, new in zip(self.counts, counts.tolist(), strict=True)]
+        for part in features:
+            mask = part.get("attention_mask")
+            if mask is None:
+                continue
+            self.tokens += int(mask.sum())
+            self.positions += positions_computed(mask, texts_per_pass)
+        self.seconds += seconds
+
+    def figures(self, device: torch.device) -> dict[str, float]:
+        """Figures over all processes: counts, pairs and tokens a second, share of the positions that is padding."""
+        import torch
+
+        exact = torch.float32 if device.type == "mps" else torch.float64
+        own = torch.tensor([*self.counts, self.tokens, self.positions], dtype=exact, device=device)
+        *counts, tokens, positions = sum_over_processes(own).tolist()
+        said = dict(zip(COUNTS, counts, strict=True))
+        seconds = self.seconds or math.nan
+        return {
+            **{name: said[name] for name in COUNTS[2:]},
+            "padding_waste": round(1 - tokens / positions, 4) if positions else math.nan,
+            "train_pairs_per_second": round(said["pairs"] / seconds, 1),
+            "train_tokens_per_second": round(tokens / seconds, 1),
+        }

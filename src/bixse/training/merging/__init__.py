@@ -1,0 +1,1 @@
+"""Merging a tuned encoder with its base model."""

@@ -1,0 +1,272 @@
+"""After training: the weights between the base and the tuned encoder that are best on dev and keep what guard holds."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from bixse.encoders.interpolation import interpolate
+from bixse.evaluation.significance import paired_bootstrap
+from bixse.training.distributed import all_of, process_number, started_processes, together
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from sentence_transformers import SentenceTransformer
+
+    from bixse.encoders.head import RelevanceHead
+    from bixse.encoders.interpolation import Weights
+    from bixse.progress import Step
+    from bixse.training.loop.trainer import GradedTrainer
+    from bixse.training.merging.watched import Role, Scores, Watched
+
+HEAD_ENTRIES = 60_000
+"""Entries of the training batches, at least, to which scale and bias are fitted for a merged encoder."""
+
+
+@dataclass(frozen=True)
+class MergePoint:
+    """What one weight reaches."""
+
+    weight: float
+    """w in [0, 1]; 0 is the base model, 1 the tuned one."""
+    scores: dict[str, float]
+    """Name of a dev or guard collection -> mean nDCG@10."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """The difference of a model from the base model on one collection, with its 95 % interval over queries."""
+
+    collection: str
+    """Its name."""
+    role: Role
+    """dev or guard."""
+    model: Literal["tuned", "merged"]
+    """Before or after merging."""
+    mean: float
+    """Mean difference of nDCG@10; above 0 the model is better than the base model."""
+    low: float | None
+    """Lower end of the interval; None for a single query."""
+    high: float | None
+    """Upper end."""
+    queries: int
+    """Judged queries."""
+
+
+@dataclass(frozen=True)
+class MergeResult:
+    """The weight that was chosen, and why."""
+
+    weight: float
+    """w of (1 - w) base + w tuned."""
+    points: list[MergePoint]
+    """What was scored, by weight; empty where the weight was given."""
+    changes: list[Change]
+    """Tuned and merged against the base model on every dev and guard collection."""
+    tolerance: float
+    """How far a guard collection may fall below the base model."""
+    candidates: int = 1
+    """Weights that it was chosen from."""
+    documents: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """Collection -> documents that were searched, documents of its corpus."""
+
+    @property
+    def keeps_guard(self) -> bool:
+        """Whether every guard collection is within the tolerance of the base model (true where there is none)."""
+        merged = [change for change in self.changes if change.role == "guard" and change.model == "merged"]
+        return all(change.mean >= -self.tolerance for change in merged)
+
+    @property
+    def has_guard(self) -> bool:
+        """Whether a guard collection was given."""
+        return any(change.role == "guard" for change in self.changes)
+
+    def dev(self, weight: float) -> float | None:
+        """Mean nDCG@10 over the dev collections at a weight that was scored; None where none was."""
+        names = {change.collection for change in self.changes if change.role == "dev"}
+        scores = [score for p in self.points if p.weight == weight for name, score in p.scores.items() if name in names]
+        return float(np.mean(scores)) if scores else None
+
+    def warnings(self) -> list[str]:
+        """What the user should know."""
+        if not self.keeps_guard:
+            return [
+                f"merge: no weight keeps every guard collection within {self.tolerance:g} of the base model; the one "
+                f"that loses least, {self.weight:g}, is kept: train more gently or raise guard_tolerance"
+            ]
+        return []
+
+    def lines(self) -> list[str]:
+        """The choice in words, one fact per line."""
+        chosen = f"chosen on dev among {self.candidates}" if self.candidates > 1 else "as given"
+        lines = [f"merged weights: {1 - self.weight:g} base + {self.weight:g} tuned ({chosen})"]
+        base = self.points[0].scores if self.points else {}
+        for name in dict.fromkeys(change.collection for change in self.changes):
+            of = {change.model: change for change in self.changes if change.collection == name}
+            searched, size = self.documents[name]
+            sample = "" if searched == size else f", over {searched:,} of {size:,} documents"
+            lines.append(
+                f"{of['merged'].role} {name}, {of['merged'].queries} queries{sample}: nDCG@10 {base[name]:.4f} before; "
+                f"tuned {_difference(of['tuned'])}; merged {_difference(of['merged'])}"
+            )
+        if self.points and not self.has_guard:
+            lines.append("guard: none given, so what training did to other queries is unknown (`guard: DIR`)")
+        return lines
+
+    def card(self) -> str:
+        """A section of the model card, in Markdown."""
+        return "## Weights merged with the base model\n\n" + "".join(f"- {line}\n" for line in self.lines())
+
+    def to_json(self) -> dict[str, Any]:
+        """As `run.json` holds it."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> MergeResult:
+        """From what `run.json` holds."""
+        return cls(
+            weight=values["weight"],
+            points=[MergePoint(**point) for point in values["points"]],
+            changes=[Change(**change) for change in values["changes"]],
+            tolerance=values["tolerance"],
+            candidates=values["candidates"],
+            documents={name: (number[0], number[1]) for name, number in values["documents"].items()},
+        )
+
+
+def merge(
+    model: SentenceTransformer,
+    base: Weights,
+    tuned: Weights,
+    weights: Sequence[float],
+    watched: Sequence[Watched],
+    tolerance: float = 0.01,
+    progress: Step | None = None,
+) -> MergeResult:
+    """Set an encoder to the best weights between base and tuned.
+
+    Every weight, 0 and 1 among them, is scored on all dev and guard collections; several processes share them. The
+    best mean over the dev collections wins among the weights that leave no guard collection more than `tolerance`
+    below the base model. Where there is none, the one whose worst guard collection loses least.
+
+    Args:
+        model: the encoder, changed.
+        base: its weights before training.
+        tuned: its weights after training.
+        weights: candidates in [0, 1]; of a single one and no dev collection, nothing is chosen.
+        watched: dev and guard collections.
+        tolerance: nDCG@10 by which a guard collection may fall below the base model, at least 0.
+        progress: told of each weight that is scored.
+
+    Raises:
+        InputError: a weight outside [0, 1].
+        ModelError: adapters that cannot be scaled.
+    """
+    if not watched:
+        interpolate(model, base, tuned, weights[0])
+        return MergeResult(weights[0], [], [], tolerance)
+    found: dict[float, Scores] = {}
+    with together():
+        for weight in own_share({0.0, 1.0, *weights}):
+            interpolate(model, base, tuned, weight)
+            found[weight] = {name: values for corpus in watched for name, values in corpus.scores(model).items()}
+            if progress is not None:
+                progress(1)
+    scores = dict(sorted((weight, values) for part in all_of(found) for weight, values in part.items()))
+    roles: dict[str, Role] = {own.name: own.role for corpus in watched for own in corpus.sets}
+    chosen = _choose(scores, roles, weights, tolerance)
+    interpolate(model, base, tuned, chosen)
+    return MergeResult(
+        weight=chosen,
+        points=[MergePoint(weight, {n: _mean(own) for n, own in values.items()}) for weight, values in scores.items()],
+        changes=[
+            _change(name, role, kind, scores[weight][name], scores[0.0][name])
+            for name, role in roles.items()
+            for kind, weight in (("tuned", 1.0), ("merged", chosen))
+        ],
+        tolerance=tolerance,
+        candidates=len(set(weights)),
+        documents={own.name: (len(corpus.documents), corpus.size) for corpus in watched for own in corpus.sets},
+    )
+
+
+def own_share(weights: Iterable[float]) -> list[float]:
+    """The weights that this process scores, in order."""
+    return sorted(weights)[process_number() :: started_processes()]
+
+
+def _choose(
+    scores: Mapping[float, Scores], roles: Mapping[str, Role], weights: Sequence[float], tolerance: float
+) -> float:
+    """The candidate with the best dev figure that keeps guard; of equals the smaller, which changes the base less."""
+    base = scores[0.0]
+
+    def dev(weight: float) -> float:
+        return float(np.mean([_mean(scores[weight][name]) for name, role in roles.items() if role == "dev"]))
+
+    def worst_guard(weight: float) -> float:
+        guards = [name for name, role in roles.items() if role == "guard"]
+        return min((_mean(scores[weight][name]) - _mean(base[name]) for name in guards), default=0.0)
+
+    candidates = sorted(set(weights))
+    kept = [weight for weight in candidates if worst_guard(weight) >= -tolerance]
+    return max(kept, key=dev) if kept else max(candidates, key=worst_guard)
+
+
+def _change(name: str, role: Role, model: Any, scores: Mapping[str, float], base: Mapping[str, float]) -> Change:
+    if len(base) < 2:
+        return Change(name, role, model, _mean(scores) - _mean(base), None, None, len(base))
+    found = paired_bootstrap(scores, base)
+    return Change(name, role, model, found.mean, found.low, found.high, found.queries)
+
+
+def _mean(scores: Mapping[str, float]) -> float:
+    return float(np.mean(list(scores.values())))
+
+
+def _difference(change: Change) -> str:
+    interval = "" if change.low is None or change.high is None else f" [{change.low:+.4f}, {change.high:+.4f}]"
+    return f"{change.mean:+.4f}{interval}"
+
+
+def refitted_head(trainer: GradedTrainer, head: RelevanceHead) -> RelevanceHead:
+    """Scale and bias for an encoder whose weights were changed since training.
+
+    They minimise the binary cross-entropy of sigma(alpha cos + beta) over the entries of the first training batches, as
+    training did for its own encoder. The cosines of a merged encoder lie closer together and need a larger scale.
+
+    Args:
+        trainer: holds pairs, batches and encoder.
+        head: scale and bias of the tuned encoder.
+    """
+    import torch
+
+    from bixse.encoders.embedding import embed_features
+    from bixse.encoders.loading.precision import autocast
+    from bixse.evaluation.calibration.platt import fit_platt
+    from bixse.losses.targets import GradedTargets
+
+    model = trainer.loss.model.eval()
+    cosines: list[torch.Tensor] = []
+    relevance: list[torch.Tensor] = []
+    with torch.no_grad():
+        for features, table in trainer.whole_batches():
+            with autocast(model.device):
+                vectors = [embed_features(model, part).float() for part in features]
+            queries, documents = (torch.nn.functional.normalize(part, dim=-1) for part in vectors)
+            z, counts = GradedTargets.from_table(table, (len(queries), len(documents))).dense()
+            cosines.append((queries @ documents.T)[counts > 0].double().cpu())
+            relevance.append(z[counts > 0].double().cpu())
+            if sum(map(len, cosines)) >= HEAD_ENTRIES:
+                break
+    logits = head.logit_scale * torch.cat(cosines).numpy() + head.logit_bias
+    slope, intercept = fit_platt(logits, torch.cat(relevance).numpy())
+    if slope <= 0:  # cosines say nothing of relevance: the trained scale is as good as any
+        return head
+    scale, bias = slope * head.logit_scale, slope * head.logit_bias + intercept
+    prior = float(torch.cat(relevance).mean())
+    known = prior if 0 < prior < 1 else None
+    return replace(head, logit_scale=scale, logit_bias=bias, trained_prior=known, prior=known)

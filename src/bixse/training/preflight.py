@@ -1,0 +1,243 @@
+"""What is refused before training begins: pairs that teach nothing, a disk that is full, a batch that cannot fit."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+from bixse.errors import InputError, StorageError, TrainingError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    import torch
+    from sentence_transformers import SentenceTransformer
+
+    from bixse.data.graded_pairs import GradedPairs
+    from bixse.data.task_instructions import Instructions
+    from bixse.encoders.prompts import Kind
+    from bixse.losses.base import GradedLoss
+    from bixse.training.loop.trainer import GradedTrainer
+
+LongTexts: TypeAlias = Literal["cut", "refuse"]
+"""What is done with texts that are longer than the encoder reads."""
+TEXTS_COUNTED = 1000
+"""Texts that are tokenised to see how many are too long."""
+TEXTS_LOOKED_AT = 8
+"""Texts that are encoded to see how many bytes a text takes."""
+CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
+"""Where a container on Linux writes how much memory it may use."""
+CGROUP_USED = Path("/sys/fs/cgroup/memory.current")
+"""Where it writes how much it uses."""
+
+
+def check_pairs(
+    where: object, word: str, loss: GradedLoss, pairs: GradedPairs, documents_per_query: int | None
+) -> list[str]:
+    """Refuse pairs the loss cannot learn from; warn where only some can be used.
+
+    Args:
+        where: the file the pairs came from, for the message.
+        word: the loss in the catalogue.
+        loss: says what a query must bring.
+        pairs: the training pairs.
+        documents_per_query: documents of a query that stand in one batch; None for all.
+
+    Raises:
+        InputError: no query brings what the loss needs.
+    """
+    groups = pairs.groups()
+    usable = sum(loss.can_use(_best_batch(group.relevance, documents_per_query)) for group in groups)
+    if usable == 0:
+        raise InputError(
+            f"{where}: got {len(groups)} queries of which loss {word!r} can use none; expected queries with "
+            f"{loss.needs}; to mend: check the relevance column and documents_per_query, or choose another loss"
+        )
+    if usable < len(groups):
+        return [
+            f"{len(groups) - usable} of {len(groups)} queries lack {loss.needs}: loss {word!r} learns "
+            f"{loss.without_need} from them"
+        ]
+    return []
+
+
+def _best_batch(relevance: Sequence[float], documents: int | None) -> list[float]:
+    """The documents of a query that teach most: its best one and its least relevant ones."""
+    ordered = sorted(relevance)
+    return [*ordered[-1:], *ordered[:-1]][:documents]
+
+
+def check_lengths(where: object, model: SentenceTransformer, pairs: GradedPairs, policy: LongTexts) -> list[str]:
+    """Count texts that are longer than the encoder reads, and do as the policy says.
+
+    Of more than 1,000 texts that may be too long a sample, evenly spaced, is tokenised.
+
+    Args:
+        where: the file the pairs came from, for the message.
+        model: the encoder.
+        pairs: the training pairs.
+        policy: "cut" warns, "refuse" raises.
+
+    Raises:
+        InputError: there are such texts and the policy is "refuse".
+    """
+    limit, tokenizer = model.max_seq_length, getattr(model, "tokenizer", None)
+    if limit is None or not callable(tokenizer):  # a model that reads texts of any length, or no tokens
+        return []
+    prompts = _prompts_before(model, pairs)
+    said = []
+    for kind, texts in (("queries", pairs.queries), ("documents", pairs.documents)):
+        distinct = list(dict.fromkeys(texts))
+        room = limit - max((len(tokenizer(p, add_special_tokens=False)["input_ids"]) for p in prompts[kind]), default=0)
+        suspects = [text for text in distinct if len(text.encode()) > room - 2]  # a token has at least one byte
+        tried = suspects[:: -(-len(suspects) // TEXTS_COUNTED)] if suspects else []
+        tokens = tokenizer(tried, truncation=False, verbose=False)["input_ids"] if tried else []
+        too_long = sum(len(own) > room for own in tokens)
+        if too_long:
+            number = round(too_long * len(suspects) / len(tried))
+            said.append(f"{'' if len(tried) == len(suspects) else 'about '}{number:,} of {len(distinct):,} {kind}")
+    if not said:
+        return []
+    with_prompt = ", the prompt before them included" if any(any(own) for own in prompts.values()) else ""
+    found = f"{' and '.join(said)} longer than the {limit} tokens the encoder reads{with_prompt}"
+    if policy == "refuse":
+        raise InputError(
+            f"{where}: got {found}; expected none, as `long_texts: refuse` says; to mend: raise max_length, cut the "
+            "texts, or set `long_texts: cut`"
+        )
+    return [f"{found}: the rest of them is not read (long_texts: cut)"]
+
+
+def _prompts_before(model: SentenceTransformer, pairs: GradedPairs) -> dict[str, list[str]]:
+    """Every prompt that may stand before a query or a document in training."""
+    from bixse.encoders.prompts import prompt_for
+
+    table: Instructions | None = getattr(model, "instructions", None)
+    kinds: dict[str, Kind] = {"queries": "query", "documents": "document"}
+    if table is None:
+        return {name: [prompt_for(model, kind) or ""] for name, kind in kinds.items()}
+    tasks = dict.fromkeys(group.task for group in pairs.groups())
+    table.check_tasks("instructions", tasks)
+    return {
+        name: [table.prompt(task, kind, choice) for task in tasks for choice in range(table.choices(task))]
+        for name, kind in kinds.items()
+    }
+
+
+def check_disk(out: Path, model: torch.nn.Module, checkpoints: int = 2) -> None:
+    """Refuse to start where the checkpoints (weights and two moments each), one more and the model would not fit.
+
+    Args:
+        out: the output folder.
+        model: the encoder.
+        checkpoints: how many lie there together.
+
+    Raises:
+        StorageError: says how much is free and how much is needed.
+    """
+    weights = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+    needed = weights * (3 * (checkpoints + 1) + 1)
+    existing = next(parent for parent in (out.absolute(), *out.absolute().parents) if parent.exists())
+    free = shutil.disk_usage(existing).free
+    if free < needed:
+        raise StorageError(
+            f"{out}: got {free / 1e9:.2f} GB free; expected {needed / 1e9:.2f} GB for checkpoints and the model; "
+            "to mend: free disk space or choose another --out folder"
+        )
+
+
+def check_memory(trainer: GradedTrainer) -> int:
+    """Refuse a batch whose encoder states would not fit into memory.
+
+    A few texts of the first batch are encoded, and the bytes that their backward pass would need are counted; all texts
+    of a batch need that together, or those of one pass when the loss is cached. Gradients and Adam's moments come on
+    top.
+
+    Returns:
+        The bytes that one step is expected to take beyond the weights.
+
+    Raises:
+        InputError: gives the bytes needed and the bytes there are.
+    """
+    import torch
+
+    from bixse.encoders.embedding import number_of_texts
+
+    loss, model = trainer.loss, trainer.loss.model
+    with torch.random.fork_rng(), torch.enable_grad():
+        model.train()
+        features, _ = trainer.collect_features(next(iter(trainer.get_train_dataloader())))
+        texts = [number_of_texts(part) for part in features]
+        texts_held = [min(number, loss.texts_per_pass) if loss.cached else number for number in texts]
+        states = [_bytes_of_a_text(loss, p) * n if n else 0 for p, n in zip(features, texts_held, strict=True)]
+    weights = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
+    size = model.get_embedding_dimension() or 0
+    needed = (max(states) if loss.cached else sum(states)) + 3 * weights + 3 * sum(texts) * size * 4
+    free = free_memory(model.device)
+    if needed > free:
+        mend = "a smaller batch_size or train_max_length" if loss.cached else "`cached: true` under loss_options"
+        raise InputError(
+            f"training: got a batch of {texts[0]} queries and {sum(texts[1:])} documents that needs at least "
+            f"{needed:,} bytes ({needed / 1e9:.1f} GB); expected at most the {free:,} bytes that are free "
+            f"({free / 1e9:.1f} GB); to mend: set {mend}"
+        )
+    return needed
+
+
+def _bytes_of_a_text(loss: GradedLoss, features: Mapping[str, Any]) -> int:
+    """Bytes that autograd keeps for a text, weights aside: the mean over a few from short to long.
+
+    Static embeddings have no states of tokens, and so no mask: nothing is kept beside the text's own embedding.
+    """
+    if "attention_mask" not in features:
+        return 0
+    import torch
+    from sentence_transformers.util import batch_to_device
+
+    from bixse.encoders.embedding import embed_features, take_rows
+
+    mask = features["attention_mask"]
+    by_length = torch.argsort(mask.sum(dim=1))
+    rows = by_length[torch.linspace(0, len(mask) - 1, min(len(mask), TEXTS_LOOKED_AT)).long()]
+    part = batch_to_device(take_rows(features, mask, rows), loss.model.device)
+    weights = {parameter.untyped_storage().data_ptr() for parameter in loss.model.parameters()}
+    kept: dict[int, torch.UntypedStorage] = {}
+
+    def count(tensor: torch.Tensor) -> None:
+        """Nothing goes into the graph: a tensor there would hold its own graph, and with it the weights, for good."""
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in weights:
+            kept[storage.data_ptr()] = storage  # held, so that no later one gets its address
+
+    with torch.autograd.graph.saved_tensors_hooks(count, lambda packed: packed):
+        embed_features(loss.model, part, texts_per_pass=1)
+    return sum(storage.nbytes() for storage in kept.values()) // len(rows)
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes that are free on a device: of the graphics card, or of the machine or its container."""
+    import psutil
+    import torch
+
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    free = int(psutil.virtual_memory().available)
+    try:
+        return min(free, int(CGROUP_LIMIT.read_text("ascii")) - int(CGROUP_USED.read_text("ascii")))
+    except (OSError, ValueError):  # no container, or one without a limit ("max")
+        return free
+
+
+def check_finite(model: torch.nn.Module, step: int) -> None:
+    """Refuse to save weights that are no finite numbers.
+
+    Raises:
+        TrainingError: names the first such parameter.
+    """
+    for name, parameter in model.named_parameters():
+        if not bool(parameter.detach().isfinite().all()):
+            raise TrainingError(
+                f"training: got weights that are no finite numbers ({name}) after step {step}; expected finite ones; "
+                "to mend: lower learning_rate or set max_grad_norm, and give another --out folder"
+            )
