@@ -50,7 +50,7 @@ bench-loss: $(TESTED)  ## the fused loss against plain PyTorch and the bare matr
 bench-train: $(TESTED)  ## training speed against the stock trainer of sentence-transformers
 	$(BIN)/python benchmarks/bench_train.py $(ARGS)
 
-bench-grade: $(TESTED)  ## pairs a second of the local judge against generate(), and of the HTTP client against the bare server
+bench-grade: $(TESTED)  ## pairs per second of the local judge against generate(), and of the HTTP client against the bare server
 	$(BIN)/python benchmarks/bench_grade.py $(ARGS)
 	$(BIN)/python benchmarks/bench_grade_server.py $(SERVER_ARGS)
 

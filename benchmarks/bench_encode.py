@@ -5,7 +5,7 @@
 One row a method, on the same documents of the sample collection (Python's own documentation: many short entries, some
 of hundreds of words) and the same model (all-MiniLM-L6-v2, 256 tokens at most):
 
-- `sentence-transformers`: `model.encode(texts, normalize_embeddings=True)`, 32 texts a batch, float32;
+- `sentence-transformers`: `model.encode(texts, normalize_embeddings=True)`, 32 texts per batch, float32;
 - `sentence-transformers, best`: the same with whichever of 8, 16, 32 and 128 texts a batch is fastest in a trial on a
   part of the documents, and under bf16 autocast where that is the precision (BIXSE_PRECISION chooses);
 - `bixse`: `bixse.encoders.encode.encode_texts`;

@@ -2,7 +2,7 @@
 
     python benchmarks/bench_growth.py [--sizes 256 ... 16384] [--dim 384] [--repeats 3] [--out F.csv] [--plot F.svg]
 
-One row a loss and size: forward and backward of the loss alone, B = N = size unit embeddings, four graded documents a
+One row per loss and size: forward and backward of the loss alone, B = N = size unit embeddings, four graded documents a
 query, float32, on the processor. The losses are those of the catalogue; "dense" rows are the same objectives over the
 whole matrix (or, for pairs, the whole B x N x N tensor) in plain PyTorch, up to the size they can bear.
 

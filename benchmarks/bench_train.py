@@ -20,7 +20,7 @@ Timed is the call of the trainer's `train`: batches, tokenisation, steps, optimi
 both sides, and there is no evaluation. All methods run in one process, after a small step of each that is not timed:
 imports and warm-up are paid once, so that a run is short and another program slows all methods of a round alike. Every
 other round runs them in the opposite order. Seconds are medians over rounds; a ratio is the median over rounds of the
-ratio within the round. With the default, one step a run, the trainer's start (about 0.1 s) is in every run.
+ratio within the round. With the default, one step per run, the trainer's start (about 0.1 s) is in every run.
 
 Columns:
 

@@ -2,8 +2,8 @@
 
     python benchmarks/mining_grades.py
 
-The 239 train queries of pydocs, eight documents a query (one for `one`), depth 100, seed 0. `hard-negatives` knows one
-relevant document a query, as MS MARCO does: the judged document of the highest grade. Grades are those of the
+The 239 train queries of pydocs, eight documents per query (one for `one`), depth 100, seed 0. `hard-negatives`
+has one relevant document per query, as MS MARCO does: the judged document of the highest grade. Grades are those of the
 collection, 0 to 3, written by a language model. A candidate outside the judged pool has none and is counted as such.
 """
 

@@ -3,7 +3,7 @@
     python benchmarks/padding.py
 
 `by length` cuts batches as training does (`passes_by_length`); `of 32` takes passes of 32 texts sorted by length;
-`whole` pads a batch to its longest text. Four documents a query, the demo model's tokenizer, one epoch.
+`whole` pads a batch to its longest text. Four documents per query, the demo model's tokenizer, one epoch.
 """
 
 from __future__ import annotations

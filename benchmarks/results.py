@@ -113,7 +113,7 @@ def sick_configuration(folder: Path, work: Path) -> Path:
 
 
 def judge_configuration(judge: str, work: Path) -> Path:
-    """The study of rankers with a judge; ten candidates a query, since it is to end on a laptop."""
+    """The study of rankers with a judge; ten candidates per query, since it is to end on a laptop."""
     path = work / "rankers.yaml"
     path.write_text(f"values: {{judges: [{judge}], depth: 10}}\n", encoding="utf-8")
     return path
@@ -246,7 +246,7 @@ def section(collection: str, name: str) -> str:
             for row in summary
         ]  # fmt: skip
     else:
-        head = [*own, "extra MiB", "seconds a pass"]
+        head = [*own, "extra MiB", "seconds per pass"]
         table = [[*(row[key] for key in own), number(row["extra_mib"], 0), number(row["pass_seconds"], 2)]
                  for row in summary]  # fmt: skip
     lines += [format_markdown(table, [word.replace("_", " ") for word in head]), ""]

@@ -3,7 +3,7 @@
     python benchmarks/scaling.py [--devices 8] [--batches 256 4096 65536] [--query-tokens 32] [--document-tokens 256]
 
 One row an encoder and batch: one graded document a query, trained weights in float32 (frozen ones in bf16), bf16
-autocast, gradient checkpointing, and `cached: true` with 32 texts a pass. Bytes are of one device; a step is the
+autocast, gradient checkpointing, and `cached: true` with 32 texts per pass. Bytes are of one device; a step is the
 computation alone, without input or output.
 """
 
@@ -37,7 +37,7 @@ class Encoder:
     parameters: float
     """All weights."""
     computing: float
-    """Weights without the table of word embeddings: each costs two operations a token and pass."""
+    """Weights without the table of word embeddings: each costs two operations per token and pass."""
     layers: int
     hidden: int
 

@@ -1,4 +1,4 @@
-"""Error types: each message says what was got, what was expected and how to mend it."""
+"""Error types: each message says what was got, what was expected and how to fix it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def did_you_mean(word: str, known: Iterable[str], otherwise: str = "choose one o
 
 SEEDS = 2**32
 """Seeds are whole numbers from 0 up to, not including, this: what every random generator takes."""
-FAULTS_SHOWN = 20
+ERRORS_SHOWN = 20
 """How many faults of one file a message lists; the rest are counted."""
 
 
@@ -85,12 +85,12 @@ class InterruptedRunError(BixseError):
 
 
 @dataclass(frozen=True)
-class Fault:
+class RowError:
     """One fault of an input file.
 
     Example:
-        >>> print(Fault(3, "relevance", "1.7", "a number in [0, 1]", "divide by the largest grade"))
-        row 3, column 'relevance': got 1.7; expected a number in [0, 1]; to mend: divide by the largest grade
+        >>> print(RowError(3, "relevance", "1.7", "a number in [0, 1]", "divide by the largest grade"))
+        row 3, column 'relevance': got 1.7; expected a number in [0, 1]; fix: divide by the largest grade
     """
 
     row: int | None
@@ -102,14 +102,14 @@ class Fault:
     expected: str
     """What should be there."""
     fix: str
-    """How to mend it."""
+    """How to fix it."""
 
     def __str__(self) -> str:
         """One line: place, found, expected, mend."""
         place = [f"row {self.row}"] if self.row is not None else []
         place += [f"column {self.column!r}"] if self.column is not None else []
         prefix = f"{', '.join(place)}: " if place else ""
-        return f"{prefix}got {self.found}; expected {self.expected}; to mend: {self.fix}"
+        return f"{prefix}got {self.found}; expected {self.expected}; fix: {self.fix}"
 
 
 @dataclass
@@ -118,15 +118,15 @@ class InvalidFileError(InputError):
 
     Example:
         >>> from pathlib import Path
-        >>> fault = Fault(None, "document", "no such column", "a text column", "rename yours")
+        >>> fault = RowError(None, "document", "no such column", "a text column", "rename yours")
         >>> print(InvalidFileError(Path("pairs.csv"), [fault]))
         pairs.csv: 1 fault
-          column 'document': got no such column; expected a text column; to mend: rename yours
+          column 'document': got no such column; expected a text column; fix: rename yours
     """
 
     path: Path
     """The file at fault."""
-    faults: Sequence[Fault] = field(default_factory=list)
+    faults: Sequence[RowError] = field(default_factory=list)
     """Every fault listed, in file order."""
     total: int | None = None
     """How many faults there are when more were counted than listed."""
@@ -135,9 +135,9 @@ class InvalidFileError(InputError):
         """A head line with the count, then a line a fault."""
         total = self.total if self.total is not None else len(self.faults)
         lines = [f"{self.path}: {total} fault{'s' if total != 1 else ''}"]
-        lines += [f"  {fault}" for fault in self.faults[:FAULTS_SHOWN]]
-        if total > FAULTS_SHOWN:
-            lines.append(f"  ... and {total - FAULTS_SHOWN} more")
+        lines += [f"  {fault}" for fault in self.faults[:ERRORS_SHOWN]]
+        if total > ERRORS_SHOWN:
+            lines.append(f"  ... and {total - ERRORS_SHOWN} more")
         return "\n".join(lines)
 
 

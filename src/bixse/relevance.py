@@ -41,19 +41,19 @@ class GradeScale:
         if not self.maximum > self.minimum:
             raise InputError(
                 f"grade scale: got {self.minimum} to {self.maximum}; expected the maximum above the minimum; "
-                "to mend: give the lowest grade first"
+                "fix: give the lowest grade first"
             )
 
     def to_relevance(self, grade: float) -> float:
         """Relevance in [0, 1] of a grade; raises InputError for a grade off the scale."""
         if not self.minimum <= grade <= self.maximum:
             raise InputError(
-                f"grade {grade}: expected {self.minimum} to {self.maximum}; to mend: state the scale of your grades"
+                f"grade {grade}: expected {self.minimum} to {self.maximum}; fix: state the scale of your grades"
             )
         return (grade - self.minimum) / (self.maximum - self.minimum)
 
     def to_grade(self, relevance: float) -> float:
         """The (fractional) grade of a relevance in [0, 1]; raises InputError outside it."""
         if not 0.0 <= relevance <= 1.0:
-            raise InputError(f"relevance {relevance}: expected 0 to 1; to mend: map grades with to_relevance first")
+            raise InputError(f"relevance {relevance}: expected 0 to 1; fix: map grades with to_relevance first")
         return self.minimum + relevance * (self.maximum - self.minimum)

@@ -46,12 +46,12 @@ def test_all_faults_together(tmp_path: Path) -> None:
     path = yaml_file(tmp_path, "modle: x\nsplit: [a]\nrelevance-level: high\nmax_length: 1.5\nout: 5\nconfig: x\n")
     assert faults(path, "evaluate") == [
         f"{path}: 6 faults",
-        "  modle: got an unknown key; expected a known one; to mend: did you mean 'model'?",
-        "  split: got ['a']; expected a text (in quotes); to mend: correct the value",
-        "  relevance-level: got 'high'; expected a number; to mend: correct the value",
-        "  max_length: got 1.5; expected a whole number; to mend: correct the value",
-        "  out: got 5; expected a path; to mend: correct the value",
-        "  config: got an unknown key; expected a known one; to mend: known keys: "
+        "  modle: got an unknown key; expected a known one; fix: did you mean 'model'?",
+        "  split: got ['a']; expected a text (in quotes); fix: correct the value",
+        "  relevance-level: got 'high'; expected a number; fix: correct the value",
+        "  max_length: got 1.5; expected a whole number; fix: correct the value",
+        "  out: got 5; expected a path; fix: correct the value",
+        "  config: got an unknown key; expected a known one; fix: known keys: "
         "model, suite, collection, split, relevance_level, task, max_length, exclude_self, missing_documents, data, "
         "tasks, download, protocol, cache, processes, devices, out, precision",
     ]
@@ -149,5 +149,5 @@ def test_arguments_that_take_several_values(tmp_path):
 def test_several_values_of_the_wrong_kind_are_refused(tmp_path, line):
     path = tmp_path / "run.yaml"
     path.write_text(f"{line}\n")
-    with pytest.raises(ConfigError, match="to mend"):
+    with pytest.raises(ConfigError, match="fix"):
         build_parser("grade", path)

@@ -40,7 +40,7 @@ def refused(capsys: pytest.CaptureFixture[str], *words: Any) -> str:
     code, envelope = call(capsys, "evaluate", *words)
     assert code == 2, envelope
     (message,) = envelope["errors"]
-    assert "got " in message and "expected " in message and "to mend: " in message, message
+    assert "got " in message and "expected " in message and "fix: " in message, message
     return str(message)
 
 

@@ -32,7 +32,7 @@ def audited(*words: Any, samples: int = 50) -> CommandResult:
 def test_input_that_is_refused_leaves_no_folder(tmp_path):
     out = tmp_path / "out"
     (twice := tmp_path / "twice.txt").write_text("q0 0 d0 1\nq0 0 d0 2\n")
-    with pytest.raises(InvalidFileError, match="one grade a pair"):
+    with pytest.raises(InvalidFileError, match="one grade per pair"):
         audited("--judge", twice, "--human", HUMAN, "--out", out)
     with pytest.raises(InputError, match="no such file"):
         audited("--judge", CAREFUL, "--human", tmp_path / "none.txt", "--out", out)

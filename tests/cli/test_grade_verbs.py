@@ -91,7 +91,7 @@ def test_wrong_usage_is_told_and_leaves_nothing(judged, tmp_path, capsys, words,
     assert main(["grade", "--judge", f"replay:umbrela:{judged}", "--out", str(out), *words, "--json"]) == 2
     (error,) = envelope(capsys)["errors"]
     assert says in error
-    assert "to mend" in error
+    assert "fix" in error
     assert not out.exists()
 
 
@@ -101,7 +101,7 @@ def test_wrong_usage_is_told_and_leaves_nothing(judged, tmp_path, capsys, words,
         (["replay:umbrella:x"], "did you mean 'umbrela'"),
         (["replay:umbrela:none.jsonl"], "none.jsonl"),
         (["http://localhost:1", "some/model"], "name one judge"),
-        (["http://user:secret@localhost:1"], "to mend"),
+        (["http://user:secret@localhost:1"], "fix"),
         (["http://127.0.0.1:9"], "expected a running server"),
         (["no/such-model"], "no/such-model"),
     ],
@@ -123,7 +123,7 @@ def test_the_dry_run_of_a_replay_asks_nothing_with_pilot_0(judged, tmp_path, cap
     assert main(["grade", "--judge", f"replay:umbrela:{judged}", *words]) == 0
     text = capsys.readouterr().out
     assert "3 pairs, 3 questions" in text
-    assert "a guess at four characters a token" in text
+    assert "a guess at four characters per token" in text
     assert not out.exists()
 
 

@@ -76,7 +76,7 @@ def test_wrong_usage_says_how_to_mend_it(capsys: pytest.CaptureFixture[str], wor
     assert shown.out == ""
     assert shown.err.startswith("error: bixse")
     assert said in shown.err
-    assert "to mend: " in shown.err
+    assert "fix: " in shown.err
     assert "--help`" in shown.err
     assert "Traceback" not in shown.err
 
@@ -96,7 +96,7 @@ def test_wrong_usage_with_json_is_one_envelope(capsys: pytest.CaptureFixture[str
 @pytest.mark.parametrize(
     ("error", "code", "status"),
     [
-        (InputError("got a; expected b; to mend: c"), 2, "failed"),
+        (InputError("got a; expected b; fix: c"), 2, "failed"),
         (StorageError("got a full disk"), 1, "failed"),
         (InterruptedRunError("got Ctrl-C"), 130, "interrupted"),
         (KeyboardInterrupt(), 130, "interrupted"),

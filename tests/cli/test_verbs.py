@@ -60,7 +60,7 @@ def refused(capsys: pytest.CaptureFixture[str], *words: Any) -> str:
     assert code == 2, envelope
     (message,) = envelope["errors"]
     assert isinstance(message, str)
-    assert "got " in message and "expected " in message and "to mend: " in message, message
+    assert "got " in message and "expected " in message and "fix: " in message, message
     return message
 
 
@@ -404,7 +404,7 @@ def test_doctor_finds_a_package_missing(capsys: pytest.CaptureFixture[str], monk
     versions(monkeypatch, "bm25s")
     assert main(["doctor"]) == 1
     shown = capsys.readouterr()
-    assert "error: bm25s: got no such package; expected it installed; to mend: pip install bixse" in shown.err
+    assert "error: bm25s: got no such package; expected it installed; fix: pip install bixse" in shown.err
     assert all(word in shown.out for word in SHOWN_BY_DOCTOR)
 
 
@@ -414,7 +414,7 @@ def test_a_seed_out_of_range_is_refused_before_any_work(
 ) -> None:
     out, pairs = tmp_path / "out", make_pairs(tmp_path, 10)
     options = ("--seed", seed, "--out", out)
-    said = f"--seed: got {seed}; expected 0 to 4294967295; to mend: "
+    said = f"--seed: got {seed}; expected 0 to 4294967295; fix: "
     assert refused(capsys, "quickstart", *options).startswith(said)
     assert refused(capsys, "calibrate", "./none", "--pairs", tmp_path / "none.csv", *options).startswith(said)
     assert (

@@ -133,7 +133,7 @@ def test_a_file_that_is_no_jsonl_shows_twenty_faults_and_the_count(tmp_path: Pat
     folder = make(tmp_path, corpus="_id\ttitle\n" * 25 + "[" * 100_000)
     found = faults(folder)
     assert len(found) == 21
-    assert found[0].startswith("  row 1: got '_id\\ttitle'; expected one JSON object a line")
+    assert found[0].startswith("  row 1: got '_id\\ttitle'; expected one JSON object per line")
     assert found[-1] == "  ... and 6 more"
 
 

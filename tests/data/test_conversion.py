@@ -364,7 +364,7 @@ class TestSettings:
         ],
     )
     def test_what_cannot_be_is_refused_before_anything_is_read(self, changes: dict[str, Any], said: str) -> None:
-        with pytest.raises(InputError, match=r"; expected .*; to mend: ") as error:
+        with pytest.raises(InputError, match=r"; expected .*; fix: ") as error:
             ConvertSettings(**{"source": "pairs", "path": "nowhere", **changes})
         assert said in str(error.value)
 

@@ -409,7 +409,7 @@ class TestCatalogue:
             queries=tmp_path / "q" if "queries" in takes else None,
             corpus=tmp_path / "c" if name == "trec" else None,
         )
-        with pytest.raises(InputError, match=r"got .*; expected .*; to mend: "):
+        with pytest.raises(InputError, match=r"got .*; expected .*; fix: "):
             open_source(name, tmp_path / "gone", options)
 
     def test_an_option_of_another_source_is_refused(self, tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ def write(folder: Path, content: bytes) -> Path:
 
 
 def test_a_missing_file(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"nothing\.txt: got 'No such file or directory'; expected .* to mend"):
+    with pytest.raises(InputError, match=r"nothing\.txt: got 'No such file or directory'; expected .* fix"):
         read_text(tmp_path / "nothing.txt")
 
 
@@ -69,7 +69,7 @@ def test_bom_and_line_ends(tmp_path: Path) -> None:
     ],
 )
 def test_no_settings(tmp_path: Path, content: bytes, found: str) -> None:
-    with pytest.raises(ConfigError, match=f"file.txt: got .*{found}.*; expected .*; to mend: "):
+    with pytest.raises(ConfigError, match=f"file.txt: got .*{found}.*; expected .*; fix: "):
         read_settings(write(tmp_path, content))
 
 
@@ -131,13 +131,13 @@ def test_an_unwritable_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_folder_below_a_file(tmp_path: Path) -> None:
-    with pytest.raises(StorageError, match="to mend"):
+    with pytest.raises(StorageError, match="fix"):
         write_atomically(write(tmp_path, b"x") / "below.txt", "text")
 
 
 def test_a_folder_where_the_file_should_be(tmp_path: Path) -> None:
     (tmp_path / "taken").mkdir()
-    with pytest.raises(StorageError, match=r"taken: got a folder; expected .*; to mend: "):
+    with pytest.raises(StorageError, match=r"taken: got a folder; expected .*; fix: "):
         write_atomically(tmp_path / "taken", "text")
     assert [entry.name for entry in tmp_path.iterdir()] == ["taken"]
 
@@ -222,7 +222,7 @@ def test_the_content_is_on_the_disk_before_the_name_is(tmp_path: Path, monkeypat
 )
 def test_a_full_disk_is_recognised(tmp_path: Path, error: Exception) -> None:
     with (
-        pytest.raises(StorageError, match=r"got .*; expected to write there; to mend: free disk space"),
+        pytest.raises(StorageError, match=r"got .*; expected to write there; fix: free disk space"),
         storage_errors(tmp_path),
     ):
         raise error
@@ -240,7 +240,7 @@ def test_a_full_disk_is_recognised(tmp_path: Path, error: Exception) -> None:
 def test_another_fault_of_storage_asks_for_no_space(tmp_path: Path, number: int, mend: str) -> None:
     with pytest.raises(StorageError) as caught, storage_errors(tmp_path):
         raise OSError(number, os.strerror(number), "elsewhere.txt")
-    assert f"got {os.strerror(number)} (elsewhere.txt); expected to write there; to mend: {mend}" in str(caught.value)
+    assert f"got {os.strerror(number)} (elsewhere.txt); expected to write there; fix: {mend}" in str(caught.value)
     assert "space" not in str(caught.value)
 
 

@@ -13,14 +13,14 @@ from bixse.cli.main import main
 from bixse.data.pairs_files import load_graded_pairs, load_pairs
 from bixse.data.sources.own_pairs import OwnPairs
 from bixse.data.trec import read_qrels
-from bixse.errors import Fault, InvalidFileError
+from bixse.errors import InvalidFileError, RowError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
 
-def faults(read: Callable[[Path], object], path: Path, content: str) -> list[Fault]:
+def faults(read: Callable[[Path], object], path: Path, content: str) -> list[RowError]:
     path.write_text(content)
     with pytest.raises(InvalidFileError) as raised:
         read(path)

@@ -47,7 +47,7 @@ class TestUnhappyPaths:
             load_instructions(tmp_path / "none.toml")
 
     def test_a_task_without_instruction_is_named_with_the_closest_one(self, tmp_path):
-        with pytest.raises(InputError, match="got task 'claim'; expected one of claims, twins; to mend: did you mean"):
+        with pytest.raises(InputError, match="got task 'claim'; expected one of claims, twins; fix: did you mean"):
             load_instructions(table_file(tmp_path)).prompt("claim", "query")
 
     def test_all_tasks_without_instruction_are_named_together(self, tmp_path):

@@ -38,7 +38,7 @@ def faults(path: Path) -> list[str]:
         load_graded_pairs(path)
     message = str(caught.value)
     assert message.startswith(f"{path}: {len(caught.value.faults)} fault")
-    assert all("; expected " in str(fault) and "; to mend: " in str(fault) for fault in caught.value.faults)
+    assert all("; expected " in str(fault) and "; fix: " in str(fault) for fault in caught.value.faults)
     return [str(fault) for fault in caught.value.faults]
 
 
@@ -103,7 +103,7 @@ def test_bom_and_windows_line_ends(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("content", [b"", b"PAR1", b"query,document,relevance\n", b"PAR1" + b"\0" * 200 + b"PAR1"])
 def test_no_parquet(tmp_path: Path, content: bytes) -> None:
-    with pytest.raises(InputError, match=r"unreadable Parquet .*to mend: write or fetch it again"):
+    with pytest.raises(InputError, match=r"unreadable Parquet .*fix: write or fetch it again"):
         load_graded_pairs(raw(tmp_path, "pairs.parquet", content))
 
 

@@ -66,13 +66,13 @@ def use_script(tmp_path, monkeypatch, source):
 
 def test_a_child_that_hangs_is_stopped(tmp_path, monkeypatch):
     use_script(tmp_path, monkeypatch, "time.sleep(60)")
-    with pytest.raises(BixseError, match=r"got no answer after 0.5 s; expected .*; to mend: "):
+    with pytest.raises(BixseError, match=r"got no answer after 0.5 s; expected .*; fix: "):
         extract.extract_documents(timeout_seconds=0.5)
 
 
 def test_a_child_that_fails_shows_its_last_line(tmp_path, monkeypatch):
     use_script(tmp_path, monkeypatch, "raise SystemError('broken library')")
-    with pytest.raises(BixseError, match=r"exit status 1 \(SystemError: broken library\).*to mend: reinstall"):
+    with pytest.raises(BixseError, match=r"exit status 1 \(SystemError: broken library\).*fix: reinstall"):
         extract.extract_documents()
 
 
@@ -84,14 +84,14 @@ def test_no_documents_is_an_error(tmp_path, monkeypatch):
 
 def test_an_answer_cut_short_is_an_error(tmp_path, monkeypatch):
     use_script(tmp_path, monkeypatch, "open(sys.argv[1], 'w').write('{\"os.pa')")
-    with pytest.raises(BixseError, match=r"got an unreadable answer .*to mend"):
+    with pytest.raises(BixseError, match=r"got an unreadable answer .*fix"):
         extract.extract_documents()
 
 
 @pytest.mark.parametrize("executable", ["", "/nowhere/python"])
 def test_an_interpreter_that_cannot_be_started(monkeypatch, executable):
     monkeypatch.setattr(sys, "executable", executable)
-    with pytest.raises(BixseError, match=r"does not start .*to mend: run bixse with a regular Python"):
+    with pytest.raises(BixseError, match=r"does not start .*fix: run bixse with a regular Python"):
         extract.extract_documents()
 
 
@@ -290,7 +290,7 @@ def test_a_damaged_line_names_file_and_row(damaged, name, old, new, message):
     text = (damaged / name).read_text(encoding="utf-8")
     assert old in text
     (damaged / name).write_text(text.replace(old, new, 1), encoding="utf-8")
-    with pytest.raises(InvalidFileError, match=f"(?s){name}: .*{message}.*to mend: reinstall bixse"):
+    with pytest.raises(InvalidFileError, match=f"(?s){name}: .*{message}.*fix: reinstall bixse"):
         pydocs.load_pydocs()
 
 
@@ -301,7 +301,7 @@ def test_a_file_that_cannot_be_read(damaged, name, content):
         (damaged / name).unlink()
     else:
         (damaged / name).write_bytes(content)
-    with pytest.raises(InvalidFileError, match=f"(?s){name}: .*to mend: reinstall bixse"):
+    with pytest.raises(InvalidFileError, match=f"(?s){name}: .*fix: reinstall bixse"):
         pydocs.load_pydocs()
 
 
@@ -332,5 +332,5 @@ def test_the_cache_is_used_and_a_bad_one_replaced(tmp_path, monkeypatch):
 
 def test_a_cache_that_cannot_be_written(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(StorageError, match="expected a file that can be written; to mend"):
+    with pytest.raises(StorageError, match="expected a file that can be written; fix"):
         extract.extract_documents(tmp_path / "file" / "pydocs.json")

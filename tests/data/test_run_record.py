@@ -139,7 +139,7 @@ def test_numbers_that_are_none_are_null(tmp_path: Path) -> None:
 )
 def test_a_damaged_record(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "run.json").write_bytes(content)
-    with pytest.raises(InputError, match=r"run\.json: got .*; expected .*; to mend: "):
+    with pytest.raises(InputError, match=r"run\.json: got .*; expected .*; fix: "):
         open_run(tmp_path, "train", CONFIG, INPUTS)
 
 

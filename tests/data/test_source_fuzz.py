@@ -18,7 +18,7 @@ from bixse.data.sources.arctic import ArcticFolder
 from bixse.data.sources.e5 import E5Files
 from bixse.data.sources.nvidia import NvidiaFile
 from bixse.data.sources.own_pairs import OwnPairs
-from bixse.data.sources.reading import FaultList
+from bixse.data.sources.reading import RowErrors
 from bixse.data.sources.table import TableColumns, TableFiles, WandsFolder
 from bixse.data.sources.tevatron import TevatronFiles
 from bixse.data.sources.trec_texts import BeirFolder, TrecFiles
@@ -196,7 +196,7 @@ def check(source: JudgementSource) -> list[Judgement]:
             assert all(math.isfinite(share) for _, shares in row.orders for share in shares)
             taken.append(row)
     except BixseError as error:
-        assert "; expected " in str(error) and "; to mend: " in str(error)
+        assert "; expected " in str(error) and "; fix: " in str(error)
     return taken
 
 
@@ -208,7 +208,7 @@ def read_damaged(folder: Path, name: str, data: st.DataObject) -> None:
     try:
         source = reader(folder / file)
     except BixseError as error:
-        assert "; expected " in str(error) and "; to mend: " in str(error)
+        assert "; expected " in str(error) and "; fix: " in str(error)
         return
     check(source)
     source.close()
@@ -275,13 +275,13 @@ def look_for_lost_rows(tmp_path: Path, name: str, data: st.DataObject, monkeypat
     path.write_bytes(files.lines(rows))
     source = reader(path)
     faulty: set[int | None] = set()
-    told = FaultList.add
+    told = RowErrors.add
 
-    def noted(faults: FaultList, row: int | None, *rest: Any) -> None:
+    def noted(faults: RowErrors, row: int | None, *rest: Any) -> None:
         faulty.add(row)
         told(faults, row, *rest)
 
-    monkeypatch.setattr(FaultList, "add", noted)
+    monkeypatch.setattr(RowErrors, "add", noted)
     taken = {row.row for row in check(source)}
     monkeypatch.undo()
     if name == "flagembedding" and not taken:  # looks at the whole file before the first row

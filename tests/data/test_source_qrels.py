@@ -23,7 +23,7 @@ def write(folder: Path, content: str) -> Path:
 
 
 def test_the_scale_must_be_stated(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"got no scale; expected that of its grades .*to mend: state the lowest"):
+    with pytest.raises(InputError, match=r"got no scale; expected that of its grades .*fix: state the lowest"):
         QrelsFile(write(tmp_path, "q1 0 d1 3\n"), None)
 
 

@@ -8,7 +8,7 @@ import pytest
 from bixse.data import sources
 from bixse.data.sources import reading
 from bixse.data.sources.judgement_files import Judgement, JudgementRows, JudgementSource, placed
-from bixse.data.sources.reading import FaultList, files_of, json_rows
+from bixse.data.sources.reading import RowErrors, files_of, json_rows
 from bixse.errors import InputError, InvalidFileError
 from bixse.relevance import GradeScale
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def read(folder: Path, content: bytes) -> tuple[list[tuple[int, Any]], list[str]]:
     path = folder / "rows.jsonl"
     path.write_bytes(content)
-    faults = FaultList(path)
+    faults = RowErrors(path)
     rows = list(json_rows(path, faults))
     return rows, [str(fault).partition(";")[0] for fault in faults.kept]
 
@@ -32,7 +32,7 @@ def test_lines_that_are_no_objects_are_faults_and_the_rest_is_read(tmp_path: Pat
 
 def test_a_byte_order_mark_is_dropped_and_utf_16_refused(tmp_path: Path) -> None:
     assert read(tmp_path, b'\xef\xbb\xbf{"a": 1}') == ([(1, {"a": 1})], [])
-    with pytest.raises(InputError, match=r"got UTF-16; expected UTF-8 text; to mend: .*iconv"):
+    with pytest.raises(InputError, match=r"got UTF-16; expected UTF-8 text; fix: .*iconv"):
         read(tmp_path, '{"a": 1}'.encode("utf-16"))
 
 
@@ -55,13 +55,13 @@ def test_a_line_without_end_does_not_fill_the_memory(tmp_path: Path, monkeypatch
 
 def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="expected a readable file"):
-        list(json_rows(tmp_path / "gone.jsonl", FaultList(tmp_path)))
+        list(json_rows(tmp_path / "gone.jsonl", RowErrors(tmp_path)))
     with pytest.raises(InputError, match="got a folder; expected a file of rows"):
         files_of(tmp_path, (), "a file of rows")
 
 
 def test_faults_are_all_counted_and_the_first_kept(tmp_path: Path) -> None:
-    faults = FaultList(tmp_path / "rows.jsonl")
+    faults = RowErrors(tmp_path / "rows.jsonl")
     faults.raise_any()
     for number in range(1000):
         faults.add(number, "a", "x", "y", "z")
@@ -75,14 +75,14 @@ def test_faults_are_all_counted_and_the_first_kept(tmp_path: Path) -> None:
     [(None, None), ("", None), ("a", "a"), (7, "7"), (10**30, "1" + "0" * 30)],
 )
 def test_ids(tmp_path: Path, value: Any, found: str | None) -> None:
-    faults = FaultList(tmp_path)
+    faults = RowErrors(tmp_path)
     assert faults.identifier(1, "id", {"id": value}) == found
     assert faults.total == 0
 
 
 @pytest.mark.parametrize("value", [True, 1.5, [1], {"a": 1}, "\ud83d"])
 def test_values_that_are_no_ids(tmp_path: Path, value: Any) -> None:
-    faults = FaultList(tmp_path)
+    faults = RowErrors(tmp_path)
     assert faults.identifier(1, "id", {"id": value}) is None
     assert faults.total == 1
 

@@ -40,7 +40,7 @@ def test_platt_needs_two_numbers_and_a_slope_above_0(text: str) -> None:
 
 @pytest.mark.parametrize("text", ["platt:nan,0", "platt:inf,0", "platt:1,inf", "percent:2", "", "sigmoid"])
 def test_other_words_are_refused(text: str) -> None:
-    with pytest.raises(InputError, match="; to mend: "):
+    with pytest.raises(InputError, match="; fix: "):
         parse_score_map(text)
     with pytest.raises(InputError, match="did you mean 'percent'"):
         parse_score_map("precent")

@@ -34,7 +34,7 @@ def faults(path: Path) -> list[str]:
     with pytest.raises(InvalidFileError) as caught:
         list(UmbrelaFile(path).rows())
     assert str(path) in str(caught.value)
-    assert all("; expected " in str(fault) and "; to mend: " in str(fault) for fault in caught.value.faults)
+    assert all("; expected " in str(fault) and "; fix: " in str(fault) for fault in caught.value.faults)
     return [str(fault) for fault in caught.value.faults]
 
 
@@ -95,7 +95,7 @@ def test_a_request_is_no_judgement(tmp_path: Path) -> None:
     path = write(tmp_path, {"query": {"text": "q", "qid": "1"}, "candidates": [{"doc": {"segment": "p"}}]})
     assert faults(path) == [
         "row 1, column 'candidates': got a request to judge; expected a judgement; "
-        "to mend: run umbrela on it first, or give it to `bixse grade --pairs`"
+        "fix: run umbrela on it first, or give it to `bixse grade --pairs`"
     ]
 
 

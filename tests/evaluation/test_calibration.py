@@ -41,7 +41,7 @@ def naive_ece(p, z, bins):
 
 
 def weighted_logistic_regression(logits, targets):
-    """Soft targets as two weighted rows a pair: the independent fit Platt scaling must match."""
+    """Soft targets as two weighted rows per pair: the independent fit Platt scaling must match."""
     model = LogisticRegression(C=math.inf, tol=1e-10, max_iter=10_000)
     x = np.concatenate([logits, logits])[:, None]
     y = np.repeat([1, 0], len(logits))

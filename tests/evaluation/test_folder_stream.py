@@ -36,8 +36,8 @@ def test_documents_come_in_file_order_with_their_titles(tmp_path) -> None:
 @pytest.mark.parametrize(
     ("row", "said"),
     [
-        ("{", "one JSON object a line"),
-        ("[1]", "one JSON object a line"),
+        ("{", "one JSON object per line"),
+        ("[1]", "one JSON object per line"),
         ({"text": "no id"}, "column '_id': got None"),
         ({"_id": "d1", "text": "again"}, "an id used once"),
         ({"_id": "d 2", "text": "white space"}, "no white space"),

@@ -442,7 +442,7 @@ def application() -> web.Application:
         if fault:
             scenario.counts[fault] += 1
         if fault == "429-quota":
-            told = {"error": {"message": "You exceeded your current quota (insufficient_quota): 3 requests a minute"}}
+            told = {"error": {"message": "You exceeded your current quota (insufficient_quota): 3 requests per minute"}}
             return web.json_response(told, status=429, headers={"Retry-After": "0.05"})
         if fault.startswith("429"):
             headers = {"429": {"Retry-After": "0.05"}, "429-date": {"Retry-After": formatdate(time(), usegmt=True)}}

@@ -42,7 +42,7 @@ def test_a_price_file_of_litellms_shape(tmp_path):
     assert found == Prices(1.5e-07, 6e-07, 7.5e-08, 9e-07)
     assert load_prices(path, "free") == Prices(0.0, 0.0)
     for model, says in (("gpt-y", "did you mean 'gpt-x'"), ("embed", "output_cost"), ("odd", "'0.1'")):
-        with pytest.raises(InputError, match="to mend") as caught:
+        with pytest.raises(InputError, match="fix") as caught:
             load_prices(path, model)
         assert says in str(caught.value)
 
@@ -51,7 +51,7 @@ def test_a_price_file_of_litellms_shape(tmp_path):
 def test_a_damaged_price_file_is_told(tmp_path, text):
     path = tmp_path / "prices.json"
     path.write_text(text)
-    with pytest.raises(InputError, match="to mend"):
+    with pytest.raises(InputError, match="fix"):
         load_prices(path, "gpt-x")
 
 

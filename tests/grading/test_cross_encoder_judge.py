@@ -74,7 +74,7 @@ class TestRefused:
             CrossEncoderJudge(tiny_model_path)
 
     def test_a_classifier_of_several_labels(self, tmp_path, tiny_model_path):
-        with pytest.raises(InputError, match="got 3 scores a pair; expected one"):
+        with pytest.raises(InputError, match="got 3 scores per pair; expected one"):
             CrossEncoderJudge(save_reranker(tmp_path, tiny_model_path, labels=3))
 
     def test_a_model_that_gives_every_pair_the_same(self, tmp_path, tiny_model_path):
@@ -92,7 +92,7 @@ class TestRefused:
 
     @pytest.mark.parametrize("activation", ["minmax", "binary", "sigmod", "platt:-1,0"])
     def test_an_activation_that_is_none(self, reranker, activation):
-        with pytest.raises(InputError, match="to mend"):
+        with pytest.raises(InputError, match="fix"):
             CrossEncoderJudge(reranker, activation)
 
     @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ class TestRefused:
     )
     def test_a_file_that_holds_no_map(self, reranker, tmp_path, content):
         (tmp_path / "map.json").write_text(content)
-        with pytest.raises(InputError, match=r"map\.json: .*expected a map of raw scores; to mend: write"):
+        with pytest.raises(InputError, match=r"map\.json: .*expected a map of raw scores; fix: write"):
             CrossEncoderJudge(reranker, tmp_path / "map.json")
 
     @pytest.mark.parametrize("setting", ["batch_size", "window"])

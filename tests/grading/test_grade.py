@@ -258,7 +258,7 @@ def test_pairs_asked_again_show_how_far_the_judge_agrees_with_itself(tmp_path):
 
 @pytest.mark.parametrize("setting", [{"regrade": 1.5}, {"regrade": -0.1}, {"document_characters": 0}])
 def test_settings_outside_their_range_are_refused(setting):
-    with pytest.raises(InputError, match="to mend"):
+    with pytest.raises(InputError, match="fix"):
         GradeSettings(**setting)
 
 

@@ -63,7 +63,7 @@ def test_a_pair_with_two_grades_is_a_fault(tmp_path, suffix):
         path.write_text("q 0 d 3\nq 0 d 2\n")
     else:
         write(path, [row("q", "d", grade=3), row("q", "d", grade=2)])
-    with pytest.raises(InvalidFileError, match="one grade a pair"):
+    with pytest.raises(InvalidFileError, match="one grade per pair"):
         read_labels(path, SCALE)
 
 
@@ -112,7 +112,7 @@ def test_faulty_rows_are_reported_together(tmp_path):
         ("empty.txt", "", "no judgement"),
         ("text.txt", "q 0 d good\n", "a finite number"),
         ("broken.parquet", "no parquet", "unreadable Parquet"),
-        ("broken.jsonl", "{", "one JSON object a line"),
+        ("broken.jsonl", "{", "one JSON object per line"),
         ("columns.jsonl", '{"query_id": "q", "document_id": "d", "label": 1}\n', "'grade' or 'relevance'"),
         ("wide.csv", "query_id,document_id,grade\nq,d,1,2\n", "4 columns"),
         ("off.txt", "q 0 d 7\n", "no usable grade"),

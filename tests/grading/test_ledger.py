@@ -55,7 +55,7 @@ def test_a_ledger_of_a_later_version_is_refused(tmp_path):
 
 def test_a_place_that_cannot_be_written_is_told(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(StorageError, match="to mend"):
+    with pytest.raises(StorageError, match="fix"):
         Ledger(tmp_path / "file" / "ledger.sqlite")
 
 
@@ -219,7 +219,7 @@ def test_a_read_only_ledger_is_told(tmp_path):
     path = tmp_path / "l.sqlite"
     Ledger(path).close()
     path.chmod(0o444)
-    with pytest.raises(StorageError, match="to mend"), Ledger(path) as ledger:
+    with pytest.raises(StorageError, match="fix"), Ledger(path) as ledger:
         ledger.write("key", Answer("graded", "verbal", grade=1.0))
 
 

@@ -61,13 +61,13 @@ class TestRefused:
             LocalJudge(tmp_path / "x.txt", RUBRIC)
 
     def test_a_hub_name_that_cannot_be_reached(self):
-        with pytest.raises(ModelError, match=r"expected a causal language model.*to mend"):
+        with pytest.raises(ModelError, match=r"expected a causal language model.*fix"):
             LocalJudge("no-such-owner/no-such-model", RUBRIC)
 
     def test_damaged_weights(self, folder, tmp_path):
         shutil.copytree(folder, tmp_path / "damaged")
         (tmp_path / "damaged" / "model.safetensors").write_bytes(b"no weights")
-        with pytest.raises(ModelError, match=r"to mend: check the name, that the folder holds"):
+        with pytest.raises(ModelError, match=r"fix: check the name, that the folder holds"):
             list(LocalJudge(tmp_path / "damaged", RUBRIC).answers(questions_of(RUBRIC, [("a", "b")])))
 
     def test_a_backbone_without_output_layer(self, folder, tmp_path):
@@ -84,7 +84,7 @@ class TestRefused:
     def test_a_folder_with_several_gguf_files(self, tmp_path):
         for name in ("a.gguf", "b.gguf"):
             (tmp_path / name).write_bytes(b"GGUF")
-        with pytest.raises(ModelError, match=r"to mend: name one of its files: a\.gguf, b\.gguf"):
+        with pytest.raises(ModelError, match=r"fix: name one of its files: a\.gguf, b\.gguf"):
             LocalJudge(tmp_path, RUBRIC)
 
 

@@ -80,7 +80,7 @@ GOOD = '[mine]\nlabels = ["0", "1"]\n[[mine.orders]]\nname = "one"\nuser = "{que
 def test_a_faulty_rubric_is_refused_with_its_place(tmp_path, text, says):
     path = tmp_path / "mine.toml"
     path.write_text(text)
-    with pytest.raises(ConfigError, match="to mend") as caught:
+    with pytest.raises(ConfigError, match="fix") as caught:
         load_rubric(path)
     assert says in str(caught.value)
 

@@ -281,7 +281,7 @@ def test_settings_out_of_range(settings: dict[str, Any]) -> None:
 
 
 def test_nobody_there() -> None:
-    with pytest.raises(BixseError, match=r"no answer.*localhost:1/v1: no connection.*to mend: start it"):
+    with pytest.raises(BixseError, match=r"no answer.*localhost:1/v1: no connection.*fix: start it"):
         ServerJudge(["http://localhost:1"], RUBRIC)
 
 

@@ -92,5 +92,5 @@ def test_equal_scores_rank_in_the_order_of_the_columns(tiny_model, random_batch,
     ],
 )
 def test_an_argument_outside_its_range(tiny_model, option, value):
-    with pytest.raises(InputError, match=f"{option}: got .*; expected .*; to mend: "):
+    with pytest.raises(InputError, match=f"{option}: got .*; expected .*; fix: "):
         LambdaLoss(tiny_model, **{option: value})

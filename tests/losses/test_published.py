@@ -113,7 +113,7 @@ def test_margin_mse_equals_sentence_transformers(tiny_model, random_batch):
 
 
 def test_infonce_equals_pytorch_metric_learning(tiny_model, random_batch):
-    """Several positives a query: their NTXentLoss takes each against the negatives alone, as ours does."""
+    """Several positives per query: their NTXentLoss takes each against the negatives alone, as ours does."""
     from pytorch_metric_learning.losses import NTXentLoss
 
     batch = random_batch(4, 9, known=0.0)

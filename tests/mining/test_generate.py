@@ -151,14 +151,14 @@ def test_the_prompt_shows_examples_and_the_cut_document(corpus, tmp_path):
 def test_a_faulty_prompt_is_refused(tmp_path, text, says):
     path = tmp_path / "prompt.toml"
     path.write_text(text)
-    with pytest.raises(ConfigError, match="to mend") as caught:
+    with pytest.raises(ConfigError, match="fix") as caught:
         load_query_prompt(path)
     assert says in str(caught.value)
 
 
 @pytest.mark.parametrize("setting", [{"documents": 0}, {"per_document": 0}, {"document_characters": 0}, {"seed": -1}])
 def test_numbers_out_of_range_are_refused(corpus, setting):
-    with pytest.raises(InputError, match="to mend"):
+    with pytest.raises(InputError, match="fix"):
         GenerateConfig(corpus, **setting)
 
 

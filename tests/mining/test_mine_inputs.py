@@ -47,7 +47,7 @@ def test_settings_that_cannot_be(settings: dict, said: str) -> None:
     with pytest.raises(InputError) as raised:
         MineConfig(**settings)
     assert said in str(raised.value)
-    assert "to mend: " in str(raised.value)
+    assert "fix: " in str(raised.value)
 
 
 def test_one_document_a_query_needs_no_number(tmp_path: Path) -> None:
@@ -83,7 +83,7 @@ def test_files_that_are_missing(collection: Path, settings: dict, said: str) -> 
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("{", "one JSON object a line"),
+        ("{", "one JSON object per line"),
         ("[]", "an object with an _id"),
         ('{"text": "a"}', "an object with an _id"),
         ('{"_id": " ", "text": "a"}', "an object with an _id"),

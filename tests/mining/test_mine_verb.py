@@ -49,7 +49,7 @@ def test_wrong_usage(
     assert code == 2
     (message,) = envelope["errors"]
     assert said in message
-    assert "to mend: " in message
+    assert "fix: " in message
     assert not (collection.parent / "out").exists()
 
 

@@ -283,9 +283,9 @@ def test_writing_fails_whole(tmp_path: Path, minimal_data: ReportData, monkeypat
 
 def test_a_folder_that_cannot_be_made(tmp_path: Path, minimal_data: ReportData) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(StorageError, match="to mend"):
+    with pytest.raises(StorageError, match="fix"):
         write_report(minimal_data, tmp_path / "file" / "report.html")
-    with pytest.raises(StorageError, match="to mend"):
+    with pytest.raises(StorageError, match="fix"):
         write_report(minimal_data, tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 

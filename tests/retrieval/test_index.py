@@ -41,7 +41,7 @@ def folder(corpus, tmp_path):
 
 def check_message(error: BaseException) -> str:
     message = str(error)
-    assert "got " in message and "expected " in message and "to mend: " in message, message
+    assert "got " in message and "expected " in message and "fix: " in message, message
     return message
 
 

@@ -49,7 +49,7 @@ def make(corpus, tmp_path):
 def test_a_missing_library_is_said_before_any_work(corpus, tmp_path, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     encoder = WordEncoder()
-    with pytest.raises(InputError, match=r"needs FAISS.*to mend: pip install 'bixse\[faiss\]'"):
+    with pytest.raises(InputError, match=r"needs FAISS.*fix: pip install 'bixse\[faiss\]'"):
         make_index(encoder, corpus, tmp_path / "index", KindSettings("hnsw"))
     assert encoder.encoded == []
     assert not (tmp_path / "index").exists()

@@ -53,7 +53,7 @@ def test_faults_of_added_documents_change_nothing(folder, tmp_path):
     file.write_text('{"_id": "d1", "text": "x"}\n{"_id": "d1", "text": "y"}\n{"_id": "n"}\n')
     with pytest.raises(InvalidFileError, match=r"(?s)2 faults.*row 2.*'d1' again, after row 1.*row 3.*no title"):
         add_documents(folder, file, WordEncoder())
-    for content, said in (("", "got no rows"), ("x", "one JSON object a line")):
+    for content, said in (("", "got no rows"), ("x", "one JSON object per line")):
         file.write_text(content)
         with pytest.raises(InputError, match=said):
             add_documents(folder, file, WordEncoder())
@@ -109,7 +109,7 @@ def test_a_full_disk_leaves_the_former_state(folder, tmp_path, monkeypatch, plac
             patch.setattr(index_files, "write_atomically", full_at_last)
         with pytest.raises(StorageError) as caught:
             add_documents(folder, file, WordEncoder())
-    assert "to mend: " in str(caught.value)
+    assert "fix: " in str(caught.value)
     assert found(folder) == before
     pending = index_files.read_pending(folder)
     kept = {entry.name for shard in (pending.shards if pending else ()) for entry in shard.files()}

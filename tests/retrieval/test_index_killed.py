@@ -227,7 +227,7 @@ def test_a_system_that_refuses_to_write_on(made, servers, limit):
         f"resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, resource.RLIM_INFINITY)); {CHANGES['add']}",
     )
     code = servers[0].end()
-    assert (code == 1 and "to mend: " in (made / "said.txt").read_text()) or (code == 0 and limit > 5_000)
+    assert (code == 1 and "fix: " in (made / "said.txt").read_text()) or (code == 0 and limit > 5_000)
     check_content(made, documents(0, 200) if code else {**documents(0, 200), **NEW})
     add_documents(made / "index", made / "add.jsonl", WordEncoder())
     check_content(made, {**documents(0, 200), **NEW})

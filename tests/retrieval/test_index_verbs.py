@@ -61,7 +61,7 @@ def refused(capsys, *words):
     code, envelope = call(capsys, *words)
     assert code == 2, envelope
     (message,) = envelope["errors"]
-    assert "got " in message and "expected " in message and "to mend: " in message, message
+    assert "got " in message and "expected " in message and "fix: " in message, message
     return message
 
 
@@ -94,7 +94,7 @@ def shown(capsys, *words):
         ),
         (["demo", "--collection", "c", "--out", "o", "--dtype", "int8"], "expected float32 or float16"),
         (["demo", "--collection", "c", "--out", "o", "--seed", "-1"], "--seed"),
-        (["demo", "--collection", "c", "--out", "o"], "expected documents, one JSON object a line"),
+        (["demo", "--collection", "c", "--out", "o"], "expected documents, one JSON object per line"),
     ],
 )
 def test_wrong_usage(capsys, tmp_path, monkeypatch, words, said):

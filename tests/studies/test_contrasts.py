@@ -64,7 +64,7 @@ class TestMeasure:
 
     def test_cells_on_other_queries_are_refused(self) -> None:
         cells = {key_of({"loss": "a"}): table(2, 30), key_of({"loss": "b"}): table(2, 31)}
-        with pytest.raises(InputError, match="expected the same queries; to mend: "):
+        with pytest.raises(InputError, match="expected the same queries; fix: "):
             measure(pair("a", "b"), cells)
 
     def test_a_difference_of_differences(self) -> None:

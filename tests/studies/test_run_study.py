@@ -164,7 +164,7 @@ def test_a_failed_cell_is_told_and_tried_again(config: StudyConfig, tmp_path: Pa
     found = run_study("losses", broken, out, jobs=1)
     failed = found.outcome.failed
     assert {row.labels["loss"] for row in failed} == {"infonce"}
-    assert all("; to mend: " in row.reason for row in failed)
+    assert all("; fix: " in row.reason for row in failed)
     assert json.loads((out / "run.json").read_text())["status"] == "failed"
     assert {claim.finding for claim in found.outcome.claims if "infonce" in claim.claim} == {"no figures"}
     assert run_study("losses", broken, out, jobs=1).made == 2

@@ -34,7 +34,7 @@ class TestLengths:
         assert warning.startswith("2 of 4 queries and 2 of 4 documents longer than the 16 tokens")
 
     def test_they_may_be_refused(self, tiny_model):
-        with pytest.raises(InputError, match=r"p.csv: got 2 of 4 documents longer than the 32 .* to mend: raise"):
+        with pytest.raises(InputError, match=r"p.csv: got 2 of 4 documents longer than the 32 .* fix: raise"):
             preflight.check_lengths("p.csv", tiny_model, self.PAIRS, "refuse")
         tiny_model.max_seq_length = 200
         assert preflight.check_lengths("p.csv", tiny_model, self.PAIRS, "refuse") == []

@@ -23,7 +23,7 @@ def faults(path: Path | None, overrides: dict[str, Any] | None = None) -> list[s
         load_config(TrainConfig, path, overrides or {})
     head, *lines = str(caught.value).splitlines()
     assert head == f"{path or 'settings'}: {len(lines)} fault{'s' if len(lines) != 1 else ''}"
-    assert all(": got " in line and "expected " in line and "; to mend: " in line for line in lines), lines
+    assert all(": got " in line and "expected " in line and "; fix: " in line for line in lines), lines
     return lines
 
 
@@ -66,7 +66,7 @@ def test_an_unknown_key_says_the_closest(tmp_path: Path, text: str, key: str, hi
         ("seed: -1", "  seed: got -1; expected greater than or equal to 0"),
         ("seed: 1.5", "  seed: got 1.5; expected a valid integer"),
         ("precision: half", "  precision: got 'half'; expected 'auto', 'float32' or 'bfloat16'"),
-        ("bf16: true", "  bf16: got an unknown key; expected a known one; to mend: write precision: bfloat16 for true"),
+        ("bf16: true", "  bf16: got an unknown key; expected a known one; fix: write precision: bfloat16 for true"),
         ("max_length: 3", "  max_length: got 3; expected greater than or equal to 4"),
         ("dropout: 1.0", "  dropout: got 1.0; expected less than 1"),
         ("relevance_level: .nan", "  relevance_level: got nan; expected"),
@@ -80,9 +80,9 @@ def test_an_unknown_key_says_the_closest(tmp_path: Path, text: str, key: str, hi
         ("model: [a]", "  model: got ['a']; expected a valid string"),
         (
             "loss: bixes",
-            f"  loss: got 'bixes'; expected one of {', '.join(LOSSES)}; to mend: did you mean 'bix",
+            f"  loss: got 'bixes'; expected one of {', '.join(LOSSES)}; fix: did you mean 'bix",
         ),
-        ("loss: zzz", f"  loss: got 'zzz'; expected one of {', '.join(LOSSES)}; to mend: choose one of them"),
+        ("loss: zzz", f"  loss: got 'zzz'; expected one of {', '.join(LOSSES)}; fix: choose one of them"),
     ],
 )
 def test_a_wrong_value(tmp_path: Path, text: str, start: str) -> None:
@@ -158,7 +158,7 @@ class TestLearningRate:
 
 def test_a_batch_that_the_processes_cannot_share(tmp_path, monkeypatch):
     monkeypatch.setattr("bixse.training.loop.arguments.started_processes", lambda: 3)
-    with pytest.raises(InputError, match=r"got 16 queries for 3 processes; .* to mend: set it to 15"):
+    with pytest.raises(InputError, match=r"got 16 queries for 3 processes; .* fix: set it to 15"):
         training_arguments(TrainConfig(pairs="p.csv"), tmp_path, 5, None)
 
 

@@ -84,7 +84,7 @@ class TestUnhappyPaths:
     ):
         usage = namedtuple("usage", "total used free")
         monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10, 10, 1000))
-        with pytest.raises(StorageError, match="to mend: free disk space"):
+        with pytest.raises(StorageError, match="fix: free disk space"):
             train(run_config(training_files, tiny_model_path), tmp_path / "out", progress=False)
         assert not (tmp_path / "out").exists()
 

@@ -127,14 +127,14 @@ class TestUnhappyPaths:
 
         def crowded(trainer: GradedTrainer) -> int:
             if trainer.args.train_batch_size > 8:
-                raise InputError("training: got a batch of 16; expected less; to mend: a smaller one")
+                raise InputError("training: got a batch of 16; expected less; fix: a smaller one")
             return check(trainer)
 
         monkeypatch.setattr(recipe, "check_memory", crowded)
         config = settings(vary={"optimizer.batch_size": [16, 8]})
         result = sweep(config, tmp_path / "out", progress=False)
         assert [(row.cell, row.status) for row in result.rows] == [(2, "finished"), (1, "refused")]
-        assert result.rows[1].reason == "training: got a batch of 16; expected less; to mend: a smaller one"
+        assert result.rows[1].reason == "training: got a batch of 16; expected less; fix: a smaller one"
         monkeypatch.setattr(recipe, "check_memory", check)
         trained = Trained(monkeypatch)
         again = sweep(config, tmp_path / "out", progress=False)
@@ -253,7 +253,7 @@ def test_a_grid_ends_in_a_ranked_table(settings, tmp_path, monkeypatch):
     assert result.model_path == best / "model"
     assert [path.parent for path in out.glob("cells/*/model")] == [best]
     assert json.loads((out / "run.json").read_text())["status"] == "finished"
-    assert any("one seed a cell" in warning for warning in result.warnings)
+    assert any("one seed per cell" in warning for warning in result.warnings)
 
     before = written(out / "cells")
     again = sweep(settings(), out, progress=False)

@@ -17,7 +17,7 @@ def faults(config: SweepConfig) -> list[str]:
         plan_cells(config)
     head, *lines = str(caught.value).splitlines()
     assert head == f"sweep: {len(lines)} fault{'s' if len(lines) != 1 else ''}"
-    assert all(": got " in line and "expected " in line and "; to mend: " in line for line in lines), lines
+    assert all(": got " in line and "expected " in line and "; fix: " in line for line in lines), lines
     return lines
 
 
@@ -64,7 +64,7 @@ class TestUnhappyPaths:
 
     def test_the_training_seed_is_no_setting_to_choose(self) -> None:
         (line,) = faults(SweepConfig(base=BASE, vary={"seed": [0, 1]}))
-        assert "to mend: move the list to `seeds`" in line
+        assert "fix: move the list to `seeds`" in line
 
     def test_a_section_and_a_key_in_it(self) -> None:
         lines = faults(SweepConfig(base=BASE, vary={"lora": [{"rank": 8}], "lora.rank": [8, 16]}))
@@ -121,7 +121,7 @@ class TestUnhappyPaths:
         with pytest.raises(ConfigError) as caught:
             load_sweep(write(tmp_path, text))
         assert said in str(caught.value)
-        assert "to mend: " in str(caught.value)
+        assert "fix: " in str(caught.value)
 
     def test_a_base_file_that_is_not_there(self, tmp_path: Path) -> None:
         config = load_sweep(write(tmp_path, "base: run.yaml\nvary: {scale: [1]}"))

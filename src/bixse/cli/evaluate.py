@@ -72,7 +72,7 @@ def _run(args: argparse.Namespace, models: Sequence[str], devices: Sequence[str]
         return _run_suite(args, models, devices)
     if args.collection is None:
         raise InputError(
-            "bixse evaluate: got no --collection; expected a collection folder, or another --suite; to mend: "
+            "bixse evaluate: got no --collection; expected a collection folder, or another --suite; fix: "
             f"--collection DIR, or --suite with one of {', '.join(SUITES)}"
         )
     _refuse(args, ("data", "tasks", "download"), "--collection alone", "leave it out, or name a --suite")
@@ -155,12 +155,11 @@ def _run_suite(args: argparse.Namespace, models: Sequence[str], devices: Sequenc
     if args.split != "test" or args.relevance_level != 1.0:
         raise InputError(
             f"bixse evaluate: got --split or --relevance-level for suite {args.suite}; expected neither, its tasks "
-            "have their own; to mend: leave them out"
+            "have their own; fix: leave them out"
         )
     if args.suite != "trec-dl" and args.protocol != "judged":
         raise InputError(
-            f"--protocol: got {args.protocol} for suite {args.suite}; expected it for trec-dl alone; to mend: leave it "
-            "out"
+            f"--protocol: got {args.protocol} for suite {args.suite}; expected it for trec-dl alone; fix: leave it out"
         )
     result = evaluate_suite(
         models,
@@ -187,5 +186,5 @@ def _refuse(args: argparse.Namespace, names: Sequence[str], expected: str, mend:
     given = [f"--{name.replace('_', '-')}" for name in names if getattr(args, name)]
     if given:
         raise InputError(
-            f"bixse evaluate: got {', '.join(given)} for suite {args.suite}; expected {expected}; to mend: {mend}"
+            f"bixse evaluate: got {', '.join(given)} for suite {args.suite}; expected {expected}; fix: {mend}"
         )

@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="address of an OpenAI-compatible server; several addresses: the same model behind each",
     )
     parser.add_argument("--documents", type=int, metavar="N", help="write for N documents drawn by the seed")
-    parser.add_argument("--per-document", type=int, default=1, metavar="N", help="queries a document (default: 1)")
+    parser.add_argument("--per-document", type=int, default=1, metavar="N", help="queries per document (default: 1)")
     parser.add_argument("--prompt", type=Path, metavar="FILE", help="TOML file with instructions and examples")
     parser.add_argument(
         "--document-characters",

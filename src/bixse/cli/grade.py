@@ -84,7 +84,7 @@ def run(args: argparse.Namespace) -> CommandResult:
     for flag, given in (("--regrade", args.regrade), ("--document-characters", args.document_characters)):
         if given and args.judge[0].startswith(REPLAY):
             raise InputError(
-                f"{flag}: got it with judgements that exist already; expected a judge that reads; to mend: leave it out"
+                f"{flag}: got it with judgements that exist already; expected a judge that reads; fix: leave it out"
             )
     rubric = load_rubric(args.rubric)
     settings = GradeSettings(
@@ -120,7 +120,7 @@ def _pairs(path: Path | None, judge: Judge) -> list[Pair]:
         return load_pairs(path)
     own = getattr(judge, "pairs", None)
     if own is None:
-        raise InputError("--pairs: got none; expected a file with query and document; to mend: name it")
+        raise InputError("--pairs: got none; expected a file with query and document; fix: name it")
     return list(own())
 
 
@@ -214,7 +214,7 @@ def _estimate_text(found: Estimate, name: str) -> str:
     counted = {
         "tokenizer": "counted by the judge's tokenizer",
         "answers": "from the usage of answers so far",
-        "characters": "a guess at four characters a token",
+        "characters": "a guess at four characters per token",
     }[found.counted_by]
     left = found.questions - found.answered
     lines = [

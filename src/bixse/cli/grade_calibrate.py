@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> CommandResult:
     if not metrics["kept"]:
         why = (
             "refused, nothing is written: on held-out queries the map does not help (its Brier score is not below "
-            "that of the grades as they are and that of a constant); to mend: train on the grades as they are, label "
+            "that of the grades as they are and that of a constant); fix: train on the grades as they are, label "
             "more pairs, or write it anyway with --force"
         )
         return CommandResult(text, metrics, errors=[why], exit_code=1)
@@ -96,7 +96,7 @@ def mapped_pairs(pairs: GradedPairs, fitted: GradeMap, scale: GradeScale, path: 
         if grade is not None and abs(grade - place) > 1e-3 * (scale.maximum - scale.minimum):
             raise InputError(
                 f"{path}: row {row}: got grade {grade:g} with relevance {relevance:g}; expected {place:g}, its place "
-                f"on the judge's scale {scale.minimum:g} to {scale.maximum:g}; to mend: give pairs that were not "
+                f"on the judge's scale {scale.minimum:g} to {scale.maximum:g}; fix: give pairs that were not "
                 "mapped before, or state the judge's scale"
             )
         kept.append(place if grade is None else grade)
@@ -115,18 +115,18 @@ def _fit(args: argparse.Namespace) -> tuple[GradeMap, HeldOutFigures, list[str]]
     if judge.mapped:
         raise InputError(
             f"{judge.path}: got {judge.mapped} pairs whose relevance is not their grade's place on "
-            f"{judge.scale.minimum:g} to {judge.scale.maximum:g}; expected the judge's own grades; to mend: state "
+            f"{judge.scale.minimum:g} to {judge.scale.maximum:g}; expected the judge's own grades; fix: state "
             "--judge-scale, or give judgements that were not mapped before"
         )
     pairs = sorted(human.grades.keys() & judge.grades.keys())
     if not pairs:
         raise InputError(
             f"{judge.path}: got no pair of {human.path}; expected labels of the same queries and documents; "
-            "to mend: use the ids of the human labels"
+            "fix: use the ids of the human labels"
         )
     if args.sample is not None and not 1 <= args.sample <= len(pairs):
         raise InputError(
-            f"--sample: got {args.sample}; expected 1 to {len(pairs)}, the pairs that both sides labelled; to mend: "
+            f"--sample: got {args.sample}; expected 1 to {len(pairs)}, the pairs that both sides labelled; fix: "
             "leave it out to fit on all"
         )
     chosen = np.random.default_rng(args.seed).permutation(len(pairs))[: args.sample]

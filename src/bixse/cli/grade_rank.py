@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="what is put in order: bm25 (what BM25 finds, default), judged (the judged documents), or a TREC run file",
     )
-    parser.add_argument("--depth", type=int, default=100, metavar="N", help="candidates a query (default: 100)")
+    parser.add_argument("--depth", type=int, default=100, metavar="N", help="candidates per query (default: 100)")
     parser.add_argument(
         "--relevance-level",
         type=float,

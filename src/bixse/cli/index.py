@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     change.add_argument("--add", type=Path, metavar="FILE",
                         help="add documents, one JSON {_id, title, text} a line; a known id is replaced")  # fmt: skip
     change.add_argument("--delete", nargs="+", metavar="ID", help="delete documents")
-    change.add_argument("--delete-from", type=Path, metavar="FILE", help="delete documents, one id a line")
+    change.add_argument("--delete-from", type=Path, metavar="FILE", help="delete documents, one id per line")
     change.add_argument("--compact", action="store_true", help="write the index anew without deleted documents")
     change.add_argument("--check", action="store_true", help="hold every file against its checksum")
     kind = parser.add_argument_group("how documents are found")
@@ -76,19 +76,19 @@ def run(args: argparse.Namespace) -> CommandResult:
     if args.to is None:
         wrong = [flag for flag, value in changed_by.items() if value]
         if wrong:
-            raise InputError(f"{wrong[0]}: got no index; expected --to; to mend: add --to INDEX")
+            raise InputError(f"{wrong[0]}: got no index; expected --to; fix: add --to INDEX")
         lacking = [name for name, value in {"MODEL": args.model, **made_of}.items() if value is None]
         needed = [name for name in lacking if name in ("MODEL", "--collection", "--out")]
         if needed:
             raise InputError(
                 f"bixse index: got no {' and no '.join(needed)}; expected MODEL --collection DIR --out INDEX to make "
-                "an index, or --to INDEX to change one; to mend: add what is missing"
+                "an index, or --to INDEX to change one; fix: add what is missing"
             )
         return _make(args)
     wrong = [flag for flag, value in made_of.items() if value is not None]
     if wrong:
         raise InputError(
-            f"{wrong[0]}: got it with --to; expected it only where an index is made; to mend: leave one of the two out"
+            f"{wrong[0]}: got it with --to; expected it only where an index is made; fix: leave one of the two out"
         )
     return _change(args)
 
@@ -101,7 +101,7 @@ def _make(args: argparse.Namespace) -> CommandResult:
     devices, too_many = chosen_devices(args)
     dtype: StoredType = "float16" if args.dtype == "float16" else "float32"
     if args.dtype not in (None, dtype):
-        raise InputError(f"--dtype: got {args.dtype!r}; expected float32 or float16; to mend: leave it out")
+        raise InputError(f"--dtype: got {args.dtype!r}; expected float32 or float16; fix: leave it out")
     change = make_index(
         args.model,
         args.collection,
@@ -203,7 +203,7 @@ def _kind(args: argparse.Namespace, manifest: Manifest | None) -> KindSettings |
     if wrong:
         flag = {"target": "recall-target", "sample": "recall-queries"}.get(wrong[0], wrong[0]).replace("_", "-")
         raise InputError(
-            f"--{flag}: got it for kind {kind}, which has no use for it; expected --kind hnsw or ivf; to mend: add "
+            f"--{flag}: got it for kind {kind}, which has no use for it; expected --kind hnsw or ivf; fix: add "
             f"--kind, or leave --{flag} out"
         )
     try:
@@ -215,7 +215,7 @@ def _kind(args: argparse.Namespace, manifest: Manifest | None) -> KindSettings |
         (fault, *_) = error.errors()
         raise InputError(
             f"--{str(fault['loc'][0]).replace('_', '-')}: got {fault['input']}; expected a number above it "
-            f"({fault['msg']}); to mend: leave it out"
+            f"({fault['msg']}); fix: leave it out"
         ) from error
 
 
@@ -259,7 +259,7 @@ def _unknown(ids: list[str]) -> str:
     rest = f" and {len(ids) - UNKNOWN_SHOWN} more" if len(ids) > UNKNOWN_SHOWN else ""
     number = f"{len(ids)} {'id' if len(ids) == 1 else 'ids'}"
     return (
-        f"--delete: got {number} that the index does not hold ({shown}{rest}); expected ids of its documents; to mend: "
+        f"--delete: got {number} that the index does not hold ({shown}{rest}); expected ids of its documents; fix: "
         "check their spelling (the others were deleted)"
     )
 

@@ -106,7 +106,7 @@ def judge_options(args: argparse.Namespace) -> JudgeOptions:
         value = getattr(args, name)
         if value is not None and not value > 0:
             flag = f"--{name.replace('_', '-')}"
-            raise InputError(f"{flag}: got {value}; expected more than 0; to mend: leave it out for the default")
+            raise InputError(f"{flag}: got {value}; expected more than 0; fix: leave it out for the default")
     return JudgeOptions(
         model=args.model,
         revision=args.revision,
@@ -135,14 +135,14 @@ def prices_of(args: argparse.Namespace, model: str) -> Prices:
 
     given = [args.price_in, args.price_out]
     if args.prices is not None and any(price is not None for price in given):
-        raise InputError("--prices: got --price-in or --price-out too; expected one of the two; to mend: drop one")
+        raise InputError("--prices: got --price-in or --price-out too; expected one of the two; fix: drop one")
     if args.prices is not None:
         return load_prices(args.prices, args.model or model)
     if all(price is None for price in given):
         if args.price_cached is not None or args.max_usd is not None:
             flag = "--price-cached" if args.price_cached is not None else "--max-usd"
-            raise InputError(f"{flag}: got no prices; expected them; to mend: add --price-in and --price-out")
+            raise InputError(f"{flag}: got no prices; expected them; fix: add --price-in and --price-out")
         return Prices()
     if any(price is None for price in given):
-        raise InputError("prices: got one of --price-in and --price-out; expected both; to mend: add the other (or 0)")
+        raise InputError("prices: got one of --price-in and --price-out; expected both; fix: add the other (or 0)")
     return Prices.per_million(args.price_in, args.price_out, args.price_cached)

@@ -58,7 +58,7 @@ def read_both(args: argparse.Namespace, judges: Iterable[Path]) -> tuple[Labels,
 
 
 def impossible_lines(labels: Iterable[ImpossibleLabel]) -> list[str]:
-    """One line a label off its scale, the first 20; then how many more."""
+    """One line per label off its scale, the first 20; then how many more."""
     taken = list(labels)
     lines = [
         f"  {label.path}, line {label.line}: query {label.query_id}, document {label.document_id}: {label.value:g}"

@@ -77,7 +77,7 @@ class _Parser(argparse.ArgumentParser):
         if self._subparsers is not None and verb is not None:
             close = [] if verb in VERBS else difflib.get_close_matches(verb, VERBS, n=1)
         hint = f"did you mean {close[0]!r}? See" if close else "see"
-        raise InputError(f"{self.prog}: {message}; to mend: {hint} `{self.prog} --help`")
+        raise InputError(f"{self.prog}: {message}; fix: {hint} `{self.prog} --help`")
 
 
 def build_parser(verb: str | None = None, config: Path | None = None) -> argparse.ArgumentParser:
@@ -169,7 +169,7 @@ def _run(words: Sequence[str]) -> CommandResult:
     args = build_parser(verb, config).parse_args(words)
     if started_processes() > 1 and args.verb not in SHARING_VERBS:
         raise InputError(
-            f"bixse {args.verb}: got {started_processes()} processes; expected one; to mend: start it without the "
+            f"bixse {args.verb}: got {started_processes()} processes; expected one; fix: start it without the "
             "launcher (of several processes only `bixse train` makes use)"
         ).of_all_processes()
     with use_precision(getattr(args, "precision", None)), contextlib.redirect_stdout(sys.stderr):
@@ -181,7 +181,7 @@ def _unexpected(error: Exception) -> str:
     """What to say of an error that is no BixseError."""
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return (
-            "got no more memory; expected the batch to fit; to mend: a smaller --batch-size, --max-length or model, "
+            "got no more memory; expected the batch to fit; fix: a smaller --batch-size, --max-length or model, "
             "or a machine with more memory"
         )
     if started_processes() > 1 and ("Connection" in str(error) or type(error).__name__.startswith("Dist")):

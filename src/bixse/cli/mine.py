@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     search.add_argument("--strategy", default="spread", metavar="NAME",
                         help="spread: from the top down to the depth; top: the best; hard-negatives: the best that are "
                         "not known; one: a single document from any depth (default: spread)")  # fmt: skip
-    search.add_argument("--per-query", type=int, metavar="K", help="documents a query (default: 8; 1 for one)")
+    search.add_argument("--per-query", type=int, metavar="K", help="documents per query (default: 8; 1 for one)")
     search.add_argument("--depth", type=int, default=100, metavar="N",
                         help="ranks that count, of each retriever and fused (default: 100)")  # fmt: skip
     search.add_argument("--seed", type=int, default=0, help="seed of the draws (default: 0)")
@@ -78,7 +78,7 @@ def run(args: argparse.Namespace) -> CommandResult:
     for name in ("mined", "relevant_from"):
         if getattr(args, name) is not None:
             raise InputError(
-                f"--{name.replace('_', '-')}: got it without --report; expected both; to mend: --report FILE with the "
+                f"--{name.replace('_', '-')}: got it without --report; expected both; fix: --report FILE with the "
                 "graded pairs"
             )
     from bixse.mining.mine import mine
@@ -147,7 +147,7 @@ def _report(args: argparse.Namespace) -> CommandResult:
 
     if args.mined is None:
         raise InputError(
-            "--report: got no --mined; expected the folder the pairs were mined into; to mend: add --mined DIR"
+            "--report: got no --mined; expected the folder the pairs were mined into; fix: add --mined DIR"
         )
     threshold = RELEVANT_FROM if args.relevant_from is None else args.relevant_from
     found = false_negatives(load_graded_pairs(args.report), load_mined_pairs(args.mined), threshold)

@@ -28,10 +28,10 @@ def chosen_devices(args: argparse.Namespace) -> tuple[list[str] | None, list[str
         return None, []
     if args.processes is not None and args.devices:
         raise InputError(
-            f"--processes: got {args.processes} beside --devices; expected one of the two; to mend: leave one out"
+            f"--processes: got {args.processes} beside --devices; expected one of the two; fix: leave one out"
         )
     if args.processes is not None and args.processes < 1:
-        raise InputError(f"--processes: got {args.processes}; expected at least 1; to mend: leave it out for one")
+        raise InputError(f"--processes: got {args.processes}; expected at least 1; fix: leave it out for one")
     from bixse.encoders.pool import check_devices, warn_of_too_many
 
     devices = check_devices(args.devices) if args.devices else ["cpu"] * args.processes

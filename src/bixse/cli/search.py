@@ -88,13 +88,12 @@ def run(args: argparse.Namespace) -> CommandResult:
     from bixse.retrieval.index_files import is_index
 
     if args.top < 1:
-        raise InputError(f"--top: got {args.top}; expected at least 1; to mend: leave it out for 10")
+        raise InputError(f"--top: got {args.top}; expected at least 1; fix: leave it out for 10")
     if args.threshold is not None and not 0 <= args.threshold <= 1:
-        raise InputError(f"--threshold: got {args.threshold}; expected 0 to 1; to mend: 0.5 is a start")
+        raise InputError(f"--threshold: got {args.threshold}; expected 0 to 1; fix: 0.5 is a start")
     if args.threshold is not None and args.at_precision is not None:
         raise InputError(
-            f"--at-precision: got {args.at_precision} beside --threshold; expected one of the two; "
-            "to mend: leave one out"
+            f"--at-precision: got {args.at_precision} beside --threshold; expected one of the two; fix: leave one out"
         )
     if args.query is not None:
         _check_query(args.query)
@@ -102,7 +101,7 @@ def run(args: argparse.Namespace) -> CommandResult:
         return _search_collection(args)
     if args.collection is not None:
         raise InputError(
-            f"--collection: got {args.collection} beside an index; expected one of the two; to mend: leave it out"
+            f"--collection: got {args.collection} beside an index; expected one of the two; fix: leave it out"
         )
     if args.processes is not None or args.devices or args.cache is not None:
         raise InputError(
@@ -110,11 +109,9 @@ def run(args: argparse.Namespace) -> CommandResult:
             "--collection; fix: leave it out (`bixse index` takes --processes and --devices)"
         )
     if args.queries is not None and args.query is not None:
-        raise InputError(
-            f"--queries: got {args.queries!r} beside a query; expected one of the two; to mend: leave one out"
-        )
+        raise InputError(f"--queries: got {args.queries!r} beside a query; expected one of the two; fix: leave one out")
     if args.out is not None and args.queries in (None, STDIN):
-        raise InputError("--out: got it without a file of queries; expected --queries FILE; to mend: leave --out out")
+        raise InputError("--out: got it without a file of queries; expected --queries FILE; fix: leave --out out")
     return _search_index(args)
 
 
@@ -148,14 +145,14 @@ def _search_collection(args: argparse.Namespace) -> CommandResult:
     if args.collection is None:
         raise InputError(
             f"{args.model}: got no index and no --collection; expected the folder of an index, or a model and a "
-            "collection; to mend: add --collection DIR, or make an index with "
+            "collection; fix: add --collection DIR, or make an index with "
             "`bixse index MODEL --collection DIR --out INDEX`"
         )
     wrong = {"--queries": args.queries, "--out": args.out, "--exact": args.exact or None, "--model-at": args.model_at}
     for flag, value in wrong.items():
         if value is not None:
             raise InputError(
-                f"{flag}: got it with --collection; expected it with an index only; to mend: make one with `bixse "
+                f"{flag}: got it with --collection; expected it with an index only; fix: make one with `bixse "
                 f"index {args.model} --collection {args.collection} --out INDEX`"
             )
     devices, warnings = chosen_devices(args)
@@ -181,7 +178,7 @@ def _check_query(query: str) -> None:
 
     if not query.strip() or not is_unicode(query):
         fault = "an empty query" if not query.strip() else "a query that is not UTF-8"
-        raise InputError(f"search: got {fault}; expected a text; to mend: write it in quotes, in a UTF-8 terminal")
+        raise InputError(f"search: got {fault}; expected a text; fix: write it in quotes, in a UTF-8 terminal")
 
 
 def _threshold(args: argparse.Namespace, head: RelevanceHead | None, name: str) -> float | None:
@@ -192,7 +189,7 @@ def _threshold(args: argparse.Namespace, head: RelevanceHead | None, name: str) 
     if (args.threshold is not None or args.at_precision is not None) and head is None:
         raise InputError(
             f"{flag}: got model {name!r} without a relevance head; expected one that gives probabilities; "
-            f"to mend: run `bixse calibrate` on it, or leave {flag} out"
+            f"fix: run `bixse calibrate` on it, or leave {flag} out"
         )
     if args.at_precision is not None and head is not None:
         return head.threshold_for(args.at_precision)
@@ -214,7 +211,7 @@ def _write_run(index: SearchIndex, queries: dict[str, str], args: argparse.Names
     if spaced:
         raise InputError(
             f"{args.queries}: got query id {spaced[0]!r}; expected no white space (it separates the columns of a run); "
-            "to mend: rename it, or leave --out out"
+            "fix: rename it, or leave --out out"
         )
     advance = progress_bar("search", len(queries))
     run: dict[str, dict[str, float]] = {}

@@ -16,7 +16,7 @@ def check_seed(seed: int) -> None:
         >>> check_seed(-1)
         Traceback (most recent call last):
         ...
-        bixse.errors.InputError: --seed: got -1; expected 0 to 4294967295; to mend: leave it out for 0
+        bixse.errors.InputError: --seed: got -1; expected 0 to 4294967295; fix: leave it out for 0
     """
     if not 0 <= seed < SEEDS:
-        raise InputError(f"--seed: got {seed}; expected 0 to {SEEDS - 1}; to mend: leave it out for 0")
+        raise InputError(f"--seed: got {seed}; expected 0 to {SEEDS - 1}; fix: leave it out for 0")

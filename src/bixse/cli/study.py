@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> CommandResult:
     if args.list:
         return CommandResult(_list())
     if args.name is None:
-        raise InputError("study: got no name; expected one; to mend: `bixse study --list` shows them")
+        raise InputError("study: got no name; expected one; fix: `bixse study --list` shows them")
     config = _config(args)
     if args.dry_run:
         return _dry_run(args, config)
@@ -94,14 +94,14 @@ def _config(args: argparse.Namespace) -> StudyConfig:
     if args.collection is not None and (args.scale is None or args.relevance_level is None):
         raise InputError(
             "--collection: got it without --scale or --relevance-level; expected all three, since the grades that "
-            "occur do not show those nobody gave; to mend: add for example --scale 0 3 --relevance-level 2"
+            "occur do not show those nobody gave; fix: add for example --scale 0 3 --relevance-level 2"
         )
     own |= {"train": {"precision": args.precision}} if args.precision is not None else {}
     own |= {name: value for name, value in (("model", args.model), ("seeds", args.seeds)) if value is not None}
     config = load_study_config(args.name, preset, args.config, own)
     if args.collection is not None and config.data.pairs:
         raise InputError(
-            "--collection: got it beside files of pairs in the configuration; expected one of the two; to mend: use "
+            "--collection: got it beside files of pairs in the configuration; expected one of the two; fix: use "
             "another preset, or name the collections in `data.dev` and `data.test`"
         )
     return config
@@ -113,7 +113,7 @@ def _dry_run(args: argparse.Namespace, config: StudyConfig) -> CommandResult:
 
     utilisation = 0.35
     if args.devices < 1 or not args.teraflops > 0:
-        raise InputError("--devices, --teraflops: expected numbers above 0; to mend: give those of your machine")
+        raise InputError("--devices, --teraflops: expected numbers above 0; fix: give those of your machine")
     plan = plan_study(args.name, config, args.devices, args.teraflops, utilisation)
     rows: list[list[str | int | float | None]] = [
         [cell.name, cell.rows, cell.steps, f"{cell.tokens:.3g}"] for cell in plan.cells

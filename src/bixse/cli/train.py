@@ -98,7 +98,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--steps", type=int, metavar="N", help="stop after N steps instead")
     parser.add_argument("--batch-size", type=int, metavar="N", help="queries in a batch, over all processes")
     parser.add_argument("--documents-per-query", type=int, metavar="K", help="graded documents of a query in a batch")
-    parser.add_argument("--learning-rate", type=float, metavar="RATE", help="peak learning rate for 16 queries a batch")
+    parser.add_argument(
+        "--learning-rate", type=float, metavar="RATE", help="peak learning rate for 16 queries per batch"
+    )
     parser.add_argument("--max-length", type=int, metavar="TOKENS", help="read only the first TOKENS of a text")
     parser.add_argument("--seed", type=int, metavar="N", help="seed of batches and dropout (default: 0)")
     parser.add_argument(
@@ -167,7 +169,7 @@ def _plan(config: TrainConfig, out: Path) -> CommandResult:
     needed = plan.weights_bytes + plan.step_bytes
     lines = [
         f"{plan.pairs:,} pairs of {plan.queries:,} queries",
-        f"{plan.steps:,} steps, {config.optimizer.batch_size} queries a batch",
+        f"{plan.steps:,} steps, {config.optimizer.batch_size} queries per batch",
         _rate(config.optimizer),
         f"memory: at least {needed / 1e9:.2f} GB ({plan.weights_bytes / 1e9:.2f} GB weights, "
         f"{plan.step_bytes / 1e9:.2f} GB for a step); {plan.free_bytes / 1e9:.2f} GB are free beside the weights",

@@ -10,7 +10,7 @@ from bixse.data.collection import Collection, Document
 from bixse.data.io.files import is_unicode, read_text, write_atomically
 from bixse.data.io.strict import json_fault, parse_json
 from bixse.data.trec import read_qrels, write_qrels
-from bixse.errors import Fault, InputError, InvalidFileError, shorten
+from bixse.errors import InputError, InvalidFileError, RowError, shorten
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -56,7 +56,7 @@ def load_collection(
         if split not in available:
             raise InputError(
                 f"{folder / 'qrels'}: got split {split!r}; expected one of {sorted(available) or 'qrels/<split>.tsv'}; "
-                "to mend: name a split that has a qrels file"
+                "fix: name a split that has a qrels file"
             )
         judged = read_qrels(available[split])
         if missing_documents == "drop":
@@ -85,14 +85,14 @@ def load_corpus(folder: str | Path) -> dict[str, Document]:
     if not folder.is_dir():
         raise InputError(
             f"{folder}: got {'a file' if folder.exists() else 'no such folder'}; expected a collection folder with "
-            "corpus.jsonl, queries.jsonl and qrels/<split>.tsv; to mend: check the path"
+            "corpus.jsonl, queries.jsonl and qrels/<split>.tsv; fix: check the path"
         )
     rows = _read_rows(folder / "corpus.jsonl", ("title", "text"), may_be_empty=True)
     corpus = {name: Document(row.get("title") or "", row.get("text") or "") for name, row in rows.items()}
     if not any(document.content for document in corpus.values()):
         raise InputError(
             f"{folder / 'corpus.jsonl'}: got {len(corpus)} documents, none of them with a title or a text; expected "
-            "texts; to mend: check the export"
+            "texts; fix: check the export"
         )
     return corpus
 
@@ -155,8 +155,8 @@ def _read_rows(path: Path, text_keys: tuple[str, ...], may_be_empty: bool = Fals
     """Rows of a JSONL file by `_id`; a row needs an id seen once and a text, or where it may be empty a key for one."""
     if not path.is_file():
         found = "a folder" if path.is_dir() else "no such file"
-        raise InputError(f"{path}: got {found}; expected the collection's {path.name}; to mend: add it")
-    faults: list[Fault] = []
+        raise InputError(f"{path}: got {found}; expected the collection's {path.name}; fix: add it")
+    faults: list[RowError] = []
     rows: dict[str, dict[str, Any]] = {}
     for number, line in enumerate(read_text(path).split("\n"), start=1):
         if not line.strip():
@@ -168,7 +168,7 @@ def _read_rows(path: Path, text_keys: tuple[str, ...], may_be_empty: bool = Fals
             continue
         fault = _row_fault(number, row, text_keys, may_be_empty)
         if fault is None and (identifier := str(row["_id"])) in rows:
-            fault = Fault(number, "_id", shorten(identifier), "an id used once", "drop or rename the repeat")
+            fault = RowError(number, "_id", shorten(identifier), "an id used once", "drop or rename the repeat")
         if fault is None:
             rows[identifier] = row
         else:
@@ -176,27 +176,27 @@ def _read_rows(path: Path, text_keys: tuple[str, ...], may_be_empty: bool = Fals
     if faults:
         raise InvalidFileError(path, faults)
     if not rows:
-        raise InputError(f"{path}: got no rows; expected at least one; to mend: check the export")
+        raise InputError(f"{path}: got no rows; expected at least one; fix: check the export")
     return rows
 
 
-def _row_fault(number: int, row: Any, text_keys: tuple[str, ...], may_be_empty: bool) -> Fault | None:
+def _row_fault(number: int, row: Any, text_keys: tuple[str, ...], may_be_empty: bool) -> RowError | None:
     """The first fault of a row by itself, or None."""
     identifier = row.get("_id") if isinstance(row, dict) else None
     if identifier in (None, ""):
-        return Fault(number, "_id", shorten(row), "an object with an _id", "give the row an _id")
+        return RowError(number, "_id", shorten(row), "an object with an _id", "give the row an _id")
     if not isinstance(identifier, (str, int)) or isinstance(identifier, bool) or not is_unicode(str(identifier)):
-        return Fault(number, "_id", shorten(identifier), "a text or a whole number", "write ids as strings")
+        return RowError(number, "_id", shorten(identifier), "a text or a whole number", "write ids as strings")
     for key in text_keys:
         value = row.get(key)
         if value is not None and (not isinstance(value, str) or not is_unicode(value)):
-            return Fault(number, key, shorten(value), "a text", "write it as a string of whole characters")
+            return RowError(number, key, shorten(value), "a text", "write it as a string of whole characters")
     if any((row.get(key) or "").strip() for key in text_keys) or (
         may_be_empty and any(key in row for key in text_keys)
     ):
         return None
     found = "an empty text" if not may_be_empty else f"no {' and no '.join(text_keys)}"
-    return Fault(number, text_keys[-1], found, "a text", "fill it in or drop the row")
+    return RowError(number, text_keys[-1], found, "a text", "fill it in or drop the row")
 
 
 def _check_qrels(path: Path, qrels: Qrels, corpus: Mapping[str, Document], queries: Mapping[str, str]) -> None:
@@ -205,10 +205,12 @@ def _check_qrels(path: Path, qrels: Qrels, corpus: Mapping[str, Document], queri
     for query_id, judged in qrels.items():
         if query_id not in queries:
             faults.append(
-                Fault(None, "query-id", shorten(query_id), "an id of queries.jsonl", "add the query or drop its rows")
+                RowError(
+                    None, "query-id", shorten(query_id), "an id of queries.jsonl", "add the query or drop its rows"
+                )
             )
         faults.extend(
-            Fault(
+            RowError(
                 None,
                 "corpus-id",
                 f"{shorten(document_id)} (judged for query {query_id!r})",
@@ -223,5 +225,5 @@ def _check_qrels(path: Path, qrels: Qrels, corpus: Mapping[str, Document], queri
     if not any(grade > 0 for judged in qrels.values() for grade in judged.values()):
         raise InputError(
             f"{path}: got no judgement above 0; expected at least one relevant document; "
-            "to mend: choose a split with judged queries"
+            "fix: choose a split with judged queries"
         )

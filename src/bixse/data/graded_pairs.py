@@ -125,7 +125,7 @@ class GradedPairs:
         if split not in collection.qrels:
             raise InputError(
                 f"collection {collection.name!r}: got split {split!r}; expected one of "
-                f"{sorted(collection.qrels)}; to mend: name a split that has a qrels file"
+                f"{sorted(collection.qrels)}; fix: name a split that has a qrels file"
             )
         rows = []
         for query_id, judged in collection.qrels[split].items():
@@ -133,7 +133,7 @@ class GradedPairs:
                 if query_id not in collection.queries or document_id not in collection.corpus:
                     raise InputError(
                         f"collection {collection.name!r}, split {split!r}: got a judgement of query {query_id!r} and "
-                        f"document {document_id!r}; expected ids of the collection; to mend: drop it from the qrels"
+                        f"document {document_id!r}; expected ids of the collection; fix: drop it from the qrels"
                     )
                 rows.append(
                     {

@@ -16,7 +16,7 @@ from bixse.data.io.hints import column_hint, convert_hint, number_hint
 from bixse.data.io.parquet import save_table, table_rows
 from bixse.data.io.strict import json_fault, parse_json
 from bixse.data.sources.reading import number_of
-from bixse.errors import Fault, InputError, InvalidFileError, shorten
+from bixse.errors import InputError, InvalidFileError, RowError, shorten
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -38,7 +38,7 @@ def load_graded_pairs(path: str | Path) -> GradedPairs:
 
     Raises:
         InputError: the file is missing, empty or of another format.
-        InvalidFileError: every faulty row with column, what was found, what was expected and how to mend it.
+        InvalidFileError: every faulty row with column, what was found, what was expected and how to fix it.
 
     Example:
         >>> import tempfile, pathlib
@@ -57,7 +57,7 @@ def load_pairs(path: str | Path) -> list[Pair]:
 
     Raises:
         InputError: the file is missing, empty or of another format.
-        InvalidFileError: every faulty row with column, what was found, what was expected and how to mend it.
+        InvalidFileError: every faulty row with column, what was found, what was expected and how to fix it.
 
     Example:
         >>> import tempfile, pathlib
@@ -73,12 +73,10 @@ def load_pairs(path: str | Path) -> list[Pair]:
 def _read(path: Path, graded: bool) -> list[Mapping[str, Any]]:
     """The checked rows of a file of pairs."""
     if path.suffix.lower() not in FORMATS:
-        raise InputError(
-            f"{path}: got suffix {path.suffix!r}; expected one of {', '.join(FORMATS)}; to mend: convert it"
-        )
+        raise InputError(f"{path}: got suffix {path.suffix!r}; expected one of {', '.join(FORMATS)}; fix: convert it")
     if not path.is_file():
         found = "a folder" if path.is_dir() else "no such file"
-        raise InputError(f"{path}: got {found}; expected a file of pairs; to mend: check the path")
+        raise InputError(f"{path}: got {found}; expected a file of pairs; fix: check the path")
     checker = _Checker(path, graded)
     if path.suffix.lower() == ".parquet":
         rows = _parquet_rows(path, checker)
@@ -106,7 +104,7 @@ def load_several(paths: Sequence[str | Path]) -> GradedPairs:
     if twice or not paths:
         raise InputError(
             f"pairs: got {f'two files named {twice[0]!r}' if twice else 'no file'}; expected files with names of "
-            "their own: a name stands for the task of rows without one; to mend: rename one"
+            "their own: a name stands for the task of rows without one; fix: rename one"
         )
     return GradedPairs.joined({name: load_graded_pairs(path) for name, path in sorted(zip(names, paths, strict=True))})
 
@@ -121,7 +119,7 @@ def save_graded_pairs(pairs: GradedPairs, path: str | Path) -> None:
     path = Path(path)
     suffix = path.suffix.lower()
     if len(pairs) == 0:
-        raise InputError(f"{path}: got no pairs; expected at least one; to mend: check what was selected")
+        raise InputError(f"{path}: got no pairs; expected at least one; fix: check what was selected")
     if suffix == ".parquet":
         save_table(pairs.to_arrow(), path)
     elif suffix == ".jsonl":
@@ -137,9 +135,7 @@ def save_graded_pairs(pairs: GradedPairs, path: str | Path) -> None:
             writer.writerow(row)
         write_atomically(path, text.getvalue())
     else:
-        raise InputError(
-            f"{path}: got suffix {path.suffix!r}; expected one of {', '.join(FORMATS)}; to mend: rename it"
-        )
+        raise InputError(f"{path}: got suffix {path.suffix!r}; expected one of {', '.join(FORMATS)}; fix: rename it")
 
 
 def _delimiter(path: Path) -> str:
@@ -210,7 +206,7 @@ class _Checker:
     def __init__(self, path: Path, graded: bool) -> None:
         self.path = path
         self.graded = graded
-        self.faults: list[Fault] = []
+        self.faults: list[RowError] = []
         self.rows: list[Mapping[str, Any]] = []
         self._pairs: dict[tuple[str, str, str | None], tuple[int, float]] = {}
         self._texts: dict[tuple[str, str], tuple[int, str]] = {}
@@ -234,7 +230,7 @@ class _Checker:
         return column_hint(column, names, otherwise)
 
     def fault(self, row: int | None, column: str | None, found: str, expected: str, fix: str) -> None:
-        self.faults.append(Fault(row, column, found, expected, fix))
+        self.faults.append(RowError(row, column, found, expected, fix))
 
     def add(self, number: int, row: Mapping[str, Any]) -> None:
         before = len(self.faults)
@@ -253,7 +249,7 @@ class _Checker:
             first, value = self._pairs[key]
             if value != relevance:
                 found = f"{relevance} where row {first} has {value} for the same pair"
-                self.fault(number, "relevance", found, "one relevance a pair", "keep one of the two rows")
+                self.fault(number, "relevance", found, "one relevance per pair", "keep one of the two rows")
             return
         self._pairs[key] = (number, relevance)
         texts = {"query": row["query"], "document": row["document"]}
@@ -331,7 +327,7 @@ class _Checker:
         if self.faults:
             raise InvalidFileError(self.path, sorted(self.faults, key=lambda fault: fault.row or 0))
         if not self.rows:
-            raise InputError(f"{self.path}: got no rows; expected at least one pair; to mend: check the export")
+            raise InputError(f"{self.path}: got no rows; expected at least one pair; fix: check the export")
         return self.rows
 
 

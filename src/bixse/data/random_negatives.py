@@ -22,7 +22,7 @@ def with_random_negatives(pairs: GradedPairs, collection: Collection, number: in
     Args:
         pairs: judged pairs.
         collection: documents to draw from, and its judgements of all splits.
-        number: documents a query, 1 and up.
+        number: documents per query, 1 and up.
         seed: of the draws.
 
     Returns:

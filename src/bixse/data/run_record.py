@@ -120,7 +120,7 @@ def open_run(
     visible = sorted(name for name in names if not name.startswith("."))
     if is_file or (visible and RUN_FILE not in visible):
         found = "a file" if is_file else f"files that are no run of bixse ({', '.join(visible[:3])})"
-        raise OutputExistsError(f"{folder}: got {found}; expected a new or empty folder; to mend: choose another --out")
+        raise OutputExistsError(f"{folder}: got {found}; expected a new or empty folder; fix: choose another --out")
     if not visible:
         return record
     earlier = _read_record(folder / RUN_FILE)
@@ -128,7 +128,7 @@ def open_run(
     if changed:
         raise OutputExistsError(
             f"{folder}: got the folder of another run ({changed}); expected a new folder or the same settings; "
-            "to mend: choose another --out, or delete the folder"
+            "fix: choose another --out, or delete the folder"
         )
     record.started, record.results, record.timings = earlier["started"], earlier["results"], earlier["timings"]
     record.status = "finished" if earlier["status"] == "finished" else "running"
@@ -147,7 +147,7 @@ def _read_record(path: Path) -> dict[str, Any]:
     if found:
         raise InputError(
             f"{path}: got a damaged record ({', '.join(found)}); expected the JSON that bixse wrote; "
-            "to mend: choose another --out, or delete the folder"
+            "fix: choose another --out, or delete the folder"
         )
     return dict(earlier)
 

@@ -64,7 +64,7 @@ class Instructions(BaseModel):
     def _usable(cls, template: str) -> str:
         if template.count("{instruction}") != 1 or not template.endswith("\n"):
             raise ValueError(
-                "expected {instruction} once and a line break at the end; to mend: write it as "
+                "expected {instruction} once and a line break at the end; fix: write it as "
                 r'"Instruct: {instruction}\nQuery:\n"'
             )
         return template
@@ -74,7 +74,7 @@ class Instructions(BaseModel):
     def _named(cls, tasks: Mapping[str, TaskInstructions]) -> Mapping[str, TaskInstructions]:
         for name, task in tasks.items():
             if name in RESERVED or not name:
-                raise ValueError(f"expected a task name other than {', '.join(RESERVED)}; to mend: rename {name!r}")
+                raise ValueError(f"expected a task name other than {', '.join(RESERVED)}; fix: rename {name!r}")
             if task.template is not None:
                 cls._usable(task.template)
         return tasks
@@ -94,7 +94,7 @@ class Instructions(BaseModel):
         known = ", ".join(self.tasks) or "none"
         hint = did_you_mean(task or "", self.tasks, otherwise="name one of them, or give the table a `default`")
         raise InputError(
-            f"instructions: got {f'task {task!r}' if task else 'no task'}; expected one of {known}; to mend: {hint}"
+            f"instructions: got {f'task {task!r}' if task else 'no task'}; expected one of {known}; fix: {hint}"
         )
 
     def choices(self, task: str | None) -> int:
@@ -142,7 +142,7 @@ class Instructions(BaseModel):
         if missing:
             raise InputError(
                 f"{where}: got tasks without an instruction ({', '.join(missing)}); expected one for each, or a "
-                f"`default`; known tasks: {', '.join(self.tasks) or 'none'}; to mend: add them to the table"
+                f"`default`; known tasks: {', '.join(self.tasks) or 'none'}; fix: add them to the table"
             )
 
     def content_hash(self) -> str:
@@ -175,7 +175,7 @@ def load_instructions(source: str | Path) -> Instructions:
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(
             f'{source}: got no valid TOML ({error}); expected [tasks.NAME] sections with instructions = ["..."]; '
-            "to mend: correct that place"
+            "fix: correct that place"
         ) from error
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from bixse.data.io.files import read_text, write_atomically
 from bixse.data.io.hints import number_hint
-from bixse.errors import Fault, InputError, InvalidFileError, shorten
+from bixse.errors import InputError, InvalidFileError, RowError, shorten
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -39,7 +39,7 @@ def ranked(scores: Mapping[str, float]) -> list[str]:
     if np.isnan(values).any():
         document_id = list(scores)[int(np.flatnonzero(np.isnan(values))[0])]
         raise InputError(
-            f"score of document {document_id!r}: got nan; expected a number; to mend: check the system that scored it"
+            f"score of document {document_id!r}: got nan; expected a number; fix: check the system that scored it"
         )
     return [document_id for _, document_id in sorted(zip(values.tolist(), scores, strict=True), reverse=True)]
 
@@ -64,23 +64,23 @@ def read_run(path: str | Path) -> dict[str, dict[str, float]]:
         {'q1': {'d2': 3.25, 'd1': 1.5}}
     """
     path = Path(path)
-    faults: list[Fault] = []
+    faults: list[RowError] = []
     run: dict[str, dict[str, float]] = {}
     for number, line in _lines(path, "run"):
         fields = line.split()
         if len(fields) != 6:
             found = f"{len(fields)} columns in {shorten(line)}"
             faults.append(
-                Fault(number, None, found, "query id, Q0, document id, rank, score, tag", "write six columns a line")
+                RowError(number, None, found, "query id, Q0, document id, rank, score, tag", "write six columns a line")
             )
             continue
         query_id, _, document_id, _, text, _ = fields
         score = _number(text)
         if math.isnan(score):
-            faults.append(Fault(number, "score", shorten(text), "a number", "drop the line or score it again"))
+            faults.append(RowError(number, "score", shorten(text), "a number", "drop the line or score it again"))
         elif document_id in run.get(query_id, ()):
             found = f"{shorten(document_id)} again for query {query_id!r}"
-            faults.append(Fault(number, "document id", found, "a document once a query", "keep its best line"))
+            faults.append(RowError(number, "document id", found, "a document once a query", "keep its best line"))
         else:
             run.setdefault(query_id, {})[document_id] = score
     if faults:
@@ -108,7 +108,7 @@ def write_run(path: str | Path, run: Run, tag: str) -> None:
             lines.append(f"{query_id} Q0 {document_id} {rank} {float(scores[document_id])!r} {tag}\n")
     if not lines:
         raise InputError(
-            f"{path}: got a run without documents; expected at least one; to mend: check the search that made it"
+            f"{path}: got a run without documents; expected at least one; fix: check the search that made it"
         )
     write_atomically(path, "".join(lines))
 
@@ -142,27 +142,29 @@ def read_qrels(path: str | Path) -> dict[str, dict[str, float]]:
             raise _nothing(path, "judgement")
     elif len(rows[0][1].split()) != 4:
         expected = "the header 'query-id<TAB>corpus-id<TAB>score' or four columns (query id, 0, document id, grade)"
-        raise InvalidFileError(path, [Fault(1, None, shorten(rows[0][1]), expected, "add the header to a BEIR file")])
-    faults: list[Fault] = []
+        raise InvalidFileError(
+            path, [RowError(1, None, shorten(rows[0][1]), expected, "add the header to a BEIR file")]
+        )
+    faults: list[RowError] = []
     qrels: dict[str, dict[str, float]] = {}
     first_rows: dict[tuple[str, str], int] = {}
     for number, line in rows:
         fields = line.split("\t") if is_beir else line.split()
         if len(fields) != (3 if is_beir else 4) or not all(fields):
             expected = "query id, document id, grade, tab-separated" if is_beir else "query id, 0, document id, grade"
-            faults.append(Fault(number, None, shorten(line), expected, "mend the line"))
+            faults.append(RowError(number, None, shorten(line), expected, "mend the line"))
             continue
         query_id, document_id, text = fields[0], fields[-2], fields[-1]
         grade = _number(text)
         if not math.isfinite(grade):
             fix = number_hint(text, "drop the row: no grade is no 0")
-            faults.append(Fault(number, "score", shorten(text), "a finite number", fix))
+            faults.append(RowError(number, "score", shorten(text), "a finite number", fix))
             continue
         known = qrels.setdefault(query_id, {}).setdefault(document_id, grade)
         first = first_rows.setdefault((query_id, document_id), number)
         if known != grade:
             found = f"{text.strip()} where row {first} has {known:g} for query {query_id!r}, document {document_id!r}"
-            faults.append(Fault(number, "score", found, "one grade a pair", "keep one of the two rows"))
+            faults.append(RowError(number, "score", found, "one grade per pair", "keep one of the two rows"))
     if faults:
         raise InvalidFileError(path, faults)
     return qrels
@@ -182,16 +184,16 @@ def write_qrels(path: str | Path, qrels: Qrels) -> None:
             for name, value in (("query id", query_id), ("document id", document_id)):
                 if not value or any(character in value for character in "\t\n\r"):
                     raise InputError(
-                        f"{path}: got {name} {value!r}; expected text without tabs or line ends; to mend: rename it"
+                        f"{path}: got {name} {value!r}; expected text without tabs or line ends; fix: rename it"
                     )
             if not math.isfinite(grade):
                 raise InputError(
                     f"{path}: got grade {grade} for query {query_id!r}, document {document_id!r}; expected a finite "
-                    "number; to mend: drop the judgement"
+                    "number; fix: drop the judgement"
                 )
             lines.append(f"{query_id}\t{document_id}\t{int(grade) if grade == int(grade) else float(grade)!r}\n")
     if len(lines) == 1:
-        raise InputError(f"{path}: got no judgements; expected at least one; to mend: leave this split out")
+        raise InputError(f"{path}: got no judgements; expected at least one; fix: leave this split out")
     write_atomically(path, "".join(lines))
 
 
@@ -204,7 +206,7 @@ def _lines(path: Path, name: str) -> Iterator[tuple[int, str]]:
 
 
 def _nothing(path: Path, name: str) -> InputError:
-    return InputError(f"{path}: got no {name}; expected at least one line; to mend: check the export")
+    return InputError(f"{path}: got no {name}; expected at least one line; fix: check the export")
 
 
 def _is_header(line: str) -> bool:
@@ -224,5 +226,5 @@ def _check_word(name: str, value: str) -> None:
     if value.split() != [value]:
         raise InputError(
             f"{name}: got {value!r}; expected a word without white space (TREC run files are separated by it); "
-            "to mend: rename it"
+            "fix: rename it"
         )

@@ -49,7 +49,7 @@ def encode_texts(
         texts: N texts. One without any token, which a tokenizer without special tokens makes of an empty text, gets
             the embedding 0.
         kind: chooses the prompt, and the route of a model with a router.
-        precision: "float32" or "bfloat16"; "auto" or None: as the process is set, see `bixse.encoders.loading.precision`.
+        precision: "float32" or "bfloat16"; "auto" or None: as the process is set, see `encoders/loading/precision.py`.
         progress: called with the number of texts done since the last call.
 
     Returns:

@@ -114,7 +114,7 @@ class RelevanceHead:
         if self.prior is None:
             raise InputError(
                 "prior: got a head that does not say which share was relevant where it was fitted; expected one that "
-                "does; to mend: run `bixse calibrate` on the model"
+                "does; fix: run `bixse calibrate` on the model"
             )
         intercept = self.intercept + shift - log_odds(self.prior, "the head's own prior")
         return replace(self, intercept=intercept, prior=prior, thresholds=())
@@ -139,7 +139,7 @@ class RelevanceHead:
         known = ", ".join(f"{threshold.precision:g}" for threshold in self.thresholds) or "it has none"
         mend = f"`bixse calibrate MODEL --pairs FILE --at-precision {precision:g}`, which says where none reaches it"
         raise InputError(
-            f"precision: got {precision:g}; expected one that the model has a threshold for ({known}); to mend: {mend}"
+            f"precision: got {precision:g}; expected one that the model has a threshold for ({known}); fix: {mend}"
         )
 
     def save(self, folder: Path) -> None:
@@ -174,7 +174,7 @@ class RelevanceHead:
         if not usable:
             raise ModelError(
                 f"{path}: got no readable relevance head; expected a finite logit_scale above 0, logit_bias, slope and "
-                "intercept, and priors and thresholds between 0 and 1; to mend: delete the file and run "
+                "intercept, and priors and thresholds between 0 and 1; fix: delete the file and run "
                 "`bixse calibrate` on the model"
             )
         return head
@@ -201,7 +201,7 @@ def log_odds(probability: float, name: str = "probability") -> float:
     """
     if not 0 < probability < 1:
         raise InputError(
-            f"{name}: got {probability}; expected a number between 0 and 1; to mend: 0.01 where one in a hundred is "
+            f"{name}: got {probability}; expected a number between 0 and 1; fix: 0.01 where one in a hundred is "
             "relevant"
         )
     return math.log(probability / (1 - probability))

@@ -54,7 +54,7 @@ def use_task(model: SentenceTransformer, task: str | None) -> None:
     if table is None:
         raise InputError(
             f"task: got {task!r} for a model without task instructions; expected a model trained with `instructions`; "
-            "to mend: leave the task out"
+            "fix: leave the task out"
         )
     model.prompts = {**model.prompts, "query": table.prompt(task, "query"), "document": table.prompt(task, "document")}
     model.task = task  # type: ignore[assignment]
@@ -75,7 +75,7 @@ def check_prompt_borders(model: SentenceTransformer, prompts: Iterable[str]) -> 
             if _tokens(model, prompt + text)[: len(own)] != own:
                 raise ModelError(
                     f"prompt: got {prompt!r}, of which the tokenizer joins the end with the text {text!r}; expected "
-                    "a border between prompt and text; to mend: end the template with a line break"
+                    "a border between prompt and text; fix: end the template with a line break"
                 )
 
 
@@ -109,7 +109,7 @@ def read_instructions(folder: Path) -> Instructions | None:
     except (OSError, ValueError, TypeError, BixseError) as error:
         raise ModelError(
             f"{path}: got no readable table of instructions ({' '.join(str(error).split())}); expected the JSON that "
-            "bixse wrote; to mend: copy it from the model's origin again"
+            "bixse wrote; fix: copy it from the model's origin again"
         ) from error
 
 

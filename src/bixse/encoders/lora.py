@@ -45,10 +45,10 @@ def add_lora(
         from peft import LoraConfig
     except ImportError as error:
         raise InputError(
-            "lora: got no package peft; expected it to be installed; to mend: pip install 'bixse[lora]'"
+            "lora: got no package peft; expected it to be installed; fix: pip install 'bixse[lora]'"
         ) from error
     if has_lora(model):
-        raise ModelError("lora: got a model that has adapters; expected one without; to mend: call merge_lora first")
+        raise ModelError("lora: got a model that has adapters; expected one without; fix: call merge_lora first")
     scale = 2 * rank if alpha is None else alpha
     names = targets if isinstance(targets, str) else list(targets)
     try:
@@ -60,7 +60,7 @@ def add_lora(
     except (TypeError, ValueError) as error:
         raise InputError(
             f"lora: got {error}; expected options of peft.LoraConfig and names of layers of the encoder; "
-            "to mend: correct the option, or leave `targets` out for every linear layer"
+            "fix: correct the option, or leave `targets` out for every linear layer"
         ) from error
     for part in backbones(model):
         if getattr(part.auto_model.config, "is_causal", None) is False:
@@ -75,7 +75,7 @@ def merge_lora(model: SentenceTransformer) -> None:
         ModelError: the model has no adapters.
     """
     if not has_lora(model):
-        raise ModelError("lora: got a model without adapters; expected some to merge; to mend: call add_lora first")
+        raise ModelError("lora: got a model without adapters; expected some to merge; fix: call add_lora first")
     from peft.tuners.tuners_utils import BaseTunerLayer
     from sentence_transformers.sentence_transformer.modules import Transformer
 

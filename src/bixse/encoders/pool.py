@@ -93,7 +93,7 @@ class EncodePool:
             return self._model._get_worker_result(pool)
         except RuntimeError as error:
             raise BixseError(
-                f"encode: got a process that ended ({error}); expected {len(self.devices)} that go on; to mend: fewer "
+                f"encode: got a process that ended ({error}); expected {len(self.devices)} that go on; fix: fewer "
                 "processes where the memory is not enough, then the same command again"
             ) from error
 
@@ -172,7 +172,7 @@ def check_devices(devices: Sequence[str]) -> list[str]:
     named = ["cuda:0" if device == "cuda" else device for device in devices]
     for device in named:
         if device not in there:
-            raise InputError(f"device: got {device!r}; expected one of {', '.join(there)}; to mend: name one of them")
+            raise InputError(f"device: got {device!r}; expected one of {', '.join(there)}; fix: name one of them")
     return named
 
 
@@ -200,7 +200,7 @@ def warn_of_too_many(devices: Sequence[str]) -> list[str]:
         mend += f", or {THREADS_VARIABLE}={max(1, cores() // number)}"
     return [
         f"{number} processes of {threads} thread{'s' if threads > 1 else ''} on {cores()} cores: they slow each other "
-        f"down; to mend: {mend}"
+        f"down; fix: {mend}"
     ]
 
 

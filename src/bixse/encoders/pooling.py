@@ -36,14 +36,14 @@ def check_pooling(pooling: str | None) -> None:
         >>> check_pooling("max")
         Traceback (most recent call last):
         ...
-        bixse.errors.InputError: pooling: got 'max'; expected one of 'mean', 'cls', 'cls-head'; to mend: choose one of \
+        bixse.errors.InputError: pooling: got 'max'; expected one of 'mean', 'cls', 'cls-head'; fix: choose one of \
 them
     """
     known = get_args(PoolingMode)
     if pooling is not None and pooling not in known:
         raise InputError(
             f"pooling: got {pooling!r}; expected one of {', '.join(map(repr, known))}; "
-            f"to mend: {did_you_mean(str(pooling), known)}"
+            f"fix: {did_you_mean(str(pooling), known)}"
         )
 
 
@@ -68,7 +68,7 @@ def pool_backbone(model: RelevanceModel, name: str, pooling: PoolingMode | None,
         if pooling is not None:
             raise ModelError(
                 f"pooling: got {pooling!r} for the sentence-transformers model {name!r}, which has its own; expected "
-                "none; to mend: leave `pooling` out, or name the bare backbone it was made from"
+                "none; fix: leave `pooling` out, or name the bare backbone it was made from"
             )
         return
     from sentence_transformers.sentence_transformer.modules import Pooling
@@ -77,8 +77,8 @@ def pool_backbone(model: RelevanceModel, name: str, pooling: PoolingMode | None,
     if getattr(part, "module_output_name", None) != "token_embeddings":
         if pooling is not None:
             raise ModelError(
-                f"model {name!r}: got a backbone that gives one vector a text, and pooling {pooling!r}; expected one "
-                "that gives a state a token; to mend: leave `pooling` out"
+                f"model {name!r}: got a backbone that gives one vector per text, and pooling {pooling!r}; expected one "
+                "that gives a state a token; fix: leave `pooling` out"
             )
         return
     head: list[nn.Module] = []
@@ -107,7 +107,7 @@ def check_first_token(model: RelevanceModel, name: str) -> None:
     if model.backbone_files is not None and takes_first and not all(sees_whole_text(part) for part in backbones(model)):
         raise ModelError(
             f"model {name!r}: got pooling 'cls' with attention that sees only what came before; expected a first token "
-            "that sees the whole text; to mend: leave `bidirectional` out, or choose pooling 'mean'"
+            "that sees the whole text; fix: leave `bidirectional` out, or choose pooling 'mean'"
         )
 
 
@@ -142,7 +142,7 @@ def _modernbert_head(backbone: Any, files: dict[str, Any], name: str, optional: 
     except Exception as error:
         raise ModelError(
             f"model {name!r}: got {type(error).__name__} while reading its head; expected weights that fit its "
-            "config.json; to mend: check that both belong together, or choose pooling 'cls' or 'mean'"
+            "config.json; fix: check that both belong together, or choose pooling 'cls' or 'mean'"
         ) from error
     head, missing = loaded[0].head, sorted(loaded[1]["missing_keys"])
     if optional and len(missing) == len(list(head.parameters())):
@@ -191,6 +191,6 @@ def _dense(linear: nn.Linear, activation: nn.Module) -> nn.Module:
 
 def _no_head(name: str, got: str, expected: str = "them in the model's files") -> ModelError:
     return ModelError(
-        f"model {name!r}: got {got}; expected {expected}; to mend: choose pooling 'cls' (the first token as it is) or "
+        f"model {name!r}: got {got}; expected {expected}; fix: choose pooling 'cls' (the first token as it is) or "
         "'mean', or a checkpoint that holds the head"
     )

@@ -85,13 +85,11 @@ class RelevanceModel(SentenceTransformer):
             InputError: the documents are one string instead of a list.
         """
         if isinstance(documents, str):
-            raise InputError(
-                "relevance: got one string as documents; expected a list of texts; to mend: write [document]"
-            )
+            raise InputError("relevance: got one string as documents; expected a list of texts; fix: write [document]")
         if self.head is None:
             raise ModelError(
                 "relevance: got a model without a relevance head; expected one trained or calibrated by bixse; "
-                "to mend: run `bixse calibrate MODEL --pairs FILE`"
+                "fix: run `bixse calibrate MODEL --pairs FILE`"
             )
         queries = encode_texts(self, [query], "query")
         return self.head.probability((queries @ encode_texts(self, documents, "document").T)[0].astype(np.float64))
@@ -164,6 +162,6 @@ def load_relevance_model(path: str | Path, device: str | None = None) -> Relevan
     if not isinstance(model, RelevanceModel) or model.head is None:
         raise ModelError(
             f"{path}: got a model without a relevance head; expected a folder saved by bixse; "
-            "to mend: run `bixse calibrate MODEL --pairs FILE`, or use SentenceTransformer for embeddings alone"
+            "fix: run `bixse calibrate MODEL --pairs FILE`, or use SentenceTransformer for embeddings alone"
         )
     return model

@@ -54,7 +54,7 @@ def save_static_student(folder: Path, model: str = "demo", dimensions: int = 128
     if table is None or getattr(table, "weight", None) is None:
         raise ModelError(
             f"model {model!r}: got no table of token embeddings; expected a transformers backbone; "
-            "to mend: name another model"
+            "fix: name another model"
         )
     vectors = table.weight.detach().double().numpy()
     frequency = 1 / np.arange(2, len(vectors) + 2)

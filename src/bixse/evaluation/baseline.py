@@ -26,7 +26,7 @@ def search_bm25(
     Args:
         collection: corpus and queries.
         query_ids: queries to answer.
-        depth: documents a query.
+        depth: documents per query.
         exclude_self: leave out the document whose id equals the query's id.
 
     Example:

@@ -45,7 +45,7 @@ class EncodedCollection:
 
         Args:
             query_ids: queries to answer.
-            depth: documents a query.
+            depth: documents per query.
             exclude_self: leave out the document whose id equals the query's id.
         """
         rows = self._rows(self.query_ids, query_ids)

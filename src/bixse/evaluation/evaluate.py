@@ -115,11 +115,11 @@ def evaluate(
     if not relevance_level > 0:
         raise InputError(
             f"relevance level: got {relevance_level}; expected a grade above 0; "
-            "to mend: give the lowest grade that counts as relevant"
+            "fix: give the lowest grade that counts as relevant"
         )
     if task is not None and model == BM25_NAME:
         raise InputError(
-            f"task: got {task!r} for bm25, which takes no instructions; expected none; to mend: leave the task out"
+            f"task: got {task!r} for bm25, which takes no instructions; expected none; fix: leave the task out"
         )
     precision = None if model == BM25_NAME else resolve_precision(device=devices[0] if devices else None)
     warnings = warn_of_collection(data, split, relevance_level, exclude_self)
@@ -256,7 +256,7 @@ def _check_writable_ids(data: Collection, qrels: Qrels) -> None:
             if identifier.split() != [identifier]:
                 raise InputError(
                     f"{name} id: got {identifier!r}; expected no white space (it separates the columns of run.trec); "
-                    "to mend: rename it, or evaluate without --out"
+                    "fix: rename it, or evaluate without --out"
                 )
 
 
@@ -270,5 +270,5 @@ def _read(out: Path, results: dict[str, object], warnings: list[str]) -> Evaluat
     except (InputError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(
             f"{out}: got missing or damaged results; expected the {PER_QUERY_NAME} and {RUN_NAME} of a finished run; "
-            "to mend: delete the folder and evaluate again"
+            "fix: delete the folder and evaluate again"
         ) from error

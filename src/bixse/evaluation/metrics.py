@@ -71,22 +71,22 @@ def evaluate_run(
     """
     measures = {name: _parse(name) for name in metrics}
     if not measures:
-        raise InputError(f"metrics: got none; expected some such as {', '.join(DEFAULT_METRICS)}; to mend: name one")
+        raise InputError(f"metrics: got none; expected some such as {', '.join(DEFAULT_METRICS)}; fix: name one")
     if not relevance_level > 0:
         raise InputError(
             f"relevance_level: got {relevance_level}; expected above 0 (unjudged documents have grade 0); "
-            "to mend: use the lowest grade that counts as relevant"
+            "fix: use the lowest grade that counts as relevant"
         )
     judged_queries = [query_id for query_id, judged in qrels.items() if _has_relevant(query_id, judged)]
     if not judged_queries:
         raise InputError(
             f"qrels: got {len(qrels)} queries and none with a grade above 0; expected at least one relevant document; "
-            "to mend: choose a split with judgements"
+            "fix: choose a split with judgements"
         )
     if run and not any(query_id in run for query_id in judged_queries):
         raise InputError(
             f"run: got queries such as {next(iter(run))!r}; expected judged ones such as {judged_queries[0]!r}; "
-            "to mend: use the run and the judgements of one collection and split"
+            "fix: use the run and the judgements of one collection and split"
         )
     values: PerQuery = {name: {} for name in measures}
     for query_id in judged_queries:
@@ -110,7 +110,7 @@ def _has_relevant(query_id: str, judged: Mapping[str, float]) -> bool:
     grades = np.fromiter(judged.values(), dtype=np.float64, count=len(judged))
     if not np.isfinite(grades).all():
         raise InputError(
-            f"qrels of query {query_id!r}: got a grade not finite; expected a number; to mend: drop the judgement"
+            f"qrels of query {query_id!r}: got a grade not finite; expected a number; fix: drop the judgement"
         )
     return bool((grades > 0).any())
 
@@ -180,6 +180,4 @@ def _parse(name: str) -> tuple[_Measure, int | None]:
     close = difflib.get_close_matches(base, _MEASURES, n=1, cutoff=0.5)
     cutoff = digits if re.fullmatch(r"[1-9][0-9]*", digits) else "10"
     hint = f"did you mean {close[0]}@{cutoff}?" if close else "write a known name"
-    raise InputError(
-        f"metric: got {name!r}; expected {', '.join(_MEASURES)} with a cut-off such as @10; to mend: {hint}"
-    )
+    raise InputError(f"metric: got {name!r}; expected {', '.join(_MEASURES)} with a cut-off such as @10; fix: {hint}")

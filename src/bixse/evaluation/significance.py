@@ -148,7 +148,7 @@ def interval_bounds(confidence: float) -> tuple[float, float]:
         (0.25, 0.75)
     """
     if not 0 < confidence < 1:
-        raise InputError(f"confidence: got {confidence}; expected between 0 and 1; to mend: use 0.95")
+        raise InputError(f"confidence: got {confidence}; expected between 0 and 1; fix: use 0.95")
     return (1 - confidence) / 2, (1 + confidence) / 2
 
 
@@ -166,20 +166,20 @@ def _paired(a: Mapping[str, float], b: Mapping[str, float], samples: int) -> npt
         example = (only_a or only_b)[0]
         raise InputError(
             f"paired queries: got {len(only_a)} only in the first system and {len(only_b)} only in the second, such as "
-            f"{example!r}; expected the same queries; to mend: evaluate both with the same judgements"
+            f"{example!r}; expected the same queries; fix: evaluate both with the same judgements"
         )
     if len(a) < 2:
         raise InputError(
-            f"paired queries: got {len(a)}; expected at least 2; to mend: evaluate on more queries (some 50 or more)"
+            f"paired queries: got {len(a)}; expected at least 2; fix: evaluate on more queries (some 50 or more)"
         )
     if samples < 1:
-        raise InputError(f"samples: got {samples}; expected at least 1; to mend: use 10000")
+        raise InputError(f"samples: got {samples}; expected at least 1; fix: use 10000")
     query_ids = sorted(a)
     differences = np.array([a[query_id] - b[query_id] for query_id in query_ids], dtype=np.float64)
     if not np.isfinite(differences).all():
         query_id = next(q for q, value in zip(query_ids, differences, strict=True) if not math.isfinite(value))
         raise InputError(
             f"query {query_id!r}: got values {a[query_id]} and {b[query_id]}; expected finite numbers; "
-            "to mend: check the evaluation"
+            "fix: check the evaluation"
         )
     return differences

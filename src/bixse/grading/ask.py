@@ -48,7 +48,7 @@ class Budget:
     def __post_init__(self) -> None:
         for name, value in (("max_usd", self.max_usd), ("max_questions", self.max_questions)):
             if value is not None and not (math.isfinite(value) and value >= 0):
-                raise InputError(f"{name}: got {value}; expected 0 or more; to mend: leave it out for no limit")
+                raise InputError(f"{name}: got {value}; expected 0 or more; fix: leave it out for no limit")
 
 
 @dataclass

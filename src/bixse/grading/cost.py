@@ -52,7 +52,7 @@ class Prices:
         for name, price in (("--price-in", prompt), ("--price-out", completion), ("--price-cached", cached)):
             if price is not None and not (math.isfinite(price) and price >= 0):
                 raise InputError(f"{name}: got {price}; expected US dollars per million tokens, 0 or more; "
-                                 "to mend: copy it from the provider's price list")  # fmt: skip
+                                 "fix: copy it from the provider's price list")  # fmt: skip
         return cls(prompt / MILLION, completion / MILLION, None if cached is None else cached / MILLION)
 
     def usd(self, usage: Usage) -> float:
@@ -77,14 +77,14 @@ def load_prices(path: Path, model: str) -> Prices:
         table = json.loads(read_text(path))
     except (ValueError, RecursionError) as error:
         raise InputError(
-            f"{path}: got no valid JSON ({error}); expected a price file; to mend: download it again, "
+            f"{path}: got no valid JSON ({error}); expected a price file; fix: download it again, "
             "or use --price-in and --price-out"
         ) from error
     entry = table.get(model) if isinstance(table, dict) else None
     if not isinstance(entry, dict):
         names = [name for name, value in table.items() if isinstance(value, dict)] if isinstance(table, dict) else []
         hint = did_you_mean(model, names, "use --price-in and --price-out")
-        raise InputError(f"{path}: got no prices of {shorten(model)}; expected an entry of that name; to mend: {hint}")
+        raise InputError(f"{path}: got no prices of {shorten(model)}; expected an entry of that name; fix: {hint}")
     values: dict[str, Any] = {}
     for name, key in {**_KEYS, "cached": _CACHED, "reasoning": _REASONING}.items():
         price = entry.get(key)
@@ -92,7 +92,7 @@ def load_prices(path: Path, model: str) -> Prices:
         if (name in _KEYS and not usable) or (price is not None and not usable):
             raise InputError(
                 f"{path}: {model}: {key}: got {shorten(price)}; expected US dollars per token, 0 or more; "
-                "to mend: use --price-in and --price-out"
+                "fix: use --price-in and --price-out"
             )
         values[name] = price
     return Prices(**values)

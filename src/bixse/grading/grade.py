@@ -1,4 +1,4 @@
-"""Grade pairs by a judge: questions through the ledger, one row a pair, a record of what it took."""
+"""Grade pairs by a judge: questions through the ledger, one row per pair, a record of what it took."""
 
 from __future__ import annotations
 
@@ -58,10 +58,10 @@ class GradeSettings:
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.regrade <= 1.0:
-            raise InputError(f"--regrade: got {self.regrade}; expected a share, 0 to 1; to mend: use 0.05")
+            raise InputError(f"--regrade: got {self.regrade}; expected a share, 0 to 1; fix: use 0.05")
         if self.document_characters is not None and self.document_characters < 1:
             raise InputError(
-                f"--document-characters: got {self.document_characters}; expected 1 or more; to mend: leave it out"
+                f"--document-characters: got {self.document_characters}; expected 1 or more; fix: leave it out"
             )
 
     def questions(self, pair: Pair, repeat: int = 0) -> list[Question]:
@@ -195,7 +195,7 @@ def open_grading(
         StorageError: the folder cannot be read.
     """
     if not pairs:
-        raise InputError("pairs: got none; expected at least one; to mend: check what was selected")
+        raise InputError("pairs: got none; expected at least one; fix: check what was selected")
     _tell_doubts(judge, strict)
     folder = Path(out)
     config = {"judge": dict(judge.identity), **settings.config()}

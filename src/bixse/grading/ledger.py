@@ -84,7 +84,7 @@ class Ledger:
             found = f"a ledger of format {version}" if version else "an SQLite file of something else"
             raise InputError(
                 f"{self.path}: got {found}; expected a ledger of format {_FORMAT}; "
-                "to mend: choose another --ledger, or a newer bixse"
+                "fix: choose another --ledger, or a newer bixse"
             )
         if version == 0:
             for statement in _TABLES.split(";"):
@@ -169,10 +169,10 @@ class Ledger:
             if isinstance(error, sqlite3.DatabaseError) and "not a database" in str(error):
                 raise InputError(
                     f"{self.path}: got a file that is no ledger; expected one that `bixse grade` wrote or a free name; "
-                    "to mend: choose another --ledger"
+                    "fix: choose another --ledger"
                 ) from error
             raise StorageError(
-                f"{self.path}: got {error}; expected to write answers there; to mend: free disk space, make the folder "
+                f"{self.path}: got {error}; expected to write answers there; fix: free disk space, make the folder "
                 "writable, or choose a --ledger on a disk of this machine"
             ) from error
 

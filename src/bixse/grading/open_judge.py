@@ -90,7 +90,7 @@ def open_judge(names: Sequence[str], rubric: Rubric, options: JudgeOptions | Non
         )
     if len(names) != 1 or not names[0].strip():
         raise InputError(
-            f"--judge: got {shorten(', '.join(names))}; expected one of: {KINDS}; to mend: name one judge "
+            f"--judge: got {shorten(', '.join(names))}; expected one of: {KINDS}; fix: name one judge "
             "(several addresses may serve one)"
         )
     name = names[0]

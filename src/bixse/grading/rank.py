@@ -90,7 +90,7 @@ def rank(
         out: folder for run.trec, per_query.json, run.json and the folder `grades`.
         settings: rubric.
         candidates: "bm25", "judged" (the documents that have a judgement, as where a pool is ranked) or a TREC run.
-        depth: candidates a query.
+        depth: candidates per query.
         relevance_level: grade from which a document counts as relevant for recall and MRR.
         prices: see `grade`.
         budget: see `grade`; a ranking that a limit cut short is not scored.
@@ -102,7 +102,7 @@ def rank(
         IncompleteError: the budget ended before the last candidate.
     """
     if depth < 1:
-        raise InputError(f"--depth: got {depth}; expected 1 or more; to mend: use 100")
+        raise InputError(f"--depth: got {depth}; expected 1 or more; fix: use 100")
     folder, target = Path(collection), Path(out)
     data = load_collection(folder, [split])
     qrels = data.qrels[split]
@@ -133,7 +133,7 @@ def rank(
         record.save("interrupted")
         raise IncompleteError(
             f"{target}: got {result.summary['not_asked']} of {len(pairs)} candidates not graded ({result.stopped}); "
-            "expected all; to mend: the same command with a higher limit goes on"
+            "expected all; fix: the same command with a higher limit goes on"
         )
     relevance = {(j.pair.query_id, j.pair.document_id): j.relevance for j in result.judgements if j.repeat == 0}
     run = {query_id: _reordered(query_id, found, depth, relevance) for query_id, found in given.items()}
@@ -169,7 +169,7 @@ def _candidates(candidates: str | Path, data: Collection, qrels: Qrels, depth: i
     if unknown or not set(found) & set(qrels):
         what = f"documents that the corpus lacks, such as {unknown[0]!r}" if unknown else "no query of the split"
         raise InputError(
-            f"{candidates}: got {what}; expected a run over this collection; to mend: name the run of this collection"
+            f"{candidates}: got {what}; expected a run over this collection; fix: name the run of this collection"
         )
     return {query_id: found.get(query_id, {}) for query_id in qrels}
 

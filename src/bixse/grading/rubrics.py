@@ -125,7 +125,7 @@ def load_rubric(name: str | Path) -> Rubric:
     if file.suffix != ".toml":
         raise InputError(
             f"rubric: got {shorten(text)}; expected {', '.join(shipped)} or a TOML file; "
-            f"to mend: {did_you_mean(text, shipped)}"
+            f"fix: {did_you_mean(text, shipped)}"
         )
     found = _read(read_text(file), str(file))
     if not wanted and len(found) == 1:
@@ -133,7 +133,7 @@ def load_rubric(name: str | Path) -> Rubric:
     if wanted not in found:
         what = f"no rubric {wanted!r}" if wanted else f"{len(found)} rubrics"
         raise InputError(
-            f"{file}: got {what}; expected one of {', '.join(found)}; to mend: name it as {file}:{next(iter(found))}"
+            f"{file}: got {what}; expected one of {', '.join(found)}; fix: name it as {file}:{next(iter(found))}"
         )
     return found[wanted]
 
@@ -157,10 +157,10 @@ def _read(text: str, where: str) -> dict[str, Rubric]:
     try:
         tables = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{where}: got no valid TOML ({error}); expected rubrics; to mend: correct it") from error
+        raise ConfigError(f"{where}: got no valid TOML ({error}); expected rubrics; fix: correct it") from error
     if not tables or not all(isinstance(table, dict) for table in tables.values()):
         raise ConfigError(
-            f"{where}: got {shorten(tables)}; expected one table a rubric; to mend: begin with a line [my-rubric]"
+            f"{where}: got {shorten(tables)}; expected one table a rubric; fix: begin with a line [my-rubric]"
         )
     found = {}
     for name, table in tables.items():
@@ -171,6 +171,6 @@ def _read(text: str, where: str) -> dict[str, Rubric]:
             place = ".".join(str(part) for part in (name, *first["loc"]))
             raise ConfigError(
                 f"{where}: {place}: {first['msg'].removeprefix('Value error, ')}; "
-                "to mend: see the rubrics in docs/grading.md"
+                "fix: see the rubrics in docs/grading.md"
             ) from error
     return found

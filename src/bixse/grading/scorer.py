@@ -94,7 +94,7 @@ class JudgeScorer:
         if named:
             raise InputError(
                 f"predict: got {', '.join(sorted(named))}; expected sentences, batch_size, show_progress_bar and "
-                "convert_to_numpy; to mend: leave it out, a judge's scores are relevance already"
+                "convert_to_numpy; fix: leave it out, a judge's scores are relevance already"
             )
         pairs = [self._pair(number, given) for number, given in enumerate(_pairs(sentences))]
         scores = self._relevance(pairs, bool(show_progress_bar))
@@ -135,7 +135,7 @@ class JudgeScorer:
         if len(texts) != 2 or not all(isinstance(text, str) for text in texts):
             raise InputError(
                 f"predict: got {shorten(given)} at place {number}; expected a pair of texts (query, document); "
-                "to mend: give a list of pairs"
+                "fix: give a list of pairs"
             )
         return Pair(str(number), texts[0], str(number), texts[1])
 
@@ -162,5 +162,5 @@ class JudgeScorer:
 def _pairs(sentences: Any) -> list[Any]:
     """The pairs; a single pair, which CrossEncoder takes too, is refused as it gives another shape."""
     if isinstance(sentences, (str, bytes)):
-        raise InputError(f"predict: got {shorten(sentences)}; expected a list of pairs; to mend: [(query, document)]")
+        raise InputError(f"predict: got {shorten(sentences)}; expected a list of pairs; fix: [(query, document)]")
     return list(sentences)

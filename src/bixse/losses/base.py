@@ -73,10 +73,10 @@ class GradedLoss(nn.Module, ABC):
         super().__init__()
         _check_embeds(model)
         if in_batch not in ("known", "paper"):
-            raise InputError(f"in_batch: got {in_batch!r}; expected 'known' or 'paper'; to mend: choose one of them")
+            raise InputError(f"in_batch: got {in_batch!r}; expected 'known' or 'paper'; fix: choose one of them")
         if isinstance(texts_per_pass, bool) or not isinstance(texts_per_pass, int) or texts_per_pass < 1:
             raise InputError(
-                f"texts_per_pass: got {texts_per_pass!r}; expected a number of at least 1; to mend: 32 is usual"
+                f"texts_per_pass: got {texts_per_pass!r}; expected a number of at least 1; fix: 32 is usual"
             )
         self.model = model
         self.in_batch: InBatch = in_batch
@@ -99,12 +99,12 @@ class GradedLoss(nn.Module, ABC):
         if not document_features:
             raise InputError(
                 "loss: got one text column; expected a query column and at least one document column; "
-                "to mend: give the data set the columns query, document, label"
+                "fix: give the data set the columns query, document, label"
             )
         if labels is None:
             raise InputError(
                 "loss: got no labels; expected a relevance in [0, 1] for each pair; "
-                "to mend: give the data set a column named label"
+                "fix: give the data set a column named label"
             )
         order: Tensor | None = document_features[0].get("order")
         if order is not None:
@@ -135,7 +135,7 @@ class GradedLoss(nn.Module, ABC):
         if labels.ndim == 0 or len(labels) != rows or labels.numel() != rows * len(document_features):
             raise InputError(
                 f"loss: got labels of shape {tuple(labels.shape)} for {rows} queries and {len(document_features)} "
-                "document columns; expected a relevance for each document; to mend: one label a document column"
+                "document columns; expected a relevance for each document; fix: one label per document column"
             )
         relevance = labels.reshape(rows, -1)  # (B, K)
         first, columns = _merge_documents(document_features)
@@ -210,9 +210,7 @@ def _check_embeds(model: object) -> None:
 def check_scale(scale: float) -> float:
     """The logit scale as given, or an InputError where it is not above 0."""
     if not 0 < scale < math.inf:
-        raise InputError(
-            f"scale: got {scale}; expected a number above 0; to mend: 20 is the paper's (temperature 0.05)"
-        )
+        raise InputError(f"scale: got {scale}; expected a number above 0; fix: 20 is the paper's (temperature 0.05)")
     return scale
 
 

@@ -65,7 +65,7 @@ def check_bias_start(bias: BiasStart) -> BiasStart:
     """The start as given, or an InputError naming the choices."""
     number = isinstance(bias, (int, float)) and not isinstance(bias, bool) and math.isfinite(bias)
     if not number and bias not in ("fit", "prior"):
-        raise InputError(f"bias: got {bias!r}; expected 'fit', 'prior' or a number; to mend: leave it out for 'fit'")
+        raise InputError(f"bias: got {bias!r}; expected 'fit', 'prior' or a number; fix: leave it out for 'fit'")
     return bias
 
 

@@ -84,9 +84,9 @@ class BiXSELoss(GradedLoss):
     ) -> None:
         super().__init__(model, in_batch, texts_per_pass, cached)
         if reduction not in ("query", "mean"):
-            raise InputError(f"reduction: got {reduction!r}; expected 'query' or 'mean'; to mend: choose one of them")
+            raise InputError(f"reduction: got {reduction!r}; expected 'query' or 'mean'; fix: choose one of them")
         if binarise_at is not None and not 0 < binarise_at <= 1:
-            raise InputError(f"binarise_at: got {binarise_at}; expected a relevance in (0, 1]; to mend: 0.5 is usual")
+            raise InputError(f"binarise_at: got {binarise_at}; expected a relevance in (0, 1]; fix: 0.5 is usual")
         self.bias: BiasStart = check_bias_start(bias)
         self.reduction: Literal["query", "mean"] = reduction
         self.binarise_at = binarise_at

@@ -76,9 +76,7 @@ def check_loss_options(word: str, options: Mapping[str, Any]) -> None:
         ConfigError: names the option, the ones there are and the closest.
     """
     if word not in LOSSES:
-        raise ConfigError(
-            f"loss: got {word!r}; expected one of {', '.join(LOSSES)}; to mend: {did_you_mean(word, LOSSES)}"
-        )
+        raise ConfigError(f"loss: got {word!r}; expected one of {', '.join(LOSSES)}; fix: {did_you_mean(word, LOSSES)}")
     fixed = LOSSES[word].fixed
     parameters = inspect.signature(_class_of(word).__init__).parameters
     known = [name for name in parameters if name not in ("self", "model", *fixed)]
@@ -86,18 +84,18 @@ def check_loss_options(word: str, options: Mapping[str, Any]) -> None:
         if name in fixed:
             raise ConfigError(
                 f"loss_options: got {name!r}; expected it left out, loss {word!r} sets it to {fixed[name]!r}; "
-                "to mend: drop it, or choose another loss"
+                "fix: drop it, or choose another loss"
             )
         if name not in known:
             raise ConfigError(
                 f"loss_options: got {name!r}; expected one of {', '.join(known)} for loss {word!r}; "
-                f"to mend: {did_you_mean(name, known)}"
+                f"fix: {did_you_mean(name, known)}"
             )
         expected = _kind_of(parameters[name].default)
         if not isinstance(value, expected) or (isinstance(value, bool) and bool not in expected):
             words = " or ".join(_KINDS[kind] for kind in expected if kind is not int or float not in expected)
             raise ConfigError(
-                f"loss_options: got {value!r} for {name!r}; expected {words}; to mend: correct it, or leave it out for "
+                f"loss_options: got {value!r} for {name!r}; expected {words}; fix: correct it, or leave it out for "
                 f"{parameters[name].default!r}"
             )
 

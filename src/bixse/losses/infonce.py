@@ -66,7 +66,7 @@ class InfoNCELoss(RowWiseLoss):
     ) -> None:
         super().__init__(model, scale, in_batch, texts_per_pass, cached)
         if not 0 < cutoff <= 1:
-            raise InputError(f"cutoff: got {cutoff}; expected a relevance in (0, 1]; to mend: 0.5 is usual")
+            raise InputError(f"cutoff: got {cutoff}; expected a relevance in (0, 1]; fix: 0.5 is usual")
         self.cutoff = cutoff
 
     @property

@@ -92,16 +92,16 @@ class LambdaLoss(PairwiseLoss):
         super().__init__(model, scale, in_batch_negatives, in_batch, texts_per_pass, cached)
         if weighting not in WEIGHTINGS:
             raise InputError(
-                f"weighting: got {weighting!r}; expected one of {', '.join(WEIGHTINGS)}; to mend: choose one of them"
+                f"weighting: got {weighting!r}; expected one of {', '.join(WEIGHTINGS)}; fix: choose one of them"
             )
         if gain not in ("exponential", "linear"):
-            raise InputError(f"gain: got {gain!r}; expected 'exponential' or 'linear'; to mend: choose one of them")
+            raise InputError(f"gain: got {gain!r}; expected 'exponential' or 'linear'; fix: choose one of them")
         if not 0 < top_grade <= 32:
-            raise InputError(f"top_grade: got {top_grade}; expected a grade in (0, 32]; to mend: 3 for grades 0 to 3")
+            raise InputError(f"top_grade: got {top_grade}; expected a grade in (0, 32]; fix: 3 for grades 0 to 3")
         if not 0 <= mu < math.inf:
-            raise InputError(f"mu: got {mu}; expected a number of at least 0; to mend: 10 is usual")
+            raise InputError(f"mu: got {mu}; expected a number of at least 0; fix: 10 is usual")
         if k is not None and (isinstance(k, bool) or not isinstance(k, int) or k < 1):
-            raise InputError(f"k: got {k!r}; expected a rank of at least 1; to mend: leave it out for all ranks")
+            raise InputError(f"k: got {k!r}; expected a rank of at least 1; fix: leave it out for all ranks")
         self.weighting: Weighting = weighting
         self.gain: Literal["exponential", "linear"] = gain
         self.top_grade = top_grade

@@ -71,7 +71,7 @@ class MarginMSELoss(RowWiseLoss):
     ) -> None:
         super().__init__(model, scale, in_batch, texts_per_pass, cached)
         if not 0 < margin <= 2 or math.isnan(margin):
-            raise InputError(f"margin: got {margin}; expected a difference of cosines in (0, 2]; to mend: 1 is usual")
+            raise InputError(f"margin: got {margin}; expected a difference of cosines in (0, 2]; fix: 1 is usual")
         self.margin = margin
         self.in_batch_negatives = in_batch_negatives
 
@@ -85,7 +85,7 @@ class MarginMSELoss(RowWiseLoss):
         return len(relevance) >= (1 if self.in_batch_negatives else 2)
 
     def row_terms(self, logits: Tensor, targets: GradedTargets) -> RowTerms:
-        """One term a pair of which at least one document is graded.
+        """One term per pair of which at least one document is graded.
 
         Of g graded documents a and u others b, with errors taken from the mean of the graded ones, the pairs sum to
         (g + u) sum_a e_a^2 + g sum_b e_b^2.

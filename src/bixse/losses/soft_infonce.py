@@ -50,7 +50,7 @@ class SoftInfoNCELoss(RowWiseLoss):
     """
 
     def row_terms(self, logits: Tensor, targets: GradedTargets) -> RowTerms:
-        """One term a row with a relevant document: log-sum-exp less the expected logit under the target."""
+        """One term per row with a relevant document: log-sum-exp less the expected logit under the target."""
         rows, columns = targets.rows, targets.columns
         relevance = targets.relevance.nan_to_num(0.0).to(logits.dtype)
         total = logits.new_zeros(len(logits)).index_add_(0, rows, relevance)

@@ -59,7 +59,7 @@ class GradedTargets:
         if table.ndim != 2 or table.shape[1] != 3:
             raise InputError(
                 f"targets: got a table of shape {tuple(table.shape)}; expected (M, 3) with row, column, relevance; "
-                "to mend: build it with GradedTargets.table()"
+                "fix: build it with GradedTargets.table()"
             )
         return cls(table[:, 0].long(), table[:, 1].long(), table[:, 2], shape).validate()
 
@@ -86,11 +86,11 @@ class GradedTargets:
         """
         if len(set(document_ids)) != len(document_ids):
             raise InputError(
-                "targets: got a document id twice; expected each document as one column; to mend: deduplicate first"
+                "targets: got a document id twice; expected each document as one column; fix: deduplicate first"
             )
         if in_batch == "paper":
             if own is None:
-                raise InputError("targets: got in_batch='paper' without own columns; expected `own`; to mend: pass it")
+                raise InputError("targets: got in_batch='paper' without own columns; expected `own`; fix: pass it")
             known = [
                 (row, column, graded[query_id][document_ids[column]])
                 for row, (query_id, columns) in enumerate(zip(query_ids, own, strict=True))
@@ -114,13 +114,13 @@ class GradedTargets:
         if not bool(inside.all()):
             raise InputError(
                 f"targets: got a cell outside {self.shape}; expected rows and columns of the batch; "
-                "to mend: build the table for this batch"
+                "fix: build the table for this batch"
             )
         if len(torch.unique(self.rows * documents + self.columns)) != len(self.rows):
-            raise InputError("targets: got a cell twice; expected one relevance a cell; to mend: deduplicate pairs")
+            raise InputError("targets: got a cell twice; expected one relevance per cell; fix: deduplicate pairs")
         known = self.relevance[~self.relevance.isnan()]
         if not bool(((known >= 0) & (known <= 1)).all()):
-            raise InputError("targets: got a relevance outside [0, 1]; expected 0 to 1; to mend: map the grades first")
+            raise InputError("targets: got a relevance outside [0, 1]; expected 0 to 1; fix: map the grades first")
         return self
 
     def check_fits(self, what: str, queries: Tensor, documents: Tensor) -> None:
@@ -137,12 +137,12 @@ class GradedTargets:
         if queries.ndim != 2 or documents.ndim != 2 or queries.shape[1] != documents.shape[1]:
             raise InputError(
                 f"{what}: got queries {tuple(queries.shape)} and documents {tuple(documents.shape)}; "
-                "expected (B, D) and (N, D); to mend: embed both with the same model"
+                "expected (B, D) and (N, D); fix: embed both with the same model"
             )
         if self.shape != (len(queries), len(documents)):
             raise InputError(
                 f"{what}: got targets of shape {self.shape}; expected {(len(queries), len(documents))}; "
-                "to mend: build them for this batch"
+                "fix: build them for this batch"
             )
 
     def table(self) -> Tensor:

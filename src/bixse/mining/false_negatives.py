@@ -1,4 +1,4 @@
-"""How many mined documents a judge finds relevant: the false negatives that a zero for each would have made."""
+"""How many mined documents per judge finds relevant: the false negatives that a zero for each would have made."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def false_negatives(
     if not found:
         raise InputError(
             f"graded pairs: got {len(graded)} pairs, none of them one of the {len(mined)} mined pairs; expected the "
-            "same query_id and document_id; to mend: give the graded file that was made from these mined pairs"
+            "same query_id and document_id; fix: give the graded file that was made from these mined pairs"
         )
     return FalseNegatives(
         overall=_share(found, threshold),
@@ -152,8 +152,8 @@ def wilson_interval(count: int, total: int, confidence: float = 0.95) -> tuple[f
 def _share(values: Sequence[float], threshold: float) -> Share:
     if not 0 < threshold <= 1:
         raise InputError(
-            f"--relevant-from: got {threshold}; expected a relevance above 0, at most 1; to mend: 0.5 is a start"
+            f"--relevant-from: got {threshold}; expected a relevance above 0, at most 1; fix: 0.5 is a start"
         )
     if not values:
-        raise InputError("graded pairs: got none; expected at least one; to mend: grade the mined pairs first")
+        raise InputError("graded pairs: got none; expected at least one; fix: grade the mined pairs first")
     return Share(sum(value >= threshold for value in values), len(values))

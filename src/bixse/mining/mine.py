@@ -82,7 +82,7 @@ def mine(
         StorageError: `out` cannot be written.
 
     Example:
-        Eight documents a query, from the top down to rank 100, found by words or by meaning::
+        Eight documents per query, from the top down to rank 100, found by words or by meaning::
 
             mine(MineConfig(collection=Path("data"), split="train", retrievers=("bm25", "demo")), Path("runs/mined"))
     """
@@ -99,7 +99,7 @@ def mine(
     if not pairs:
         record.save("failed")
         raise InputError(
-            f"{out}: got no candidate for any of {len(inputs.queries)} queries; expected some; to mend: check that "
+            f"{out}: got no candidate for any of {len(inputs.queries)} queries; expected some; fix: check that "
             "corpus and queries are of one language, or add a retriever (--retriever demo)"
         )
     mined = Counter(pair.query_id for pair in pairs)
@@ -152,7 +152,7 @@ def _finished(record: RunRecord, path: Path) -> Mined:
     if result is None or not path.is_file():
         raise InputError(
             f"{record.folder}: got missing or damaged results; expected the {path.name} and run.json of a finished "
-            "run; to mend: delete the folder and mine again"
+            "run; fix: delete the folder and mine again"
         )
     return result
 

@@ -12,7 +12,7 @@ from bixse.data.io.files import is_unicode, read_text
 from bixse.data.io.strict import json_fault, parse_json
 from bixse.data.pairs_files import load_graded_pairs
 from bixse.data.trec import read_qrels
-from bixse.errors import Fault, InputError, InvalidFileError, shorten
+from bixse.errors import InputError, InvalidFileError, RowError, shorten
 from bixse.mining.mine_settings import splits_of
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def read_inputs(config: MineConfig) -> MineInputs:
         if not queries:
             raise InputError(
                 f"{files['queries']}: got no query of split {config.split!r}; expected queries that its qrels name; "
-                "to mend: check that both are of one collection"
+                "fix: check that both are of one collection"
             )
     elif config.collection is not None and len(splits := splits_of(config.collection)) > 1:
         warnings.append(
@@ -87,7 +87,7 @@ def read_texts(path: Path) -> dict[str, Document]:
         InputError: the file is unreadable, not UTF-8, or holds no row.
         InvalidFileError: every faulty row together.
     """
-    faults: list[Fault] = []
+    faults: list[RowError] = []
     found: dict[str, Document] = {}
     for number, line in enumerate(read_text(path).split("\n"), start=1):
         if not line.strip():
@@ -99,7 +99,7 @@ def read_texts(path: Path) -> dict[str, Document]:
             continue
         fault = _row_fault(number, row)
         if fault is None and str(row["_id"]) in found:
-            fault = Fault(number, "_id", shorten(row["_id"]), "an id used once", "drop or rename the repeat")
+            fault = RowError(number, "_id", shorten(row["_id"]), "an id used once", "drop or rename the repeat")
         if fault is None:
             found[str(row["_id"])] = Document(row.get("title") or "", row.get("text") or "")
         else:
@@ -107,7 +107,7 @@ def read_texts(path: Path) -> dict[str, Document]:
     if faults:
         raise InvalidFileError(path, faults)
     if not found:
-        raise InputError(f"{path}: got no rows; expected at least one; to mend: check the export")
+        raise InputError(f"{path}: got no rows; expected at least one; fix: check the export")
     return found
 
 
@@ -125,21 +125,21 @@ def sample_queries(queries: Mapping[str, str], count: int | None, seed: int) -> 
     return {query_id: text for query_id, text in queries.items() if query_id in drawn}
 
 
-def _row_fault(number: int, row: Any) -> Fault | None:
+def _row_fault(number: int, row: Any) -> RowError | None:
     identifier = row.get("_id") if isinstance(row, dict) else None
     if not isinstance(identifier, (str, int)) or isinstance(identifier, bool) or str(identifier).split() == []:
-        return Fault(number, "_id", shorten(row), "an object with an _id", "give the row an _id, a text")
+        return RowError(number, "_id", shorten(row), "an object with an _id", "give the row an _id, a text")
     if (
         len(str(identifier).split()) > 1
         or str(identifier).strip() != str(identifier)
         or not is_unicode(str(identifier))
     ):
         expected = "an id without white space (it separates the columns of TREC run files)"
-        return Fault(number, "_id", shorten(identifier), expected, "rename it")
+        return RowError(number, "_id", shorten(identifier), expected, "rename it")
     for key in ("title", "text"):
         value = row.get(key)
         if value is not None and (not isinstance(value, str) or not is_unicode(value)):
-            return Fault(number, key, shorten(value), "a text", "write it as a string of whole characters")
+            return RowError(number, key, shorten(value), "a text", "write it as a string of whole characters")
     return None
 
 
@@ -186,7 +186,9 @@ def _add_known(
         elif document_id not in documents:
             found = f"{shorten(document_id)} (of query {query_id!r})"
             expected = "an id or a text of the corpus: a document under another id would be mined as unknown"
-            faults.append(Fault(None, "document_id", found, expected, "use the corpus the pairs are of, or drop them"))
+            faults.append(
+                RowError(None, "document_id", found, expected, "use the corpus the pairs are of, or drop them")
+            )
         else:
             known.setdefault(query_id, set()).add(document_id)
             added = True
@@ -195,6 +197,6 @@ def _add_known(
     if not added:
         raise InputError(
             f"{path}: got no pair of these queries (such as query {shorten(min(others))}); expected ids or texts of "
-            "the queries that are mined; to mend: use the file of this collection"
+            "the queries that are mined; fix: use the file of this collection"
         )
     return [f"{path.name}: {len(others)} queries are not among those to mine for"] if others else []

@@ -38,7 +38,7 @@ class MineConfig:
     strategy: Strategy = "spread"
     """How the documents of a query are chosen."""
     per_query: int | None = None
-    """Documents a query; None means 8, and 1 for the strategy "one"."""
+    """Documents per query; None means 8, and 1 for the strategy "one"."""
     depth: int = 100
     """Places of each ranking that count."""
     seed: int = 0
@@ -63,38 +63,38 @@ class MineConfig:
             found = [f"--{name}" for name in ("collection", "corpus", "queries") if getattr(self, name) is not None]
             raise InputError(
                 f"mine: got {' and '.join(found) or 'no texts'}; expected --collection DIR, or --corpus FILE and "
-                "--queries FILE; to mend: give one of the two"
+                "--queries FILE; fix: give one of the two"
             )
         for name in ("split", "exclude_judged"):
             if getattr(self, name) is not None and self.collection is None:
                 raise InputError(
                     f"--{name.replace('_', '-')}: got {getattr(self, name)!r} without --collection; expected a folder "
-                    "with qrels; to mend: give --collection (pairs in a file are left out with --known)"
+                    "with qrels; fix: give --collection (pairs in a file are left out with --known)"
                 )
         for name in ("per_query", "depth", "max_queries", "max_length"):
             value = getattr(self, name)
             if value is not None and value < 1:
-                raise InputError(f"--{name.replace('_', '-')}: got {value}; expected at least 1; to mend: leave it out")
+                raise InputError(f"--{name.replace('_', '-')}: got {value}; expected at least 1; fix: leave it out")
         if not 0 <= self.seed < SEEDS:
-            raise InputError(f"seed: got {self.seed}; expected 0 to {SEEDS - 1}; to mend: leave it out for 0")
+            raise InputError(f"seed: got {self.seed}; expected 0 to {SEEDS - 1}; fix: leave it out for 0")
         if self.strategy == "one" and self.count != 1:
             raise InputError(
-                f"--per-query: got {self.count} for the strategy one; expected 1; to mend: leave --per-query out"
+                f"--per-query: got {self.count} for the strategy one; expected 1; fix: leave --per-query out"
             )
         if self.count > self.depth:
             raise InputError(
                 f"--per-query: got {self.count} with --depth {self.depth}; expected no more than the depth; "
-                f"to mend: --depth {self.count} or more"
+                f"fix: --depth {self.count} or more"
             )
         if self.strategy == "hard-negatives" and self.known is None and self.exclude_judged is None:
             raise InputError(
                 "strategy hard-negatives: got no known pairs; expected those that are relevant, which would be mined "
-                "as negatives; to mend: --known FILE (graded pairs), or --exclude-judged SPLIT (qrels)"
+                "as negatives; fix: --known FILE (graded pairs), or --exclude-judged SPLIT (qrels)"
             )
 
     @property
     def count(self) -> int:
-        """Documents a query."""
+        """Documents per query."""
         if self.per_query is None:
             return 1 if self.strategy == "one" else PER_QUERY
         return self.per_query
@@ -110,7 +110,7 @@ class MineConfig:
                 found = "a file" if self.collection.exists() else "no such folder"
                 raise InputError(
                     f"{self.collection}: got {found}; expected a collection folder with corpus.jsonl and "
-                    "queries.jsonl; to mend: check the path"
+                    "queries.jsonl; fix: check the path"
                 )
             found_files = {name: self.collection / f"{name}.jsonl" for name in ("corpus", "queries")}
             for split in (self.split, self.exclude_judged):
@@ -123,7 +123,7 @@ class MineConfig:
         for name, path in found_files.items():
             if not path.is_file():
                 found = "a folder" if path.is_dir() else "no such file"
-                raise InputError(f"{path}: got {found}; expected the file of {name}; to mend: check the path")
+                raise InputError(f"{path}: got {found}; expected the file of {name}; fix: check the path")
         return found_files
 
 
@@ -136,6 +136,6 @@ def _qrels_file(collection: Path, split: str) -> Path:
     if split not in splits_of(collection):
         raise InputError(
             f"{collection / 'qrels'}: got split {split!r}; expected one of "
-            f"{', '.join(splits_of(collection)) or 'qrels/<split>.tsv'}; to mend: name a split that has a qrels file"
+            f"{', '.join(splits_of(collection)) or 'qrels/<split>.tsv'}; fix: name a split that has a qrels file"
         )
     return collection / "qrels" / f"{split}.tsv"

@@ -58,7 +58,7 @@ def pairs_path(folder: Path, form: str) -> Path:
     """
     if form not in FORMATS:
         raise InputError(
-            f"--format: got {form!r}; expected one of {', '.join(FORMATS)}; to mend: {did_you_mean(form, FORMATS)}"
+            f"--format: got {form!r}; expected one of {', '.join(FORMATS)}; fix: {did_you_mean(form, FORMATS)}"
         )
     return folder / f"pairs.{form}"
 
@@ -96,7 +96,7 @@ def load_mined_pairs(folder: Path) -> list[MinedPair]:
     if path is None:
         raise InputError(
             f"{folder}: got no pairs.parquet, pairs.jsonl or pairs.csv; expected the output folder of `bixse mine`; "
-            "to mend: name the --out folder of the mining run"
+            "fix: name the --out folder of the mining run"
         )
     try:
         if path.suffix == ".jsonl":
@@ -110,5 +110,5 @@ def load_mined_pairs(folder: Path) -> list[MinedPair]:
     except (csv.Error, OSError, ValueError, TypeError, KeyError) as error:
         raise InputError(
             f"{path}: got no readable mined pairs ({' '.join(str(error).split())[:200]}); expected the file that "
-            "`bixse mine` wrote; to mend: mine again into another folder"
+            "`bixse mine` wrote; fix: mine again into another folder"
         ) from error

@@ -52,14 +52,14 @@ def retriever_labels(names: Sequence[str]) -> dict[str, str]:
         Traceback (most recent call last):
         ...
         bixse.errors.InputError: --retriever: got 'BM25'; expected bm25, demo, a model folder or a hub name; \
-to mend: did you mean 'bm25'?
+fix: did you mean 'bm25'?
     """
     for name in names:
         close = difflib.get_close_matches(name.lower(), KNOWN_NAMES, n=1)
         if name not in KNOWN_NAMES and close and not Path(name).exists():
             raise InputError(
                 f"--retriever: got {name!r}; expected bm25, demo, a model folder or a hub name; "
-                f"to mend: did you mean {close[0]!r}?"
+                f"fix: did you mean {close[0]!r}?"
             )
     parts = {name: [part for part in Path(name).parts if part not in ("/", ".", "..")] or ["model"] for name in names}
     for length in range(1, max(map(len, parts.values()), default=0) + 1):
@@ -67,7 +67,7 @@ to mend: did you mean 'bm25'?
         if len(set(labels)) == len(names):
             return dict(zip(labels, names, strict=True))
     raise InputError(
-        f"--retriever: got {', '.join(names) or 'none'}; expected one or more, each once; to mend: drop the repeat"
+        f"--retriever: got {', '.join(names) or 'none'}; expected one or more, each once; fix: drop the repeat"
     )
 
 

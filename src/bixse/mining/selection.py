@@ -33,12 +33,12 @@ def check_strategy(strategy: str) -> None:
         Traceback (most recent call last):
         ...
         bixse.errors.InputError: strategy: got 'hard-negative'; expected one of spread, top, hard-negatives, one; \
-to mend: did you mean 'hard-negatives'?
+fix: did you mean 'hard-negatives'?
     """
     if strategy not in STRATEGIES:
         raise InputError(
             f"strategy: got {strategy!r}; expected one of {', '.join(STRATEGIES)}; "
-            f"to mend: {did_you_mean(strategy, STRATEGIES)}"
+            f"fix: {did_you_mean(strategy, STRATEGIES)}"
         )
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from bixse.data.io.files import write_atomically
-from bixse.errors import Fault, InputError, InvalidFileError, shorten
+from bixse.errors import InputError, InvalidFileError, RowError, shorten
 from bixse.report.schema import ReportData
 
 
@@ -33,13 +33,13 @@ def load_report_data(path: Path | str) -> ReportData:
     except OSError as error:
         raise InputError(
             f"{source}: got {error.strerror or error}; expected the report data of a run; "
-            "to mend: name the JSON file that the run wrote"
+            "fix: name the JSON file that the run wrote"
         ) from error
     try:
         return ReportData.model_validate_json(content)
     except ValidationError as error:
         faults = [
-            Fault(
+            RowError(
                 row=None,
                 column=".".join(map(str, fault["loc"])) or None,
                 found=shorten(fault["input"]),

@@ -45,7 +45,7 @@ def _unique(what: str, names: Sequence[object]) -> None:
     seen: set[object] = set()
     for name in names:
         if name in seen:
-            raise ValueError(f"{what}: got {name!r} twice; expected one of each; to mend: rename or merge them")
+            raise ValueError(f"{what}: got {name!r} twice; expected one of each; fix: rename or merge them")
         seen.add(name)
 
 
@@ -190,7 +190,7 @@ class TrainingCurve(_Plain):
     def _sorted(cls, points: list[TrainingPoint]) -> list[TrainingPoint]:
         steps = [point.step for point in points]
         if steps != sorted(set(steps)):
-            raise ValueError("points: got steps out of order or twice; expected steps that rise; to mend: sort by step")
+            raise ValueError("points: got steps out of order or twice; expected steps that rise; fix: sort by step")
         return points
 
 
@@ -339,7 +339,7 @@ class ReportData(_Plain):
         except ValueError as error:
             raise ValueError(
                 f"created: got {created!r}; expected an ISO 8601 time such as 2026-01-31T12:00:00+00:00; "
-                "to mend: use datetime.isoformat()"
+                "fix: use datetime.isoformat()"
             ) from error
         return created
 
@@ -354,7 +354,7 @@ class ReportData(_Plain):
         for name in [name for c in (*self.comparisons, *self.guard) for name in (c.system, c.baseline)]:
             if name not in known:
                 raise ValueError(
-                    f"comparisons: got the system {name!r}; expected one of {known}; to mend: add it to systems"
+                    f"comparisons: got the system {name!r}; expected one of {known}; fix: add it to systems"
                 )
         if not any(self.primary_metric in system.metrics for system in self.systems):
             raise ValueError(

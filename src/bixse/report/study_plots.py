@@ -1,4 +1,4 @@
-"""Plots of a study as inline SVG: a metric over what was varied, or a row a system, with intervals."""
+"""Plots of a study as inline SVG: a metric over what was varied, or a row per system, with intervals."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def line_plot(
 
 
 def row_plot(title: str, label: str, points: Sequence[tuple[str, Point]]) -> str:
-    """A row a system: its mean as a dot, its interval as a line, the figure beside it.
+    """A row per system: its mean as a dot, its interval as a line, the figure beside it.
 
     Args:
         title: for screen readers.

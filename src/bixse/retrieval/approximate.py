@@ -43,10 +43,10 @@ def check_kind(kind: str) -> None:
     """
     if kind not in KINDS:
         mend = did_you_mean(kind, KINDS, "exact finds every document, hnsw is the faster one for many")
-        raise InputError(f"kind: got {kind!r}; expected one of {', '.join(KINDS)}; to mend: {mend}")
+        raise InputError(f"kind: got {kind!r}; expected one of {', '.join(KINDS)}; fix: {mend}")
     if kind != "exact" and importlib.util.find_spec("faiss") is None:
         raise InputError(
-            f"kind: got {kind!r}, which needs FAISS, which is not installed; expected the package faiss-cpu; to mend: "
+            f"kind: got {kind!r}, which needs FAISS, which is not installed; expected the package faiss-cpu; fix: "
             "pip install 'bixse[faiss]', or search exactly (`--kind exact`, or `--exact` on this index)"
         )
 
@@ -134,7 +134,7 @@ class GraphSearch:
 
         Args:
             queries: shape (Q, D).
-            top: documents a query, at least 1.
+            top: documents per query, at least 1.
 
         Returns:
             Scores (Q, k), highest first, and rows (Q, k); k is `top`, or the number of documents there are.
@@ -204,7 +204,7 @@ def recall_warning(recall: Recall, kind: Kind, knobs: Knobs) -> str | None:
     knob = f"--ef-search above {knobs.ef_search}" if kind == "hnsw" else f"--nprobe above {knobs.nprobe}"
     return (
         f"recall against exact search: got {recall.at_10:.3f} at 10 and {recall.at_100:.3f} at 100; expected "
-        f"{recall.target:g} of both; to mend: `bixse index --to INDEX` with {knob} (slower, nothing is encoded again), "
+        f"{recall.target:g} of both; fix: `bixse index --to INDEX` with {knob} (slower, nothing is encoded again), "
         "or --kind exact"
     )
 
@@ -221,7 +221,7 @@ def _all_set(knobs: Knobs, kind: Kind, rows: int) -> Knobs:
     lists = knobs.lists or max(1, min(round(4 * math.sqrt(rows)), rows // TRAINED_ON))
     if lists > rows:
         raise InputError(
-            f"--lists: got {lists} for {rows} documents; expected at most one a document; to mend: leave it out"
+            f"--lists: got {lists} for {rows} documents; expected at most one a document; fix: leave it out"
         )
     return knobs.model_copy(update={"lists": lists, "nprobe": min(knobs.nprobe or math.ceil(lists / 4), lists)})
 

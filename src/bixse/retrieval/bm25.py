@@ -80,7 +80,7 @@ class BM25:
             InputError: `top_k` below 1.
         """
         if top_k < 1:
-            raise InputError(f"top_k: got {top_k}; expected at least 1; to mend: ask for at least one document")
+            raise InputError(f"top_k: got {top_k}; expected at least 1; fix: ask for at least one document")
         results: dict[str, dict[str, float]] = {}
         for (query_id, _), tokens in zip(queries.items(), self._tokenize(list(queries.values())), strict=True):
             if self._index is None or not tokens:
@@ -127,7 +127,7 @@ def _stemmer(language: str | None) -> Any:
     if language not in Stemmer.algorithms():
         raise InputError(
             f"stemmer: got {language!r}; expected one of {', '.join(Stemmer.algorithms())} or None; "
-            "to mend: name the language of the documents"
+            "fix: name the language of the documents"
         )
     return Stemmer.Stemmer(language)
 
@@ -135,15 +135,15 @@ def _stemmer(language: str | None) -> Any:
 def _check(document_ids: Sequence[str], texts: Sequence[str], k1: float, b: float) -> None:
     if len(document_ids) != len(texts):
         raise InputError(
-            f"BM25: got {len(document_ids)} document ids and {len(texts)} texts; expected one id a text; "
-            "to mend: pass both in one order"
+            f"BM25: got {len(document_ids)} document ids and {len(texts)} texts; expected one id per text; "
+            "fix: pass both in one order"
         )
     seen: set[str] = set()
     for document_id in document_ids:
         if document_id in seen:
             raise InputError(
-                f"BM25: got document id {document_id!r} twice; expected each id once; to mend: rename the repeat"
+                f"BM25: got document id {document_id!r} twice; expected each id once; fix: rename the repeat"
             )
         seen.add(document_id)
     if not k1 >= 0 or not 0 <= b <= 1:
-        raise InputError(f"BM25: got k1={k1} and b={b}; expected k1 >= 0 and 0 <= b <= 1; to mend: use 0.9 and 0.4")
+        raise InputError(f"BM25: got k1={k1} and b={b}; expected k1 >= 0 and 0 <= b <= 1; fix: use 0.9 and 0.4")

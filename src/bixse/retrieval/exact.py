@@ -73,7 +73,7 @@ def exact_search(
     if bool((best == _NO_KEY).any()):
         raise InputError(
             "embeddings: got inner products beyond float32 (infinity minus infinity); expected embeddings of moderate "
-            "length; to mend: normalise them"
+            "length; fix: normalise them"
         )
     scores, indices = _from_keys(best)
     return scores.cpu().numpy(), indices.cpu().numpy()
@@ -110,18 +110,18 @@ def to_run(
     if not scores.shape == indices.shape == (len(query_ids), *scores.shape[1:2]):
         raise InputError(
             f"search result: got {len(query_ids)} query ids, scores {scores.shape} and indices {indices.shape}; "
-            "expected one row of both a query; to mend: pass the ids that were searched"
+            "expected one row of both a query; fix: pass the ids that were searched"
         )
     if indices.size and not 0 <= int(indices.min()) <= int(indices.max()) < len(document_ids):
         raise InputError(
             f"search result: got positions {indices.min()} to {indices.max()} for {len(document_ids)} document ids; "
-            "expected an id for each position; to mend: pass the ids of all documents searched"
+            "expected an id for each position; fix: pass the ids of all documents searched"
         )
     for name, ids in (("query", query_ids), ("document", document_ids)):
         if len(set(ids)) != len(ids):
             repeated = Counter(ids).most_common(1)[0][0]
             raise InputError(
-                f"{name} ids: got {repeated!r} twice; expected each id once; to mend: drop or rename the repeat"
+                f"{name} ids: got {repeated!r} twice; expected each id once; fix: drop or rename the repeat"
             )
     return {
         query_id: {
@@ -199,7 +199,7 @@ def _float32(embeddings: torch.Tensor | npt.NDArray[Any], name: str, device: tor
     # a sum is many times faster, and finite only when all its terms are; one that overflows is looked at closely
     if not bool(torch.isfinite(values.sum())) and not bool(torch.isfinite(values).all()):
         raise InputError(
-            f"{name}: got NaN or infinity; expected finite numbers; to mend: check the model (half precision overflow "
+            f"{name}: got NaN or infinity; expected finite numbers; fix: check the model (half precision overflow "
             "or a diverged training run)"
         )
     return values
@@ -214,8 +214,8 @@ def _check_shapes(
     if queries.ndim != 2 or documents.ndim != 2 or queries.shape[1] != documents.shape[1]:
         raise InputError(
             f"embeddings: got queries {tuple(queries.shape)} and documents {tuple(documents.shape)}; expected (Q, D) "
-            "and (N, D) with one D; to mend: encode both sides with one model"
+            "and (N, D) with one D; fix: encode both sides with one model"
         )
     for name, value in (("top_k", top_k), ("chunk_size", chunk_size)):
         if value < 1:
-            raise InputError(f"{name}: got {value}; expected at least 1; to mend: ask for at least one document")
+            raise InputError(f"{name}: got {value}; expected at least 1; fix: ask for at least one document")

@@ -78,7 +78,7 @@ class SearchIndex:
 
         Args:
             queries: one text, or a list of texts.
-            top: documents a query, at least 1; fewer when the index holds fewer.
+            top: documents per query, at least 1; fewer when the index holds fewer.
             threshold: leave out documents less probable to be relevant than this, 0 to 1.
 
         Returns:
@@ -141,17 +141,17 @@ class SearchIndex:
         for text in texts:
             if not text.strip() or not is_unicode(text):
                 fault = "an empty query" if not text.strip() else f"{shorten(text)}, which is not UTF-8"
-                raise InputError(f"search: got {fault}; expected a text; to mend: leave it out, or write some words")
+                raise InputError(f"search: got {fault}; expected a text; fix: leave it out, or write some words")
         if top < 1:
-            raise InputError(f"top: got {top}; expected at least 1; to mend: leave it out for 10")
+            raise InputError(f"top: got {top}; expected at least 1; fix: leave it out for 10")
         if threshold is None:
             return
         if not 0 <= threshold <= 1:
-            raise InputError(f"threshold: got {threshold}; expected 0 to 1; to mend: 0.5 is a start")
+            raise InputError(f"threshold: got {threshold}; expected 0 to 1; fix: 0.5 is a start")
         if self.encoder.head is None:
             raise InputError(
                 f"threshold: got model {self.encoder.identity.name!r} without a relevance head; expected one that "
-                "gives probabilities; to mend: run `bixse calibrate` on it, or leave the threshold out"
+                "gives probabilities; fix: run `bixse calibrate` on it, or leave the threshold out"
             )
 
 

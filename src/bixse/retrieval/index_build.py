@@ -154,7 +154,7 @@ def _check_out(out: Path, origin: str, kind: KindSettings) -> None:
         same = manifest.origin == origin
         found = f"this index with kind {manifest.kind}" if same else "an index of another model, corpus or settings"
         mend = f"`bixse index --to {out} --kind {kind.kind}`" if same else "choose another --out, or delete the folder"
-        raise OutputExistsError(f"{out}: got {found}; expected a new folder; to mend: {mend}")
+        raise OutputExistsError(f"{out}: got {found}; expected a new folder; fix: {mend}")
     pending = read_pending(out)
     visible = sorted(path.name for path in out.iterdir() if not path.name.startswith(".")) if out.is_dir() else []
     if pending is not None and pending.change == origin:
@@ -163,7 +163,7 @@ def _check_out(out: Path, origin: str, kind: KindSettings) -> None:
         found = "an unfinished index of another model, corpus or settings" if pending is not None else (
             f"files that are no index ({', '.join(visible[:3])})" if visible else "a file")  # fmt: skip
         raise OutputExistsError(
-            f"{out}: got {found}; expected a new or empty folder; to mend: choose another --out, or delete it"
+            f"{out}: got {found}; expected a new or empty folder; fix: choose another --out, or delete it"
         )
 
 
@@ -256,7 +256,7 @@ def joined(
 def shard_size_for(documents: int, wanted: int | None) -> int:
     """Documents between two savings: as asked, or so many that there are at most 64 savings."""
     if wanted is not None and wanted < 1:
-        raise InputError(f"--shard-size: got {wanted}; expected at least 1; to mend: leave it out")
+        raise InputError(f"--shard-size: got {wanted}; expected at least 1; fix: leave it out")
     return wanted or max(SHARD_SIZE, math.ceil(documents / MOST_SHARDS))
 
 

@@ -75,7 +75,7 @@ class Contents:
 
         Args:
             queries: shape (Q, D).
-            top: documents a query, at least 1.
+            top: documents per query, at least 1.
             first: the first row of a shard.
             last: the first row of a shard that is left out, as are those behind it; None for no such shard.
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from bixse.data.collection import Document
 from bixse.data.io.files import file_hash, is_unicode, read_text
-from bixse.data.sources.reading import FaultList, json_rows
+from bixse.data.sources.reading import RowErrors, json_rows
 from bixse.errors import InputError, shorten
 from bixse.retrieval.index_shards import StoredDocument
 
@@ -32,9 +32,9 @@ class DocumentsFile:
     def __init__(self, path: Path) -> None:
         if not path.is_file():
             found = "a folder" if path.is_dir() else "no such file"
-            raise InputError(f"{path}: got {found}; expected documents, one JSON object a line; to mend: add it")
+            raise InputError(f"{path}: got {found}; expected documents, one JSON object per line; fix: add it")
         self.path = path
-        faults = FaultList(path)
+        faults = RowErrors(path)
         lines: dict[str, int] = {}
         self.empty = 0
         """Documents with neither title nor text."""
@@ -48,10 +48,10 @@ class DocumentsFile:
                 self.empty += not encoded_text(document)
         faults.raise_any()
         if not lines:
-            raise InputError(f"{path}: got no rows; expected at least one; to mend: check the export")
+            raise InputError(f"{path}: got no rows; expected at least one; fix: check the export")
         if self.empty == len(lines):
             raise InputError(
-                f"{path}: got {len(lines)} documents, none with a title or a text; expected texts; to mend: check the "
+                f"{path}: got {len(lines)} documents, none with a title or a text; expected texts; fix: check the "
                 "export"
             )
         self.hash = file_hash(path)
@@ -67,7 +67,7 @@ class DocumentsFile:
 
     def blocks(self, size: int, first: int = 0) -> Iterator[list[StoredDocument]]:
         """The documents in file order, `size` at a time, from block `first` on."""
-        faults = FaultList(self.path)
+        faults = RowErrors(self.path)
         rows = islice(json_rows(self.path, faults), first * size, None)
         documents = (_document(number, row, faults) for number, row in rows)
         while block := [document for document in islice(documents, size) if document is not None]:
@@ -80,7 +80,7 @@ def encoded_text(document: StoredDocument) -> str:
     return Document(document.title, document.text).content
 
 
-def _document(number: int, row: Mapping[str, Any], faults: FaultList) -> StoredDocument | None:
+def _document(number: int, row: Mapping[str, Any], faults: RowErrors) -> StoredDocument | None:
     """The document of a row, or None and a fault."""
     identifier = faults.identifier(number, "_id", row)
     if row.get("_id") in (None, ""):
@@ -94,7 +94,7 @@ def _document(number: int, row: Mapping[str, Any], faults: FaultList) -> StoredD
     return StoredDocument(identifier, title, text)
 
 
-def _text(number: int, key: str, row: Mapping[str, Any], faults: FaultList) -> str | None:
+def _text(number: int, key: str, row: Mapping[str, Any], faults: RowErrors) -> str | None:
     """A text that may be absent or empty, or None and a fault."""
     value = "" if row.get(key) is None else row[key]
     if isinstance(value, str) and is_unicode(value):
@@ -107,7 +107,7 @@ def read_queries(path: Path) -> dict[str, str]:
     r"""Queries from a file: query id -> text, in file order.
 
     Args:
-        path: JSONL of {_id, text} where it ends in .jsonl; otherwise one query a line, with its id and a tab before it
+        path: JSONL of {_id, text} where it ends in .jsonl; otherwise one query per line, after its id and a tab
             or without (then the ids are q1, q2, ... by line).
 
     Raises:
@@ -121,7 +121,7 @@ def read_queries(path: Path) -> dict[str, str]:
         >>> read_queries(file)
         {'q1': 'copy a file', 't7': 'sort a list'}
     """
-    faults = FaultList(path)
+    faults = RowErrors(path)
     queries: dict[str, str] = {}
     for number, identifier, text in _query_rows(path, faults):
         if not text.strip():
@@ -132,11 +132,11 @@ def read_queries(path: Path) -> dict[str, str]:
             queries[identifier] = text
     faults.raise_any()
     if not queries:
-        raise InputError(f"{path}: got no queries; expected at least one; to mend: write one a line")
+        raise InputError(f"{path}: got no queries; expected at least one; fix: write one a line")
     return queries
 
 
-def _query_rows(path: Path, faults: FaultList) -> Iterator[tuple[int, str, str]]:
+def _query_rows(path: Path, faults: RowErrors) -> Iterator[tuple[int, str, str]]:
     """Row number, id and text of each query."""
     if path.suffix.lower() == ".jsonl":
         for number, row in json_rows(path, faults):

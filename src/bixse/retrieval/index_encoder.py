@@ -92,7 +92,7 @@ class ModelEncoder:
         if prompt != self.identity.document_prompt:
             raise InputError(
                 f"--task: got {task!r}, which puts {shorten(prompt)} before documents; expected "
-                f"{shorten(self.identity.document_prompt)}, with which the index was made; to mend: make an index for "
+                f"{shorten(self.identity.document_prompt)}, with which the index was made; fix: make an index for "
                 "this task with `bixse index --task`, or name a task with the same document instruction"
             )
 
@@ -142,7 +142,7 @@ def _check_model(recorded: ModelIdentity, found: ModelIdentity, folder: Path) ->
         ModelError: names what is different.
     """
     mend = (
-        "to mend: name the model the index was made with (`bixse search` takes --model-at where it has moved), or make "
+        "fix: name the model the index was made with (`bixse search` takes --model-at where it has moved), or make "
         "the index again with `bixse index`"
     )
     if found.dimensions != recorded.dimensions:

@@ -51,12 +51,12 @@ def read_manifest(folder: Path) -> Manifest:
         return _read(path, Manifest)
     if (folder / PENDING_FILE).is_file():
         raise InputError(
-            f"{folder}: got an index that is not finished; expected a finished one; to mend: run the same "
+            f"{folder}: got an index that is not finished; expected a finished one; fix: run the same "
             "`bixse index` command again, it goes on with the documents that are encoded"
         )
     found = "a folder that is no index" if folder.is_dir() else ("a file" if folder.exists() else "no such folder")
     raise InputError(
-        f"{folder}: got {found}; expected an index; to mend: check the path, or make one with "
+        f"{folder}: got {found}; expected an index; fix: check the path, or make one with "
         "`bixse index MODEL --collection DIR --out INDEX`"
     )
 
@@ -178,7 +178,7 @@ class OpenedFile:
 def damaged(path: Path, found: str, expected: str) -> InputError:
     """The error for a file that is not as it was written."""
     return InputError(
-        f"{path}: got a damaged file of the index ({found}); expected {expected}; to mend: copy the index from where "
+        f"{path}: got a damaged file of the index ({found}); expected {expected}; fix: copy the index from where "
         "it is whole, or make it again with `bixse index`"
     )
 
@@ -201,7 +201,7 @@ def exclusive(folder: Path) -> Iterator[None]:
             lock.acquire()
         except Timeout as error:
             raise StorageError(
-                f"{folder}: got an index that another process is writing; expected no other writer; to mend: wait "
+                f"{folder}: got an index that another process is writing; expected no other writer; fix: wait "
                 "until it is done (searching is possible meanwhile)"
             ) from error
     try:
@@ -222,7 +222,7 @@ def _read(path: Path, kind: type[Content]) -> Content:
         version = loaded.get("format", FORMAT) if isinstance(loaded, dict) else FORMAT
         if isinstance(version, int) and version > FORMAT:
             raise InputError(
-                f"{path}: got an index of format {version}; expected format {FORMAT}; to mend: use a newer bixse"
+                f"{path}: got an index of format {version}; expected format {FORMAT}; fix: use a newer bixse"
             )
         return kind.model_validate_json(text)
     except (ValidationError, ValueError, RecursionError) as error:

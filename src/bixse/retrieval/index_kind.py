@@ -43,9 +43,9 @@ class KindSettings:
 
     def __post_init__(self) -> None:
         if not 0 <= self.target <= 1:
-            raise InputError(f"--recall-target: got {self.target}; expected 0 to 1; to mend: leave it out for 0.95")
+            raise InputError(f"--recall-target: got {self.target}; expected 0 to 1; fix: leave it out for 0.95")
         if self.sample < 1:
-            raise InputError(f"--recall-queries: got {self.sample}; expected at least 1; to mend: leave it out for 200")
+            raise InputError(f"--recall-queries: got {self.sample}; expected at least 1; fix: leave it out for 200")
 
     @classmethod
     def of(cls, manifest: Manifest) -> KindSettings:

@@ -187,11 +187,11 @@ def _portions(values: list[int]) -> Iterator[list[int]]:
 
 @contextmanager
 def _sqlite_errors(path: Path) -> Iterator[None]:
-    """Turn a failed write of SQLite into a StorageError that says how to mend it."""
+    """Turn a failed write of SQLite into a StorageError that says how to fix it."""
     try:
         yield
     except (sqlite3.Error, OSError) as error:
         raise StorageError(
-            f"{path}: got {error}; expected to write there; to mend: free disk space, make the folder writable, or "
+            f"{path}: got {error}; expected to write there; fix: free disk space, make the folder writable, or "
             "choose another folder"
         ) from error

@@ -62,7 +62,7 @@ def embeddings_key(model: SentenceTransformer, corpus: Mapping[str, Document], p
 
 
 def _tokenizer_content(tokenizer: Any) -> str:
-    """All that decides which tokens a text becomes, except the length limit; the same after saving and loading."""
+    """All that decides which tokens per text becomes, except the length limit; the same after saving and loading."""
     backend = getattr(tokenizer, "backend_tokenizer", tokenizer)
     sides = [getattr(tokenizer, name, None) for name in ("truncation_side", "padding_side")]
     if hasattr(backend, "to_str"):

@@ -50,7 +50,7 @@ class LoraConfig(BaseModel):
 class OptimizerConfig(BaseModel):
     """How the weights are moved: the paper's Adam with linear warm-up and decay.
 
-    The defaults of rate, epochs, batch and documents a query were chosen on the dev queries of `pydocs`.
+    The defaults of rate, epochs, batch and documents per query were chosen on the dev queries of `pydocs`.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
@@ -60,7 +60,7 @@ class OptimizerConfig(BaseModel):
     bias_lr_multiplier: float = Field(default=100.0, ge=0)
     """Rate of the logit bias over the encoder's."""
     learning_rate_scaling: Literal["sqrt", "none"] = "sqrt"
-    """"sqrt": the rate is for 16 queries a step, and multiplied by sqrt(queries a step / 16), as in the paper."""
+    """"sqrt": the rate is for 16 queries per step, and multiplied by sqrt(queries per step / 16), as in the paper."""
     epochs: int = Field(default=3, ge=1)
     """Passes over the queries."""
     steps: int | None = Field(default=None, ge=1)
@@ -202,7 +202,7 @@ class TrainConfig(BaseModel):
     @model_validator(mode="after")
     def _used(self) -> TrainConfig:
         if self.dev_task is not None and self.dev is None:
-            raise ValueError("dev_task without dev; expected both; to mend: set dev, or leave dev_task out")
+            raise ValueError("dev_task without dev; expected both; fix: set dev, or leave dev_task out")
         if self.guard is not None and (self.dev is None or self.merge is None):
             raise ValueError("guard without dev and merge; expected all three; fix: set dev, or leave guard out")
         splits = [] if isinstance(self.guard_split, str) else self.guard_split
@@ -226,7 +226,7 @@ class TrainConfig(BaseModel):
     @classmethod
     def _known_loss(cls, value: str) -> str:
         if value not in LOSSES:
-            raise ValueError(f"expected one of {', '.join(LOSSES)}; to mend: {did_you_mean(value, LOSSES)}")
+            raise ValueError(f"expected one of {', '.join(LOSSES)}; fix: {did_you_mean(value, LOSSES)}")
         return value
 
 
@@ -298,13 +298,11 @@ def _explain(kind: type[BaseModel], fault: Mapping[str, Any]) -> str:
         close = difflib.get_close_matches(str(fault["loc"][-1]), known, n=1)
         hint = f"did you mean {known[close[0]]!r}?" if close else f"known keys: {', '.join(known.values())}"
         hint = RENAMED.get(key, hint)
-        return f"  {key}: got an unknown key; expected a known one; to mend: {hint}"
+        return f"  {key}: got an unknown key; expected a known one; fix: {hint}"
     if fault["type"] == "missing":
-        return f"  {key}: got nothing; expected a value; to mend: set {key!r} in the file or with its flag"
+        return f"  {key}: got nothing; expected a value; fix: set {key!r} in the file or with its flag"
     message = fault["msg"].removeprefix("Value error, ").replace("Input should be", "expected")
-    mend = (
-        "" if "to mend:" in message or "fix:" in message else "; to mend: correct it, or leave it out for the default"
-    )
+    mend = "" if "fix:" in message or "fix:" in message else "; fix: correct it, or leave it out for the default"
     return f"  {key}: got {shorten(fault['input'])}; {message}{mend}"
 
 

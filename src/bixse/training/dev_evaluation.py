@@ -31,7 +31,7 @@ def load_dev(config: TrainConfig) -> dict[str, Collection]:
     if twice:
         raise InputError(
             f"dev: got two folders named {twice[0]!r}; expected names of their own, under which their figures are "
-            "logged; to mend: rename one"
+            "logged; fix: rename one"
         )
     return {
         name: load_collection(folder, [config.dev_split], config.missing_documents)

@@ -100,7 +100,7 @@ def check_agreement(named: Mapping[str, Any]) -> None:
         if odd:
             raise InputError(
                 f"{name}: got another value in process {', '.join(map(str, odd))} than in process 0 "
-                f"({values[odd[0]]!r}, not {values[0]!r}); expected the same everywhere; to mend: start all processes "
+                f"({values[odd[0]]!r}, not {values[0]!r}); expected the same everywhere; fix: start all processes "
                 "with the same command, on the same files"
             ).of_all_processes()
 
@@ -120,7 +120,7 @@ def average_gradients(parameters: Iterable[torch.nn.Parameter]) -> None:
     """Replace each gradient by its mean over all processes, after the last backward pass of a step.
 
     torch's DistributedDataParallel does this while the backward pass runs, and counts on one forward pass a step
-    through its wrapper. An encoder runs many passes a step here, and again in the backward pass when activations are
+    through its wrapper. An encoder runs many passes per step here, and again in the backward pass when activations are
     checkpointed or cached: the sum afterwards holds for all of them, and for the loss's own parameters too.
 
     A parameter without a gradient in every process keeps none.

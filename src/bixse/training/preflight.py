@@ -25,7 +25,7 @@ LongTexts: TypeAlias = Literal["cut", "refuse"]
 TEXTS_COUNTED = 1000
 """Texts that are tokenised to see how many are too long."""
 TEXTS_LOOKED_AT = 8
-"""Texts that are encoded to see how many bytes a text takes."""
+"""Texts that are encoded to see how many bytes per text takes."""
 CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 """Where a container on Linux writes how much memory it may use."""
 CGROUP_USED = Path("/sys/fs/cgroup/memory.current")
@@ -52,7 +52,7 @@ def check_pairs(
     if usable == 0:
         raise InputError(
             f"{where}: got {len(groups)} queries of which loss {word!r} can use none; expected queries with "
-            f"{loss.needs}; to mend: check the relevance column and documents_per_query, or choose another loss"
+            f"{loss.needs}; fix: check the relevance column and documents_per_query, or choose another loss"
         )
     if usable < len(groups):
         return [
@@ -103,7 +103,7 @@ def check_lengths(where: object, model: SentenceTransformer, pairs: GradedPairs,
     found = f"{' and '.join(said)} longer than the {limit} tokens the encoder reads{with_prompt}"
     if policy == "refuse":
         raise InputError(
-            f"{where}: got {found}; expected none, as `long_texts: refuse` says; to mend: raise max_length, cut the "
+            f"{where}: got {found}; expected none, as `long_texts: refuse` says; fix: raise max_length, cut the "
             "texts, or set `long_texts: cut`"
         )
     return [f"{found}: the rest of them is not read (long_texts: cut)"]
@@ -143,7 +143,7 @@ def check_disk(out: Path, model: torch.nn.Module, checkpoints: int = 2) -> None:
     if free < needed:
         raise StorageError(
             f"{out}: got {free / 1e9:.2f} GB free; expected {needed / 1e9:.2f} GB for checkpoints and the model; "
-            "to mend: free disk space or choose another --out folder"
+            "fix: free disk space or choose another --out folder"
         )
 
 
@@ -180,7 +180,7 @@ def check_memory(trainer: GradedTrainer) -> int:
         raise InputError(
             f"training: got a batch of {texts[0]} queries and {sum(texts[1:])} documents that needs at least "
             f"{needed:,} bytes ({needed / 1e9:.1f} GB); expected at most the {free:,} bytes that are free "
-            f"({free / 1e9:.1f} GB); to mend: set {mend}"
+            f"({free / 1e9:.1f} GB); fix: set {mend}"
         )
     return needed
 
@@ -239,5 +239,5 @@ def check_finite(model: torch.nn.Module, step: int) -> None:
         if not bool(parameter.detach().isfinite().all()):
             raise TrainingError(
                 f"training: got weights that are no finite numbers ({name}) after step {step}; expected finite ones; "
-                "to mend: lower learning_rate or set max_grad_norm, and give another --out folder"
+                "fix: lower learning_rate or set max_grad_norm, and give another --out folder"
             )

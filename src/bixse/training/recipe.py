@@ -327,7 +327,7 @@ def alone_in(out: Path) -> Iterator[None]:
     except Timeout as error:
         raise OutputExistsError(
             f"{out}: got a folder in which another process is at work; expected one that is free; "
-            "to mend: wait until it has ended, or choose another --out"
+            "fix: wait until it has ended, or choose another --out"
         ) from error
 
 
@@ -427,7 +427,7 @@ def _add_timings(record: RunRecord, started: float, trainer: GradedTrainer) -> N
 
 def _loss_arguments(config: TrainConfig) -> dict[str, Any]:
     if "scale" in config.loss_options:
-        raise ConfigError("loss_options: got 'scale'; expected it beside `loss`; to mend: set `scale` there")
+        raise ConfigError("loss_options: got 'scale'; expected it beside `loss`; fix: set `scale` there")
     return {"scale": config.scale, **config.loss_options}
 
 

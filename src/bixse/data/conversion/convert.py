@@ -72,7 +72,7 @@ def convert(
     """Convert a source to graded pairs or a collection.
 
     Files of the source are read one after the other into Parquet parts below `out`, so that a run that was killed goes
-    on at the file it was reading, with the same result to the byte. Transforms look at a few numbers a row; texts are
+    on at the file it was reading, with the same result to the byte. Transforms look at a few numbers per row; texts are
     never in memory together.
 
     Args:
@@ -192,7 +192,7 @@ def _check_any(source: JudgementSource, parts: list[Part]) -> None:
         return
     told = ", ".join(f"{count} {status}" for status, count in source.statuses.most_common()) or "no rows"
     raise InputError(
-        f"{source.path}: got {told} and no pair with a grade; expected {source.file_format}; to mend: check the "
+        f"{source.path}: got {told} and no pair with a grade; expected {source.file_format}; fix: check the "
         "export, or the scale where the grades are off it"
     )
 
@@ -282,7 +282,7 @@ def _finished(record: RunRecord) -> ConvertResult:
         missing = ["its results in run.json"]
     if missing:
         raise InputError(
-            f"{record.folder}: got a finished run without {', '.join(missing)}; expected what it wrote; to mend: "
+            f"{record.folder}: got a finished run without {', '.join(missing)}; expected what it wrote; fix: "
             "delete the folder and convert again"
         )
     return result
@@ -305,7 +305,7 @@ def _alone_in(out: Path) -> Iterator[Path]:
             yield state
     except Timeout as error:
         raise OutputExistsError(
-            f"{out}: got a folder in which another process is converting; expected one that is free; to mend: wait "
+            f"{out}: got a folder in which another process is converting; expected one that is free; fix: wait "
             "until it has ended, or choose another --out"
         ) from error
 

@@ -61,7 +61,7 @@ class ConvertSettings:
     limit: int | None = None
     """Read only so many judgements."""
     dedup: bool = False
-    """One row a pair of texts (NFKC, case folded), with the mean of their relevances."""
+    """One row per pair of texts (NFKC, case folded), with the mean of their relevances."""
     noise: float | None = None
     """Probability that a query's best and worst document exchange their labels."""
     cutoff: float | None = None
@@ -85,33 +85,31 @@ class ConvertSettings:
         """Check what can be checked without reading a file."""
         if self.source not in SOURCES:
             hint = did_you_mean(self.source, SOURCES, "see `bixse convert --list`")
-            raise InputError(
-                f"source: got {shorten(self.source)}; expected one of {', '.join(SOURCES)}; to mend: {hint}"
-            )
+            raise InputError(f"source: got {shorten(self.source)}; expected one of {', '.join(SOURCES)}; fix: {hint}")
         if self.limit is not None and self.limit < 1:
-            raise InputError(f"--limit: got {self.limit}; expected at least 1; to mend: leave it out for all rows")
+            raise InputError(f"--limit: got {self.limit}; expected at least 1; fix: leave it out for all rows")
         known = set(TableColumns.__dataclass_fields__)
         if self.scale is not None and not all(map(math.isfinite, (GradeScale(*self.scale).maximum, self.scale[0]))):
             raise InputError(
-                f"--scale: got {self.scale[0]:g} to {self.scale[1]:g}; expected two finite numbers; to mend: give the "
+                f"--scale: got {self.scale[0]:g} to {self.scale[1]:g}; expected two finite numbers; fix: give the "
                 "lowest and the highest grade"
             )
         for name in self.columns:
             if name not in known:
                 raise InputError(
                     f"columns: got {name!r}; expected one of {', '.join(sorted(known))}; "
-                    f"to mend: {did_you_mean(name, known)}"
+                    f"fix: {did_you_mean(name, known)}"
                 )
         for name in self.split:
             if not name or not name.replace("-", "").replace("_", "").isalnum():
                 raise InputError(
                     f"--split: got the part {name!r}; expected a name of letters, digits, - and _, since it names a "
-                    "file; to mend: for example train=0.8 dev=0.2"
+                    "file; fix: for example train=0.8 dev=0.2"
                 )
         if self.task is not None and not self.task.strip():
-            raise InputError("--task: got an empty name; expected one; to mend: leave it out")
+            raise InputError("--task: got an empty name; expected one; fix: leave it out")
         if self.form not in ("pairs", "collection"):
-            raise InputError(f"form: got {self.form!r}; expected pairs or collection; to mend: choose one")
+            raise InputError(f"form: got {self.form!r}; expected pairs or collection; fix: choose one")
         self.transforms()
         self.parts()
 

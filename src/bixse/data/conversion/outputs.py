@@ -200,7 +200,7 @@ def _judge(qrels: dict[str, dict[str, float]], row: Mapping[str, Any], grade: fl
     if known != grade:
         raise InputError(
             f"qrels: got the grades {known:g} and {grade:g} for query {shorten(row['query_id'])} and document "
-            f"{shorten(row['document_id'])} in two tasks; expected one grade a pair; to mend: convert one task at a "
+            f"{shorten(row['document_id'])} in two tasks; expected one grade per pair; fix: convert one task at a "
             "time"
         )
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from bixse.data.conversion.rows import PartWriter
 from bixse.data.io.files import put_in_place, storage_errors, write_atomically
 from bixse.data.sources.formats import looks_like
-from bixse.data.sources.reading import FaultList
-from bixse.errors import FAULTS_SHOWN, Fault, InputError, InvalidFileError
+from bixse.data.sources.reading import RowErrors
+from bixse.errors import ERRORS_SHOWN, InputError, InvalidFileError, RowError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -72,7 +72,7 @@ class ProgressBar:
             self._step(count)
 
 
-class WatchedFaults(FaultList):
+class WatchedFaults(RowErrors):
     """Faults of one file, whose reading moves a bar."""
 
     def __init__(self, path: Path, bar: ProgressBar) -> None:
@@ -100,13 +100,13 @@ class WatchedFaults(FaultList):
 
 
 class RecordedFaults(WatchedFaults):
-    """Faults of one file that are all written down, a JSON object a line, beside those kept for the message."""
+    """Faults of one file that are all written down, a JSON object per line, beside those kept for the message."""
 
     def __init__(self, path: Path, bar: ProgressBar, name: str, out: TextIO) -> None:
         super().__init__(path, bar)
         self._name, self._out = name, out
 
-    def note(self, fault: Fault) -> None:
+    def note(self, fault: RowError) -> None:
         """Note a fault and write it down."""
         super().note(fault)
         self._out.write(json.dumps({"file": self._name, **asdict(fault)}) + "\n")
@@ -143,7 +143,7 @@ def read_parts(
     with storage_errors(state), texts_faults.open("w", encoding="utf-8") as out:
         bar = ProgressBar(progress, "look at texts and scores", source.inputs().values())
 
-        def faults_of(path: Path) -> FaultList:
+        def faults_of(path: Path) -> RowErrors:
             if path in source.files:
                 return WatchedFaults(path, bar)  # its rows are read again, and its faults then count
             return RecordedFaults(path, bar, names.get(path, path.name), out)
@@ -236,7 +236,7 @@ def refuse(source: JudgementSource, parts: list[Part], files: list[Path]) -> Non
     Raises:
         InputError: always; the first faults of each file are shown and all are counted.
     """
-    kept: dict[str, list[Fault]] = {}
+    kept: dict[str, list[RowError]] = {}
     totals: Counter[str] = Counter()
     for file in files:
         with file.open(encoding="utf-8") as lines:
@@ -244,8 +244,8 @@ def refuse(source: JudgementSource, parts: list[Part], files: list[Path]) -> Non
                 entry = json.loads(line)
                 name = entry.pop("file")
                 totals[name] += 1
-                if totals[name] <= FAULTS_SHOWN:
-                    kept.setdefault(name, []).append(Fault(**entry))
+                if totals[name] <= ERRORS_SHOWN:
+                    kept.setdefault(name, []).append(RowError(**entry))
     inputs = source.inputs()
     told = [str(InvalidFileError(inputs.get(name, source.path), kept[name], total)) for name, total in totals.items()]
     if len(told) > _FILES_SHOWN:
@@ -259,7 +259,7 @@ def refuse(source: JudgementSource, parts: list[Part], files: list[Path]) -> Non
         "\n".join(
             [
                 *told,
-                f"to mend: correct these rows, or leave them out and keep a list of them: --skip-faulty{hint}",
+                f"fix: correct these rows, or leave them out and keep a list of them: --skip-faulty{hint}",
             ]
         )
     )

@@ -61,7 +61,7 @@ def choose_rows(paths: Sequence[Path], settings: ConvertSettings) -> Chosen:
         applied.append(done)
         if not len(columns):
             raise InputError(
-                f"{done.name}: got no row of {done.rows_before} that stays; expected at least one; to mend: look at "
+                f"{done.name}: got no row of {done.rows_before} that stays; expected at least one; fix: look at "
                 "the relevances first (--dry-run)"
             )
     if split is None:
@@ -70,7 +70,7 @@ def choose_rows(paths: Sequence[Path], settings: ConvertSettings) -> Chosen:
     if empty := [name for name, part in parts.items() if not len(part)]:
         raise InputError(
             f"--split: got no query for {', '.join(empty)} among {len(columns)} pairs; expected some in every part; "
-            "to mend: other shares, or another --seed"
+            "fix: other shares, or another --seed"
         )
     return Chosen(parts, [*applied, done])
 
@@ -93,7 +93,7 @@ def _check_ids(paths: Sequence[Path], kind: str, with_texts: bool) -> None:
         shown = f"{shorten(found[0][f'{kind}_id'])} for {shorten(found[0][kind])} and {shorten(found[1][kind])}"
     raise InputError(
         f"{kind} ids: got {len(np.unique(ids[clash]))} that stand for several texts, first {shown}; expected one text "
-        "an id; to mend: --text-ids makes ids from the texts, or give each text its own id"
+        "an id; fix: --text-ids makes ids from the texts, or give each text its own id"
     )
 
 
@@ -121,5 +121,5 @@ def _disagreement(
         shown = f"query {shorten(found['query'])} and document {shorten(found['document'])}"
     return InputError(
         f"pairs: got {len(np.unique(firsts))} with several relevances, first {values} for {shown}; expected one "
-        "relevance a pair; to mend: --dedup takes their mean, or correct the file"
+        "relevance a pair; fix: --dedup takes their mean, or correct the file"
     )

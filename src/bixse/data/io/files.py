@@ -43,7 +43,7 @@ def read_text(path: Path, keep_line_ends: bool = False) -> str:
         data = path.read_bytes()
     except OSError as error:
         found = error.strerror or str(error)
-        raise InputError(f"{path}: got {found!r}; expected a readable file; to mend: check the path") from error
+        raise InputError(f"{path}: got {found!r}; expected a readable file; fix: check the path") from error
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -51,7 +51,7 @@ def read_text(path: Path, keep_line_ends: bool = False) -> str:
         guess = "utf-16" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else "latin1"
         raise InputError(
             f"{path}: got byte {rest:#04x} in line {line}; expected UTF-8 text; "
-            f"to mend: convert it, for example with `iconv -f {guess} -t utf-8`"
+            f"fix: convert it, for example with `iconv -f {guess} -t utf-8`"
         ) from error
     return text if keep_line_ends else text.replace("\r\n", "\n").replace("\r", "\n")
 
@@ -70,12 +70,12 @@ def read_settings(path: Path) -> dict[str, Any]:
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         where = " ".join(str(error).split()) or type(error).__name__
         raise ConfigError(
-            f"{path}: got no valid YAML ({where}); expected lines of the form `key: value`; to mend: correct that place"
+            f"{path}: got no valid YAML ({where}); expected lines of the form `key: value`; fix: correct that place"
         ) from error
     if not isinstance(loaded, dict) or not all(isinstance(key, str) for key in loaded):
         found = "an empty file" if loaded is None else shorten(loaded)
         raise ConfigError(
-            f"{path}: got {found}; expected lines of the form `key: value`; to mend: name every setting by its key"
+            f"{path}: got {found}; expected lines of the form `key: value`; fix: name every setting by its key"
         )
     return loaded
 
@@ -96,7 +96,7 @@ def is_unicode(text: str) -> bool:
 
 @contextmanager
 def storage_errors(path: Path) -> Iterator[None]:
-    """Turn a failed write below `path` into a StorageError that says how to mend it.
+    """Turn a failed write below `path` into a StorageError that says how to fix it.
 
     A full disk is also recognised in the errors of torch and safetensors, which are no OSError.
     """
@@ -112,7 +112,7 @@ def storage_errors(path: Path) -> Iterator[None]:
         if not known and not full:
             raise
         raise StorageError(
-            f"{path}: got {_found(error, path)}; expected to write there; to mend: {_mend(error, full)} "
+            f"{path}: got {_found(error, path)}; expected to write there; fix: {_mend(error, full)} "
             "or choose another --out folder"
         ) from error
 
@@ -149,7 +149,7 @@ def write_atomically(path: Path, content: str | bytes) -> None:
         if old is not None and not stat.S_ISREG(old):
             raise StorageError(
                 f"{path}: got {'a folder' if stat.S_ISDIR(old) else 'a device'}; expected a file or a free name; "
-                "to mend: choose another --out folder"
+                "fix: choose another --out folder"
             )
         target.parent.mkdir(parents=True, exist_ok=True)
         part = target.with_name(f".{target.name}.{secrets.token_hex(4)}")

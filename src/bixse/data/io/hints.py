@@ -23,7 +23,7 @@ OTHER_NAMES = {
 
 
 def number_hint(value: object, otherwise: str) -> str:
-    """How to mend what is no number.
+    """How to fix what is not a number.
 
     Example:
         >>> number_hint("0,5", "drop the row"), number_hint("good", "drop the row")

@@ -59,7 +59,7 @@ def open_table(path: Path) -> Iterator[pq.ParquetFile]:
         found = " ".join(str(error).split()) or type(error).__name__
         raise InputError(
             f"{path}: got unreadable Parquet ({found[:200]}); expected a whole Parquet file, every byte as it was "
-            "written; to mend: write or fetch it again, or name it by its real format"
+            "written; fix: write or fetch it again, or name it by its real format"
         ) from error
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from bixse.errors import Fault, shorten
+from bixse.errors import RowError, shorten
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -42,11 +42,11 @@ def parse_json(text: str | bytes) -> Any:
     return json.loads(text, object_pairs_hook=_unique)
 
 
-def json_fault(number: int, line: str, error: Exception) -> Fault:
+def json_fault(number: int, line: str, error: Exception) -> RowError:
     """What to say of a line of JSONL that `parse_json` refused."""
     if isinstance(error, RepeatedKeyError):
-        return Fault(number, error.key, "the key twice", "it once an object", "keep one of the two")
-    return Fault(number, None, shorten(line), "one JSON object a line", f"correct the line ({error})")
+        return RowError(number, error.key, "the key twice", "it once an object", "keep one of the two")
+    return RowError(number, None, shorten(line), "one JSON object per line", f"correct the line ({error})")
 
 
 def parse_yaml(text: str) -> Any:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from bixse.data.collection import Collection
 from bixse.data.pydocs.extract import extract_documents
-from bixse.errors import Fault, InvalidFileError, shorten
+from bixse.errors import InvalidFileError, RowError, shorten
 from bixse.relevance import GradeScale
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ def read_lines(name: str) -> list[str]:
     try:
         return resource_folder().joinpath(name).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        fault = Fault(None, None, str(error), "a file that comes with bixse", REINSTALL)
+        fault = RowError(None, None, str(error), "a file that comes with bixse", REINSTALL)
         raise InvalidFileError(Path(name), [fault]) from error
 
 
@@ -150,9 +150,9 @@ def read_queries() -> list[dict[str, str]]:
             row = json.loads(line)
             rows.append({key: str(row[key]) for key in ("_id", "text", "kind")})
         except (ValueError, LookupError, TypeError):
-            faults.append(Fault(number, None, shorten(line), "an object with _id, text and kind", REINSTALL))
+            faults.append(RowError(number, None, shorten(line), "an object with _id, text and kind", REINSTALL))
     if not rows and not faults:
-        faults.append(Fault(None, None, "an empty file", "one query a line", REINSTALL))
+        faults.append(RowError(None, None, "an empty file", "one query per line", REINSTALL))
     if faults:
         raise InvalidFileError(Path(name), faults)
     return rows
@@ -162,18 +162,18 @@ def read_qrels(split: str, known_queries: Iterable[str]) -> dict[str, dict[str, 
     """Query id -> document id -> grade of one split; raises InvalidFileError."""
     name = f"qrels/{split}.tsv"
     header, *lines = read_lines(name) or [""]
-    faults = [] if header == QRELS_HEADER else [Fault(None, None, shorten(header), repr(QRELS_HEADER), REINSTALL)]
+    faults = [] if header == QRELS_HEADER else [RowError(None, None, shorten(header), repr(QRELS_HEADER), REINSTALL)]
     known, grades = set(known_queries), {str(grade): float(grade) for grade in range(4)}
     qrels: dict[str, dict[str, float]] = {}
     for number, line in enumerate(lines, start=1):
         fields = line.split("\t")
         if len(fields) != 3 or fields[0] not in known or fields[2] not in grades:
             expected = "a query of queries.jsonl, a document id and a grade from 0 to 3, parted by tabs"
-            faults.append(Fault(number, None, shorten(line), expected, REINSTALL))
+            faults.append(RowError(number, None, shorten(line), expected, REINSTALL))
             continue
         qrels.setdefault(fields[0], {})[fields[1]] = grades[fields[2]]
     if not qrels and not faults:
-        faults.append(Fault(None, None, "no judgements", "one judgement a line", REINSTALL))
+        faults.append(RowError(None, None, "no judgements", "one judgement a line", REINSTALL))
     if faults:
         raise InvalidFileError(Path(name), faults)
     return qrels

@@ -99,7 +99,7 @@ def failure(found: str, fix: str) -> BixseError:
     """The error for a child process that gave no documents."""
     return BixseError(
         f"reading the documentation of Python {platform.python_version()}: got {found}; "
-        f"expected its docstrings; to mend: {fix}, or give a collection of your own"
+        f"expected its docstrings; fix: {fix}, or give a collection of your own"
     )
 
 
@@ -123,5 +123,5 @@ def write_cache(path: Path, stamp: str, documents: dict[str, list[str]]) -> None
         partial.replace(path)
     except OSError as error:
         raise StorageError(
-            f"{path}: got {error}; expected a file that can be written; to mend: choose another place or free space"
+            f"{path}: got {error}; expected a file that can be written; fix: choose another place or free space"
         ) from error

@@ -1,4 +1,4 @@
-"""Judgements that other tools left: one reader a format, all giving the same row (`bixse.data.sources.judgement_files`)."""
+"""Judgements that other tools left: one reader per format, all giving the same row (`judgement_files.py`)."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from bixse.data.sources.binary_labels import BINARY, JUDGE, labelled
 from bixse.data.sources.corpus import CorpusSource
 from bixse.data.sources.judgement_files import Judgement, placed
-from bixse.data.sources.reading import FaultList, number_of, parquet_rows
+from bixse.data.sources.reading import RowErrors, number_of, parquet_rows
 from bixse.errors import InputError, shorten
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class ArcticFolder(CorpusSource):
         if relations is None:
             raise InputError(
                 f"{path}: got no {' or '.join(_RELATIONS)}; expected a folder with it, queries.parquet and "
-                "documents.parquet; to mend: give the folder"
+                "documents.parquet; fix: give the folder"
             )
         texts = [relations.with_name(f"{name}.parquet") for name in ("documents", "queries")]
         super().__init__(relations, scale or BINARY, texts[:1], texts[1:])
@@ -60,7 +60,7 @@ class ArcticFolder(CorpusSource):
         """Every file, by its place in the folder."""
         return {file.name: file for file in (*self.files, *self.corpus, *self.query_files)}
 
-    def _read(self, file: Path, faults: FaultList) -> Iterator[Judgement]:
+    def _read(self, file: Path, faults: RowErrors) -> Iterator[Judgement]:
         task = file.resolve().parent.name
         for number, row in parquet_rows(file, ("QUERY_ID", "DOCUMENT_ID"), ("RELEVANCE",), faults):
             before = faults.total

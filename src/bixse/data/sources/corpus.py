@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from bixse.data.collection import Document
-    from bixse.data.sources.reading import FaultList
+    from bixse.data.sources.reading import RowErrors
     from bixse.relevance import GradeScale
 
 
@@ -40,7 +40,7 @@ class CorpusSource(JudgementSource):
         for file in (*self.corpus, *self.query_files):
             if not file.is_file():
                 found = "a folder" if file.is_dir() else "no such file"
-                raise InputError(f"{file}: got {found}; expected a file of texts; to mend: check the path")
+                raise InputError(f"{file}: got {found}; expected a file of texts; fix: check the path")
         self.documents: TextStore | None = None
         self.queries: TextStore | None = None
 
@@ -53,7 +53,7 @@ class CorpusSource(JudgementSource):
                 found[f"{kind}/{file.name}" if len(twice) == 1 else f"{kind}/{twice.index(file)}/{file.name}"] = file
         return found
 
-    def prepare(self, faults_of: Callable[[Path], FaultList]) -> None:
+    def prepare(self, faults_of: Callable[[Path], RowErrors]) -> None:
         """Read the texts.
 
         Raises:
@@ -76,7 +76,7 @@ class CorpusSource(JudgementSource):
         """The corpus, where there is one."""
         return None if self.documents is None else self.documents.items()
 
-    def document_text(self, number: int | None, key: str, identifier: str, faults: FaultList) -> str | None:
+    def document_text(self, number: int | None, key: str, identifier: str, faults: RowErrors) -> str | None:
         """The text of a document, title first; a fault and None where the corpus lacks it."""
         found = None if self.documents is None else self.documents.get(identifier)
         if found is not None and found.content.strip():
@@ -92,7 +92,7 @@ class CorpusSource(JudgementSource):
             faults.add(number, key, f"{shorten(identifier)}, not in the corpus", "an id of the corpus", fix)
         return None
 
-    def query_text(self, number: int | None, key: str, identifier: str, faults: FaultList) -> str | None:
+    def query_text(self, number: int | None, key: str, identifier: str, faults: RowErrors) -> str | None:
         """The text of a query; a fault and None where the queries lack it."""
         found = None if self.queries is None else self.queries.get(identifier)
         if found is None:
@@ -129,12 +129,12 @@ def need_scale(path: object, scale: GradeScale | None) -> GradeScale:
     if scale is None:
         raise InputError(
             f"{path}: got no scale; expected that of its grades (a grade nobody gave cannot be seen); "
-            "to mend: state the lowest and the highest grade, for example --scale 0 3"
+            "fix: state the lowest and the highest grade, for example --scale 0 3"
         )
     return scale
 
 
-def listed(number: int, key: str, row: Mapping[str, Any], faults: FaultList) -> list[Any]:
+def listed(number: int, key: str, row: Mapping[str, Any], faults: RowErrors) -> list[Any]:
     """The list under a key that may be absent or null; a fault where it is something else."""
     value = row.get(key)
     if value is None:

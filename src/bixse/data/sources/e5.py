@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from bixse.data.sources.binary_labels import BINARY, labelled
 from bixse.data.sources.judgement_files import Judgement, JudgementSource
-from bixse.data.sources.reading import FaultList, json_rows, stem_of
+from bixse.data.sources.reading import RowErrors, json_rows, stem_of
 from bixse.errors import InputError
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class E5Files(JudgementSource):
         if not any(_whole(file) in TASKS for file in self.files):
             raise InputError(
                 f"{path}: got {', '.join(file.name for file in self.files[:3])}; expected files of E5's data "
-                f"({', '.join(f'{name}.jsonl' for name in TASKS)}); to mend: check the path, or give other triplets to "
+                f"({', '.join(f'{name}.jsonl' for name in TASKS)}); fix: check the path, or give other triplets to "
                 "the source sentence-transformers"
             )
 
@@ -81,7 +81,7 @@ class E5Files(JudgementSource):
             found.append(f"{', '.join(other)}: no file of E5; its name is the task, which has the default instruction")
         return found
 
-    def _read(self, file: Path, faults: FaultList) -> Iterator[Judgement]:
+    def _read(self, file: Path, faults: RowErrors) -> Iterator[Judgement]:
         task = TASKS.get(_whole(file), _whole(file))
         for number, row in json_rows(file, faults):
             texts = [faults.text(number, key, row) for key in ("query", "positive", "negative")]

@@ -11,7 +11,7 @@ import numpy as np
 
 from bixse.data.graded_pairs import text_id
 from bixse.data.sources.judgement_files import Judgement, JudgementSource
-from bixse.data.sources.reading import FaultList, json_rows, number_of, stem_of
+from bixse.data.sources.reading import RowErrors, json_rows, number_of, stem_of
 from bixse.data.sources.score_scale import ScoreMap, check_scores, histogram, parse_score_map, summarise_scores
 from bixse.errors import InputError, shorten
 from bixse.relevance import GradeScale
@@ -78,7 +78,7 @@ class FlagEmbeddingFile(JudgementSource):
         if score_map is None:
             raise InputError(
                 f"{path}: got no score map; expected prob, percent, logit, platt:SLOPE,INTERCEPT or binary; "
-                f"to mend: choose one by what the scores are\n{self.look()}"
+                f"fix: choose one by what the scores are\n{self.look()}"
             )
         self.score_map = parse_score_map(score_map) if isinstance(score_map, str) else score_map
         self._map_warnings: list[str] = []
@@ -94,7 +94,7 @@ class FlagEmbeddingFile(JudgementSource):
         Raises:
             InvalidFileError: rows that cannot be read.
         """
-        faults = {file: FaultList(file) for file in self.files}
+        faults = {file: RowErrors(file) for file in self.files}
         found = [_scores(file, None, faults[file]) for file in self.files]
         for kept in faults.values():
             kept.raise_any()
@@ -107,7 +107,7 @@ class FlagEmbeddingFile(JudgementSource):
         told += [f"{unscored} rows have no scores"] if unscored else []
         return "\n".join([*told, histogram(np.concatenate([positive, negative]))])
 
-    def prepare(self, faults_of: Callable[[Path], FaultList]) -> None:
+    def prepare(self, faults_of: Callable[[Path], RowErrors]) -> None:
         """Look at all scores of each file under the map.
 
         Raises:
@@ -146,7 +146,7 @@ class FlagEmbeddingFile(JudgementSource):
             )
         return found
 
-    def _read(self, file: Path, faults: FaultList) -> Iterator[Judgement]:
+    def _read(self, file: Path, faults: RowErrors) -> Iterator[Judgement]:
         binary = self.score_map.kind == "binary"
         for row in _checked_rows(file, faults, self.score_map):
             self.notes["scores left aside"] += bool(binary and any(row.scores.values()))
@@ -174,7 +174,7 @@ class FlagEmbeddingFile(JudgementSource):
 
 
 def _scores(
-    file: Path, score_map: ScoreMap | None, faults: FaultList
+    file: Path, score_map: ScoreMap | None, faults: RowErrors
 ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], int, int]:
     """All positive and all negative scores of a file; how many rows cross, and how many have none."""
     found, crossed, unscored = {"pos": array("d"), "neg": array("d")}, 0, 0
@@ -191,7 +191,7 @@ def _task_of(file: Path) -> str:
     return stem_of(file).removesuffix(_APART)
 
 
-def _checked_rows(file: Path, faults: FaultList, score_map: ScoreMap | None) -> Iterator[_Row]:
+def _checked_rows(file: Path, faults: RowErrors, score_map: ScoreMap | None) -> Iterator[_Row]:
     """The rows that can be used under a map, or at all where there is none."""
     for number, row in json_rows(file, faults):
         before = faults.total
@@ -207,7 +207,7 @@ def _checked_rows(file: Path, faults: FaultList, score_map: ScoreMap | None) -> 
             yield _Row(number, query, documents, scores, extra)
 
 
-def _documents(number: int, key: str, row: Mapping[str, Any], faults: FaultList) -> list[str]:
+def _documents(number: int, key: str, row: Mapping[str, Any], faults: RowErrors) -> list[str]:
     value = row.get(key)
     if value is None and key == "neg":
         return []
@@ -219,7 +219,7 @@ def _documents(number: int, key: str, row: Mapping[str, Any], faults: FaultList)
 
 
 def _scores_of(
-    number: int, key: str, row: Mapping[str, Any], documents: list[str], score_map: ScoreMap | None, faults: FaultList
+    number: int, key: str, row: Mapping[str, Any], documents: list[str], score_map: ScoreMap | None, faults: RowErrors
 ) -> list[float]:
     """The scores of one side; empty where there are none and none is needed."""
     name = f"{key}_scores"

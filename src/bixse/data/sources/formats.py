@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from bixse.data.io.parquet import column_names
 from bixse.data.sources.corpus import corpus_files
 from bixse.data.sources.hub import HUB, hub_folder
-from bixse.data.sources.reading import FaultList, kind_of
+from bixse.data.sources.reading import RowErrors, kind_of
 from bixse.data.sources.tables import TABLES, table_rows
 from bixse.errors import BixseError, InputError, did_you_mean, shorten
 
@@ -107,7 +107,7 @@ def looks_like(path: Path) -> list[str]:
         if kind_of(path) == ".parquet":
             keys = set(column_names(path))
         elif kind_of(path) in TABLES:
-            keys = set(next(table_rows(path, (), (), FaultList(path)), (0, {}))[1])
+            keys = set(next(table_rows(path, (), (), RowErrors(path)), (0, {}))[1])
     except (BixseError, OSError, ValueError):
         pass
     return [name for name, signs in _SIGNS.items() if signs <= keys]
@@ -130,18 +130,18 @@ def open_source(name: str, path: str | Path, options: SourceOptions, download: b
         Traceback (most recent call last):
         ...
         bixse.errors.InputError: source: got 'lightblu'; expected one of lightblue, e5, flagembedding, tevatron, \
-sentence-transformers, arctic, nvidia, umbrela, beir, trec, ir_datasets, wands, table, pairs; to mend: did you mean \
+sentence-transformers, arctic, nvidia, umbrela, beir, trec, ir_datasets, wands, table, pairs; fix: did you mean \
 'lightblue'?
     """
     if name not in SOURCES:
         hint = did_you_mean(name, SOURCES, "see `bixse convert --list`")
-        raise InputError(f"source: got {shorten(name)}; expected one of {', '.join(SOURCES)}; to mend: {hint}")
+        raise InputError(f"source: got {shorten(name)}; expected one of {', '.join(SOURCES)}; fix: {hint}")
     kind = SOURCES[name]
     for option in fields(SourceOptions):
         if getattr(options, option.name) is not None and option.name not in kind.takes:
             owners = ", ".join(other for other, it in SOURCES.items() if option.name in it.takes)
             raise InputError(
-                f"source {name}: got {_flag(option.name)}; expected none, the files say it; to mend: leave it out "
+                f"source {name}: got {_flag(option.name)}; expected none, the files say it; fix: leave it out "
                 f"(it is for {owners})"
             )
     if name == "ir_datasets":

@@ -30,19 +30,19 @@ def hub_folder(source: str, name: str, download: bool) -> Path:
             snapshot_download(repository, repo_type="dataset", revision=revision or None, local_files_only=not download)
         )
     except HFValidationError as error:
-        raise InputError(f"{name}: got {repository!r}; expected hub:owner/name; to mend: correct the name") from error
+        raise InputError(f"{name}: got {repository!r}; expected hub:owner/name; fix: correct the name") from error
     except LocalEntryNotFoundError as error:
         if download:
             raise InputError(
-                f"{name}: got no connection to the Hub; expected one; to mend: check the network, and that "
+                f"{name}: got no connection to the Hub; expected one; fix: check the network, and that "
                 "HF_HUB_OFFLINE is not set"
             ) from error
         raise InputError(
-            f"{name}: got a data set that is not on this machine; expected its files; to mend: "
+            f"{name}: got a data set that is not on this machine; expected its files; fix: "
             f"bixse convert {source} {name} --download"
         ) from error
     except (HfHubHTTPError, OSError) as error:
         raise InputError(
-            f"{name}: got {str(error).splitlines()[0]}; expected a data set of the Hub; to mend: check the name and "
+            f"{name}: got {str(error).splitlines()[0]}; expected a data set of the Hub; fix: check the name and "
             "the network"
         ) from error

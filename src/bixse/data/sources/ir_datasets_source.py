@@ -16,7 +16,7 @@ from bixse.relevance import GradeScale
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from bixse.data.sources.reading import FaultList
+    from bixse.data.sources.reading import RowErrors
 
 
 class IrDataset(JudgementSource):
@@ -74,7 +74,7 @@ class IrDataset(JudgementSource):
             if text := _text(document).strip():
                 yield document.doc_id, Document("", text)
 
-    def _read(self, file: Path, faults: FaultList) -> Iterator[Judgement]:
+    def _read(self, file: Path, faults: RowErrors) -> Iterator[Judgement]:
         for number, judged in enumerate(self._data.qrels_iter(), start=1):
             query = self._queries.get(judged.query_id)
             try:
@@ -101,25 +101,24 @@ def _load(name: str, download: bool) -> Any:
         package = import_module("ir_datasets")
     except ImportError as error:
         raise InputError(
-            "ir_datasets: got no such package; expected it for the names of its data sets; to mend: "
-            "pip install ir_datasets"
+            "ir_datasets: got no such package; expected it for the names of its data sets; fix: pip install ir_datasets"
         ) from error
     if not download:
         raise InputError(
             f"ir_datasets {name}: got no leave to fetch data; expected it, as the package fetches what is not there "
-            f"yet; to mend: bixse convert ir_datasets {name} --download"
+            f"yet; fix: bixse convert ir_datasets {name} --download"
         )
     try:
         found = package.load(name)
     except KeyError as error:
         raise InputError(
-            f"ir_datasets: got {name!r}; expected the name of a data set; to mend: see https://ir-datasets.com"
+            f"ir_datasets: got {name!r}; expected the name of a data set; fix: see https://ir-datasets.com"
         ) from error
     for part in ("qrels", "queries", "docs"):
         if not getattr(found, f"has_{part}")():
             raise InputError(
                 f"ir_datasets {name}: got a data set without {part}; expected queries, documents and judgements; "
-                "to mend: name a part with judgements, such as nfcorpus/train"
+                "fix: name a part with judgements, such as nfcorpus/train"
             )
     return found
 
@@ -130,7 +129,7 @@ def _scale(name: str, data: Any) -> GradeScale:
     grades = [grade for grade in defined if grade >= 0]
     if not grades or max(grades) == 0:
         raise InputError(
-            f"ir_datasets {name}: got a data set that defines no grades; expected a scale; to mend: --scale LOW HIGH"
+            f"ir_datasets {name}: got a data set that defines no grades; expected a scale; fix: --scale LOW HIGH"
         )
     return GradeScale(min(0, *grades), max(grades))
 

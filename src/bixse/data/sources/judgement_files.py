@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from bixse.data.graded_pairs import Pair
 from bixse.data.io.files import file_hash
-from bixse.data.sources.reading import FaultList, files_of, unreadable
+from bixse.data.sources.reading import RowErrors, files_of, unreadable
 from bixse.errors import InputError
 
 if TYPE_CHECKING:
@@ -130,18 +130,18 @@ class JudgementSource(ABC):
             InvalidFileError: after the last row of a file, every row of it that could not be read.
         """
         self.statuses, self.notes = Counter(), Counter()
-        lists: dict[Path, FaultList] = {}
-        self.prepare(lambda path: lists.setdefault(path, FaultList(path)))
+        lists: dict[Path, RowErrors] = {}
+        self.prepare(lambda path: lists.setdefault(path, RowErrors(path)))
         for faults in lists.values():
             faults.raise_any()
         for file in self.files:
-            faults = FaultList(file)
+            faults = RowErrors(file)
             yield from self.read(file, faults)
             faults.raise_any()
         if not self.statuses:
-            raise InputError(f"{self.path}: got no rows; expected {self.file_format}; to mend: check the export")
+            raise InputError(f"{self.path}: got no rows; expected {self.file_format}; fix: check the export")
 
-    def prepare(self, faults_of: Callable[[Path], FaultList]) -> None:  # noqa: B027
+    def prepare(self, faults_of: Callable[[Path], RowErrors]) -> None:  # noqa: B027
         """Do what comes before the first row: look at all scores, or at the texts that rows name by their ids.
 
         Args:
@@ -154,7 +154,7 @@ class JudgementSource(ABC):
     def close(self) -> None:  # noqa: B027
         """Let go of what `prepare` took."""
 
-    def read(self, file: Path, faults: FaultList) -> Iterator[Judgement]:
+    def read(self, file: Path, faults: RowErrors) -> Iterator[Judgement]:
         """The judgements of one file, counted by status; what cannot be read goes to `faults`.
 
         Raises:
@@ -189,7 +189,7 @@ class JudgementSource(ABC):
         return None
 
     @abstractmethod
-    def _read(self, file: Path, faults: FaultList) -> Iterator[Judgement]:
+    def _read(self, file: Path, faults: RowErrors) -> Iterator[Judgement]:
         """The rows of one file; what cannot be read goes to `faults`."""
 
     def warnings(self) -> list[str]:
@@ -228,7 +228,7 @@ class JudgementRows(JudgementSource):
         scales = {row.scale for row in rows}
         if len(scales) != 1:
             found = f"{len(scales)} scales" if rows else "no rows"
-            raise InputError(f"judgements: got {found}; expected rows of one scale; to mend: map the grades first")
+            raise InputError(f"judgements: got {found}; expected rows of one scale; fix: map the grades first")
         self.path, self.files, self.scale = Path(self.name), [], scales.pop()
         self.statuses, self.notes = Counter(), Counter()
         self._rows = rows
@@ -238,7 +238,7 @@ class JudgementRows(JudgementSource):
         self.statuses = Counter(row.status for row in self._rows)
         yield from self._rows
 
-    def _read(self, file: Path, faults: FaultList) -> Iterator[Judgement]:
+    def _read(self, file: Path, faults: RowErrors) -> Iterator[Judgement]:
         return iter(self._rows)
 
     def content_hash(self) -> str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from bixse.data.graded_pairs import text_id
 from bixse.data.sources.judgement_files import Judgement, JudgementSource
-from bixse.data.sources.reading import FaultList, json_rows, kind_of, number_of, parquet_rows
+from bixse.data.sources.reading import RowErrors, json_rows, kind_of, number_of, parquet_rows
 from bixse.errors import shorten
 from bixse.relevance import GradeScale
 
@@ -60,7 +60,7 @@ class LightBlueFiles(JudgementSource):
     def __init__(self, path: str | Path) -> None:
         super().__init__(path, GradeScale(1, 5))
 
-    def _read(self, file: Path, faults: FaultList) -> Iterator[Judgement]:
+    def _read(self, file: Path, faults: RowErrors) -> Iterator[Judgement]:
         is_parquet = kind_of(file) == ".parquet"
         rows = parquet_rows(file, _NEEDED, _OPTIONAL, faults) if is_parquet else json_rows(file, faults)
         for number, row in rows:
@@ -143,7 +143,7 @@ def mean_probabilities(orders: Sequence[Sequence[float]]) -> tuple[float, ...]:
     return tuple(mass * math.fsum(column) / len(orders) for column in columns)
 
 
-def _five(number: int, column: str, row: Mapping[str, Any], faults: FaultList) -> tuple[float, ...]:
+def _five(number: int, column: str, row: Mapping[str, Any], faults: RowErrors) -> tuple[float, ...]:
     """The five numbers of a column; NaN where one is none; a fault where it is no list of five."""
     value = row.get(column)
     if isinstance(value, list) and len(value) == len(_GRADES):

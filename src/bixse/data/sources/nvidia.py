@@ -9,7 +9,7 @@ from bixse.data.graded_pairs import text_id
 from bixse.data.io.files import read_text
 from bixse.data.sources.binary_labels import BINARY, labelled
 from bixse.data.sources.corpus import CorpusSource, corpus_files
-from bixse.data.sources.reading import FaultList, json_rows, kind_of, stem_of
+from bixse.data.sources.reading import RowErrors, json_rows, kind_of, stem_of
 from bixse.errors import InputError, shorten
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class NvidiaFile(CorpusSource):
     def __init__(self, path: str | Path, corpus: Path | None = None) -> None:
         super().__init__(path, BINARY, corpus_files(corpus))
 
-    def _read(self, file: Path, faults: FaultList) -> Iterator[Judgement]:
+    def _read(self, file: Path, faults: RowErrors) -> Iterator[Judgement]:
         rows = _json_list(file, faults) if kind_of(file) == ".json" else json_rows(file, faults)
         for number, row in rows:
             before = faults.total
@@ -70,7 +70,7 @@ class NvidiaFile(CorpusSource):
             for (document_id, text), relevant in documents:
                 yield labelled(query, text, relevant, number, query_id=query_id, document_id=document_id, task=task)
 
-    def _document(self, number: int, key: str, document: Any, faults: FaultList) -> tuple[str, str] | None:
+    def _document(self, number: int, key: str, document: Any, faults: RowErrors) -> tuple[str, str] | None:
         """Id and text; a string is an id where there is a corpus, else a text."""
         if isinstance(document, dict) and "text" in document:
             text = faults.text(number, key, {key: document["text"]})
@@ -93,17 +93,17 @@ def _as_list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [] if value is None else [value]
 
 
-def _json_list(path: Path, faults: FaultList) -> Iterator[tuple[int, Mapping[str, Any]]]:
+def _json_list(path: Path, faults: RowErrors) -> Iterator[tuple[int, Mapping[str, Any]]]:
     """The entries of the list `data` with their places from 1."""
     try:
         content = json.loads(read_text(path))
     except (ValueError, RecursionError) as error:
         raise InputError(
-            f"{path}: got no valid JSON ({error}); expected one object with a list 'data'; to mend: correct the file"
+            f"{path}: got no valid JSON ({error}); expected one object with a list 'data'; fix: correct the file"
         ) from error
     rows = content.get("data") if isinstance(content, dict) else content
     if not isinstance(rows, list):
-        raise InputError(f"{path}: got {shorten(content)}; expected an object with a list 'data'; to mend: check it")
+        raise InputError(f"{path}: got {shorten(content)}; expected an object with a list 'data'; fix: check it")
     for number, row in enumerate(rows, start=1):
         if isinstance(row, dict):
             yield number, row

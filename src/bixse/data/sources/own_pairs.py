@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from bixse.data.graded_pairs import text_id
 from bixse.data.io.hints import number_hint
 from bixse.data.sources.judgement_files import Judgement, JudgementSource
-from bixse.data.sources.reading import FaultList, number_of
+from bixse.data.sources.reading import RowErrors, number_of
 from bixse.data.sources.tables import TABLES, table_rows
 from bixse.errors import shorten
 from bixse.relevance import GradeScale
@@ -50,7 +50,7 @@ class OwnPairs(JudgementSource):
     def __init__(self, path: str | Path) -> None:
         super().__init__(path, GradeScale(0, 1))
 
-    def _read(self, file: Path, faults: FaultList) -> Iterator[Judgement]:
+    def _read(self, file: Path, faults: RowErrors) -> Iterator[Judgement]:
         needed = ("query", "document", "relevance")
         optional = ("query_id", "document_id", "task", "grade", "grade_probs", "judge")
         for number, row in table_rows(file, needed, optional, faults):
@@ -80,7 +80,7 @@ def _present(row: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in row.items() if not (isinstance(value, float) and math.isnan(value))}
 
 
-def _own(number: int, row: Mapping[str, Any], faults: FaultList) -> dict[str, Any]:
+def _own(number: int, row: Mapping[str, Any], faults: RowErrors) -> dict[str, Any]:
     """The grade and the probabilities of a row, where it has them."""
     found: dict[str, Any] = {"grade": None, "grade_probs": None}
     if row.get("grade") not in (None, ""):

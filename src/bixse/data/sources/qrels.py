@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from bixse.data.collection import Collection
-    from bixse.data.sources.reading import FaultList
+    from bixse.data.sources.reading import RowErrors
     from bixse.relevance import GradeScale
 
 
@@ -49,7 +49,7 @@ class QrelsFile(JudgementSource):
         if scale is None:
             raise InputError(
                 f"{path}: got no scale; expected that of its grades (a grade nobody gave cannot be seen); "
-                "to mend: state the lowest and the highest grade, for example 0 and 3"
+                "fix: state the lowest and the highest grade, for example 0 and 3"
             )
         super().__init__(path, scale)
         self.collection = collection
@@ -59,7 +59,7 @@ class QrelsFile(JudgementSource):
         """Also whether texts are known: without them a pair is found by its ids."""
         return {**super().settings, "texts": self.collection is not None}
 
-    def _read(self, file: Path, faults: FaultList) -> Iterator[Judgement]:
+    def _read(self, file: Path, faults: RowErrors) -> Iterator[Judgement]:
         for query_id, judged in read_qrels(file).items():
             for document_id, stated in judged.items():
                 query, document = self._texts(query_id, document_id, faults)
@@ -79,7 +79,7 @@ class QrelsFile(JudgementSource):
                     detail=detail,
                 )
 
-    def _texts(self, query_id: str, document_id: str, faults: FaultList) -> tuple[str | None, str | None]:
+    def _texts(self, query_id: str, document_id: str, faults: RowErrors) -> tuple[str | None, str | None]:
         """Texts of a pair; ids that the collection lacks are faults."""
         if self.collection is None:
             return None, None

@@ -11,7 +11,7 @@ from bixse.data.io.files import is_unicode
 from bixse.data.io.hints import column_hint, number_hint
 from bixse.data.io.parquet import table_rows
 from bixse.data.io.strict import json_fault, parse_json
-from bixse.errors import FAULTS_SHOWN, Fault, InputError, InvalidFileError, shorten
+from bixse.errors import ERRORS_SHOWN, InputError, InvalidFileError, RowError, shorten
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -22,33 +22,33 @@ LONGEST_LINE = 1 << 26
 """Bytes of one line of JSONL; a longer one is a fault, so that a file without line ends does not fill the memory."""
 
 
-class FaultList:
+class RowErrors:
     """The faults of one file: the first are kept for the message, all are counted.
 
     Example:
         >>> from pathlib import Path
-        >>> faults = FaultList(Path("rows.jsonl"))
+        >>> faults = RowErrors(Path("rows.jsonl"))
         >>> faults.text(7, "query", {"query": " "}) is None
         True
         >>> faults.total, str(faults.kept[0])
-        (1, "row 7, column 'query': got an empty text; expected a text; to mend: fill it in or drop the row")
+        (1, "row 7, column 'query': got an empty text; expected a text; fix: fill it in or drop the row")
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.kept: list[Fault] = []
+        self.kept: list[RowError] = []
         self.total = 0
         self.bytes_read = 0.0
         """How far the reading has come in the file, as it lies on the disk."""
 
     def add(self, row: int | None, column: str | None, found: str, expected: str, fix: str) -> None:
         """Note a fault by its parts."""
-        self.note(Fault(row, column, found, expected, fix))
+        self.note(RowError(row, column, found, expected, fix))
 
-    def note(self, fault: Fault) -> None:
+    def note(self, fault: RowError) -> None:
         """Note a fault."""
         self.total += 1
-        if len(self.kept) < FAULTS_SHOWN:
+        if len(self.kept) < ERRORS_SHOWN:
             self.kept.append(fault)
 
     def raise_any(self) -> None:
@@ -153,7 +153,7 @@ def opened(raw: BinaryIO, path: Path) -> BinaryIO:
 def unreadable(path: Path, error: Exception) -> InputError:
     """What to say of a file that the system, or gzip, cannot read."""
     found = getattr(error, "strerror", None) or str(error) or type(error).__name__
-    return InputError(f"{path}: got {found!r}; expected a readable file; to mend: check the path, or fetch it again")
+    return InputError(f"{path}: got {found!r}; expected a readable file; fix: check the path, or fetch it again")
 
 
 def files_of(path: Path, suffixes: Sequence[str], what: str) -> list[Path]:
@@ -167,15 +167,15 @@ def files_of(path: Path, suffixes: Sequence[str], what: str) -> list[Path]:
         if found:
             return found
         raise InputError(
-            f"{path}: got a folder without {' or '.join(suffixes)} files; expected {what}; to mend: check the path"
+            f"{path}: got a folder without {' or '.join(suffixes)} files; expected {what}; fix: check the path"
         )
     if not path.is_file():
         found_here = "a folder" if path.is_dir() else "no such file"
-        raise InputError(f"{path}: got {found_here}; expected {what}; to mend: check the path")
+        raise InputError(f"{path}: got {found_here}; expected {what}; fix: check the path")
     return [path]
 
 
-def json_rows(path: Path, faults: FaultList) -> Iterator[tuple[int, dict[str, Any]]]:
+def json_rows(path: Path, faults: RowErrors) -> Iterator[tuple[int, dict[str, Any]]]:
     """The objects of a JSONL file with their line numbers from 1; lines that are none become faults.
 
     Raises:
@@ -201,13 +201,13 @@ def json_rows(path: Path, faults: FaultList) -> Iterator[tuple[int, dict[str, An
         raise unreadable(path, error) from error
 
 
-def lines_of(file: BinaryIO, path: Path, faults: FaultList) -> Iterator[tuple[int, bytes]]:
+def lines_of(file: BinaryIO, path: Path, faults: RowErrors) -> Iterator[tuple[int, bytes]]:
     """The lines of a file that are not blank, without a byte order mark."""
     number = 0
     while line := file.readline(LONGEST_LINE + 1):
         number += 1
         if len(line) > LONGEST_LINE:
-            found, expected = f"a line longer than {LONGEST_LINE >> 20} MiB", "one JSON object a line"
+            found, expected = f"a line longer than {LONGEST_LINE >> 20} MiB", "one JSON object per line"
             faults.add(number, None, found, expected, "end every object with a line end")
             while line and not line.endswith(b"\n"):
                 line = file.readline(LONGEST_LINE)
@@ -215,7 +215,7 @@ def lines_of(file: BinaryIO, path: Path, faults: FaultList) -> Iterator[tuple[in
         if number == 1:
             if line[:2] in (b"\xff\xfe", b"\xfe\xff"):
                 raise InputError(
-                    f"{path}: got UTF-16; expected UTF-8 text; to mend: convert it with `iconv -f utf-16 -t utf-8`"
+                    f"{path}: got UTF-16; expected UTF-8 text; fix: convert it with `iconv -f utf-16 -t utf-8`"
                 )
             line = line.removeprefix(b"\xef\xbb\xbf")
         if line.strip():
@@ -223,7 +223,7 @@ def lines_of(file: BinaryIO, path: Path, faults: FaultList) -> Iterator[tuple[in
 
 
 def parquet_rows(
-    path: Path, needed: Sequence[str], optional: Sequence[str], faults: FaultList
+    path: Path, needed: Sequence[str], optional: Sequence[str], faults: RowErrors
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """The rows of a Parquet file with their numbers from 1; only these columns are read.
 
@@ -243,7 +243,7 @@ def parquet_rows(
     yield from table_rows(path, choose, step)
 
 
-def check_columns(names: Sequence[str], needed: Sequence[str], optional: Sequence[str], faults: FaultList) -> None:
+def check_columns(names: Sequence[str], needed: Sequence[str], optional: Sequence[str], faults: RowErrors) -> None:
     """Stop where a needed column is missing, or one is there twice.
 
     Raises:

@@ -74,7 +74,7 @@ class ScoreMap:
             lowest, highest = self.range
             raise InputError(
                 f"score {score:g}: expected {lowest:g} to {highest:g} under the map {self}; "
-                "to mend: state the map of your scores"
+                "fix: state the map of your scores"
             )
         return float(map_scores(np.array([score]), self)[0])
 
@@ -88,7 +88,7 @@ def parse_score_map(text: str) -> ScoreMap:
     word, _, numbers = text.partition(":")
     refused = _REFUSED.get(word.lower().replace("-", "").replace("_", ""))
     if refused:
-        raise InputError(f"score map: got {text!r}; expected {', '.join(MAPS)} ({refused}); to mend: choose one")
+        raise InputError(f"score map: got {text!r}; expected {', '.join(MAPS)} ({refused}); fix: choose one")
     if word == "platt":
         try:
             slope, intercept = (float(part) for part in numbers.split(","))
@@ -97,14 +97,14 @@ def parse_score_map(text: str) -> ScoreMap:
         if not (0 < slope < math.inf and math.isfinite(intercept)):
             raise InputError(
                 f"score map: got {shorten(text)}; expected platt:SLOPE,INTERCEPT with a slope above 0, as in "
-                "platt:0.4,-2; to mend: where your fit is written 1 / (1 + exp(A s + B)), give -A,-B"
+                "platt:0.4,-2; fix: where your fit is written 1 / (1 + exp(A s + B)), give -A,-B"
             )
         return ScoreMap("platt", slope, intercept)
     for kind in ("prob", "percent", "logit", "binary"):
         if text == kind:
             return ScoreMap(kind)
     hint = did_you_mean(text, MAPS)
-    raise InputError(f"score map: got {shorten(text)}; expected {', '.join(MAPS)}; to mend: {hint}")
+    raise InputError(f"score map: got {shorten(text)}; expected {', '.join(MAPS)}; fix: {hint}")
 
 
 @dataclass(frozen=True)
@@ -161,7 +161,7 @@ def summarise_scores(
     high, low = np.asarray(positive, dtype=np.float64), np.asarray(negative, dtype=np.float64)
     scores = np.concatenate([high, low])
     if not len(scores):
-        raise InputError("scores: got none; expected at least one; to mend: check pos_scores and neg_scores")
+        raise InputError("scores: got none; expected at least one; fix: check pos_scores and neg_scores")
     lowest, highest = float(scores.min()), float(scores.max())
     looks_like, reason = _looks_like(scores, lowest, highest)
     with np.errstate(over="ignore"):
@@ -200,13 +200,13 @@ def check_scores(
     if summary.distinct == 1:
         raise InputError(
             f"{where}: got {summary.count} that are all {summary.lowest:g}; expected grades that differ; "
-            "to mend: score the pairs again, or use the score map 'binary'"
+            "fix: score the pairs again, or use the score map 'binary'"
         )
     relevance = map_scores(np.concatenate([positive, negative]), score_map)
     if bool(((relevance < _SATURATED) | (relevance > 1 - _SATURATED)).all()):
         raise InputError(
             f"{where}: got relevance within {_SATURATED:g} of 0 or 1 for all {summary.count} under the map {score_map} "
-            f"(scores from {summary.lowest:g} to {summary.highest:g}); expected grades between; to mend: fit the map "
+            f"(scores from {summary.lowest:g} to {summary.highest:g}); expected grades between; fix: fit the map "
             "on labelled pairs (platt:SLOPE,INTERCEPT), or use 'binary' where they are labels"
         )
     warnings = []

@@ -16,7 +16,7 @@ from bixse.relevance import GradeScale
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from bixse.data.sources.reading import FaultList
+    from bixse.data.sources.reading import RowErrors
 
 
 @dataclass(frozen=True)
@@ -68,16 +68,14 @@ class TableFiles(JudgementSource):
         self.columns = columns or TableColumns()
         names = [getattr(self.columns, column.name) for column in fields(TableColumns)]
         if len(set(names)) < len(names):
-            raise InputError(
-                f"columns: got {', '.join(names)}; expected a column of its own for each; to mend: rename one"
-            )
+            raise InputError(f"columns: got {', '.join(names)}; expected a column of its own for each; fix: rename one")
 
     @property
     def settings(self) -> Mapping[str, Any]:
         """Also the columns."""
         return {**super().settings, "columns": {c.name: getattr(self.columns, c.name) for c in fields(TableColumns)}}
 
-    def _read(self, file: Path, faults: FaultList) -> Iterator[Judgement]:
+    def _read(self, file: Path, faults: RowErrors) -> Iterator[Judgement]:
         names = self.columns
         needed, optional = (names.query, names.document, names.grade), (names.query_id, names.document_id, names.task)
         for number, row in table_rows(file, needed, optional, faults):
@@ -99,7 +97,7 @@ class TableFiles(JudgementSource):
             )  # fmt: skip
 
 
-def _grade(number: int, key: str, row: Mapping[str, Any], faults: FaultList) -> float | None:
+def _grade(number: int, key: str, row: Mapping[str, Any], faults: RowErrors) -> float | None:
     """The grade of a row; None where it is empty, and a fault where it is no number or the key is not there."""
     if key not in row:
         faults.add(number, key, "nothing", "a grade", f"add the key {key!r}")
@@ -135,7 +133,7 @@ class WandsFolder(JudgementSource):
         super().__init__(Path(path) / "label.csv", GradeScale(0, 2))
         for file in self._texts.values():
             if not file.is_file():
-                raise InputError(f"{file}: got no such file; expected it beside label.csv; to mend: add it")
+                raise InputError(f"{file}: got no such file; expected it beside label.csv; fix: add it")
         self._queries: dict[str, str] = {}
         self._products: dict[str, str] = {}
 
@@ -143,7 +141,7 @@ class WandsFolder(JudgementSource):
         """All three files."""
         return {file.name: file for file in (self.path, *self._texts.values())}
 
-    def prepare(self, faults_of: Callable[[Path], FaultList]) -> None:
+    def prepare(self, faults_of: Callable[[Path], RowErrors]) -> None:
         """Read queries and products."""
         self._queries, self._products = {}, {}
         for name, (id_key, text_key, more) in _WANDS_KEYS.items():
@@ -161,7 +159,7 @@ class WandsFolder(JudgementSource):
                         fix = "drop the repeat"
                         faults.add(number, id_key, f"{shorten(identifier)} with two texts", "one text an id", fix)
 
-    def _read(self, file: Path, faults: FaultList) -> Iterator[Judgement]:
+    def _read(self, file: Path, faults: RowErrors) -> Iterator[Judgement]:
         for number, row in _tab_separated(file, ("query_id", "product_id", "label"), (), faults):
             ids = {key: faults.identifier(number, key, row) for key in ("query_id", "product_id")}
             label = faults.text(number, "label", row)
@@ -190,7 +188,7 @@ _WANDS_KEYS: dict[str, tuple[str, str, tuple[str, ...]]] = {
 
 
 def _tab_separated(
-    file: Path, needed: tuple[str, ...], optional: tuple[str, ...], faults: FaultList
+    file: Path, needed: tuple[str, ...], optional: tuple[str, ...], faults: RowErrors
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """The rows of a .csv that is separated by tabs."""
     from bixse.data.sources.tables import csv_rows

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from bixse.data.io.files import is_unicode
 from bixse.data.sources.reading import (
     LONGEST_LINE,
-    FaultList,
+    RowErrors,
     check_columns,
     json_rows,
     kind_of,
@@ -30,7 +30,7 @@ TABLES = (".jsonl", ".parquet", ".csv", ".tsv")
 
 
 def table_rows(
-    path: Path, needed: Sequence[str], optional: Sequence[str], faults: FaultList
+    path: Path, needed: Sequence[str], optional: Sequence[str], faults: RowErrors
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     r"""The rows of a table with their numbers from 1 (lines of JSONL, data rows elsewhere); faulty ones go to `faults`.
 
@@ -48,7 +48,7 @@ def table_rows(
         >>> import pathlib, tempfile
         >>> path = pathlib.Path(tempfile.mkdtemp()) / "labels.tsv"
         >>> _ = path.write_text("id\tlabel\n7\tExact\n")
-        >>> list(table_rows(path, ("id",), ("label",), FaultList(path)))
+        >>> list(table_rows(path, ("id",), ("label",), RowErrors(path)))
         [(1, {'id': '7', 'label': 'Exact'})]
     """
     kind = kind_of(path)
@@ -58,10 +58,10 @@ def table_rows(
         return json_rows(path, faults)
     if kind in (".csv", ".tsv"):
         return csv_rows(path, needed, optional, faults, "\t" if kind == ".tsv" else ",")
-    raise InputError(f"{path}: got suffix {kind!r}; expected one of {', '.join(TABLES)}; to mend: rename or convert it")
+    raise InputError(f"{path}: got suffix {kind!r}; expected one of {', '.join(TABLES)}; fix: rename or convert it")
 
 
-def plain_lines(path: Path, faults: FaultList) -> Iterator[tuple[int, str]]:
+def plain_lines(path: Path, faults: RowErrors) -> Iterator[tuple[int, str]]:
     """The lines of a text file that are not blank, without their ends, numbered from 1; gzip is unpacked.
 
     Raises:
@@ -81,7 +81,7 @@ def plain_lines(path: Path, faults: FaultList) -> Iterator[tuple[int, str]]:
 
 
 def csv_rows(
-    path: Path, needed: Sequence[str], optional: Sequence[str], faults: FaultList, delimiter: str
+    path: Path, needed: Sequence[str], optional: Sequence[str], faults: RowErrors, delimiter: str
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """The rows of a file of separated values with a header; an empty field is None.
 
@@ -95,7 +95,7 @@ def csv_rows(
         with path.open("rb") as raw, opened(raw, path) as file:
             if file.read(2) in (b"\xff\xfe", b"\xfe\xff"):
                 raise InputError(
-                    f"{path}: got UTF-16; expected UTF-8 text; to mend: convert it with `iconv -f utf-16 -t utf-8`"
+                    f"{path}: got UTF-16; expected UTF-8 text; fix: convert it with `iconv -f utf-16 -t utf-8`"
                 )
             file.seek(0)
             text = io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline="")

@@ -8,7 +8,7 @@ from bixse.data.collection import Document
 from bixse.data.graded_pairs import text_id
 from bixse.data.sources.binary_labels import BINARY, labelled
 from bixse.data.sources.corpus import CorpusSource, corpus_files, listed
-from bixse.data.sources.reading import FaultList, json_rows, stem_of
+from bixse.data.sources.reading import RowErrors, json_rows, stem_of
 from bixse.data.sources.score_scale import ScoreMap, parse_score_map
 from bixse.errors import shorten
 
@@ -66,7 +66,7 @@ class TevatronFiles(CorpusSource):
         """Also the map."""
         return {**super().settings, "map": str(self.score_map) if self.score_map else None}
 
-    def _read(self, file: Path, faults: FaultList) -> Iterator[Judgement]:
+    def _read(self, file: Path, faults: RowErrors) -> Iterator[Judgement]:
         for number, row in json_rows(file, faults):
             before = faults.total
             query = faults.text(number, "query" if "query" in row else "query_text", row)
@@ -89,7 +89,7 @@ class TevatronFiles(CorpusSource):
                 yield judged if relevance is None else _scored(judged, relevance, self.score_map)
 
     def _passage(
-        self, number: int, key: str, passage: Any, relevant: bool, faults: FaultList
+        self, number: int, key: str, passage: Any, relevant: bool, faults: RowErrors
     ) -> tuple[str, str, bool, float | None] | None:
         """Id, text, label and teacher's relevance of one passage; a fault and None where it cannot be used."""
         row = passage if isinstance(passage, dict) else {"docid": passage}
@@ -110,7 +110,7 @@ class TevatronFiles(CorpusSource):
         relevance = self._relevance(number, row, faults)
         return identifier or text_id(text), text, relevant, relevance
 
-    def _relevance(self, number: int, row: Mapping[str, Any], faults: FaultList) -> float | None:
+    def _relevance(self, number: int, row: Mapping[str, Any], faults: RowErrors) -> float | None:
         """What the teacher's score stands for; None where labels count."""
         if self.score_map is not None and self.score_map.kind == "binary":
             self.notes["scores left aside"] += row.get("score") is not None

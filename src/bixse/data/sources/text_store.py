@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from bixse.data.collection import Document
 from bixse.data.io.files import is_unicode
-from bixse.data.sources.reading import FaultList, kind_of
+from bixse.data.sources.reading import RowErrors, kind_of
 from bixse.data.sources.tables import TABLES, plain_lines, table_rows
 from bixse.errors import InputError, StorageError, shorten
 
@@ -41,7 +41,7 @@ class TextStore:
     Example:
         >>> from pathlib import Path
         >>> with TextStore() as store:
-        ...     store.add([(1, "d1", "shutil", "copies files")], FaultList(Path("corpus.jsonl")))
+        ...     store.add([(1, "d1", "shutil", "copies files")], RowErrors(Path("corpus.jsonl")))
         ...     store.get("d1").content, store.get("d2"), len(store)
         ('shutil copies files', None, 1)
     """
@@ -61,7 +61,7 @@ class TextStore:
         with self._errors():
             return int(self._file.execute("SELECT count(*) FROM texts").fetchone()[0])
 
-    def add(self, rows: Iterable[tuple[int, str, str, str]], faults: FaultList) -> None:
+    def add(self, rows: Iterable[tuple[int, str, str, str]], faults: RowErrors) -> None:
         """Take rows of number, id, title and text; an id that comes again with another text is a fault.
 
         Raises:
@@ -101,11 +101,11 @@ class TextStore:
         except sqlite3.Error as error:
             raise StorageError(
                 f"texts: got {error} in a temporary file; expected room for the corpus there; "
-                "to mend: free disk space, or set TMPDIR to a folder with more"
+                "fix: free disk space, or set TMPDIR to a folder with more"
             ) from error
 
 
-def documents_in(path: Path, faults: FaultList) -> Iterator[tuple[int, str, str, str]]:
+def documents_in(path: Path, faults: RowErrors) -> Iterator[tuple[int, str, str, str]]:
     """Number, id, title and text of the documents in a file of almost any tool.
 
     Tables (.jsonl, .parquet, and .csv and .tsv with a header) have an id and a text under one of `ID_KEYS` and
@@ -119,7 +119,7 @@ def documents_in(path: Path, faults: FaultList) -> Iterator[tuple[int, str, str,
     return _texts(path, ID_KEYS, TEXT_KEYS, "title", faults)
 
 
-def queries_in(path: Path, faults: FaultList) -> Iterator[tuple[int, str, str, str]]:
+def queries_in(path: Path, faults: RowErrors) -> Iterator[tuple[int, str, str, str]]:
     """Number, id, nothing and text of the queries in a file: a table, or a .tsv (.txt) of id and text.
 
     Raises:
@@ -129,7 +129,7 @@ def queries_in(path: Path, faults: FaultList) -> Iterator[tuple[int, str, str, s
 
 
 def _texts(
-    path: Path, id_keys: Sequence[str], text_keys: Sequence[str], title_key: str | None, faults: FaultList
+    path: Path, id_keys: Sequence[str], text_keys: Sequence[str], title_key: str | None, faults: RowErrors
 ) -> Iterator[tuple[int, str, str, str]]:
     kind = kind_of(path)
     if kind in (".tsv", ".txt") and not _has_header(path, id_keys):
@@ -137,7 +137,7 @@ def _texts(
         return
     if kind not in TABLES:
         expected = ", ".join((*TABLES, ".txt"))
-        raise InputError(f"{path}: got suffix {kind!r}; expected one of {expected}; to mend: rename or convert it")
+        raise InputError(f"{path}: got suffix {kind!r}; expected one of {expected}; fix: rename or convert it")
     keys = (*id_keys, *text_keys, *([title_key] if title_key else []))
     known = False
     for number, row in table_rows(path, (), tuple(dict.fromkeys(keys)), faults):
@@ -162,12 +162,12 @@ def _texts(
 
 def _has_header(path: Path, id_keys: Sequence[str]) -> bool:
     """Whether the first line of a file names a column of ids."""
-    for _, line in plain_lines(path, FaultList(path)):
+    for _, line in plain_lines(path, RowErrors(path)):
         return bool({name.strip() for name in line.split("\t")} & {key for key in id_keys if not key.isdigit()})
     return False
 
 
-def _plain(path: Path, with_title: bool, faults: FaultList) -> Iterator[tuple[int, str, str, str]]:
+def _plain(path: Path, with_title: bool, faults: RowErrors) -> Iterator[tuple[int, str, str, str]]:
     """Lines of id and text, tab-separated; or of id, address, title, body."""
     for number, line in plain_lines(path, faults):
         fields = line.split("\t")

@@ -14,7 +14,7 @@ from bixse.errors import InputError, did_you_mean, shorten
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from bixse.data.sources.reading import FaultList
+    from bixse.data.sources.reading import RowErrors
     from bixse.relevance import GradeScale
 
 
@@ -57,12 +57,12 @@ class TrecFiles(CorpusSource):
         if missing:
             raise InputError(
                 f"{path}: got no {' and no '.join(missing)}; expected the files of topics and of documents, since "
-                f"qrels hold ids alone; to mend: give {' and '.join(missing)}"
+                f"qrels hold ids alone; fix: give {' and '.join(missing)}"
             )
         super().__init__(path, need_scale(path, scale), corpus, [queries] if queries is not None else [])
         self.task: str | None = None
 
-    def _read(self, file: Path, faults: FaultList) -> Iterator[Judgement]:
+    def _read(self, file: Path, faults: RowErrors) -> Iterator[Judgement]:
         is_beir = None
         given: dict[tuple[str, str], float] = {}
         for number, line in plain_lines(file, faults):
@@ -84,7 +84,7 @@ class TrecFiles(CorpusSource):
                 continue
             if given.setdefault((query_id, document_id), value) != value:
                 found = f"{value:g} where another line has {given[query_id, document_id]:g} for the same pair"
-                faults.add(number, "score", found, "one grade a pair", "keep one of the two lines")
+                faults.add(number, "score", found, "one grade per pair", "keep one of the two lines")
                 continue
             query = self.query_text(number, "query-id", query_id, faults)
             document = self.document_text(number, "corpus-id", document_id, faults)
@@ -139,19 +139,18 @@ def split_file(folder: Path, split: str | None) -> Path:
     if not available:
         found = "no such folder" if not folder.exists() else "a file" if folder.is_file() else "a folder without qrels"
         raise InputError(
-            f"{folder}: got {found}; expected corpus.jsonl, queries.jsonl and qrels/<split>.tsv; to mend: "
-            "check the path"
+            f"{folder}: got {found}; expected corpus.jsonl, queries.jsonl and qrels/<split>.tsv; fix: check the path"
         )
     if split is None and len(available) > 1:
         raise InputError(
-            f"{folder / 'qrels'}: got {len(available)} splits; expected one to be named; to mend: --qrels and one of "
+            f"{folder / 'qrels'}: got {len(available)} splits; expected one to be named; fix: --qrels and one of "
             f"{', '.join(available)}"
         )
     name = split or next(iter(available))
     if name not in available:
         raise InputError(
             f"{folder / 'qrels'}: got split {name!r}; expected one of {', '.join(available)}; "
-            f"to mend: {did_you_mean(name, available)}"
+            f"fix: {did_you_mean(name, available)}"
         )
     return available[name]
 
@@ -161,4 +160,4 @@ def _one_of(folder: Path, name: str) -> Path:
     for suffix in (".jsonl", ".jsonl.gz", ".parquet"):
         if (folder / f"{name}{suffix}").is_file():
             return folder / f"{name}{suffix}"
-    raise InputError(f"{folder}: got no {name}.jsonl; expected it beside qrels; to mend: add it")
+    raise InputError(f"{folder}: got no {name}.jsonl; expected it beside qrels; fix: add it")

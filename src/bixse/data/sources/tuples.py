@@ -9,7 +9,7 @@ from bixse.data.graded_pairs import text_id
 from bixse.data.io.parquet import column_names
 from bixse.data.sources.binary_labels import BINARY, labelled
 from bixse.data.sources.judgement_files import Judgement, JudgementSource, placed
-from bixse.data.sources.reading import FaultList, kind_of
+from bixse.data.sources.reading import RowErrors, kind_of
 from bixse.data.sources.score_scale import ScoreMap, parse_score_map
 from bixse.data.sources.tables import TABLES, table_rows
 from bixse.errors import InputError, shorten
@@ -64,7 +64,7 @@ class TupleFiles(JudgementSource):
     ) -> None:
         super().__init__(path, scale or BINARY)
         if scale is not None and score_map is not None:
-            raise InputError(f"{path}: got a scale and a score map; expected one of them; to mend: leave one out")
+            raise InputError(f"{path}: got a scale and a score map; expected one of them; fix: leave one out")
         self.stated = scale is not None
         self.score_map = parse_score_map(score_map) if isinstance(score_map, str) else score_map
 
@@ -73,7 +73,7 @@ class TupleFiles(JudgementSource):
         """Also the map."""
         return {**super().settings, "map": str(self.score_map) if self.score_map else None, "stated": self.stated}
 
-    def _read(self, file: Path, faults: FaultList) -> Iterator[Judgement]:
+    def _read(self, file: Path, faults: RowErrors) -> Iterator[Judgement]:
         named = _columns(file, faults)
         for number, row in table_rows(file, (), tuple(named), faults):
             before = faults.total
@@ -96,7 +96,7 @@ class TupleFiles(JudgementSource):
                 elif document is not None:
                     yield self._judgement(number, query, document, grades[place])
 
-    def _grades(self, number: int, key: str, row: Mapping[str, Any], count: int, faults: FaultList) -> list[float]:
+    def _grades(self, number: int, key: str, row: Mapping[str, Any], count: int, faults: RowErrors) -> list[float]:
         """One finite number a document; fewer where there was a fault."""
         value = row[key]
         if not self.stated and self.score_map is None:
@@ -136,7 +136,7 @@ class TupleFiles(JudgementSource):
         )  # fmt: skip
 
 
-def _columns(file: Path, faults: FaultList) -> list[str]:
+def _columns(file: Path, faults: RowErrors) -> list[str]:
     """The columns of a Parquet file that are read; any name elsewhere."""
     if kind_of(file) != ".parquet":
         return []

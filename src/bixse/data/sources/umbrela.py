@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from bixse.data.graded_pairs import text_id
 from bixse.data.sources.judgement_files import Judgement, JudgementSource, placed
-from bixse.data.sources.reading import FaultList, json_rows
+from bixse.data.sources.reading import RowErrors, json_rows
 from bixse.errors import shorten
 from bixse.relevance import GradeScale
 
@@ -33,7 +33,7 @@ _DOCUMENT_IDS = ("docid", "document_id", "doc_id")
 
 
 class UmbrelaFile(JudgementSource):
-    r"""Output of `umbrela judge`, a JSON object a line.
+    r"""Output of `umbrela judge`, a JSON object per line.
 
     Keys: `query` and `passage` (texts, or the objects of umbrela's requests, `{"text", "qid"}` and
     `{"doc": {"segment"}, "docid"}`), `judgment`, `result_status`, `model`, `prediction`, `reasoning`; ids also as `qid`
@@ -57,7 +57,7 @@ class UmbrelaFile(JudgementSource):
     def __init__(self, path: str | Path) -> None:
         super().__init__(path, GradeScale(0, 3))
 
-    def _read(self, file: Path, faults: FaultList) -> Iterator[Judgement]:
+    def _read(self, file: Path, faults: RowErrors) -> Iterator[Judgement]:
         for number, row in json_rows(file, faults):
             before = faults.total
             if "judgment" not in row and "candidates" in row:
@@ -86,7 +86,7 @@ class UmbrelaFile(JudgementSource):
             )
 
     def _grade(
-        self, number: int, row: Mapping[str, Any], told: list[str], faults: FaultList
+        self, number: int, row: Mapping[str, Any], told: list[str], faults: RowErrors
     ) -> tuple[float | None, str, str]:
         """Grade, status and detail; faults where the row says neither."""
         parsed = row.get("result_status")
@@ -144,7 +144,7 @@ def _side(
     row: Mapping[str, Any],
     text_keys: tuple[str, ...],
     id_keys: tuple[str, ...],
-    faults: FaultList,
+    faults: RowErrors,
 ) -> tuple[str | None, str | None]:
     """Id and text of a row's query or passage, written flat or as in umbrela's requests."""
     value = row.get(key)

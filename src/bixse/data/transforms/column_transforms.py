@@ -1,4 +1,4 @@
-"""Transforms of graded pairs as settings with one method each, on numbers alone: see `bixse.data.transforms.transforms`."""
+"""Transforms of graded pairs as settings with one method each, on numbers alone: see `transforms.py`."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ class Sample:
     def __post_init__(self) -> None:
         """Refuse an empty sample and a seed out of range."""
         if self.size < 1:
-            raise InputError(f"size of a sample: got {self.size}; expected at least 1; to mend: ask for a row or more")
+            raise InputError(f"size of a sample: got {self.size}; expected at least 1; fix: ask for a row or more")
         _check_seed(self.seed)
 
     def apply(self, columns: PairColumns) -> tuple[PairColumns, Applied]:
@@ -155,7 +155,7 @@ class Sample:
         if self.size > len(columns):
             raise InputError(
                 f"size of a sample: got {self.size}; expected at most the {len(columns)} rows there are; "
-                "to mend: ask for fewer, or for no sample"
+                "fix: ask for fewer, or for no sample"
             )
         chance = draws(self.seed, "sample", columns.keys["query_id"], columns.keys["task"], columns.keys["document_id"])
         bins = np.minimum(np.floor(columns.relevance * BINS + ROUNDING), BINS - 1).astype(np.uint64)
@@ -216,7 +216,7 @@ class SplitByQuery:
             found = ", ".join(f"{name}={share:g}" for name, share in self.shares.items()) or "no part"
             raise InputError(
                 f"shares of a split: got {found}; expected shares above 0 that add up to 1; "
-                "to mend: for example train=0.8 dev=0.1 test=0.1"
+                "fix: for example train=0.8 dev=0.1 test=0.1"
             )
         _check_seed(self.seed)
 
@@ -238,9 +238,9 @@ def _record(
 
 def _check_share(what: str, value: float) -> None:
     if not 0.0 <= value <= 1.0:
-        raise InputError(f"{what}: got {value}; expected a number from 0 to 1; to mend: relevance is on that scale")
+        raise InputError(f"{what}: got {value}; expected a number from 0 to 1; fix: relevance is on that scale")
 
 
 def _check_seed(seed: int) -> None:
     if not 0 <= seed < SEEDS:
-        raise InputError(f"seed: got {seed}; expected 0 to {SEEDS - 1}; to mend: leave it out for 0")
+        raise InputError(f"seed: got {seed}; expected 0 to {SEEDS - 1}; fix: leave it out for 0")

@@ -1,4 +1,4 @@
-"""`PairColumns`: graded pairs without their texts, a few numbers a row, which is all that transforms look at."""
+"""`PairColumns`: graded pairs without their texts, a few numbers per row, which is all that transforms look at."""
 
 from __future__ import annotations
 

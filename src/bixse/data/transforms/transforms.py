@@ -1,7 +1,7 @@
 """Graded pairs made of graded pairs: cutoff, binary relevance, label noise, samples of a size, parts, no duplicates.
 
 Each function takes a table in memory and gives a new one; what was done goes to `record`, where a list is given. The
-work is done on `PairColumns` by the classes of `bixse.data.transforms.column_transforms`, which `bixse convert` uses on files that
+work is done on `PairColumns` by the classes of `column_transforms.py`, which `bixse convert` uses on files that
 are larger than memory.
 """
 

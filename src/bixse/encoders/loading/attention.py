@@ -71,7 +71,7 @@ def make_bidirectional(model: SentenceTransformer, name: str) -> bool:
         if not sees_whole_text(part):
             raise ModelError(
                 f"model {name!r}: got a {part.auto_model.config.model_type} decoder whose first token does not see "
-                "the last one after its causal mask was switched off; expected attention to the whole text; to mend: "
+                "the last one after its causal mask was switched off; expected attention to the whole text; fix: "
                 "choose an architecture such as Llama, Qwen, Mistral or Gemma 3, or set `bidirectional: false`"
             )
     return bool(causal)
@@ -90,7 +90,7 @@ def check_attention(model: SentenceTransformer, name: str) -> None:
         if getattr(part.auto_model.config, "is_causal", None) is False and not sees_whole_text(part):
             raise ModelError(
                 f"model {name!r}: got attention that sees only what came before, although its configuration says "
-                "is_causal: false; expected attention to the whole text; to mend: load it with the version of "
+                "is_causal: false; expected attention to the whole text; fix: load it with the version of "
                 "transformers it was saved with"
             )
 
@@ -112,7 +112,7 @@ def check_padding(model: SentenceTransformer, name: str) -> None:
             if not difference <= allowed:
                 raise ModelError(
                     f"model {name!r}: got another embedding of a text when it is padded on the {tried} (a difference "
-                    f"of {difference:.3g}); expected the same within {allowed:g}; to mend: check that the tokenizer "
+                    f"of {difference:.3g}); expected the same within {allowed:g}; fix: check that the tokenizer "
                     "has a padding token of its own and the model takes an attention mask"
                 )
     finally:

@@ -70,7 +70,7 @@ def build_encoder(
         Traceback (most recent call last):
         ...
         bixse.errors.ModelError: model 'no/such/folder/here': got no such folder; expected a folder with a \
-sentence-transformers or transformers model, or a hub name (owner/name); to mend: check the path
+sentence-transformers or transformers model, or a hub name (owner/name); fix: check the path
 
         The BiXSE paper's ModernBERT, with the pooling it would take by itself::
 
@@ -95,7 +95,7 @@ sentence-transformers or transformers model, or a hub name (owner/name); to mend
     except Exception as error:
         raise ModelError(
             f"model {str(name_or_path)!r}: got {type(error).__name__}: {_first_line(error)}; expected a "
-            "sentence-transformers or transformers encoder; to mend: check the name, that the folder holds "
+            "sentence-transformers or transformers encoder; fix: check the name, that the folder holds "
             "config.json and model.safetensors, and that a hub name can be reached"
         ) from error
     lacking = missing if reads_pooler(model) else {key for key in missing if not key.startswith("pooler.")}
@@ -103,7 +103,7 @@ sentence-transformers or transformers model, or a hub name (owner/name); to mend
         shown = ", ".join(sorted(lacking)[:3])
         raise ModelError(
             f"model {str(name_or_path)!r}: got no weights for {len(lacking)} of its parameters ({shown}); expected all "
-            "in the model's files; to mend: check that config.json and the weights belong together"
+            "in the model's files; fix: check that config.json and the weights belong together"
         )
     if resolve_precision(device=model.device) == "float32":
         keep_weights_exact(model)
@@ -119,7 +119,7 @@ sentence-transformers or transformers model, or a hub name (owner/name); to mend
         if max_length < 4 or (own is not None and max_length > own):
             raise ModelError(
                 f"max_length: got {max_length}; expected 4 to {own if own is not None else 'the context of the model'} "
-                f"tokens for model {str(name_or_path)!r}; to mend: lower it or leave it out"
+                f"tokens for model {str(name_or_path)!r}; fix: lower it or leave it out"
             )
         model.max_seq_length = max_length
     return model
@@ -193,25 +193,25 @@ def _resolve(name_or_path: str | Path) -> str | Path:
     if str(name_or_path) == "bm25":
         raise ModelError(
             "model 'bm25': got the word-matching baseline, which has no embeddings; expected an encoder; "
-            "to mend: name a model folder, a hub name or demo (only `bixse evaluate` takes bm25)"
+            "fix: name a model folder, a hub name or demo (only `bixse evaluate` takes bm25)"
         )
     path = Path(name_or_path)
     if path.is_dir():
         if not any((path / name).is_file() for name in ("modules.json", "config.json")):
             raise ModelError(
                 f"model {str(path)!r}: got a folder without modules.json or config.json; expected a saved model; "
-                "to mend: name the folder that holds them (a run keeps its model in <out>/model)"
+                "fix: name the folder that holds them (a run keeps its model in <out>/model)"
             )
         return path
     if path.exists():
         raise ModelError(
-            f"model {str(path)!r}: got a file; expected a model folder or a hub name; to mend: name its folder"
+            f"model {str(path)!r}: got a file; expected a model folder or a hub name; fix: name its folder"
         )
     looks_like_path = isinstance(name_or_path, Path) or str(name_or_path).count("/") != 1 or path.parent.is_dir()
     if looks_like_path and "/" in str(name_or_path):
         raise ModelError(
             f"model {str(name_or_path)!r}: got no such folder; expected a folder with a sentence-transformers or "
-            "transformers model, or a hub name (owner/name); to mend: check the path"
+            "transformers model, or a hub name (owner/name); fix: check the path"
         )
     check_hub_name(str(name_or_path))
     return name_or_path
@@ -258,17 +258,17 @@ def _check_is_encoder(model: SentenceTransformer, name: str) -> None:
     except Exception as error:
         raise ModelError(
             f"model {name!r}: got {type(error).__name__} on a first sentence ({_first_line(error)}); expected an "
-            "encoder of text; to mend: choose an embedding model"
+            "encoder of text; fix: choose an embedding model"
         ) from error
     if vectors.ndim != 2 or vectors.shape[1] < 2 or not np.isfinite(vectors).all():
         raise ModelError(
             f"model {name!r}: got an output of shape {vectors.shape} on two texts; expected one finite embedding a "
-            "text; to mend: choose an embedding model (a cross-encoder or a classifier is none)"
+            "text; fix: choose an embedding model (a cross-encoder or a classifier is none)"
         )
     if np.abs(vectors[0] - vectors[1]).max() <= 1e-5 * np.abs(vectors).max():
         raise ModelError(
             f"model {name!r}: got the same embedding for two different words; expected different ones; "
-            "to mend: check that the folder holds the model's tokenizer (tokenizer.json or its vocabulary)"
+            "fix: check that the folder holds the model's tokenizer (tokenizer.json or its vocabulary)"
         )
 
 

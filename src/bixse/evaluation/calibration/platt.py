@@ -43,7 +43,7 @@ def fit_platt(logits: npt.ArrayLike, z: npt.ArrayLike, prior: bool = True) -> tu
     scores = np.asarray(logits, dtype=np.float64)
     _, targets, _ = checked(np.zeros(scores.shape), z)
     if not np.isfinite(scores).all():
-        raise InputError("logits: got NaN or infinity; expected finite numbers; to mend: check the model")
+        raise InputError("logits: got NaN or infinity; expected finite numbers; fix: check the model")
     if prior:
         top = (targets.sum() + 1) / (targets.sum() + 2)
         bottom = 1 / ((1 - targets).sum() + 2)

@@ -44,7 +44,7 @@ def weighted_to_prior(z: npt.ArrayLike, prior: float) -> tuple[Floats, Floats]:
     if not 0 < share < 1:
         raise InputError(
             f"prior: got pairs whose mean relevance is {share:g}; expected relevant and irrelevant ones to weight; "
-            "to mend: add the kind that is missing"
+            "fix: add the kind that is missing"
         )
     relevant, irrelevant = observed * (prior / share), (1 - observed) * ((1 - prior) / (1 - share))
     weights = relevant + irrelevant

@@ -186,7 +186,7 @@ def intervals_by_query(
     """
     predicted, observed, counted = checked(p, z, weights)
     if samples < 1:
-        raise InputError(f"samples: got {samples}; expected at least 1; to mend: use 1000")
+        raise InputError(f"samples: got {samples}; expected at least 1; fix: use 1000")
     quantiles = interval_bounds(confidence)
     query, number = numbered_queries(query_ids, len(predicted))
     cells = query * bins + _bin_of(predicted, bins)
@@ -263,12 +263,12 @@ def numbered_queries(query_ids: Sequence[str], pairs: int) -> tuple[npt.NDArray[
     if len(query_ids) != pairs:
         raise InputError(
             f"calibration: got {len(query_ids)} query ids for {pairs} pairs; expected one a pair; "
-            "to mend: pass the query id of each pair"
+            "fix: pass the query id of each pair"
         )
     names, query = np.unique(np.asarray(query_ids, dtype=str), return_inverse=True)
     if len(names) < 2:
         raise InputError(
-            f"calibration: got pairs of {len(names)} query; expected at least 2 queries; to mend: judge more queries"
+            f"calibration: got pairs of {len(names)} query; expected at least 2 queries; fix: judge more queries"
         )
     return query, len(names)
 
@@ -295,7 +295,7 @@ def checked(p: npt.ArrayLike, z: npt.ArrayLike, weights: npt.ArrayLike | None = 
     if arrays[0].ndim != 1 or arrays[0].shape != arrays[1].shape or not arrays[0].size:
         raise InputError(
             f"calibration: got predictions {arrays[0].shape} and relevance {arrays[1].shape}; expected two vectors of "
-            "one length, at least 1; to mend: pass one prediction and one relevance a pair"
+            "one length, at least 1; fix: pass one prediction and one relevance per pair"
         )
     for name, values, fix in (
         ("predictions", arrays[0], "apply the sigmoid to logits first"),
@@ -303,11 +303,11 @@ def checked(p: npt.ArrayLike, z: npt.ArrayLike, weights: npt.ArrayLike | None = 
     ):
         wrong = ~((values >= 0) & (values <= 1))
         if wrong.any():
-            raise InputError(f"{name}: got {values[wrong][0]}; expected 0 to 1; to mend: {fix}")
+            raise InputError(f"{name}: got {values[wrong][0]}; expected 0 to 1; fix: {fix}")
     counted = np.ones(arrays[0].shape) if weights is None else np.asarray(weights, dtype=np.float64)
     if counted.shape != arrays[0].shape or not (np.isfinite(counted) & (counted >= 0)).all() or not counted.any():
         raise InputError(
-            f"weights: got {shorten(counted.tolist())}; expected one a pair, finite, 0 and up, not all 0; to mend: "
+            f"weights: got {shorten(counted.tolist())}; expected one a pair, finite, 0 and up, not all 0; fix: "
             "leave them out to count all pairs alike"
         )
     return arrays[0], arrays[1], counted
@@ -323,5 +323,5 @@ def _basic_interval(estimate: float, drawn: Floats, quantiles: tuple[float, floa
 def _bin_of(predicted: Floats, bins: int) -> npt.NDArray[np.int64]:
     """The bin of each prediction; 1.0 falls into the last."""
     if bins < 1:
-        raise InputError(f"bins: got {bins}; expected at least 1; to mend: use 10")
+        raise InputError(f"bins: got {bins}; expected at least 1; fix: use 10")
     return np.minimum((predicted * bins).astype(np.int64), bins - 1)

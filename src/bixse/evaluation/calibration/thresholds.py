@@ -112,21 +112,21 @@ def check_precision(precision: float) -> None:
         InputError: not above 0 and up to 1.
     """
     if not 0 < precision <= 1:
-        raise InputError(f"precision: got {precision}; expected above 0 and up to 1; to mend: 0.9 is a start")
+        raise InputError(f"precision: got {precision}; expected above 0 and up to 1; fix: 0.9 is a start")
 
 
 def _check_labels(labels: Floats, fewest: int) -> None:
     if not np.isin(labels, (0.0, 1.0)).all():
-        raise InputError("relevant: got values between 0 and 1; expected 0 or 1; to mend: cut relevance at a level")
+        raise InputError("relevant: got values between 0 and 1; expected 0 or 1; fix: cut relevance at a level")
     if labels.all() or not labels.any():
         kind = "relevant" if labels.all() else "irrelevant"
         raise InputError(
-            f"thresholds: got {len(labels)} pairs, all {kind}; expected both kinds; to mend: add the kind that is "
+            f"thresholds: got {len(labels)} pairs, all {kind}; expected both kinds; fix: add the kind that is "
             "missing, or count as relevant from another relevance"
         )
     if fewest < 1 or len(labels) < fewest:
         raise InputError(
-            f"thresholds: got {len(labels)} pairs; expected at least {max(fewest, 1)}; to mend: judge more pairs"
+            f"thresholds: got {len(labels)} pairs; expected at least {max(fewest, 1)}; fix: judge more pairs"
         )
 
 

@@ -199,6 +199,6 @@ def _read(folder: Path, name: str, results: Mapping[str, Any]) -> TaskScore:
         return TaskScore(name, metrics, per_query, str(results["type"]), float(results["seconds"]), reused=True)
     except (InputError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(
-            f"{folder}: got missing or damaged results; expected those of a finished task; to mend: delete the folder "
+            f"{folder}: got missing or damaged results; expected those of a finished task; fix: delete the folder "
             "and evaluate again"
         ) from error

@@ -37,7 +37,7 @@ def import_mteb() -> Any:
         import mteb
     except ImportError as error:
         raise InputError(
-            f"mteb: got no usable package ({error}); expected mteb, which runs this suite; to mend: "
+            f"mteb: got no usable package ({error}); expected mteb, which runs this suite; fix: "
             "pip install 'bixse[mteb]' (Python 3.11 or newer)"
         ) from error
     return mteb
@@ -57,7 +57,7 @@ def benchmark_tasks(benchmark: str, names: Sequence[str] | None = None) -> list[
     for name in names or ():
         if name not in tasks:
             hint = did_you_mean(name, tasks, "choose some of its tasks")
-            raise InputError(f"task: got {name!r}; expected one of {benchmark}: {', '.join(tasks)}; to mend: {hint}")
+            raise InputError(f"task: got {name!r}; expected one of {benchmark}: {', '.join(tasks)}; fix: {hint}")
     return [task for name, task in tasks.items() if names is None or name in names]
 
 
@@ -160,9 +160,7 @@ def local_task(name: str, folder: Path, split: str = "test", exclude_self: bool 
     files = (folder / "corpus.jsonl", folder / "queries.jsonl", folder / "qrels" / f"{split}.tsv")
     lacking = [str(file) for file in files if not file.is_file()]
     if lacking:
-        raise InputError(
-            f"{folder}: got no {', '.join(lacking)}; expected a collection folder; to mend: check the path"
-        )
+        raise InputError(f"{folder}: got no {', '.join(lacking)}; expected a collection folder; fix: check the path")
     metadata = TaskMetadata(
         name=name,
         description=f"The collection {name}, from a local folder",
@@ -215,7 +213,7 @@ def download_collection(name: str, folder: Path, splits: Sequence[str]) -> None:
     except Exception as error:  # whatever the hub's and the data sets' libraries raise
         said = (str(error).strip().splitlines() or ["no message"])[0]
         raise InputError(
-            f"{name}: got {type(error).__name__} ({said}); expected its data from the hub; to mend: check the network "
+            f"{name}: got {type(error).__name__} ({said}); expected its data from the hub; fix: check the network "
             "(HF_HUB_OFFLINE must not be set), or fetch the data by hand into a folder"
         ) from error
     task.convert_v1_dataset_format_to_v2(None)

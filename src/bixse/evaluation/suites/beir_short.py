@@ -92,7 +92,7 @@ def cut_collection(
     if len(judged) > passages:
         raise InputError(
             f"{task}: got {len(judged)} judged passages of {len(chosen)} queries; expected at most {passages}; "
-            "to mend: keep fewer queries or more passages"
+            "fix: keep fewer queries or more passages"
         )
     corpus = list(document_ids)
     kept = judged.union(nsmallest(passages - len(judged), (name for name in corpus if name not in judged), key=place))
@@ -174,17 +174,17 @@ def _read(path: Path, task: str, seed: int, wanted: dict[str, Any]) -> Cut | Non
     except (ValueError, KeyError, TypeError) as error:
         raise InputError(
             f"{path}: got no readable id lists ({type(error).__name__}: {error}); expected the JSON that bixse wrote; "
-            "to mend: delete the file, it is made again"
+            "fix: delete the file, it is made again"
         ) from error
     if said != cut.content_hash:
         raise InputError(
-            f"{path}: got lists with SHA-256 {cut.content_hash}; expected {said}, as the file says; to mend: delete "
+            f"{path}: got lists with SHA-256 {cut.content_hash}; expected {said}, as the file says; fix: delete "
             "the file, it is made again"
         )
     if made_from != wanted:
         changed = ", ".join(name for name in wanted if made_from.get(name) != wanted[name])
         raise InputError(
             f"{path}: got id lists made from other data or settings ({changed}); expected those of {path.parent.parent}"
-            "; to mend: delete the file for new lists, or bring back the data"
+            "; fix: delete the file for new lists, or bring back the data"
         )
     return cut

@@ -175,5 +175,5 @@ def _restore(path: Path, searches: list[Best]) -> int:
     except (ValueError, KeyError, TypeError) as error:
         raise InputError(
             f"{path}: got a damaged file ({type(error).__name__}: {error}); expected the best documents so far, as "
-            "bixse wrote them; to mend: delete the file"
+            "bixse wrote them; fix: delete the file"
         ) from error

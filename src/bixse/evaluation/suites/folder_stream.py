@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from bixse.data.collection import Document
 from bixse.data.io.strict import json_fault, parse_json
 from bixse.data.trec import read_qrels
-from bixse.errors import FAULTS_SHOWN, Fault, InputError, InvalidFileError, shorten
+from bixse.errors import ERRORS_SHOWN, InputError, InvalidFileError, RowError, shorten
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -43,7 +43,7 @@ def check_corpus(folder: Path, qrels: Qrels) -> int:
     """
     path = folder / "corpus.jsonl"
     seen: set[str] = set()
-    faults: list[Fault] = []
+    faults: list[RowError] = []
     total = 0
     for number, row in _rows(path, strict=False):
         fault = _fault(number, row, seen)
@@ -51,17 +51,17 @@ def check_corpus(folder: Path, qrels: Qrels) -> int:
             seen.add(str(row["_id"]))
             continue
         total += 1
-        if len(faults) < FAULTS_SHOWN:
+        if len(faults) < ERRORS_SHOWN:
             faults.append(fault)
     if faults:
         raise InvalidFileError(path, faults, total)
     if not seen:
-        raise InputError(f"{path}: got no document; expected at least one line; to mend: check the export")
+        raise InputError(f"{path}: got no document; expected at least one line; fix: check the export")
     missing = sorted({document_id for judged in qrels.values() for document_id in judged} - seen)
     if missing:
         raise InputError(
             f"{path}: got none of {len(missing)} judged documents, such as {missing[0]!r}; expected every judged "
-            "document in the corpus; to mend: take corpus and qrels from one release"
+            "document in the corpus; fix: take corpus and qrels from one release"
         )
     return len(seen)
 
@@ -86,11 +86,11 @@ def read_judged_queries(folder: Path, split: str) -> tuple[dict[str, str], Qrels
     if missing:
         raise InputError(
             f"{path}: got {len(missing)} judged queries without a text, such as {missing[0]!r}; expected each in "
-            "queries.jsonl; to mend: take queries and qrels from one release"
+            "queries.jsonl; fix: take queries and qrels from one release"
         )
     if not any(grade > 0 for judged in qrels.values() for grade in judged.values()):
         raise InputError(
-            f"{path}: got no judgement above 0; expected at least one relevant document; to mend: choose another split"
+            f"{path}: got no judgement above 0; expected at least one relevant document; fix: choose another split"
         )
     return {query_id: queries[query_id] for query_id in qrels}, qrels
 
@@ -111,32 +111,32 @@ def _rows(path: Path, strict: bool = True) -> Iterator[tuple[int, Any]]:
                 yield number, row
     except OSError as error:
         raise InputError(
-            f"{path}: got {error.strerror or error}; expected a readable file; to mend: check the folder"
+            f"{path}: got {error.strerror or error}; expected a readable file; fix: check the folder"
         ) from error
     except UnicodeDecodeError as error:
-        raise InputError(
-            f"{path}: got bytes that are no UTF-8; expected UTF-8 text; to mend: convert the file"
-        ) from error
+        raise InputError(f"{path}: got bytes that are no UTF-8; expected UTF-8 text; fix: convert the file") from error
 
 
-def _no_object(number: int, row: object) -> Fault:
-    if isinstance(row, Fault):
+def _no_object(number: int, row: object) -> RowError:
+    if isinstance(row, RowError):
         return row
-    return Fault(number, None, shorten(row), "one JSON object a line", "correct the line")
+    return RowError(number, None, shorten(row), "one JSON object per line", "correct the line")
 
 
-def _fault(number: int, row: Any, seen: set[str] | dict[str, str], must_have_text: bool = False) -> Fault | None:
+def _fault(number: int, row: Any, seen: set[str] | dict[str, str], must_have_text: bool = False) -> RowError | None:
     """The first fault of a row, or None."""
     if not isinstance(row, dict):
         return _no_object(number, row)
     identifier = row.get("_id")
     if identifier in (None, "") or not isinstance(identifier, (str, int)):
-        return Fault(number, "_id", shorten(identifier), "a text or a whole number", "give the row an _id")
+        return RowError(number, "_id", shorten(identifier), "a text or a whole number", "give the row an _id")
     if str(identifier).split() != [str(identifier)]:
-        return Fault(number, "_id", shorten(identifier), "no white space (it separates columns of TREC runs)", "rename")
+        return RowError(
+            number, "_id", shorten(identifier), "no white space (it separates columns of TREC runs)", "rename"
+        )
     if str(identifier) in seen:
-        return Fault(number, "_id", shorten(identifier), "an id used once", "drop or rename the repeat")
+        return RowError(number, "_id", shorten(identifier), "an id used once", "drop or rename the repeat")
     texts = [row.get("title") or "", row.get("text") or ""]
     if not all(isinstance(text, str) for text in texts) or (must_have_text and not texts[1].strip()):
-        return Fault(number, "text", shorten(row.get("text")), "a text", "fill it in or drop the row")
+        return RowError(number, "text", shorten(row.get("text")), "a text", "fill it in or drop the row")
     return None

@@ -223,5 +223,5 @@ def suite_named(name: str) -> Suite:
     if name in SUITES:
         return SUITES[name]
     raise InputError(
-        f"suite: got {name!r}; expected one of {', '.join((LOCAL, *SUITES))}; to mend: {did_you_mean(name, SUITES)}"
+        f"suite: got {name!r}; expected one of {', '.join((LOCAL, *SUITES))}; fix: {did_you_mean(name, SUITES)}"
     )

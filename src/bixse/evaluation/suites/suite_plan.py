@@ -46,7 +46,7 @@ def make_plan(suite: Suite, data: Path | None, names: Sequence[str] | None, down
     """
     if download and os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
         raise InputError(
-            "--download: got HF_HUB_OFFLINE set, which forbids it; expected it unset; to mend: unset it, or fetch the "
+            "--download: got HF_HUB_OFFLINE set, which forbids it; expected it unset; fix: unset it, or fetch the "
             "data by hand"
         )
     if suite.engine == "mteb":
@@ -57,7 +57,7 @@ def make_plan(suite: Suite, data: Path | None, names: Sequence[str] | None, down
         return Plan(tasks=tuple(found))
     if data is None:
         raise InputError(
-            f"suite {suite.name}: got no --data; expected the folder that holds its data; to mend: --data DIR (a new "
+            f"suite {suite.name}: got no --data; expected the folder that holds its data; fix: --data DIR (a new "
             "folder lists what is needed)"
         )
     if suite.engine in ("trec-dl", "trec-dl-rerank"):
@@ -83,7 +83,7 @@ def _trec_plan(suite: Suite, data: Path, names: Sequence[str] | None, download: 
     if download:
         raise InputError(
             f"--download: got it for {suite.name}, whose files are not on the hub; expected the official files; "
-            "to mend: leave it out, what lacks is then listed with its address"
+            "fix: leave it out, what lacks is then listed with its address"
         )
     years = chosen_years(names)
     rerank = suite.engine == "trec-dl-rerank"
@@ -103,7 +103,7 @@ def _chosen_tasks(suite: Suite, data: Path, names: Sequence[str] | None) -> list
         if name not in known:
             raise InputError(
                 f"task: got {name!r}; expected one of {suite.name}: {', '.join(sorted(known))}; "
-                f"to mend: {did_you_mean(name, known)}"
+                f"fix: {did_you_mean(name, known)}"
             )
     return [task for task in (*suite.tasks, *suite.optional) if task.name in names or task.group in names]
 
@@ -114,7 +114,7 @@ def _refuse_missing(suite: Suite, data: Path | None, lacking: Sequence[str]) -> 
         lines = "\n".join(f"  {line}" for line in lacking)
         raise InputError(
             f"suite {suite.name}: got none of these data {where}; expected all of the suite:\n{lines}\n"
-            "to mend: fetch them there, or name with --tasks those you have"
+            "fix: fetch them there, or name with --tasks those you have"
         )
 
 
@@ -138,7 +138,7 @@ def _fetch(tasks: Sequence[SuiteTask], data: Path) -> None:
 def _source(suite: Suite, task: SuiteTask, data: Path) -> TaskSource:
     place = find_folder(task, data)
     if place is None:
-        raise InputError(f"{data / task.name}: got no data; expected those that were just there; to mend: try again")
+        raise InputError(f"{data / task.name}: got no data; expected those that were just there; fix: try again")
     names = tuple(dict.fromkeys((task.name, INSTRUCTIONS.get(task.name, task.name))))
     if suite.engine == "short":
         return short_source(task, *place, data, names)

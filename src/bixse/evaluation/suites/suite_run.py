@@ -94,7 +94,7 @@ def evaluate_suite(
     folder = Path(data) if data is not None else None
     kept = Path(out) if out is not None else (OUT_FOLDER / suite if chosen.engine == "mteb" else None)
     if not models:
-        raise InputError("models: got none; expected at least one; to mend: name a model folder, a hub name or bm25")
+        raise InputError("models: got none; expected at least one; fix: name a model folder, a hub name or bm25")
     plan = make_plan(chosen, folder, tasks, download, protocol)
     settings = {"suite": suite, "max_length": max_length, "instructions": task}
     if chosen.engine == "trec-dl":
@@ -139,7 +139,7 @@ def _check_systems(suite: Suite, systems: Sequence[System], plan: Plan) -> None:
             if others:
                 raise InputError(
                     f"{system.label}: got {len(others)} tasks that are no retrieval, such as {others[0]}; expected an "
-                    "encoder for them; to mend: leave it out, or name tasks of retrieval with --tasks"
+                    "encoder for them; fix: leave it out, or name tasks of retrieval with --tasks"
                 )
 
 

@@ -256,7 +256,7 @@ def check_distinct(systems: Sequence[System]) -> None:
         if system.name in seen:
             raise InputError(
                 f"models: got {seen[system.name]!r} and {system.label!r}, which are the same checkpoint; expected each "
-                "once; to mend: leave one out"
+                "once; fix: leave one out"
             )
         seen[system.name] = system.label
 

@@ -216,11 +216,11 @@ def _check_same(a: str, first: Values, b: str, second: Values) -> None:
         other = sorted(first.keys() ^ second.keys())
         raise InputError(
             f"systems {a!r} and {b!r}: got tasks that only one of them has ({', '.join(other)}); expected the same "
-            "tasks; to mend: evaluate both on them"
+            "tasks; fix: evaluate both on them"
         )
     for task in first:
         if first[task].keys() != second[task].keys():
             raise InputError(
-                f"systems {a!r} and {b!r}: got other queries of task {task!r}; expected the same; to mend: evaluate "
+                f"systems {a!r} and {b!r}: got other queries of task {task!r}; expected the same; fix: evaluate "
                 "both with the same judgements"
             )

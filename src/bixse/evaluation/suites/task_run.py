@@ -105,7 +105,7 @@ def _read(record: RunRecord, task: PreparedTask, source: TaskSource) -> list[Tas
     except (InputError, ValueError, KeyError, TypeError, ZeroDivisionError) as error:
         raise InputError(
             f"{record.folder}: got missing or damaged results; expected the {PER_QUERY_FILE} of a finished task; "
-            "to mend: delete the folder and evaluate again"
+            "fix: delete the folder and evaluate again"
         ) from error
 
 

@@ -51,7 +51,7 @@ def chosen_years(names: Sequence[str] | None) -> list[Year]:
     for name in names or ():
         if name not in YEARS:
             raise InputError(
-                f"task: got {name!r}; expected one of {', '.join(YEARS)}; to mend: {did_you_mean(name, YEARS)}"
+                f"task: got {name!r}; expected one of {', '.join(YEARS)}; fix: {did_you_mean(name, YEARS)}"
             )
     return [YEARS[name] for name in (YEARS if names is None else dict.fromkeys(names))]
 
@@ -143,7 +143,7 @@ def full_sources(data: Path, years: Sequence[Year]) -> list[TaskSource]:
 
 
 def rerank_sources(data: Path, years: Sequence[Year]) -> list[TaskSource]:
-    """The official candidate lists, year by year: 1,000 passages a query in 2019 and 2020, 100 since."""
+    """The official candidate lists, year by year: 1,000 passages per query in 2019 and 2020, 100 since."""
 
     def source(year: Year) -> TaskSource:
         def prepare() -> PreparedTask:
@@ -156,7 +156,7 @@ def rerank_sources(data: Path, years: Sequence[Year]) -> list[TaskSource]:
             if len(lacking) == len(queries):
                 raise InputError(
                     f"{data / year.candidates}: got no list for any judged query of {year.year}; expected one for "
-                    "each; to mend: fetch the file again"
+                    "each; fix: fetch the file again"
                 )
             return PreparedTask(
                 name=f"{year.year}-candidates",
@@ -215,7 +215,7 @@ def trec_notes(data: Path, years: Sequence[Year], protocol: Protocol | Literal["
     notes = []
     if protocol == "judged" and any(year.propagated for year in years) and find_file(data, DUPLICATES_FILE) is None:
         notes.append(
-            f"figures without propagated duplicates are left out: got no {DUPLICATES_FILE}; to mend: curl -LO "
+            f"figures without propagated duplicates are left out: got no {DUPLICATES_FILE}; fix: curl -LO "
             f"{DUPLICATES_URL}"
         )
     for year in years:
@@ -237,7 +237,7 @@ def _judged(data: Path, year: Year) -> tuple[dict[str, str], Qrels]:
     if missing:
         raise InputError(
             f"{data / year.queries}: got no text of {len(missing)} judged queries, such as {missing[0]!r}; expected "
-            "all; to mend: fetch queries and judgements of one year"
+            "all; fix: fetch queries and judgements of one year"
         )
     return {query_id: texts[query_id] for query_id in qrels}, qrels
 

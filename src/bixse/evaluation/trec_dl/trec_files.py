@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from bixse.data.io.files import write_atomically
 from bixse.data.io.strict import parse_json
-from bixse.errors import Fault, InputError, InvalidFileError, StorageError, shorten
+from bixse.errors import InputError, InvalidFileError, RowError, StorageError, shorten
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -105,7 +105,7 @@ def read_lines(path: Path) -> Iterator[str]:
                 yield line.rstrip("\r\n")
     except (OSError, EOFError, UnicodeDecodeError) as error:
         raise InputError(
-            f"{path}: got {type(error).__name__} ({error}); expected the official file; to mend: fetch it again"
+            f"{path}: got {type(error).__name__} ({error}); expected the official file; fix: fetch it again"
         ) from error
 
 
@@ -119,7 +119,9 @@ def read_columns(path: Path, names: tuple[str, ...]) -> Iterator[tuple[str, ...]
         if line.strip():
             fields = tuple(line.split("\t", len(names) - 1))
             if len(fields) != len(names):
-                fault = Fault(number, None, shorten(line), f"{', '.join(names)}, tab-separated", "fetch the file again")
+                fault = RowError(
+                    number, None, shorten(line), f"{', '.join(names)}, tab-separated", "fetch the file again"
+                )
                 raise InvalidFileError(path, [fault])
             yield fields
 
@@ -187,7 +189,7 @@ def load_known_passages(data: Path) -> dict[str, str]:
             row = parse_json(line)
             found[str(row["_id"])] = str(row["text"])
         except (ValueError, KeyError, TypeError) as error:
-            fault = Fault(number, None, shorten(line), "an object {_id, text}", "correct the line")
+            fault = RowError(number, None, shorten(line), "an object {_id, text}", "correct the line")
             raise InvalidFileError(data / PASSAGES_FILE, [fault]) from error
     return found
 
@@ -219,7 +221,7 @@ def look_up_passages(data: Path, wanted: dict[int, set[str]]) -> dict[str, str]:
     if absent:
         raise InputError(
             f"{data}: got no text of {len(absent)} passages, such as {absent[0]!r}; expected all in {PASSAGES_FILE} "
-            "or the corpora; to mend: fetch corpora and judgements of one release"
+            "or the corpora; fix: fetch corpora and judgements of one release"
         )
     if len(known) > before:
         _keep(data, known)
@@ -244,7 +246,7 @@ def _place(name: str) -> tuple[int, int]:
         return int(shard), int(offset)
     except ValueError as error:
         raise InputError(
-            f"passage id: got {name!r}; expected one such as msmarco_passage_20_838723280; to mend: check the qrels"
+            f"passage id: got {name!r}; expected one such as msmarco_passage_20_838723280; fix: check the qrels"
         ) from error
 
 
@@ -271,5 +273,5 @@ def _passages_of_shard(path: Path, by_offset: dict[int, str]) -> Iterator[tuple[
                 yield from read(plain)
     except (OSError, EOFError) as error:
         raise InputError(
-            f"{path}: got {type(error).__name__} ({error}); expected the official file; to mend: fetch it again"
+            f"{path}: got {type(error).__name__} ({error}); expected the official file; fix: fetch it again"
         ) from error

@@ -233,7 +233,7 @@ def mean_estimate(values: Floats, query_ids: Sequence[str], samples: int, seed: 
     if len(names) < 2:
         raise InputError(
             f"audit: got pairs of {len(names)} queries; expected at least 2 for an interval; "
-            "to mend: label documents of more queries (some 50 or more)"
+            "fix: label documents of more queries (some 50 or more)"
         )
     sums, sizes = np.bincount(query, weights=values), np.bincount(query)
     drawn = np.concatenate([times @ sums / (times @ sizes) for times in query_draws(len(names), samples, seed)])

@@ -80,9 +80,9 @@ def audit(
     """
     names = [judge.name for judge in judges]
     if not names or len(set(names)) < len(names):
-        raise InputError(f"audit: got the judges {names}; expected names of their own; to mend: name each file once")
+        raise InputError(f"audit: got the judges {names}; expected names of their own; fix: name each file once")
     if samples < 1:
-        raise InputError(f"samples: got {samples}; expected at least 1; to mend: use 1000")
+        raise InputError(f"samples: got {samples}; expected at least 1; fix: use 1000")
     levels = grade_levels(human)
     relevant_from = first_relevant(levels, relevant_from)
     joined = [_Joined.of(judge, human, levels, relevant_from) for judge in judges]
@@ -117,7 +117,7 @@ def grade_levels(human: Labels) -> Floats:
     if len(levels) > MOST_LEVELS:
         raise InputError(
             f"{human.path}: got {len(levels)} distinct grades; expected an ordinal scale of at most {MOST_LEVELS}; "
-            "to mend: map the labels to a few grades"
+            "fix: map the labels to a few grades"
         )
     return levels.astype(np.float64)
 
@@ -137,7 +137,7 @@ def first_relevant(levels: Floats, relevant_from: float | None) -> float:
     if not levels[0] < relevant_from <= levels[-1]:
         raise InputError(
             f"relevant-from: got {relevant_from:g}; expected above {levels[0]:g} and up to {levels[-1]:g}, the scale "
-            "of the human labels; to mend: name the lowest grade that counts as relevant"
+            "of the human labels; fix: name the lowest grade that counts as relevant"
         )
     return relevant_from
 
@@ -166,7 +166,7 @@ class _Joined:
             ids = [next(iter(side.grades)) for side in (judge, human)]
             raise InputError(
                 f"{judge.path}: got no pair of the human labels (pairs such as {ids[0]}; human ones such as {ids[1]}); "
-                "expected labels of the same queries and documents; to mend: use the ids of the human labels"
+                "expected labels of the same queries and documents; fix: use the ids of the human labels"
             )
         grades = np.array([human.grades[pair] for pair in pairs], dtype=np.float64)
         return cls(

@@ -1,6 +1,6 @@
 """What an audit's figures mean for training, in plain sentences.
 
-No sentence calls a judge good or bad by a limit of our own: it says what was measured, against what, and whether the
+No sentence calls per judge good or bad by a limit of our own: it says what was measured, against what, and whether the
 interval leaves the other possibility open. Names of bands are quoted as the conventions they are.
 """
 

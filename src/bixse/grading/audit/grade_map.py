@@ -91,7 +91,7 @@ class GradeMap(BaseModel):
         z = np.asarray(relevance, dtype=np.float64)
         if not ((z >= 0) & (z <= 1)).all():
             wrong = z[~((z >= 0) & (z <= 1))].flat[0]
-            raise InputError(f"relevance: got {wrong}; expected 0 to 1; to mend: map grades with GradeScale first")
+            raise InputError(f"relevance: got {wrong}; expected 0 to 1; fix: map grades with GradeScale first")
         if self.kind == "platt":
             return np.asarray(0.5 * (1 + np.tanh(0.5 * (self.slope * z + self.intercept))))
         inputs, outputs = (np.array(column) for column in zip(*self.knots, strict=True))
@@ -121,7 +121,7 @@ class GradeMap(BaseModel):
             place = ".".join(map(str, first["loc"])) or "file"
             raise InputError(
                 f"{path}: {place}: got {shorten(first['msg'])}; expected a map written by `bixse grade calibrate`; "
-                "to mend: fit it again"
+                "fix: fit it again"
             ) from error
 
 
@@ -194,7 +194,7 @@ def fit_grade_map(
     if len(fitted_queries) < 4 or len(query) != len(z):
         raise InputError(
             f"grade map: got {int(chosen.sum())} labels of {len(fitted_queries)} queries; expected at least 4 queries, "
-            "so that some can be held out; to mend: label documents of more queries"
+            "so that some can be held out; fix: label documents of more queries"
         )
     fold_of = np.empty(len(names), dtype=np.int64)
     generator = np.random.default_rng(seed)

@@ -10,7 +10,7 @@ from bixse.data.io.files import read_text
 from bixse.data.io.parquet import read_table
 from bixse.data.io.strict import json_fault, parse_json
 from bixse.data.trec import QRELS_HEADER
-from bixse.errors import Fault, InvalidFileError, shorten
+from bixse.errors import InvalidFileError, RowError, shorten
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -55,7 +55,9 @@ def _json_object(path: Path, number: int, line: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise InvalidFileError(path, [json_fault(number, line, error)]) from error
     if not isinstance(row, dict):
-        raise InvalidFileError(path, [Fault(number, None, shorten(line), "one JSON object a line", "correct the line")])
+        raise InvalidFileError(
+            path, [RowError(number, None, shorten(line), "one JSON object per line", "correct the line")]
+        )
     return row
 
 
@@ -68,10 +70,12 @@ def _csv(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         for fields in reader:
             if fields and len(fields) != len(names):
                 expected = f"{len(names)} as in the header"
-                fault = Fault(reader.line_num, None, f"{len(fields)} columns", expected, "quote texts with separators")
+                fault = RowError(
+                    reader.line_num, None, f"{len(fields)} columns", expected, "quote texts with separators"
+                )
                 raise InvalidFileError(path, [fault])
             if fields:
                 yield reader.line_num, {name: value or None for name, value in zip(names, fields, strict=True)}
     except csv.Error as error:
-        fault = Fault(reader.line_num, None, str(error), "well-formed CSV", 'write a quote inside a text as ""')
+        fault = RowError(reader.line_num, None, str(error), "well-formed CSV", 'write a quote inside a text as ""')
         raise InvalidFileError(path, [fault]) from error

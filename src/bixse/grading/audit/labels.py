@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from bixse.data.graded_pairs import text_id
 from bixse.data.io.files import is_unicode, read_text
 from bixse.data.trec import QRELS_HEADER, read_qrels
-from bixse.errors import Fault, InputError, InvalidFileError, shorten
+from bixse.errors import InputError, InvalidFileError, RowError, shorten
 from bixse.grading.audit.label_tables import is_table, table_rows
 from bixse.relevance import GradeScale
 
@@ -111,7 +111,7 @@ def read_labels(path: str | Path, scale: GradeScale | None = None, otherwise: Gr
     path = Path(path)
     if not path.is_file():
         found = "a folder" if path.is_dir() else "no such file"
-        raise InputError(f"{path}: got {found}; expected a file of labels; to mend: check the path")
+        raise InputError(f"{path}: got {found}; expected a file of labels; fix: check the path")
     rows = _merged(path, _table_rows(path) if is_table(path) else _qrels_rows(path))
     if scale is None:
         scale = _scale_of_relevance(rows) or otherwise or _scale_found(path, rows)
@@ -127,7 +127,7 @@ def read_labels(path: str | Path, scale: GradeScale | None = None, otherwise: Gr
         found = f"{len(first)} pairs and no usable grade"
         raise InputError(
             f"{path}: got {found}; expected grades from {scale.minimum:g} to {scale.maximum:g}; "
-            "to mend: state the scale of these grades, or grade again"
+            "fix: state the scale of these grades, or grade again"
         )
     grades = {pair: _grade(row, scale) for pair, row in usable.items()}
     relevance = {
@@ -157,7 +157,7 @@ def read_labels(path: str | Path, scale: GradeScale | None = None, otherwise: Gr
 
 def _table_rows(path: Path) -> Iterator[_Row]:
     """The rows of a table as labels; raises InvalidFileError with every faulty row."""
-    faults: list[Fault] = []
+    faults: list[RowError] = []
     found: list[_Row] = []
     columns: set[str] = set()
     for line, row in table_rows(path, COLUMNS):
@@ -168,15 +168,15 @@ def _table_rows(path: Path) -> Iterator[_Row]:
         if status not in (None, "graded"):
             grade = relevance = None
         elif status == "graded" and grade is None and relevance is None:
-            faults.append(Fault(line, "grade", "no grade with the status 'graded'", "a grade", "correct the status"))
+            faults.append(RowError(line, "grade", "no grade with the status 'graded'", "a grade", "correct the status"))
         repeat = row.get("repeat") or 0
         if not str(repeat).isdigit():
-            faults.append(Fault(line, "repeat", shorten(repeat), "a whole number from 0 up", "number the askings"))
+            faults.append(RowError(line, "repeat", shorten(repeat), "a whole number from 0 up", "number the askings"))
             repeat = 0
         found.append(_Row(line, pair, grade, relevance, status, judge, int(repeat)))
     if found and not {"grade", "relevance"} & columns:
         names = ", ".join(sorted(columns))
-        faults = [Fault(None, None, f"columns {names}", "a column 'grade' or 'relevance'", "rename or add it")]
+        faults = [RowError(None, None, f"columns {names}", "a column 'grade' or 'relevance'", "rename or add it")]
     if faults:
         raise InvalidFileError(path, faults)
     return iter(found)
@@ -193,7 +193,7 @@ def _qrels_rows(path: Path) -> Iterator[_Row]:
 
 
 def _merged(path: Path, rows: Iterable[_Row]) -> list[_Row]:
-    """One row a pair and asking; a label wins over none, and two that differ are a fault."""
+    """One row per pair and asking; a label wins over none, and two that differ are a fault."""
     kept: dict[tuple[Pair, int], _Row] = {}
     faults = []
     for row in rows:
@@ -204,7 +204,7 @@ def _merged(path: Path, rows: Iterable[_Row]) -> list[_Row]:
             kept[row.pair, row.repeat] = row
         elif (first.grade, first.relevance) != (row.grade, row.relevance):
             found = f"{_label(row):g} where row {first.line} has {_label(first):g} for the pair {row.pair}"
-            faults.append(Fault(row.line, "grade", found, "one grade a pair", "keep one of the two rows"))
+            faults.append(RowError(row.line, "grade", found, "one grade per pair", "keep one of the two rows"))
     if faults:
         raise InvalidFileError(path, faults)
     return list(kept.values())
@@ -217,7 +217,7 @@ def _scale_found(path: Path, rows: Sequence[_Row]) -> GradeScale:
         return GradeScale(0, 1)
     if not values or min(values) == max(values) or not all(map(math.isfinite, values)):
         found = f"only the label {values[0]:g}" if values else "no label"
-        raise InputError(f"{path}: got {found}; expected labels of two grades or more; to mend: state the scale")
+        raise InputError(f"{path}: got {found}; expected labels of two grades or more; fix: state the scale")
     return GradeScale(min(values), max(values))
 
 
@@ -266,17 +266,17 @@ def _name(path: Path, rows: Iterable[_Row]) -> str:
     return judges.pop() if len(judges) == 1 else path.stem
 
 
-def _identifier(line: int, row: Mapping[str, Any], kind: str, faults: list[Fault]) -> str:
+def _identifier(line: int, row: Mapping[str, Any], kind: str, faults: list[RowError]) -> str:
     given, text = row.get(f"{kind}_id"), row.get(kind)
     if isinstance(given, (str, int)) and not isinstance(given, bool) and str(given) and is_unicode(str(given)):
         return str(given)
     if given in (None, "") and isinstance(text, str) and text.strip() and is_unicode(text):
         return text_id(text)
-    faults.append(Fault(line, f"{kind}_id", shorten(given), f"an id, or the {kind}'s text", "write ids as strings"))
+    faults.append(RowError(line, f"{kind}_id", shorten(given), f"an id, or the {kind}'s text", "write ids as strings"))
     return ""
 
 
-def _number(line: int, row: Mapping[str, Any], name: str, faults: list[Fault]) -> float | None:
+def _number(line: int, row: Mapping[str, Any], name: str, faults: list[RowError]) -> float | None:
     value = row.get(name)
     if value is None or value == "":
         return None
@@ -286,5 +286,5 @@ def _number(line: int, row: Mapping[str, Any], name: str, faults: list[Fault]) -
         number = math.inf
     if math.isinf(number):
         fix = "leave it out where there is no grade, and give the row a status"
-        faults.append(Fault(line, name, shorten(value), "a number", fix))
+        faults.append(RowError(line, name, shorten(value), "a number", fix))
     return None if not math.isfinite(number) else number

@@ -67,14 +67,14 @@ def rank_systems(
             a relevant document for.
     """
     if len(runs) < 2:
-        raise InputError(f"runs: got {len(runs)}; expected at least 2 to rank; to mend: give more run files")
+        raise InputError(f"runs: got {len(runs)}; expected at least 2 to rank; fix: give more run files")
     both = human.keys() & judged.keys()
     labels = [_qrels(side, both) for side in (human, judged)]
     queries = sorted(set.intersection(*({q for q, row in side.items() if max(row.values()) > 0} for side in labels)))
     if len(queries) < 2:
         raise InputError(
             f"runs: got {len(queries)} queries with a relevant document by both sides; expected at least 2; "
-            "to mend: label more queries"
+            "fix: label more queries"
         )
     names = list(runs)
     scores = np.array([[_scores(side, runs[name], queries) for name in names] for side in labels])

@@ -79,7 +79,7 @@ class FittedMap(BaseModel):
             first = error.errors()[0] if isinstance(error, ValidationError) else {"loc": (), "msg": str(error)}
             place = ".".join(map(str, first["loc"])) or "file"
             raise InputError(
-                f"{path}: {place}: got {shorten(first['msg'])}; expected a map of raw scores; to mend: write "
+                f"{path}: {place}: got {shorten(first['msg'])}; expected a map of raw scores; fix: write "
                 '{"kind": "platt", "slope": 1.0, "intercept": 0.0} or {"kind": "isotonic", "knots": [[-5, 0], [5, 1]]}'
             ) from error
 
@@ -104,7 +104,7 @@ class CrossEncoderJudge:
 
     Raises:
         ModelError: no such model, or one without a trained head.
-        InputError: a model with several scores a pair, one that gives all pairs the same, or no such map.
+        InputError: a model with several scores per pair, one that gives all pairs the same, or no such map.
 
     Example:
         Grade pairs with a reranker::
@@ -125,7 +125,7 @@ class CrossEncoderJudge:
     ) -> None:
         for setting, value in (("batch_size", batch_size), ("window", window)):
             if value < 1:
-                raise InputError(f"{setting}: got {value}; expected 1 or more; to mend: leave it out")
+                raise InputError(f"{setting}: got {value}; expected 1 or more; fix: leave it out")
         self._map = _read_map(SIGMOID if activation is None else activation)
         place = judge_device(device)
         number = weights_dtype(dtype, place)
@@ -207,13 +207,13 @@ class CrossEncoderJudge:
         )
         if scores.ndim != 1:
             raise InputError(
-                f"cross-encoder {model!r}: got {scores.shape[-1]} scores a pair; expected one; "
-                "to mend: choose a reranker (one label), not a classifier"
+                f"cross-encoder {model!r}: got {scores.shape[-1]} scores per pair; expected one; "
+                "fix: choose a reranker (one label), not a classifier"
             )
         if _all_alike(scores):
             raise InputError(
                 f"cross-encoder {model!r}: got the score {scores[0]:.6g} for three different pairs; expected scores "
-                "that differ; to mend: choose another model, this one is not trained or not loaded whole"
+                "that differ; fix: choose another model, this one is not trained or not loaded whole"
             )
 
     def _check_window(self, scores: NDArray[np.float64], documents: Sequence[str]) -> None:
@@ -229,7 +229,7 @@ class CrossEncoderJudge:
         if _all_alike(scores):
             raise InputError(
                 f"cross-encoder {self.name!r}: got the score {scores[0]:.6g} for all of {len(scores)} pairs; expected "
-                "scores that differ; to mend: choose another model, or look at the texts"
+                "scores that differ; fix: choose another model, or look at the texts"
             )
 
 
@@ -252,19 +252,19 @@ def _load(name: str, device: torch.device, dtype: torch.dtype, revision: str | N
         reason = (str(error).strip().splitlines() or ["no message"])[0][:200]
         raise ModelError(
             f"cross-encoder {name!r}: got {type(error).__name__}: {reason}; expected a CrossEncoder of "
-            "sentence-transformers; to mend: check the name, and that a hub name can be reached"
+            "sentence-transformers; fix: check the name, and that a hub name can be reached"
         ) from error
     kinds = encoder.config.architectures or []
     trained = any(kind.endswith(("ForSequenceClassification", "ForCausalLM")) for kind in kinds)
     if len(encoder) == 1 and not trained:  # a head among further modules is stored with them
         raise ModelError(
             f"cross-encoder {name!r}: got the architecture {', '.join(kinds) or 'none'}; expected one with a trained "
-            "head for pairs (...ForSequenceClassification); to mend: choose a reranker, an encoder has no such head"
+            "head for pairs (...ForSequenceClassification); fix: choose a reranker, an encoder has no such head"
         )
     if encoder.num_labels != 1:
         raise InputError(
-            f"cross-encoder {name!r}: got {encoder.num_labels} scores a pair; expected one; "
-            "to mend: choose a reranker (one label), not a classifier"
+            f"cross-encoder {name!r}: got {encoder.num_labels} scores per pair; expected one; "
+            "fix: choose a reranker (one label), not a classifier"
         )
     return encoder
 
@@ -290,7 +290,7 @@ def _read_map(activation: str | Path) -> FittedMap | ScoreMap:
     found = parse_score_map("logit" if activation == SIGMOID else str(activation))
     if found.kind == "binary":
         raise InputError(
-            "activation: got 'binary'; expected a map of scores; to mend: use sigmoid, prob, platt:SLOPE,INTERCEPT or "
+            "activation: got 'binary'; expected a map of scores; fix: use sigmoid, prob, platt:SLOPE,INTERCEPT or "
             "a JSON file"
         )
     return found

@@ -49,7 +49,7 @@ class LocalJudge:
             gave, whose device and numbers stay as they are.
         rubric: labels, their grades, and the wording of questions that come without messages.
         device: "cpu", "cuda", ...; None: the best there is.
-        dtype: "float32", "bfloat16", "float16", or "auto": as the process is set, see `bixse.encoders.loading.precision`.
+        dtype: "float32", "bfloat16", "float16", or "auto": as the process is set, see `encoders/loading/precision.py`.
         tokens_per_batch: most positions computed in one forward pass; None: chosen for the device. A pass that does not
             fit into the memory is halved.
         batch_size: most questions in one.
@@ -71,7 +71,7 @@ class LocalJudge:
         Traceback (most recent call last):
         ...
         bixse.errors.ModelError: judge 'no/such/folder/here': got no such folder; expected a model folder, a .gguf \
-file or a hub name (owner/name); to mend: check the path
+file or a hub name (owner/name); fix: check the path
 
         Grade pairs with an instruct model of the hub::
 
@@ -95,9 +95,9 @@ file or a hub name (owner/name); to mend: check the path
         numbers = {"tokens_per_batch": tokens_per_batch, "batch_size": batch_size, "window": window}
         for setting, value in numbers.items():
             if value is not None and value < 1:
-                raise InputError(f"{setting}: got {value}; expected 1 or more; to mend: leave it out")
+                raise InputError(f"{setting}: got {value}; expected 1 or more; fix: leave it out")
         if not 0 <= min_mass < 1:
-            raise InputError(f"min_mass: got {min_mass}; expected 0 to below 1; to mend: use 0.01")
+            raise InputError(f"min_mass: got {min_mass}; expected 0 to below 1; fix: use 0.01")
         loaded = (
             model_name_or_path
             if isinstance(model_name_or_path, LocalModel)
@@ -129,7 +129,7 @@ file or a hub name (owner/name); to mend: check the path
         except Exception as error:
             raise ModelError(
                 f"judge {self.name!r}: got {type(error).__name__} on a first prompt ({error}); expected a causal "
-                "language model that reads text alone; to mend: choose another model"
+                "language model that reads text alone; fix: choose another model"
             ) from error
 
     @property

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import torch
 
 Dtype: TypeAlias = Literal["auto", "float32", "bfloat16", "float16"]
-"""Number type of the weights; "auto": that of the precision the process is set to, see `bixse.encoders.loading.precision`."""
+"""Number type of the weights; "auto": that of the precision the process is set to, see `loading/precision.py`."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ def _load_weights(
         raise ModelError(
             f"judge {str(name_or_path)!r}: got no weights for {len(missing)} of its parameters "
             f"({', '.join(missing[:3])}); expected all of a causal language model; "
-            "to mend: name a model that writes text, not an encoder or a part of one"
+            "fix: name a model that writes text, not an encoder or a part of one"
         )
     try:
         return model.to(place).eval()
@@ -133,18 +133,17 @@ def _load_weights(
         if isinstance(error, torch.OutOfMemoryError):
             raise ModelError(
                 f"judge {str(name_or_path)!r}: got no room for its weights on {place}; expected a device with more "
-                "memory; to mend: choose a smaller model, or --device cpu"
+                "memory; fix: choose a smaller model, or --device cpu"
             ) from error
         raise InputError(
-            f"device: got {str(place)!r} ({_first_line(error)}); expected one that this PyTorch has; to mend: leave it "
-            "out"
+            f"device: got {str(place)!r} ({_first_line(error)}); expected one that this PyTorch has; fix: leave it out"
         ) from error
 
 
 def _unusable(name_or_path: str | Path, error: Exception) -> ModelError:
     return ModelError(
         f"judge {str(name_or_path)!r}: got {type(error).__name__}: {_first_line(error)}; expected a causal "
-        "language model of transformers; to mend: check the name, that the folder holds config.json, the weights "
+        "language model of transformers; fix: check the name, that the folder holds config.json, the weights "
         "and the tokenizer, and that a hub name can be reached"
     )
 
@@ -166,7 +165,7 @@ def _resolve(name_or_path: str | Path, gguf_file: str | None) -> tuple[str, str 
         wanted = gguf_file or "config.json"
         if not (path / wanted).is_file():
             raise ModelError(
-                f"judge {text!r}: got a folder without {wanted}; expected a model; to mend: "
+                f"judge {text!r}: got a folder without {wanted}; expected a model; fix: "
                 + (f"name one of its files: {', '.join(files)}" if files else "name the folder that holds it")
             )
         return str(path), gguf_file
@@ -174,7 +173,7 @@ def _resolve(name_or_path: str | Path, gguf_file: str | None) -> tuple[str, str 
         what = "a file" if path.exists() else "no such folder"
         raise ModelError(
             f"judge {text!r}: got {what}; expected a model folder, a .gguf file or a hub name (owner/name); "
-            "to mend: check the path"
+            "fix: check the path"
         )
     return text, gguf_file
 
@@ -193,7 +192,7 @@ def judge_device(name: str | None) -> torch.device:
     try:
         return torch.device(name)
     except RuntimeError as error:
-        raise InputError(f"device: got {name!r}; expected cpu, cuda, cuda:0 or mps; to mend: leave it out") from error
+        raise InputError(f"device: got {name!r}; expected cpu, cuda, cuda:0 or mps; fix: leave it out") from error
 
 
 def weights_dtype(name: str, device: torch.device) -> torch.dtype:
@@ -209,7 +208,7 @@ def weights_dtype(name: str, device: torch.device) -> torch.dtype:
     known = get_args(Dtype)
     if name not in known:
         raise InputError(
-            f"dtype: got {shorten(name)}; expected one of {', '.join(known)}; to mend: {did_you_mean(name, known)}"
+            f"dtype: got {shorten(name)}; expected one of {', '.join(known)}; fix: {did_you_mean(name, known)}"
         )
     found: torch.dtype = getattr(torch, resolve_precision(device=device) if name == "auto" else name)
     return found

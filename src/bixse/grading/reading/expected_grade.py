@@ -184,7 +184,7 @@ def expected_grade(values: Sequence[float], options: OptionProbabilities) -> Exp
     """
     total = math.fsum(options.probabilities)
     if not total > 0:
-        raise InputError("expected grade: got no probability on any option; expected some; to mend: check the status")
+        raise InputError("expected grade: got no probability on any option; expected some; fix: check the status")
     weighted = math.fsum(value * share for value, share in zip(values, options.probabilities, strict=True))
     grade = weighted / total
     if not options.hidden:

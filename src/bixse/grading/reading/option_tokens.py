@@ -37,7 +37,7 @@ def option_token_ids(
             tokens = tokenizer.convert_ids_to_tokens(tokenizer.encode(label, add_special_tokens=False))
             raise InputError(
                 f"label {label!r}: got the tokens {tokens} of the judge; expected a single token that spells it; "
-                "to mend: use labels of one digit or letter, as 0, 1, 2, 3 or A, B, C"
+                "fix: use labels of one digit or letter, as 0, 1, 2, 3 or A, B, C"
             )
     return found
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from bixse.data.sources.judgement_files import Judgement
-from bixse.data.sources.reading import FaultList
+from bixse.data.sources.reading import RowErrors
 from bixse.errors import StorageError, shorten
 from bixse.relevance import GradeScale
 
@@ -57,7 +57,7 @@ class KnownJudgements:
             InvalidFileError: ids that stand for different texts in different rows.
             StorageError: no room.
         """
-        faults = FaultList(self.path)
+        faults = RowErrors(self.path)
         with self._errors():
             self._file.execute("BEGIN")
             for place, judgement in enumerate(judgements):
@@ -72,7 +72,7 @@ class KnownJudgements:
             self._file.execute("COMMIT")
         faults.raise_any()
 
-    def _check_texts(self, judgement: Judgement, ids: bytes, texts: bytes | None, faults: FaultList) -> None:
+    def _check_texts(self, judgement: Judgement, ids: bytes, texts: bytes | None, faults: RowErrors) -> None:
         """Ids that are there already must stand for the same texts."""
         known, first = self._file.execute("SELECT texts, file_row FROM pairs WHERE ids = ?", (ids,)).fetchone()
         if known != texts:
@@ -80,7 +80,7 @@ class KnownJudgements:
             found = (
                 f"query {shorten(judgement.query_id)}, document {shorten(judgement.document_id)}, other texts {where}"
             )
-            faults.add(judgement.row, "ids", found, "one pair of texts a pair of ids", "give each text its own id")
+            faults.add(judgement.row, "ids", found, "one pair of texts per pair of ids", "give each text its own id")
 
     def _settle(self, pair: bytes, new: Judgement, packed: str) -> None:
         """A pair that is there already: a grade takes the place of none, two different grades leave none."""
@@ -138,7 +138,7 @@ class KnownJudgements:
         except sqlite3.Error as error:
             raise StorageError(
                 f"{self.path}: got {error} in a temporary file; expected room for the judgements there; "
-                "to mend: free disk space, or set TMPDIR to a folder with more"
+                "fix: free disk space, or set TMPDIR to a folder with more"
             ) from error
 
 

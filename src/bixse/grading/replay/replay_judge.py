@@ -58,7 +58,7 @@ class ReplayJudge:
         if wanted is not None and wanted != self.source.scale:
             raise InputError(
                 f"{self.source.path}: got judgements on the scale {_shown(self.source.scale)}; expected "
-                f"{_shown(wanted)}; to mend: leave the scale or rubric out, or state that of the judgements"
+                f"{_shown(wanted)}; fix: leave the scale or rubric out, or state that of the judgements"
             )
         self.scale = self.source.scale
         self.name = f"replay:{self.source.name}:{self.source.path.name}"
@@ -88,7 +88,7 @@ class ReplayJudge:
             if pair is None:
                 raise InputError(
                     f"{self.source.path}: got judgements without texts; expected pairs to grade; "
-                    "to mend: name the collection that holds the texts, or give the pairs"
+                    "fix: name the collection that holds the texts, or give the pairs"
                 )
             if self._known.first_place(judgement) == place:
                 yield pair
@@ -150,13 +150,13 @@ def open_replay(
         hint = did_you_mean(name, sources.FORMATS, "name the format and the file, as in replay:umbrela:judged.jsonl")
         raise InputError(
             f"judge: got {shorten(spec)}; expected replay:FORMAT:PATH with a format of {', '.join(sources.FORMATS)}; "
-            f"to mend: {hint}"
+            f"fix: {hint}"
         )
     for option, value, owner in (("collection", collection, "qrels"), ("score map", score_map, "flagembedding")):
         if value is not None and name != owner:
             raise InputError(
                 f"judge {shorten(spec)}: got a {option}; expected none: {name} files hold what it is for; "
-                f"to mend: leave it out, it belongs to replay:{owner}"
+                f"fix: leave it out, it belongs to replay:{owner}"
             )
     source: JudgementSource
     if name == "qrels":

@@ -101,7 +101,7 @@ class ServerClient:
         settings = {"concurrency": concurrency, "timeout": timeout, "connect_timeout": connect_timeout, "tries": tries}
         for name, value in (settings | {"patience": patience}).items():
             if not (value > 0 and math.isfinite(value)):
-                raise InputError(f"{name}: got {value}; expected a number above 0; to mend: leave it out")
+                raise InputError(f"{name}: got {value}; expected a number above 0; fix: leave it out")
         self.connection = Connection(api_key_variable, timeout, connect_timeout)
         self.pool = EndpointPool.of(endpoints, concurrency, patience, self._answers_again)
         self.check: Callable[[Endpoint], Awaitable[bool]] | None = None
@@ -188,13 +188,12 @@ class ServerClient:
         if not found:
             told = "; ".join(f"{endpoint.address.api}: {detail}" for endpoint, detail in away)
             raise ServerDownError(
-                f"endpoints: got no answer ({told}); expected a running server; to mend: start it, or correct "
-                "the address"
+                f"endpoints: got no answer ({told}); expected a running server; fix: start it, or correct the address"
             )
         if len(found) > 1:
             told = ", ".join(f"{model.name} of {model.kind} at {address}" for model, address in found.values())
             raise InputError(
-                f"endpoints: got different models ({told}); expected the same model everywhere; to mend: name it, or "
+                f"endpoints: got different models ({told}); expected the same model everywhere; fix: name it, or "
                 "leave one endpoint out"
             )
         self._model = next(model for model, _ in found.values())
@@ -291,16 +290,16 @@ class ServerClient:
             had = "a key that does not count" if self.connection.has_key else "no key"
             raise InputError(
                 f"{variable}: got {had} ({outcome.detail}); expected a key of this server in the environment variable "
-                f"{variable}; to mend: set it, or name the variable that holds the key"
+                f"{variable}; fix: set it, or name the variable that holds the key"
             )
         if outcome.failure == "no-quota":
             raise InputError(
-                f"{variable}: got an account without means ({outcome.detail}); expected one that may ask; to mend: "
+                f"{variable}: got an account without means ({outcome.detail}); expected one that may ask; fix: "
                 "look at the provider's billing page, then give the same command again"
             )
         if outcome.failure == "unknown-model":
             raise InputError(
-                f"endpoint: got {outcome.detail}; expected a model that is served; to mend: correct the model's "
+                f"endpoint: got {outcome.detail}; expected a model that is served; fix: correct the model's "
                 "name or the address"
             )
 
@@ -314,6 +313,6 @@ class ServerClient:
             if model.key != self._model.key:
                 raise InputError(
                     f"{endpoint.address.api}: got {model.name} of {model.kind}; expected {self._model.name} of "
-                    f"{self._model.kind}; to mend: serve the same model everywhere"
+                    f"{self._model.kind}; fix: serve the same model everywhere"
                 )
         return self.check is None or await self.check(endpoint)

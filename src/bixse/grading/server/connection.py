@@ -60,12 +60,12 @@ class Connection:
             import aiohttp  # noqa: F401
         except ImportError as error:
             raise InputError(
-                "aiohttp: got no such package; expected it for asking servers; to mend: pip install 'bixse[grade]'"
+                "aiohttp: got no such package; expected it for asking servers; fix: pip install 'bixse[grade]'"
             ) from error
         self._key = os.environ.get(key_variable, "").strip()
         if not (self._key.isascii() and self._key.isprintable()) or " " in self._key:
             raise InputError(
-                f"{key_variable}: got spaces or special characters; expected a key; to mend: set the variable anew"
+                f"{key_variable}: got spaces or special characters; expected a key; fix: set the variable anew"
             )
         self._secret = Secret(self._key)
         self.key_variable = key_variable

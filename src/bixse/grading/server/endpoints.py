@@ -59,12 +59,12 @@ class Address:
         if "@" in text or "?" in text or "#" in text:
             raise InputError(
                 "endpoint: got an address with a user, a password or a query; expected a bare one like "
-                "http://localhost:8000/v1; to mend: give keys in an environment variable"
+                "http://localhost:8000/v1; fix: give keys in an environment variable"
             )
         if not whole:
             raise InputError(
                 f"endpoint: got {shorten(text)}; expected an address like http://localhost:8000/v1; "
-                "to mend: begin with http:// or https://"
+                "fix: begin with http:// or https://"
             )
         segments = [segment for segment in parts.path.split("/") if segment]
         for ending in (["chat", "completions"], ["completions"]):
@@ -126,7 +126,7 @@ class EndpointPool:
         parsed = [Address.parse(address) for address in addresses]
         if not parsed or len(set(parsed)) != len(parsed):
             found = "none" if not parsed else "one twice"
-            raise InputError(f"endpoints: got {found}; expected one or more, each once; to mend: correct the list")
+            raise InputError(f"endpoints: got {found}; expected one or more, each once; fix: correct the list")
         return cls([Endpoint(address, AdaptiveLimit(concurrency)) for address in parsed], patience, check)
 
     @property
@@ -284,7 +284,7 @@ class EndpointPool:
         names = ", ".join(endpoint.address.api for endpoint in self.endpoints)
         self.fail(
             ServerDownError(
-                f"{names}: got {found}; expected an answer within {self.patience:.0f} s; to mend: see that the server "
+                f"{names}: got {found}; expected an answer within {self.patience:.0f} s; fix: see that the server "
                 "runs, then give the same command again (answers so far are kept)"
             )
         )

@@ -116,7 +116,7 @@ class Probe:
             simpler = simpler_form(form, outcome.detail)
             if simpler is None:
                 raise InputError(
-                    f"{self._address}: got {outcome.detail}; expected an answer to a plain chat request; to mend: see "
+                    f"{self._address}: got {outcome.detail}; expected an answer to a plain chat request; fix: see "
                     "the server's log"
                 )
             form = simpler
@@ -127,7 +127,7 @@ class Probe:
         if outcome.failure in PASSING and not (optional and outcome.failure == "strained"):
             raise BixseError(
                 f"{self._address}: got {outcome.detail} in {outcome.tries} tries; expected an answer to a known "
-                "question; to mend: see that the server works, then give the same command again"
+                "question; fix: see that the server works, then give the same command again"
             )
         if outcome.value is not None:
             tokens = (
@@ -251,17 +251,17 @@ class Probe:
             if ids is None or len(ids) != 1:
                 found = f"{len(ids)} tokens" if ids else "no proof that it is one token"
                 raise InputError(
-                    f"label {label!r}: got {found}; expected options of one token each; to mend: take single digits or "
+                    f"label {label!r}: got {found}; expected options of one token each; fix: take single digits or "
                     f"letters as labels, or choose {OTHER_MODES}"
                 )
 
     def _unusable(self, found: str, expected: str) -> InputError:
-        return InputError(f"{self._address}: got {found}; expected {expected}; to mend: choose {OTHER_MODES}")
+        return InputError(f"{self._address}: got {found}; expected {expected}; fix: choose {OTHER_MODES}")
 
     def _unanswered(self, reading: Reading, reply: Reply | None) -> InputError:
         wrote = shorten(reply.choices[0].text.strip()) if reply is not None else "nothing"
         return InputError(
             f"{self._address}: got {wrote} to a known question ({reading.status}: {reading.detail}); expected one of "
-            f"{', '.join(self._labels)}; to mend: raise --max-tokens if the model reasons first, choose another model, "
+            f"{', '.join(self._labels)}; fix: raise --max-tokens if the model reasons first, choose another model, "
             "or `--mode constrained` where the server can allow only the options"
         )

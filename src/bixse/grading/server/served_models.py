@@ -77,13 +77,13 @@ def choose_model(
             if models
             else "no list of models"
         )
-        raise InputError(f"{address}: got {found}; expected the name of one; to mend: say which with --model")
+        raise InputError(f"{address}: got {found}; expected the name of one; fix: say which with --model")
     for model, aliases in listed or ():
         if wanted in (model.id, model.name, *aliases):
             return model
     if len(models) == 1:
         raise InputError(
-            f"{address}: got {shorten(wanted)}; expected {models[0].name}, the model it serves; to mend: "
+            f"{address}: got {shorten(wanted)}; expected {models[0].name}, the model it serves; fix: "
             f"{did_you_mean(wanted, [models[0].name], 'leave the name out')}"
         )
     kind = models[0].kind if models else UNKNOWN_KIND

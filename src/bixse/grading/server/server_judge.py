@@ -48,7 +48,7 @@ class ServerJudge:
         revision: revision of the model, part of the identity.
 
     Raises:
-        InputError: settings, addresses, model, key or mode that cannot be used; says how to mend it.
+        InputError: settings, addresses, model, key or mode that cannot be used; says how to fix it.
         ServerDownError: no endpoint answers.
 
     Example:
@@ -76,12 +76,12 @@ class ServerJudge:
     ) -> None:
         if mode not in get_args(Wanted):
             raise InputError(
-                f"--mode: got {mode!r}; expected one of {', '.join(get_args(Wanted))}; to mend: "
+                f"--mode: got {mode!r}; expected one of {', '.join(get_args(Wanted))}; fix: "
                 f"{did_you_mean(mode, get_args(Wanted))}"
             )
         for name, value in (("samples", samples), ("max_tokens", max_tokens)):
             if value is not None and value < 1:
-                raise InputError(f"{name}: got {value}; expected 1 or more; to mend: leave it out")
+                raise InputError(f"{name}: got {value}; expected 1 or more; fix: leave it out")
         self._rubric, self._samples, self._revision = rubric, samples, revision
         self._others: set[str] = set()
         self._client = ServerClient(
@@ -291,6 +291,6 @@ class ServerJudge:
             found = outcome.detail if reading is None else f"{reading.status} ({reading.detail})"
             raise InputError(
                 f"{endpoint.address.api}: got {found} to a known question; expected an answer in the mode "
-                f"{self.form.mode} as from the other endpoints; to mend: run the same server everywhere"
+                f"{self.form.mode} as from the other endpoints; fix: run the same server everywhere"
             )
         return True

@@ -79,7 +79,7 @@ class PairwiseLoss(RowWiseLoss):
         """
 
     def row_terms(self, logits: Tensor, targets: GradedTargets) -> RowTerms:
-        """One term a pair; the winners of a block are met a block's worth at a time."""
+        """One term per pair; the winners of a block are met a block's worth at a time."""
         relevance, weight = targets.dense(logits.dtype)
         counted = (weight if self.in_batch_negatives else targets.graded(logits.dtype)).bool()
         weights = self.pair_weights(logits, relevance, counted, targets)

@@ -62,9 +62,9 @@ class GenerateConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 flag = f"--{name.replace('_', '-')}"
-                raise InputError(f"{flag}: got {value}; expected 1 or more; to mend: leave it out")
+                raise InputError(f"{flag}: got {value}; expected 1 or more; fix: leave it out")
         if not 0 <= self.seed < SEEDS:
-            raise InputError(f"seed: got {self.seed}; expected 0 to {SEEDS - 1}; to mend: leave it out for 0")
+            raise InputError(f"seed: got {self.seed}; expected 0 to {SEEDS - 1}; fix: leave it out for 0")
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ def generate(
         progress: makes a progress callback (see `bixse.progress.Step`) from a title and a total.
 
     Raises:
-        InputError: the corpus cannot be used, or several queries a document at a temperature of 0.
+        InputError: the corpus cannot be used, or several queries per document at a temperature of 0.
         InvalidFileError: every faulty row of the corpus.
         StorageError: the folder cannot be written.
         InterruptedRunError: stopped by Ctrl-C; texts so far are kept.
@@ -135,10 +135,10 @@ def generate(
     if config.per_document > 1 and not writer.identity.get("parameters", {}).get("temperature", 1.0):
         raise InputError(
             f"--per-document: got {config.per_document} at a temperature of 0, which writes the same each time; "
-            "expected a temperature above 0; to mend: --temperature 0.7"
+            "expected a temperature above 0; fix: --temperature 0.7"
         )
     if not config.corpus.is_file():
-        raise InputError(f"{config.corpus}: got no such file; expected a corpus; to mend: check the path")
+        raise InputError(f"{config.corpus}: got no such file; expected a corpus; fix: check the path")
     documents = _chosen(read_texts(config.corpus), config)
     settings = {**asdict(config), "writer": dict(writer.identity), "prompt": prompt.model_dump(mode="json")}
     record = open_run(out, "generate", settings, {"corpus": file_hash(config.corpus)}, paths=("corpus",))
@@ -173,7 +173,7 @@ def _chosen(corpus: Mapping[str, Document], config: GenerateConfig) -> dict[str,
     """Documents with text, or so many of them drawn by the seed; more of them hold the fewer."""
     texts = {name: document.content for name, document in corpus.items() if document.content.strip()}
     if not texts:
-        raise InputError(f"{config.corpus}: got documents without text; expected some; to mend: check the export")
+        raise InputError(f"{config.corpus}: got documents without text; expected some; fix: check the export")
     if config.documents is None or config.documents >= len(texts):
         return texts
     order = sorted(texts)

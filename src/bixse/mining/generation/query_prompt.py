@@ -80,10 +80,10 @@ def load_query_prompt(path: Path | None = None) -> QueryPrompt:
     try:
         return QueryPrompt(**tomllib.loads(text))
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path}: got no valid TOML ({error}); expected a prompt; to mend: correct it") from error
+        raise ConfigError(f"{path}: got no valid TOML ({error}); expected a prompt; fix: correct it") from error
     except ValidationError as error:
         first = sorted(error.errors(), key=lambda fault: fault["type"] != "extra_forbidden")[0]
         place = ".".join(str(part) for part in first["loc"])
         raise ConfigError(
-            f"{path}: {place}: {first['msg'].removeprefix('Value error, ')}; to mend: see docs/mining.md"
+            f"{path}: {place}: {first['msg'].removeprefix('Value error, ')}; fix: see docs/mining.md"
         ) from error

@@ -45,9 +45,9 @@ class QueryWriter:
         timeout: float = 120.0,
     ) -> None:
         if not 0.0 <= temperature <= 2.0:
-            raise InputError(f"--temperature: got {temperature}; expected 0 to 2; to mend: leave it out for 0.7")
+            raise InputError(f"--temperature: got {temperature}; expected 0 to 2; fix: leave it out for 0.7")
         if max_tokens < 1:
-            raise InputError(f"--max-tokens: got {max_tokens}; expected 1 or more; to mend: leave it out for 64")
+            raise InputError(f"--max-tokens: got {max_tokens}; expected 1 or more; fix: leave it out for 64")
         self.temperature, self.max_tokens, self.revision = temperature, max_tokens, revision
         self.client = ServerClient(
             endpoints, api_key_variable=api_key_variable, concurrency=concurrency, timeout=timeout

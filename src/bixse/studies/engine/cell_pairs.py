@@ -38,7 +38,7 @@ def transformed(pairs: GradedPairs, settings: Mapping[str, Any], seed: int) -> G
     if settings.get("noise"):
         pairs = transforms.with_label_noise(pairs, settings["noise"], seed)
     if not len(pairs):
-        raise InputError(f"cell: got no pairs after {dict(settings)}; expected some; to mend: change the values")
+        raise InputError(f"cell: got no pairs after {dict(settings)}; expected some; fix: change the values")
     return pairs
 
 
@@ -49,7 +49,7 @@ def bought(pairs: GradedPairs, per_query: int, labels: int, seed: int) -> Graded
 
     Args:
         pairs: all graded pairs.
-        per_query: labels a query; queries with fewer candidates give what they have.
+        per_query: labels per query; queries with fewer candidates give what they have.
         labels: the budget.
         seed: of both draws; queries drawn for a small budget are also in a larger one.
 
@@ -78,6 +78,6 @@ def bought(pairs: GradedPairs, per_query: int, labels: int, seed: int) -> Graded
     if len(taken) < labels:
         raise InputError(
             f"labels: got a budget of {labels}, {per_query} a query; expected at most the {len(taken)} that "
-            f"{len(groups)} queries have; to mend: a smaller budget"
+            f"{len(groups)} queries have; fix: a smaller budget"
         )
     return GradedPairs.from_rows(taken)

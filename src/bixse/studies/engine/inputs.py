@@ -87,7 +87,7 @@ def prepare_inputs(config: StudyConfig, out: Path) -> StudyInputs:
 
 
 def input_hashes(config: StudyConfig) -> dict[str, str]:
-    """Content hashes of the files a study reads; of the sample collection its version is in the run's record."""
+    """Content hashes of the files per study reads; of the sample collection its version is in the run's record."""
     data = config.data
     files: dict[str, Path] = {f"pairs/{number}": path for number, path in enumerate(data.pairs)}
     if data.pairs:
@@ -111,7 +111,7 @@ def _hash(path: Path) -> str:
         return file_hash(path)
     except OSError as error:
         raise InputError(
-            f"{path}: got {error.strerror or error}; expected a file that the study reads; to mend: check the path, or "
+            f"{path}: got {error.strerror or error}; expected a file that the study reads; fix: check the path, or "
             "see `--dry-run` for all that is missing"
         ) from error
 
@@ -124,7 +124,7 @@ def _dev_split(folders: tuple[Path, ...]) -> str:
     lacking = next(folder for folder in folders if not (folder / "qrels" / "test.tsv").is_file())
     raise InputError(
         f"{lacking}: got neither qrels/dev.tsv nor qrels/test.tsv; expected one of them, the same in every collection "
-        "of `data.dev`; to mend: check the path"
+        "of `data.dev`; fix: check the path"
     )
 
 
@@ -140,7 +140,7 @@ def divided(collection: Collection, data: StudyData) -> Collection:
     if splits is None and len(collection.qrels) != 1:
         raise InputError(
             f"collection {collection.name!r}: got splits {', '.join(sorted(collection.qrels)) or 'none'}; expected "
-            "train, dev and test, or one split to divide; to mend: set `data.splits`"
+            "train, dev and test, or one split to divide; fix: set `data.splits`"
         )
     if splits is not None:
         qrels = {name: collection.qrels[split] for name, split in zip(("train", "dev", "test"), splits, strict=True)}
@@ -150,7 +150,7 @@ def divided(collection: Collection, data: StudyData) -> Collection:
         if len(part) < 2:
             raise InputError(
                 f"collection {collection.name!r}: got {len(part)} queries to {name} on; expected at least 2; "
-                "to mend: name other `data.splits`, or change `data.shares`"
+                "fix: name other `data.splits`, or change `data.shares`"
             )
     return Collection(collection.name, collection.corpus, collection.queries, qrels)
 
@@ -181,7 +181,7 @@ def _splits_of(folder: Path) -> tuple[str, ...]:
     found = tuple(sorted(path.stem for path in (folder / "qrels").glob("*.tsv")))
     if not found:
         raise InputError(
-            f"{folder}: got no qrels/*.tsv; expected a collection folder with judgements; to mend: check the path"
+            f"{folder}: got no qrels/*.tsv; expected a collection folder with judgements; fix: check the path"
         )
     return ("train", "dev", "test") if {"train", "dev", "test"} <= set(found) else found
 
@@ -193,7 +193,7 @@ def _name(data: StudyData) -> str:
 def _named(folders: tuple[Path, ...]) -> dict[str, Path]:
     named = {folder.resolve().name: folder for folder in folders}
     if len(named) < len(folders):
-        raise InputError("data.test: got two folders of one name; expected names of their own; to mend: rename one")
+        raise InputError("data.test: got two folders of one name; expected names of their own; fix: rename one")
     return named
 
 

@@ -89,7 +89,7 @@ def run_cells(
     if not 1 <= wanted <= max(cores(), len(devices)):
         raise InputError(
             f"--jobs: got {wanted}; expected 1 to {max(cores(), len(devices))}, the cores there are; "
-            "to mend: more processes than cores only get in each other's way"
+            "fix: more processes than cores only get in each other's way"
         )
     if wanted == 1:
         for cell in cells:

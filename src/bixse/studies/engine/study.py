@@ -49,7 +49,7 @@ class Study:
     contrasts: Callable[[Values], list[Contrast]]
     """The claims that are tested."""
     axis: str | None = None
-    """Label on the horizontal axis of the plot; None: one row a cell."""
+    """Label on the horizontal axis of the plot; None: one row per cell."""
     axis_scale: str = "linear"
     """Or "log"."""
     metric: str = "ndcg@10"
@@ -74,7 +74,7 @@ def find_study(name: str) -> Study:
     """
     if name not in STUDIES:
         raise InputError(f"study: got {name!r}; expected one of {', '.join(STUDIES)}; "
-                         f"to mend: {did_you_mean(name, STUDIES)}")  # fmt: skip
+                         f"fix: {did_you_mean(name, STUDIES)}")  # fmt: skip
     found: Study = import_module(f"bixse.studies.{STUDIES[name]}").STUDY
     return found
 
@@ -90,11 +90,11 @@ def chosen_values(study: Study, config: StudyConfig) -> dict[str, Any]:
             known = ", ".join(study.defaults) or "none"
             raise ConfigError(
                 f"values: got {key!r}; expected one of {known} for study {study.name!r}; "
-                f"to mend: {did_you_mean(key, study.defaults)}"
+                f"fix: {did_you_mean(key, study.defaults)}"
             )
         default = study.defaults[key]
         if isinstance(default, list) and (not isinstance(value, list) or not value):
-            raise ConfigError(f"values: got {value!r} for {key!r}; expected a list; to mend: write [a, b, c]")
+            raise ConfigError(f"values: got {value!r} for {key!r}; expected a list; fix: write [a, b, c]")
     return {**study.defaults, **config.values}
 
 

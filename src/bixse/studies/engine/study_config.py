@@ -121,7 +121,7 @@ class StudyConfig(BaseModel):
     def _known_losses(cls, value: dict[str, Any]) -> dict[str, Any]:
         for loss in value:
             if loss not in LOSSES:
-                raise ValueError(f"expected losses as keys, not {loss!r}; to mend: {did_you_mean(loss, LOSSES)}")
+                raise ValueError(f"expected losses as keys, not {loss!r}; fix: {did_you_mean(loss, LOSSES)}")
         return value
 
     @field_validator("train", "per_loss")
@@ -130,7 +130,7 @@ class StudyConfig(BaseModel):
         sections = [value, *(part for part in value.values() if isinstance(part, dict))]
         owned = sorted({key for section in sections for key in section if key in OWNED})
         if owned:
-            raise ValueError(f"expected no {', '.join(owned)}, which the study sets; to mend: use its own keys")
+            raise ValueError(f"expected no {', '.join(owned)}, which the study sets; fix: use its own keys")
         return value
 
 
@@ -150,7 +150,7 @@ def load_study_config(
         if preset not in preset_names():
             raise InputError(
                 f"preset: got {preset!r}; expected one of {', '.join(preset_names())}; "
-                f"to mend: {did_you_mean(preset, preset_names())}"
+                f"fix: {did_you_mean(preset, preset_names())}"
             )
         text = resources.files("bixse.studies").joinpath("presets", f"{preset}.yaml").read_text(encoding="utf-8")
         settings = yaml.safe_load(text)

@@ -68,7 +68,7 @@ class StudyPlan:
         most = max(self.cells, key=lambda plan: plan.steps, default=None)
         found = [f"{len(self.cells)} trained cells x {self.seeds} seeds, {self.others} other cells"]
         if most is not None:
-            found.append(f"up to {most.rows:,} training rows and {most.steps:,} steps a cell")
+            found.append(f"up to {most.rows:,} training rows and {most.steps:,} steps per cell")
             found.append(
                 f"memory of a training: {self.weights_gib:.1f} GiB for weights, gradients and optimizer, about "
                 f"{self.activations_gib:.1f} GiB for the states of one batch, nothing for scores (the losses are tiled)"
@@ -187,7 +187,7 @@ def _rows_of(config: StudyConfig, size: EncoderSize) -> tuple[float, float, list
     if twice:
         raise InputError(
             f"data.pairs: got two files named {sorted(twice)[0]!r}; expected names of their own, which become their "
-            "tasks; to mend: rename one"
+            "tasks; fix: rename one"
         )
     if data.pairs:
         known = [path for path in data.pairs if path.suffix == ".parquet" and path.is_file()]

@@ -143,7 +143,7 @@ def measure(contrast: Contrast, cells: Mapping[Any, PerSeed], seedless: Collecti
             if row.keys() != set(queries):
                 raise InputError(
                     f"contrast {contrast.claim!r}: got cells measured on {len(queries)} and {len(row)} queries; "
-                    "expected the same queries; to mend: delete the study's folder and run it again"
+                    "expected the same queries; fix: delete the study's folder and run it again"
                 )
         total += weight * np.array([[row[query] for query in queries] for row in rows])
     difference = crossed_interval(total, _strata(queries))
@@ -184,7 +184,7 @@ def crossed_interval(values: NDArray[np.float64], strata: Sequence[int], confide
     if table.ndim != 2 or not table.shape[0] or sizes.min() < 2 or not np.isfinite(table).all():
         raise InputError(
             f"interval: got a table of shape {table.shape}; expected finite figures of at least 1 seed and 2 queries "
-            "a collection; to mend: evaluate on more queries"
+            "a collection; fix: evaluate on more queries"
         )
     _, high = interval_bounds(confidence)
     seeds = table.shape[0]

@@ -142,7 +142,7 @@ class StudyOutcome:
         """Headers of the table of cells."""
         labels = [label.replace("_", " ") for label in self.summary[0].labels] if self.summary else []
         if not self.study.needs_data:
-            return [*labels, "extra MiB", "seconds a pass"]
+            return [*labels, "extra MiB", "seconds per pass"]
         return [*labels, "nDCG@10", "95 % interval", "± over seeds", "recall@100", "MRR@10", "pairs", "seconds"]
 
     def summary_rows(self) -> list[list[str | int | float | None]]:

@@ -9,8 +9,8 @@ from bixse.report.study_plots import Point, line_plot, row_plot
 if TYPE_CHECKING:
     from bixse.studies.findings.outcome import StudyOutcome, SummaryRow
 
-WORDS = {"ndcg@10": "nDCG@10", "extra_mib": "extra memory, MiB", "batch_size": "queries a batch",
-         "hard_negatives": "hard negatives a query", "labels_per_query": "labels a query",
+WORDS = {"ndcg@10": "nDCG@10", "extra_mib": "extra memory, MiB", "batch_size": "queries per batch",
+         "hard_negatives": "hard negatives per query", "labels_per_query": "labels per query",
          "noise": "probability of swapped labels", "cutoff": "relevance cutoff",
          "multiplier": "rate of the bias over the encoder's"}  # fmt: skip
 """What plots call metrics and labels."""

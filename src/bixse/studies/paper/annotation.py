@@ -1,4 +1,4 @@
-"""Study `annotation`: a fixed budget of labels, spent on many queries or on many documents a query."""
+"""Study `annotation`: a fixed budget of labels, spent on many queries or on many documents per query."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _contrasts(values: Values) -> list[Contrast]:
         for count in counts[1:]
         if "bixse" in losses
     ]
-    return bixse_above_others(losses, "labels_per_query", counts, "with {} labels a query") + spread
+    return bixse_above_others(losses, "labels_per_query", counts, "with {} labels per query") + spread
 
 
 STUDY = Study(

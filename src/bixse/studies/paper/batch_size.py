@@ -45,7 +45,7 @@ def _contrasts(values: Values) -> list[Contrast]:
 STUDY = Study(
     name="batch-size",
     title="Batch size",
-    paper="Fig. batch_size_and_lr, left: nDCG@10 against the batch size; larger batches bring more negatives a query",
+    paper="Fig. batch_size_and_lr, left: nDCG@10 against the batch size; larger batches bring more negatives per query",
     defaults={"batch_sizes": [4, 8, 16, 32, 64], "losses": ["bixse", "infonce"]},
     cells=_cells,
     contrasts=_contrasts,

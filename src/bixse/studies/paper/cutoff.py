@@ -30,7 +30,7 @@ def _cells(config: StudyConfig, values: Values, pairs: GradedPairs | None) -> li
             empty = min(cutoff for cutoff, count in sizes.items() if not count)
             raise InputError(
                 f"cutoffs: got {empty}, which no training pair reaches (the highest has relevance "
-                f"{float(pairs.relevance.max())}); expected values that some do; to mend: lower it"
+                f"{float(pairs.relevance.max())}); expected values that some do; fix: lower it"
             )
     found = []
     for loss in values["losses"]:

@@ -1,4 +1,4 @@
-"""Study `hard-negatives`: graded documents a query against queries a batch, with as many documents a batch."""
+"""Study `hard-negatives`: graded documents per query against queries per batch, with as many documents per batch."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _cells(config: StudyConfig, values: Values, pairs: GradedPairs | None) -> li
         if sizes[len(sizes) // 2] < most + 1:
             raise InputError(
                 f"hard_negatives: got {most}; expected at most {sizes[len(sizes) // 2] - 1}: half of the queries have "
-                "no more graded documents; to mend: lower it, or train on data with more of them"
+                "no more graded documents; fix: lower it, or train on data with more of them"
             )
     found = []
     for loss in values["losses"]:
@@ -45,7 +45,7 @@ def _contrasts(values: Values) -> list[Contrast]:
 
 STUDY = Study(
     name="hard-negatives",
-    title="Hard negatives against batch size, as many documents a batch",
+    title="Hard negatives against batch size, as many documents per batch",
     paper="Tables bge_*: 15/16, 7/32, 3/64, 1/128 and 0/256 hard negatives/queries; with several graded documents a "
     "query LambdaLoss is ahead of BiXSE in the paper's own table",
     defaults={

@@ -68,7 +68,7 @@ def measure_memory(loss: str, batch_size: int, dim: int) -> dict[str, float]:
     """
     if not CLEAR_PEAK.exists():
         raise InputError(
-            "memory: got a system without /proc/self/clear_refs; expected Linux; to mend: run this study there"
+            "memory: got a system without /proc/self/clear_refs; expected Linux; fix: run this study there"
         )
     command = [sys.executable, "-m", "bixse.studies.paper.memory", loss, str(batch_size), str(dim)]
     done = subprocess.run(command, capture_output=True, text=True, env=freed_at_once(), check=False)
@@ -76,7 +76,7 @@ def measure_memory(loss: str, batch_size: int, dim: int) -> dict[str, float]:
         said = done.stderr.strip().splitlines()[-1:] or [f"exit status {done.returncode}"]
         raise InputError(
             f"memory of {loss} at batch {batch_size}: got {said[0]}; expected a measurement; "
-            "to mend: smaller batches (the whole matrix takes some 7 times batch^2 * 4 bytes)"
+            "fix: smaller batches (the whole matrix takes some 7 times batch^2 * 4 bytes)"
         )
     found: dict[str, float] = json.loads(done.stdout)
     return found

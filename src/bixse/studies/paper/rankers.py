@@ -68,7 +68,7 @@ def rank_cell(cell: Cell, settings: Mapping[str, Any], inputs: StudyInputs, own:
     if system == "judge" and inputs.exclude_self:
         raise InputError(
             "rankers: got a judge and `exclude_self`; expected one of them, since a judge ranks all that BM25 finds; "
-            "to mend: leave the judge out, or take a collection whose queries are no documents"
+            "fix: leave the judge out, or take a collection whose queries are no documents"
         )
     model = _model(cell, settings, inputs, own) if system not in (BM25, "judge") else None
     means: list[dict[str, float]] = []
@@ -133,7 +133,7 @@ def _judged(cell: Cell, folder: Path, inputs: StudyInputs, out: Path) -> Run:
         judge.close()
     if found.warnings:
         raise IncompleteError(
-            f"{cell.labels['system']}: got {found.warnings[0]}; expected a grade for each candidate; to mend: give the "
+            f"{cell.labels['system']}: got {found.warnings[0]}; expected a grade for each candidate; fix: give the "
             "same command again, or another judge"
         )
     return found.run

@@ -46,7 +46,7 @@ def training_arguments(
         near = max(1, optimizer.batch_size // processes) * processes
         raise InputError(
             f"batch_size: got {optimizer.batch_size} queries for {processes} processes; expected a multiple, so that "
-            f"each has as many; to mend: set it to {near}"
+            f"each has as many; fix: set it to {near}"
         )
     _check_trackers(config.report_to)
     steps = math.ceil(batches / optimizer.gradient_accumulation_steps)
@@ -100,5 +100,5 @@ def _check_trackers(names: Sequence[str]) -> None:
     if missing:
         raise InputError(
             f"report_to: got {', '.join(missing)}; expected trackers whose packages are installed; "
-            f"to mend: pip install {' '.join(missing)}"
+            f"fix: pip install {' '.join(missing)}"
         )

@@ -88,7 +88,7 @@ def check_sizes(where: object, plan: BatchPlan) -> None:
         found = ", ".join(f"{number} of task {task!r}" if task else f"{number} in all" for task, number in small)
         raise InputError(
             f"{where}: got fewer queries than one batch ({found}); expected at least batch_size = {plan.batch_size} of "
-            f"each task; to mend: set batch_size to {min(number for _, number in small)} or less, or leave the task out"
+            f"each task; fix: set batch_size to {min(number for _, number in small)} or less, or leave the task out"
         )
 
 
@@ -98,8 +98,7 @@ def _check_shares(shares: Mapping[str, float], members: Mapping[str | None, obje
         if task not in known:
             hint = did_you_mean(task, known, otherwise="check the column `task` of the pairs")
             raise InputError(
-                f"task_shares: got task {task!r}; expected one of {', '.join(known) or 'no task at all'}; "
-                f"to mend: {hint}"
+                f"task_shares: got task {task!r}; expected one of {', '.join(known) or 'no task at all'}; fix: {hint}"
             )
         if not 0 < share <= 1:
             raise InputError(f"task_shares: got {share} for task {task!r}; expected a share in (0, 1]")

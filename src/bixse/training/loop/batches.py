@@ -44,7 +44,7 @@ class GroupDataset(Dataset[QueryGroup]):
     def __init__(self, pairs: GradedPairs, documents_per_query: int | None = None, seed: int = 0) -> None:
         if documents_per_query is not None and documents_per_query < 1:
             raise InputError(
-                f"documents_per_query: got {documents_per_query}; expected at least 1; to mend: leave it out for all"
+                f"documents_per_query: got {documents_per_query}; expected at least 1; fix: leave it out for all"
             )
         self.groups = pairs.groups()
         self.documents_per_query = documents_per_query

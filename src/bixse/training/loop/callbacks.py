@@ -208,7 +208,7 @@ def _check_labels(loader: Any) -> None:
 
 
 class StepLog(TrainerCallback):
-    """Writes every entry of the log to a file as it comes: one JSON object a line.
+    """Writes every entry of the log to a file as it comes: one JSON object per line.
 
     A resumed run first drops the entries after the step it resumes from.
 

@@ -54,11 +54,11 @@ def load_loss_state(loss: nn.Module, folder: Path) -> None:
     except (OSError, SafetensorError) as error:
         raise TrainingError(
             f"{path}: got no readable loss state ({error}); expected {', '.join(sorted(own))}; "
-            "to mend: resume from another checkpoint of the run"
+            "fix: resume from another checkpoint of the run"
         ) from error
     if set(state) != set(own):
         raise TrainingError(
-            f"{path}: got {sorted(state)}; expected {sorted(own)}; to mend: resume with the loss the run began with"
+            f"{path}: got {sorted(state)}; expected {sorted(own)}; fix: resume with the loss the run began with"
         )
     with torch.no_grad():
         for name, target in loss.state_dict().items():

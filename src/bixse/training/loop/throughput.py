@@ -46,7 +46,7 @@ class Throughput:
         self.seconds += seconds
 
     def figures(self, device: torch.device) -> dict[str, float]:
-        """Figures over all processes: counts, pairs and tokens a second, share of the positions that is padding."""
+        """Figures over all processes: counts, pairs and tokens per second, share of the positions that is padding."""
         import torch
 
         exact = torch.float32 if device.type == "mps" else torch.float64

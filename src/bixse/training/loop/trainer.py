@@ -192,7 +192,7 @@ class GradedTrainer(SentenceTransformerTrainer):
             losses = [value for value in all_of(float(loss)) if not math.isfinite(value)]
             raise TrainingError(
                 f"training: got loss {losses[0]} at step {self.state.global_step + 1}; expected a finite number; "
-                f"to mend: look at the batch ({path}), lower learning_rate or set max_grad_norm, and give another "
+                f"fix: look at the batch ({path}), lower learning_rate or set max_grad_norm, and give another "
                 "--out folder"
             ).of_all_processes()
         return loss

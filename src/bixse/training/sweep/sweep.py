@@ -173,7 +173,7 @@ def _known_outcomes(
     except (TypeError, AttributeError) as error:
         raise InputError(
             f"{path}: got a damaged record ({error}); expected the JSON that bixse wrote; "
-            "to mend: choose another --out, or delete the folder"
+            "fix: choose another --out, or delete the folder"
         ) from error
     outcomes = {}
     for name in (run_folder(cell, run) for cell in cells for run in cell.configs):
@@ -185,7 +185,7 @@ def _known_outcomes(
         if changed:
             raise OutputExistsError(
                 f"{folder}: got a run on other inputs (changed: {', '.join(changed)}); expected the same; "
-                "to mend: choose another --out, or delete the folder of the sweep"
+                "fix: choose another --out, or delete the folder of the sweep"
             )
         outcomes[name] = outcome
     return outcomes
@@ -205,7 +205,7 @@ def _train(config: TrainConfig, folder: Path, progress: bool, title: str, inputs
     except Exception as error:
         if not isinstance(error, MemoryError) and type(error).__name__ != "OutOfMemoryError":
             raise
-        reason = "training: got no more memory; expected the batch to fit; to mend: vary smaller batches or texts"
+        reason = "training: got no more memory; expected the batch to fit; fix: vary smaller batches or texts"
         return Outcome("refused", reason, seconds=_seconds(folder), inputs=inputs)
     before, best = _figures(result)
     return Outcome("finished", "", before, best, result.best_step, _seconds(folder), result.warnings, inputs)
@@ -296,5 +296,7 @@ def _warnings(config: SweepConfig, cells: Sequence[Cell], best: SweepRow | None)
     if config.cells is not None and len(cells) < config.cells:
         warnings.append(f"{config.cells} cells were drawn, {len(cells)} of them different: the others are left out")
     if len(cells[0].configs) == 1 and len(cells) > 1:
-        warnings.append("one seed a cell: nobody knows how much of a difference is chance; list several under `seeds`")
+        warnings.append(
+            "one seed per cell: nobody knows how much of a difference is chance; list several under `seeds`"
+        )
     return warnings

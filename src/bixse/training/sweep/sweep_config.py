@@ -59,7 +59,7 @@ def _read_values(given: Any) -> list[Any] | Range:
     for key in given:
         if key not in Range.__dataclass_fields__:
             hint = did_you_mean(str(key), Range.__dataclass_fields__, "write {low: ..., high: ...}")
-            raise ValueError(f"expected the keys low, high, log and whole, not {key!r}; to mend: {hint}")
+            raise ValueError(f"expected the keys low, high, log and whole, not {key!r}; fix: {hint}")
     flags = {name: given.get(name, False) for name in ("log", "whole")}
     try:
         low, high = float(given["low"]), float(given["high"])

@@ -21,7 +21,7 @@ from pydantic import BaseModel
 from bixse.data.collection_files import files_of_split
 from bixse.data.io.files import file_hash, read_settings
 from bixse.data.task_instructions import load_instructions
-from bixse.errors import FAULTS_SHOWN, ConfigError, InputError
+from bixse.errors import ERRORS_SHOWN, ConfigError, InputError
 from bixse.evaluation.evaluate import model_hashes
 from bixse.losses.catalogue import check_loss_options
 from bixse.training.config import PATH_SETTINGS, TrainConfig, load_config, moved_paths, paths_in
@@ -119,7 +119,7 @@ def plan_cells(config: SweepConfig) -> list[Cell]:
     folders = Counter(cell.folder.casefold() for cell in cells.values())
     _refuse(
         [
-            f"  vary: got two cells for the folder {name!r}; expected values that differ as text; to mend: drop one"
+            f"  vary: got two cells for the folder {name!r}; expected values that differ as text; fix: drop one"
             for name, number in folders.items()
             if number > 1
         ]
@@ -138,7 +138,7 @@ def input_hashes(cells: Sequence[Cell]) -> dict[str, dict[str, str]]:
     def content(files: tuple[Path, ...]) -> str:
         for path in files:
             if not path.is_file():
-                raise InputError(f"{path}: got no such file; expected one to read; to mend: correct the path in `base`")
+                raise InputError(f"{path}: got no such file; expected one to read; fix: correct the path in `base`")
         return _hash([file_hash(path) for path in files])
 
     @cache
@@ -233,33 +233,33 @@ def _key_faults(config: SweepConfig) -> list[str]:
     """What is wrong with the sweep itself, before there are cells."""
     faults = []
     if config.search == "random" and config.cells is None:
-        faults.append("  cells: got nothing; expected a number for random search; to mend: set `cells`, such as 20")
+        faults.append("  cells: got nothing; expected a number for random search; fix: set `cells`, such as 20")
     if config.search == "grid" and config.cells is not None:
         faults.append(
             f"  cells: got {config.cells}; expected none for a grid, which takes all combinations; "
-            "to mend: drop it, or set `search: random`"
+            "fix: drop it, or set `search: random`"
         )
     if config.seeds is not None and len(set(config.seeds)) < len(config.seeds):
-        faults.append("  seeds: got one twice; expected different ones; to mend: drop the second")
+        faults.append("  seeds: got one twice; expected different ones; fix: drop the second")
     for key, values in config.vary.items():
         name = f"  vary.{key}: got"
         if isinstance(values, Range) and config.search == "grid":
-            faults.append(f"{name} a range; expected a list in a grid; to mend: list values, or set `search: random`")
+            faults.append(f"{name} a range; expected a list in a grid; fix: list values, or set `search: random`")
         if key == "seed":
             faults.append(f"{name} the training seed; expected it as `seeds`: a cell is ranked by the mean over them; "
-                          "to mend: move the list to `seeds`")  # fmt: skip
+                          "fix: move the list to `seeds`")  # fmt: skip
         if key in ("dev", "merge", "merge.documents") or key.startswith(("dev_", "guard")):
             faults.append(f"{name} a setting of the measure; expected one of training: figures on other queries or "
-                          "documents do not compare; to mend: set it in `base`")  # fmt: skip
+                          "documents do not compare; fix: set it in `base`")  # fmt: skip
         for other in config.vary:
             if key.startswith(f"{other}."):
                 faults.append(f"{name} a key within {other!r}, which varies too; expected one of the two; "
-                              "to mend: drop one")  # fmt: skip
+                              "fix: drop one")  # fmt: skip
     if not faults and config.search == "grid":
         number = math.prod(len(values) for values in config.vary.values())
         if number > MOST_CELLS:
             faults.append(f"  vary: got {number:,} combinations; expected at most {MOST_CELLS:,}; "
-                          "to mend: fewer values, or `search: random`")  # fmt: skip
+                          "fix: fewer values, or `search: random`")  # fmt: skip
     return faults
 
 
@@ -267,14 +267,12 @@ def _cell_faults(config: TrainConfig, choice: Mapping[str, Any]) -> list[str]:
     """What is wrong with a cell whose settings are within their ranges."""
     faults = []
     if config.dev is None:
-        faults.append(
-            "  dev: got nothing; expected a collection folder to rank the cells by; to mend: set it in `base`"
-        )
+        faults.append("  dev: got nothing; expected a collection folder to rank the cells by; fix: set it in `base`")
     for key in choice:
         section = key.rpartition(".")[0]
         if section and setting(config, section) is None:  # `lora: null` in base: the cell's value is nowhere
             faults.append(f"  {key}: got no section {section!r}; expected one; "
-                          f"to mend: write `{section}: {{}}` in `base`")  # fmt: skip
+                          f"fix: write `{section}: {{}}` in `base`")  # fmt: skip
     try:
         check_loss_options(config.loss, config.loss_options)
     except ConfigError as error:
@@ -294,5 +292,5 @@ def _refuse(faults: list[str]) -> None:
     """Raise what was found, if anything."""
     if faults:
         head = f"sweep: {len(faults)} fault{'s' if len(faults) != 1 else ''}"
-        rest = [f"  ... and {len(faults) - FAULTS_SHOWN} more"] if len(faults) > FAULTS_SHOWN else []
-        raise ConfigError("\n".join([head, *faults[:FAULTS_SHOWN], *rest]))
+        rest = [f"  ... and {len(faults) - ERRORS_SHOWN} more"] if len(faults) > ERRORS_SHOWN else []
+        raise ConfigError("\n".join([head, *faults[:ERRORS_SHOWN], *rest]))
