@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "FlagEmbeddingFile": "flagembedding",
-    "Judgement": "judgements",
-    "JudgementSource": "judgements",
+    "Judgement": "judgement_files",
+    "JudgementSource": "judgement_files",
     "LightBlueFiles": "lightblue",
     "QrelsFile": "qrels",
     "UmbrelaFile": "umbrela",
