@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
-
-    from typing_extensions import Self
+    from typing import Self
 
 
 def did_you_mean(word: str, known: Iterable[str], otherwise: str = "choose one of them") -> str:

@@ -214,7 +214,7 @@ def test_coverage_of_this_python(loaded):
         assert all(max(row.values()) >= pydocs.PYDOCS_RELEVANT_GRADE for row in table.values())
 
 
-@pytest.mark.parametrize("version", ["3.10", "3.11", "3.12", "3.13", "3.14"])
+@pytest.mark.parametrize("version", ["3.11", "3.12", "3.13", "3.14"])
 def test_coverage_of_other_pythons(version):
     interpreter = shutil.which(f"python{version}")
     if interpreter is None or subprocess.run([interpreter, "-c", ""], capture_output=True).returncode != 0:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import statistics
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 
 import pytest
 
@@ -90,7 +90,7 @@ def test_it_does_not_grow_while_it_is_not_used() -> None:
     ],
 )
 def test_retry_after(headers: dict[str, str], seconds: float | None) -> None:
-    now = datetime(1999, 12, 31, 23, 59, 0, tzinfo=timezone.utc)
+    now = datetime(1999, 12, 31, 23, 59, 0, tzinfo=UTC)
     assert retry_after(headers, now) == seconds
 
 

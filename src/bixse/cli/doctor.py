@@ -32,7 +32,7 @@ def run(args: argparse.Namespace) -> CommandResult:
     from bixse.errors import BixseError
     from bixse.report.table import format_table
 
-    rows: list[list[str]] = [["Python", sys.version.split()[0], "ok" if sys.version_info >= (3, 10) else "needs 3.10"]]
+    rows: list[list[str]] = [["Python", sys.version.split()[0], "ok" if sys.version_info >= (3, 11) else "needs 3.11"]]
     errors = []
     for package in PACKAGES:
         try:

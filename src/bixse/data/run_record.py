@@ -10,7 +10,7 @@ import platform
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from importlib import metadata
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -49,7 +49,7 @@ class RunRecord:
     """Stage -> seconds of wall time."""
     results: dict[str, Any] = field(default_factory=dict)
     """Figures and paths the command reports."""
-    started: str = field(default_factory=lambda: datetime.now(timezone.utc).isoformat(timespec="seconds"))
+    started: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
     """UTC time of the first start."""
 
     @property
@@ -73,7 +73,7 @@ class RunRecord:
                         "command": self.command,
                         "status": self.status,
                         "started": self.started,
-                        "written": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+                        "written": datetime.now(UTC).isoformat(timespec="seconds"),
                         "fingerprint": self.fingerprint,
                         "config": self.config,
                         "inputs": self.inputs,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import sys
+import tomllib
 from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
@@ -161,11 +161,6 @@ def load_instructions(source: str | Path) -> Instructions:
         >>> load_instructions("paper").prompt("nq", "query").splitlines()[0]
         'Instruct: Given a question, retrieve Wikipedia passages that answer the question'
     """
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        import tomli as tomllib
-
     if Path(source).name == PAPER and not Path(source).exists():  # a settings file puts its folder before it
         text = (resources.files("bixse.data") / "paper_instructions.toml").read_text(encoding="utf-8")
     else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import sys
+import tomllib
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -150,10 +150,6 @@ def _shipped() -> dict[str, Rubric]:
 
 
 def _read(text: str, where: str) -> dict[str, Rubric]:
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        import tomli as tomllib
     try:
         tables = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:

@@ -13,8 +13,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validat
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from typing_extensions import Self
+    from typing import Self
 
 Verdict = Literal["better", "no difference", "worse"]
 """What the interval of a difference says: above zero, across zero, below zero."""

@@ -18,9 +18,9 @@ from bixse.retrieval.index_files import read_manifest
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from types import TracebackType
+    from typing import Self
 
     import numpy.typing as npt
-    from typing_extensions import Self
 
     from bixse.retrieval.index_encoder import IndexEncoder
     from bixse.retrieval.index_manifest import Manifest

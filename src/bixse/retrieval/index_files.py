@@ -9,7 +9,7 @@ import os
 import re
 import secrets
 from contextlib import contextmanager
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, TypeVar
 
 from pydantic import ValidationError
@@ -70,7 +70,7 @@ def write_manifest(folder: Path, manifest: Manifest) -> Manifest:
     Raises:
         StorageError: the folder cannot be written; the former state stays.
     """
-    now = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    now = datetime.now(UTC).isoformat(timespec="seconds")
     written = manifest.model_copy(update={"written": now})
     _sync(folder)
     write_atomically(folder / MANIFEST_FILE, written.model_dump_json(indent=1) + "\n")

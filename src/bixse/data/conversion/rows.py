@@ -14,8 +14,7 @@ from bixse.data.transforms.pair_columns import KEYS, PairColumns, key_of, key_va
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
-
-    from typing_extensions import Self
+    from typing import Self
 
     from bixse.data.sources.judgement_files import Judgement
     from bixse.data.transforms.pair_columns import Key

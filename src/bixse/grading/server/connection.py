@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 from dataclasses import dataclass
@@ -118,7 +117,7 @@ class Connection:
                 raw = await response.read()
         except aiohttp.ConnectionTimeoutError:
             return Attempt("disconnected", detail=f"no connection within {self.connect_timeout:g} s")
-        except asyncio.TimeoutError:
+        except TimeoutError:
             return Attempt("strained", detail=f"no reply within {self.timeout:g} s")
         except aiohttp.ClientConnectorError as error:
             why = getattr(getattr(error, "os_error", None), "strerror", None) or type(error).__name__

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING
 
@@ -94,8 +94,8 @@ def retry_after(headers: Mapping[str, str], now: datetime | None = None) -> floa
         date = parsedate_to_datetime(lowered["retry-after"])
     except (KeyError, TypeError, ValueError):
         return None
-    date = date if date.tzinfo else date.replace(tzinfo=timezone.utc)
-    return max(0.0, (date - (now or datetime.now(timezone.utc))).total_seconds())
+    date = date if date.tzinfo else date.replace(tzinfo=UTC)
+    return max(0.0, (date - (now or datetime.now(UTC))).total_seconds())
 
 
 def backoff(failures: int) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import tomllib
 from importlib import resources
 from typing import TYPE_CHECKING
 
@@ -71,10 +71,6 @@ def load_query_prompt(path: Path | None = None) -> QueryPrompt:
         InputError: the file cannot be read.
         ConfigError: it is no prompt; says which key and what was expected.
     """
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        import tomli as tomllib
     shipped = resources.files("bixse.mining.generation") / "query_prompt.toml"
     text = shipped.read_text(encoding="utf-8") if path is None else read_text(path)
     try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -247,7 +247,7 @@ class Comparer:
         changes = self.changes(system, baseline, kinds)
         return ReportData(
             title=title,
-            created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            created=datetime.now(UTC).isoformat(timespec="seconds"),
             description=description,
             verdicts=[self.summary(system, against)],
             systems=[
