@@ -8,7 +8,7 @@ import pytest
 
 from bixse.errors import ConfigError, InputError
 from bixse.losses.catalogue import LOSSES
-from bixse.training.config import OptimizerConfig, TrainConfig, load_config
+from bixse.training.config import OptimizerConfig, TrainConfig
 from bixse.training.loop.arguments import training_arguments
 
 
@@ -20,7 +20,7 @@ def yaml_file(folder: Path, text: str) -> Path:
 
 def faults(path: Path | None, overrides: dict[str, Any] | None = None) -> list[str]:
     with pytest.raises(ConfigError) as caught:
-        load_config(TrainConfig, path, overrides or {})
+        TrainConfig.load(path, overrides or {})
     head, *lines = str(caught.value).splitlines()
     assert head == f"{path or 'settings'}: {len(lines)} fault{'s' if len(lines) != 1 else ''}"
     assert all(": got " in line and "expected " in line and "; fix: " in line for line in lines), lines
@@ -29,15 +29,15 @@ def faults(path: Path | None, overrides: dict[str, Any] | None = None) -> list[s
 
 def test_no_file(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"run\.yaml: got 'No such file or directory'"):
-        load_config(TrainConfig, tmp_path / "run.yaml", {})
+        TrainConfig.load(tmp_path / "run.yaml")
     with pytest.raises(InputError, match="Is a directory"):
-        load_config(TrainConfig, tmp_path, {})
+        TrainConfig.load(tmp_path)
 
 
 @pytest.mark.parametrize("text", ["", "pairs", "- pairs", "pairs: [", "pairs: a: b", "1: 2"])
 def test_no_yaml_mapping(tmp_path: Path, text: str) -> None:
     with pytest.raises(ConfigError, match="expected lines of the form `key: value`"):
-        load_config(TrainConfig, yaml_file(tmp_path, text), {})
+        TrainConfig.load(yaml_file(tmp_path, text), {})
 
 
 @pytest.mark.parametrize(
@@ -116,23 +116,23 @@ def test_a_flag_below_a_key_that_is_no_section(tmp_path: Path, section: str) -> 
 def test_relative_paths_are_taken_from_the_folder_of_the_file(tmp_path: Path) -> None:
     (tmp_path / "configs").mkdir()
     path = yaml_file(tmp_path / "configs", "pairs: ../data/p.csv\ndev: /absolute/dev\nmodel: some/model\n")
-    config = load_config(TrainConfig, path, {})
+    config = TrainConfig.load(path)
     assert config.pairs == tmp_path / "configs" / "../data/p.csv"
     assert config.dev == Path("/absolute/dev")
     assert config.model == "some/model"
-    assert load_config(TrainConfig, path, {"pairs": "here.csv"}).pairs == Path("here.csv")
+    assert TrainConfig.load(path, {"pairs": "here.csv"}).pairs == Path("here.csv")
 
 
 def test_flags_override_the_file_and_leave_the_rest(tmp_path: Path) -> None:
     path = yaml_file(tmp_path, "pairs: p.csv\nseed: 7\noptimizer:\n  epochs: 9\n  batch_size: 4\n")
-    config = load_config(TrainConfig, path, {"optimizer.epochs": 1, "seed": 8})
+    config = TrainConfig.load(path, {"optimizer.epochs": 1, "seed": 8})
     assert (config.seed, config.optimizer.epochs, config.optimizer.batch_size) == (8, 1, 4)
-    assert load_config(TrainConfig, None, {"pairs": "p.csv", "optimizer.epochs": 1}).optimizer.epochs == 1
+    assert TrainConfig.load(None, {"pairs": "p.csv", "optimizer.epochs": 1}).optimizer.epochs == 1
 
 
 def test_a_rate_written_as_people_write_it(tmp_path: Path) -> None:
     path = yaml_file(tmp_path, "pairs: p.csv\noptimizer: {learning_rate: 5e-5}\n")  # a text to YAML 1.1
-    assert math.isclose(load_config(TrainConfig, path, {}).optimizer.learning_rate, 5e-5)
+    assert math.isclose(TrainConfig.load(path).optimizer.learning_rate, 5e-5)
 
 
 def test_a_configuration_is_frozen_and_survives_json() -> None:
