@@ -18,11 +18,11 @@ def yaml_file(folder: Path, text: str) -> Path:
     return path
 
 
-def faults(path: Path | None, overrides: dict[str, Any] | None = None) -> list[str]:
+def errors(path: Path | None, overrides: dict[str, Any] | None = None) -> list[str]:
     with pytest.raises(ConfigError) as caught:
         TrainConfig.load(path, overrides or {})
     head, *lines = str(caught.value).splitlines()
-    assert head == f"{path or 'settings'}: {len(lines)} fault{'s' if len(lines) != 1 else ''}"
+    assert head == f"{path or 'settings'}: {len(lines)} error{'s' if len(lines) != 1 else ''}"
     assert all(": got " in line and "expected " in line and "; fix: " in line for line in lines), lines
     return lines
 
@@ -54,7 +54,7 @@ def test_no_yaml_mapping(tmp_path: Path, text: str) -> None:
     ],
 )
 def test_an_unknown_key_says_the_closest(tmp_path: Path, text: str, key: str, hint: str) -> None:
-    (line,) = faults(yaml_file(tmp_path, f"pairs: p.csv\n{text}\n"))
+    (line,) = errors(yaml_file(tmp_path, f"pairs: p.csv\n{text}\n"))
     assert line.startswith(f"  {key}: got an unknown key")
     assert hint in line
 
@@ -86,12 +86,12 @@ def test_an_unknown_key_says_the_closest(tmp_path: Path, text: str, key: str, hi
     ],
 )
 def test_a_wrong_value(tmp_path: Path, text: str, start: str) -> None:
-    (line,) = faults(yaml_file(tmp_path, f"pairs: p.csv\n{text}\n"))
+    (line,) = errors(yaml_file(tmp_path, f"pairs: p.csv\n{text}\n"))
     assert line.startswith(start), line
 
 
 def test_all_faults_together(tmp_path: Path) -> None:
-    lines = faults(yaml_file(tmp_path, "sed: 1\nmax_length: x\noptimizer: {epochs: 0, warm: 1}\nloss: no\n"))
+    lines = errors(yaml_file(tmp_path, "sed: 1\nmax_length: x\noptimizer: {epochs: 0, warm: 1}\nloss: no\n"))
     assert [line.split(":")[0].strip() for line in lines] == [
         "pairs",
         "max_length",
@@ -104,12 +104,12 @@ def test_all_faults_together(tmp_path: Path) -> None:
 
 
 def test_faults_of_flags_alone() -> None:
-    assert faults(None, {"optimizer.epochs": 0})[-1].startswith("  optimizer.epochs: got 0")
+    assert errors(None, {"optimizer.epochs": 0})[-1].startswith("  optimizer.epochs: got 0")
 
 
 @pytest.mark.parametrize("section", ["5", "null", "[1]"])
 def test_a_flag_below_a_key_that_is_no_section(tmp_path: Path, section: str) -> None:
-    (line,) = faults(yaml_file(tmp_path, f"pairs: p.csv\noptimizer: {section}\n"), {"optimizer.epochs": 2})
+    (line,) = errors(yaml_file(tmp_path, f"pairs: p.csv\noptimizer: {section}\n"), {"optimizer.epochs": 2})
     assert line.startswith("  optimizer: got ")
 
 
