@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Union, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from bixse.data.io.files import read_settings
 from bixse.errors import ConfigError, shorten
@@ -31,6 +31,8 @@ class Flag(NamedTuple):
     """Given by its place, without a name."""
     hidden: bool = False
     """Set in Python and YAML alone."""
+    flat: bool = False
+    """Of a section: its settings are named without its name."""
 
 
 class Settings(BaseModel):
@@ -68,6 +70,16 @@ class Settings(BaseModel):
             lines = [_explain(cls, found) for found in error.errors()]
             count = f"{len(lines)} error{'s' if len(lines) != 1 else ''}"
             raise ConfigError("\n".join([f"{path or 'settings'}: {count}", *lines])) from error
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_is_no_list(cls, values: Any) -> Any:
+        """A list of one is that one where a setting takes one value or several."""
+        for name, field in cls.model_fields.items() if isinstance(values, dict) else ():
+            value = values.get(name)
+            if isinstance(value, (list, tuple)) and len(value) == 1 and {Path, str} & _alternatives(field.annotation):
+                values = {**values, name: value[0]}
+        return values
 
     @classmethod
     def path_settings(cls) -> tuple[str, ...]:
@@ -107,6 +119,11 @@ def types_in(annotation: Any) -> list[Any]:
     return [annotation]
 
 
+def _alternatives(annotation: Any) -> set[Any]:
+    """The members of a union; none where it is another type."""
+    return set(get_args(annotation)) if get_origin(annotation) in (Union, types.UnionType) else set()
+
+
 def section_of(field: FieldInfo) -> type[Settings] | None:
     """The settings that a field holds, where it is a section."""
     kinds = types_in(field.annotation)
@@ -136,6 +153,8 @@ def _explain(kind: type[Settings], error: Mapping[str, Any]) -> str:
         return f"  {key}: got nothing; expected a value; fix: set {key!r} in the file or with its flag"
     message = error["msg"].removeprefix("Value error, ").replace("Input should be", "expected")
     fix = "" if "fix:" in message else "; fix: correct it, or leave it out for the default"
+    if not key:
+        return f"  {message}{fix}"
     return f"  {key}: got {shorten(error['input'])}; {message}{fix}"
 
 
