@@ -56,7 +56,9 @@ SOURCE_FILES = Path(__file__).parents[1] / "tests" / "data" / "source_files.py"
 """What `bixse convert` is tried on."""
 FIXED = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "BIXSE_PRECISION": "float32", "TOKENIZERS_PARALLELISM": "false"}
 os.environ.update(FIXED)  # before torch is imported
-LEFT_OUT = re.compile(r"second|time|_s$|per_s|speed|bytes|memory|citation|licen[cs]e|version|path|folder|file$|started")
+LEFT_OUT = re.compile(
+    r"second|time|_s$|per_s|speed|bytes|memory|citation|licen[cs]e|version|path|folder|file$|started|created"
+)
 """Keys of figures that no two runs share, and of prose."""
 WORDS = ["copy", "move", "open", "read", "list", "file", "tree", "path", "text", "sort", "match", "split", "join"]
 
