@@ -24,7 +24,7 @@ def faults(read: Callable[[Path], object], path: Path, content: str) -> list[Row
     path.write_text(content)
     with pytest.raises(InvalidFileError) as raised:
         read(path)
-    return list(raised.value.faults)
+    return list(raised.value.errors)
 
 
 def rows(path: Path) -> list[object]:

@@ -37,9 +37,9 @@ def faults(path: Path) -> list[str]:
     with pytest.raises(InvalidFileError) as caught:
         load_graded_pairs(path)
     message = str(caught.value)
-    assert message.startswith(f"{path}: {len(caught.value.faults)} fault")
-    assert all("; expected " in str(fault) and "; fix: " in str(fault) for fault in caught.value.faults)
-    return [str(fault) for fault in caught.value.faults]
+    assert message.startswith(f"{path}: {len(caught.value.errors)} error")
+    assert all("; expected " in str(fault) and "; fix: " in str(fault) for fault in caught.value.errors)
+    return [str(fault) for fault in caught.value.errors]
 
 
 # --- the file itself
@@ -292,7 +292,7 @@ def test_fifty_faulty_rows_show_twenty_and_the_count_in_order(tmp_path: Path) ->
     with pytest.raises(InvalidFileError) as caught:
         load_graded_pairs(path)
     head, *listed, rest = str(caught.value).splitlines()
-    assert head.endswith("pairs.jsonl: 50 faults")
+    assert head.endswith("pairs.jsonl: 50 errors")
     assert rest == "  ... and 30 more"
     assert [int(line.split()[1].strip(",:")) for line in listed] == list(range(2, 42, 2))
 
@@ -394,7 +394,7 @@ def test_faults_of_pairs_to_be_graded_are_told_together(tmp_path):
     path.write_text("query_id,query,document\n1,a,b\n1,other,c\n2,,d\n")
     with pytest.raises(InvalidFileError) as caught:
         load_pairs(path)
-    assert [(fault.row, fault.column) for fault in caught.value.faults] == [(2, "query_id"), (3, "query")]
+    assert [(fault.row, fault.column) for fault in caught.value.errors] == [(2, "query_id"), (3, "query")]
     path.write_text("query,answer\na,b\n")
     with pytest.raises(InvalidFileError, match="'document'"):
         load_pairs(path)

@@ -39,7 +39,7 @@ def test_pairs_and_labels(tmp_path: Path, read: Callable[[Path], Any]) -> None:
     path.write_text(PAIR + TWICE)
     with pytest.raises(InvalidFileError) as raised:
         read(path)
-    (fault,) = raised.value.faults
+    (fault,) = raised.value.errors
     assert (fault.row, fault.column) == (2, "relevance")
 
 
@@ -57,7 +57,7 @@ def test_collections(tmp_path: Path, name: str) -> None:
     for read in readers:
         with pytest.raises(InvalidFileError) as raised:
             read()
-        (fault,) = raised.value.faults
+        (fault,) = raised.value.errors
         assert (fault.row, fault.column) == (2, "text")
 
 

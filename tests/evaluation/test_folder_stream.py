@@ -46,7 +46,7 @@ def test_documents_come_in_file_order_with_their_titles(tmp_path) -> None:
 )
 def test_faulty_rows_are_listed(tmp_path, row, said) -> None:
     folder = write(tmp_path / "c", [{"_id": "d1", "text": "a"}, row])
-    with pytest.raises(InvalidFileError, match="1 fault") as error:
+    with pytest.raises(InvalidFileError, match="1 error") as error:
         check_corpus(folder, QRELS)
     assert said in str(error.value)
     assert "row 2" in str(error.value)
@@ -54,7 +54,7 @@ def test_faulty_rows_are_listed(tmp_path, row, said) -> None:
 
 def test_many_faults_are_counted(tmp_path) -> None:
     folder = write(tmp_path / "c", [{"_id": "d1", "text": "a"}] * 101)
-    with pytest.raises(InvalidFileError, match="100 faults") as error:
+    with pytest.raises(InvalidFileError, match="100 errors") as error:
         check_corpus(folder, QRELS)
     assert "and 80 more" in str(error.value)
 

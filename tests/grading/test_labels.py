@@ -96,7 +96,7 @@ def test_faulty_rows_are_reported_together(tmp_path):
     ]
     with pytest.raises(InvalidFileError) as caught:
         read_labels(write(tmp_path / "t.jsonl", rows), SCALE)
-    assert [(fault.row, fault.column) for fault in caught.value.faults] == [
+    assert [(fault.row, fault.column) for fault in caught.value.errors] == [
         (1, "grade"),
         (2, "document_id"),
         (3, "grade"),

@@ -113,7 +113,7 @@ def test_no_queries(tmp_path: Path) -> None:
 
 def test_every_fault_is_told_at_once(tmp_path: Path) -> None:
     (tmp_path / "c.jsonl").write_text("{\n" * 30)
-    with pytest.raises(InvalidFileError, match="30 faults"):
+    with pytest.raises(InvalidFileError, match="30 errors"):
         read_texts(tmp_path / "c.jsonl")
 
 
@@ -180,7 +180,7 @@ def test_known_pairs_of_documents_that_are_not_there(collection: Path, tmp_path:
         {"query_id": "q-copy", "query": "x", "document_id": "lost", "document": "no such text"},
         {"query_id": "q-move", "query": "y", "document_id": "gone", "document": "nor this"},
     )
-    with pytest.raises(InvalidFileError, match="2 faults") as raised:
+    with pytest.raises(InvalidFileError, match="2 errors") as raised:
         read_inputs(MineConfig(collection=collection, known=path))
     assert "'lost' (of query 'q-copy')" in str(raised.value)
     assert "'gone' (of query 'q-move')" in str(raised.value)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from bixse.data.graded_pairs import OPTIONAL_COLUMNS, GradedPairs, Pair, text_id
 from bixse.data.io.files import is_unicode, read_text, write_atomically
-from bixse.data.io.hints import column_hint, convert_hint, number_hint
+from bixse.data.io.hints import column_hint, missing_column_hint, number_hint
 from bixse.data.io.parquet import save_table, table_rows
 from bixse.data.io.strict import json_fault, parse_json
 from bixse.data.sources.reading import number_of
@@ -226,7 +226,7 @@ class _Checker:
 
     def _column_hint(self, column: str, names: Sequence[object], otherwise: str) -> str:
         if self.graded:
-            return convert_hint(self.path, column, names, otherwise)
+            return missing_column_hint(self.path, column, tuple(map(str, names)), REQUIRED_COLUMNS)
         return column_hint(column, names, otherwise)
 
     def fault(self, row: int | None, column: str | None, found: str, expected: str, fix: str) -> None:
