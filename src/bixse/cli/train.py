@@ -119,7 +119,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> CommandResult:
     """Train, or continue, or say that it is done."""
-    from bixse.training.config import TrainConfig, load_config
+    from bixse.training.config import TrainConfig
     from bixse.training.dev_evaluation import dev_figures
     from bixse.training.recipe import train
 
@@ -131,7 +131,7 @@ def run(args: argparse.Namespace) -> CommandResult:
     for key in ("pairs", "dev", "guard"):
         if len(overrides.get(key, ())) == 1:
             overrides[key] = overrides[key][0]
-    config = load_config(TrainConfig, args.config, overrides)
+    config = TrainConfig.load(args.config, overrides)
     if args.dry_run:
         return _plan(config, args.out)
     result = train(config, args.out)
