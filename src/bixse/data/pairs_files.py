@@ -129,8 +129,8 @@ def _read(path: Path, columns: Sequence[Column]) -> pa.Table:
         batches.append(pa.record_batch(values, schema))
         rows += block.rows
     table = pa.Table.from_batches(batches, schema)
-    for kind, given in ids_given.items():
-        if given:
+    for kind, has_ids in ids_given.items():
+        if has_ids:
             _check_texts(table, kind, rows, errors)
     table = _each_pair_once(table, rows, errors)
     errors.raise_any()
@@ -160,7 +160,8 @@ def _each_pair_once(table: pa.Table, rows: Sequence[int], errors: InvalidFileErr
     values = table["relevance"].to_pylist() if graded else [0.0] * len(table)
     first: dict[tuple[str, ...], tuple[int, float]] = {}
     kept = []
-    for row, key, relevance in zip(rows, zip(*(table[name].to_pylist() for name in keys)), values, strict=True):
+    pairs = zip(*(table[name].to_pylist() for name in keys), strict=True)
+    for row, key, relevance in zip(rows, pairs, values, strict=True):
         before, known = first.setdefault(key, (row, relevance))
         kept.append(before == row)
         if known != relevance:
