@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -14,12 +13,8 @@ from bixse.data.pairs_files import load_graded_pairs
 from bixse.data.trec import read_qrels
 from bixse.errors import InvalidFileError
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
-
-def errors(path, content):
+def errors(read, path, content):
     path.write_text(content)
     with pytest.raises(InvalidFileError) as raised:
         read(path)
