@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Union, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from bixse.data.io.files import read_settings
 from bixse.errors import ConfigError, shorten
@@ -31,6 +31,8 @@ class Flag(NamedTuple):
     """Given by its place, without a name."""
     hidden: bool = False
     """Set in Python and YAML alone."""
+    flat: bool = False
+    """Of a section: its settings are named without its name."""
 
 
 class Settings(BaseModel):
@@ -68,6 +70,25 @@ class Settings(BaseModel):
             lines = [_explain(cls, found) for found in error.errors()]
             count = f"{len(lines)} error{'s' if len(lines) != 1 else ''}"
             raise ConfigError("\n".join([f"{path or 'settings'}: {count}", *lines])) from error
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_or_several(cls, values: Any) -> Any:
+        """One value stands for a list of it where a setting takes several, and a list of one for it where both do."""
+        if not isinstance(values, dict):
+            return values
+        changed = {}
+        for name, field in cls.model_fields.items():
+            value, kinds = values.get(name), alternatives(field.annotation)
+            if isinstance(value, (list, tuple)) and len(value) == 1 and kinds & {Path, str}:
+                changed[name] = value[0]
+            elif (
+                isinstance(value, (str, Path))
+                and any(get_origin(kind) is tuple for kind in kinds)
+                and (not kinds & {Path, str})
+            ):
+                changed[name] = [value]
+        return {**values, **changed}
 
     @classmethod
     def path_settings(cls) -> tuple[str, ...]:
@@ -107,6 +128,16 @@ def types_in(annotation: Any) -> list[Any]:
     return [annotation]
 
 
+def alternatives(annotation: Any) -> set[Any]:
+    """The members of a union, or the one type that it is.
+
+    Example:
+        >>> alternatives(int) == {int}
+        True
+    """
+    return set(get_args(annotation)) if get_origin(annotation) in (Union, types.UnionType) else {annotation}
+
+
 def section_of(field: FieldInfo) -> type[Settings] | None:
     """The settings that a field holds, where it is a section."""
     kinds = types_in(field.annotation)
@@ -136,6 +167,8 @@ def _explain(kind: type[Settings], error: Mapping[str, Any]) -> str:
         return f"  {key}: got nothing; expected a value; fix: set {key!r} in the file or with its flag"
     message = error["msg"].removeprefix("Value error, ").replace("Input should be", "expected")
     fix = "" if "fix:" in message else "; fix: correct it, or leave it out for the default"
+    if not key:
+        return f"  {message}{fix}"
     return f"  {key}: got {shorten(error['input'])}; {message}{fix}"
 
 

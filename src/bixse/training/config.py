@@ -14,7 +14,7 @@ from bixse.encoders.loading.precision import Setting, resolve_precision
 from bixse.encoders.pooling import PoolingMode
 from bixse.errors import SEEDS, did_you_mean
 from bixse.losses.catalogue import LOSSES
-from bixse.settings import Settings, paths_in
+from bixse.settings import Flag, Settings, paths_in
 from bixse.training.preflight import LongTexts
 
 
@@ -168,7 +168,7 @@ class TrainConfig(Settings):
     """Logit scale alpha: 1 / temperature. The paper's is 20; 10 was better on dev for every loss (docs/search)."""
     loss_options: dict[str, Any] = Field(default_factory=dict)
     """Other arguments of the loss, for example bias, cutoff, in_batch."""
-    optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig)
+    optimizer: Annotated[OptimizerConfig, Flag(flat=True)] = Field(default_factory=OptimizerConfig)
     """Rates, epochs and batches."""
     seed: int = Field(default=0, ge=0, lt=SEEDS)
     """Of batches, draws and dropout."""
