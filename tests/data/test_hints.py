@@ -49,7 +49,7 @@ def test_another_separator(tmp_path, name, separator, words: str):
     assert all(words in error.fix for error in errors(load_graded_pairs, tmp_path / name, content))
 
 
-def test_other_letters(tmp_path, read: Callable[[Path], object]):
+def test_other_letters(tmp_path):
     (error,) = errors(load_graded_pairs, tmp_path / "pairs.csv", "query,document,Relevance\ncopy,shutil,1\n")
     assert error.column == "relevance"
     assert "'Relevance'" in error.fix
