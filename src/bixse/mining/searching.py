@@ -15,15 +15,15 @@ from bixse.data.collection import Collection
 from bixse.data.io.files import storage_errors, write_atomically
 from bixse.data.trec import read_run, write_run
 from bixse.errors import InputError
-from bixse.evaluation.evaluate import BM25_NAME, encode_stored
-from bixse.retrieval.bm25 import BM25
+from bixse.evaluation.evaluate import encode_stored
+from bixse.retrieval.bm25 import BM25, BM25_NAME
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from bixse.data.collection import Document
     from bixse.encoders.relevance_model import RelevanceModel
-    from bixse.evaluation.evaluate import ProgressBars
+    from bixse.progress import ProgressBars
     from bixse.relevance import Run
 
 Search: TypeAlias = Callable[[Mapping[str, str]], "Run"]

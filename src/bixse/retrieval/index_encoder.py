@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from bixse.encoders.encode import encode_texts
+from bixse.encoders.identity import embeddings_key
 from bixse.encoders.instructions import prompts_hash, use_task
 from bixse.encoders.loading.build import build_encoder
 from bixse.encoders.pool import encode_on
 from bixse.encoders.prompts import prompt_for
 from bixse.errors import InputError, ModelError, shorten
 from bixse.retrieval.index_manifest import ModelIdentity
-from bixse.retrieval.store import embeddings_key
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -65,7 +65,7 @@ class ModelEncoder:
         use_task(model, task)
         self.identity = ModelIdentity(
             name=name,
-            weights=embeddings_key(model, {}, portable=True),  # an index may move to another machine
+            weights=embeddings_key(model, portable=True),  # an index may move to another machine
             prompts=prompts,
             document_prompt=prompt_for(model, "document"),
             task=task,

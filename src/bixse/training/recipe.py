@@ -15,9 +15,9 @@ from bixse.data.io.files import file_hash, storage_errors
 from bixse.data.pairs_files import load_several
 from bixse.data.run_record import RunRecord, Status, open_run
 from bixse.data.task_instructions import load_instructions
+from bixse.encoders.identity import model_hashes, model_path_settings
 from bixse.encoders.loading.precision import keep_weights_exact, use_precision
 from bixse.errors import ConfigError, InputError, InterruptedRunError, OutputExistsError, TrainingError
-from bixse.evaluation.evaluate import model_hashes, model_path_settings
 from bixse.losses.catalogue import build_loss, check_loss_options
 from bixse.progress import progress_bar
 from bixse.training.config import paths_in
