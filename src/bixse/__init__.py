@@ -34,8 +34,9 @@ if TYPE_CHECKING:
     from bixse.losses.relevance_head import save_relevance_head as save_relevance_head
     from bixse.losses.soft_infonce import SoftInfoNCELoss as SoftInfoNCELoss
     from bixse.relevance import GradeScale as GradeScale
-    from bixse.retrieval.index import open_index as open_index
-    from bixse.retrieval.index_build import make_index as make_index
+    from bixse.retrieval.index.build import make_index as make_index
+    from bixse.retrieval.index.search import open_index as open_index
+    from bixse.retrieval.search_collection import search_collection as search_collection
     from bixse.training.config import TrainConfig as TrainConfig
     from bixse.training.loop.callbacks import SaveRelevanceHead as SaveRelevanceHead
     from bixse.training.loop.trainer import GradedTrainer as GradedTrainer
@@ -75,11 +76,12 @@ _HOMES = {
     "load_pairs": "data.pairs_files",
     "load_relevance_model": "encoders.relevance_model",
     "load_rubric": "grading.rubrics",
-    "make_index": "retrieval.index_build",
+    "make_index": "retrieval.index.build",
     "merge_models": "training.merging.merge_models",
-    "open_index": "retrieval.index",
+    "open_index": "retrieval.index.search",
     "open_judge": "grading.open_judge",
     "save_relevance_head": "losses.relevance_head",
+    "search_collection": "retrieval.search_collection",
     "sweep": "training.sweep.sweep",
     "train": "training.recipe",
 }
@@ -121,6 +123,7 @@ __all__ = [
     "open_index",
     "open_judge",
     "save_relevance_head",
+    "search_collection",
     "sweep",
     "train",
 ]

@@ -55,6 +55,8 @@ class EmbeddingStore:
         """The file; None where nothing is kept."""
         self.failure: str | None = None
         """Why embeddings could not be kept; None where they were."""
+        self.encoded = 0
+        """Texts that were encoded, not read."""
 
     def encode(self, texts: Sequence[str], progress: Callable[[int], None] | None = None) -> NDArray[np.float32]:
         """Embed documents; those that are stored are read, the others are encoded and stored.
@@ -75,6 +77,7 @@ class EmbeddingStore:
             progress(len(texts) - len(missing))
         missing = np.sort(missing)
         missing = missing[by_length([texts[row] for row in missing])]
+        self.encoded += len(missing)
         for start in range(0, len(missing), SAVED_TOGETHER):
             rows = missing[start : start + SAVED_TOGETHER]
             embeddings[rows] = encode_texts(self.model, [texts[row] for row in rows], "document", progress=progress)
