@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from bixse.data.pairs_files import load_graded_pairs as load_graded_pairs
     from bixse.data.pairs_files import load_pairs as load_pairs
     from bixse.encoders.loading.build import build_encoder as build_encoder
+    from bixse.encoders.loading.build import load_relevance_model as load_relevance_model
     from bixse.encoders.pool import encode_on as encode_on
     from bixse.encoders.relevance_model import RelevanceModel as RelevanceModel
-    from bixse.encoders.relevance_model import load_relevance_model as load_relevance_model
     from bixse.evaluation.evaluate import evaluate as evaluate
     from bixse.evaluation.suites.known_suites import SUITES as SUITES
     from bixse.evaluation.suites.suite_result import SuiteResult as SuiteResult
@@ -74,7 +74,7 @@ _HOMES = {
     "load_collection": "data.collection_files",
     "load_graded_pairs": "data.pairs_files",
     "load_pairs": "data.pairs_files",
-    "load_relevance_model": "encoders.relevance_model",
+    "load_relevance_model": "encoders.loading.build",
     "load_rubric": "grading.rubrics",
     "make_index": "retrieval.index.build",
     "merge_models": "training.merging.merge_models",

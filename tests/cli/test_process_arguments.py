@@ -84,7 +84,7 @@ def test_two_processes_evaluate_as_one(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("bixse.encoders.pool.FEWEST_TEXTS", 4)
+    monkeypatch.setattr("bixse.encoders.encode.FEWEST_TEXTS_SHARED", 4)
     shared: list[int] = []
     encode = EncodePool.encode
     monkeypatch.setattr(

@@ -61,7 +61,7 @@ def prepare_inputs(config: StudyConfig, out: Path) -> StudyInputs:
     folder = out / INPUTS_FOLDER
     model = config.model
     if model == STATIC:
-        from bixse.encoders.static import save_static_student
+        from bixse.studies.engine.static_student import save_static_student
 
         model = str(folder / STATIC)
         if not Path(model).is_dir():
