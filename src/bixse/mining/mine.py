@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Mined:
+class MineResult:
     """What a mining run left."""
 
     path: str
@@ -64,7 +64,7 @@ def mine(
     form: Format = "parquet",
     progress: ProgressBars | None = None,
     cache: str | Path | None = None,
-) -> Mined:
+) -> MineResult:
     """Search with every retriever, fuse the rankings, and choose the documents of each query that are to be graded.
 
     The pairs have no relevance: a mined document is no negative until a judge has said so. `out` receives the pairs,
@@ -109,7 +109,7 @@ def mine(
         parts.join(label, run_path)
     silent = [f"{label} found no document for any query" for label in labels if label not in runs]
     save_mined_pairs(pairs, path)
-    result = Mined(
+    result = MineResult(
         path=path.name,
         pairs=len(pairs),
         queries=len(inputs.queries),
@@ -144,10 +144,10 @@ def _open(config: MineConfig, labels: dict[str, str], out: Path, form: str) -> R
     return open_run(out, "mine", settings, inputs, paths=("collection", "corpus", "queries", "known", "models"))
 
 
-def _finished(record: RunRecord, path: Path) -> Mined:
+def _finished(record: RunRecord, path: Path) -> MineResult:
     """The result of a finished run, from its record."""
     try:
-        result = Mined(**{**record.results, "reused": True})
+        result = MineResult(**{**record.results, "reused": True})
     except TypeError:
         result = None
     if result is None or not path.is_file():
