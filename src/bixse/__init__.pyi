@@ -7,9 +7,9 @@ from .data.graded_pairs import GradedPairs as GradedPairs
 from .data.pairs_files import load_graded_pairs as load_graded_pairs
 from .data.pairs_files import load_pairs as load_pairs
 from .encoders.loading.build import build_encoder as build_encoder
+from .encoders.loading.build import load_relevance_model as load_relevance_model
 from .encoders.pool import encode_on as encode_on
 from .encoders.relevance_model import RelevanceModel as RelevanceModel
-from .encoders.relevance_model import load_relevance_model as load_relevance_model
 from .evaluation.evaluate import evaluate as evaluate
 from .evaluation.suites.known_suites import SUITES as SUITES
 from .evaluation.suites.suite_result import SuiteResult as SuiteResult
@@ -26,8 +26,9 @@ from .losses.pairwise_bce import PairwiseBCELoss as PairwiseBCELoss
 from .losses.relevance_head import save_relevance_head as save_relevance_head
 from .losses.soft_infonce import SoftInfoNCELoss as SoftInfoNCELoss
 from .relevance import GradeScale as GradeScale
-from .retrieval.index import open_index as open_index
-from .retrieval.index_build import make_index as make_index
+from .retrieval.index.build import make_index as make_index
+from .retrieval.index.search import open_index as open_index
+from .retrieval.search_collection import search_collection as search_collection
 from .training.config import TrainConfig as TrainConfig
 from .training.loop.callbacks import SaveRelevanceHead as SaveRelevanceHead
 from .training.loop.trainer import GradedTrainer as GradedTrainer

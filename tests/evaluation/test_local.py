@@ -10,10 +10,11 @@ from bixse.cli.main import main
 from bixse.data.collection import Collection, Document
 from bixse.data.collection_files import load_collection, save_collection
 from bixse.data.trec import read_run
+from bixse.encoders.identity import model_hashes
 from bixse.errors import InputError, InvalidFileError, OutputExistsError
 from bixse.evaluation.baseline import search_bm25
 from bixse.evaluation.dense_search import EncodedCollection
-from bixse.evaluation.evaluate import evaluate, model_hashes
+from bixse.evaluation.evaluate import evaluate
 
 if TYPE_CHECKING:
     from pathlib import Path

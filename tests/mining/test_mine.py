@@ -20,7 +20,7 @@ from bixse.evaluation.evaluate import evaluate
 from bixse.mining import mine as mine_module
 from bixse.mining import searching
 from bixse.mining.candidates import fuse
-from bixse.mining.mine import Mined, mine
+from bixse.mining.mine import MineResult, mine
 from bixse.mining.mine_settings import MineConfig
 from bixse.mining.mined_pairs import MinedPair, load_mined_pairs
 from bixse.retrieval.bm25 import BM25
@@ -221,8 +221,8 @@ def test_an_encoder_beside_bm25(
 
     from bixse.encoders import encode
 
-    plain, kinds = encode.encode_texts, []
-    monkeypatch.setattr(encode, "encode_texts", lambda m, t, kind, **k: kinds.append(kind) or plain(m, t, kind, **k))
+    plain, kinds = encode.encode_here, []
+    monkeypatch.setattr(encode, "encode_here", lambda m, t, kind, *rest: kinds.append(kind) or plain(m, t, kind, *rest))
     mine(replace(config, seed=9), tmp_path / "again")
     assert set(kinds) == {"query"}  # the embeddings of the documents are there already
 
@@ -310,7 +310,7 @@ def test_a_run_stopped_between_search_and_pairs_searches_no_more(
         with pytest.raises(KeyboardInterrupt):
             mine(config, tmp_path / "out")
     monkeypatch.setattr(BM25, "search", stop)
-    result: Mined = mine(config, tmp_path / "out")
+    result: MineResult = mine(config, tmp_path / "out")
     assert result.pairs == 80
     assert not result.reused
 
