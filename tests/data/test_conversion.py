@@ -184,7 +184,7 @@ class TestFaults:
         with pytest.raises(InputError) as error:
             convert(ConvertSettings("e5", damaged), tmp_path / "out")
         said = str(error.value)
-        assert "hotpot_qa.jsonl: 4 errors" in said and "nq.jsonl: 1 fault\n" in said and "--skip-faulty" in said
+        assert "hotpot_qa.jsonl: 4 errors" in said and "nq.jsonl: 1 error\n" in said and "--skip-faulty" in said
         assert files_in(tmp_path / "out") == {name for name in files_in(tmp_path / "out") if name.startswith(".part/")}
 
     def test_skipped_rows_are_listed_and_nothing_is_read_twice(
