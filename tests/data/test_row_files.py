@@ -17,12 +17,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bixse.data.row_files import read
-from bixse.data.row_files.columns import Column
 from bixse.data.row_files.read import FORMATS, files_of, read_blocks, read_rows, text_lines
+from bixse.data.row_files.values import FileColumn
 from bixse.data.row_files.write import write_rows
 from bixse.errors import InputError, InvalidFileError, StorageError
 
-TEXT, ID, NUMBER = Column("text"), Column("id", "id"), Column("number", "number", low=0, high=1)
+TEXT, ID, NUMBER = FileColumn("text"), FileColumn("id", "id"), FileColumn("number", "number", low=0, high=1)
 NAMES = [*FORMATS, ".jsonl.gz", ".csv.gz", ".tsv.gz"]
 PACKED = [name for name in NAMES if name != ".parquet"]
 
@@ -157,7 +157,7 @@ def test_columns_that_are_missing_or_there_twice(tmp_path):
 @pytest.mark.parametrize("name", NAMES)
 def test_other_names_and_other_columns(tmp_path, name):
     write_rows(pa.table({"_id": ["7"], "extra": [None]}), tmp_path / f"rows{name}")
-    columns = [Column("id", "id", other_names=("docid", "_id")), Column("task", needed=False)]
+    columns = [FileColumn("id", "id", other_names=("docid", "_id")), FileColumn("task", needed=False)]
     assert list(read_rows(tmp_path / f"rows{name}", columns)) == [(1, {"id": "7", "task": None})]
 
 
@@ -176,62 +176,64 @@ def test_a_bad_quote_keeps_the_errors_before_it(tmp_path, content):
 
 @pytest.mark.parametrize("value", [1.0000001, -0.1, math.nan, math.inf, 10**400, True, None, "high", "1_0", [0.5], {}])
 def test_values_that_are_no_number_in_a_range(tmp_path, value):
-    assert places(jsonl(tmp_path, 0.5, value), Column("value", "number", low=0, high=1)) == [(2, "value")]
+    assert places(jsonl(tmp_path, 0.5, value), FileColumn("value", "number", low=0, high=1)) == [(2, "value")]
 
 
 def test_values_that_are_numbers(tmp_path):
     values = [0, 1.0, 5e-324, "0.5", " 1 "]
-    found = [row["value"] for _, row in read_rows(jsonl(tmp_path, *values), [Column("value", "number", high=1)])]
+    found = [row["value"] for _, row in read_rows(jsonl(tmp_path, *values), [FileColumn("value", "number", high=1)])]
     assert found == [0.0, 1.0, 5e-324, 0.5, 1.0]
 
 
 @pytest.mark.parametrize("value", [0.5, -1, "x", True, math.inf])
 def test_values_that_are_no_whole_number(tmp_path, value):
-    assert places(jsonl(tmp_path, 3, value), Column("value", "integer", low=0)) == [(2, "value")]
+    assert places(jsonl(tmp_path, 3, value), FileColumn("value", "integer", low=0)) == [(2, "value")]
 
 
 def test_values_that_are_whole_numbers(tmp_path):
-    found = [row["value"] for _, row in read_rows(jsonl(tmp_path, 3, "4", 5.0, 2**70), [Column("value", "integer")])]
+    found = [
+        row["value"] for _, row in read_rows(jsonl(tmp_path, 3, "4", 5.0, 2**70), [FileColumn("value", "integer")])
+    ]
     assert found == [3, 4, 5, 2**70]
 
 
 @pytest.mark.parametrize("value", ["", " \t\n", None, 5, ["a"], True, "half \ud83d"])
 def test_values_that_are_no_text(tmp_path, value):
-    assert places(jsonl(tmp_path, "a", value), Column("value")) == [(2, "value")]
+    assert places(jsonl(tmp_path, "a", value), FileColumn("value")) == [(2, "value")]
 
 
 @pytest.mark.parametrize(
     "value", ["", " ", None, 1.5, True, ["a"], {}, "\ud83d", "a b", "a\u00a0b", " a", "a\t", math.nan]
 )
 def test_values_that_are_no_id(tmp_path, value):
-    assert places(jsonl(tmp_path, "a", value), Column("value", "id")) == [(2, "value")]
+    assert places(jsonl(tmp_path, "a", value), FileColumn("value", "id")) == [(2, "value")]
 
 
 def test_whole_numbers_are_ids(tmp_path):
-    found = [row["value"] for _, row in read_rows(jsonl(tmp_path, 0, 10**30, "é", "0"), [Column("value", "id")])]
+    found = [row["value"] for _, row in read_rows(jsonl(tmp_path, 0, 10**30, "é", "0"), [FileColumn("value", "id")])]
     assert found == ["0", "1" + "0" * 30, "é", "0"]
 
 
 @pytest.mark.parametrize("value", [0.5, "0.5", {"0": 1.0}, [0.5, None], ["x"], [math.inf], "[0.1"])
 def test_values_that_are_no_list_of_numbers(tmp_path, value):
-    assert places(jsonl(tmp_path, value), Column("value", "numbers")) == [(1, "value")]
+    assert places(jsonl(tmp_path, value), FileColumn("value", "numbers")) == [(1, "value")]
 
 
 @pytest.mark.parametrize("kind", ["text", "id", "number", "integer", "numbers"])
 def test_what_is_absent_is_none_where_it_is_not_needed(tmp_path, kind):
     path = put(tmp_path, "rows.jsonl", '{"value": null}\n{"value": ""}\n{"value": " "}\n{"value": NaN}\n{}\n')
-    assert [row["value"] for _, row in read_rows(path, [Column("value", kind, needed=False)])] == [None] * 5
+    assert [row["value"] for _, row in read_rows(path, [FileColumn("value", kind, needed=False)])] == [None] * 5
 
 
 def test_a_text_that_may_be_empty_has_to_be_there(tmp_path):
     path = put(tmp_path, "rows.jsonl", '{"text": ""}\n{"text": null}\n{"text": "a"}\n')
-    column = Column("text", may_be_empty=True)
+    column = FileColumn("text", may_be_empty=True)
     assert [row["text"] for _, row in read_rows(path, [column])] == ["", "", "a"]
     assert places(put(tmp_path, "rows.jsonl", '{"contents": "a"}\n'), column) == [(1, "text")]
 
 
 def test_values_that_have_to_be_unique(tmp_path):
-    column = Column("value", "id", unique=True)
+    column = FileColumn("value", "id", unique=True)
     assert places(jsonl(tmp_path, "a", 7, " ", "b", "7", None, "a"), column) == [
         (3, "value"), (5, "value"), (6, "value"), (7, "value"),
     ]  # fmt: skip
@@ -316,8 +318,8 @@ rows = st.fixed_dictionaries(
         "numbers": st.none() | st.lists(finite, min_size=1, max_size=3),
     }
 )
-ALL = [TEXT, Column("number", "number"), Column("integer", "integer"), Column("task", needed=False),
-       Column("numbers", "numbers", needed=False)]  # fmt: skip
+ALL = [TEXT, FileColumn("number", "number"), FileColumn("integer", "integer"), FileColumn("task", needed=False),
+       FileColumn("numbers", "numbers", needed=False)]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -340,7 +342,9 @@ def test_parquet_types_of_data_frames(tmp_path):
         }
     )
     pq.write_table(table, tmp_path / "rows.parquet")
-    found = [row for _, row in read_rows(tmp_path / "rows.parquet", [TEXT, ID, NUMBER, Column("task", needed=False)])]
+    found = [
+        row for _, row in read_rows(tmp_path / "rows.parquet", [TEXT, ID, NUMBER, FileColumn("task", needed=False)])
+    ]
     assert found == [
         {"text": "a", "id": "7", "number": 0.0, "task": "x"}, {"text": "b", "id": "8", "number": 1.0, "task": None},
     ]  # fmt: skip

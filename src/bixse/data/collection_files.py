@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 import pyarrow as pa
 
 from bixse.data.collection import Collection, Document
-from bixse.data.row_files.columns import Column
 from bixse.data.row_files.read import read_blocks
+from bixse.data.row_files.values import FileColumn
 from bixse.data.row_files.write import write_rows
 from bixse.data.trec import read_qrels, write_qrels
 from bixse.errors import InputError, InvalidFileError, shorten
@@ -22,9 +22,13 @@ if TYPE_CHECKING:
 
 MissingDocuments: TypeAlias = Literal["refuse", "drop"]
 """What is done with judgements that name a document which the corpus lacks."""
-DOCUMENT_COLUMNS = (Column("_id", "id", unique=True), Column("title", needed=False), Column("text", may_be_empty=True))
+DOCUMENT_COLUMNS = (
+    FileColumn("_id", "id", unique=True),
+    FileColumn("title", needed=False),
+    FileColumn("text", may_be_empty=True),
+)
 """Columns of a corpus. A document without title and text is no error: published corpora hold some, even judged ones."""
-QUERY_COLUMNS = (Column("_id", "id", unique=True), Column("text"))
+QUERY_COLUMNS = (FileColumn("_id", "id", unique=True), FileColumn("text"))
 """Columns of queries."""
 
 

@@ -41,6 +41,7 @@ def warn_of_empty(corpus: Mapping[str, Document]) -> list[str]:
     would be those of another collection.
 
     Example:
+        >>> from bixse.data.collection import Document
         >>> warn_of_empty({"d1": Document("", "copies a file"), "d2": Document("", " ")})
         ["1 of 2 documents has neither title nor text ('d2'): it is kept as it is"]
     """

@@ -9,8 +9,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from bixse.data.graded_pairs import GradedPairs, Pair, text_id
-from bixse.data.row_files.columns import Column
 from bixse.data.row_files.read import checked_format, read_blocks, stem_of
+from bixse.data.row_files.values import FileColumn
 from bixse.data.row_files.write import write_rows
 from bixse.errors import InputError, InvalidFileError, shorten
 
@@ -18,20 +18,20 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 PAIR_COLUMNS = (
-    Column("query_id", "id", needed=False),
-    Column("query"),
-    Column("document_id", "id", needed=False),
-    Column("document"),
-    Column("task", needed=False),
+    FileColumn("query_id", "id", needed=False),
+    FileColumn("query"),
+    FileColumn("document_id", "id", needed=False),
+    FileColumn("document"),
+    FileColumn("task", needed=False),
 )
 """Columns of pairs that are still to be graded; others are ignored."""
 GRADED_COLUMNS = (
     *PAIR_COLUMNS[:4],
-    Column("relevance", "number", low=0, high=1),
-    Column("task", needed=False),
-    Column("grade", "number", needed=False),
-    Column("grade_probs", "numbers", needed=False),
-    Column("judge", needed=False),
+    FileColumn("relevance", "number", low=0, high=1),
+    FileColumn("task", needed=False),
+    FileColumn("grade", "number", needed=False),
+    FileColumn("grade_probs", "numbers", needed=False),
+    FileColumn("judge", needed=False),
 )
 """Columns of graded pairs; others are ignored."""
 _TYPES = {"relevance": pa.float64(), "grade": pa.float64(), "grade_probs": pa.list_(pa.float64())}
@@ -110,10 +110,10 @@ def save_graded_pairs(pairs: GradedPairs, path: str | Path) -> None:
     write_rows(pairs.to_arrow(), path)
 
 
-def _read(path: Path, columns: Sequence[Column]) -> pa.Table:
+def _read(path: Path, columns: Sequence[FileColumn]) -> pa.Table:
     """The checked rows of a file of pairs, ids filled in; each pair of a task once."""
     errors = InvalidFileError(path)
-    schema = pa.schema({column.name: _TYPES.get(column.name, pa.string()) for column in columns})
+    schema = pa.schema({column.name: _TYPES.get(column.name, pa.large_string()) for column in columns})
     batches = []
     rows: list[int] = []
     ids_given = {"query": False, "document": False}

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from bixse.data.io.files import write_atomically
-from bixse.data.row_files.columns import Column, InvalidValueError, number_of
 from bixse.data.row_files.read import text_lines
+from bixse.data.row_files.values import FileColumn, InvalidValueError, number_of
 from bixse.errors import InputError, InvalidFileError, shorten
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ QRELS_HEADER = ("query-id", "corpus-id", "score")
 """Columns of BEIR's qrels files."""
 BEIR_HEADER = "\t".join(QRELS_HEADER)
 """First line of BEIR's qrels files."""
-_QRELS_COLUMNS = (Column("query-id", "id"), Column("corpus-id", "id"), Column("score", "number"))
+_QRELS_COLUMNS = (FileColumn("query-id", "id"), FileColumn("corpus-id", "id"), FileColumn("score", "number"))
 _TREC_COLUMNS = ("query id", "0", "document id", "grade")
 
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 import pyarrow as pa
 
 from bixse.data.pairs_files import PAIR_COLUMNS
-from bixse.data.row_files.columns import Column
 from bixse.data.row_files.read import read_rows
+from bixse.data.row_files.values import FileColumn
 from bixse.data.row_files.write import write_rows
 from bixse.errors import InputError, did_you_mean
 
@@ -47,7 +47,7 @@ class MinedPair:
         return [entry.rpartition(":")[0] or entry for entry in self.source.split(",")]
 
 
-COLUMNS = (*PAIR_COLUMNS, Column("source"), Column("rank", "integer", low=1))
+COLUMNS = (*PAIR_COLUMNS, FileColumn("source"), FileColumn("rank", "integer", low=1))
 """Columns of the file."""
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, TextIO, cast
 from bixse.data.io.hints import missing_column_hint
 from bixse.data.io.parquet import open_table
 from bixse.data.io.strict import RepeatedKeyError, parse_json
-from bixse.data.row_files.columns import Column, InvalidValueError
+from bixse.data.row_files.values import FileColumn, InvalidValueError
 from bixse.errors import InputError, InvalidFileError, shorten
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class Block:
 
 
 def read_rows(
-    path: str | Path, columns: Sequence[Column], errors: InvalidFileError | None = None
+    path: str | Path, columns: Sequence[FileColumn], errors: InvalidFileError | None = None
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     r"""The checked rows of a file one by one, with their numbers; see `read_blocks`.
 
@@ -54,7 +54,7 @@ def read_rows(
         >>> import tempfile
         >>> path = Path(tempfile.mkdtemp()) / "labels.tsv"
         >>> _ = path.write_text("id\tgrade\n7\t0.5\n")
-        >>> list(read_rows(path, [Column("id", "id"), Column("grade", "number")]))
+        >>> list(read_rows(path, [FileColumn("id", "id"), FileColumn("grade", "number")]))
         [(1, {'id': '7', 'grade': 0.5})]
     """
     for block in read_blocks(path, columns, errors):
@@ -62,7 +62,9 @@ def read_rows(
             yield number, dict(zip(block.columns, values, strict=True))
 
 
-def read_blocks(path: str | Path, columns: Sequence[Column], errors: InvalidFileError | None = None) -> Iterator[Block]:
+def read_blocks(
+    path: str | Path, columns: Sequence[FileColumn], errors: InvalidFileError | None = None
+) -> Iterator[Block]:
     """The rows of a file in blocks of bounded size; what is wrong is collected, and such rows are left out.
 
     Args:
@@ -200,7 +202,7 @@ def _opened(path: Path) -> Iterator[tuple[BinaryIO, BinaryIO]]:
         ) from error
 
 
-def _raw_blocks(path: Path, columns: Sequence[Column], errors: InvalidFileError) -> Iterator[Block]:
+def _raw_blocks(path: Path, columns: Sequence[FileColumn], errors: InvalidFileError) -> Iterator[Block]:
     """Blocks of values as they stand in the file."""
     kind = checked_format(path)
     files_of(path, ())
@@ -209,7 +211,7 @@ def _raw_blocks(path: Path, columns: Sequence[Column], errors: InvalidFileError)
     return _json_blocks(path, columns, errors) if kind == ".jsonl" else _csv_blocks(path, columns, errors)
 
 
-def _json_blocks(path: Path, columns: Sequence[Column], errors: InvalidFileError) -> Iterator[Block]:
+def _json_blocks(path: Path, columns: Sequence[FileColumn], errors: InvalidFileError) -> Iterator[Block]:
     def block() -> Block:
         return Block(numbers, {column.name: [row.get(column.name) for row in rows] for column in columns}, position)
 
@@ -254,7 +256,7 @@ def _json_object(number: int, line: str, errors: InvalidFileError) -> dict[str, 
     return row
 
 
-def _csv_blocks(path: Path, columns: Sequence[Column], errors: InvalidFileError) -> Iterator[Block]:
+def _csv_blocks(path: Path, columns: Sequence[FileColumn], errors: InvalidFileError) -> Iterator[Block]:
     def block() -> Block:
         fields = list(zip(*rows, strict=True)) or [()] * len(names)
         values = {name: list(fields[place]) for name, place in places.items()}
@@ -305,7 +307,7 @@ def _csv_lines(text: TextIO) -> Iterator[str]:
         yield line
 
 
-def _parquet_blocks(path: Path, columns: Sequence[Column], errors: InvalidFileError) -> Iterator[Block]:
+def _parquet_blocks(path: Path, columns: Sequence[FileColumn], errors: InvalidFileError) -> Iterator[Block]:
     size = path.stat().st_size
     number = 0
     with open_table(path) as file:
@@ -317,7 +319,9 @@ def _parquet_blocks(path: Path, columns: Sequence[Column], errors: InvalidFileEr
             yield Block(numbers, values, size * number // max(1, file.metadata.num_rows))
 
 
-def _choose(path: Path, names: Sequence[str], columns: Sequence[Column], errors: InvalidFileError) -> dict[str, str]:
+def _choose(
+    path: Path, names: Sequence[str], columns: Sequence[FileColumn], errors: InvalidFileError
+) -> dict[str, str]:
     """Column -> its name in the header; stops where a needed one is missing, or one that is read is there twice."""
     chosen: dict[str, str] = {}
     for column in columns:
@@ -335,13 +339,13 @@ def _choose(path: Path, names: Sequence[str], columns: Sequence[Column], errors:
     return chosen
 
 
-def _name_in(column: Column, names: Container[str]) -> str | None:
+def _name_in(column: FileColumn, names: Container[str]) -> str | None:
     """The name by which a file or a row has a column, or None."""
     return next((name for name in (column.name, *column.other_names) if name in names), None)
 
 
 def _checked(
-    raw: Block, columns: Sequence[Column], seen: Mapping[str, dict[Any, int]], errors: InvalidFileError
+    raw: Block, columns: Sequence[FileColumn], seen: Mapping[str, dict[Any, int]], errors: InvalidFileError
 ) -> Block:
     """A block without the rows that break a rule, every value as its column's kind says."""
     faulty: set[int] = set()
@@ -363,7 +367,7 @@ def _checked(
 
 
 def _check_unique(
-    column: Column,
+    column: FileColumn,
     rows: Sequence[int],
     values: Sequence[Any],
     seen: dict[Any, int],
@@ -379,7 +383,7 @@ def _check_unique(
 
 
 def _read_each(
-    column: Column, rows: Sequence[int], values: Sequence[Any], faulty: set[int], errors: InvalidFileError
+    column: FileColumn, rows: Sequence[int], values: Sequence[Any], faulty: set[int], errors: InvalidFileError
 ) -> list[Any]:
     """The values of a column one by one; places of those that cannot be used are added to `faulty`."""
     found: list[Any] = []

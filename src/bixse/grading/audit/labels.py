@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from bixse.data.graded_pairs import text_id
-from bixse.data.row_files.columns import Column
 from bixse.data.row_files.read import FORMATS, files_of, kind_of, read_rows, text_lines
+from bixse.data.row_files.values import FileColumn
 from bixse.data.trec import qrels_rows
 from bixse.errors import InputError, InvalidFileError
 from bixse.relevance import GradeScale
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 Pair: TypeAlias = tuple[str, str]
 """Query id and document id."""
 COLUMNS = (
-    *(Column(name, "id", needed=False) for name in ("query_id", "document_id")),
-    *(Column(name, needed=False) for name in ("query", "document", "status", "judge")),
-    *(Column(name, "number", needed=False) for name in ("grade", "relevance")),
-    Column("repeat", "integer", needed=False, low=0),
+    *(FileColumn(name, "id", needed=False) for name in ("query_id", "document_id")),
+    *(FileColumn(name, needed=False) for name in ("query", "document", "status", "judge")),
+    *(FileColumn(name, "number", needed=False) for name in ("grade", "relevance")),
+    FileColumn("repeat", "integer", needed=False, low=0),
 )
 """Columns of tables that are read."""
 _SAME = 1e-3

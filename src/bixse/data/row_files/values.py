@@ -27,7 +27,7 @@ class InvalidValueError(ValueError):
 
 
 @dataclass(frozen=True)
-class Column:
+class FileColumn:
     """A column to read, and what its values must be.
 
     An id is text or a whole number, not empty and without white space (which separates the columns of TREC run files);
