@@ -18,10 +18,16 @@ if TYPE_CHECKING:
     from bixse.encoders.pool import encode_on as encode_on
     from bixse.encoders.relevance_model import RelevanceModel as RelevanceModel
     from bixse.encoders.relevance_model import load_relevance_model as load_relevance_model
+    from bixse.evaluation.calibration.calibrate import CalibrateSettings as CalibrateSettings
+    from bixse.evaluation.calibration.calibrate import calibrate as calibrate
     from bixse.evaluation.evaluate import evaluate as evaluate
     from bixse.evaluation.suites.known_suites import SUITES as SUITES
     from bixse.evaluation.suites.suite_result import SuiteResult as SuiteResult
     from bixse.evaluation.suites.suite_run import evaluate_suite as evaluate_suite
+    from bixse.grading.audit.audit_judges import audit_judges as audit_judges
+    from bixse.grading.audit.calibrate_grades import GradeMapSettings as GradeMapSettings
+    from bixse.grading.audit.calibrate_grades import calibrate_grades as calibrate_grades
+    from bixse.grading.audit.label_settings import LabelSettings as LabelSettings
     from bixse.grading.grade import GradeSettings as GradeSettings
     from bixse.grading.grade import grade as grade
     from bixse.grading.open_judge import open_judge as open_judge
@@ -48,13 +54,16 @@ if TYPE_CHECKING:
 _HOMES = {
     "SUITES": "evaluation.suites.known_suites",
     "BiXSELoss": "losses.bixse",
+    "CalibrateSettings": "evaluation.calibration.calibrate",
     "ConvertSettings": "data.conversion.convert_settings",
+    "GradeMapSettings": "grading.audit.calibrate_grades",
     "GradeScale": "relevance",
     "GradeSettings": "grading.grade",
     "GradedPairs": "data.graded_pairs",
     "GradedTrainer": "training.loop.trainer",
     "GradedTrainingArguments": "training.loop.trainer",
     "InfoNCELoss": "losses.infonce",
+    "LabelSettings": "grading.audit.label_settings",
     "LambdaLoss": "losses.lambda_loss",
     "MarginMSELoss": "losses.margin_mse",
     "PairwiseBCELoss": "losses.pairwise_bce",
@@ -64,7 +73,10 @@ _HOMES = {
     "SuiteResult": "evaluation.suites.suite_result",
     "SweepConfig": "training.sweep.sweep_config",
     "TrainConfig": "training.config",
+    "audit_judges": "grading.audit.audit_judges",
     "build_encoder": "encoders.loading.build",
+    "calibrate": "evaluation.calibration.calibrate",
+    "calibrate_grades": "grading.audit.calibrate_grades",
     "convert": "data.conversion.convert",
     "encode_on": "encoders.pool",
     "evaluate": "evaluation.evaluate",
@@ -88,13 +100,16 @@ _HOMES = {
 __all__ = [
     "SUITES",
     "BiXSELoss",
+    "CalibrateSettings",
     "ConvertSettings",
+    "GradeMapSettings",
     "GradeScale",
     "GradeSettings",
     "GradedPairs",
     "GradedTrainer",
     "GradedTrainingArguments",
     "InfoNCELoss",
+    "LabelSettings",
     "LambdaLoss",
     "MarginMSELoss",
     "PairwiseBCELoss",
@@ -105,7 +120,10 @@ __all__ = [
     "SweepConfig",
     "TrainConfig",
     "__version__",
+    "audit_judges",
     "build_encoder",
+    "calibrate",
+    "calibrate_grades",
     "convert",
     "encode_on",
     "evaluate",
