@@ -4,7 +4,7 @@ import scipy.stats
 
 from bixse.errors import InputError
 from bixse.evaluation.significance import paired_bootstrap, randomisation_test
-from bixse.evaluation.statistics import query_draws
+from bixse.evaluation.statistics import query_draws, wilson_interval
 from bixse.results import Difference
 
 
@@ -137,3 +137,9 @@ def test_unusable_input_is_refused(a, b, options, message):
 def test_confidence_out_of_range_is_refused(confidence):
     with pytest.raises(InputError, match="expected between 0 and 1"):
         paired_bootstrap({"q1": 1.0, "q2": 1.0}, {"q1": 1.0, "q2": 0.0}, confidence=confidence)
+
+
+@pytest.mark.parametrize(("count", "total"), [(0, 1), (1, 1), (0, 3000), (7, 20), (2999, 3000)])
+def test_wilson_interval_equals_scipys(count, total):
+    theirs = scipy.stats.binomtest(count, total).proportion_ci(0.95, method="wilson")
+    assert wilson_interval(count, total) == pytest.approx((theirs.low, theirs.high), abs=1e-12)

@@ -11,7 +11,7 @@ from bixse.data.trec import read_run
 from bixse.encoders.head import RelevanceHead
 from bixse.errors import OutputExistsError
 from bixse.studies.quickstart import quickstart as module
-from bixse.training.config import TrainConfig, load_config
+from bixse.training.config import TrainConfig
 
 
 @pytest.fixture(scope="module")
@@ -50,9 +50,7 @@ def test_it_leaves_model_runs_report_and_record(finished):
 def test_the_verdict_follows_from_the_intervals(finished):
     _, result, _, _ = finished
     for line, baseline in zip(result.verdicts[:2], ("base", "infonce"), strict=True):
-        found = next(
-            c for c in result.report.comparisons if (c.system, c.baseline, c.metric) == ("bixse", baseline, "ndcg@10")
-        )
+        found = result.report.comparison("bixse", baseline).difference
         expected = "better" if found.low > 0 else "worse" if found.high < 0 else "no difference"
         assert f": {expected} (nDCG@10 {found.mean:+.3f}" in line
         assert f"{found.low:+.3f} to {found.high:+.3f}" in line
@@ -61,7 +59,7 @@ def test_the_verdict_follows_from_the_intervals(finished):
 def test_the_guard_is_measured_and_the_merge_is_in_the_report(finished):
     out, result, _, _ = finished
     assert [line for line in result.verdicts if "45 guard queries" in line] == result.verdicts[2:]
-    assert {(c.system, c.baseline, c.queries) for c in result.report.guard} == {
+    assert {(c.system, c.baseline, c.difference.queries) for c in result.report.guard} == {
         (system, "base", 45) for system in ("bixse", "infonce", "bixse-tuned", "infonce-tuned")
     }
     for curve in result.report.merges:
@@ -96,7 +94,7 @@ def test_a_second_call_shows_the_same_results_without_work(finished):
 
 def test_the_configuration_it_writes_is_one_that_train_takes(finished):
     out, _, _, _ = finished
-    config = load_config(TrainConfig, out / "train.yaml", {})
+    config = TrainConfig.load(out / "train.yaml")
     assert config.pairs == out / "train.jsonl"
     assert config.pairs.is_file()
     assert config.dev is not None

@@ -88,7 +88,7 @@ def run_study(
             from bixse.studies.engine.study_config import load_study_config
 
             result = run_study("losses", load_study_config("losses", "smoke", None), Path("runs/losses"))
-            print(result.outcome.markdown())
+            print(result.outcome.verdict())
     """
     study = find_study(name)
     values = chosen_values(study, config)
