@@ -80,9 +80,8 @@ def test_the_saved_head_is_calibrated_on_dev_and_never_on_test(finished):
     head = RelevanceHead.load(out / "bixse" / "model")
     assert head is not None
     assert "'dev'" in str(head.calibrated_on)
-    names = [calibration.name for calibration in result.report.calibrations]
-    assert names[:2] == ["BiXSE, as trained", "BiXSE, calibrated on dev"]
-    assert all(calibration.pairs == 3124 for calibration in result.report.calibrations)
+    assert list(result.report.calibrations)[:2] == ["BiXSE, as trained", "BiXSE, calibrated on dev"]
+    assert all(calibration.pairs == 3124 for calibration in result.report.calibrations.values())
 
 
 def test_a_second_call_shows_the_same_results_without_work(finished):

@@ -46,7 +46,7 @@ class Contrast:
 
 
 @dataclass(frozen=True)
-class TestedClaim:
+class ClaimResult:
     """A contrast with its figures."""
 
     claim: str
@@ -113,7 +113,7 @@ def key_of(labels: Labels) -> tuple[tuple[str, str | float], ...]:
     return tuple(sorted(labels.items()))
 
 
-def measure(contrast: Contrast, arms: Mapping[Any, PerSeed], seedless: Collection[Any] = ()) -> TestedClaim:
+def measure(contrast: Contrast, arms: Mapping[Any, PerSeed], seedless: Collection[Any] = ()) -> ClaimResult:
     """A contrast's mean and interval over seeds and queries.
 
     Only seeds that all its trained arms have count. A system without training (an untrained encoder, BM25) has one row
@@ -129,11 +129,11 @@ def measure(contrast: Contrast, arms: Mapping[Any, PerSeed], seedless: Collectio
     """
     found = [(key_of(labels), weight) for labels, weight in contrast.terms]
     if not all(arms.get(key) for key, _ in found):
-        return TestedClaim(contrast.claim, None, 0)
+        return ClaimResult(contrast.claim, None, 0)
     trained = [set(arms[key]) for key, _ in found if key not in seedless]
     seeds = sorted(set.intersection(*trained)) if trained else [0]
     if not seeds:
-        return TestedClaim(contrast.claim, None, 0)
+        return ClaimResult(contrast.claim, None, 0)
     queries = sorted(next(iter(arms[found[0][0]].values())))
     total = np.zeros((len(seeds), len(queries)))
     for key, weight in found:
@@ -147,7 +147,7 @@ def measure(contrast: Contrast, arms: Mapping[Any, PerSeed], seedless: Collectio
                 )
         total += weight * np.array([[row[query] for query in queries] for row in rows])
     difference = crossed_interval(total, _strata(queries))
-    return TestedClaim(contrast.claim, difference, len(seeds) if trained else 0)
+    return ClaimResult(contrast.claim, difference, len(seeds) if trained else 0)
 
 
 def interval_of(figures: PerSeed) -> Difference:

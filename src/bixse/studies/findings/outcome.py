@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from bixse.evaluation.statistics import holm
 from bixse.report.table import format_difference, format_interval, format_number, format_p_value
-from bixse.studies.findings.contrasts import TestedClaim, interval_of, key_of, measure
+from bixse.studies.findings.contrasts import ClaimResult, interval_of, key_of, measure
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -53,7 +53,7 @@ class StudyOutcome:
     """One per run."""
     summary: Sequence[SummaryRow]
     """A row per arm."""
-    claims: Sequence[TestedClaim]
+    claims: Sequence[ClaimResult]
     """The claims with their figures."""
     command: str = ""
     """The command line."""
