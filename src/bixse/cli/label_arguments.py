@@ -43,7 +43,7 @@ def label_settings(args: argparse.Namespace) -> LabelSettings:
 def impossible_lines(labels: Sequence[ImpossibleLabel]) -> list[str]:
     """One line per label off its scale, the first 20; then how many more. Nothing where there are none."""
     lines = [
-        f"  {label.path}, line {label.line}: query {label.query_id}, document {label.document_id}: {label.value:g}"
+        f"  {label.path}, row {label.row}: query {label.query_id}, document {label.document_id}: {label.value:g}"
         for label in labels[:LISTED]
     ]
     lines += [f"  ... and {len(labels) - LISTED} more, see the JSON file"] if len(labels) > LISTED else []

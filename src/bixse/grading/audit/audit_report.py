@@ -195,7 +195,7 @@ class AuditReport:
         found = []
         if self.impossible:
             found.append(
-                f"impossible labels off the scale: {len(self.impossible)}; listed with file and line, left out of "
+                f"impossible labels off the scale: {len(self.impossible)}; listed with file and row, left out of "
                 "every measure, never clipped"
             )
         found += [
