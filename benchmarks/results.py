@@ -125,15 +125,14 @@ def quickstart_table(folder: Path) -> None:
     rows: list[list[object]] = [["what", "system", "against", "measure", "value", "low", "high"]]
     for system in data.systems:
         rows += [["system", system.label, "", name, f"{value:.6g}", "", ""] for name, value in system.metrics.items()]
-    for found in data.comparisons:
-        figures = [f"{value:.6g}" for value in (found.mean, found.low, found.high)]
-        rows.append(["difference", found.system, found.baseline, found.metric, *figures])
-    for found in data.calibrations:
-        for name, value in (("brier", found.brier), ("brier of a constant", found.constant_brier), ("ece", found.ece)):
-            rows.append(["probabilities", found.name, "", name, f"{value:.6g}", "", ""])
-    for found in data.guard:
-        figures = [f"{value:.6g}" for value in (found.mean, found.low, found.high)]
-        rows.append(["guard", found.system, found.baseline, found.metric, *figures])
+    for what, comparisons in (("difference", data.comparisons), ("guard", data.guard)):
+        for found in comparisons:
+            gap = found.difference
+            figures = [f"{value:.6g}" for value in (gap.mean, gap.low, gap.high)]
+            rows.append([what, found.system, found.baseline, found.metric, *figures])
+    for system, report in data.calibrations.items():
+        scores = (("brier", report.brier), ("brier of a constant", report.base_rate_brier), ("ece", report.ece))
+        rows += [["probabilities", system, "", name, f"{value:.6g}", "", ""] for name, value in scores]
     for curve in data.merges:
         for point in curve.points:
             kept = " (kept)" if point.weight == curve.weight else ""

@@ -10,10 +10,16 @@ from .encoders.loading.build import build_encoder as build_encoder
 from .encoders.loading.build import load_relevance_model as load_relevance_model
 from .encoders.pool import encode_on as encode_on
 from .encoders.relevance_model import RelevanceModel as RelevanceModel
+from .evaluation.calibration.calibrate import CalibrateSettings as CalibrateSettings
+from .evaluation.calibration.calibrate import calibrate as calibrate
 from .evaluation.evaluate import evaluate as evaluate
 from .evaluation.suites.known_suites import SUITES as SUITES
 from .evaluation.suites.suite_result import SuiteResult as SuiteResult
 from .evaluation.suites.suite_run import evaluate_suite as evaluate_suite
+from .grading.audit.audit_judges import audit_judges as audit_judges
+from .grading.audit.calibrate_grades import GradeMapSettings as GradeMapSettings
+from .grading.audit.calibrate_grades import calibrate_grades as calibrate_grades
+from .grading.audit.label_settings import LabelSettings as LabelSettings
 from .grading.grade import GradeSettings as GradeSettings
 from .grading.grade import grade as grade
 from .grading.open_judge import open_judge as open_judge

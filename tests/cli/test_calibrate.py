@@ -65,8 +65,8 @@ def refused(capsys: pytest.CaptureFixture[str], *words: Any) -> str:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--prior", "0"], "--prior: got 0.0"),
-        (["--prior", "nan"], "--prior: got nan"),
+        (["--prior", "0"], "prior: got 0.0"),
+        (["--prior", "nan"], "prior: got nan"),
         (["--at-precision", "1.5"], "precision: got 1.5"),
         (["--at-precision", "0.9", "--at-precision", "0"], "precision: got 0.0"),
         (["--at-precision", "0.9", "--relevant-from", "0"], "relevant from: got 0.0"),
@@ -272,7 +272,7 @@ def test_random_documents_are_added_and_counted(
     assert envelope["metrics"]["reliability"]
     record = json.loads((tmp_path / "out" / "run.json").read_text())
     assert record["config"]["negatives"] == 3
-    assert record["results"]["metrics"]["negatives"] == 72
+    assert record["results"]["negatives"] == 72
     head = json.loads((tmp_path / "out" / "model" / "relevance_head.json").read_text())
     assert "120 pairs of pairs.csv and 72 random documents of toy" in head["calibrated_on"]
     assert head["prior"] < 0.2, "of the pairs alone it is about 0.2"

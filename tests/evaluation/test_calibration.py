@@ -14,7 +14,6 @@ from bixse.evaluation.calibration.reliability import (
     brier,
     calibration_report,
     expected_calibration_error,
-    intervals_by_query,
     reliability_curve,
 )
 
@@ -90,7 +89,7 @@ def test_brier_interval_agrees_with_scipy_over_queries():
     sizes = np.full(80, 5)
     ids = np.repeat([f"q{i}" for i in range(80)], sizes)
     p, z = generator.random(400), generator.random(400)
-    ours = intervals_by_query(p, z, list(ids), samples=5000).brier
+    ours = calibration_report(p, z, list(ids), samples=5000).brier_interval
     by_query = ((p - z) ** 2).reshape(80, 5).mean(axis=1)
     oracle = scipy.stats.bootstrap((by_query,), np.mean, n_resamples=5000, method="basic", rng=1).confidence_interval
     assert ours == pytest.approx((oracle.low, oracle.high), abs=0.06 * by_query.std() / math.sqrt(80) * 2)
@@ -99,19 +98,19 @@ def test_brier_interval_agrees_with_scipy_over_queries():
 def test_intervals_resample_whole_queries_of_unequal_size():
     p = np.array([0.5] * 6)
     z = np.array([0.0, 0.0, 0.0, 0.0, 0.0, 1.0])
-    intervals = intervals_by_query(p, z, ["a", "a", "a", "a", "a", "b"], samples=400)
-    assert intervals.brier == (0.25, 0.25)
+    found = calibration_report(p, z, ["a", "a", "a", "a", "a", "b"], samples=400)
+    assert found.brier_interval == (0.25, 0.25)
     ece = expected_calibration_error(p, z)
     possible = [0.5, ece]  # only query a or only b: .5; both: the whole sample
-    assert intervals.ece == pytest.approx((2 * ece - max(possible), 2 * ece - min(possible)), abs=1e-12)
+    assert found.ece_interval == pytest.approx((2 * ece - max(possible), 2 * ece - min(possible)), abs=1e-12)
 
 
 def test_pairs_of_one_query_widen_the_interval():
     generator = np.random.default_rng(5)
     level = np.repeat(generator.random(40), 20)
     p, z = np.full(800, 0.5), np.clip(level + 0.02 * generator.normal(size=800), 0, 1)
-    clustered = intervals_by_query(p, z, [f"q{i // 20}" for i in range(800)]).brier
-    independent = intervals_by_query(p, z, [f"q{i}" for i in range(800)]).brier
+    clustered = calibration_report(p, z, [f"q{i // 20}" for i in range(800)]).brier_interval
+    independent = calibration_report(p, z, [f"q{i}" for i in range(800)]).brier_interval
     assert clustered[1] - clustered[0] > 3 * (independent[1] - independent[0])
 
 
@@ -215,16 +214,15 @@ def test_unusable_pairs_are_refused(p, z, message):
 @pytest.mark.parametrize(
     ("ids", "options", "message"),
     [
-        (["q1"], {}, "1 query ids for 2 pairs"),
+        (["q1"], {}, "got 1 for 2 pairs"),
         (["q1", "q1"], {}, "at least 2 queries"),
         (["q1", "q2"], {"bins": 0}, "bins: got 0"),
         (["q1", "q2"], {"samples": 0}, "samples: got 0"),
-        (["q1", "q2"], {"confidence": 1.0}, "confidence: got 1.0"),
     ],
 )
 def test_unusable_interval_arguments_are_refused(ids, options, message):
     with pytest.raises(InputError, match=message):
-        intervals_by_query([0.5, 0.5], [0.0, 1.0], ids, **options)
+        calibration_report([0.5, 0.5], [0.0, 1.0], ids, **options)
 
 
 def test_platt_refuses_unusable_logits():
@@ -248,10 +246,10 @@ def test_whole_weights_are_repeated_pairs():
         expected_calibration_error(many_p, many_z, 5), abs=1e-12
     )
     ids = [f"q{i // 6}" for i in range(60)]
-    ours = intervals_by_query(p, z, ids, weights=times)
-    theirs = intervals_by_query(many_p, many_z, list(np.repeat(ids, times)))
-    assert ours.brier == pytest.approx(theirs.brier, abs=1e-12)
-    assert ours.ece == pytest.approx(theirs.ece, abs=1e-12)
+    ours = calibration_report(p, z, ids, weights=times)
+    theirs = calibration_report(many_p, many_z, list(np.repeat(ids, times)))
+    assert ours.brier_interval == pytest.approx(theirs.brier_interval, abs=1e-12)
+    assert ours.ece_interval == pytest.approx(theirs.ece_interval, abs=1e-12)
     weighted = calibration_report(p, z, ids, weights=times, samples=10)
     assert weighted.base_rate_brier == pytest.approx(np.var(many_z), abs=1e-12)
 

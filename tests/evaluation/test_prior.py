@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from bixse.encoders.head import RelevanceHead, log_odds
 from bixse.errors import InputError
-from bixse.evaluation.calibration.prevalence import weighted_to_prior
+from bixse.evaluation.calibration.prevalence import reweight_to_prevalence
 from bixse.evaluation.calibration.reliability import brier, expected_calibration_error
 
 
@@ -17,7 +17,7 @@ from bixse.evaluation.calibration.reliability import brier, expected_calibration
 def test_a_prior_out_of_range(prior):
     for refuse in (
         lambda: log_odds(prior, "prior"),
-        lambda: weighted_to_prior([0.0, 1.0], prior),
+        lambda: reweight_to_prevalence([0.0, 1.0], prior),
         lambda: RelevanceHead(20.0, -10.0, prior=0.5).at_prior(prior),
     ):
         with pytest.raises(InputError, match=r"prior: got .*between 0 and 1"):
@@ -27,7 +27,7 @@ def test_a_prior_out_of_range(prior):
 @pytest.mark.parametrize("z", [[], [0.0, 0.0], [1.0]])
 def test_pairs_of_one_kind_cannot_be_weighted(z):
     with pytest.raises(InputError, match="expected relevant and irrelevant ones"):
-        weighted_to_prior(z, 0.1)
+        reweight_to_prevalence(z, 0.1)
 
 
 def test_a_head_of_an_unknown_prior_cannot_be_moved():
@@ -40,7 +40,7 @@ def test_weights_have_mean_one_and_give_the_prior(z, prior):
     observed = np.array(z)
     if not 1e-6 < observed.mean() < 1 - 1e-6:
         return
-    weights, relevance = weighted_to_prior(observed, prior)
+    weights, relevance = reweight_to_prevalence(observed, prior)
     assert weights.mean() == pytest.approx(1.0, abs=1e-9)
     assert np.average(relevance, weights=weights) == pytest.approx(prior, abs=1e-9)
     assert ((relevance >= 0) & (relevance <= 1 + 1e-12)).all()
@@ -48,7 +48,7 @@ def test_weights_have_mean_one_and_give_the_prior(z, prior):
 
 def test_the_pairs_own_prior_changes_nothing():
     z = np.array([0.0, 0.25, 1.0, 0.5])
-    weights, relevance = weighted_to_prior(z, float(z.mean()))
+    weights, relevance = reweight_to_prevalence(z, float(z.mean()))
     np.testing.assert_allclose(weights, 1.0)
     np.testing.assert_allclose(relevance, z)
 
@@ -86,7 +86,7 @@ def test_moved_probabilities_are_calibrated_in_a_population_of_the_new_prior(new
 def test_weighted_pairs_measure_as_a_population_of_that_prior():
     there, z_there = population(0.01, 400_000, seed=2)
     here, z_here = population(0.3, 400_000, seed=3)
-    weights, relevance = weighted_to_prior(z_here, 0.01)
+    weights, relevance = reweight_to_prevalence(z_here, 0.01)
     head = bayes_head(0.3)
     for candidate in (head, head.at_prior(0.01)):
         expected = brier(candidate.probability(there), z_there)

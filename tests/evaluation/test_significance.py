@@ -3,7 +3,9 @@ import pytest
 import scipy.stats
 
 from bixse.errors import InputError
-from bixse.evaluation.significance import Difference, paired_bootstrap, randomisation_test, resamples, verdict
+from bixse.evaluation.significance import paired_bootstrap, randomisation_test
+from bixse.evaluation.statistics import query_draws, wilson_interval
+from bixse.results import Difference
 
 
 def systems(seed, queries=60, shift=0.05):
@@ -52,10 +54,9 @@ def test_drawn_randomisation_test_agrees_with_the_exact_one():
 
 
 def test_blocks_of_many_queries_cover_all_samples():
-    blocks = list(resamples(1_000_000, samples=10, seed=0))
+    blocks = list(query_draws(1_000_000, samples=10, seed=0))
     assert [block.shape for block in blocks] == [(4, 1_000_000), (4, 1_000_000), (2, 1_000_000)]
-    assert min(block.min() for block in blocks) == 0
-    assert max(block.max() for block in blocks) == 999_999
+    assert all((block.sum(axis=1) == 1_000_000).all() for block in blocks)
 
 
 def test_same_seed_same_numbers_whatever_the_order():
@@ -77,7 +78,7 @@ def test_equal_systems_show_no_difference():
     a, _ = systems(0)
     difference = paired_bootstrap(a, a, samples=200)
     assert (difference.mean, difference.low, difference.high, difference.p_value) == (0.0, 0.0, 0.0, 1.0)
-    assert verdict(difference) == "no difference"
+    assert difference.verdict == "no difference"
     assert randomisation_test(a, a, samples=200) == 1.0
 
 
@@ -86,15 +87,15 @@ def test_p_value_and_verdict_say_the_same():
     for seed in range(30):
         a, b = systems(seed, shift=0.02 * (seed % 5 - 2))
         difference = paired_bootstrap(a, b, samples=4000)
-        seen.add(verdict(difference))
+        seen.add(difference.verdict)
         if abs(difference.p_value - 0.05) > 0.003:
-            assert (verdict(difference) != "no difference") == (difference.p_value < 0.05)
+            assert (difference.verdict != "no difference") == (difference.p_value < 0.05)
     assert seen == {"better", "no difference", "worse"}
 
 
 def test_false_alarms_are_as_rare_as_the_confidence_says():
     alarms = sum(
-        verdict(paired_bootstrap(*systems_without_difference(seed), samples=400)) != "no difference"
+        paired_bootstrap(*systems_without_difference(seed), samples=400).verdict != "no difference"
         for seed in range(400)
     )
     assert 8 <= alarms <= 40  # 20 expected at 95 %; the percentile interval is slightly narrow
@@ -111,7 +112,7 @@ def systems_without_difference(seed):
     [(0.01, 0.2, "better"), (-0.2, -0.01, "worse"), (-0.1, 0.1, "no difference"), (0.0, 0.1, "no difference")],
 )
 def test_verdict_reads_the_interval(low, high, expected):
-    assert verdict(Difference((low + high) / 2, low, high, 0.1, 50, 0.95)) == expected
+    assert Difference((low + high) / 2, low, high, 0.1, 50).verdict == expected
 
 
 @pytest.mark.parametrize(
@@ -136,3 +137,9 @@ def test_unusable_input_is_refused(a, b, options, message):
 def test_confidence_out_of_range_is_refused(confidence):
     with pytest.raises(InputError, match="expected between 0 and 1"):
         paired_bootstrap({"q1": 1.0, "q2": 1.0}, {"q1": 1.0, "q2": 0.0}, confidence=confidence)
+
+
+@pytest.mark.parametrize(("count", "total"), [(0, 1), (1, 1), (0, 3000), (7, 20), (2999, 3000)])
+def test_wilson_interval_equals_scipys(count, total):
+    theirs = scipy.stats.binomtest(count, total).proportion_ci(0.95, method="wilson")
+    assert wilson_interval(count, total) == pytest.approx((theirs.low, theirs.high), abs=1e-12)

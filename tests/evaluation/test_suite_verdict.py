@@ -9,7 +9,8 @@ import pytest
 
 from bixse.errors import InputError
 from bixse.evaluation.significance import paired_bootstrap, randomisation_test
-from bixse.evaluation.suites.suite_verdict import compare_systems, holm, mean_over_tasks
+from bixse.evaluation.statistics import holm
+from bixse.evaluation.suites.suite_verdict import compare_systems
 
 
 def values(seed: int, shift: float = 0.0, tasks: tuple[int, ...] = (40, 15)) -> dict:
@@ -42,9 +43,8 @@ def test_one_task_is_the_comparison_of_its_queries() -> None:
 def test_tasks_count_alike_whatever_their_size() -> None:
     a = {"large": {f"q{n}": 1.0 for n in range(100)}, "small": {"q1": 0.0, "q2": 0.0}}
     b = {"large": {f"q{n}": 0.0 for n in range(100)}, "small": {"q1": 1.0, "q2": 1.0}}
-    difference = mean_over_tasks(a, b)
-    assert (difference.mean, difference.low, difference.high) == (0.0, 0.0, 0.0)
     (found,) = compare_systems({"a": a, "b": b})
+    assert (found.difference.mean, found.difference.low, found.difference.high) == (0.0, 0.0, 0.0)
     assert found.verdict == "no difference"
     assert [task.verdict for task in found.tasks] == ["better", "worse"]
 
@@ -52,9 +52,9 @@ def test_tasks_count_alike_whatever_their_size() -> None:
 def test_the_tasks_of_a_group_together_count_as_one() -> None:
     a = {name: {"q1": value, "q2": value} for name, value in (("x1", 1.0), ("x2", 1.0), ("x3", 1.0), ("y", 0.0))}
     b = {name: {"q1": value, "q2": value} for name, value in (("x1", 0.0), ("x2", 0.0), ("x3", 0.0), ("y", 1.0))}
-    assert mean_over_tasks(a, b).mean == pytest.approx(0.5)
-    assert mean_over_tasks(a, b, {"x1": "x", "x2": "x", "x3": "x"}).mean == pytest.approx(0.0)
+    assert compare_systems({"a": a, "b": b})[0].difference.mean == pytest.approx(0.5)
     (found,) = compare_systems({"a": a, "b": b}, {"x1": "x", "x2": "x", "x3": "x"})
+    assert found.difference.mean == pytest.approx(0.0)
     assert found.randomisation_p > 0.8
     assert found.verdict == "no difference"
 
@@ -69,7 +69,7 @@ def test_the_interval_resamples_queries_within_tasks() -> None:
             differences = np.array([a[task][query] - b[task][query] for query in a[task]])
             tasks.append(generator.choice(differences, len(differences)).mean())
         means.append(np.mean(tasks))
-    difference = mean_over_tasks(a, b)
+    difference = compare_systems({"a": a, "b": b})[0].difference
     assert np.quantile(means, [0.025, 0.975]) == pytest.approx([difference.low, difference.high], abs=0.01)
 
 

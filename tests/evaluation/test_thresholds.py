@@ -38,7 +38,7 @@ def test_unusable_pairs():
         threshold_at_precision(scores[:9], [1, 0] * 4 + [1], ids[:9], 0.9)
     with pytest.raises(InputError, match="1 query"):
         threshold_at_precision(scores, relevant, ["q"] * 600, 0.9)
-    with pytest.raises(InputError, match="expected one a pair"):
+    with pytest.raises(InputError, match="expected one per pair"):
         threshold_at_precision(scores, relevant, ids[1:], 0.9)
     with pytest.raises(InputError, match="predictions: got"):
         threshold_at_precision(scores * 3, relevant, ids, 0.9)

@@ -1,12 +1,10 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from bixse.data.graded_pairs import GradedPairs
 from bixse.errors import InputError
-from bixse.mining.false_negatives import false_negative_share, false_negatives, wilson_interval
+from bixse.mining.false_negatives import false_negative_share, false_negatives
 from bixse.mining.mined_pairs import MinedPair
 
 
@@ -65,13 +63,3 @@ def test_the_share_counts_from_the_threshold_on() -> None:
 def test_an_empty_table_has_no_share() -> None:
     with pytest.raises(InputError, match="got none"):
         false_negative_share(GradedPairs.from_rows([]))
-
-
-@settings(deadline=None)
-@given(st.integers(1, 3000), st.floats(0, 1), st.sampled_from([0.8, 0.95, 0.99]))
-def test_the_interval_equals_scipys(total: int, part: float, confidence: float) -> None:
-    from scipy.stats import binomtest
-
-    count = round(part * total)
-    theirs = binomtest(count, total).proportion_ci(confidence, method="wilson")
-    assert wilson_interval(count, total, confidence) == pytest.approx((theirs.low, theirs.high), abs=1e-12)

@@ -8,9 +8,6 @@ import numpy as np
 import pytest
 
 from bixse.report.schema import (
-    Calibration,
-    CalibrationBin,
-    Comparison,
     QueryChange,
     RankedDocument,
     ReportData,
@@ -19,13 +16,14 @@ from bixse.report.schema import (
     TrainingCurve,
     TrainingPoint,
 )
+from bixse.results import CalibrationReport, Comparison, Difference, ReliabilityBin
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-NAMES_OF_KEYS = {"metrics", "facts", "timings"}
+NAMES_OF_KEYS = {"metrics", "facts", "timings", "calibrations"}
 """Fields whose keys come from data too."""
-CONSTRAINED = {"created", "verdict"}
+CONSTRAINED = {"created"}
 """Text fields that the schema holds to a form."""
 
 
@@ -73,16 +71,16 @@ def full_report_data() -> ReportData:
         ],
         primary_metric="ndcg@10",
         comparisons=[
-            _comparison("bixse", "base", "ndcg@10", 0.0531, 0.012, 0.094, 0.0004, "better"),
-            _comparison("infonce", "base", "ndcg@10", -0.011, -0.044, 0.021, 0.51, "no difference"),
-            _comparison("bm25", "base", "ndcg@10", -0.062, -0.11, -0.013, 0.013, "worse"),
-            _comparison("bixse", "bm25", "ndcg@10", 0.115, 0.06, 0.171, 0.0002, "better"),
-            _comparison("bixse", "base", "recall@100", 0.024, -0.003, 0.05, None, "no difference"),
+            _comparison("bixse", "base", "ndcg@10", 0.0531, 0.012, 0.094, 0.0004),
+            _comparison("infonce", "base", "ndcg@10", -0.011, -0.044, 0.021, 0.51),
+            _comparison("bm25", "base", "ndcg@10", -0.062, -0.11, -0.013, 0.013),
+            _comparison("bixse", "bm25", "ndcg@10", 0.115, 0.06, 0.171, 0.0002),
+            _comparison("bixse", "base", "recall@100", 0.024, -0.003, 0.05, 0.09),
         ],
-        calibrations=[
-            _calibration("BiXSE, as trained", rng, spread=0.7, brier=0.151),
-            _calibration("BiXSE, calibrated on the development queries", rng, spread=1.0, brier=0.118),
-        ],
+        calibrations={
+            "BiXSE, as trained": _calibration(rng, spread=0.7, brier=0.151),
+            "BiXSE, calibrated on the development queries": _calibration(rng, spread=1.0, brier=0.118),
+        },
         training=[_curve("bixse", rng, 8.1, "fitted"), _curve("infonce", rng, 2.4, None)],
         per_query_baseline="base",
         per_query_system="bixse",
@@ -147,32 +145,18 @@ def change_text() -> Callable[[ReportData, Callable[[str], str]], ReportData]:
     return with_text
 
 
-def _comparison(
-    system: str, baseline: str, metric: str, mean: float, low: float, high: float, p: float | None, verdict: Any
-) -> Comparison:
-    return Comparison(
-        system=system, baseline=baseline, metric=metric, mean=mean, low=low, high=high, p_value=p, verdict=verdict,
-        queries=113,
-    )  # fmt: skip
+def _comparison(system, baseline, metric, mean, low, high, p_value):
+    return Comparison(system, baseline, metric, Difference(mean, low, high, p_value, queries=113))
 
 
-def _calibration(name: str, rng: np.random.Generator, spread: float, brier: float) -> Calibration:
+def _calibration(rng, spread, brier):
     bins = []
-    for centre in np.linspace(0.05, 0.95, 10):
+    for centre in np.linspace(0.05, 0.95, 10).tolist():
         observed = float(np.clip(0.25 + (centre - 0.25) * spread + rng.normal(0, 0.02), 0, 1))
-        bins.append(
-            CalibrationBin(
-                predicted=float(centre),
-                observed=observed,
-                count=int(900 * np.exp(-4 * centre)) + 12,
-                low=max(0.0, observed - 0.06),
-                high=min(1.0, observed + 0.07),
-            )
-        )
-    return Calibration(
-        name=name, pairs=2200, queries=113, brier=brier, brier_low=brier - 0.02, brier_high=brier + 0.021,
-        ece=0.12 * (1.2 - spread), ece_low=0.01, ece_high=0.13, constant_brier=0.163, curve=bins,
-    )  # fmt: skip
+        count = int(900 * np.exp(-4 * centre)) + 12
+        bins.append(ReliabilityBin(centre, observed, count, max(0.0, observed - 0.06), min(1.0, observed + 0.07)))
+    interval = (brier - 0.02, brier + 0.021)
+    return CalibrationReport(2200, 113, brier, interval, 0.12 * (1.2 - spread), (0.01, 0.13), 0.163, bins)
 
 
 def _curve(system: str, rng: np.random.Generator, start: float, bias: str | None) -> TrainingCurve:

@@ -1,6 +1,6 @@
-from __future__ import annotations
+"""Tables: aligned, safe for a terminal and for Markdown."""
 
-from typing import TYPE_CHECKING
+import re
 
 import pytest
 
@@ -16,65 +16,61 @@ from bixse.report.table import (
     results_text,
 )
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
-    from bixse.report.schema import ReportData
-
-
-def test_a_short_row_is_refused() -> None:
+def test_a_short_row_is_refused():
     for write in (format_table, format_markdown):
-        with pytest.raises(ValueError, match=r"row 2: got 1 cells; expected 2"):
+        with pytest.raises(ValueError, match="shorter"):
             write([["a", 1], ["b"]], ["name", "count"])
 
 
-def test_data_cannot_steer_the_terminal() -> None:
+def test_data_cannot_steer_the_terminal():
     text = format_table([["\x1b[31mred\x1b[0m\nline\u202e", 1]], ["system\x07", "n"])
     assert "\x1b" not in text and "\x07" not in text and "\u202e" not in text
     assert len(text.splitlines()) == 3
 
 
-def test_data_cannot_become_markdown_or_html() -> None:
+def test_data_cannot_become_markdown_or_html():
     row = format_markdown([["a|b *c* <script> [x](y) `z` \\", 1.0]], ["system", "n"]).splitlines()[2]
-    assert row == r"| a\|b \*c\* &lt;script&gt; \[x\](y) \`z\` \\ | 1.000 |"
+    cells = [cell.strip() for cell in re.split(r"(?<!\\)\|", row)]
+    assert cells == ["", r"a\|b \*c\* &lt;script&gt; \[x\](y) \`z\` \\", "1.000", ""]
 
 
-def test_numbers_are_right_aligned_texts_left() -> None:
+def test_numbers_are_right_aligned_texts_left():
     table = format_table([["BM25", 7, "+0.1"], ["a longer name", 1234, "–"]], ["system", "queries", "change"])
     assert table.splitlines() == [
-        "system         queries  change",
-        "-------------  -------  ------",
-        "BM25                 7    +0.1",
-        "a longer name     1234       –",
+        "system           queries    change",
+        "-------------  ---------  --------",
+        "BM25                   7      +0.1",
+        "a longer name       1234         –",
     ]
 
 
-def test_wide_characters_count_as_two_columns() -> None:
+def test_wide_characters_count_as_two_columns():
     lines = format_table([["日本", 1], ["abcd", 2]], ["name", "n"]).splitlines()
-    assert lines[2] == "日本  1"
-    assert lines[3] == "abcd  2"
+    assert lines[2] == "日本      1"
+    assert lines[3] == "abcd      2"
 
 
-def test_no_rows() -> None:
-    assert format_table([], ["name", "n"]).splitlines() == ["name  n", "----  -"]
+def test_no_rows():
+    assert format_table([], ["name", "n"]).splitlines() == ["name    n", "------  ---"]
 
 
 @pytest.mark.parametrize(
     ("value", "text"),
     [(0.0, "0.000"), (-0.0, "0.000"), (-0.0001, "0.000"), (-0.5, "-0.500"), (None, "–"), (12.3456, "12.346")],
 )
-def test_numbers(value: float | None, text: str) -> None:
+def test_numbers(value, text):
     assert format_number(value) == text
 
 
 @pytest.mark.parametrize(
     ("value", "text"), [(0.05, "+0.050"), (-0.05, "−0.050"), (0.0, "0.000"), (-0.0004, "0.000"), (0.0006, "+0.001")]
 )
-def test_differences(value: float, text: str) -> None:
+def test_differences(value, text):
     assert format_difference(value) == text
 
 
-def test_unknown_interval_and_p_value() -> None:
+def test_unknown_interval_and_p_value():
     assert format_interval(None, None) == ""
     assert format_p_value(None) == "–"
     assert format_p_value(0.001) == "0.001"
@@ -92,11 +88,11 @@ def test_unknown_interval_and_p_value() -> None:
         (86400, "24 h 00 min"),
     ],
 )
-def test_seconds(seconds: float | None, text: str) -> None:
+def test_seconds(seconds, text):
     assert format_seconds(seconds) == text
 
 
-def test_results_hold_every_system_metric_and_interval(full_data: ReportData) -> None:
+def test_results_hold_every_system_metric_and_interval(full_data):
     text = results_text(full_data)
     header, _, *rows = text.splitlines()
     assert header.split()[:4] == ["system", "ndcg@10", "recall@100", "mrr@10"]
@@ -108,13 +104,15 @@ def test_results_hold_every_system_metric_and_interval(full_data: ReportData) ->
     assert "[+0.012, +0.094]" in results_markdown(full_data).replace("\\", "")
 
 
-def test_results_of_one_system(minimal_data: ReportData) -> None:
-    assert results_text(minimal_data).splitlines() == ["system  ndcg@10", "------  -------", "BM25      0.000"]
+def test_results_of_one_system(minimal_data):
+    assert results_text(minimal_data).splitlines() == [
+        "system      ndcg@10",
+        "--------  ---------",
+        "BM25          0.000",
+    ]
 
 
-def test_results_survive_hostile_text(
-    full_data: ReportData, change_text: Callable[[ReportData, Callable[[str], str]], ReportData]
-) -> None:
+def test_results_survive_hostile_text(full_data, change_text):
     hostile = change_text(full_data, lambda text: f"a|b\n<script>\x1b[2J{text}")
     assert len(results_text(hostile).splitlines()) == 6
     markdown = results_markdown(hostile)

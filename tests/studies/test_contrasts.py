@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 from bixse.errors import InputError
-from bixse.studies.findings.contrasts import Contrast, Found, crossed_interval, interval_of, key_of, measure
+from bixse.studies.findings.contrasts import ClaimResult, Contrast, crossed_interval, interval_of, key_of, measure
 
 
 def table(seeds: int, queries: int, shift: float = 0.0, seed: int = 0) -> dict[int, dict[str, float]]:
@@ -59,7 +59,7 @@ class TestMeasure:
 
     def test_a_cell_without_figures_gives_no_figures(self) -> None:
         found = measure(pair("a", "b"), {key_of({"loss": "a"}): table(2, 30)})
-        assert found == Found("a above b", None, 0)
+        assert found == ClaimResult("a above b", None, 0)
         assert found.finding == "no figures"
 
     def test_cells_on_other_queries_are_refused(self) -> None:

@@ -50,9 +50,7 @@ def test_it_leaves_model_runs_report_and_record(finished):
 def test_the_verdict_follows_from_the_intervals(finished):
     _, result, _, _ = finished
     for line, baseline in zip(result.verdicts[:2], ("base", "infonce"), strict=True):
-        found = next(
-            c for c in result.report.comparisons if (c.system, c.baseline, c.metric) == ("bixse", baseline, "ndcg@10")
-        )
+        found = result.report.comparison("bixse", baseline).difference
         expected = "better" if found.low > 0 else "worse" if found.high < 0 else "no difference"
         assert f": {expected} (nDCG@10 {found.mean:+.3f}" in line
         assert f"{found.low:+.3f} to {found.high:+.3f}" in line
@@ -61,7 +59,7 @@ def test_the_verdict_follows_from_the_intervals(finished):
 def test_the_guard_is_measured_and_the_merge_is_in_the_report(finished):
     out, result, _, _ = finished
     assert [line for line in result.verdicts if "45 guard queries" in line] == result.verdicts[2:]
-    assert {(c.system, c.baseline, c.queries) for c in result.report.guard} == {
+    assert {(c.system, c.baseline, c.difference.queries) for c in result.report.guard} == {
         (system, "base", 45) for system in ("bixse", "infonce", "bixse-tuned", "infonce-tuned")
     }
     for curve in result.report.merges:
@@ -82,9 +80,8 @@ def test_the_saved_head_is_calibrated_on_dev_and_never_on_test(finished):
     head = RelevanceHead.load(out / "bixse" / "model")
     assert head is not None
     assert "'dev'" in str(head.calibrated_on)
-    names = [calibration.name for calibration in result.report.calibrations]
-    assert names[:2] == ["BiXSE, as trained", "BiXSE, calibrated on dev"]
-    assert all(calibration.pairs == 3124 for calibration in result.report.calibrations)
+    assert list(result.report.calibrations)[:2] == ["BiXSE, as trained", "BiXSE, calibrated on dev"]
+    assert all(calibration.pairs == 3124 for calibration in result.report.calibrations.values())
 
 
 def test_a_second_call_shows_the_same_results_without_work(finished):

@@ -13,6 +13,7 @@ import threading
 import time
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import psutil
 import pytest
@@ -102,7 +103,7 @@ def test_a_study_leaves_tables_plot_findings_and_page(config: StudyConfig, tmp_p
     assert float(gap["low"]) <= float(gap["difference"]) <= float(gap["high"])
     findings = (out / "findings.md").read_text(encoding="utf-8")
     assert "The paper: Table 1" in findings and "bixse study losses" in findings
-    assert (out / "plot.svg").read_text(encoding="utf-8").startswith("<svg")
+    assert ElementTree.parse(out / "plot.svg").getroot().tag.endswith("svg")
     assert json.loads((out / "run.json").read_text())["status"] == "finished"
     assert not list((out / CELLS_FOLDER).rglob("*.safetensors"))
 
@@ -144,7 +145,7 @@ def test_kept_models_say_which_study_they_came_from(config: StudyConfig, tmp_pat
     assert len(cards) == 2
     text = cards[0].read_text(encoding="utf-8")
     assert text.count("## Study") == 1
-    assert "Cell of the study `losses` (Losses on the same rows): loss bixse, seed 3." in text
+    assert "Arm of the study `losses` (Losses on the same rows): loss bixse, seed 3." in text
     assert "ndcg@10" in text and "`bixse study losses`" in text
     assert str(cards[0].parent) in (out / "study.html").read_text(encoding="utf-8")
 

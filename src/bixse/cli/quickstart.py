@@ -43,16 +43,15 @@ def run(args: argparse.Namespace) -> CommandResult:
     ]
     table = format_table(rows, ["system", *report.metrics, "against base", "against InfoNCE"])
     lines = [*result.verdicts, "", table, ""]
-    lines += [f"probabilities, {c.name}: Brier {c.brier:.3f} (a constant: {c.constant_brier:.3f}), ECE {c.ece:.3f}"
-              for c in report.calibrations if c.name.startswith("BiXSE")]  # fmt: skip
+    lines += [f"probabilities, {name}: Brier {c.brier:.3f} (a constant: {c.base_rate_brier:.3f}), ECE {c.ece:.3f}"
+              for name, c in report.calibrations.items() if name.startswith("BiXSE")]  # fmt: skip
     lines += ["", f"report: {result.artifacts['report']}", "to go on:", *(f"  {line}" for line in report.commands)]
     warnings = [*result.warnings, *(["this run was finished before: its results are shown"] if result.reused else [])]
     return CommandResult(
         "\n".join(lines),
         {
             "systems": {system.name: system.metrics for system in report.systems},
-            "comparisons": [comparison.model_dump() for comparison in report.comparisons],
-            "calibrations": [c.model_dump(exclude={"curve"}) for c in report.calibrations],
+            **report.model_dump(mode="json", include={"comparisons", "calibrations"}),
             "verdicts": result.verdicts,
         },
         result.artifacts,
@@ -62,7 +61,7 @@ def run(args: argparse.Namespace) -> CommandResult:
 
 def _differences(report: ReportData, system: str) -> list[str]:
     """Difference of the primary metric against base and InfoNCE, where it was measured."""
-    from bixse.report.table import find_comparison, format_difference
+    from bixse.report.table import format_difference
 
-    found = [find_comparison(report, system, baseline) for baseline in ("base", "infonce")]
-    return [format_difference(c.mean) if c is not None else "" for c in found]
+    found = [report.comparison(system, baseline) for baseline in ("base", "infonce")]
+    return [format_difference(c.difference.mean) if c is not None else "" for c in found]

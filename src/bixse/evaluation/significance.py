@@ -3,46 +3,18 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from bixse.errors import InputError
+from bixse.evaluation.statistics import block_sizes, check_samples, interval_bounds, query_draws
+from bixse.results import Difference
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping, Sequence
 
-    import numpy.typing as npt
-
-Verdict: TypeAlias = Literal["better", "no difference", "worse"]
-"""What an interval says of the first system against the second; "no difference" means none shown."""
-_BLOCK_CELLS = 1 << 22
-"""Cells (samples x queries) drawn at once: bounds memory to some 100 MB."""
-
-
-@dataclass(frozen=True)
-class Difference:
-    """The mean of a - b over queries, with its interval.
-
-    Example:
-        >>> difference = Difference(mean=0.02, low=0.005, high=0.035, p_value=0.01, queries=300, confidence=0.95)
-        >>> verdict(difference)
-        'better'
-    """
-
-    mean: float
-    """Mean of a - b; above 0 means a is better."""
-    low: float
-    """Lower end of the interval."""
-    high: float
-    """Upper end of the interval."""
-    p_value: float
-    """Two-sided: 1 - confidence of the widest interval that still excludes 0."""
-    queries: int
-    """Number of paired queries."""
-    confidence: float
-    """Share of such intervals that cover the true mean, such as 0.95."""
+    from bixse.evaluation.statistics import Floats
 
 
 def paired_bootstrap(
@@ -72,20 +44,32 @@ def paired_bootstrap(
     Example:
         >>> a, b = {"q1": 0.9, "q2": 0.8, "q3": 0.7}, {"q1": 0.5, "q2": 0.5, "q3": 0.5}
         >>> difference = paired_bootstrap(a, b)
-        >>> round(difference.mean, 3), round(difference.low, 3), round(difference.high, 3), verdict(difference)
+        >>> round(difference.mean, 3), round(difference.low, 3), round(difference.high, 3), difference.verdict
         (0.3, 0.2, 0.4, 'better')
     """
-    differences = _paired(a, b, samples)
+    return bootstrap_mean([paired_differences(a, b)], [1.0], samples, confidence, seed)
+
+
+def bootstrap_mean(
+    strata: Sequence[Floats], weights: Sequence[float], samples: int, confidence: float, seed: int
+) -> Difference:
+    """The weighted sum of the means of several sets of differences; queries are resampled within each set.
+
+    Interval and p-value are those of `paired_bootstrap`.
+    """
     low, high = interval_bounds(confidence)
-    means = np.concatenate([differences[drawn].mean(axis=1) for drawn in resamples(len(differences), samples, seed)])
+    means = np.zeros(samples)
+    for number, (values, weight) in enumerate(zip(strata, weights, strict=True)):
+        drawn = [times @ values for times in query_draws(len(values), samples, seed + number)]
+        means += np.concatenate(drawn) * (weight / len(values))
     tail = min(int((means <= 0).sum()), int((means >= 0).sum()))
     ends = np.quantile(means, [low, high])
     return Difference(
-        mean=float(differences.mean()),
+        mean=float(sum(values.mean() * weight for values, weight in zip(strata, weights, strict=True))),
         low=float(ends[0]),
         high=float(ends[1]),
         p_value=min(1.0, 2 * (tail + 1) / (samples + 1)),
-        queries=len(differences),
+        queries=sum(map(len, strata)),
         confidence=confidence,
     )
 
@@ -104,63 +88,32 @@ def randomisation_test(a: Mapping[str, float], b: Mapping[str, float], samples: 
         >>> randomisation_test({"q1": 0.9, "q2": 0.8, "q3": 0.7}, {"q1": 0.5, "q2": 0.5, "q3": 0.5})
         0.25
     """
-    differences = _paired(a, b, samples)
-    count = len(differences)
-    threshold = abs(differences.sum()) * (1 - 1e-12)  # sums of the same terms may differ in rounding
-    if count < 63 and 2**count <= samples:
-        flips = (np.arange(2**count)[:, None] >> np.arange(count)) & 1
-        return float((np.abs((1 - 2 * flips) @ differences) >= threshold).mean())
+    return sign_flip_test(paired_differences(a, b), samples, seed)
+
+
+def sign_flip_test(differences: Floats, samples: int, seed: int) -> float:
+    """`randomisation_test` of differences."""
+    from scipy.stats import monte_carlo_test, permutation_test
+
+    check_samples(samples)
+    if len(differences) <= math.log2(samples):
+        return float(permutation_test((differences,), np.sum, permutation_type="samples", n_resamples=np.inf).pvalue)
     generator = np.random.default_rng(seed)
-    extreme = 0
-    for rows in _block_rows(count, samples):
-        signs = 1 - 2 * generator.integers(0, 2, size=(rows, count), dtype=np.int8)
-        extreme += int((np.abs(signs @ differences) >= threshold).sum())
-    return (extreme + 1) / (samples + 1)
+
+    def flipped(size: tuple[int, ...]) -> Floats:
+        return differences * (1.0 - 2.0 * generator.integers(0, 2, size, dtype=np.int8))
+
+    batch = next(block_sizes(len(differences), samples))
+    found = monte_carlo_test(differences, flipped, np.sum, n_resamples=samples, batch=batch, vectorized=True)
+    return float(found.pvalue)
 
 
-def verdict(difference: Difference) -> Verdict:
-    """Say "better" or "worse" when the interval excludes 0, else "no difference" (none shown; not: they are equal)."""
-    if difference.low > 0:
-        return "better"
-    return "worse" if difference.high < 0 else "no difference"
-
-
-def resamples(count: int, samples: int, seed: int) -> Iterator[npt.NDArray[np.int64]]:
-    """Blocks of bootstrap resamples: positions drawn with replacement, shape (rows, count), `samples` rows in all.
-
-    Example:
-        >>> sum(len(block) for block in resamples(3, samples=100, seed=0))
-        100
-    """
-    generator = np.random.default_rng(seed)
-    for rows in _block_rows(count, samples):
-        yield generator.integers(0, count, size=(rows, count))
-
-
-def interval_bounds(confidence: float) -> tuple[float, float]:
-    """The two quantiles that enclose a share `confidence` of a distribution.
+def paired_differences(a: Mapping[str, float], b: Mapping[str, float]) -> Floats:
+    """The differences a - b in sorted order of the query ids, so that a seed means the same whatever the order.
 
     Raises:
-        InputError: `confidence` is not between 0 and 1.
-
-    Example:
-        >>> interval_bounds(0.5)
-        (0.25, 0.75)
+        InputError: different queries, fewer than 2, or a value that is not finite.
     """
-    if not 0 < confidence < 1:
-        raise InputError(f"confidence: got {confidence}; expected between 0 and 1; fix: use 0.95")
-    return (1 - confidence) / 2, (1 + confidence) / 2
-
-
-def _block_rows(count: int, samples: int) -> Iterator[int]:
-    """Sizes of the blocks that `samples` rows of `count` cells are drawn in."""
-    rows = max(1, _BLOCK_CELLS // count)
-    for start in range(0, samples, rows):
-        yield min(rows, samples - start)
-
-
-def _paired(a: Mapping[str, float], b: Mapping[str, float], samples: int) -> npt.NDArray[Any]:
-    """The differences a - b in sorted order of the query ids, so that a seed means the same whatever the order."""
     if a.keys() != b.keys():
         only_a, only_b = sorted(a.keys() - b.keys()), sorted(b.keys() - a.keys())
         example = (only_a or only_b)[0]
@@ -172,8 +125,6 @@ def _paired(a: Mapping[str, float], b: Mapping[str, float], samples: int) -> npt
         raise InputError(
             f"paired queries: got {len(a)}; expected at least 2; fix: evaluate on more queries (some 50 or more)"
         )
-    if samples < 1:
-        raise InputError(f"samples: got {samples}; expected at least 1; fix: use 10000")
     query_ids = sorted(a)
     differences = np.array([a[query_id] - b[query_id] for query_id in query_ids], dtype=np.float64)
     if not np.isfinite(differences).all():

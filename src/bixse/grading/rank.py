@@ -15,7 +15,7 @@ from bixse.data.trec import ranked, read_run, write_run
 from bixse.errors import IncompleteError, InputError
 from bixse.evaluation.baseline import METRICS, search_bm25
 from bixse.evaluation.metrics import evaluate_run, mean
-from bixse.evaluation.significance import Difference, paired_bootstrap, verdict
+from bixse.evaluation.significance import paired_bootstrap
 from bixse.grading.grade import grade
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from bixse.grading.judge import Judge
     from bixse.progress import Step
     from bixse.relevance import Qrels, Run
+    from bixse.results import Difference
 
 BM25, JUDGED = "bm25", "judged"
 """Words for candidates: the documents BM25 finds, or those that have a judgement."""
@@ -147,7 +148,7 @@ def rank(
         metrics=mean(per_query),
         candidate_metrics=mean(before) if before else {},
         difference=difference,
-        verdict=None if difference is None else verdict(difference),
+        verdict=None if difference is None else difference.verdict,
         per_query=per_query,
         run=run,
         summary=result.summary,

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
-from statistics import NormalDist
 from typing import TYPE_CHECKING
 
 from bixse.errors import InputError
+from bixse.evaluation.statistics import wilson_interval
 from bixse.mining.selection import rank_band
 
 if TYPE_CHECKING:
@@ -124,29 +123,6 @@ def false_negatives(
         by_retriever={label: _share(retrievers[label], threshold) for label in sorted(retrievers)},
         mined=len(mined),
     )
-
-
-def wilson_interval(count: int, total: int, confidence: float = 0.95) -> tuple[float, float]:
-    """The score interval of a share (Wilson 1927, doi:10.1080/01621459.1927.10502953).
-
-    It stays within 0 and 1 and is of use for small counts, also for none. Pairs count as independent; those of one
-    query are not quite.
-
-    Args:
-        count: successes, 0 to `total`.
-        total: trials, at least 1.
-        confidence: coverage, between 0 and 1.
-
-    Example:
-        >>> [round(bound, 4) for bound in wilson_interval(0, 20)]
-        [0.0, 0.1611]
-    """
-    z = NormalDist().inv_cdf((1 + confidence) / 2)
-    share = count / total
-    centre = share + z * z / (2 * total)
-    spread = z * math.sqrt(share * (1 - share) / total + z * z / (4 * total * total))
-    scale = 1 + z * z / total
-    return max(0.0, (centre - spread) / scale), min(1.0, (centre + spread) / scale)
 
 
 def _share(values: Sequence[float], threshold: float) -> RelevantShare:

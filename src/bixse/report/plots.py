@@ -1,39 +1,34 @@
-"""Plots as inline SVG: training curves, reliability diagram, gains and losses, differences with intervals.
+"""Pictures: training curves, reliability diagram, gains and losses, differences with intervals, a study's plot.
 
-Every function returns the text of one `<svg>` element that goes into an HTML page as it is: no id, script or
-style rule that could reach beyond it, text kept as text, a label for screen readers, and the same bytes for the
-same data. Pictures are drawn narrow (a phone's width) and scale with the page. matplotlib is imported on first
-use and its settings outside are left alone.
+Every function returns a `Plot`: an SVG file that a page shows as an image, so that nothing of it reaches the page, with
+a text for screen readers, and the same bytes for the same data. Pictures are drawn narrow (a phone's width) and scale
+with the page. matplotlib is imported on first use and its settings outside are left alone.
 """
 
 from __future__ import annotations
 
-import hashlib
+import base64
 import io
-import re
+import itertools
 import unicodedata
 import warnings
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
-from xml.etree import ElementTree
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from markupsafe import escape
 
+from bixse.data.io.files import write_atomically
 from bixse.errors import printable
 from bixse.report.table import format_difference, format_number
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from pathlib import Path
 
-    from bixse.report.schema import (
-        Calibration,
-        Comparison,
-        MergeCurve,
-        QueryChange,
-        TrainingCurve,
-        TrainingPoint,
-        Verdict,
-    )
+    from bixse.report.schema import MergeCurve, QueryChange, TrainingCurve, TrainingPoint
+    from bixse.results import CalibrationReport, Comparison, Verdict
 
 POINTS_SHOWN = 300
 """Most points of a line; a longer one shows means of neighbouring points."""
@@ -72,8 +67,23 @@ _STYLE: dict[Any, Any] = {
 }
 
 
-def training_plots(curves: Sequence[TrainingCurve], label: Callable[[str], str] = str) -> dict[str, str]:
-    """The panels of the training log that have data, title -> SVG.
+@dataclass(frozen=True)
+class Plot:
+    """One picture."""
+
+    svg: str
+    """The SVG file."""
+    alt: str
+    """What it shows, in words."""
+
+    def __html__(self) -> str:
+        """An `<img>` with the picture in it: how Jinja writes it into a page."""
+        data = base64.b64encode(self.svg.encode("utf-8")).decode("ascii")
+        return f'<img src="data:image/svg+xml;base64,{data}" alt="{escape(self.alt)}">'
+
+
+def training_plots(curves: Sequence[TrainingCurve], label: Callable[[str], str] = str) -> dict[str, Plot]:
+    """The panels of the training log that have data, title -> plot.
 
     Losses differ in scale from system to system, so loss and logits get a panel a system; beta and nDCG on the
     development queries are drawn together. The step of the kept checkpoint is a dashed line.
@@ -88,7 +98,7 @@ def training_plots(curves: Sequence[TrainingCurve], label: Callable[[str], str] 
         >>> list(training_plots([curve]))
         ['Training loss: tuned']
     """
-    plots: dict[str, str] = {}
+    plots: dict[str, Plot | None] = {}
     for curve in curves:
         plots[f"Training loss: {label(curve.system)}"] = _line_plot(
             "Training loss", [(label(curve.system), curve, "loss")]
@@ -99,10 +109,10 @@ def training_plots(curves: Sequence[TrainingCurve], label: Callable[[str], str] 
         )
     for title, name in (("nDCG@10 on the development queries", "dev_ndcg"), ("Logit bias beta", "logit_bias")):
         plots[title] = _line_plot(title, [(label(curve.system), curve, name) for curve in curves])
-    return {title: svg for title, svg in plots.items() if svg}
+    return {title: plot for title, plot in plots.items() if plot is not None}
 
 
-def merge_plot(curve: MergeCurve, label: Callable[[str], str] = str) -> str:
+def merge_plot(curve: MergeCurve, label: Callable[[str], str] = str) -> Plot:
     """Difference of dev and guard from the base model against the weight of the tuned model.
 
     Args:
@@ -135,24 +145,25 @@ def merge_plot(curve: MergeCurve, label: Callable[[str], str] = str) -> str:
             if point.weight == curve.weight
             for name in names
         )
-        return to_svg(figure, f"{label(curve.system)}, merged with weight {curve.weight:g} of the tuned model: {said}")
+        return finished(
+            figure, f"{label(curve.system)}, merged with weight {curve.weight:g} of the tuned model: {said}"
+        )
 
 
-def reliability_diagram(calibration: Calibration) -> str:
+def reliability_diagram(report: CalibrationReport, name: str) -> Plot:
     """Observed against predicted relevance by bin, with intervals, and the number of pairs in each bin below.
 
     Points on the diagonal mean that a probability of 0.7 is right 70 % of the time.
     """
     with drawing(height=4.5) as figure:
         top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=[3.4, 1])
-        predicted = np.array([b.predicted for b in calibration.curve])
-        observed = np.array([b.observed for b in calibration.curve])
-        counts = np.array([b.count for b in calibration.curve])
-        low = np.array([b.observed if b.low is None else b.low for b in calibration.curve])
-        high = np.array([b.observed if b.high is None else b.high for b in calibration.curve])
+        predicted = np.array([b.predicted for b in report.curve])
+        observed = np.array([b.observed for b in report.curve])
+        counts = np.array([b.count for b in report.curve])
         top.plot([0, 1], [0, 1], color=_GREY, linestyle="--", linewidth=1)
         top.text(0.03, 0.97, "seen more often than predicted", color=_GREY, va="top", transform=top.transAxes, size=9)
         top.text(0.97, 0.03, "seen less often than predicted", color=_GREY, ha="right", transform=top.transAxes, size=9)
+        low, high = [b.low for b in report.curve], [b.high for b in report.curve]
         top.vlines(predicted, low, high, color=SERIES[0], linewidth=1.4)
         top.plot(predicted, observed, color=SERIES[0], marker="o", markersize=4.5, linewidth=1)
         top.set(ylabel="observed relevance", xlim=(0, 1), ylim=(0, 1))
@@ -160,15 +171,15 @@ def reliability_diagram(calibration: Calibration) -> str:
         bottom.set(xlabel="predicted probability of relevance", ylabel="pairs", ylim=(0, None))
         bottom.locator_params(axis="y", nbins=3)
         figure.align_ylabels([top, bottom])
-        return to_svg(
+        return finished(
             figure,
-            f"Reliability diagram of {calibration.name}: observed relevance against predicted probability in "
-            f"{len(calibration.curve)} bins, {calibration.pairs} pairs, Brier score {calibration.brier:.3f}, "
-            f"calibration error {calibration.ece:.3f}",
+            f"Reliability diagram of {name}: observed relevance against predicted probability in "
+            f"{len(report.curve)} bins, {report.pairs} pairs, Brier score {report.brier:.3f}, "
+            f"calibration error {report.ece:.3f}",
         )
 
 
-def gains_and_losses_plot(changes: Sequence[QueryChange], metric: str) -> str:
+def gains_and_losses_plot(changes: Sequence[QueryChange], metric: str) -> Plot:
     """Every query's change, sorted from the largest loss to the largest gain.
 
     Losses hang below the zero line and are hatched; gains stand above it.
@@ -194,14 +205,14 @@ def gains_and_losses_plot(changes: Sequence[QueryChange], metric: str) -> str:
         axes.text(0.02, 0.95, f"▲ {gained} better", color="#1a7f4b", va="top", transform=axes.transAxes)
         axes.xaxis.get_major_locator().set_params(integer=True)
         axes.grid(axis="x", visible=False)
-        return to_svg(
+        return finished(
             figure,
             f"Change of {metric} by query, sorted: {gained} queries gained, {lost} lost, "
             f"{count - gained - lost} stayed the same",
         )
 
 
-def forest_plot(comparisons: Sequence[Comparison], label: Callable[[str], str] = str) -> str:
+def forest_plot(comparisons: Sequence[Comparison], label: Callable[[str], str] = str) -> Plot:
     """Mean differences with their intervals around the zero line, one row each, sign and shape by verdict.
 
     Args:
@@ -210,17 +221,19 @@ def forest_plot(comparisons: Sequence[Comparison], label: Callable[[str], str] =
     """
     with drawing(height=0.75 + 0.5 * len(comparisons)) as figure:
         axes = figure.add_subplot()
-        reach = 1.1 * max(0.001, *(abs(end) for c in comparisons for end in (c.low, c.high, c.mean)))
+        ends = [abs(end) for c in comparisons for end in (c.difference.low, c.difference.high, c.difference.mean)]
+        reach = 1.1 * max(0.001, *ends)
         for row, comparison in enumerate(comparisons):
-            colour, marker = _VERDICT_STYLE[comparison.verdict]
-            axes.hlines(row, comparison.low, comparison.high, color=colour, linewidth=2)
-            axes.vlines([comparison.low, comparison.high], row - 0.1, row + 0.1, color=colour, linewidth=2)
-            axes.plot(comparison.mean, row, color=colour, marker=marker, markersize=7)
+            found = comparison.difference
+            colour, marker = _VERDICT_STYLE[found.verdict]
+            axes.hlines(row, found.low, found.high, color=colour, linewidth=2)
+            axes.vlines([found.low, found.high], row - 0.1, row + 0.1, color=colour, linewidth=2)
+            axes.plot(found.mean, row, color=colour, marker=marker, markersize=7)
             pair = f"{clean(label(comparison.system), 20)} − {clean(label(comparison.baseline), 20)}"
             above = axes.get_yaxis_transform()
             text = {"transform": above, "size": 9.5, "bbox": {"facecolor": "white", "edgecolor": "none", "pad": 1}}
             axes.text(0.01, row - 0.28, pair, **text)
-            axes.text(0.99, row - 0.28, format_difference(comparison.mean), ha="right", color=colour, **text)
+            axes.text(0.99, row - 0.28, format_difference(found.mean), ha="right", color=colour, **text)
         axes.axvline(0, color=INK, linewidth=0.8)
         axes.set(xlim=(-reach, reach), ylim=(len(comparisons) - 0.6, -0.72), yticks=[])
         axes.set_xlabel("← worse | better →")
@@ -228,18 +241,100 @@ def forest_plot(comparisons: Sequence[Comparison], label: Callable[[str], str] =
         axes.spines["left"].set_visible(False)
         axes.locator_params(axis="x", nbins=6)
         said = "; ".join(
-            f"{label(c.system)} against {label(c.baseline)} {format_difference(c.mean)}, {c.verdict}"
+            f"{label(c.system)} against {label(c.baseline)} {format_difference(c.difference.mean)}, "
+            f"{c.difference.verdict}"
             for c in comparisons
         )
-        return to_svg(figure, f"Differences of {comparisons[0].metric} with intervals: {said}")
+        return finished(figure, f"Differences of {comparisons[0].metric} with intervals: {said}")
 
 
-def _line_plot(title: str, series: Sequence[tuple[str, TrainingCurve, str]]) -> str:
-    """Lines of a logged value over steps, each (label, curve, field); an empty text when none has a value."""
+class Point(NamedTuple):
+    """A mean with its interval."""
+
+    x: float
+    """Place on the horizontal axis."""
+    value: float
+    """The mean."""
+    low: float
+    """Lower end of its interval."""
+    high: float
+    """Upper end."""
+
+
+def line_plot(
+    title: str,
+    x_label: str,
+    y_label: str,
+    series: Mapping[str, Sequence[Point]],
+    x_scale: str = "linear",
+    y_log: bool = False,
+) -> Plot:
+    """Lines with a bar for each point's interval; points of different lines stand a little apart.
+
+    Args:
+        title: for screen readers.
+        x_label: of the horizontal axis.
+        y_label: of the vertical axis.
+        series: name -> points, at least one.
+        x_scale: "linear" or "log"; a logarithmic axis shows every value as a tick.
+        y_log: logarithmic vertical axis; values below 1 are drawn at 1.
+    """
+    with drawing(height=3.1) as figure:
+        axes = figure.add_subplot()
+        places = sorted({point.x for points in series.values() for point in points})
+        step = min((b - a for a, b in itertools.pairwise(places)), default=1.0)
+        for number, (name, points) in enumerate(series.items()):
+            ordered = sorted(points)
+            shift = (number - (len(series) - 1) / 2) * 0.08
+            xs = [p.x * (1 + shift) if x_scale == "log" else p.x + shift * step for p in ordered]
+            values = [max(p.value, 1.0) if y_log else p.value for p in ordered]
+            style = {"color": SERIES[number % len(SERIES)], "marker": MARKERS[number % len(MARKERS)]}
+            axes.plot(xs, values, linewidth=1.5, markersize=4.5, label=clean(name), **style)
+            if any(p.high > p.low for p in ordered):
+                axes.vlines(xs, [p.low for p in ordered], [p.high for p in ordered], color=style["color"],
+                            linewidth=1.2, alpha=0.6)  # fmt: skip
+        if x_scale == "log":
+            axes.set_xscale("log", base=2)
+        if y_log:
+            axes.set_yscale("log")
+        axes.set_xticks(places, [f"{place:g}" for place in places])
+        axes.minorticks_off()
+        axes.set(xlabel=x_label, ylabel=y_label)
+        if len(series) > 1:
+            figure.legend(loc="outside lower left", ncols=2)
+        said = "; ".join(
+            f"{name}: " + ", ".join(f"{point.x:g} {format_number(point.value)}" for point in sorted(points))
+            for name, points in series.items()
+        )
+        return finished(figure, f"{title}, {y_label} against {x_label}: {said}")
+
+
+def row_plot(title: str, label: str, points: Sequence[tuple[str, Point]]) -> Plot:
+    """A row per system: its mean as a dot, its interval as a line, the figure beside it.
+
+    Args:
+        title: for screen readers.
+        label: of the horizontal axis.
+        points: name and figures, in the order they are shown from the top.
+    """
+    with drawing(height=0.8 + 0.34 * len(points)) as figure:
+        axes = figure.add_subplot()
+        for row, (_, point) in enumerate(points):
+            axes.hlines(row, point.low, point.high, color=SERIES[0], linewidth=1.8, alpha=0.6)
+            axes.plot(point.value, row, color=SERIES[0], marker="o", markersize=5)
+        axes.set_yticks(range(len(points)), [clean(name, 22) for name, _ in points], color=INK)
+        axes.set(ylim=(len(points) - 0.5, -0.5), xlabel=label)
+        axes.locator_params(axis="x", nbins=5)
+        said = "; ".join(f"{name} {format_number(point.value)}" for name, point in points)
+        return finished(figure, f"{title}, {label}: {said}")
+
+
+def _line_plot(title: str, series: Sequence[tuple[str, TrainingCurve, str]]) -> Plot | None:
+    """Lines of a logged value over steps, each (label, curve, field); None when none has a value."""
     drawn = [(name, curve, field, _values(curve.points, field)) for name, curve, field in series]
     drawn = [item for item in drawn if len(item[3][0])]
     if not drawn:
-        return ""
+        return None
     with drawing(height=2.6) as figure:
         axes = figure.add_subplot()
         lines = []
@@ -261,7 +356,7 @@ def _line_plot(title: str, series: Sequence[tuple[str, TrainingCurve, str]]) -> 
             f"{name} from {format_number(float(values[0]))} to {format_number(float(values[-1]))}"
             for name, _, _, (_, values) in drawn
         )
-        return to_svg(figure, f"{title} over training steps: {said}")
+        return finished(figure, f"{title} over training steps: {said}")
 
 
 def _step_label(curves: Sequence[TrainingCurve]) -> str:
@@ -284,10 +379,7 @@ def _values(points: Sequence[TrainingPoint], field: str) -> tuple[np.ndarray, np
 def clean(text: str, length: int = LABEL_LENGTH) -> str:
     """Text from data as one short printable line; accents stay, control and direction marks do not."""
     line = printable(" ".join(unicodedata.normalize("NFC", text).split()))
-    if len(line) > length:
-        line = line[: length - 1] + "…"
-    # matplotlib before 3.10 leaves a label that begins with an underscore out of the legend
-    return "\N{ZERO WIDTH SPACE}" + line if line.startswith("_") else line
+    return line[: length - 1] + "…" if len(line) > length else line
 
 
 @contextmanager
@@ -303,48 +395,17 @@ def drawing(height: float) -> Iterator[Any]:
         yield Figure(figsize=(_WIDTH, height), layout="constrained")
 
 
-def to_svg(figure: Any, label: str) -> str:
-    """The figure as one `<svg>` element for inline use.
-
-    Namespaces, metadata, the global style rule and ids nobody refers to are dropped; the ids left get a prefix
-    from the content so that two plots on a page do not meet.
-    """
+def finished(figure: Any, alt: str) -> Plot:
+    """The figure as a picture."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format="svg", metadata={"Date": None})
-    prefix = "p" + hashlib.sha256(buffer.getvalue() + label.encode()).hexdigest()[:10] + "-"
-    root = ElementTree.fromstring(buffer.getvalue())
-    used: set[str] = set()
-    for parent in root.iter():
-        for child in [c for c in parent if _local(c.tag) in ("metadata", "style")]:
-            parent.remove(child)
-        parent.tag = _local(parent.tag)
-        parent.attrib = {_local(name): value for name, value in parent.attrib.items()}
-        for name, value in parent.attrib.items():
-            used.update(re.findall(r"url\(#([^)]+)\)", value))
-            if name == "href":
-                used.add(value.removeprefix("#"))
-    for element in root.iter():
-        for name, value in list(element.attrib.items()):
-            if name == "id" and value not in used:
-                del element.attrib["id"]
-            elif name == "id":
-                element.attrib["id"] = prefix + value
-            elif name == "href":
-                element.attrib["href"] = "#" + prefix + value.removeprefix("#")
-            else:
-                element.attrib[name] = re.sub(r"url\(#", f"url(#{prefix}", value)
-    view_box = root.attrib["viewBox"]
-    root.attrib = {
-        "xmlns": "http://www.w3.org/2000/svg",
-        "viewBox": view_box,
-        "width": "100%",
-        "role": "img",
-        "aria-label": "".join(c if c.isprintable() else " " for c in label),
-        "style": "stroke-linejoin: round; stroke-linecap: butt",
-    }
-    return ElementTree.tostring(root, encoding="unicode").strip()
+    return Plot(buffer.getvalue().decode("utf-8"), "".join(c if c.isprintable() else " " for c in alt))
 
 
-def _local(name: str) -> str:
-    """A tag or attribute name without its namespace."""
-    return name.rpartition("}")[2]
+def save_plot(plot: Plot, path: Path) -> None:
+    """Write a picture as an SVG file.
+
+    Raises:
+        StorageError: the folder cannot be written.
+    """
+    write_atomically(path, plot.svg)

@@ -7,17 +7,17 @@ drawn again later or elsewhere. Numbers must be finite; a value that is not know
 from __future__ import annotations
 
 from datetime import datetime
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from bixse.results import CalibrationReport, Comparison
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Self
 
-Verdict = Literal["better", "no difference", "worse"]
-"""What the interval of a difference says: above zero, across zero, below zero."""
-Share = Annotated[float, Field(ge=0.0, le=1.0)]
+UnitInterval = Annotated[float, Field(ge=0.0, le=1.0)]
 """A probability, rate or score in [0, 1]."""
 Text = Annotated[str, AfterValidator(lambda text: text.encode("utf-16", "surrogatepass").decode("utf-16", "replace"))]
 """A text; half a surrogate pair, which no file could hold, becomes the replacement character."""
@@ -28,15 +28,7 @@ Count = Annotated[int, Field(ge=0)]
 class _Plain(BaseModel):
     """Frozen, closed to unknown keys, finite numbers only, so that JSON gives back what went in."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-
-def _ordered(what: str, low: float | None, high: float | None) -> None:
-    """Raise ValueError unless both ends of an interval are given in order, or neither."""
-    if (low is None) != (high is None):
-        raise ValueError(f"{what}: got one end of an interval ({low}, {high}); expected both or neither")
-    if low is not None and high is not None and low > high:
-        raise ValueError(f"{what}: got the interval {low} to {high}; expected the low end first")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, revalidate_instances="always")
 
 
 def _unique(what: str, names: Sequence[object]) -> None:
@@ -68,87 +60,6 @@ class SystemScores(_Plain):
     """One line below the label."""
 
 
-class Comparison(_Plain):
-    """The difference system - baseline on one metric, paired by query."""
-
-    system: Text
-    """Name of the system."""
-    baseline: Text
-    """Name of the system it is compared with."""
-    metric: Text
-    """Metric name."""
-    mean: float
-    """Mean difference over the queries, in the metric's unit; above 0 the system is ahead."""
-    low: float
-    """Low end of the interval of the mean difference."""
-    high: float
-    """High end."""
-    p_value: Share | None = None
-    """Two-sided p-value, where a test was made."""
-    verdict: Verdict
-    """What the interval says."""
-    queries: Count
-    """Number of paired queries."""
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        _ordered(f"difference of {self.system!r} and {self.baseline!r}", self.low, self.high)
-        return self
-
-
-class CalibrationBin(_Plain):
-    """Pairs of similar predicted probability."""
-
-    predicted: Share
-    """Mean predicted probability of relevance."""
-    observed: Share
-    """Mean relevance found."""
-    count: Count
-    """Number of pairs."""
-    low: Share | None = None
-    """Low end of the interval of `observed`."""
-    high: Share | None = None
-    """High end."""
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        _ordered("calibration bin", self.low, self.high)
-        return self
-
-
-class Calibration(_Plain):
-    """How far the probabilities of one system can be believed."""
-
-    name: Text
-    """For example "raw" or "calibrated"."""
-    pairs: Count
-    """Number of judged (query, document) pairs."""
-    queries: Count
-    """Number of queries they belong to."""
-    brier: Share
-    """Mean squared error of the probability; lower is better."""
-    brier_low: Share | None = None
-    """Low end of the interval of `brier`."""
-    brier_high: Share | None = None
-    """High end."""
-    ece: Share
-    """Expected calibration error: mean gap between predicted and observed over the bins; lower is better."""
-    ece_low: Share | None = None
-    """Low end of the interval of `ece`."""
-    ece_high: Share | None = None
-    """High end."""
-    constant_brier: Share
-    """Brier score of always answering the mean relevance: a useful probability is below it."""
-    curve: list[CalibrationBin] = Field(default_factory=list)
-    """The bins of the reliability diagram, from low to high prediction."""
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        _ordered(f"Brier score of {self.name!r}", self.brier_low, self.brier_high)
-        _ordered(f"calibration error of {self.name!r}", self.ece_low, self.ece_high)
-        return self
-
-
 class TrainingPoint(_Plain):
     """What was logged at one training step; only the step must be known."""
 
@@ -167,10 +78,10 @@ class TrainingPoint(_Plain):
     learning_rate: Annotated[float, Field(ge=0.0)] | None = None
     """The encoder's learning rate."""
     mean_logit_relevant: float | None = None
-    """Mean logit of the cells with relevance 0.5 and up."""
+    """Mean logit of the entries with relevance 0.5 and up."""
     mean_logit_irrelevant: float | None = None
-    """Mean logit of the other cells."""
-    dev_ndcg: Share | None = None
+    """Mean logit of the other entries."""
+    dev_ndcg: UnitInterval | None = None
     """nDCG@10 on the development queries."""
 
 
@@ -196,9 +107,9 @@ class TrainingCurve(_Plain):
 class MergePoint(_Plain):
     """What one weight between the base and the tuned model reaches."""
 
-    weight: Share
+    weight: UnitInterval
     """0 is the base model, 1 the tuned one."""
-    scores: dict[Text, Share]
+    scores: dict[Text, UnitInterval]
     """Name of a dev or guard collection -> nDCG@10."""
 
 
@@ -207,7 +118,7 @@ class MergeCurve(_Plain):
 
     system: Text
     """Name of the system."""
-    weight: Share
+    weight: UnitInterval
     """The weight that was kept."""
     points: list[MergePoint]
     """By weight, the base model first."""
@@ -250,7 +161,7 @@ class RankedDocument(_Plain):
     """Judged grade, or None when nobody judged the pair."""
     score: float
     """The system's score."""
-    probability: Share | None = None
+    probability: UnitInterval | None = None
     """Probability of relevance, where the system gives one."""
 
 
@@ -273,6 +184,11 @@ class SideBySide(_Plain):
     """Top of the baseline's ranking."""
     system: list[RankedDocument]
     """Top of the system's ranking."""
+
+    @property
+    def baseline_ranks(self) -> dict[str, int]:
+        """Document id -> its rank in the baseline's top."""
+        return {document.document_id: document.rank for document in self.baseline}
 
 
 class ReportData(_Plain):
@@ -305,8 +221,8 @@ class ReportData(_Plain):
     """The metric that decides."""
     confidence: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.95
     """Level of every interval of the report."""
-    calibrations: list[Calibration] = Field(default_factory=list)
-    """One for each set of probabilities, for example raw and calibrated."""
+    calibrations: dict[Text, CalibrationReport] = Field(default_factory=dict)
+    """Name of a set of probabilities, for example "raw" or "calibrated" -> how far they can be believed."""
     training: list[TrainingCurve] = Field(default_factory=list)
     """One for each trained system."""
     merges: list[MergeCurve] = Field(default_factory=list)
@@ -346,7 +262,6 @@ class ReportData(_Plain):
     def _check(self) -> Self:
         _unique("systems", [system.name for system in self.systems])
         _unique("comparisons", [(c.system, c.baseline, c.metric) for c in self.comparisons])
-        _unique("calibrations", [calibration.name for calibration in self.calibrations])
         _unique("training", [curve.system for curve in self.training])
         _unique("per_query", [change.query_id for change in self.per_query])
         known = [system.name for system in self.systems]
@@ -371,3 +286,13 @@ class ReportData(_Plain):
     def label(self, name: str) -> str:
         """Label of a system, or the name itself when it is not listed."""
         return next((system.label for system in self.systems if system.name == name), name)
+
+    @property
+    def baselines(self) -> list[str]:
+        """Names of the baselines the primary metric is compared with, in order of appearance."""
+        return list(dict.fromkeys(c.baseline for c in self.comparisons if c.metric == self.primary_metric))
+
+    def comparison(self, system: str, baseline: str) -> Comparison | None:
+        """The comparison of two systems on the primary metric, or None."""
+        wanted = (system, baseline, self.primary_metric)
+        return next((c for c in self.comparisons if (c.system, c.baseline, c.metric) == wanted), None)

@@ -1,20 +1,22 @@
-"""Aligned tables for the terminal and for Markdown, and how the report writes its numbers."""
+"""Tables for the terminal and for Markdown, and how the report writes its numbers."""
 
 from __future__ import annotations
 
-import unicodedata
 from typing import TYPE_CHECKING
+
+from tabulate import tabulate
 
 from bixse.errors import printable
 from bixse.progress import duration
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
-    from bixse.report.schema import Comparison, ReportData, Verdict
+    from bixse.report.schema import ReportData
+    from bixse.results import Comparison, Verdict
 
 Cell = str | int | float | None
-"""A table cell; numbers are right aligned, None is an empty cell."""
+"""An entry of a table; floats get three decimals, None stays empty."""
 
 VERDICT_WORDS: dict[Verdict, str] = {
     "better": "▲ better",
@@ -50,7 +52,7 @@ def format_difference(value: float, digits: int = 3) -> str:
     return ("+" if value > 0 else "−") + text
 
 
-def format_interval(low: float | None, high: float | None, signed: bool = False) -> str:
+def format_interval(low: float | None, high: float | None, signed: bool = False, digits: int = 3) -> str:
     """An interval, or an empty text when it is not known.
 
     Example:
@@ -60,7 +62,7 @@ def format_interval(low: float | None, high: float | None, signed: bool = False)
     if low is None or high is None:
         return ""
     write = format_difference if signed else format_number
-    return f"[{write(low)}, {write(high)}]"
+    return f"[{write(low, digits)}, {write(high, digits)}]"
 
 
 def format_p_value(value: float | None) -> str:
@@ -86,51 +88,43 @@ def format_seconds(seconds: float | None) -> str:
 def format_table(rows: Sequence[Sequence[Cell]], headers: Sequence[str]) -> str:
     """A plain-text table: texts left aligned, numbers right aligned, columns two blanks apart.
 
-    A column whose cells all begin like a number (sign, digit or dash) counts as numbers, so that ready-made
-    "+0.053" cells align too. Wide characters count as two columns; control characters are replaced, so
-    that no text from data can steer the terminal.
-
-    Raises:
-        ValueError: if a row's length differs from the headers'.
+    A column whose entries all begin like a number (sign, digit or dash) counts as numbers, so that ready-made
+    "+0.053" entries align too. Control characters are replaced, so that no text from data can steer the terminal.
 
     Example:
         >>> print(format_table([["BM25", 0.41], ["tuned", 0.5]], ["system", "ndcg@10"]))
-        system  ndcg@10
-        ------  -------
-        BM25      0.410
-        tuned     0.500
+        system      ndcg@10
+        --------  ---------
+        BM25          0.410
+        tuned         0.500
     """
-    cells = [[_cell_text(cell) for cell in row] for row in _checked(rows, headers)]
-    head = [_printable(header) for header in headers]
-    right = [_is_number_column([row[j] for row in cells]) for j in range(len(head))]
-    widths = [max(_width(text) for text in column) for column in zip(head, *cells, strict=True)]
-
-    def line(texts: Sequence[str]) -> str:
-        return "  ".join(map(_padded, texts, widths, right)).rstrip()
-
-    return "\n".join([line(head), line(["-" * width for width in widths]), *map(line, cells)])
+    return _tabulated(rows, headers, "simple")
 
 
 def format_markdown(rows: Sequence[Sequence[Cell]], headers: Sequence[str]) -> str:
     r"""The same table in Markdown (GitHub's dialect), with Markdown and HTML signs in the data escaped.
 
-    Raises:
-        ValueError: if a row's length differs from the headers'.
-
     Example:
         >>> print(format_markdown([["a|b", 0.41]], ["system", "ndcg@10"]))
-        | system | ndcg@10 |
-        | :-- | --: |
-        | a\|b | 0.410 |
+        | system   |   ndcg@10 |
+        |:---------|----------:|
+        | a\|b     |     0.410 |
     """
-    cells = [[_cell_text(cell) for cell in row] for row in _checked(rows, headers)]
-    rule = ["--:" if _is_number_column([row[j] for row in cells]) else ":--" for j in range(len(headers))]
+    return _tabulated(rows, headers, "pipe", _markdown)
 
-    def line(texts: Sequence[str]) -> str:
-        return "| " + " | ".join(texts) + " |"
 
-    body = [line([_markdown(text) for text in row]) for row in cells]
-    return "\n".join([line([_markdown(_printable(header)) for header in headers]), line(rule), *body])
+def _tabulated(
+    rows: Sequence[Sequence[Cell]], headers: Sequence[str], layout: str, escape: Callable[[str], str] = str
+) -> str:
+    texts = [[_text(entry) for entry in row] for row in rows]
+    columns = zip(*texts, strict=True) if texts else [()] * len(headers)
+    return tabulate(
+        [[escape(text) for text in row] for row in texts],
+        [escape(_text(header)) for header in headers],
+        tablefmt=layout,
+        colalign=["right" if _is_number_column(column) else "left" for column in columns] if texts else None,
+        disable_numparse=True,
+    )
 
 
 def results_text(data: ReportData) -> str:
@@ -143,26 +137,14 @@ def results_markdown(data: ReportData) -> str:
     return format_markdown(*_results(data))
 
 
-def baselines_of(data: ReportData) -> list[str]:
-    """Names of the baselines the primary metric is compared with, in order of appearance."""
-    return list(dict.fromkeys(c.baseline for c in data.comparisons if c.metric == data.primary_metric))
-
-
-def find_comparison(data: ReportData, system: str, baseline: str) -> Comparison | None:
-    """The comparison of two systems on the primary metric, or None."""
-    wanted = (system, baseline, data.primary_metric)
-    return next((c for c in data.comparisons if (c.system, c.baseline, c.metric) == wanted), None)
-
-
 def _results(data: ReportData) -> tuple[list[list[Cell]], list[str]]:
     """Rows and headers of the main table."""
-    baselines = baselines_of(data)
     timed = any(system.seconds is not None for system in data.systems)
-    headers = ["system", *data.metrics, *(f"{data.primary_metric} − {data.label(name)}" for name in baselines)]
+    headers = ["system", *data.metrics, *(f"{data.primary_metric} − {data.label(name)}" for name in data.baselines)]
     rows: list[list[Cell]] = []
     for system in data.systems:
         row: list[Cell] = [system.label, *(format_number(system.metrics.get(metric)) for metric in data.metrics)]
-        row += [_difference_text(find_comparison(data, system.name, baseline)) for baseline in baselines]
+        row += [_difference_text(data.comparison(system.name, baseline)) for baseline in data.baselines]
         rows.append([*row, format_seconds(system.seconds)] if timed else row)
     return rows, [*headers, "time"] if timed else headers
 
@@ -170,36 +152,16 @@ def _results(data: ReportData) -> tuple[list[list[Cell]], list[str]]:
 def _difference_text(comparison: Comparison | None) -> str:
     if comparison is None:
         return "–"
-    interval = format_interval(comparison.low, comparison.high, signed=True)
-    return f"{format_difference(comparison.mean)} {interval} {VERDICT_WORDS[comparison.verdict]}"
+    found = comparison.difference
+    interval = format_interval(found.low, found.high, signed=True)
+    return f"{format_difference(found.mean)} {interval} {VERDICT_WORDS[found.verdict]}"
 
 
-def _checked(rows: Sequence[Sequence[Cell]], headers: Sequence[str]) -> Sequence[Sequence[Cell]]:
-    for number, row in enumerate(rows, start=1):
-        if len(row) != len(headers):
-            raise ValueError(f"row {number}: got {len(row)} cells; expected {len(headers)}, one for each header")
-    return rows
-
-
-def _cell_text(cell: Cell) -> str:
-    if isinstance(cell, float):
-        return format_number(cell)
-    return "" if cell is None else _printable(str(cell))
-
-
-def _printable(text: str) -> str:
+def _text(entry: Cell) -> str:
     """One line without control characters or direction marks."""
-    return printable(" ".join(text.split()))
-
-
-def _width(text: str) -> int:
-    """Columns a terminal needs: 2 for a wide character, 0 for a combining one."""
-    return sum(0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text)
-
-
-def _padded(text: str, width: int, right: bool) -> str:
-    fill = " " * (width - _width(text))
-    return fill + text if right else text + fill
+    if isinstance(entry, float):
+        return format_number(entry)
+    return "" if entry is None else printable(" ".join(str(entry).split()))
 
 
 def _is_number_column(texts: Sequence[str]) -> bool:

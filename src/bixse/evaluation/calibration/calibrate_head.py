@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,12 +10,13 @@ import numpy as np
 from bixse.encoders.head import RelevanceHead, Threshold
 from bixse.errors import InputError
 from bixse.evaluation.calibration.platt import fit_platt
-from bixse.evaluation.calibration.prevalence import weighted_to_prior
-from bixse.evaluation.calibration.reliability import CalibrationReport, calibration_report
-from bixse.evaluation.calibration.thresholds import OperatingPoint, check_precision, threshold_at_precision
+from bixse.evaluation.calibration.prevalence import reweight_to_prevalence
+from bixse.evaluation.calibration.reliability import calibration_report
+from bixse.evaluation.calibration.thresholds import OperatingPoint, threshold_at_precision
+from bixse.results import CalibrationReport  # noqa: TC001 pydantic reads it
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
@@ -58,17 +59,20 @@ def fit_head(
 class HeldOutCheck:
     """How good probabilities are on queries the calibration has not seen."""
 
-    before: CalibrationReport | None
-    """With the head as it was; None for a model without one."""
-    after: CalibrationReport
-    """With the calibration fitted on the other half of the queries, at the prior asked for."""
-    others: Mapping[str, CalibrationReport] = field(default_factory=dict)
-    """Other ways to get probabilities, by name."""
+    reports: dict[str, CalibrationReport]
+    """Name -> figures: "before" with the head as it was (where the model had one), other ways to get probabilities, and
+    "calibrated" last, fitted on the other half of the queries and moved to the prior asked for."""
+
+    @property
+    def calibrated(self) -> CalibrationReport:
+        """With the new calibration."""
+        return self.reports["calibrated"]
 
     @property
     def helps(self) -> bool:
         """Whether the calibrated Brier score is lower than before, or lower than a constant's without a head."""
-        return self.after.brier < (self.before.brier if self.before else self.after.base_rate_brier)
+        before = self.reports.get("before")
+        return self.calibrated.brier < (before.brier if before else self.calibrated.base_rate_brier)
 
 
 def held_out_check(
@@ -103,21 +107,23 @@ def held_out_check(
                 "--seed"
             )
     ids = [query for query, is_held in zip(query_ids, held, strict=True) if is_held]
-    weights, observed = (None, relevance[held]) if prior is None else weighted_to_prior(relevance[held], prior)
+    weights, observed = (None, relevance[held]) if prior is None else reweight_to_prevalence(relevance[held], prior)
 
     def measured(candidate: RelevanceHead) -> CalibrationReport:
         return calibration_report(candidate.probability(cosines[held]), observed, ids, seed=seed, weights=weights)
 
     fitted = fit_head(head, cosines[~held], relevance[~held], "held-out check")
-    others = {}
-    if head is not None and head != head.as_trained():
-        others["as trained"] = measured(head.as_trained())
+    found: dict[str, CalibrationReport] = {}
+    if head is not None:
+        found["before"] = measured(head)
+        if head != head.as_trained():
+            found["as trained"] = measured(head.as_trained())
     if prior is not None:
         if head is not None and head.trained_prior is not None:
-            others[f"as trained, moved to prior {prior:g}"] = measured(head.as_trained().at_prior(prior))
-        others["refitted"] = measured(fitted)
+            found[f"as trained, moved to prior {prior:g}"] = measured(head.as_trained().at_prior(prior))
+        found["refitted"] = measured(fitted)
         fitted = fitted.at_prior(prior)
-    return HeldOutCheck(measured(head) if head else None, measured(fitted), others)
+    return HeldOutCheck({**found, "calibrated": measured(fitted)})
 
 
 def held_out(query_ids: Sequence[str], seed: int) -> NDArray[np.bool_]:
@@ -168,12 +174,6 @@ def choose_thresholds(
     Raises:
         InputError: fewer than 20 queries, no relevant or no irrelevant pair, or arguments out of range.
     """
-    if not 0 < relevant_from <= 1:
-        raise InputError(
-            f"relevant from: got {relevant_from}; expected a relevance above 0 and up to 1; fix: 0.5 is a start"
-        )
-    for precision in precisions:
-        check_precision(precision)
     number = len(set(query_ids))
     if number < FEWEST_QUERIES:
         raise InputError(
@@ -182,7 +182,7 @@ def choose_thresholds(
         )
     held = held_out(query_ids, seed)
     ids = [query for query, is_held in zip(query_ids, held, strict=True) if is_held]
-    weights = weighted_to_prior(relevance[held], prior)[0] if prior is not None else None
+    weights = reweight_to_prevalence(relevance[held], prior)[0] if prior is not None else None
     points = [
         threshold_at_precision(
             head.probability(cosines[held]), relevance[held] >= relevant_from, ids, precision, weights, seed=seed

@@ -12,7 +12,7 @@ from bixse.evaluation.calibration.reliability import checked
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from bixse.evaluation.calibration.reliability import Floats
+    from bixse.evaluation.statistics import Floats
 
 _NEWTON_STEPS = 100
 """Platt scaling takes about ten."""

@@ -1,4 +1,4 @@
-"""Pairs as they will be met: judged pairs weighted to another share of relevant ones."""
+"""Importance weights that give judged pairs another prevalence of relevant ones."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from bixse.errors import InputError
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from bixse.evaluation.calibration.reliability import Floats
+    from bixse.evaluation.statistics import Floats
 
 
-def weighted_to_prior(z: npt.ArrayLike, prior: float) -> tuple[Floats, Floats]:
+def reweight_to_prevalence(z: npt.ArrayLike, prior: float) -> tuple[Floats, Floats]:
     """Weights that give judged pairs another mean relevance, and the relevance each pair then has.
 
     A pair of relevance z stands for a share z of relevant and 1 - z of irrelevant ones. The former count
@@ -34,7 +34,7 @@ def weighted_to_prior(z: npt.ArrayLike, prior: float) -> tuple[Floats, Floats]:
         InputError: a prior out of range, or only relevant or only irrelevant pairs.
 
     Example:
-        >>> weights, relevance = weighted_to_prior([1.0, 0.0], prior=0.1)
+        >>> weights, relevance = reweight_to_prevalence([1.0, 0.0], prior=0.1)
         >>> weights.tolist(), relevance.tolist()
         ([0.2, 1.8], [1.0, 0.0])
     """

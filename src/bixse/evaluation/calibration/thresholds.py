@@ -1,4 +1,4 @@
-"""From which probability on are documents as often relevant as is wanted? Thresholds at a precision, with intervals."""
+"""Probability thresholds for a target precision, with intervals."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from bixse.errors import InputError
-from bixse.evaluation.calibration.reliability import checked, numbered_queries, times_drawn, wilson_interval
-from bixse.evaluation.significance import interval_bounds
+from bixse.evaluation.calibration.reliability import checked
+from bixse.evaluation.statistics import interval_bounds, numbered_queries, resampled_ratios, wilson_interval
+from bixse.results import Interval  # noqa: TC001 pydantic reads it
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import numpy.typing as npt
 
-    from bixse.evaluation.calibration.reliability import Floats, Interval
+    from bixse.evaluation.statistics import Floats
 
 FEWEST_PAIRS = 10
 """Pairs that must reach a threshold for its precision to say anything."""
@@ -66,7 +67,7 @@ def threshold_at_precision(
         relevant: whether each pair is relevant, shape (N,), 0 or 1.
         query_ids: N ids, the query of each pair.
         precision: wanted, above 0 and up to 1.
-        weights: how much each pair counts, see `weighted_to_prior`; None: all alike.
+        weights: how much each pair counts, see `reweight_to_prevalence`; None: all alike.
         fewest: pairs that must reach a threshold, at least 1.
         samples: resamples.
         seed: of the resampling.
@@ -141,12 +142,9 @@ def _interval(
 ) -> Interval:
     """The interval of the precision of the pairs above a threshold."""
     if labels[above].all():
-        return wilson_interval(1.0, len(np.unique(query[above])))
+        trials = len(np.unique(query[above]))
+        return wilson_interval(trials, trials)
     sizes = np.bincount(query[above], weights=counted[above], minlength=number)
     relevant = np.bincount(query[above], weights=(counted * labels)[above], minlength=number)
-    drawn = []
-    for times in times_drawn(number, samples, seed):
-        taken = times @ sizes
-        drawn.append((times @ relevant)[taken > 0] / taken[taken > 0])
-    low, high = np.quantile(np.concatenate(drawn), interval_bounds(0.95))
+    low, high = np.nanquantile(resampled_ratios(relevant, sizes, samples, seed), interval_bounds(0.95))
     return max(0.0, float(low)), min(1.0, float(high))

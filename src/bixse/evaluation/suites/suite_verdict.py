@@ -3,28 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
 from bixse.errors import InputError
-from bixse.evaluation.significance import (
-    Difference,
-    interval_bounds,
-    paired_bootstrap,
-    randomisation_test,
-    resamples,
-    verdict,
-)
+from bixse.evaluation.significance import bootstrap_mean, paired_bootstrap, randomisation_test, sign_flip_test
+from bixse.evaluation.statistics import holm
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping
 
-    import numpy.typing as npt
-
-    from bixse.evaluation.significance import Verdict
+    from bixse.evaluation.statistics import Floats
+    from bixse.results import Difference, Verdict
 
 Values: TypeAlias = "Mapping[str, Mapping[str, float]]"
 """Task -> query id -> value of one metric."""
@@ -42,10 +35,13 @@ class TaskDifference:
     """Mean of a - b over its queries, with interval and p-value of the paired bootstrap."""
     randomisation_p: float
     """p-value of Fisher's randomisation test."""
-    holm_p: float
+    holm_p: float = 1.0
     """That p-value after Holm's correction for all tasks and pairs of the table."""
-    verdict: Verdict
-    """What the interval says, without correction."""
+
+    @property
+    def verdict(self) -> Verdict:
+        """What the interval says, without correction."""
+        return self.difference.verdict
 
 
 @dataclass(frozen=True)
@@ -60,12 +56,15 @@ class SuiteDifference:
     """Mean over tasks of the mean of a - b over queries; the interval resamples queries within tasks."""
     randomisation_p: float
     """p-value of Fisher's randomisation test, a query counting as much as it does in the mean over tasks."""
-    holm_p: float
-    """That p-value after Holm's correction for all pairs of systems."""
-    verdict: Verdict
-    """What the interval says, without correction."""
     tasks: tuple[TaskDifference, ...]
     """Task by task, those with at least two queries."""
+    holm_p: float = 1.0
+    """`randomisation_p` after Holm's correction for all pairs of systems."""
+
+    @property
+    def verdict(self) -> Verdict:
+        """What the interval says, without correction."""
+        return self.difference.verdict
 
 
 def compare_systems(
@@ -96,95 +95,50 @@ def compare_systems(
         >>> round(found.difference.mean, 3), found.randomisation_p, found.verdict
         (0.325, 0.125, 'better')
     """
-    pairs = list(combinations(values, 2))
-    for a, b in pairs:
-        _check_same(a, values[a], b, values[b])
-    single = {
-        (a, b, task): (
-            paired_bootstrap(values[a][task], values[b][task], samples, confidence, seed),
-            randomisation_test(values[a][task], values[b][task], samples, seed),
-        )
-        for a, b in pairs
-        for task in values[a]
-        if len(values[a][task]) >= FEWEST_QUERIES
-    }
-    whole = {
-        (a, b): (
-            mean_over_tasks(values[a], values[b], group_of, samples, confidence, seed),
-            _randomisation_over_tasks(values[a], values[b], group_of, samples, seed),
-        )
-        for a, b in pairs
-    }
-    single_holm = dict(zip(single, holm([p for _, p in single.values()]), strict=True))
-    whole_holm = dict(zip(whole, holm([p for _, p in whole.values()]), strict=True))
+    found = [
+        _compare(a, b, values[a], values[b], group_of, samples, confidence, seed) for a, b in combinations(values, 2)
+    ]
+    whole = holm([pair.randomisation_p for pair in found])
+    by_task = iter(holm([task.randomisation_p for pair in found for task in pair.tasks]))
     return [
-        SuiteDifference(
-            a,
-            b,
-            difference,
-            p_value,
-            whole_holm[a, b],
-            verdict(difference),
-            tuple(
-                TaskDifference(task, single[a, b, task][0], single[a, b, task][1], single_holm[a, b, task],
-                               verdict(single[a, b, task][0]))
-                for task in values[a]
-                if (a, b, task) in single
-            ),
-        )
-        for (a, b), (difference, p_value) in whole.items()
-    ]  # fmt: skip
+        replace(pair, holm_p=p_value, tasks=tuple(replace(task, holm_p=next(by_task)) for task in pair.tasks))
+        for pair, p_value in zip(found, whole, strict=True)
+    ]
 
 
-def mean_over_tasks(
-    a: Values,
-    b: Values,
-    group_of: Mapping[str, str] | None = None,
-    samples: int = 10_000,
-    confidence: float = 0.95,
-    seed: int = 0,
-) -> Difference:
-    """The mean over tasks of the difference a - b, with a percentile interval that resamples queries within each task.
-
-    Arguments are those of `compare_systems`.
-
-    Raises:
-        InputError: tasks or queries differ, or the confidence is out of range.
-    """
-    low, high = interval_bounds(confidence)
-    weights = _weights(a, group_of)
-    means = np.zeros(samples)
-    centre = 0.0
-    for number, task in enumerate(sorted(a)):
-        differences = _differences(a[task], b[task])
-        drawn = resamples(len(differences), samples, seed + number)
-        means += np.concatenate([differences[block].mean(axis=1) for block in drawn]) * weights[task]
-        centre += float(differences.mean()) * weights[task]
-    tail = min(int((means <= 0).sum()), int((means >= 0).sum()))
-    ends = np.quantile(means, [low, high])
-    return Difference(
-        mean=centre,
-        low=float(ends[0]),
-        high=float(ends[1]),
-        p_value=min(1.0, 2 * (tail + 1) / (samples + 1)),
-        queries=sum(map(len, a.values())),
-        confidence=confidence,
+def _compare(
+    a: str,
+    b: str,
+    first: Values,
+    second: Values,
+    group_of: Mapping[str, str] | None,
+    samples: int,
+    confidence: float,
+    seed: int,
+) -> SuiteDifference:
+    """One pair of systems, its p-values not yet corrected."""
+    _check_same(a, first, b, second)
+    weights = _weights(first, group_of)
+    differences = {task: _differences(first[task], second[task]) for task in sorted(first)}
+    total = sum(map(len, differences.values()))
+    if total < FEWEST_QUERIES:
+        raise InputError(f"systems {a!r} and {b!r}: got {total} query; expected at least 2; fix: evaluate on more")
+    as_counted = [found * (total * weights[task] / len(found)) for task, found in differences.items()]
+    return SuiteDifference(
+        a,
+        b,
+        bootstrap_mean(list(differences.values()), [weights[task] for task in differences], samples, confidence, seed),
+        sign_flip_test(np.concatenate(as_counted), samples, seed),
+        tuple(
+            TaskDifference(
+                task,
+                paired_bootstrap(first[task], second[task], samples, confidence, seed),
+                randomisation_test(first[task], second[task], samples, seed),
+            )
+            for task in first
+            if len(first[task]) >= FEWEST_QUERIES
+        ),
     )
-
-
-def holm(p_values: Sequence[float]) -> list[float]:
-    """p-values corrected for their number (Holm 1979): the chance of one false finding among all stays below each.
-
-    Example:
-        >>> holm([0.01, 0.04, 0.03])
-        [0.03, 0.06, 0.06]
-    """
-    corrected = [0.0] * len(p_values)
-    highest = 0.0
-    for rank, place in enumerate(sorted(range(len(p_values)), key=lambda place: p_values[place])):
-        highest = max(highest, min(1.0, (len(p_values) - rank) * p_values[place]))
-        corrected[place] = highest
-    return corrected
 
 
 def _weights(tasks: Iterable[str], group_of: Mapping[str, str] | None) -> dict[str, float]:
@@ -194,20 +148,7 @@ def _weights(tasks: Iterable[str], group_of: Mapping[str, str] | None) -> dict[s
     return {task: 1 / (len(sizes) * sizes[group[task]]) for task in group}
 
 
-def _randomisation_over_tasks(
-    a: Values, b: Values, group_of: Mapping[str, str] | None, samples: int, seed: int
-) -> float:
-    """The randomisation test on differences weighted as they count in the mean over tasks."""
-    total, weights = sum(map(len, a.values())), _weights(a, group_of)
-    weighted = {
-        f"{task} {query_id}": (a[task][query_id] - b[task][query_id]) * total * weights[task] / len(a[task])
-        for task in a
-        for query_id in a[task]
-    }
-    return randomisation_test(weighted, dict.fromkeys(weighted, 0.0), samples, seed)
-
-
-def _differences(a: Mapping[str, float], b: Mapping[str, float]) -> npt.NDArray[np.float64]:
+def _differences(a: Mapping[str, float], b: Mapping[str, float]) -> Floats:
     return np.array([a[query_id] - b[query_id] for query_id in sorted(a)], dtype=np.float64)
 
 

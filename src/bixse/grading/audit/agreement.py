@@ -13,62 +13,42 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+from scipy.sparse import coo_matrix
 
-from bixse.errors import InputError
-from bixse.evaluation.significance import interval_bounds, resamples
+from bixse.evaluation.statistics import Floats, numbered_queries, percentile_estimate, query_draws, quotient
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-Floats: TypeAlias = npt.NDArray[np.float64]
+    from bixse.results import IntervalEstimate
+
 Measure: TypeAlias = Callable[[Floats], Floats]
 """From tables of counts, shape (..., rows, columns), to one value each; NaN where it is not defined."""
-_BLOCK_CELLS = 1 << 22
-"""Cells of resampled tables held at once: bounds memory to some 100 MB."""
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """A value with its 95 % interval over queries; None where it is not defined."""
-
-    value: float | None
-    """The value over all pairs."""
-    low: float | None = None
-    """Lower end of the interval."""
-    high: float | None = None
-    """Upper end."""
-
-    @property
-    def side(self) -> Literal["above", "below", "across"]:
-        """Where the whole interval lies from 0; "across" also where there is none."""
-        if self.low is not None and self.low > 0:
-            return "above"
-        return "below" if self.high is not None and self.high < 0 else "across"
+_BLOCK_SIZE = 1 << 22
+"""Counts of resampled tables held at once: bounds memory to some 100 MB."""
 
 
 @dataclass(frozen=True)
 class CountsByQuery:
-    """One table of counts a query."""
+    """One table of counts per query."""
 
-    cells: Any
+    counts: Any
     """(Q queries, rows * columns) counts, a scipy.sparse matrix."""
-    rows: int
-    """Human grades told apart."""
-    columns: int
-    """Judge's grades told apart."""
+    shape: tuple[int, int]
+    """Human grades and judge's grades told apart."""
 
     @property
     def total(self) -> Floats:
-        """The table over all queries, shape (rows, columns)."""
-        table: Floats = np.asarray(self.cells.sum(axis=0), dtype=np.float64).reshape(self.rows, self.columns)
+        """The table over all queries."""
+        table: Floats = np.asarray(self.counts.sum(axis=0), dtype=np.float64).reshape(self.shape)
         return table
 
     def resampled(self, samples: int, seed: int) -> Iterator[Floats]:
         """Tables of resampled queries in blocks of shape (S, rows, columns), `samples` tables in all."""
-        block = max(1, _BLOCK_CELLS // (self.rows * self.columns))
-        for times in query_draws(self.cells.shape[0], samples, seed):
+        block = max(1, _BLOCK_SIZE // (self.shape[0] * self.shape[1]))
+        for times in query_draws(self.counts.shape[0], samples, seed):
             for start in range(0, len(times), block):
-                yield np.asarray(times[start : start + block] @ self.cells).reshape(-1, self.rows, self.columns)
+                yield np.asarray(times[start : start + block] @ self.counts).reshape(-1, *self.shape)
 
 
 def counts_by_query(human: Floats, judged: Floats, query_ids: Sequence[str], levels: Floats | None) -> CountsByQuery:
@@ -81,25 +61,24 @@ def counts_by_query(human: Floats, judged: Floats, query_ids: Sequence[str], lev
         levels: rising grades; every grade counts as the nearest one (a half as the higher), which makes the table
             square. None: every distinct grade has its own row or column.
 
+    Raises:
+        InputError: fewer than 2 queries.
+
     Example:
         >>> counts = counts_by_query(np.array([0.0, 3.0, 3.0]), np.array([0.2, 2.5, 1.0]), ["q1", "q1", "q2"],
         ...                          np.arange(4.0))
         >>> counts.total[3].tolist()
         [0.0, 1.0, 0.0, 1.0]
     """
-    from scipy.sparse import coo_matrix  # type: ignore[import-untyped,unused-ignore]
-
     if levels is None:
-        (row_values, row), (column_values, column) = (
-            np.unique(grades, return_inverse=True) for grades in (human, judged)
-        )
-        rows, columns = len(row_values), len(column_values)
+        row, column = (np.unique(grades, return_inverse=True)[1] for grades in (human, judged))
+        rows, columns = int(row.max()) + 1, int(column.max()) + 1
     else:
         row, column = nearest_level(human, levels), nearest_level(judged, levels)
         rows = columns = len(levels)
-    names, query = np.unique(np.asarray(query_ids, dtype=str), return_inverse=True)
-    cells = coo_matrix((np.ones(len(row)), (query, row * columns + column)), shape=(len(names), rows * columns))
-    return CountsByQuery(cells.tocsr(), rows, columns)
+    query, queries = numbered_queries(query_ids, len(human))
+    counts = coo_matrix((np.ones(len(row)), (query, row * columns + column)), shape=(queries, rows * columns))
+    return CountsByQuery(counts.tocsr(), (rows, columns))
 
 
 def nearest_level(grades: Floats, levels: Floats) -> npt.NDArray[np.int64]:
@@ -118,7 +97,7 @@ def agreement_within(steps: int) -> Measure:
     def measure(tables: Floats) -> Floats:
         apart = _levels_apart(tables)
         chosen = apart >= 2 if steps < 0 else apart == steps
-        return _quotient((tables * chosen).sum(axis=(-2, -1)), tables.sum(axis=(-2, -1)))
+        return quotient((tables * chosen).sum(axis=(-2, -1)), tables.sum(axis=(-2, -1)))
 
     return measure
 
@@ -140,7 +119,7 @@ def cohen_kappa(weights: Literal["none", "linear", "quadratic"] = "none") -> Mea
         weight = {"none": (apart > 0).astype(np.float64), "linear": apart, "quadratic": apart**2}[weights]
         total = tables.sum(axis=(-2, -1))
         expected = tables.sum(axis=-1)[..., :, None] * tables.sum(axis=-2)[..., None, :]
-        return 1 - _quotient((tables * weight).sum(axis=(-2, -1)) * total, (expected * weight).sum(axis=(-2, -1)))
+        return 1 - quotient((tables * weight).sum(axis=(-2, -1)) * total, (expected * weight).sum(axis=(-2, -1)))
 
     return measure
 
@@ -171,7 +150,7 @@ def krippendorff_alpha(tables: Floats) -> Floats:
     distance = (middle[..., :, None] - middle[..., None, :]) ** 2
     observed = (coincidences * distance).sum(axis=(-2, -1))
     expected = (used[..., :, None] * used[..., None, :] * distance).sum(axis=(-2, -1))
-    return 1 - _quotient((used.sum(axis=-1) - 1) * observed, expected)
+    return 1 - quotient((used.sum(axis=-1) - 1) * observed, expected)
 
 
 def spearman(tables: Floats) -> Floats:
@@ -180,7 +159,7 @@ def spearman(tables: Floats) -> Floats:
     row_ranks, column_ranks = (_centred_ranks(margin) for margin in (rows, columns))
     together = (row_ranks * (tables * column_ranks[..., None, :]).sum(axis=-1)).sum(axis=-1)
     spread = (rows * row_ranks**2).sum(axis=-1) * (columns * column_ranks**2).sum(axis=-1)
-    return _quotient(together, np.sqrt(spread))
+    return quotient(together, np.sqrt(spread))
 
 
 def kendall_tau_b(tables: Floats) -> Floats:
@@ -191,14 +170,7 @@ def kendall_tau_b(tables: Floats) -> Floats:
     everything = _pairs_of(tables.sum(axis=(-2, -1)))
     tied_rows, tied_columns = (_pairs_of(tables.sum(axis=axis)).sum(axis=-1) for axis in (-1, -2))
     decided = everything - tied_rows - tied_columns + _pairs_of(tables).sum(axis=(-2, -1))
-    return _quotient(2 * concordant - decided, np.sqrt((everything - tied_rows) * (everything - tied_columns)))
-
-
-def query_draws(queries: int, samples: int, seed: int) -> Iterator[Floats]:
-    """How often each query is drawn, in blocks of shape (S, Q): the resamples of `evaluation.significance`."""
-    for drawn in resamples(queries, samples, seed):
-        cells = drawn + np.arange(len(drawn))[:, None] * queries
-        yield np.bincount(cells.ravel(), minlength=drawn.size).reshape(drawn.shape).astype(np.float64)
+    return quotient(2 * concordant - decided, np.sqrt((everything - tied_rows) * (everything - tied_columns)))
 
 
 def draws(counts: CountsByQuery, measures: Mapping[str, Measure], samples: int, seed: int) -> dict[str, Floats]:
@@ -210,7 +182,9 @@ def draws(counts: CountsByQuery, measures: Mapping[str, Measure], samples: int, 
     return {name: np.concatenate(values) for name, values in found.items()}
 
 
-def estimates(counts: CountsByQuery, measures: Mapping[str, Measure], samples: int, seed: int) -> dict[str, Estimate]:
+def estimates(
+    counts: CountsByQuery, measures: Mapping[str, Measure], samples: int, seed: int
+) -> dict[str, IntervalEstimate]:
     """Each measure with its interval.
 
     Example:
@@ -220,33 +194,7 @@ def estimates(counts: CountsByQuery, measures: Mapping[str, Measure], samples: i
         0.5
     """
     drawn = draws(counts, measures, samples, seed)
-    return {name: estimate_of(float(measure(counts.total)), drawn[name]) for name, measure in measures.items()}
-
-
-def mean_estimate(values: Floats, query_ids: Sequence[str], samples: int, seed: int) -> Estimate:
-    """The mean over pairs with its interval over queries, which bring all their pairs (cluster bootstrap).
-
-    Raises:
-        InputError: fewer than 2 queries.
-    """
-    names, query = np.unique(np.asarray(query_ids, dtype=str), return_inverse=True)
-    if len(names) < 2:
-        raise InputError(
-            f"audit: got pairs of {len(names)} queries; expected at least 2 for an interval; "
-            "fix: label documents of more queries (some 50 or more)"
-        )
-    sums, sizes = np.bincount(query, weights=values), np.bincount(query)
-    drawn = np.concatenate([times @ sums / (times @ sizes) for times in query_draws(len(names), samples, seed)])
-    return estimate_of(float(values.mean()), drawn)
-
-
-def estimate_of(value: float, drawn: Floats) -> Estimate:
-    """A value with the percentile interval of its draws (95 %); draws where it is not defined are left out."""
-    defined = drawn[np.isfinite(drawn)]
-    if not np.isfinite(value) or not defined.size:
-        return Estimate(None)
-    low, high = np.quantile(defined, interval_bounds(0.95))
-    return Estimate(value, float(low), float(high))
+    return {name: percentile_estimate(float(measure(counts.total)), drawn[name]) for name, measure in measures.items()}
 
 
 def _levels_apart(tables: Floats) -> Floats:
@@ -262,10 +210,3 @@ def _centred_ranks(margin: Floats) -> Floats:
 
 def _pairs_of(counts: Floats) -> Floats:
     return counts * (counts - 1) / 2
-
-
-def _quotient(above: Floats, below: Floats) -> Floats:
-    """A quotient, NaN where it is not defined."""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        quotient: Floats = np.where(below > 0, above / below, np.nan)
-    return quotient

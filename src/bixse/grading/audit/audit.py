@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import TYPE_CHECKING
 
@@ -11,16 +11,9 @@ import numpy as np
 
 from bixse.errors import InputError
 from bixse.evaluation.calibration.reliability import calibration_report, reliability_curve
+from bixse.evaluation.statistics import check_samples, mean_estimate, numbered_queries, percentile_estimate
 from bixse.grading.audit import agreement
-from bixse.grading.audit.agreement import (
-    Estimate,
-    Floats,
-    counts_by_query,
-    draws,
-    estimate_of,
-    estimates,
-    mean_estimate,
-)
+from bixse.grading.audit.agreement import counts_by_query, draws, estimates
 from bixse.grading.audit.audit_report import (
     AuditReport,
     Disagreement,
@@ -36,8 +29,10 @@ from bixse.grading.audit.system_ranking import rank_systems
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from bixse.evaluation.statistics import Floats
     from bixse.grading.audit.labels import Labels, Pair
     from bixse.relevance import Run
+    from bixse.results import IntervalEstimate
 
 MOST_LEVELS = 21
 """More distinct grades than this are no ordinal scale."""
@@ -81,8 +76,7 @@ def audit(
     names = [judge.name for judge in judges]
     if not names or len(set(names)) < len(names):
         raise InputError(f"audit: got the judges {names}; expected names of their own; fix: name each file once")
-    if samples < 1:
-        raise InputError(f"samples: got {samples}; expected at least 1; fix: use 1000")
+    check_samples(samples)
     levels = grade_levels(human)
     relevant_from = first_relevant(levels, relevant_from)
     joined = [_Joined.of(judge, human, levels, relevant_from) for judge in judges]
@@ -187,16 +181,8 @@ class _Joined:
     def only(self, chosen: set[Pair]) -> _Joined:
         """The same on some of the pairs."""
         kept = np.array([pair in chosen for pair in self.pairs])
-        return _Joined(
-            self.judge,
-            [pair for pair in self.pairs if pair in chosen],
-            self.human[kept],
-            self.judged[kept],
-            self.relevance[kept],
-            self.relevant[kept],
-            self.levels,
-            self.first,
-        )
+        arrays = {name: getattr(self, name)[kept] for name in ("human", "judged", "relevance", "relevant")}
+        return replace(self, pairs=[pair for pair in self.pairs if pair in chosen], **arrays)
 
 
 def _on(human: Labels, judge: Labels, grade: float) -> float:
@@ -241,7 +227,7 @@ def _audit_one(pairs: _Joined, human: Labels, runs: Mapping[str, Run] | None, sa
     )
 
 
-def _measures(pairs: _Joined, samples: int, seed: int) -> dict[str, Estimate]:
+def _measures(pairs: _Joined, samples: int, seed: int) -> dict[str, IntervalEstimate]:
     square = counts_by_query(pairs.human, pairs.judged, pairs.query_ids, pairs.levels)
     every = counts_by_query(pairs.human, pairs.judged, pairs.query_ids, None)
     of_levels = {
@@ -269,14 +255,14 @@ def _mean_relevance(pairs: _Joined, index: int) -> MeanRelevance:
 
 
 def _by_query(pairs: _Joined) -> tuple[QueryDisagreement, ...]:
-    names, query = np.unique(np.array(pairs.query_ids, dtype=str), return_inverse=True)
+    query, _ = numbered_queries(pairs.query_ids, len(pairs.pairs))
     same = agreement.nearest_level(pairs.judged, pairs.levels) == agreement.nearest_level(pairs.human, pairs.levels)
     difference = pairs.judged - pairs.human
     sizes = np.bincount(query)
     means = [np.bincount(query, weights=values) / sizes for values in (same, np.abs(difference), difference)]
     found = [
-        QueryDisagreement(str(name), int(size), *map(float, values))
-        for name, size, *values in zip(names, sizes, *means, strict=True)
+        QueryDisagreement(name, int(size), *map(float, values))
+        for name, size, *values in zip(sorted(set(pairs.query_ids)), sizes, *means, strict=True)
     ]
     return tuple(sorted(found, key=lambda row: (-row.apart, row.query_id)))
 
@@ -296,9 +282,9 @@ def _worst_pairs(pairs: _Joined) -> tuple[Disagreement, ...]:
 
 
 def _self_agreement(judge: Labels, human: Labels, levels: Floats, samples: int, seed: int) -> SelfAgreement | None:
-    """The judge against itself over every pair asked twice, human-labelled or not; None without such pairs."""
+    """The judge against itself over every pair asked twice, human-labelled or not; None for fewer than 2 queries."""
     twice = sorted(judge.grades.keys() & judge.again.keys())
-    if not twice:
+    if len({query for query, _ in twice}) < 2:
         return None
     first, second = (
         np.array([_on(human, judge, side[pair]) for pair in twice], dtype=np.float64)
@@ -320,7 +306,9 @@ def _differences(one: _Joined, other: _Joined, samples: int, seed: int) -> list[
     counts = [counts_by_query(side.human, side.judged, side.query_ids, side.levels) for side in sides]
     drawn = [draws(side, measures, samples, seed) for side in counts]
     found = {
-        name: estimate_of(float(measure(counts[0].total) - measure(counts[1].total)), drawn[0][name] - drawn[1][name])
+        name: percentile_estimate(
+            float(measure(counts[0].total) - measure(counts[1].total)), drawn[0][name] - drawn[1][name]
+        )
         for name, measure in measures.items()
     }
     errors = [(side.relevance - side.relevant) ** 2 for side in sides]

@@ -1,18 +1,19 @@
-"""What an audit of judges found: plain figures, for JSON, the terminal and the page."""
+"""What an audit of judges found: figures for JSON, the terminal and the page."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from bixse.evaluation.calibration.reliability import CalibrationReport
-    from bixse.grading.audit.agreement import Estimate
     from bixse.grading.audit.labels import ImpossibleLabel
     from bixse.grading.audit.system_ranking import SystemRanking
+    from bixse.results import CalibrationReport, IntervalEstimate
 
+FEW_QUERIES = 30
+"""Below about this many queries intervals by resampling are somewhat too narrow."""
 MEASURES = {
     "exact": "same grade",
     "one_off": "one level apart",
@@ -83,8 +84,8 @@ class SelfAgreement:
     """The judge against itself on pairs asked twice."""
 
     pairs: int
-    exact: Estimate
-    kappa: Estimate
+    exact: IntervalEstimate
+    kappa: IntervalEstimate
     relevance_apart: float
     """Mean absolute difference of both relevances."""
 
@@ -110,7 +111,7 @@ class JudgeAudit:
     """Labels off the judge's scale."""
     mapped: int
     """Pairs whose relevance is not their grade's place on the judge's scale."""
-    measures: Mapping[str, Estimate]
+    measures: Mapping[str, IntervalEstimate]
     """`MEASURES` with intervals over queries; an expected grade counts as the nearest, but not for rho and tau."""
     confusion: tuple[tuple[int, ...], ...]
     """Pairs by human grade (rows) and judge's grade (columns)."""
@@ -118,7 +119,7 @@ class JudgeAudit:
     by_human_grade: tuple[MeanRelevance, ...]
     calibration: CalibrationReport
     """The judge's relevance as a probability of human relevance."""
-    against_constant: Estimate
+    against_constant: IntervalEstimate
     """Its Brier score less that of always answering the mean, paired by query; below 0 the grades say something."""
     worst_queries: tuple[QueryDisagreement, ...]
     """Every query, from the largest disagreement down."""
@@ -136,7 +137,7 @@ class JudgeDifference:
     second: str
     measure: str
     pairs: int
-    difference: Estimate
+    difference: IntervalEstimate
 
     @property
     def shown(self) -> bool:
@@ -167,6 +168,43 @@ class AuditReport:
         """Every label off its scale, on both sides."""
         return (*self.human_impossible, *(label for judge in self.judges for label in judge.impossible))
 
-    def to_plain(self) -> dict[str, Any]:
-        """The report as plain JSON values."""
-        return {**asdict(self), "measure_names": MEASURES, "compared_names": COMPARED}
+    def figures(self) -> dict[str, dict[str, float | int | None]]:
+        """Each judge's main figures."""
+        return {
+            judge.name: {
+                "pairs": judge.pairs,
+                **{measure: estimate.value for measure, estimate in judge.measures.items()},
+                "brier": judge.calibration.brier,
+                "brier_constant": judge.calibration.base_rate_brier,
+                "ece": judge.calibration.ece,
+                "impossible_labels": len(judge.impossible),
+            }
+            for judge in self.judges
+        }
+
+    def shown_differences(self) -> dict[str, tuple[int, int]]:
+        """Name of a measure -> how many differences of two judges are shown, and how many there are."""
+        found = {
+            name: [row.shown for row in self.differences if row.measure == measure]
+            for measure, name in COMPARED.items()
+        }
+        return {name: (sum(shown), len(shown)) for name, shown in found.items() if shown}
+
+    def warnings(self) -> list[str]:
+        """What a reader must know."""
+        found = []
+        if self.impossible:
+            found.append(
+                f"impossible labels off the scale: {len(self.impossible)}; listed with file and row, left out of "
+                "every measure, never clipped"
+            )
+        found += [
+            f"{judge.name}: the relevance of {judge.mapped} pairs is not its grade's place on the judge's scale: a "
+            "mapped file, or another scale than stated (--judge-scale); kappa reads the grade, Brier the relevance"
+            for judge in self.judges
+            if judge.mapped
+        ]
+        fewest = min(judge.queries for judge in self.judges)
+        if fewest < FEW_QUERIES:
+            found.append(f"{fewest} queries only: the intervals are somewhat too narrow")
+        return found

@@ -14,13 +14,16 @@ from bixse.data.io.files import read_text, write_atomically
 from bixse.errors import InputError, shorten
 from bixse.evaluation.calibration.platt import fit_platt
 from bixse.evaluation.calibration.reliability import brier, expected_calibration_error
-from bixse.grading.audit.agreement import Estimate, Floats, mean_estimate
+from bixse.evaluation.statistics import mean_estimate
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
     import numpy.typing as npt
+
+    from bixse.evaluation.statistics import Floats
+    from bixse.results import IntervalEstimate
 
 MAP_FILE = "map.json"
 """Name of a map in its folder."""
@@ -137,7 +140,7 @@ class HeldOutFigures:
     """Of the mapped relevance."""
     brier_constant: float
     """Of always answering the mean of the other folds."""
-    change: Estimate
+    change: IntervalEstimate
     """brier_after - brier_before with its interval over queries; below 0 the map helps."""
     ece_before: float
     ece_after: float

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from bixse.errors import InputError
 from bixse.evaluation.metrics import evaluate_run
-from bixse.grading.audit.agreement import Estimate, Floats, estimate_of, query_draws
+from bixse.evaluation.statistics import percentile_estimate, query_draws, quotient
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from bixse.evaluation.statistics import Floats
     from bixse.grading.audit.labels import Pair
     from bixse.relevance import Run
+    from bixse.results import IntervalEstimate
 
 METRIC = "ndcg@10"
 """What systems are ranked by."""
@@ -38,7 +40,7 @@ class SystemRanking:
 
     systems: tuple[SystemScore, ...]
     """Best first by human labels."""
-    tau: Estimate
+    tau: IntervalEstimate
     """Kendall's tau-b of the two rankings."""
     tau_ap: float
     """Yilmaz, Aslam and Robertson's tau: mistakes at the top weigh more (2008, doi:10.1145/1390334.1390435)."""
@@ -83,7 +85,7 @@ def rank_systems(
     order = sorted(range(len(names)), key=lambda i: (-human_scores[i], names[i]))
     return SystemRanking(
         systems=tuple(SystemScore(names[i], float(human_scores[i]), float(judge_scores[i])) for i in order),
-        tau=estimate_of(float(_tau_b(human_scores, judge_scores)), np.concatenate(drawn)),
+        tau=percentile_estimate(float(_tau_b(human_scores, judge_scores)), np.concatenate(drawn)),
         tau_ap=tau_ap(human_scores.tolist(), judge_scores.tolist()),
         queries=len(queries),
     )
@@ -119,11 +121,10 @@ def _scores(qrels: Mapping[str, Mapping[str, float]], run: Run, queries: Sequenc
     return [values[query] for query in queries]
 
 
-def _tau_b(first: Floats, second: Floats) -> Any:
+def _tau_b(first: Floats, second: Floats) -> Floats:
     """Kendall's tau-b of two sets of scores over the last axis."""
     higher, lower = np.triu_indices(first.shape[-1], k=1)
     signs = [np.sign((values[..., higher] - values[..., lower]).round(12)) for values in (first, second)]
-    together = (signs[0] * signs[1]).sum(axis=-1)
+    agreeing = (signs[0] * signs[1]).sum(axis=-1)
     decided = np.abs(signs[0]).sum(axis=-1) * np.abs(signs[1]).sum(axis=-1)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return np.where(decided > 0, together / np.sqrt(decided), np.nan)
+    return quotient(agreeing, np.sqrt(decided))

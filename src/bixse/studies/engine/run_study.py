@@ -17,9 +17,9 @@ from bixse.studies.engine.inputs import input_hashes, prepare_inputs
 from bixse.studies.engine.parallel import run_cells, visible_devices
 from bixse.studies.engine.study import chosen_values, find_study
 from bixse.studies.engine.study_config import OWNED, train_config
-from bixse.studies.findings.card import write_cards
 from bixse.studies.findings.contrasts import key_of
-from bixse.studies.findings.outcome import StudyOutcome, outcome_of, write_outcome
+from bixse.studies.findings.outcome import StudyOutcome, outcome_of
+from bixse.studies.findings.write import write_cards, write_outcome
 from bixse.studies.paper.rankers import has_seeds
 from bixse.training.recipe import alone_in
 
@@ -88,7 +88,7 @@ def run_study(
             from bixse.studies.engine.study_config import load_study_config
 
             result = run_study("losses", load_study_config("losses", "smoke", None), Path("runs/losses"))
-            print(result.outcome.markdown())
+            print(result.outcome.verdict())
     """
     study = find_study(name)
     values = chosen_values(study, config)

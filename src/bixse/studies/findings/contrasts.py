@@ -1,4 +1,4 @@
-"""Contrasts of a study's cells: weighted differences with intervals over training seeds and queries together."""
+"""Contrasts of a study's arms: weighted differences with intervals over training seeds and queries together."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import numpy as np
 
 from bixse.errors import InputError
-from bixse.evaluation.significance import Difference, interval_bounds
+from bixse.evaluation.statistics import interval_bounds
+from bixse.results import Difference
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -17,20 +18,20 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 Labels: TypeAlias = "Mapping[str, str | float]"
-"""What distinguishes the cells of a study: label -> value."""
+"""What distinguishes the arms of a study: label -> value."""
 PerSeed: TypeAlias = "Mapping[int, Mapping[str, float]]"
 """Seed -> `collection/query` -> value of the metric."""
 LEVEL = 0.05
 """Chance of a false finding among all claims of a study."""
 FEWEST_SEEDS = 3
-"""Seeds of trained cells below which nothing is said of a claim: intervals from two cover too little."""
-Finding: TypeAlias = Literal["reproduced", "not shown", "contradicted"]
+"""Seeds of trained arms below which nothing is said of a claim: intervals from two cover too little."""
+ClaimVerdict: TypeAlias = Literal["reproduced", "not shown", "contradicted", "no figures"]
 """What a contrast says of a claim that it is above 0."""
 
 
 @dataclass(frozen=True)
 class Contrast:
-    """A weighted sum of cells that a claim says is above 0.
+    """A weighted sum of arms that a claim says is above 0.
 
     Example:
         >>> contrast = Contrast("BiXSE above InfoNCE", (({"loss": "bixse"}, 1.0), ({"loss": "infonce"}, -1.0)))
@@ -41,25 +42,24 @@ class Contrast:
     claim: str
     """What is claimed, in words; true when the sum is above 0."""
     terms: tuple[tuple[Labels, float], ...]
-    """Cells by their labels, each with its weight."""
+    """Arms by their labels, each with its weight."""
 
 
 @dataclass(frozen=True)
-class Found:
+class ClaimResult:
     """A contrast with its figures."""
 
     claim: str
     """As in `Contrast`."""
     difference: Difference | None
-    """The weighted sum with its interval; None where a cell has no figures."""
+    """The weighted sum with its interval; None where an arm has no figures."""
     seeds: int
-    """Training seeds that all its trained cells share; 0: none of its cells is trained."""
-
+    """Training seeds that all its trained arms share; 0: none of its arms is trained."""
     adjusted: float | None = None
     """Holm's p-value among all claims of a study; None: the difference's own."""
 
     @property
-    def finding(self) -> Finding | Literal["no figures"]:
+    def finding(self) -> ClaimVerdict:
         """What the figures say of the claim, at 5 % over all claims of the study together."""
         if self.difference is None:
             return "no figures"
@@ -71,7 +71,7 @@ class Found:
 
 
 def above(claim: str, first: Labels, second: Labels) -> Contrast:
-    """The claim that one cell is above another.
+    """The claim that one arm is above another.
 
     Example:
         >>> above("bixse above infonce", {"loss": "bixse"}, {"loss": "infonce"}).terms[1]
@@ -85,7 +85,7 @@ def bixse_above_others(losses: Sequence[str], label: str, values: Sequence[float
 
     Args:
         losses: the losses of the study.
-        label: what else distinguishes its cells.
+        label: what else distinguishes its arms.
         values: values of it.
         words: how a claim names a value, with {} in its place.
 
@@ -113,45 +113,45 @@ def key_of(labels: Labels) -> tuple[tuple[str, str | float], ...]:
     return tuple(sorted(labels.items()))
 
 
-def measure(contrast: Contrast, cells: Mapping[Any, PerSeed], seedless: Collection[Any] = ()) -> Found:
+def measure(contrast: Contrast, arms: Mapping[Any, PerSeed], seedless: Collection[Any] = ()) -> ClaimResult:
     """A contrast's mean and interval over seeds and queries.
 
-    Only seeds that all its trained cells have count. A system without training (an untrained encoder, BM25) has one row
+    Only seeds that all its trained arms have count. A system without training (an untrained encoder, BM25) has one row
     of figures, which stands beside every seed.
 
     Args:
-        contrast: the cells and weights.
-        cells: `key_of` labels -> the figures of its seeds.
+        contrast: the arms and weights.
+        arms: `key_of` labels -> the figures of its seeds.
         seedless: keys of the systems without training.
 
     Raises:
-        InputError: two cells were measured on different queries.
+        InputError: two arms were measured on different queries.
     """
     found = [(key_of(labels), weight) for labels, weight in contrast.terms]
-    if not all(cells.get(key) for key, _ in found):
-        return Found(contrast.claim, None, 0)
-    trained = [set(cells[key]) for key, _ in found if key not in seedless]
+    if not all(arms.get(key) for key, _ in found):
+        return ClaimResult(contrast.claim, None, 0)
+    trained = [set(arms[key]) for key, _ in found if key not in seedless]
     seeds = sorted(set.intersection(*trained)) if trained else [0]
     if not seeds:
-        return Found(contrast.claim, None, 0)
-    queries = sorted(next(iter(cells[found[0][0]].values())))
+        return ClaimResult(contrast.claim, None, 0)
+    queries = sorted(next(iter(arms[found[0][0]].values())))
     total = np.zeros((len(seeds), len(queries)))
     for key, weight in found:
-        figures = cells[key]
+        figures = arms[key]
         rows = [next(iter(figures.values())) if key in seedless else figures[seed] for seed in seeds]
         for row in rows:
             if row.keys() != set(queries):
                 raise InputError(
-                    f"contrast {contrast.claim!r}: got cells measured on {len(queries)} and {len(row)} queries; "
+                    f"contrast {contrast.claim!r}: got arms measured on {len(queries)} and {len(row)} queries; "
                     "expected the same queries; fix: delete the study's folder and run it again"
                 )
         total += weight * np.array([[row[query] for query in queries] for row in rows])
     difference = crossed_interval(total, _strata(queries))
-    return Found(contrast.claim, difference, len(seeds) if trained else 0)
+    return ClaimResult(contrast.claim, difference, len(seeds) if trained else 0)
 
 
 def interval_of(figures: PerSeed) -> Difference:
-    """A cell's own mean with its interval over seeds and queries."""
+    """An arm's own mean with its interval over seeds and queries."""
     queries = sorted(next(iter(figures.values())))
     values = np.array([[row[query] for query in queries] for row in figures.values()])
     return crossed_interval(values, _strata(queries))

@@ -1,4 +1,4 @@
-"""What a study's cells show together: tables, tested claims, a plot and a paragraph of findings."""
+"""What a study's arms show together: means, intervals and tested claims, as data and as rows of tables."""
 
 from __future__ import annotations
 
@@ -6,35 +6,24 @@ import statistics
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from bixse.data.io.files import write_atomically
-from bixse.evaluation.suites.suite_verdict import holm
-from bixse.report.table import format_difference, format_interval, format_markdown, format_number, format_p_value
-from bixse.studies.findings.contrasts import Found, interval_of, key_of, measure
+from bixse.evaluation.statistics import holm
+from bixse.report.table import format_difference, format_interval, format_number, format_p_value
+from bixse.studies.findings.contrasts import ClaimResult, interval_of, key_of, measure
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
-    from pathlib import Path
 
-    from bixse.evaluation.significance import Difference
+    from bixse.report.table import Cell
+    from bixse.results import Difference
     from bixse.studies.engine.cells import CellResult
     from bixse.studies.engine.study import Study
     from bixse.studies.engine.study_config import StudyConfig
     from bixse.studies.findings.contrasts import Labels
 
-FILES = {
-    "cells": "cells.csv",
-    "summary": "summary.csv",
-    "claims": "findings.csv",
-    "findings": "findings.md",
-    "plot": "plot.svg",
-    "page": "study.html",
-}
-"""What a study writes beside its record."""
-
 
 @dataclass(frozen=True)
 class SummaryRow:
-    """One combination of labels over its seeds."""
+    """One arm of a study (a combination of labels) over its seeds."""
 
     labels: Labels
     """Label -> value."""
@@ -47,7 +36,7 @@ class SummaryRow:
     spread: float | None
     """Standard deviation over the seeds; None for one."""
     seconds: float
-    """Mean wall time of a cell."""
+    """Mean wall time of a run."""
     rows: int | None
     """Training pairs, of the first seed."""
 
@@ -61,10 +50,10 @@ class StudyOutcome:
     config: StudyConfig
     """What it ran on."""
     results: Sequence[CellResult]
-    """A result a cell."""
+    """One per run."""
     summary: Sequence[SummaryRow]
-    """A row a combination of labels."""
-    claims: Sequence[Found]
+    """A row per arm."""
+    claims: Sequence[ClaimResult]
     """The claims with their figures."""
     command: str = ""
     """The command line."""
@@ -73,7 +62,7 @@ class StudyOutcome:
 
     @property
     def failed(self) -> list[CellResult]:
-        """The cells that did not finish."""
+        """The runs that did not finish."""
         return [found for found in self.results if found.status == "failed"]
 
     def verdict(self) -> str:
@@ -84,28 +73,6 @@ class StudyOutcome:
                  ("reproduced", "not shown", "contradicted", "no figures")}  # fmt: skip
         said = [f"{number} {word}" for word, number in count.items() if number]
         return f"Of {len(self.claims)} claims: {', '.join(said)}."
-
-    def markdown(self) -> str:
-        """The findings as Markdown: what ran, the paper's claim, the verdict, both tables."""
-        study = self.study
-        command = [f"`{self.command}`", ""] if self.command else []
-        lines = [
-            f"# {study.title}",
-            "",
-            *command,
-            "\n\n".join(self.about()),
-            "",
-            f"The paper: {study.paper}.",
-            "",
-            self.verdict(),
-            "",
-        ]
-        if self.claims:
-            lines += [format_markdown(self.claim_rows(), CLAIM_HEADERS), ""]
-        lines += [format_markdown(self.summary_rows(), self.summary_headers()), ""]
-        lines += [*study.notes, ""] if study.notes else []
-        lines += [f"{len(self.failed)} cells failed: {self.failed[0].reason}", ""] if self.failed else []
-        return "\n".join(lines)
 
     def about(self) -> list[str]:
         """What ran on what, in lines."""
@@ -125,9 +92,9 @@ class StudyOutcome:
             lines.append(config.note)
         return lines
 
-    def claim_rows(self) -> list[list[str | int | float | None]]:
+    def claim_rows(self) -> list[list[Cell]]:
         """Rows of the table of claims."""
-        rows: list[list[str | int | float | None]] = []
+        rows: list[list[Cell]] = []
         for found in self.claims:
             gap = found.difference
             if gap is None:
@@ -139,15 +106,15 @@ class StudyOutcome:
         return rows
 
     def summary_headers(self) -> list[str]:
-        """Headers of the table of cells."""
+        """Headers of the table of arms."""
         labels = [label.replace("_", " ") for label in self.summary[0].labels] if self.summary else []
         if not self.study.needs_data:
             return [*labels, "extra MiB", "seconds per pass"]
         return [*labels, "nDCG@10", "95 % interval", "± over seeds", "recall@100", "MRR@10", "pairs", "seconds"]
 
-    def summary_rows(self) -> list[list[str | int | float | None]]:
-        """Rows of the table of cells."""
-        rows: list[list[str | int | float | None]] = []
+    def summary_rows(self) -> list[list[Cell]]:
+        """Rows of the table of arms."""
+        rows: list[list[Cell]] = []
         for row in self.summary:
             labels = [value if isinstance(value, str) else f"{value:g}" for value in row.labels.values()]
             figures = row.figures
@@ -158,9 +125,16 @@ class StudyOutcome:
             ends = (row.interval.low, row.interval.high) if row.interval else (None, None)
             shown = [format_number(figures.get(metric)) for metric in ("recall@100", "mrr@10")]
             rows.append(
-                [*labels, format_number(figures.get("ndcg@10")), format_interval(*ends), format_number(row.spread),
-                 *shown, "" if row.rows is None else row.rows, f"{row.seconds:.0f}"]
-            )  # fmt: skip
+                [
+                    *labels,
+                    format_number(figures.get("ndcg@10")),
+                    format_interval(*ends),
+                    format_number(row.spread),
+                    *shown,
+                    row.rows,
+                    f"{row.seconds:.0f}",
+                ]
+            )
         return rows
 
 
@@ -183,7 +157,7 @@ def outcome_of(
         study: the study.
         config: its configuration.
         values: what it went through.
-        results: a result a cell, in the order of the study.
+        results: one per run, in the order of the study.
         command: the command line, for the page.
         models: folders of the models that were kept.
         seedless: keys of the systems without training.
@@ -215,44 +189,6 @@ def _summary(study: Study, group: Sequence[CellResult], figures: Mapping[int, Ma
         seconds=statistics.fmean(found.seconds for found in group),
         rows=group[0].rows,
     )
-
-
-def write_outcome(outcome: StudyOutcome, out: Path) -> dict[str, str]:
-    """Write tables, plot, findings and page; gives name -> file."""
-    from bixse.report.study_page import write_study_page
-    from bixse.studies.findings.plot import plot_of
-    from bixse.studies.findings.tables import cells_csv, claims_csv, summary_csv
-
-    write_atomically(out / FILES["cells"], cells_csv(outcome))
-    write_atomically(out / FILES["summary"], summary_csv(outcome))
-    write_atomically(out / FILES["claims"], claims_csv(outcome))
-    write_atomically(out / FILES["findings"], outcome.markdown())
-    plot = plot_of(outcome)
-    write_atomically(out / FILES["plot"], plot + "\n")
-    write_study_page(page_content(outcome, plot), out / FILES["page"])
-    return {name: str(out / file) for name, file in FILES.items()}
-
-
-def page_content(outcome: StudyOutcome, plot: str) -> dict[str, Any]:
-    """What the page shows, as plain data."""
-    tables = []
-    if outcome.claims:
-        tables.append({"title": "Claims", "headers": CLAIM_HEADERS, "rows": outcome.claim_rows()})
-    tables.append({"title": "Cells", "headers": outcome.summary_headers(), "rows": outcome.summary_rows()})
-    return {
-        "title": outcome.study.title,
-        "command": outcome.command,
-        "about": outcome.about(),
-        "paper": outcome.study.paper,
-        "verdict": outcome.verdict(),
-        "plot": plot,
-        "tables": tables,
-        "notes": [
-            *outcome.study.notes,
-            *(f"{found.labels}: {found.reason}" for found in outcome.failed),
-            *(f"model: {folder}" for folder in outcome.models),
-        ],
-    }
 
 
 def _last(path: str) -> str:

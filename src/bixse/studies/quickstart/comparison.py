@@ -12,13 +12,10 @@ import numpy as np
 from bixse.data.trec import ranked
 from bixse.evaluation.baseline import METRICS, search_bm25
 from bixse.evaluation.calibration.calibrate_head import fit_head
-from bixse.evaluation.calibration.reliability import CalibrationReport, calibration_report
+from bixse.evaluation.calibration.reliability import calibration_report
 from bixse.evaluation.metrics import PerQuery, evaluate_run, mean
-from bixse.evaluation.significance import paired_bootstrap, verdict
+from bixse.evaluation.significance import paired_bootstrap
 from bixse.report.schema import (
-    Calibration,
-    CalibrationBin,
-    Comparison,
     MergeCurve,
     MergePoint,
     QueryChange,
@@ -29,6 +26,7 @@ from bixse.report.schema import (
     TrainingCurve,
     TrainingPoint,
 )
+from bixse.results import CalibrationReport, Comparison
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -81,7 +79,7 @@ class Comparer:
         self.runs: dict[str, Run] = {}
         self.per_query: dict[str, PerQuery] = {}
         self.comparisons: list[Comparison] = []
-        self.calibrations: list[Calibration] = []
+        self.calibrations: dict[str, CalibrationReport] = {}
 
     def add(self, system: System, run: Run) -> dict[str, float]:
         """Score a system's run; returns its mean metrics."""
@@ -100,19 +98,7 @@ class Comparer:
             difference = paired_bootstrap(
                 self.per_query[system][metric], self.per_query[baseline][metric], seed=self.seed
             )
-            self.comparisons.append(
-                Comparison(
-                    system=system,
-                    baseline=baseline,
-                    metric=metric,
-                    mean=difference.mean,
-                    low=difference.low,
-                    high=difference.high,
-                    p_value=difference.p_value,
-                    verdict=verdict(difference),
-                    queries=difference.queries,
-                )
-            )
+            self.comparisons.append(Comparison(system, baseline, metric, difference))
 
     def calibrate(
         self, label: str, encoded: EncodedCollection, head: RelevanceHead | None, fit_split: str
@@ -134,9 +120,10 @@ class Comparer:
         fitted = fit_head(head, fit_cosines, fit_relevance, fitted_on)
         if head is not None:
             report = calibration_report(head.probability(cosines), relevance, queries, seed=self.seed)
-            self.calibrations.append(_calibration(f"{label}, as trained", report))
-        report = calibration_report(fitted.probability(cosines), relevance, queries, seed=self.seed)
-        self.calibrations.append(_calibration(f"{label}, calibrated on {fit_split}", report))
+            self.calibrations[f"{label}, as trained"] = report
+        self.calibrations[f"{label}, calibrated on {fit_split}"] = calibration_report(
+            fitted.probability(cosines), relevance, queries, seed=self.seed
+        )
         return fitted
 
     def _pairs(
@@ -156,7 +143,7 @@ class Comparer:
     def verdict_line(self, system: str, baseline: str, queries: str = "held-out queries") -> str:
         """One plain sentence: better, no difference or worse, with the interval."""
         labels = {entry.name: entry.label for entry in self.systems}
-        found = self.find(system, baseline)
+        found = self.find(system, baseline).difference
         return (
             f"{labels[system]} against {labels[baseline]}: {found.verdict} (nDCG@10 {found.mean:+.3f}, "
             f"95 % interval {found.low:+.3f} to {found.high:+.3f}, {found.queries} {queries})"
@@ -166,7 +153,7 @@ class Comparer:
         """One sentence: what the verdicts say, without figures."""
         labels = {entry.name: entry.label for entry in self.systems}
         words = {"better": "better than", "worse": "worse than", "no difference": "not shown to differ from"}
-        parts = [f"{words[self.find(system, other).verdict]} {labels[other]}" for other in against]
+        parts = [f"{words[self.find(system, other).difference.verdict]} {labels[other]}" for other in against]
         return f"{labels[system]} is {' and '.join(parts)} on the held-out queries."
 
     def changes(self, system: str, baseline: str, kinds: Mapping[str, str]) -> list[QueryChange]:
@@ -299,23 +286,4 @@ def merge_curve(system: str, merged: MergeResult) -> MergeCurve:
         weight=merged.weight,
         points=[MergePoint(weight=point.weight, scores=point.scores) for point in merged.points],
         guards=sorted({change.collection for change in merged.changes if change.role == "guard"}),
-    )
-
-
-def _calibration(name: str, report: CalibrationReport) -> Calibration:
-    return Calibration(
-        name=name,
-        pairs=report.pairs,
-        queries=report.queries,
-        brier=report.brier,
-        brier_low=report.brier_interval[0],
-        brier_high=report.brier_interval[1],
-        ece=report.ece,
-        ece_low=report.ece_interval[0],
-        ece_high=report.ece_interval[1],
-        constant_brier=report.base_rate_brier,
-        curve=[
-            CalibrationBin(predicted=b.predicted, observed=b.observed, count=b.count, low=b.low, high=b.high)
-            for b in report.curve
-        ],
     )

@@ -1,0 +1,160 @@
+"""Resampling of queries, intervals and corrections: what comparisons, calibration and audits of judges share.
+
+The pairs of one query are alike, so every bootstrap here draws whole queries with replacement (cluster bootstrap). A
+resample is a vector that says how often each query was drawn; sums over its pairs are then products with totals that
+were computed once for each query.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from bixse.errors import InputError
+from bixse.results import IntervalEstimate
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from bixse.results import Interval
+
+Floats: TypeAlias = npt.NDArray[np.float64]
+_BLOCK_SIZE = 1 << 22
+"""Numbers (samples x queries) drawn at once: bounds memory to some 100 MB."""
+
+
+def query_draws(queries: int, samples: int, seed: int) -> Iterator[Floats]:
+    """How often each query occurs in bootstrap resamples: blocks of shape (S, queries), `samples` rows in all.
+
+    Example:
+        >>> sum(block.sum() for block in query_draws(3, samples=100, seed=0)).item()
+        300.0
+    """
+    check_samples(samples)
+    generator = np.random.default_rng(seed)
+    for rows in block_sizes(queries, samples):
+        drawn = generator.integers(0, queries, size=(rows, queries)) + np.arange(rows)[:, None] * queries
+        yield np.bincount(drawn.ravel(), minlength=drawn.size).reshape(drawn.shape).astype(np.float64)
+
+
+def block_sizes(queries: int, samples: int) -> Iterator[int]:
+    """Rows of the blocks in which `samples` resamples of so many queries are drawn."""
+    rows = max(1, _BLOCK_SIZE // queries)
+    for start in range(0, samples, rows):
+        yield min(rows, samples - start)
+
+
+def resampled_ratios(above: npt.NDArray[Any], below: npt.NDArray[Any], samples: int, seed: int) -> Floats:
+    """Sum of `above` over sum of `below`, both given by query, on each resample; NaN where the latter is 0.
+
+    Example:
+        >>> np.unique(resampled_ratios(np.array([1.0, 0.0]), np.array([1.0, 1.0]), samples=50, seed=0)).tolist()
+        [0.0, 0.5, 1.0]
+    """
+    return np.concatenate([quotient(times @ above, times @ below) for times in query_draws(len(above), samples, seed)])
+
+
+def percentile_estimate(value: float, drawn: Floats) -> IntervalEstimate:
+    """A value with the 95 % percentile interval of its resamples; resamples where it is not defined are left out."""
+    defined = drawn[np.isfinite(drawn)]
+    if not np.isfinite(value) or not defined.size:
+        return IntervalEstimate(None)
+    low, high = np.quantile(defined, interval_bounds(0.95))
+    return IntervalEstimate(value, float(low), float(high))
+
+
+def mean_estimate(values: Floats, query_ids: Sequence[str], samples: int, seed: int) -> IntervalEstimate:
+    """The mean over pairs with its interval over queries.
+
+    Raises:
+        InputError: fewer than 2 queries.
+    """
+    query, _ = numbered_queries(query_ids, len(values))
+    sums, sizes = np.bincount(query, weights=values), np.bincount(query).astype(np.float64)
+    return percentile_estimate(float(values.mean()), resampled_ratios(sums, sizes, samples, seed))
+
+
+def wilson_interval(count: float, total: float) -> Interval:
+    """The 95 % score interval of a share (Wilson 1927, doi:10.1080/01621459.1927.10502953).
+
+    It stays within 0 and 1 and is of use for small counts, also for none. Pairs count as independent; those of one
+    query are not quite.
+
+    Args:
+        count: successes, 0 to `total`, not necessarily whole.
+        total: trials, above 0.
+
+    Example:
+        >>> [round(end, 4) for end in wilson_interval(0, 20)]
+        [0.0, 0.1611]
+    """
+    from statsmodels.stats.proportion import proportion_confint
+
+    low, high = proportion_confint(count, total, method="wilson")
+    return float(low), float(high)
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """p-values corrected for their number (Holm 1979): the chance of one false finding among all stays below each.
+
+    Example:
+        >>> holm([0.01, 0.04, 0.03])
+        [0.03, 0.06, 0.06]
+    """
+    from statsmodels.stats.multitest import multipletests
+
+    corrected: list[float] = multipletests(p_values, method="holm")[1].tolist() if len(p_values) else []
+    return corrected
+
+
+def interval_bounds(confidence: float) -> Interval:
+    """The two quantiles that enclose a share `confidence` of a distribution.
+
+    Raises:
+        InputError: `confidence` is not between 0 and 1.
+
+    Example:
+        >>> interval_bounds(0.5)
+        (0.25, 0.75)
+    """
+    if not 0 < confidence < 1:
+        raise InputError(f"confidence: got {confidence}; expected between 0 and 1; fix: use 0.95")
+    return (1 - confidence) / 2, (1 + confidence) / 2
+
+
+def numbered_queries(query_ids: Sequence[str], pairs: int) -> tuple[npt.NDArray[np.int64], int]:
+    """The query of each pair as a number from 0 on, and how many queries there are.
+
+    Raises:
+        InputError: another number of ids than pairs, or fewer than 2 queries.
+    """
+    if len(query_ids) != pairs:
+        raise InputError(
+            f"query ids: got {len(query_ids)} for {pairs} pairs; expected one per pair; fix: pass the query id of each"
+        )
+    names, query = np.unique(np.asarray(query_ids, dtype=str), return_inverse=True)
+    if len(names) < 2:
+        raise InputError(
+            f"query ids: got pairs of {len(names)} query; expected at least 2 queries for an interval; "
+            "fix: judge documents of more queries (some 50 or more)"
+        )
+    return query, len(names)
+
+
+def check_samples(samples: int) -> None:
+    """Refuse a number of resamples that gives no interval.
+
+    Raises:
+        InputError: below 1.
+    """
+    if samples < 1:
+        raise InputError(f"samples: got {samples}; expected at least 1; fix: use 1000")
+
+
+def quotient(above: Floats, below: Floats) -> Floats:
+    """A quotient, NaN where the divisor is not above 0."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        found: Floats = np.where(below > 0, above / below, np.nan)
+    return found

@@ -1,0 +1,127 @@
+"""What measurements come to: differences, estimates with intervals, calibration. Plain data, made in `evaluation`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+Verdict: TypeAlias = Literal["better", "no difference", "worse"]
+"""What an interval says of the first system against the second; "no difference" means none shown."""
+Interval: TypeAlias = tuple[float, float]
+"""Lower and upper end."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The mean of a - b over queries, with its interval.
+
+    Example:
+        >>> Difference(mean=0.02, low=0.005, high=0.035, p_value=0.01, queries=300, confidence=0.95).verdict
+        'better'
+    """
+
+    mean: float
+    """Mean of a - b; above 0 means a is better."""
+    low: float
+    """Lower end of the interval."""
+    high: float
+    """Upper end of the interval."""
+    p_value: float
+    """Two-sided p-value of no difference."""
+    queries: int
+    """Number of paired queries."""
+    confidence: float = 0.95
+    """Share of such intervals that cover the true mean."""
+
+    def __post_init__(self) -> None:
+        if self.low > self.high:
+            raise ValueError(f"difference: got the interval {self.low} to {self.high}; expected the low end first")
+
+    @property
+    def verdict(self) -> Verdict:
+        """What the interval says: "no difference" where it holds 0 (none shown; not: they are equal)."""
+        if self.low > 0:
+            return "better"
+        return "worse" if self.high < 0 else "no difference"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two systems on one metric, paired by query."""
+
+    system: str
+    """The first system."""
+    baseline: str
+    """The one it is compared with."""
+    metric: str
+    """Name of the metric."""
+    difference: Difference
+    """System minus baseline."""
+
+
+@dataclass(frozen=True)
+class IntervalEstimate:
+    """A value with its 95 % interval; all None where it is not defined."""
+
+    value: float | None
+    """The value over all pairs."""
+    low: float | None = None
+    """Lower end of the interval."""
+    high: float | None = None
+    """Upper end."""
+
+    @property
+    def side(self) -> Literal["above", "below", "across"]:
+        """Where the whole interval lies from 0; "across" also where there is none."""
+        if self.low is not None and self.low > 0:
+            return "above"
+        return "below" if self.high is not None and self.high < 0 else "across"
+
+
+@dataclass(frozen=True)
+class ReliabilityBin:
+    """One point of a reliability curve."""
+
+    predicted: float
+    """Mean prediction of the bin's pairs."""
+    observed: float
+    """Mean observed relevance."""
+    count: int
+    """Pairs in the bin, at least 1."""
+    low: float
+    """Lower end of the 95 % interval of `observed`."""
+    high: float
+    """Upper end."""
+
+
+@dataclass(frozen=True)
+class CalibrationReport:
+    """How far predictions are probabilities; read `brier` against `base_rate_brier` before `ece`.
+
+    A constant prediction at the base rate has a small calibration error and knows nothing; only a Brier score below
+    that of the constant shows that predictions carry information.
+    """
+
+    pairs: int
+    """Judged query-document pairs."""
+    queries: int
+    """Distinct queries, the units that intervals resample."""
+    brier: float
+    """Mean of (p - z)^2."""
+    brier_interval: Interval
+    """Its 95 % interval."""
+    ece: float
+    """Expected calibration error."""
+    ece_interval: Interval
+    """Its 95 % interval, corrected for the upward bias of the estimate."""
+    base_rate_brier: float
+    """Brier score of always predicting mean(z)."""
+    curve: list[ReliabilityBin]
+    """Bins that hold pairs, from low to high predictions."""
+
+    @property
+    def against_base_rate(self) -> Verdict:
+        """What the interval of the Brier score says against that of the constant prediction; lower is better."""
+        if self.brier_interval[1] < self.base_rate_brier:
+            return "better"
+        return "worse" if self.brier_interval[0] > self.base_rate_brier else "no difference"

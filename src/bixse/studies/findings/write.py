@@ -1,0 +1,220 @@
+"""The files of a study: tables as CSV, findings as Markdown, the plot, the page, and the cards of kept models."""
+
+from __future__ import annotations
+
+import csv
+import io
+from typing import TYPE_CHECKING, Any
+
+from bixse.data.io.files import read_text, write_atomically
+from bixse.report.page import render_page
+from bixse.report.plots import Point, line_plot, row_plot, save_plot
+from bixse.report.table import format_markdown
+from bixse.studies.findings.outcome import CLAIM_HEADERS
+from bixse.training.recipe import MODEL_FOLDER
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from pathlib import Path
+
+    from bixse.report.plots import Plot
+    from bixse.studies.engine.cells import Cell, CellResult
+    from bixse.studies.engine.study import Study
+    from bixse.studies.findings.outcome import StudyOutcome, SummaryRow
+
+FILES = {
+    "cells": "cells.csv",
+    "summary": "summary.csv",
+    "claims": "findings.csv",
+    "findings": "findings.md",
+    "plot": "plot.svg",
+    "page": "study.html",
+}
+"""What a study writes beside its record."""
+
+
+CARD = "README.md"
+"""The model card in a model folder."""
+_BEGIN, _END = "<!-- bixse study -->", "<!-- end of bixse study -->"
+
+
+WORDS = {"ndcg@10": "nDCG@10", "extra_mib": "extra memory, MiB", "batch_size": "queries per batch",
+         "hard_negatives": "hard negatives per query", "labels_per_query": "labels per query",
+         "noise": "probability of swapped labels", "cutoff": "relevance cutoff",
+         "multiplier": "rate of the bias over the encoder's"}  # fmt: skip
+"""What plots call metrics and labels."""
+
+
+def write_outcome(outcome: StudyOutcome, out: Path) -> dict[str, str]:
+    """Write tables, plot, findings and page; gives name -> file."""
+    write_atomically(out / FILES["cells"], cells_csv(outcome))
+    write_atomically(out / FILES["summary"], summary_csv(outcome))
+    write_atomically(out / FILES["claims"], claims_csv(outcome))
+    write_atomically(out / FILES["findings"], markdown(outcome))
+    plot = plot_of(outcome)
+    save_plot(plot, out / FILES["plot"])
+    write_atomically(out / FILES["page"], render_page("study.html.j2", **page_content(outcome, plot)))
+    return {name: str(out / file) for name, file in FILES.items()}
+
+
+def page_content(outcome: StudyOutcome, plot: Plot) -> dict[str, Any]:
+    """What the page shows, as plain data."""
+    tables = []
+    if outcome.claims:
+        tables.append({"title": "Claims", "headers": CLAIM_HEADERS, "rows": outcome.claim_rows()})
+    tables.append({"title": "Arms", "headers": outcome.summary_headers(), "rows": outcome.summary_rows()})
+    return {
+        "title": outcome.study.title,
+        "command": outcome.command,
+        "about": outcome.about(),
+        "paper": outcome.study.paper,
+        "verdict": outcome.verdict(),
+        "plot": plot,
+        "tables": tables,
+        "notes": [
+            *outcome.study.notes,
+            *(f"{found.labels}: {found.reason}" for found in outcome.failed),
+            *(f"model: {folder}" for folder in outcome.models),
+        ],
+    }
+
+
+def plot_of(outcome: StudyOutcome) -> Plot:
+    """Lines over the study's axis with intervals, or a row per arm where it has none."""
+    study = outcome.study
+    metric = WORDS.get(study.metric, study.metric)
+    if study.axis is None:
+        points = [(_name(row), _point(outcome, row, 0.0)) for row in outcome.summary]
+        return row_plot(study.title, metric, points)
+    series: dict[str, list[Point]] = {}
+    for row in outcome.summary:
+        rest = [str(value) for label, value in row.labels.items() if label != study.axis]
+        series.setdefault(", ".join(rest) or metric, []).append(_point(outcome, row, float(row.labels[study.axis])))
+    label = WORDS.get(study.axis, study.axis.replace("_", " "))
+    return line_plot(study.title, label, metric, series, study.axis_scale, study.metric == "extra_mib")
+
+
+def _point(outcome: StudyOutcome, row: SummaryRow, x: float) -> Point:
+    value = row.figures[outcome.study.metric]
+    ends = (row.interval.low, row.interval.high) if row.interval is not None else (value, value)
+    return Point(x, value, *ends)
+
+
+def _name(row: SummaryRow) -> str:
+    return ", ".join(str(value) for value in row.labels.values())
+
+
+def markdown(outcome: StudyOutcome) -> str:
+    """The findings as Markdown: what ran, the paper's claim, the verdict, both tables."""
+    study = outcome.study
+    command = [f"`{outcome.command}`", ""] if outcome.command else []
+    lines = [
+        f"# {study.title}",
+        "",
+        *command,
+        "\n\n".join(outcome.about()),
+        "",
+        f"The paper: {study.paper}.",
+        "",
+        outcome.verdict(),
+        "",
+    ]
+    if outcome.claims:
+        lines += [format_markdown(outcome.claim_rows(), CLAIM_HEADERS), ""]
+    lines += [format_markdown(outcome.summary_rows(), outcome.summary_headers()), ""]
+    lines += [*study.notes, ""] if study.notes else []
+    lines += [f"{len(outcome.failed)} runs failed: {outcome.failed[0].reason}", ""] if outcome.failed else []
+    return "\n".join(lines)
+
+
+def cells_csv(outcome: StudyOutcome) -> str:
+    """A row per run: labels, seed, status, metrics, pairs, reason; the wall time last, which is never the same."""
+    metrics = list(next((found.metrics for found in outcome.results if found.metrics), {}))
+    labels = list(outcome.results[0].labels) if outcome.results else []
+    head = [*labels, "seed", "status", *metrics, "pairs", "precision", "reason", "seconds"]
+    rows = [
+        [
+            *found.labels.values(), found.seed, found.status,
+            *(_figure(found.metrics.get(metric)) for metric in metrics),
+            "" if found.rows is None else found.rows, found.precision, found.reason, f"{found.seconds:.1f}",
+        ]
+        for found in outcome.results
+    ]  # fmt: skip
+    return _csv(head, rows)
+
+
+def summary_csv(outcome: StudyOutcome) -> str:
+    """A row per arm: means over seeds, the headline's interval and spread."""
+    labels = list(outcome.summary[0].labels) if outcome.summary else []
+    metrics = list(outcome.summary[0].figures) if outcome.summary else []
+    head = [*labels, "seeds", *metrics, "low", "high", "spread", "pairs", "seconds"]
+    rows = [
+        [
+            *row.labels.values(), row.seeds, *(_figure(row.figures.get(metric)) for metric in metrics),
+            *(("", "") if row.interval is None else (_figure(row.interval.low), _figure(row.interval.high))),
+            _figure(row.spread), "" if row.rows is None else row.rows, f"{row.seconds:.1f}",
+        ]
+        for row in outcome.summary
+    ]  # fmt: skip
+    return _csv(head, rows)
+
+
+def claims_csv(outcome: StudyOutcome) -> str:
+    """A row per claim: the difference with its interval, p as it is and Holm's, and what it says."""
+    rows = []
+    for found in outcome.claims:
+        gap = found.difference
+        figures = ["", "", "", ""] if gap is None else [
+            _figure(gap.mean), _figure(gap.low), _figure(gap.high), _figure(gap.p_value)
+        ]  # fmt: skip
+        queries = "" if gap is None else gap.queries
+        rows.append([found.claim, *figures, _figure(found.adjusted), found.seeds, queries, found.finding])
+    return _csv(["claim", "difference", "low", "high", "p", "p_holm", "seeds", "queries", "finding"], rows)
+
+
+def _figure(value: float | None) -> str:
+    return "" if value is None else f"{value:.6g}"
+
+
+def _csv(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([head, *rows])
+    return text.getvalue()
+
+
+def write_cards(study: Study, cells: Iterable[tuple[Cell, CellResult]], folder: Path, command: str) -> list[str]:
+    """Add the study to the card of every model that was kept; a second call replaces what the first one wrote.
+
+    Args:
+        study: the study.
+        cells: runs with their results.
+        folder: the folder of all runs.
+        command: the command line that makes the study again.
+
+    Returns:
+        The folders of the models.
+    """
+    found = []
+    for cell, result in cells:
+        model = folder / cell.name / "run" / MODEL_FOLDER
+        if not model.is_dir():
+            continue
+        card = model / CARD
+        before = read_text(card) if card.exists() else ""
+        if _BEGIN in before:
+            before = before[: before.index(_BEGIN)] + before[before.index(_END) + len(_END) :].lstrip("\n")
+        write_atomically(card, f"{before.rstrip()}\n\n{_section(study, cell, result, command)}\n")
+        found.append(str(model))
+    return found
+
+
+def _section(study: Study, cell: Cell, result: CellResult, command: str) -> str:
+    labels = ", ".join(f"{label.replace('_', ' ')} {value}" for label, value in cell.labels.items())
+    figures = ", ".join(f"{metric} {value:.4f}" for metric, value in result.metrics.items())
+    lines = [_BEGIN, "## Study", "", f"Arm of the study `{study.name}` ({study.title}): {labels}, seed {cell.seed}."]
+    lines += [
+        f"On the test queries, in {result.precision}: {figures}.",
+        f"Command: `{command}`" if command else "",
+        _END,
+    ]
+    return "\n".join(line for line in lines if line or line == "")

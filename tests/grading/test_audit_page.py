@@ -1,0 +1,113 @@
+"""The page of an audit: whole, escaped, and honest where something is missing."""
+
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from bixse.data.trec import read_run
+from bixse.grading.audit.audit import audit
+from bixse.grading.audit.audit_page import render_audit, write_audit
+from bixse.grading.audit.labels import ImpossibleLabel, read_labels
+from bixse.relevance import GradeScale
+from bixse.results import IntervalEstimate
+
+SMALL = Path(__file__).parent / "audit_labels"
+CREATED = "2026-01-31T12:00:00+00:00"
+EVIL = "<script>alert(1)</script>"
+VOID = {"meta", "link", "br", "hr", "img", "input"}
+
+
+class Page(HTMLParser):
+    """Tags in order; open elements must be closed in order."""
+
+    def __init__(self, page):
+        super().__init__()
+        self.open, self.tags, self.text = [], [], ""
+        self.feed(page)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text += f" {data}"
+
+
+def report_of(*judges, runs=False):
+    human = read_labels(SMALL / "human.qrels.txt", GradeScale(0, 3))
+    loaded = {path.stem: read_run(path) for path in sorted(SMALL.glob("*.run"))} if runs else None
+    return audit(judges, human, runs=loaded, samples=20)
+
+
+def page_of(report, warnings=(), **texts):
+    return Page(render_audit(report, CREATED, warnings, **texts))
+
+
+@pytest.fixture(scope="module")
+def careful():
+    return read_labels(SMALL / "careful.txt", GradeScale(0, 3))
+
+
+@pytest.fixture(scope="module")
+def careless():
+    return read_labels(SMALL / "careless.txt", GradeScale(0, 3))
+
+
+def test_every_text_from_data_is_escaped(careful):
+    bad = ImpossibleLabel(EVIL, 1, EVIL, EVIL, 10.0)
+    report = report_of(replace(careful, name=EVIL, path=EVIL, missing={("q0", "x"): EVIL}, impossible=(bad,)))
+    first = report.judges[0].worst_pairs[0]
+    texts = {"queries": {first.query_id: EVIL}, "documents": {first.document_id: f"`{EVIL}`"}}
+    page = page_of(report, [f"see `{EVIL}`"], **texts)
+    assert not page.open
+    assert not [tag for tag, _ in page.tags if tag in ("script", "b", "i", "iframe")]
+    assert page.text.count(EVIL) >= 10
+
+
+def test_the_page_needs_nothing_from_outside(careful, careless):
+    page = page_of(report_of(careful, careless, runs=True))
+    assert not page.open
+    for tag, attributes in page.tags:
+        assert tag not in ("script", "link", "iframe", "object", "form")
+        assert not any(name.startswith("on") for name in attributes)
+        assert (attributes.get("href") or "#").startswith("#")
+        assert (attributes.get("src") or "data:").startswith("data:")
+    ids = [attributes["id"] for _, attributes in page.tags if "id" in attributes]
+    assert len(ids) == len(set(ids))
+
+
+def test_impossible_labels_stand_with_file_line_and_value(careless):
+    text = " ".join(page_of(report_of(careless)).text.split())
+    assert "careless.txt 78 q5 d77 10" in text and "careless.txt 131 q8 d130 5" in text
+
+
+def test_sections_appear_with_their_data(careful, careless):
+    twice = replace(careful, again=dict(list(careful.grades.items())[:40]))
+    with_all = page_of(report_of(twice, careless, runs=True)).text
+    without = page_of(report_of(careful)).text
+    for heading in ("Asked twice", "Systems under both labels", "Do the judges differ?", "Impossible labels"):
+        assert heading in with_all and heading not in without
+
+
+def test_what_is_not_defined_is_a_dash(careful):
+    report = report_of(careful)
+    judge = report.judges[0]
+    never = replace(judge.by_grade[3], pairs=0, relevant=None, low=None, high=None)
+    unknown = replace(
+        judge,
+        measures={**judge.measures, "kappa": IntervalEstimate(None)},
+        by_grade=(*judge.by_grade[:3], never),
+    )
+    assert "None" not in page_of(replace(report, judges=(unknown,))).text
+
+
+def test_the_same_content_gives_the_same_file(tmp_path, careful):
+    report = report_of(careful)
+    files = write_audit(report, tmp_path, CREATED, [], {}, {})
+    assert files["page"].read_text(encoding="utf-8") == render_audit(report, CREATED, [])
