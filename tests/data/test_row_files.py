@@ -348,3 +348,43 @@ def test_parquet_types_of_data_frames(tmp_path):
     assert found == [
         {"text": "a", "id": "7", "number": 0.0, "task": "x"}, {"text": "b", "id": "8", "number": 1.0, "task": None},
     ]  # fmt: skip
+
+
+NASTY = [
+    b"\xff",
+    b"\x00",
+    b"\n",
+    b"\r",
+    b'"',
+    b"{",
+    b"}",
+    b"[",
+    b",",
+    b"\t",
+    b"\\",
+    b"\xed\xa0\x80",
+    b"NaN",
+    b"\xef\xbb\xbf",
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(place=st.floats(0, 1), cut=st.integers(0, 4), put_in=st.sampled_from(NASTY))
+def test_whatever_is_in_a_file_gives_rows_or_an_error_that_names_it(tmp_path, name, place, cut, put_in):
+    path = tmp_path / f"rows{name}"
+    table = {"text": ["a, b", 'c "d"', "é"], "id": ["1", "2", "3"], "number": [0.0, 0.5, 1.0]}
+    write_rows(pa.table(table), path)
+    content = path.read_bytes()
+    if name.endswith(".gz"):
+        content = gzip.decompress(content)
+    start = int(place * len(content))
+    put(tmp_path, f"rows{name}", content[:start] + put_in + content[start + cut :])
+    try:
+        found = [row for _, row in read_rows(path, [TEXT, ID, NUMBER])]
+    except InputError as error:
+        assert str(path) in str(error)
+    else:
+        assert all(
+            row["text"].strip() and row["id"].split() == [row["id"]] and 0 <= row["number"] <= 1 for row in found
+        )

@@ -272,14 +272,15 @@ def _csv_blocks(path: Path, columns: Sequence[FileColumn], errors: InvalidFileEr
         reader = csv.reader(_csv_lines(text), delimiter=delimiter, strict=True)
         number = size = 0
         names: list[str] = []
+        places: dict[str, int] = {}
+        rows: list[list[str]] = []
+        numbers: list[int] = []
         try:
             names = next(reader, [])
             if not names:
                 return
             chosen = _choose(path, names, columns, errors)
             places = {name: names.index(found) for name, found in chosen.items()}
-            rows: list[list[str]] = []
-            numbers: list[int] = []
             for fields in reader:
                 if not fields:
                     continue
