@@ -30,7 +30,6 @@ from bixse.evaluation.calibration.calibrate_head import (
     held_out_check,
 )
 from bixse.evaluation.calibration.thresholds import OperatingPoint, check_precision
-from bixse.progress import ProgressBars
 from bixse.report.plots import reliability_diagram, save_plot
 
 if TYPE_CHECKING:
@@ -39,6 +38,7 @@ if TYPE_CHECKING:
     from bixse.data.graded_pairs import GradedPairs
     from bixse.data.run_record import RunRecord
     from bixse.encoders.relevance_model import RelevanceModel
+    from bixse.progress import ProgressBars
 
 DIAGRAM = "reliability.svg"
 """The reliability diagram in the output folder."""
