@@ -11,7 +11,7 @@ import pytest
 
 from bixse.cli.main import main
 from bixse.data.pairs_files import load_graded_pairs, load_pairs
-from bixse.data.sources.own_pairs import OwnPairs
+from bixse.data.sources.source import Source
 from bixse.data.trec import read_qrels
 from bixse.errors import InvalidFileError, RowError
 
@@ -28,7 +28,7 @@ def faults(read: Callable[[Path], object], path: Path, content: str) -> list[Row
 
 
 def rows(path: Path) -> list[object]:
-    return list(OwnPairs(path).rows())
+    return list(Source("pairs", path).rows())
 
 
 @pytest.mark.parametrize("read", [load_graded_pairs, rows], ids=["pairs", "source"])

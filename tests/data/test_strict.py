@@ -12,7 +12,7 @@ from bixse.data.collection_files import load_collection, save_collection
 from bixse.data.io.files import read_settings
 from bixse.data.io.strict import parse_json, parse_yaml
 from bixse.data.pairs_files import load_graded_pairs
-from bixse.data.sources.own_pairs import OwnPairs
+from bixse.data.sources.source import Source
 from bixse.errors import ConfigError, InvalidFileError
 from bixse.evaluation.suites.folder_stream import check_corpus, read_judged_queries
 from bixse.grading.audit.label_tables import table_rows
@@ -26,7 +26,7 @@ PAIR = '{"query": "copy", "document": "shutil", "relevance": 1}\n'
 TWICE = '{"query": "move", "document": "shutil", "relevance": 1, "relevance": 0}\n'
 READERS: list[Callable[[Path], Any]] = [
     load_graded_pairs,
-    lambda path: list(OwnPairs(path).rows()),
+    lambda path: list(Source("pairs", path).rows()),
     lambda path: list(table_rows(path)),
 ]
 
