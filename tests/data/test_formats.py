@@ -42,8 +42,8 @@ def errors(name, path, **options):
     """Row and column of every error."""
     with pytest.raises(InvalidFileError) as caught:
         rows(name, path, **options)
-    assert all(error.found and error.expected and error.fix for error in caught.value.faults)
-    return [(error.row, error.column) for error in caught.value.faults]
+    assert all(error.got and error.expected and error.fix for error in caught.value.errors)
+    return [(error.row, error.column) for error in caught.value.errors]
 
 
 class TestOptions:

@@ -6,7 +6,8 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from bixse.data.io.files import read_text
-from bixse.data.sources.reading import files_of, kind_of, stem_of
+from bixse.data.row_files.read import kind_of, stem_of
+from bixse.data.sources.reading import files_of
 from bixse.data.sources.tables import TABLES, plain_lines, table_rows
 from bixse.data.trec import QRELS_HEADER
 from bixse.errors import InputError, did_you_mean, shorten

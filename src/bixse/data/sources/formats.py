@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bixse.data.io.parquet import column_names
-from bixse.data.sources.reading import RowErrors, kind_of
+from bixse.data.row_files.read import kind_of
+from bixse.data.sources.reading import RowErrors
 from bixse.data.sources.tables import TABLES, table_rows
 from bixse.errors import BixseError, InputError
 

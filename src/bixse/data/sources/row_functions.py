@@ -8,7 +8,7 @@ import math
 import re
 from typing import TYPE_CHECKING, Any
 
-from bixse.data.sources.reading import number_of
+from bixse.data.row_files.values import number_of
 from bixse.errors import shorten
 
 if TYPE_CHECKING:

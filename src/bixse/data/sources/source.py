@@ -14,12 +14,13 @@ import numpy as np
 import pyarrow as pa
 
 from bixse.data.io.files import file_hash, is_unicode, storage_errors
+from bixse.data.row_files.read import stem_of
 from bixse.data.sources.files import known_files, of_folder, rows_of, task_name, text_files
 from bixse.data.sources.formats import FORMATS, SourceOptions
 from bixse.data.sources.hub import HUB, hub_folder
 from bixse.data.sources.judgement import Judgement, ungraded
 from bixse.data.sources.mapping import RowMapping
-from bixse.data.sources.reading import RowErrors, files_of, stem_of, unreadable
+from bixse.data.sources.reading import RowErrors, files_of, unreadable
 from bixse.data.sources.row_functions import ROW_FUNCTIONS
 from bixse.data.sources.score_scale import check_scores, histogram, parse_score_map, summarise_scores
 from bixse.data.sources.texts import documents_in, queries_in

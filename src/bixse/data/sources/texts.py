@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from bixse.data.io.files import is_unicode
-from bixse.data.sources.reading import RowErrors, kind_of
+from bixse.data.row_files.read import kind_of
+from bixse.data.sources.reading import RowErrors
 from bixse.data.sources.tables import TABLES, plain_lines, table_rows
 from bixse.errors import InputError, shorten
 
