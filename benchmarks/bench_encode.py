@@ -57,7 +57,7 @@ TOLERANCE = {"float32": 1e-5, "bfloat16": 0.02}
 
 def sample(number: int) -> list[str]:
     """Documents drawn at random from the sample collection, each once."""
-    collection, _ = load_pydocs()
+    collection = load_pydocs()
     texts = list(dict.fromkeys(document.content for document in collection.corpus.values()))
     chosen = np.random.default_rng(0).permutation(len(texts))[:number]
     return [texts[row] for row in sorted(chosen)]

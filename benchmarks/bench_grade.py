@@ -139,7 +139,7 @@ class UsualWays:
 
 def drawn_questions(rubric: Rubric, queries: int, seed: int) -> list[Question]:
     """All judged documents of some queries of the test split, in the first order of a rubric."""
-    collection, _ = load_pydocs()
+    collection = load_pydocs()
     judged = collection.qrels["test"]
     if queries > len(judged):
         raise SystemExit(f"--queries: got {queries}; expected at most {len(judged)}")

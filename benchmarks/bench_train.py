@@ -163,7 +163,7 @@ def measured(meter: Meter) -> Iterator[None]:
 
 def drawn_groups(case: Case, seed: int) -> list[QueryGroup]:
     """Queries of the train split with K documents each, the best one first."""
-    collection, _ = load_pydocs()
+    collection = load_pydocs()
     groups = GradedPairs.from_collection(collection, "train", PYDOCS_SCALE).groups()
     usable = [group for group in groups if len(group.documents) >= case.documents]
     if len(usable) < case.queries:

@@ -62,7 +62,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--quick", action="store_true", help="BM25 and five queries alone: a look, not a measurement")
     arguments = parser.parse_args()
-    collection, coverage = load_pydocs()
+    collection = load_pydocs()
     graded = GradedPairs.from_collection(collection, "train", PYDOCS_SCALE)
     grades: list[list[str | int | float]] = []
     shares: list[list[str | int | float]] = []
@@ -88,7 +88,6 @@ def main() -> None:
                 grades.append(grade_row(strategy, " + ".join(retrievers), pairs, collection.qrels["train"]))
                 if strategy == "hard-negatives":
                     shares += share_rows(" + ".join(retrievers), false_negatives(graded, pairs, RELEVANT_FROM))
-    print(coverage)
     print(format_markdown(grades, ["strategy", "retrievers", "pairs", "judged", *(f"grade {g}" for g in GRADES)]))
     print()
     print(format_markdown(shares, ["retrievers", "judged hard negatives", "judged", "relevant", "share", "interval"]))

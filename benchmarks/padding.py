@@ -35,7 +35,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="one limit and batch size: a look, not a measurement")
     quick = parser.parse_args().quick
     model = build_encoder("demo")
-    pairs = GradedPairs.from_collection(load_pydocs()[0], "train", PYDOCS_SCALE)
+    pairs = GradedPairs.from_collection(load_pydocs(), "train", PYDOCS_SCALE)
     dataset = GroupDataset(pairs, 4)
     print(f"{'tokens':>6} {'batch':>5} {'by length':>10} {'of 32':>7} {'whole':>7}")
     for limit in (64,) if quick else (64, 128, 256):

@@ -163,7 +163,7 @@ def main() -> None:
     parser.add_argument("--weights", nargs="+", type=float, default=list(WEIGHTS))
     parser.add_argument("--out", type=Path, default=Path(__file__).with_name("compare.csv"))
     arguments = parser.parse_args()
-    collection, _ = load_pydocs()
+    collection = load_pydocs()
     pairs = GradedPairs.from_collection(collection, "train", PYDOCS_SCALE)
     texts = [document.content for document in collection.corpus.values()]
     untrained = score(build_encoder("demo", MAX_LENGTH), collection)

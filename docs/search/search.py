@@ -129,7 +129,7 @@ def main() -> None:
     parser.add_argument("--part", default="1/1", help="K/N: every N-th cell from the K-th on, for N processes at once")
     arguments = parser.parse_args()
     work = Path(tempfile.mkdtemp(prefix="bixse-search-"))
-    collection, _ = load_pydocs()
+    collection = load_pydocs()
     save_graded_pairs(GradedPairs.from_collection(collection, "train", PYDOCS_SCALE), work / "train.jsonl")
     save_collection(collection, work)
     evaluator = dev_evaluator(collection, full=arguments.stage == "full-corpus")

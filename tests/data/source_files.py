@@ -117,13 +117,6 @@ NVIDIA_INLINE = [
     {"query": "one", "pos_doc": "a text", "neg_doc": ["another", "a third"]},
     {"question": "two", "pos_doc": ["a text"], "neg_doc": {"text": "a fourth"}},
 ]
-WANDS: dict[str, bytes | str] = {
-    "query.csv": "query_id\tquery\tquery_class\n0\tsalon chair\tMassage Chairs\n1\tsmart table\t\n",
-    "product.csv": "product_id\tproduct_name\tproduct_class\tproduct_description\n"
-    '7\t"a chair, ""red"""\tChairs\tsoft\n8\ta table\t\t\n',
-    "label.csv": "id\tquery_id\tproduct_id\tlabel\n0\t0\t7\tExact\n1\t0\t8\tIrrelevant\n2\t1\t8\tPartial\n",
-}
-"""Tab-separated files called .csv, an empty description, quotes inside a name."""
 BEIR: dict[str, bytes | str] = {
     "corpus.jsonl": lines(
         [{"_id": f"d{i}", "title": f"title {i}" if i else "", "text": f"text {i}"} for i in range(4)]

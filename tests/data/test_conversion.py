@@ -109,7 +109,8 @@ class TestTransforms:
     def test_files_and_tables_in_memory_are_transformed_alike(
         self, pairs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows_at_once: int
     ) -> None:
-        monkeypatch.setattr("bixse.data.conversion.rows.ROWS_AT_ONCE", rows_at_once)
+        monkeypatch.setattr("bixse.data.conversion.outputs.ROWS_AT_ONCE", rows_at_once)
+        monkeypatch.setattr("bixse.data.sources.source.ROWS_AT_ONCE", rows_at_once)
         settings = ConvertSettings(
             "pairs", pairs, dedup=True, noise=0.6, cutoff=0.2, size=30, seed=5, split={"train": 0.6, "test": 0.4}
         )
@@ -336,7 +337,7 @@ class TestFolders:
             return steps.setdefault(title, []).append
 
         convert(ConvertSettings("lightblue", lightblue), tmp_path / "out", bar)
-        assert set(totals) == {"hash", "read lightblue", "write"}
+        assert set(totals) == {"hash", "read lightblue", "write"} and sum(steps["write"]) == 12
         for title in ("hash", "read lightblue"):
             assert (
                 sum(steps[title]) == totals[title] == sum(file.stat().st_size for file in lightblue.rglob("*.parquet"))
@@ -372,15 +373,15 @@ class TestSettings:
 KILLED = """
 import sys, time
 from bixse import ConvertSettings, convert
-from bixse.data.sources.e5 import E5Files
-before = E5Files._read
-def slow(self, file, faults):
-    for number, row in enumerate(before(self, file, faults)):
+from bixse.data.sources import source
+before = source.rows_of
+def slow(form, file, errors):
+    for number, row in before(form, file, errors):
         if file.name == sys.argv[3] and number == 100:
             print("there", flush=True)
             time.sleep(60)
-        yield row
-E5Files._read = slow
+        yield number, row
+source.rows_of = slow
 convert(ConvertSettings("e5", sys.argv[1], noise=0.2), sys.argv[2])
 """
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import source_files as files
 
 from bixse.cli.main import main
-from bixse.data.sources.formats import SOURCES
+from bixse.data.sources.formats import FORMATS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -44,11 +43,11 @@ def pairs(tmp_path: Path) -> Path:
 def test_the_sources_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["convert", "--list"]) == 0
     said = capsys.readouterr().out
-    for name, kind in SOURCES.items():
+    for name, form in FORMATS.items():
         assert f"\n{name}\n" in f"\n{said}"
-        assert kind.reader.licence in said and kind.reader.citation in said
+        assert form.licence in said and form.citation in said
     code, envelope = call(capsys, "convert", "--list")
-    assert (code, set(envelope["metrics"]["sources"])) == (0, set(SOURCES))
+    assert (code, set(envelope["metrics"]["sources"])) == (0, set(FORMATS))
 
 
 def test_text_of_a_conversion(capsys: pytest.CaptureFixture[str], pairs: Path, tmp_path: Path) -> None:
@@ -91,26 +90,11 @@ def test_arguments_from_a_file(capsys: pytest.CaptureFixture[str], pairs: Path, 
     assert (tmp_path / "made" / "train.parquet").is_file()
 
 
-@pytest.mark.parametrize(
-    ("source", "path", "said"),
-    [
-        ("lightblue", "hub:nobody/nothing", "hub:nobody/nothing: got a data set that is not on this machine"),
-        ("ir_datasets", "nfcorpus/train", "convert ir_datasets nfcorpus/train --download"),
-    ],
-)
-def test_names_of_data_sets_in_a_file_are_no_paths(
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    source: str,
-    path: str,
-    said: str,
-) -> None:
-    monkeypatch.setitem(sys.modules, "ir_datasets", object())
+def test_names_of_data_sets_in_a_file_are_not_paths(capsys, tmp_path, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    files.put(tmp_path, {"run.yaml": f"source: {source}\npath: {path}\n"})
-    assert said in refused(capsys, "convert", "--config", tmp_path / "run.yaml")
-    assert said in refused(capsys, "convert", source, path)
+    files.put(tmp_path, {"run.yaml": "source: lightblue\npath: hub:nobody/nothing\n"})
+    for words in (["--config", tmp_path / "run.yaml"], ["lightblue", "hub:nobody/nothing"]):
+        assert "hub:nobody/nothing: got a data set that is not on this machine" in refused(capsys, "convert", *words)
 
 
 @pytest.mark.parametrize(
@@ -126,7 +110,7 @@ def test_names_of_data_sets_in_a_file_are_no_paths(
         (("pairs", "rows.jsonl", "--split", "a=0.5", "a=0.5"), "expected PART=SHARE"),
         (("pairs", "rows.jsonl", "--cutof", "0.5"), "did you mean '--cutoff'"),
         (("lightblue", "rows.jsonl"), "--skip-faulty; the first file looks like the source pairs"),
-        (("e5", "rows.jsonl"), "expected files of E5's data"),
+        (("e5", "rows.jsonl"), "expected files of the source e5"),
         (("trec", "rows.jsonl", "--scale", "0", "3"), "got no --queries and no --corpus"),
         (("table", "rows.jsonl", "--scale", "3", "0"), "expected the maximum above the minimum"),
         (("pairs", "rows.jsonl", "--noise", "2"), "probability of label noise: got 2.0"),

@@ -5,9 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from bixse.data import sources
 from bixse.data.sources import reading
-from bixse.data.sources.judgement_files import Judgement, JudgementRows, JudgementSource, placed
+from bixse.data.sources.judgement import Judgement, JudgementRows, on_scale
 from bixse.data.sources.reading import RowErrors, files_of, json_rows
 from bixse.errors import InputError, InvalidFileError
 from bixse.relevance import GradeScale
@@ -87,18 +86,14 @@ def test_values_that_are_no_ids(tmp_path: Path, value: Any) -> None:
     assert faults.total == 1
 
 
-def test_every_format_says_what_it_is() -> None:
-    for name, reader in sources.FORMATS.items():
-        found = getattr(sources, reader)
-        assert issubclass(found, JudgementSource)
-        assert found.name == name and found.file_format and found.citation
-    with pytest.raises(AttributeError, match="no attribute 'UmbrellaFile'"):
-        _ = sources.UmbrellaFile
-
-
 def test_a_grade_at_the_ends_of_the_scale_is_on_it() -> None:
     scale = GradeScale(1, 5)
-    assert [placed(grade, scale)[1] for grade in (1, 5, 0.999, 5.001)] == ["graded", "graded", "off-scale", "off-scale"]
+    assert [on_scale(grade, scale)[1] for grade in (1, 5, 0.999, 5.001)] == [
+        "graded",
+        "graded",
+        "off-scale",
+        "off-scale",
+    ]
 
 
 def test_rows_in_memory() -> None:

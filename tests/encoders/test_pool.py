@@ -181,7 +181,7 @@ def test_minilm_in_two_processes() -> None:
     from bixse.data.pydocs.collection import load_pydocs
     from bixse.encoders.loading.build import build_encoder
 
-    texts = [document.content for document in load_pydocs()[0].corpus.values()][:400]
+    texts = [document.content for document in load_pydocs().corpus.values()][:400]
     model = build_encoder("demo", device="cpu")
     one = encode_texts(model, texts, "document", precision="float32")
     with encode_on(model, ["cpu", "cpu"]):

@@ -249,7 +249,7 @@ def test_tasks_that_are_no_retrieval_take_mteb_s_instruction_in_the_model_s_temp
 
 def pydocs_folder(tmp_path: Path, others: int | None = None) -> Path:
     """The sample collection, or its judged documents and some others."""
-    collection, _ = load_pydocs()
+    collection = load_pydocs()
     judged = {name for found in collection.qrels["test"].values() for name in found}
     kept = dict.fromkeys([*judged, *list(collection.corpus)[:others]])
     corpus = {name: document for name, document in collection.corpus.items() if name in kept}

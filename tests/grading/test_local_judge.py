@@ -363,7 +363,7 @@ class TestARealModel:
         """Real weights, both rubric orders of length, groups of queries: |dz| < 1e-4 from reading alone."""
         from bixse.data.pydocs.collection import load_pydocs
 
-        collection, _ = load_pydocs()
+        collection = load_pydocs()
         queries = list(collection.qrels["test"])[:2]
         texts = [
             (collection.queries[q], collection.corpus[d].content) for q in queries for d in collection.qrels["test"][q]

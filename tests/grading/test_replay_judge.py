@@ -9,7 +9,7 @@ import pytest
 
 from bixse.data.collection import Collection, Document
 from bixse.data.collection_files import save_collection
-from bixse.data.sources import Judgement
+from bixse.data.sources.judgement import Judgement
 from bixse.errors import InputError, InvalidFileError, StorageError
 from bixse.grading.grade import GradeSettings, grade
 from bixse.grading.judge import STATUSES, Answer, Question

@@ -111,7 +111,7 @@ def test_the_local_judge_on_the_same_weights_agrees(address: str, capsys: pytest
     from bixse.data.pydocs.collection import load_pydocs
     from bixse.grading.local.local_judge import LocalJudge
 
-    rubric, (collection, _) = load_rubric("trec-dl-0-3"), load_pydocs()
+    rubric, collection = load_rubric("trec-dl-0-3"), load_pydocs()
     judged = [(query, name) for query, found in sorted(collection.qrels["dev"].items())[:6] for name in sorted(found)]
     questions = [
         question(collection.queries[query], name, collection.corpus[name].content[:300], rubric)

@@ -130,7 +130,7 @@ def smollm2_path(tmp_path_factory):
 @pytest.mark.slow
 def test_a_real_decoder_learns_to_search(smollm2_path, tmp_path):
     """SmolLM2-135M, low-rank adapters, pydocs: nDCG@10 rises on queries that were not trained on."""
-    collection, _ = load_pydocs()
+    collection = load_pydocs()
     save_graded_pairs(GradedPairs.from_collection(collection, "train", PYDOCS_SCALE), tmp_path / "p.jsonl")
     dev = dict(list(collection.qrels["dev"].items())[:20])
     small = Collection("pydocs", collection.corpus, {q: collection.queries[q] for q in dev}, {"dev": dev})

@@ -72,7 +72,7 @@ def test_batches_larger_than_a_task_are_refused():
 def test_less_than_a_tenth_of_what_the_encoder_computes_is_padding():
     """Documents of the sample collection as a real tokenizer cuts them, sixteen queries of four a batch."""
     model = build_encoder("demo", device="cpu")
-    pairs = GradedPairs.from_collection(load_pydocs()[0], "train", PYDOCS_SCALE)
+    pairs = GradedPairs.from_collection(load_pydocs(), "train", PYDOCS_SCALE)
     dataset, collate = GroupDataset(pairs, 4), GradedCollator(model.preprocess, pairs)
     tokens = positions = padded = 0
     for batch in islice(BatchPlan(pairs.groups(), 16), 6):

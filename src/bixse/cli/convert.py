@@ -25,9 +25,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The verb's flags."""
     parser.add_argument("source", nargs="?", metavar="SOURCE",
                         help="lightblue, e5, flagembedding, tevatron, sentence-transformers, arctic, nvidia, umbrela, "
-                        "beir, trec, ir_datasets, wands, table, or pairs for files of bixse")  # fmt: skip
+                        "beir, trec, table, or pairs for files of bixse")  # fmt: skip
     parser.add_argument("path", nargs="?", type=Path, metavar="PATH",
-                        help="file or folder; hub:owner/name of the Hub; a name of ir_datasets")  # fmt: skip
+                        help="file or folder; hub:owner/name of the Hub")  # fmt: skip
     parser.add_argument("--list", action="store_true", help="show the sources: what they are, licence, citation")
     parser.add_argument("--out", type=Path, default=OUT, metavar="DIR",
                         help=f"folder for what is written (default: {OUT})")  # fmt: skip
@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     reading.add_argument("--limit", type=int, metavar="N", help="read only N judgements")
     reading.add_argument("--skip-faulty", action="store_true",
                          help="leave out rows that cannot be read, and list them in faults.jsonl")  # fmt: skip
-    reading.add_argument("--download", action="store_true", help="fetch data sets of the Hub and of ir_datasets")
+    reading.add_argument("--download", action="store_true", help="fetch data sets of the Hub")
     done = parser.add_argument_group("what is done to the pairs, in this order")
     done.add_argument("--dedup", action="store_true", help="one row per pair of texts, with the mean relevance")
     done.add_argument("--noise", type=float, metavar="P",
@@ -126,16 +126,11 @@ def _settings(args: argparse.Namespace) -> ConvertSettings:
 
 
 def _where(args: argparse.Namespace) -> str | Path:
-    """The path, or the name of a data set, which is none and stands as it was written also in a settings file."""
+    """The path, or the name of a data set of the Hub, which stands as it was written also in a settings file."""
     from bixse.data.sources.hub import HUB
 
     text = str(args.path)
-    if HUB in text:
-        return text[text.index(HUB) :]
-    if args.source == "ir_datasets" and args.config is not None:
-        folder = Path(args.config).parent
-        return text if not args.path.is_relative_to(folder) else str(args.path.relative_to(folder))
-    return Path(args.path)
+    return text[text.index(HUB) :] if HUB in text else Path(args.path)
 
 
 def _shares(words: list[str]) -> dict[str, float]:
@@ -199,17 +194,18 @@ def _histogram(counts: list[int], width: int = 40) -> list[str]:
 
 def _list() -> CommandResult:
     """The sources."""
-    from bixse.data.sources.formats import SOURCES
+    from bixse.data.sources.formats import FORMATS
+    from bixse.data.sources.source import option_flag
 
     rows = {
         name: {
-            "about": kind.about,
-            "files": kind.reader.file_format,
-            "options": [f"--{option.replace('_', '-')}" for option in kind.takes if option != "columns"],
-            "licence": kind.reader.licence,
-            "citation": kind.reader.citation,
+            "about": form.about,
+            "files": form.files,
+            "options": [option_flag(option) for option in form.options if option != "columns"],
+            "licence": form.licence,
+            "citation": form.citation,
         }
-        for name, kind in SOURCES.items()
+        for name, form in FORMATS.items()
     }
     lines = []
     for name, row in rows.items():

@@ -33,7 +33,7 @@ class JudgeScorer:
         rubric: what it is asked; None for judges that read no rubric.
 
     Example:
-        >>> from bixse.data.sources.judgement_files import Judgement
+        >>> from bixse.data.sources.judgement import Judgement
         >>> from bixse.grading.replay.replay_judge import ReplayJudge
         >>> from bixse.relevance import GradeScale
         >>> rows = [Judgement("q1", "d1", GradeScale(0, 3), "copy a folder", "shutil.copytree", grade=3.0)]

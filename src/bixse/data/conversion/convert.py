@@ -11,14 +11,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import yaml
+from filelock import FileLock, Timeout
 
 from bixse.data.conversion.convert_settings import PATHS, ConvertSettings
-from bixse.data.conversion.outputs import Written, write_collection, write_pairs
-from bixse.data.conversion.reading import Part, Progress, ProgressBar, fault_files, read_parts, refuse
-from bixse.data.conversion.steps import WHOLE, Chosen, choose_rows
+from bixse.data.conversion.outputs import WrittenFiles, use_selection, write_collection, write_pairs
+from bixse.data.conversion.reading import Part, Progress, ProgressBar, files_of_errors, read_parts, refuse
+from bixse.data.conversion.selection import WHOLE, Selection, open_pairs, select_rows
 from bixse.data.io.files import put_in_place, storage_errors, write_atomically
 from bixse.data.run_record import open_run
-from bixse.data.sources.formats import open_source
+from bixse.data.sources.source import Source
 from bixse.errors import InputError, OutputExistsError
 from bixse.relevance import GradeScale
 
@@ -26,7 +28,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from bixse.data.run_record import RunRecord
-    from bixse.data.sources.judgement_files import JudgementSource
 
 STATE = ".part"
 """Folder inside the output folder that holds what was read, until all is written."""
@@ -95,22 +96,14 @@ def convert(
         >>> result.parts["pairs"]["rows"], sorted(result.files)
         (2, ['pairs.parquet', 'train.yaml'])
     """
-    source = open_source(settings.source, settings.path, settings.options(), settings.download)
-    try:
-        if out is not None:
-            return _into(source, settings, Path(out), progress)
-        with tempfile.TemporaryDirectory() as folder:
-            return _look(source, settings, Path(folder), progress)
-    finally:
-        source.close()
+    source = Source(settings.source, settings.path, settings.options(), settings.download)
+    if out is not None:
+        return _into(source, settings, Path(out), progress)
+    with tempfile.TemporaryDirectory() as folder:
+        return _convert(source, settings, Path(folder), {}, progress, None)
 
 
-def _into(
-    source: JudgementSource,
-    settings: ConvertSettings,
-    out: Path,
-    progress: Progress | None,
-) -> ConvertResult:
+def _into(source: Source, settings: ConvertSettings, out: Path, progress: Progress | None) -> ConvertResult:
     """Convert into a folder, or show what was converted there before."""
     hashes = source.hashes(ProgressBar(progress, "hash", source.inputs().values()).advance)
     record = open_run(out, "convert", _recorded(settings), hashes, paths=PATHS)
@@ -118,95 +111,99 @@ def _into(
         shutil.rmtree(out / STATE, ignore_errors=True)
         return _finished(record)
     with _alone_in(out) as state:
-        result = _convert(source, settings, out, state, record, hashes, progress)
+        result = _convert(source, settings, state, hashes, progress, record)
     shutil.rmtree(out / STATE, ignore_errors=True)
     return result
 
 
 def _convert(
-    source: JudgementSource,
+    source: Source,
     settings: ConvertSettings,
-    out: Path,
     state: Path,
-    record: RunRecord,
     hashes: Mapping[str, str],
     progress: Progress | None,
+    record: RunRecord | None,
 ) -> ConvertResult:
-    clock = _Clock(record.timings)
-    parts, texts_faults = read_parts(source, settings, hashes, state, True, progress)
-    faulty = fault_files(parts, texts_faults)
+    """Convert, or only look where there is no record of a run: counts, histograms and errors."""
+    clock = _Clock({} if record is None else record.timings)
+    parts, texts_errors = read_parts(source, settings, hashes, state, progress)
     clock.stage("read")
-    if faulty and not settings.skip_faulty:
-        refuse(source, parts, faulty)
-    _check_any(source, parts)
-    chosen = choose_rows([part.path for part in parts], settings)
-    clock.stage("transform")
-    paths = [part.path for part in parts]
-    step = ProgressBar(progress, "write", paths).advance
-    if settings.form == "collection":
-        scale = GradeScale(*settings.scale) if settings.scale is not None else source.scale
-        named = chosen.parts if settings.split else {_split_name(source): chosen.parts[WHOLE]}
-        chosen = Chosen(named, chosen.applied)
-        written = write_collection(paths, named, state, source, scale, step)
-    else:
-        written = write_pairs(paths, chosen.parts, state, step)
-        _write_train_file(written, state, source, list(chosen.parts))
-    if faulty:
-        written.files[FAULTS_FILE] = _joined(faulty, state / "all-faults")
+    try:
+        shown = _check_errors(source, settings, parts, files_of_errors(parts, texts_errors), record is None)
+        database = source.database
+        open_pairs(database, parts)
+        selection = select_rows(database, settings)
+        clock.stage("transform")
+        tasks = {name: use_selection(database, columns) for name, columns in selection.parts.items()}
+        written = WrittenFiles()
+        if record is not None and settings.form == "collection":
+            scale = GradeScale(*settings.scale) if settings.scale is not None else source.scale
+            named = selection.parts if settings.split else {source.split: selection.parts[WHOLE]}
+            written = write_collection(database, named, state, scale, bool(source.corpus))
+            selection = Selection(named, selection.applied)
+            tasks = tasks if settings.split else {source.split: tasks[WHOLE]}
+        elif record is not None:
+            rows = sum(map(len, selection.parts.values()))
+            step = progress("write", rows) if progress is not None else lambda _: None
+            written = write_pairs(database, selection.parts, state, step)
+            _write_train_file(written, state, source, tasks)
+    finally:
+        source.close()
+    if record is not None and (errors := files_of_errors(parts, texts_errors)):
+        written.files[FAULTS_FILE] = _joined(errors, state / "all-faults")
     clock.stage("write")
-    result = _result(source, parts, texts_faults, chosen, written)
+    result = _result(source, parts, texts_errors, selection, written, tasks, shown)
+    if record is None:
+        return result
     record.save("running")
-    with storage_errors(out):
+    with storage_errors(state):
         for name, file in written.files.items():
-            put_in_place(file, out / name)
+            put_in_place(file, record.folder / name)
     record.results = asdict(result)
     record.save("finished")
     return result
 
 
-def _look(
-    source: JudgementSource,
-    settings: ConvertSettings,
-    state: Path,
-    progress: Progress | None,
-) -> ConvertResult:
-    """A dry run: counts, histograms and faults, with the transforms applied to numbers."""
-    parts, texts_faults = read_parts(source, settings, {}, state, False, progress)
-    faulty = fault_files(parts, texts_faults)
+def _check_errors(source: Source, settings: ConvertSettings, parts: list[Part], errors: list[Path], look: bool) -> str:
+    """Refuse errors that are not to be skipped, and sources without a grade; a look is told of the errors."""
     shown = ""
-    if faulty:
+    if errors and (look or not settings.skip_faulty):
         try:
-            refuse(source, parts, faulty)
+            refuse(source, parts, errors)
         except InputError as error:
-            if not any(part.rows for part in parts):
+            if not look or not any(part.rows for part in parts):
                 raise
             shown = str(error)
     _check_any(source, parts)
-    chosen = choose_rows([part.path for part in parts], settings)
-    result = _result(source, parts, texts_faults, chosen, Written(tasks={name: {} for name in chosen.parts}))
-    return ConvertResult(**{**_fields(result), "faults_shown": shown})
+    return shown
 
 
-def _check_any(source: JudgementSource, parts: list[Part]) -> None:
+def _check_any(source: Source, parts: list[Part]) -> None:
     if any(part.rows for part in parts):
         return
     told = ", ".join(f"{count} {status}" for status, count in source.statuses.most_common()) or "no rows"
     raise InputError(
-        f"{source.path}: got {told} and no pair with a grade; expected {source.file_format}; fix: check the "
+        f"{source.path}: got {told} and no pair with a grade; expected {source.form.files}; fix: check the "
         "export, or the scale where the grades are off it"
     )
 
 
 def _result(
-    source: JudgementSource, parts: list[Part], texts_faults: Path, chosen: Chosen, written: Written
+    source: Source,
+    parts: list[Part],
+    texts_errors: Path,
+    selection: Selection,
+    written: WrittenFiles,
+    tasks: Mapping[str, dict[str, int]],
+    shown: str,
 ) -> ConvertResult:
-    with texts_faults.open(encoding="utf-8") as lines:
+    with texts_errors.open(encoding="utf-8") as lines:
         faults = sum(part.faults for part in parts) + sum(1 for _ in lines)
     return ConvertResult(
         source={
             "name": source.name,
-            "citation": source.citation,
-            "licence": source.licence,
+            "citation": source.form.citation,
+            "licence": source.form.licence,
             "settings": dict(source.settings),
             "files": {
                 part.name: {"judgements": part.taken, "graded": part.rows, "faults": part.faults} for part in parts
@@ -219,16 +216,17 @@ def _result(
             name: {
                 "rows": len(rows),
                 "queries": len(np.unique(rows.groups("query_id", "task"))),
-                "tasks": dict(sorted(written.tasks[name].items())),
+                "tasks": tasks[name],
                 "histogram": np.histogram(rows.relevance, bins=BINS, range=(0.0, 1.0))[0].tolist(),
             }
-            for name, rows in chosen.parts.items()
+            for name, rows in selection.parts.items()
         },
-        transforms=[asdict(done) for done in chosen.applied],
+        transforms=[asdict(done) for done in selection.applied],
         files={
             name: _WHAT.get(name, "judgements" if name.endswith(".tsv") else "graded pairs") for name in written.files
         },
         warnings=[*source.warnings(), *written.notes],
+        faults_shown=shown,
     )
 
 
@@ -241,17 +239,15 @@ _WHAT = {
 """What a file holds, by its name."""
 
 
-def _write_train_file(written: Written, state: Path, source: JudgementSource, parts: list[str]) -> None:
+def _write_train_file(written: WrittenFiles, state: Path, source: Source, tasks: Mapping[str, dict[str, int]]) -> None:
     """The settings that the source's people state: shares of tasks, and instructions."""
-    import yaml
-
-    part = "train" if "train" in parts else parts[0]
+    part = "train" if "train" in tasks else next(iter(tasks))
     content: dict[str, Any] = {"pairs": f"{part}.parquet"}
-    shares = {task: share for task, share in source.task_shares.items() if task in written.tasks[part]}
+    shares = {task: share for task, share in source.form.task_shares.items() if task in tasks[part]}
     if shares:
         content["task_shares"] = shares
-    if source.instructions is not None:
-        content["instructions"] = source.instructions
+    if source.form.instructions is not None:
+        content["instructions"] = source.form.instructions
     written.files[TRAIN_FILE] = target = state / "settings-of-training"
     write_atomically(target, yaml.safe_dump(content, sort_keys=False))
 
@@ -262,10 +258,6 @@ def _joined(files: list[Path], target: Path) -> Path:
             with file.open("rb") as lines:
                 shutil.copyfileobj(lines, out)
     return target
-
-
-def _split_name(source: JudgementSource) -> str:
-    return str(getattr(source, "split", "test"))
 
 
 def _recorded(settings: ConvertSettings) -> dict[str, Any]:
@@ -288,15 +280,9 @@ def _finished(record: RunRecord) -> ConvertResult:
     return result
 
 
-def _fields(result: ConvertResult) -> dict[str, Any]:
-    return {name: getattr(result, name) for name in ConvertResult.__dataclass_fields__}
-
-
 @contextmanager
 def _alone_in(out: Path) -> Iterator[Path]:
     """The folder for parts, held against other processes."""
-    from filelock import FileLock, Timeout
-
     state = out / STATE
     with storage_errors(out):
         state.mkdir(parents=True, exist_ok=True)

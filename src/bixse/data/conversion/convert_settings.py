@@ -6,8 +6,7 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
-from bixse.data.sources.formats import SOURCES, SourceOptions
-from bixse.data.sources.table import TableColumns
+from bixse.data.sources.formats import FORMATS, SourceOptions, TableColumns
 from bixse.data.transforms.column_transforms import Binarise, KeepFrom, LabelNoise, Sample, SplitByQuery, Transform
 from bixse.data.transforms.column_transforms import WithoutDuplicates as WithoutDuplicates
 from bixse.errors import InputError, did_you_mean, shorten
@@ -39,9 +38,9 @@ class ConvertSettings:
     """
 
     source: str
-    """Name of the format, one of `bixse.data.sources.formats.SOURCES`."""
+    """Name of the format, one of `bixse.data.sources.formats.FORMATS`."""
     path: str | Path
-    """File or folder; `hub:owner/name`; or a name of ir_datasets."""
+    """File or folder, or `hub:owner/name`."""
     task: str | None = None
     """Task of every row, in the place of what the source says."""
     scale: tuple[float, float] | None = None
@@ -79,13 +78,13 @@ class ConvertSettings:
     skip_faulty: bool = False
     """Leave out rows that cannot be read and write them down, instead of refusing."""
     download: bool = False
-    """Fetch data sets of the Hub and of ir_datasets."""
+    """Fetch data sets of the Hub."""
 
     def __post_init__(self) -> None:
         """Check what can be checked without reading a file."""
-        if self.source not in SOURCES:
-            hint = did_you_mean(self.source, SOURCES, "see `bixse convert --list`")
-            raise InputError(f"source: got {shorten(self.source)}; expected one of {', '.join(SOURCES)}; fix: {hint}")
+        if self.source not in FORMATS:
+            hint = did_you_mean(self.source, FORMATS, "see `bixse convert --list`")
+            raise InputError(f"source: got {shorten(self.source)}; expected one of {', '.join(FORMATS)}; fix: {hint}")
         if self.limit is not None and self.limit < 1:
             raise InputError(f"--limit: got {self.limit}; expected at least 1; fix: leave it out for all rows")
         known = set(TableColumns.__dataclass_fields__)

@@ -9,26 +9,43 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from bixse.data.conversion.rows import PartWriter
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from bixse.data.io.files import put_in_place, storage_errors, write_atomically
+from bixse.data.io.parquet import table_writer
 from bixse.data.sources.formats import looks_like
 from bixse.data.sources.reading import RowErrors
 from bixse.errors import ERRORS_SHOWN, InputError, InvalidFileError, RowError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Mapping
     from pathlib import Path
     from typing import TextIO
 
     from bixse.data.conversion.convert_settings import ConvertSettings
-    from bixse.data.sources.judgement_files import JudgementSource
+    from bixse.data.sources.source import Source
 
 Progress: TypeAlias = Callable[[str, int], Callable[[int], None]]
 """Makes a progress callback from a title and a number of bytes."""
+PAIRS = pa.schema(
+    [
+        ("query_id", pa.string()),
+        ("query", pa.string()),
+        ("document_id", pa.string()),
+        ("document", pa.string()),
+        ("relevance", pa.float64()),
+        ("task", pa.string()),
+        ("grade", pa.float64()),
+        ("grade_probs", pa.list_(pa.float64())),
+        ("judge", pa.string()),
+    ]
+)
+"""The columns of graded pairs."""
 _STEP = 1 << 20
 """Bytes between two steps of a progress bar."""
 _FILES_SHOWN = 5
-"""Files whose faults a message lists."""
+"""Files whose errors a message lists."""
 
 
 @dataclass(frozen=True)
@@ -47,8 +64,15 @@ class Part:
     """Judgements by status."""
     notes: Mapping[str, int] = field(default_factory=dict)
     """What else the source counted."""
+    told: tuple[str, ...] = ()
+    """Warnings about the file."""
     faults: int = 0
-    """Rows that could not be read."""
+    """Errors of rows that could not be read."""
+
+    @property
+    def errors_file(self) -> Path:
+        """The errors of the file, a JSON object per line."""
+        return self.path.with_suffix(".faults.jsonl")
 
 
 class ProgressBar:
@@ -72,12 +96,18 @@ class ProgressBar:
             self._step(count)
 
 
-class WatchedFaults(RowErrors):
-    """Faults of one file, whose reading moves a bar."""
+class RecordedErrors(RowErrors):
+    """Errors of one file that are all written down, a JSON object per line; reading on moves a bar."""
 
-    def __init__(self, path: Path, bar: ProgressBar) -> None:
+    def __init__(self, path: Path, bar: ProgressBar, name: str, out: TextIO) -> None:
         self._bar, self._told, self._read = bar, 0, 0.0
+        self._name, self._out = name, out
         super().__init__(path)
+
+    def note(self, fault: RowError) -> None:
+        """Note an error and write it down."""
+        super().note(fault)
+        self._out.write(json.dumps({"file": self._name, **asdict(fault)}) + "\n")
 
     @property
     def bytes_read(self) -> float:
@@ -92,130 +122,103 @@ class WatchedFaults(RowErrors):
 
     def end(self) -> None:
         """The file was read, or is not read on."""
-        self._tell(self.path.stat().st_size if self.path.is_file() else 0)
+        self._tell(self.path.stat().st_size)
 
     def _tell(self, value: int) -> None:
         self._bar.advance(value - self._told)
         self._told = max(self._told, value)
 
 
-class RecordedFaults(WatchedFaults):
-    """Faults of one file that are all written down, a JSON object per line, beside those kept for the message."""
-
-    def __init__(self, path: Path, bar: ProgressBar, name: str, out: TextIO) -> None:
-        super().__init__(path, bar)
-        self._name, self._out = name, out
-
-    def note(self, fault: RowError) -> None:
-        """Note a fault and write it down."""
-        super().note(fault)
-        self._out.write(json.dumps({"file": self._name, **asdict(fault)}) + "\n")
-
-
 def read_parts(
-    source: JudgementSource,
-    settings: ConvertSettings,
-    hashes: Mapping[str, str],
-    state: Path,
-    with_texts: bool = True,
-    progress: Progress | None = None,
+    source: Source, settings: ConvertSettings, hashes: Mapping[str, str], state: Path, progress: Progress | None = None
 ) -> tuple[list[Part], Path]:
     """Read every file of a source; those that were read before, with the same content and settings, are not read again.
 
     Args:
-        source: what is read.
+        source: what is read; it is prepared, and its database stays open.
         settings: of the conversion; only what concerns reading counts.
         hashes: of the source's inputs.
         state: folder that keeps the parts.
-        with_texts: False keeps relevance and keys alone, for a look.
         progress: makes a progress callback from a title and a number of bytes.
 
     Returns:
-        The parts, and the file that holds the faults of the texts that rows name by id.
+        The parts, and the file that holds the errors of the texts that rows name by id.
 
     Raises:
         InputError: a file cannot be read at all.
         StorageError: `state` cannot be written.
     """
     names = {path: name for name, path in source.inputs().items()}
-    shared = {name: digest for name, digest in hashes.items() if name not in {names.get(file) for file in source.files}}
-    texts_faults = state / "texts.faults.jsonl"
-    with storage_errors(state), texts_faults.open("w", encoding="utf-8") as out:
-        bar = ProgressBar(progress, "look at texts and scores", source.inputs().values())
-
-        def faults_of(path: Path) -> RowErrors:
-            if path in source.files:
-                return WatchedFaults(path, bar)  # its rows are read again, and its faults then count
-            return RecordedFaults(path, bar, names.get(path, path.name), out)
-
-        source.prepare(faults_of)
+    own = {names[file] for file in source.files}
+    shared = {name: digest for name, digest in hashes.items() if name not in own}
+    texts_errors = state / "texts.faults.jsonl"
+    with storage_errors(state), texts_errors.open("w", encoding="utf-8") as out:
+        bar = ProgressBar(progress, "read texts", (*source.corpus, *source.queries))
+        source.prepare(state, lambda path: RecordedErrors(path, bar, names[path], out), settings.text_ids)
     bar = ProgressBar(progress, f"read {source.name}", source.files)
     parts: list[Part] = []
     for file in source.files:
         left = None if settings.limit is None else settings.limit - sum(part.taken for part in parts)
         if left is not None and left <= 0:
             break
-        name = names.get(file, str(file))
-        identity = [dict(source.settings), settings.task, settings.text_ids, left, with_texts, name, hashes.get(name)]
-        digest = hashlib.sha256(json.dumps([identity, shared], sort_keys=True).encode()).hexdigest()[:24]
-        part = _known(state, digest, name)
+        name = names[file]
+        identity = [dict(source.settings), settings.task, settings.text_ids, left, name, hashes.get(name), shared]
+        digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:24]
+        part = _known(state / digest, name)
         if part is None:
-            part = _read(source, file, name, settings, left, state / digest, with_texts, bar)
-        elif file.is_file():
+            part = _read(source, file, name, settings, left, state / digest, bar)
+        else:
             bar.advance(file.stat().st_size)
         parts.append(part)
     source.statuses = sum((Counter(part.statuses) for part in parts), Counter())
     source.notes = sum((Counter(part.notes) for part in parts), Counter())
-    return parts, texts_faults
+    source.told = list(dict.fromkeys([*source.told, *(told for part in parts for told in part.told)]))
+    return parts, texts_errors
 
 
 def _read(
-    source: JudgementSource,
-    file: Path,
-    name: str,
-    settings: ConvertSettings,
-    left: int | None,
-    target: Path,
-    with_texts: bool,
-    bar: ProgressBar,
+    source: Source, file: Path, name: str, settings: ConvertSettings, left: int | None, target: Path, bar: ProgressBar
 ) -> Part:
     """Read one file; its part and then its counts appear under their names when all is written."""
-    source.statuses, source.notes = Counter(), Counter()
-    taken = 0
+    source.statuses, source.notes, known = Counter(), Counter(), len(source.told)
+    taken = rows = 0
     half, path = target.with_suffix(".half"), target.with_suffix(".parquet")
     with (
         storage_errors(target.parent),
         target.with_suffix(".faults.jsonl").open("w", encoding="utf-8") as out,
-        PartWriter(half, with_texts) as writer,
+        table_writer(half, PAIRS) as writer,
     ):
-        faults = RecordedFaults(file, bar, name, out)
-        for judgement in _limited(source.read(file, faults), left):
-            taken += 1
-            if judgement.status == "graded":
-                writer.add(judgement, settings.task, settings.text_ids)
-        faults.end()
+        errors = RecordedErrors(file, bar, name, out)
+        for table in source.read(file, errors, left):
+            taken += table.num_rows
+            pairs = _pairs(table, settings.task, source.form.python == "graded_pair")
+            rows += pairs.num_rows
+            writer.write_table(pairs)
+        errors.end()
     with storage_errors(target.parent):
         put_in_place(half, path)
-    counts: dict[str, Any] = {"rows": writer.rows, "taken": taken, "faults": faults.total}
+    counts: dict[str, Any] = {"rows": rows, "taken": taken, "faults": errors.total, "told": source.told[known:]}
     counts |= {"statuses": dict(source.statuses), "notes": dict(source.notes)}
     write_atomically(target.with_suffix(".json"), json.dumps(counts))
     return Part(name, path, **counts)
 
 
-def _limited(judgements: Iterator[Any], left: int | None) -> Iterator[Any]:
-    """The first judgements; the faults behind the last of them are not looked for."""
-    if left is None:
-        yield from judgements
-        return
-    for number, judgement in enumerate(judgements, start=1):
-        yield judgement
-        if number >= left:
-            return
+def _pairs(judgements: pa.Table, task: str | None, own_grades: bool) -> pa.Table:
+    """The graded ones as graded pairs."""
+    table = judgements.filter(pc.equal(judgements["status"], "graded"))
+    columns = {name: table[name] for name in table.column_names}
+    columns["grade_probs"] = columns["probabilities"]
+    columns["judge"] = pc.if_else(pc.equal(columns["judge"], ""), None, columns["judge"])
+    if own_grades:
+        columns["grade"] = columns["own_grade"]
+    if task is not None:
+        columns["task"] = pa.array([task] * table.num_rows, pa.string())
+    return pa.table({name: columns[name] for name in PAIRS.names}).cast(PAIRS)
 
 
-def _known(state: Path, digest: str, name: str) -> Part | None:
+def _known(target: Path, name: str) -> Part | None:
     """A part that was read before, or None."""
-    path, counts = state / f"{digest}.parquet", state / f"{digest}.json"
+    path, counts = target.with_suffix(".parquet"), target.with_suffix(".json")
     if not path.is_file() or not counts.is_file():
         return None
     try:
@@ -224,17 +227,17 @@ def _known(state: Path, digest: str, name: str) -> Part | None:
         return None
 
 
-def fault_files(parts: list[Part], texts_faults: Path) -> list[Path]:
-    """Files of written faults that hold any, those of texts first."""
-    files = [texts_faults, *(part.path.with_suffix(".faults.jsonl") for part in parts)]
+def files_of_errors(parts: list[Part], texts_errors: Path) -> list[Path]:
+    """Files of written errors that hold any, those of texts first."""
+    files = [texts_errors, *(part.errors_file for part in parts)]
     return [file for file in files if file.is_file() and file.stat().st_size]
 
 
-def refuse(source: JudgementSource, parts: list[Part], files: list[Path]) -> None:
+def refuse(source: Source, parts: list[Part], files: list[Path]) -> None:
     """Say what could not be read.
 
     Raises:
-        InputError: always; the first faults of each file are shown and all are counted.
+        InputError: always; the first errors of each file are shown and all are counted.
     """
     kept: dict[str, list[RowError]] = {}
     totals: Counter[str] = Counter()
@@ -253,13 +256,7 @@ def refuse(source: JudgementSource, parts: list[Part], files: list[Path]) -> Non
         told = [*told[:_FILES_SHOWN], f"... and {rest} faults in {len(totals) - _FILES_SHOWN} more files"]
     other = []
     if not any(part.rows for part in parts):
-        other = [name for file in source.files[:1] for name in looks_like(file) if name != source.name]
+        other = [name for name in looks_like(source.files[0]) if name != source.name]
     hint = f"; the first file looks like the source {' or '.join(other)}" if other else ""
-    raise InputError(
-        "\n".join(
-            [
-                *told,
-                f"fix: correct these rows, or leave them out and keep a list of them: --skip-faulty{hint}",
-            ]
-        )
-    )
+    fix = f"fix: correct these rows, or leave them out and keep a list of them: --skip-faulty{hint}"
+    raise InputError("\n".join([*told, fix]))

@@ -1,28 +1,45 @@
-"""The outside formats that `bixse convert` takes, and how each is opened."""
+"""The outside formats that `bixse convert` takes: `formats.toml` as data classes."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from importlib import import_module
+import tomllib
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bixse.data.io.parquet import column_names
-from bixse.data.sources.corpus import corpus_files
-from bixse.data.sources.hub import HUB, hub_folder
-from bixse.data.sources.reading import RowErrors, kind_of
+from bixse.data.row_files.read import kind_of
+from bixse.data.sources.reading import RowErrors
 from bixse.data.sources.tables import TABLES, table_rows
-from bixse.errors import BixseError, InputError, did_you_mean, shorten
+from bixse.errors import BixseError, InputError
 
 if TYPE_CHECKING:
-    from bixse.data.sources.judgement_files import JudgementSource
-    from bixse.data.sources.table import TableColumns
+    from collections.abc import Mapping
+
     from bixse.relevance import GradeScale
 
 
 @dataclass(frozen=True)
+class TableColumns:
+    """Names of the columns of a table; those of ids and task may be absent."""
+
+    query: str = "query"
+    document: str = "document"
+    grade: str = "grade"
+    query_id: str = "query_id"
+    document_id: str = "document_id"
+    task: str = "task"
+
+    def __post_init__(self) -> None:
+        """Refuse one column for two purposes."""
+        names = list(vars(self).values())
+        if len(set(names)) < len(names):
+            raise InputError(f"columns: got {', '.join(names)}; expected a column of its own for each; fix: rename one")
+
+
+@dataclass(frozen=True)
 class SourceOptions:
-    """What some sources need beside their path."""
+    """What some formats need beside their path."""
 
     scale: GradeScale | None = None
     """Of the grades."""
@@ -39,45 +56,70 @@ class SourceOptions:
 
 
 @dataclass(frozen=True)
-class SourceKind:
-    """One outside format."""
+class Format:
+    """One entry of `formats.toml`, where its fields are explained."""
 
-    home: str
-    """Module below `bixse.data.sources`, and class."""
+    name: str
     about: str
-    """What it is, for people."""
-    takes: tuple[str, ...] = ()
-    """Options that concern it."""
+    files: str
+    citation: str
+    documents: str
+    licence: str = "that of its texts"
+    instructions: str | None = None
+    options: tuple[str, ...] = ()
+    needs_scale: bool = False
+    needs_map: bool = False
+    suffixes: tuple[str, ...] = ()
+    folder: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    needed: tuple[str, ...] = ()
+    optional: tuple[str, ...] = ()
+    scale: tuple[float, float] | None = None
+    query: tuple[str, ...] = ()
+    query_id: tuple[str, ...] = ()
+    query_by_id: bool = False
+    task: str = "NULL"
+    task_from: str = ""
+    tasks: Mapping[str, str] = field(default_factory=dict)
+    task_shares: Mapping[str, float] = field(default_factory=dict)
+    judge: str = "binary labels"
+    ids: bool = False
+    may_be_empty: str = ""
+    python: str = ""
+    checks: tuple[Mapping[str, str], ...] = ()
+    notes: Mapping[str, str] = field(default_factory=dict)
 
-    @property
-    def reader(self) -> type[JudgementSource]:
-        """The class."""
-        module, _, name = self.home.partition(":")
-        found: type[JudgementSource] = getattr(import_module(f"bixse.data.sources.{module}"), name)
-        return found
+    def with_columns(self, columns: TableColumns) -> Format:
+        """The format with the user's names of columns."""
+        names = {f"'{name}'": "'" + own.replace("'", "''") + "'" for name, own in vars(columns).items()}
+        documents = self.documents
+        for name, own in names.items():
+            documents = documents.replace(f"get(j, {name})", f"get(j, {own})")
+            documents = documents.replace(f"document({name}", f"document({own}")
+            documents = documents.replace(f"val_key := {name}", f"val_key := {own}")
+        return replace(
+            self,
+            needed=(columns.query, columns.document, columns.grade),
+            optional=(columns.query_id, columns.document_id, columns.task),
+            query=(columns.query,),
+            query_id=(columns.query_id,),
+            task=f"get(j, {names[chr(39) + 'task' + chr(39)]})",
+            documents=documents,
+        )
 
 
-SOURCES = {
-    "lightblue": SourceKind("lightblue:LightBlueFiles", "grades of LightBlue's reranker data, 1 to 5"),
-    "e5": SourceKind("e5:E5Files", "E5's public training data, 14 tasks, binary"),
-    "flagembedding": SourceKind("flagembedding:FlagEmbeddingFile", "BGE's training data, scored or not",
-                                ("score_map",)),
-    "tevatron": SourceKind("tevatron:TevatronFiles", "tevatron's training data, texts or ids", ("score_map", "corpus")),
-    "sentence-transformers": SourceKind("tuples:TupleFiles", "triplets, n-tuples and labelled pairs",
-                                        ("scale", "score_map")),
-    "arctic": SourceKind("arctic:ArcticFolder", "Arctic Embed's queries, documents and relations", ("scale",)),
-    "nvidia": SourceKind("nvidia:NvidiaFile", "NeMo retriever's training files", ("corpus",)),
-    "umbrela": SourceKind("umbrela:UmbrelaFile", "judgements of umbrela, 0 to 3"),
-    "beir": SourceKind("trec_texts:BeirFolder", "a collection folder, one split", ("scale", "qrels")),
-    "trec": SourceKind("trec_texts:TrecFiles", "TREC's qrels, topics and collection", ("scale", "queries", "corpus")),
-    "ir_datasets": SourceKind("ir_datasets_source:IrDataset", "a data set of ir_datasets by name", ("scale",)),
-    "wands": SourceKind("table:WandsFolder", "Wayfair's product search, grades 0 to 2"),
-    "table": SourceKind("table:TableFiles", "your own table with a grade", ("scale", "columns")),
-    "pairs": SourceKind("own_pairs:OwnPairs", "graded pairs of bixse, for the transforms"),
-}  # fmt: skip
+def _formats() -> dict[str, Format]:
+    def frozen(value: Any) -> Any:
+        return tuple(value) if isinstance(value, list) else value
+
+    loaded = tomllib.loads(Path(__file__).with_name("formats.toml").read_text(encoding="utf-8"))
+    return {
+        name: Format(name=name, **{key: frozen(value) for key, value in entry.items()})
+        for name, entry in loaded.items()
+    }
+
+
+FORMATS = _formats()
 """Name -> format."""
-
-
 _SIGNS: dict[str, frozenset[str]] = {
     "lightblue": frozenset({"question", "context", "32B_score_probs"}),
     "e5": frozenset({"query", "positive", "negative"}),
@@ -89,11 +131,11 @@ _SIGNS: dict[str, frozenset[str]] = {
     "pairs": frozenset({"query", "document", "relevance"}),
     "table": frozenset({"query", "document", "grade"}),
 }
-"""Source -> keys that its rows have."""
+"""Format -> keys that its rows have."""
 
 
 def looks_like(path: Path) -> list[str]:
-    """The sources whose keys the first row of a table has; none for what is no table.
+    """The formats whose keys the first row of a table has; none for what is not a table.
 
     Example:
         >>> import json, tempfile
@@ -111,51 +153,3 @@ def looks_like(path: Path) -> list[str]:
     except (BixseError, OSError, ValueError):
         pass
     return [name for name, signs in _SIGNS.items() if signs <= keys]
-
-
-def open_source(name: str, path: str | Path, options: SourceOptions, download: bool = False) -> JudgementSource:
-    """Open a source of graded pairs.
-
-    Args:
-        name: one of `SOURCES`.
-        path: file or folder, `hub:owner/name` for a data set of the Hugging Face Hub, or a name of ir_datasets.
-        options: what some sources need.
-        download: whether data may be fetched.
-
-    Raises:
-        InputError: no such source or path, an option that the source does not take, or one that it lacks.
-
-    Example:
-        >>> open_source("lightblu", "rows.jsonl", SourceOptions())
-        Traceback (most recent call last):
-        ...
-        bixse.errors.InputError: source: got 'lightblu'; expected one of lightblue, e5, flagembedding, tevatron, \
-sentence-transformers, arctic, nvidia, umbrela, beir, trec, ir_datasets, wands, table, pairs; fix: did you mean \
-'lightblue'?
-    """
-    if name not in SOURCES:
-        hint = did_you_mean(name, SOURCES, "see `bixse convert --list`")
-        raise InputError(f"source: got {shorten(name)}; expected one of {', '.join(SOURCES)}; fix: {hint}")
-    kind = SOURCES[name]
-    for option in fields(SourceOptions):
-        if getattr(options, option.name) is not None and option.name not in kind.takes:
-            owners = ", ".join(other for other, it in SOURCES.items() if option.name in it.takes)
-            raise InputError(
-                f"source {name}: got {_flag(option.name)}; expected none, the files say it; fix: leave it out "
-                f"(it is for {owners})"
-            )
-    if name == "ir_datasets":
-        from bixse.data.sources.ir_datasets_source import IrDataset
-
-        return IrDataset(path, options.scale, download)
-    where = hub_folder(name, str(path), download) if str(path).startswith(HUB) else Path(path)
-    arguments: dict[str, Any] = {option: getattr(options, option) for option in kind.takes}
-    if "qrels" in arguments:
-        arguments["split"] = arguments.pop("qrels")
-    if name == "trec":
-        arguments["corpus"] = corpus_files(options.corpus)
-    return kind.reader(where, **arguments)
-
-
-def _flag(option: str) -> str:
-    return {"columns": "names of columns", "qrels": "--qrels"}.get(option, f"--{option.replace('_', '-')}")

@@ -11,6 +11,8 @@ from bixse.data.io.files import is_unicode
 from bixse.data.io.hints import column_hint, number_hint
 from bixse.data.io.parquet import table_rows
 from bixse.data.io.strict import json_fault, parse_json
+from bixse.data.row_files.read import kind_of
+from bixse.data.row_files.values import number_of
 from bixse.errors import ERRORS_SHOWN, InputError, InvalidFileError, RowError, shorten
 
 if TYPE_CHECKING:
@@ -105,44 +107,6 @@ class RowErrors:
             number_hint(value, "drop the row"),
         )
         return None
-
-
-def number_of(value: Any) -> float:
-    """The number a value holds or spells, NaN where it is none (a bool, bytes, and Python's 1_000 are none)."""
-    if isinstance(value, (bool, bytes)) or (isinstance(value, str) and "_" in value):
-        return math.nan
-    try:
-        return float(value)
-    except (TypeError, ValueError, OverflowError):
-        return math.nan
-
-
-def kind_of(path: Path) -> str:
-    """The suffix that says what a file holds, in lower case: that before `.gz` where it is compressed.
-
-    A compressed file without another suffix is JSONL, as the shards of MS MARCO 2 are.
-
-    Example:
-        >>> from pathlib import Path
-        >>> kind_of(Path("nq.JSONL.gz")), kind_of(Path("nq.parquet"))
-        ('.jsonl', '.parquet')
-    """
-    suffixes = [suffix.lower() for suffix in path.suffixes]
-    if suffixes[-1:] == [".gz"]:
-        return suffixes[-2] if len(suffixes) > 1 else ".jsonl"
-    return suffixes[-1] if suffixes else ""
-
-
-def stem_of(path: Path) -> str:
-    """The name of a file without its suffix, and without `.gz`.
-
-    Example:
-        >>> from pathlib import Path
-        >>> stem_of(Path("data/nq.v1.jsonl.gz"))
-        'nq.v1'
-    """
-    name = path.name[:-3] if path.suffix.lower() == ".gz" else path.name
-    return name.rpartition(".")[0] or name
 
 
 def opened(raw: BinaryIO, path: Path) -> BinaryIO:

@@ -8,12 +8,12 @@ import zlib
 from typing import TYPE_CHECKING, Any
 
 from bixse.data.io.files import is_unicode
+from bixse.data.row_files.read import kind_of
 from bixse.data.sources.reading import (
     LONGEST_LINE,
     RowErrors,
     check_columns,
     json_rows,
-    kind_of,
     lines_of,
     opened,
     parquet_rows,

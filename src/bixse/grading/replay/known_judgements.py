@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from bixse.data.sources.judgement_files import Judgement
+from bixse.data.sources.judgement import Judgement
 from bixse.data.sources.reading import RowErrors
 from bixse.errors import StorageError, shorten
 from bixse.relevance import GradeScale

@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from bixse.data.sources.judgement_files import Judgement, JudgementRows, JudgementSource
+from bixse.data.collection_files import load_collection
+from bixse.data.io.files import file_hash
+from bixse.data.sources.formats import SourceOptions
+from bixse.data.sources.judgement import Judgement, JudgementRows, on_scale
+from bixse.data.sources.reading import RowErrors
+from bixse.data.sources.source import Source
+from bixse.data.trec import read_qrels
 from bixse.errors import InputError, did_you_mean, shorten
 from bixse.grading.judge import Answer
 from bixse.grading.reading.expected_grade import OptionProbabilities, expected_grade
@@ -15,11 +22,13 @@ from bixse.relevance import GradeScale
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
-    from pathlib import Path
 
     from bixse.data.graded_pairs import Pair
     from bixse.grading.judge import Question, Status
     from bixse.grading.rubrics import Rubric
+
+REPLAYED = ("flagembedding", "lightblue", "qrels", "umbrela")
+"""Formats of judgements that can be replayed."""
 
 
 class ReplayJudge:
@@ -31,7 +40,7 @@ class ReplayJudge:
     temporary file without their texts, so that files larger than the memory can be replayed.
 
     Args:
-        source: a reader of `bixse.data.sources`, or rows.
+        source: judgements in a file, or rows.
         rubric: what the questions are asked with, or the scale expected; None takes that of the judgements.
 
     Raises:
@@ -51,9 +60,9 @@ class ReplayJudge:
     """
 
     def __init__(
-        self, source: JudgementSource | Sequence[Judgement], rubric: Rubric | GradeScale | None = None
+        self, source: Source | JudgementRows | Sequence[Judgement], rubric: Rubric | GradeScale | None = None
     ) -> None:
-        self.source = source if isinstance(source, JudgementSource) else JudgementRows(source)
+        self.source = source if isinstance(source, (Source, JudgementRows)) else JudgementRows(source)
         wanted = rubric if isinstance(rubric, GradeScale) or rubric is None else rubric.scale
         if wanted is not None and wanted != self.source.scale:
             raise InputError(
@@ -141,15 +150,12 @@ def open_replay(
         InputError: no such format or file, an option that the format does not take, or one that it lacks.
         InvalidFileError: every row that cannot be read.
     """
-    from bixse.data import sources
-    from bixse.data.collection_files import load_collection
-
     word, _, rest = spec.partition(":")
     name, _, path = rest.partition(":")
-    if word != "replay" or name not in sources.FORMATS or not path:
-        hint = did_you_mean(name, sources.FORMATS, "name the format and the file, as in replay:umbrela:judged.jsonl")
+    if word != "replay" or name not in REPLAYED or not path:
+        hint = did_you_mean(name, REPLAYED, "name the format and the file, as in replay:umbrela:judged.jsonl")
         raise InputError(
-            f"judge: got {shorten(spec)}; expected replay:FORMAT:PATH with a format of {', '.join(sources.FORMATS)}; "
+            f"judge: got {shorten(spec)}; expected replay:FORMAT:PATH with a format of {', '.join(REPLAYED)}; "
             f"fix: {hint}"
         )
     for option, value, owner in (("collection", collection, "qrels"), ("score map", score_map, "flagembedding")):
@@ -158,15 +164,38 @@ def open_replay(
                 f"judge {shorten(spec)}: got a {option}; expected none: {name} files hold what it is for; "
                 f"fix: leave it out, it belongs to replay:{owner}"
             )
-    source: JudgementSource
     if name == "qrels":
-        texts = None if collection is None else load_collection(collection, splits=[])
-        source = sources.QrelsFile(path, scale, texts)
-    elif name == "flagembedding":
-        source = sources.FlagEmbeddingFile(path, score_map)
-    else:
-        source = getattr(sources, sources.FORMATS[name])(path)
-    return ReplayJudge(source, scale)
+        return ReplayJudge(_qrels(Path(path), scale, collection), scale)
+    return ReplayJudge(Source(name, path, SourceOptions(score_map=score_map)), scale)
+
+
+def _qrels(path: Path, scale: GradeScale | None, collection: Path | None) -> JudgementRows:
+    """The judgements of qrels, with their texts where a collection holds them."""
+    if scale is None:
+        raise InputError(
+            f"{path}: got no scale; expected that of its grades (it cannot be inferred: a grade that was never given "
+            "leaves no trace); fix: state the lowest and the highest grade, for example 0 and 3"
+        )
+    texts = None if collection is None else load_collection(collection, splits=[])
+    errors = RowErrors(path)
+    rows = []
+    for query_id, judged in read_qrels(path).items():
+        for document_id, stated in judged.items():
+            query, document = None, None
+            if texts is not None:
+                query, found = texts.queries.get(query_id), texts.corpus.get(document_id)
+                document = None if found is None else found.content
+                for column, identifier, text in (("query-id", query_id, query), ("corpus-id", document_id, document)):
+                    if text is None:
+                        fix = "add it, drop its judgements, or leave the collection out to look pairs up by id"
+                        errors.add(None, column, shorten(identifier), "an id of the collection", fix)
+            grade, status, detail = on_scale(stated, scale)
+            rows.append(
+                Judgement(query_id, document_id, scale, query, document, grade, status, judge=path.stem,
+                          text=f"{stated:g}", detail=detail)
+            )  # fmt: skip
+    errors.raise_any()
+    return JudgementRows(rows, "qrels", path, file_hash(path), {"texts": texts is not None})
 
 
 def answer_of(judgement: Judgement, order: str = "") -> Answer:

@@ -171,7 +171,7 @@ def _collection(data: StudyData) -> Collection:
     if data.collection == PYDOCS:
         from bixse.data.pydocs.collection import load_pydocs
 
-        return load_pydocs()[0]
+        return load_pydocs()
     folder = Path(data.collection)
     loaded = load_collection(folder, list(dict.fromkeys(data.splits or _splits_of(folder))))
     return Collection(_name(data), loaded.corpus, loaded.queries, loaded.qrels)

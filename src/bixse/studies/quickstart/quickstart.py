@@ -15,7 +15,7 @@ from bixse.data.collection_files import save_collection
 from bixse.data.graded_pairs import GradedPairs
 from bixse.data.io.files import write_atomically
 from bixse.data.pairs_files import save_graded_pairs
-from bixse.data.pydocs.collection import PYDOCS_RELEVANT_GRADE, PYDOCS_SCALE, Coverage, load_pydocs, query_kinds
+from bixse.data.pydocs.collection import PYDOCS_PYTHON, PYDOCS_RELEVANT_GRADE, PYDOCS_SCALE, load_pydocs, query_kinds
 from bixse.data.run_record import open_run
 from bixse.data.trec import write_run
 from bixse.encoders.head import RelevanceHead
@@ -142,9 +142,9 @@ def quickstart(
     """
     config = quickstart_config(out, fast, seed).resolved()
     demo_model_path()
-    collection, coverage = load_pydocs()
+    collection = load_pydocs()
     settings = {"fast": fast, "seed": seed, "model": MODEL, "precision": config.precision}
-    record = open_run(out, "quickstart", settings, {"python": coverage.python_version})
+    record = open_run(out, "quickstart", settings, {"python": PYDOCS_PYTHON})
     if record.status == "finished":
         report, done = load_report_data(out / "results.json"), record.results
         return QuickstartResult(report, done["verdicts"], _artifacts(out), done["warnings"], reused=True)
@@ -155,8 +155,7 @@ def quickstart(
         save_collection(collection, folder)
         pairs = GradedPairs.from_collection(collection, "train", PYDOCS_SCALE)
         save_graded_pairs(pairs, out / "train.jsonl")
-        notes.append(f"{len(collection.corpus)} documents of Python {coverage.python_version}")
-        notes.append(f"{coverage.graded_found} of {coverage.graded_total} graded documents found")
+        notes.append(f"{len(collection.corpus)} documents of Python {PYDOCS_PYTHON}")
         notes.append(f"{len(pairs)} training pairs of {len(set(pairs.query_ids))} queries")
     write_atomically(out / "train.yaml", user_config(config))
 
@@ -210,7 +209,7 @@ def quickstart(
             kinds=query_kinds(),
             merges=[merge_curve(name, result.merge) for name, result in trained.items() if result.merge is not None],
             guard=guard.comparisons,
-            facts=_facts(collection, config, coverage, out, fast, seed),
+            facts=_facts(collection, config, out, fast, seed),
             timings=record.timings,
             commands=next_commands(out),
             notes=[*NOTES, *warnings],
@@ -285,14 +284,11 @@ def own_command(out: Path, fast: bool, seed: int) -> str:
     return f"bixse quickstart{' --fast' if fast else ''} --seed {seed} --out {shlex.quote(str(out))}"
 
 
-def _facts(
-    collection: Collection, config: TrainConfig, coverage: Coverage, out: Path, fast: bool, seed: int
-) -> dict[str, str]:
+def _facts(collection: Collection, config: TrainConfig, out: Path, fast: bool, seed: int) -> dict[str, str]:
     counts = {split: len(qrels) for split, qrels in collection.qrels.items()}
     return {
-        "corpus": f"{len(collection.corpus)} documents: docstrings of Python {coverage.python_version}",
+        "corpus": f"{len(collection.corpus)} documents: docstrings of Python {PYDOCS_PYTHON}",
         "queries": f"{counts['train']} train, {counts['dev']} dev, {counts['test']} test, {counts['guard']} guard",
-        "graded documents found": f"{coverage.graded_found} of {coverage.graded_total}",
         "base model": "sentence-transformers/all-MiniLM-L6-v2",
         "chosen on": "dev and guard alone; test is read for the verdict only",
         "recall and MRR count": f"documents of grade {PYDOCS_RELEVANT_GRADE} and up",

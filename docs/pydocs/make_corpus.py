@@ -1,21 +1,20 @@
-"""Reads the docstrings of the Python that runs this file: a stand-alone script, standard library only.
+"""Makes `src/bixse/data/pydocs/corpus.jsonl.gz`: the docstrings of the Python that runs this, as documents.
 
-It imports every public standard module, so it is run in a process of its own (`bixse.data.pydocs.extract` does),
-with a guard that forbids network connections, new processes and changes to the file system.
-The rules of what is a document, and of its id, are in docs/pydocs.md. By hand, with any Python from 3.10:
+The rules of what is a document, and of its id, are in docs/pydocs.md. The file that comes with bixse was made under
+Linux by the CPython 3.11.7 on which the queries were graded, with the same bytes every time:
 
-    python3.12 -I -S -B _introspect.py OUTPUT.json     # {id: [title, text]}
-    python3.12 -I -S -B _introspect.py --coverage      # one line: how many of the graded documents this Python has
+    python3.11 -I -S -B docs/pydocs/make_corpus.py src/bixse/data/pydocs/corpus.jsonl.gz
+
+It imports every public standard module, so run it in an environment where that does no harm.
 """
 
 from __future__ import annotations
 
+import gzip
 import importlib
 import inspect
 import json
-import os
 import pkgutil
-import platform
 import re
 import site
 import sys
@@ -46,53 +45,17 @@ LONGEST_TITLE = 120
 """In characters; a longer id with its signature is cut to the id."""
 MACHINE_VALUE = re.compile(r" at 0x[0-9a-fA-F]+|frozenset\(|\{'|name='<")
 """Default values in a signature that change from run to run: addresses, unordered sets, open files."""
-FORBIDDEN_EVENTS = frozenset(
-    "socket.bind socket.connect socket.getaddrinfo socket.gethostbyaddr socket.gethostbyname "  # noqa: SIM905
-    "socket.getnameinfo socket.sendmsg socket.sendto webbrowser.open subprocess.Popen os.exec os.fork os.forkpty "
-    "os.posix_spawn os.spawn os.startfile os.system os.chdir os.chmod os.link os.mkdir os.putenv os.remove os.rename "
-    "os.rmdir os.symlink os.truncate".split()
-)
-"""Audit events (PEP 578) that the guard turns into an error."""
-WRITE_FLAGS = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_TRUNC
-"""Flags of an `open` that could change a file."""
 
 
 def main(arguments: list[str]) -> int:
-    """Write the documents to the file named, or the coverage to standard output; returns the exit status."""
+    """Write the documents to the file named; returns the exit status."""
     if len(arguments) != 1:
         sys.stderr.write(f"{(__doc__ or '').strip()}\n")
         return 2
-    if arguments[0] == "--coverage":
-        forbid_side_effects()
-        sys.stdout.write(coverage_line(collect_documents()) + "\n")
-        return 0
-    with Path(arguments[0]).open("w", encoding="utf-8") as output:  # opened before the guard forbids it
-        forbid_side_effects()
-        json.dump(collect_documents(), output)
+    rows = ({"_id": name, "title": title, "text": text} for name, (title, text) in collect_documents().items())
+    lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    Path(arguments[0]).write_bytes(gzip.compress(lines.encode(), mtime=0))
     return 0
-
-
-def forbid_side_effects() -> None:
-    """Make connections, new processes and changes to the file system raise PermissionError; cannot be undone."""
-
-    def guard(event: str, values: tuple[object, ...]) -> None:
-        flags = values[2] if event == "open" and len(values) == 3 else 0
-        writes = isinstance(flags, int) and flags & WRITE_FLAGS
-        if event in FORBIDDEN_EVENTS or writes:
-            raise PermissionError(f"{event} is forbidden while documentation is read")
-
-    sys.addaudithook(guard)
-
-
-def coverage_line(documents: dict[str, tuple[str, str]]) -> str:
-    """How many ids graded in the qrels beside this file are among the documents."""
-    tables = sorted((Path(__file__).parent / "qrels").glob("*.tsv"))
-    graded = {row.split("\t")[1] for table in tables for row in table.read_text(encoding="utf-8").splitlines()[1:]}
-    found = len(graded & documents.keys())
-    return (
-        f"Python {platform.python_version()}: {len(documents)} documents, "
-        f"{found} of {len(graded)} graded ids ({found / len(graded):.1%})"
-    )
 
 
 def collect_documents() -> dict[str, tuple[str, str]]:
@@ -123,7 +86,7 @@ def import_modules(name: str) -> Iterator[tuple[str, ModuleType]]:
         return
     try:
         module = importlib.import_module(name)
-    except (Exception, SystemExit):  # of another platform, built without it, or stopped by the guard
+    except (Exception, SystemExit):  # of another platform, built without it, or refusing to start
         return
     yield name, module
     for submodule in sorted(found.name for found in pkgutil.iter_modules(getattr(module, "__path__", []))):

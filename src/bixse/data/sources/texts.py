@@ -1,27 +1,19 @@
-"""`TextStore`: texts by their ids in a temporary file, for sources whose rows name documents by id alone."""
+"""Documents and queries by id, in the files of almost any tool."""
 
 from __future__ import annotations
 
-import sqlite3
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from bixse.data.collection import Document
 from bixse.data.io.files import is_unicode
-from bixse.data.sources.reading import RowErrors, kind_of
+from bixse.data.row_files.read import kind_of
+from bixse.data.sources.reading import RowErrors
 from bixse.data.sources.tables import TABLES, plain_lines, table_rows
-from bixse.errors import InputError, StorageError, shorten
+from bixse.errors import InputError, shorten
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-_TABLE = """
-PRAGMA journal_mode = OFF;
-PRAGMA synchronous = OFF;
-PRAGMA cache_size = -65536;
-CREATE TABLE texts (id TEXT PRIMARY KEY, title TEXT, text TEXT);
-"""
 ID_KEYS = ("_id", "pid", "docid", "doc_id", "document_id", "id", "DOCUMENT_ID")
 """Names under which tools keep the id of a document. MS MARCO 2 has both for a passage: `docid` is its document's."""
 TEXT_KEYS = ("text", "contents", "passage", "segment", "body", "document", "DOCUMENT_TEXT")
@@ -30,79 +22,6 @@ QUERY_ID_KEYS = ("_id", "qid", "query_id", "id", "topic_id", "question_id", "QUE
 """Names of the id of a query."""
 QUERY_KEYS = ("text", "query", "question", "title", "query_text", "QUERY_TEXT")
 """Names of its text."""
-
-
-class TextStore:
-    """Texts by id, on the disk instead of in memory; the file is gone when the store is closed.
-
-    Raises:
-        StorageError: there is no room for the file.
-
-    Example:
-        >>> from pathlib import Path
-        >>> with TextStore() as store:
-        ...     store.add([(1, "d1", "shutil", "copies files")], RowErrors(Path("corpus.jsonl")))
-        ...     store.get("d1").content, store.get("d2"), len(store)
-        ('shutil copies files', None, 1)
-    """
-
-    def __init__(self) -> None:
-        with self._errors():
-            self._file = sqlite3.connect("", isolation_level=None, check_same_thread=False)
-            self._file.executescript(_TABLE)
-
-    def __enter__(self) -> TextStore:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def __len__(self) -> int:
-        with self._errors():
-            return int(self._file.execute("SELECT count(*) FROM texts").fetchone()[0])
-
-    def add(self, rows: Iterable[tuple[int, str, str, str]], faults: RowErrors) -> None:
-        """Take rows of number, id, title and text; an id that comes again with another text is a fault.
-
-        Raises:
-            StorageError: no room.
-        """
-        with self._errors():
-            self._file.execute("BEGIN")
-            for number, identifier, title, text in rows:
-                row = (identifier, title, text)
-                if self._file.execute("INSERT OR IGNORE INTO texts VALUES (?, ?, ?)", row).rowcount:
-                    continue
-                if self.get(identifier) != Document(title, text):
-                    fix = "give each text its own id, or drop the repeat"
-                    faults.add(number, "id", f"{shorten(identifier)} again with another text", "one text an id", fix)
-            self._file.execute("COMMIT")
-
-    def get(self, identifier: str) -> Document | None:
-        """The text of an id, or None."""
-        with self._errors():
-            found = self._file.execute("SELECT title, text FROM texts WHERE id = ?", (identifier,)).fetchone()
-        return None if found is None else Document(*found)
-
-    def items(self) -> Iterator[tuple[str, Document]]:
-        """Ids and texts, in the order they came."""
-        with self._errors():
-            for identifier, title, text in self._file.execute("SELECT id, title, text FROM texts ORDER BY rowid"):
-                yield identifier, Document(title, text)
-
-    def close(self) -> None:
-        """Close the store, which removes its file."""
-        self._file.close()
-
-    @contextmanager
-    def _errors(self) -> Iterator[None]:
-        try:
-            yield
-        except sqlite3.Error as error:
-            raise StorageError(
-                f"texts: got {error} in a temporary file; expected room for the corpus there; "
-                "fix: free disk space, or set TMPDIR to a folder with more"
-            ) from error
 
 
 def documents_in(path: Path, faults: RowErrors) -> Iterator[tuple[int, str, str, str]]:
