@@ -52,7 +52,7 @@ class TestRefused:
             ({"scale": math.inf}, "scale: got inf"),
             ({"bias": "middle"}, "bias: got 'middle'"),
             ({"reduction": "sum"}, "reduction: got 'sum'"),
-            ({"in_batch": "all"}, "in_batch: got 'all'"),
+            ({"in_batch_labels": "all"}, "in_batch_labels: got 'all'"),
             ({"binarise_at": 0.0}, "binarise_at: got 0.0"),
             ({"binarise_at": 1.5}, "binarise_at: got 1.5"),
         ],
@@ -92,7 +92,7 @@ class TestForms:
         )
         assert wide.item() == pytest.approx(expected, rel=1e-5)
         assert listed.item() == pytest.approx(expected, rel=1e-5)
-        # Six flat rows are six queries, each of which stands twice: the sum over cells doubles, and so does B.
+        # Six flat rows are six queries, each of which stands twice: the sum over entries doubles, and so does B.
         assert flat.item() == pytest.approx(expected, rel=1e-5)
 
     def test_flat_columns_and_table_agree_on_one_document_a_query(self, tiny_model):
@@ -103,17 +103,17 @@ class TestForms:
         listed, _ = loss_of(tiny_model, [QUERIES, documents], table)
         assert flat.item() == wide.item() == listed.item()
 
-    @pytest.mark.parametrize(("in_batch", "same_document"), [("known", 0.5), ("paper", 0.0)])
+    @pytest.mark.parametrize(("in_batch_labels", "same_document"), [("known", 0.5), ("paper", 0.0)])
     def test_a_document_of_two_rows_is_one_column_and_its_other_grade_counts_when_known(
-        self, tiny_model, in_batch, same_document
+        self, tiny_model, in_batch_labels, same_document
     ):
         queries = [QUERIES[0], QUERIES[1], QUERIES[0]]
         documents = ["copy the file", "copy the file", "move the file"]
         labels = torch.tensor([1.0, 0.25, 0.5])
-        value, _ = loss_of(tiny_model, [queries, documents], labels, in_batch=in_batch)
-        again = 1.0 if in_batch == "known" else 0.0
-        cells = [[1.0, same_document], [0.25, 0.0], [again, 0.5]]
-        assert value.item() == pytest.approx(by_hand(tiny_model, queries, documents[1:], cells), rel=1e-5)
+        value, _ = loss_of(tiny_model, [queries, documents], labels, in_batch_labels=in_batch_labels)
+        again = 1.0 if in_batch_labels == "known" else 0.0
+        entries = [[1.0, same_document], [0.25, 0.0], [again, 0.5]]
+        assert value.item() == pytest.approx(by_hand(tiny_model, queries, documents[1:], entries), rel=1e-5)
 
     def test_duplicates_across_columns_are_found_when_padding_is_on_the_left(self, tiny_model):
         def left(texts):
@@ -131,8 +131,8 @@ class TestForms:
     def test_a_nan_in_a_table_counts_neither_way(self, tiny_model):
         table = torch.tensor([[0, 0, 1.0], [1, 1, math.nan], [2, 3, 0.5]])
         value, _ = loss_of(tiny_model, [QUERIES, COLUMNS], table)
-        cells = [[1.0, 0, 0, 0], [0, math.nan, 0, 0], [0, 0, 0, 0.5]]
-        assert value.item() == pytest.approx(by_hand(tiny_model, QUERIES, COLUMNS, cells), rel=1e-5)
+        entries = [[1.0, 0, 0, 0], [0, math.nan, 0, 0], [0, 0, 0, 0.5]]
+        assert value.item() == pytest.approx(by_hand(tiny_model, QUERIES, COLUMNS, entries), rel=1e-5)
 
     def test_fewer_documents_than_queries(self, tiny_model):
         value, _ = loss_of(tiny_model, [QUERIES, COLUMNS[:1]], torch.tensor([[0, 0, 1.0]]))
@@ -189,8 +189,8 @@ class TestBiasStart:
         rows = torch.arange(400)
         targets = GradedTargets(rows, rows, torch.rand(400, generator=generator), (400, 400))
         starts = []
-        for cells in (400 * 400, 400 * 50):
-            monkeypatch.setattr(bixse_module, "CELLS_FOR_START", cells)
+        for entries in (400 * 400, 400 * 50):
+            monkeypatch.setattr(bixse_module, "ENTRIES_FOR_START", entries)
             loss = BiXSELoss(tiny_model, bias=bias)
             loss.start_bias(q, d, targets)
             starts.append(loss.logit_bias.item())
@@ -220,9 +220,9 @@ class TestAlone:
         assert not any(value.requires_grad for value in loss.statistics.values())
 
     def test_settings_for_the_model_card(self, tiny_model):
-        assert BiXSELoss(tiny_model, bias="prior", in_batch="paper").get_config_dict() == {
-            "in_batch": "paper",
-            "cached": False,
+        assert BiXSELoss(tiny_model, bias="prior", in_batch_labels="paper").get_config_dict() == {
+            "in_batch_labels": "paper",
+            "gradient_cache": False,
             "scale": 20.0,
             "bias": "prior",
             "learn_scale": False,

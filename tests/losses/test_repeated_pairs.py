@@ -27,11 +27,11 @@ def value(tiny_model):
     return of
 
 
-@pytest.mark.parametrize("in_batch", ["known", "paper"])
+@pytest.mark.parametrize("in_batch_labels", ["known", "paper"])
 @pytest.mark.parametrize("word", LOSSES)
-def test_two_labels_of_a_pair_count_as_their_mean_in_any_order(value, word, in_batch):
+def test_two_labels_of_a_pair_count_as_their_mean_in_any_order(value, word, in_batch_labels):
     there, back, mean = (
-        value(word, QUERIES, DOCUMENTS, [*twice, *LABELS], in_batch=in_batch)
+        value(word, QUERIES, DOCUMENTS, [*twice, *LABELS], in_batch_labels=in_batch_labels)
         for twice in ([1.0, 0.0], [0.0, 1.0], [0.5, 0.5])
     )
     assert there == back == mean

@@ -18,13 +18,13 @@ class TestRefused:
         with pytest.raises(InputError, match=r"expected \(M, 3\)"):
             GradedTargets.from_table(torch.zeros(shape), (2, 2))
 
-    @pytest.mark.parametrize("cell", [(2, 0), (0, 3), (-1, 0), (0, -1)])
-    def test_a_cell_outside_the_batch(self, cell):
-        with pytest.raises(InputError, match=r"got a cell outside \(2, 3\)"):
-            GradedTargets.from_table(torch.tensor([[*cell, 1.0]]), (2, 3))
+    @pytest.mark.parametrize("entry", [(2, 0), (0, 3), (-1, 0), (0, -1)])
+    def test_a_cell_outside_the_batch(self, entry):
+        with pytest.raises(InputError, match=r"got an entry outside \(2, 3\)"):
+            GradedTargets.from_table(torch.tensor([[*entry, 1.0]]), (2, 3))
 
     def test_a_cell_given_twice(self):
-        with pytest.raises(InputError, match="got a cell twice"):
+        with pytest.raises(InputError, match="got an entry twice"):
             GradedTargets.from_table(torch.tensor([[0, 1, 1.0], [1, 1, 0.0], [0, 1, 0.5]]), (2, 2))
 
     @pytest.mark.parametrize("relevance", [-0.01, 1.01, 3.0, math.inf])
@@ -40,7 +40,7 @@ class TestRefused:
 
     def test_paper_without_own_columns(self):
         with pytest.raises(InputError, match="without own columns"):
-            GradedTargets.from_ids(["a"], ["x"], GRADED, in_batch="paper")
+            GradedTargets.from_ids(["a"], ["x"], GRADED, in_batch_labels="paper")
 
 
 def dense(targets):
@@ -53,18 +53,20 @@ class TestFromIds:
         assert dense(targets)[0] == [[1.0, 0.25, 0.0], [0.5, 0.0, 0.75]]
 
     def test_paper_keeps_a_rows_own_documents_alone(self):
-        targets = GradedTargets.from_ids(["a", "b"], ["x", "y", "z"], GRADED, own=[[0, 1], [2]], in_batch="paper")
+        targets = GradedTargets.from_ids(
+            ["a", "b"], ["x", "y", "z"], GRADED, own=[[0, 1], [2]], in_batch_labels="paper"
+        )
         assert dense(targets)[0] == [[1.0, 0.25, 0.0], [0.0, 0.0, 0.75]]
 
     def test_two_rows_of_one_query_know_each_others_documents_only_when_known(self):
         ids, own = ["b", "b"], [[0], [1]]
         known = GradedTargets.from_ids(ids, ["x", "z"], GRADED, own=own)
-        paper = GradedTargets.from_ids(ids, ["x", "z"], GRADED, own=own, in_batch="paper")
+        paper = GradedTargets.from_ids(ids, ["x", "z"], GRADED, own=own, in_batch_labels="paper")
         assert dense(known)[0] == [[0.5, 0.75], [0.5, 0.75]]
         assert dense(paper)[0] == [[0.5, 0.0], [0.0, 0.75]]
 
     def test_a_document_twice_in_a_row_is_one_cell(self):
-        targets = GradedTargets.from_ids(["a"], ["x"], GRADED, own=[[0, 0]], in_batch="paper")
+        targets = GradedTargets.from_ids(["a"], ["x"], GRADED, own=[[0, 0]], in_batch_labels="paper")
         assert dense(targets)[0] == [[1.0]]
 
     def test_nan_masks_its_cell(self):

@@ -52,16 +52,16 @@ def shared_pairs() -> GradedPairs:
 
 
 @pytest.mark.parametrize(
-    ("in_batch", "expected"),
+    ("in_batch_labels", "expected"),
     [("known", [[0, 0, 1.0], [1, 0, 0.25], [1, 1, 0.5]]), ("paper", [[0, 0, 1.0], [1, 1, 0.5]])],
 )
 def test_a_known_grade_of_another_rows_document_fills_its_cell_unless_paper_is_asked_for(
-    tiny_model, in_batch, expected
+    tiny_model, in_batch_labels, expected
 ):
     pairs = shared_pairs()
     group_a, group_b = pairs.groups()
     group_b = type(group_b)("b", group_b.query, ["e"], ["the e"], [0.5])
-    batch = GradedCollator(tiny_model.preprocess, pairs, in_batch)([group_a, group_b])
+    batch = GradedCollator(tiny_model.preprocess, pairs, in_batch_labels)([group_a, group_b])
     assert sorted(batch["label"].tolist()) == expected
 
 
@@ -86,12 +86,12 @@ def pairs_of(*rows: tuple[str, str, str, str, float]) -> GradedPairs:
     return GradedPairs.from_rows(dict(zip(names, row, strict=True)) for row in rows)
 
 
-@pytest.mark.parametrize("in_batch", ["known", "paper"])
-def test_a_text_under_two_ids_is_one_column_and_never_its_own_negative(tiny_model, in_batch):
+@pytest.mark.parametrize("in_batch_labels", ["known", "paper"])
+def test_a_text_under_two_ids_is_one_column_and_never_its_own_negative(tiny_model, in_batch_labels):
     pairs = pairs_of(
         ("a", "copy", "d1", "a file", 1.0), ("b", "move", "d2", "a file", 0.5), ("b", "move", "e", "b", 0.0)
     )
-    batch = GradedCollator(tiny_model.preprocess, pairs, in_batch)(pairs.groups())
+    batch = GradedCollator(tiny_model.preprocess, pairs, in_batch_labels)(pairs.groups())
     assert batch["document_input_ids"].shape[0] == 2
     assert sorted(batch["label"].tolist()) == [[0, 0, 1.0], [1, 0, 0.5], [1, 1, 0.0]]
 
@@ -121,10 +121,10 @@ def test_what_one_task_knows_says_nothing_of_another(tiny_model):
     assert [collate([group])["label"].tolist() for group in pairs.groups()] == [[[0, 0, 1.0]], [[0, 0, 0.0]]]
 
 
-@pytest.mark.parametrize("in_batch", ["known", "paper"])
-def test_grades_of_the_same_texts_that_differ_are_averaged(tiny_model, in_batch):
+@pytest.mark.parametrize("in_batch_labels", ["known", "paper"])
+def test_grades_of_the_same_texts_that_differ_are_averaged(tiny_model, in_batch_labels):
     rows = [("a", "copy", "d1", "a file", 1.0), ("a", "copy", "d2", "a file", 0.0), ("b", "copy", "d1", "a file", 0.5)]
     pairs = pairs_of(*rows)
-    collate = GradedCollator(tiny_model.preprocess, pairs, in_batch)
+    collate = GradedCollator(tiny_model.preprocess, pairs, in_batch_labels)
     assert sorted(collate(pairs.groups())["label"].tolist()) == [[0, 0, 0.5], [1, 0, 0.5]]
     assert collate(pairs.groups()[:1])["label"].tolist() == [[0, 0, 0.5]]

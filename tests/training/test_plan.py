@@ -117,14 +117,14 @@ class TestInstructionsInBatches:
         assert {texts[0].split()[0] for texts in chosen} == {"match", "sort"}
 
 
-def test_a_batch_counts_its_duplicates_and_filled_cells(tiny_model):
+def test_a_batch_counts_its_duplicates_and_filled_entries(tiny_model):
     rows = [("q1", "x", 1.0), ("q1", "y", 0.5), ("q2", "x", 0.25), ("q2", "z", 0.0)]
     pairs = GradedPairs.from_rows({"query": q, "document": d, "relevance": z} for q, d, z in rows)
     first, second = pairs.groups()
     second = type(second)("q2", "q2", ["z"], ["z"], [0.0])
     counted = GradedCollator(tiny_model.preprocess, pairs)([first, second])["counts"].tolist()
     assert dict(zip(COUNTS, counted, strict=True)) == {
-        "queries": 2, "pairs": 3, "duplicate_documents": 0, "filled_cells": 1, "masked_cells": 0
+        "queries": 2, "pairs": 3, "duplicate_documents": 0, "filled_entries": 1, "masked_entries": 0
     }  # fmt: skip
     counted = GradedCollator(tiny_model.preprocess, pairs)(pairs.groups())["counts"].tolist()
     assert dict(zip(COUNTS, counted, strict=True))["duplicate_documents"] == 1

@@ -68,13 +68,13 @@ ACCELERATE = "--cpu --num_processes 2 --num_machines 1 --mixed_precision no --dy
 CASES = {
     "bixse": {"loss": "bixse"},
     "bixse, mean": {"loss": "bixse", "loss_options": {"reduction": "mean", "learn_scale": True}},
-    "infonce, cached": {"loss": "infonce", "loss_options": {"cached": True, "texts_per_pass": 4}},
+    "infonce, cached": {"loss": "infonce", "loss_options": {"gradient_cache": True, "mini_batch_size": 4}},
     "lambdaloss, accumulated": {"loss": "lambdaloss-v2", "optimizer": {"gradient_accumulation_steps": 2}},
     "bixse, lora, checkpointing, cached": {
         "loss": "bixse",
         "lora": {"rank": 4},
         "optimizer": {"gradient_checkpointing": True},
-        "loss_options": {"cached": True, "texts_per_pass": 4},
+        "loss_options": {"gradient_cache": True, "mini_batch_size": 4},
     },
 }
 

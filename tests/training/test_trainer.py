@@ -98,7 +98,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_checkpoint(tiny_m
     assert batch["step"] == 4
     assert set(batch["queries"]) <= set(graded_pairs.queries)
     assert {text for text in batch["documents"] if text not in graded_pairs.documents} == set()
-    assert all(len(cell) == 3 for cell in batch["cells"])
+    assert all(len(entry) == 3 for entry in batch["entries"])
 
 
 def test_weights_that_are_not_finite_are_not_written(tiny_model, graded_pairs, tmp_path):

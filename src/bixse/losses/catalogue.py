@@ -30,7 +30,7 @@ class LossEntry(NamedTuple):
 
 
 LOSSES: dict[str, LossEntry] = {
-    "bixse": LossEntry("bixse", "BiXSELoss", about="every cell with its own relevance"),
+    "bixse": LossEntry("bixse", "BiXSELoss", about="every entry with its own relevance"),
     "bixse-without-bias": LossEntry(
         "bixse", "BiXSELoss", {"bias": 0.0, "learn_bias": False}, "the paper's ablation: logit bias 0, not learned"
     ),

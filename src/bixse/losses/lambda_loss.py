@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
     from torch import Tensor
 
-    from bixse.losses.base import InBatch
+    from bixse.losses.base import InBatchLabels
     from bixse.losses.engines.pairwise import PairWeights
     from bixse.losses.targets import GradedTargets
 
@@ -46,9 +46,9 @@ class LambdaLoss(PairwiseLoss):
         mu: weight of "ndcg-loss2" in "ndcg-loss2++", at least 0.
         k: keep pairs of which one document ranks within k, and cut nDCG there; None keeps all.
         in_batch_negatives: rank all documents of the batch for a query, not only its graded ones.
-        in_batch: "known" uses every grade the batch knows, "paper" only a row's own documents (all else 0).
-        texts_per_pass: texts of one pass through the encoder.
-        cached: hold the activations of one pass at a time.
+        in_batch_labels: "known" uses every grade the batch knows, "paper" only a row's own documents (all else 0).
+        mini_batch_size: texts of one pass through the encoder.
+        gradient_cache: hold the activations of one pass at a time.
 
     Raises:
         InputError: an argument is outside its range.
@@ -85,11 +85,11 @@ class LambdaLoss(PairwiseLoss):
         mu: float = 10.0,
         k: int | None = None,
         in_batch_negatives: bool = True,
-        in_batch: InBatch = "known",
-        texts_per_pass: int = 32,
-        cached: bool = False,
+        in_batch_labels: InBatchLabels = "known",
+        mini_batch_size: int = 32,
+        gradient_cache: bool = False,
     ) -> None:
-        super().__init__(model, scale, in_batch_negatives, in_batch, texts_per_pass, cached)
+        super().__init__(model, scale, in_batch_negatives, in_batch_labels, mini_batch_size, gradient_cache)
         if weighting not in WEIGHTINGS:
             raise InputError(
                 f"weighting: got {weighting!r}; expected one of {', '.join(WEIGHTINGS)}; fix: choose one of them"

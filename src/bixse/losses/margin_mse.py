@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from bixse.errors import InputError
-from bixse.losses.engines.row_blocks import RowTerms, RowWiseLoss
+from bixse.losses.engines.row_chunks import ChunkResult, RowWiseLoss
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
     from torch import Tensor
 
-    from bixse.losses.base import InBatch
+    from bixse.losses.base import InBatchLabels
     from bixse.losses.targets import GradedTargets
 
 
@@ -32,9 +32,9 @@ class MarginMSELoss(RowWiseLoss):
         margin: difference of cosines that a difference in relevance of 1 is to reach, in (0, 2].
         in_batch_negatives: also pair a query's documents with all others of the batch; the BiXSE paper leaves
             them out because they harm.
-        in_batch: "known" uses every grade the batch knows, "paper" only a row's own documents.
-        texts_per_pass: texts of one pass through the encoder.
-        cached: hold the activations of one pass at a time.
+        in_batch_labels: "known" uses every grade the batch knows, "paper" only a row's own documents.
+        mini_batch_size: texts of one pass through the encoder.
+        gradient_cache: hold the activations of one pass at a time.
 
     Raises:
         InputError: scale or margin outside its range.
@@ -65,26 +65,26 @@ class MarginMSELoss(RowWiseLoss):
         scale: float = 20.0,
         margin: float = 1.0,
         in_batch_negatives: bool = False,
-        in_batch: InBatch = "known",
-        texts_per_pass: int = 32,
-        cached: bool = False,
+        in_batch_labels: InBatchLabels = "known",
+        mini_batch_size: int = 32,
+        gradient_cache: bool = False,
     ) -> None:
-        super().__init__(model, scale, in_batch, texts_per_pass, cached)
+        super().__init__(model, scale, in_batch_labels, mini_batch_size, gradient_cache)
         if not 0 < margin <= 2 or math.isnan(margin):
             raise InputError(f"margin: got {margin}; expected a difference of cosines in (0, 2]; fix: 1 is usual")
         self.margin = margin
         self.in_batch_negatives = in_batch_negatives
 
     @property
-    def needs(self) -> str:
+    def requires(self) -> str:
         """What a query must bring."""
         return "a graded document" if self.in_batch_negatives else "two graded documents"
 
-    def can_use(self, relevance: Sequence[float]) -> bool:
+    def is_informative(self, relevance: Sequence[float]) -> bool:
         """A query needs two graded documents; one where the batch's others count too."""
         return len(relevance) >= (1 if self.in_batch_negatives else 2)
 
-    def row_terms(self, logits: Tensor, targets: GradedTargets) -> RowTerms:
+    def chunk_result(self, logits: Tensor, targets: GradedTargets) -> ChunkResult:
         """One term per pair of which at least one document is graded.
 
         Of g graded documents a and u others b, with errors taken from the mean of the graded ones, the pairs sum to
@@ -101,7 +101,7 @@ class MarginMSELoss(RowWiseLoss):
         value = (weighed * errors).sum(dtype=torch.float64)
         gradient = weighed.sub_(graded.mul_(errors.sum(dim=1, keepdim=True))).mul_(2.0)
         pairs = (number * (number - 1) / 2 + number * others).sum(dtype=torch.float64)
-        return RowTerms(value, pairs, gradient)
+        return ChunkResult(value, pairs, gradient)
 
     def get_config_dict(self) -> dict[str, Any]:
         """Settings for the model card."""

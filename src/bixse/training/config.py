@@ -185,7 +185,7 @@ class TrainConfig(BaseModel):
     scale: float = Field(default=10.0, gt=0)
     """Logit scale alpha: 1 / temperature. The paper's is 20; 10 was better on dev for every loss (docs/search)."""
     loss_options: dict[str, Any] = Field(default_factory=dict)
-    """Other arguments of the loss, for example bias, cutoff, in_batch."""
+    """Other arguments of the loss, for example bias, cutoff, in_batch_labels."""
     optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig)
     """Rates, epochs and batches."""
     seed: int = Field(default=0, ge=0, lt=SEEDS)

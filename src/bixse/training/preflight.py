@@ -48,15 +48,15 @@ def check_pairs(
         InputError: no query brings what the loss needs.
     """
     groups = pairs.groups()
-    usable = sum(loss.can_use(_best_batch(group.relevance, documents_per_query)) for group in groups)
+    usable = sum(loss.is_informative(_best_batch(group.relevance, documents_per_query)) for group in groups)
     if usable == 0:
         raise InputError(
             f"{where}: got {len(groups)} queries of which loss {word!r} can use none; expected queries with "
-            f"{loss.needs}; fix: check the relevance column and documents_per_query, or choose another loss"
+            f"{loss.requires}; fix: check the relevance column and documents_per_query, or choose another loss"
         )
     if usable < len(groups):
         return [
-            f"{len(groups) - usable} of {len(groups)} queries lack {loss.needs}: loss {word!r} learns "
+            f"{len(groups) - usable} of {len(groups)} queries lack {loss.requires}: loss {word!r} learns "
             f"{loss.without_need} from them"
         ]
     return []
@@ -169,14 +169,18 @@ def check_memory(trainer: GradedTrainer) -> int:
         model.train()
         features, _ = trainer.collect_features(next(iter(trainer.get_train_dataloader())))
         texts = [number_of_texts(part) for part in features]
-        texts_held = [min(number, loss.texts_per_pass) if loss.cached else number for number in texts]
+        texts_held = [min(number, loss.mini_batch_size) if loss.gradient_cache else number for number in texts]
         states = [_bytes_of_a_text(loss, p) * n if n else 0 for p, n in zip(features, texts_held, strict=True)]
     weights = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
     size = model.get_embedding_dimension() or 0
-    needed = (max(states) if loss.cached else sum(states)) + 3 * weights + 3 * sum(texts) * size * 4
+    needed = (max(states) if loss.gradient_cache else sum(states)) + 3 * weights + 3 * sum(texts) * size * 4
     free = free_memory(model.device)
     if needed > free:
-        mend = "a smaller batch_size or train_max_length" if loss.cached else "`cached: true` under loss_options"
+        mend = (
+            "a smaller batch_size or train_max_length"
+            if loss.gradient_cache
+            else "`gradient_cache: true` under loss_options"
+        )
         raise InputError(
             f"training: got a batch of {texts[0]} queries and {sum(texts[1:])} documents that needs at least "
             f"{needed:,} bytes ({needed / 1e9:.1f} GB); expected at most the {free:,} bytes that are free "
@@ -211,7 +215,7 @@ def _bytes_of_a_text(loss: GradedLoss, features: Mapping[str, Any]) -> int:
             kept[storage.data_ptr()] = storage  # held, so that no later one gets its address
 
     with torch.autograd.graph.saved_tensors_hooks(count, lambda packed: packed):
-        embed_features(loss.model, part, texts_per_pass=1)
+        embed_features(loss.model, part, mini_batch_size=1)
     return sum(storage.nbytes() for storage in kept.values()) // len(rows)
 
 

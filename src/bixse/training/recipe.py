@@ -22,7 +22,7 @@ from bixse.losses.catalogue import build_loss, check_loss_options
 from bixse.progress import progress_bar
 from bixse.training.config import paths_in
 from bixse.training.dev_evaluation import dev_evaluator, dev_figures, dev_hashes, load_dev, load_watched_of
-from bixse.training.distributed import any_process, check_agreement, is_first_process, join_processes, together
+from bixse.training.distributed import any_process, check_agreement, init_distributed, is_main_process, raise_together
 from bixse.training.loop.checkpoints import checkpoint_to_resume, tell_where_the_best_is, whole_checkpoints
 from bixse.training.loop.divergence import check_learned, embedding_spreads
 from bixse.training.merging.merge import MergeResult, merge, own_share, refitted_head
@@ -100,8 +100,8 @@ def train(config: TrainConfig, out: Path, progress: bool = True, title: str | No
 
 def _train(config: TrainConfig, out: Path, progress: bool, title: str | None) -> TrainResult:
     """`train`, in the precision that is set."""
-    join_processes()
-    with together():
+    init_distributed()
+    with raise_together():
         pairs, table, collections, record = open_training(config, out)
         watched = load_watched_of(config)
     check_agreement({"settings": record.fingerprint, "status of the run": record.status})
@@ -114,7 +114,7 @@ def _train(config: TrainConfig, out: Path, progress: bool, title: str | None) ->
     from bixse.encoders.loading.build import no_library_bars
 
     started = time.perf_counter()
-    with together():
+    with raise_together():
         model, loss = make_model(config, table)
         base = None
         if merges(config):
@@ -126,9 +126,9 @@ def _train(config: TrainConfig, out: Path, progress: bool, title: str | None) ->
             trainer = make_trainer(config, out, model, loss, pairs, evaluator, progress, title or config.loss)
     try:
         with ExitStack() as held:
-            with together():
+            with raise_together():
                 check_memory(trainer)
-                if is_first_process():
+                if is_main_process():
                     held.enter_context(alone_in(out))
             held.enter_context(storage_errors(out))
             held.enter_context(no_library_bars())
@@ -150,8 +150,8 @@ def _train(config: TrainConfig, out: Path, progress: bool, title: str | None) ->
                 "history": history, "best_step": best_step, "warnings": warnings, "learning_rate": rate,
                 "merge": merged.to_json() if merged is not None else None,
             }  # fmt: skip
-            with together():
-                if is_first_process():
+            with raise_together():
+                if is_main_process():
                     _save_model(model, head, out, MODEL_FOLDER, merged)
                     _add_timings(record, started, trainer)
                     record.save("finished")
@@ -189,8 +189,8 @@ def _merge(
     settings = config.merge
     model: Any = trainer.loss.model
     assert settings is not None
-    with together():
-        if settings.keep_tuned and is_first_process():
+    with raise_together():
+        if settings.keep_tuned and is_main_process():
             device = model.device
             _save_model(copy.deepcopy(model.cpu()), head, out, TUNED_FOLDER)
             model.to(device)
@@ -204,12 +204,12 @@ def _merge(
             several.append(trained_weights(model))
         tuned = mean_weights(several)
     number = len(own_share({0.0, 1.0, *settings.weights})) if watched else 0
-    shown = progress and is_first_process() and number > 0
+    shown = progress and is_main_process() and number > 0
     bar = progress_bar("merge: score weights", number) if shown else None
     model.eval()
     merged = merge(model, base, tuned, settings.weights, watched, config.guard_tolerance, bar)
     if head is not None and (merged.weight < 1 or settings.checkpoints > 1):
-        with together():
+        with raise_together():
             head = refitted_head(trainer, head)
     return merged, head
 
@@ -300,7 +300,7 @@ def make_model(config: TrainConfig, table: Instructions | None) -> tuple[Relevan
 
 def _save_record(record: RunRecord, status: Status) -> None:
     """Write run.json, in the first process alone."""
-    if is_first_process():
+    if is_main_process():
         record.save(status)
 
 
@@ -360,9 +360,9 @@ def make_trainer(
         train_pairs=pairs,
         loss=loss,
         evaluator=evaluator,
-        callbacks=[ProgressBar(title)] if progress and is_first_process() else [],
+        callbacks=[ProgressBar(title)] if progress and is_main_process() else [],
     )
-    if is_first_process():
+    if is_main_process():
         trainer.add_callback(StepLog(out / LOG_FILE))
     for callback in trainer.callback_handler.callbacks:
         if getattr(callback, "logging_dir", "") is None:  # TensorBoard's files would go with the checkpoints
@@ -386,9 +386,9 @@ def _run_trainer(trainer: GradedTrainer, out: Path, record: RunRecord, then_merg
     trainer.add_callback(stop)
     started = time.perf_counter()
     ended: Literal["failed", "interrupted"] = "interrupted"
-    with together():
+    with raise_together():
         checkpoint, warnings = checkpoint_to_resume(out / CHECKPOINT_FOLDER)
-    if checkpoint is not None and is_first_process():
+    if checkpoint is not None and is_main_process():
         tell_where_the_best_is(Path(checkpoint))
     check_agreement({"checkpoint": checkpoint})
     before = embedding_spreads(trainer.loss.model, trainer.train_pairs)

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from bixse.encoders.prompts import Kind
-    from bixse.losses.base import InBatch
+    from bixse.losses.base import InBatchLabels
     from bixse.training.loop.batch_plan import EpochIndex
 
-COUNTS = ("queries", "pairs", "duplicate_documents", "filled_cells", "masked_cells")
+COUNTS = ("queries", "pairs", "duplicate_documents", "filled_entries", "masked_entries")
 """What a batch counts of itself, under the key `counts`."""
 
 
@@ -76,8 +76,8 @@ class GradedCollator:
 
     Args:
         preprocess: tokenises texts: `model.preprocess`.
-        pairs: all training pairs; their grades fill the in-batch cells when `in_batch` is "known".
-        in_batch: see `bixse.losses.GradedLoss`.
+        pairs: all training pairs; their grades fill the in-batch entries when `in_batch_labels` is "known".
+        in_batch_labels: see `bixse.losses.GradedLoss`.
         prompts: prompt of the columns "query" and "document", or a table of task instructions. Of several
             instructions of a task one is chosen by the queries of the batch, the same in every process.
         process: number of this process, from 0.
@@ -96,13 +96,13 @@ class GradedCollator:
         self,
         preprocess: Callable[..., Mapping[str, Any]],
         pairs: GradedPairs,
-        in_batch: InBatch = "known",
+        in_batch_labels: InBatchLabels = "known",
         prompts: Mapping[str, str] | Instructions | None = None,
         process: int = 0,
         processes: int = 1,
     ) -> None:
         self.preprocess = preprocess
-        self.in_batch: InBatch = in_batch
+        self.in_batch_labels: InBatchLabels = in_batch_labels
         self.prompts = prompts if isinstance(prompts, Instructions) else dict(prompts or {})
         self.process = process
         self.processes = processes
@@ -120,7 +120,7 @@ class GradedCollator:
         own = groups[self.process :: self.processes]
         own_columns = [list(dict.fromkeys(column_of[document] for document in group.documents)) for group in own]
         targets = GradedTargets.from_ids(
-            [(group.task, group.query) for group in own], documents, self.graded, own_columns, self.in_batch
+            [(group.task, group.query) for group in own], documents, self.graded, own_columns, self.in_batch_labels
         )
         counts = (
             len(own),

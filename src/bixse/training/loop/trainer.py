@@ -24,7 +24,7 @@ from bixse.encoders.embedding import tokens_without_padding
 from bixse.encoders.loading.parts import input_parts
 from bixse.encoders.prompts import prompt_for
 from bixse.errors import TrainingError
-from bixse.training.distributed import all_of, any_process, average_gradients, copy_from_first
+from bixse.training.distributed import all_gather_object, any_process, average_gradients, broadcast_from_main
 from bixse.training.loop.batch_plan import BatchPlan
 from bixse.training.loop.batches import GradedCollator, GroupDataset
 from bixse.training.loop.checkpoints import check_checkpoint
@@ -126,7 +126,7 @@ class GradedTrainer(SentenceTransformerTrainer):
             evaluator=evaluator,
             callbacks=callbacks,
             data_collator=GradedCollator(  # type: ignore[arg-type]
-                preprocess, train_pairs, loss.in_batch, prompts, args.process_index, args.world_size
+                preprocess, train_pairs, loss.in_batch_labels, prompts, args.process_index, args.world_size
             ),
         )
         # gradients are averaged by `average_gradients`: no wrapper that counts forward passes
@@ -136,7 +136,7 @@ class GradedTrainer(SentenceTransformerTrainer):
 
     def train(self, *args: Any, **kwargs: Any) -> TrainOutput:
         """As sentence-transformers does; all processes begin with the weights of the first."""
-        copy_from_first([*self.loss.parameters(), *self.loss.buffers()])
+        broadcast_from_main([*self.loss.parameters(), *self.loss.buffers()])
         return super().train(*args, **kwargs)
 
     def get_train_dataloader(self) -> DataLoader[Any]:
@@ -186,10 +186,10 @@ class GradedTrainer(SentenceTransformerTrainer):
             average_gradients(self.loss.parameters())
         seconds = time.perf_counter() - start
         self.seconds_in_steps += seconds
-        self.throughput.add(counts, self.collect_features(inputs)[0], self.loss.texts_per_pass, seconds)
+        self.throughput.add(counts, self.collect_features(inputs)[0], self.loss.mini_batch_size, seconds)
         if any_process(not bool(loss.isfinite()), loss.device):
             path = self._dump_batch(inputs)
-            losses = [value for value in all_of(float(loss)) if not math.isfinite(value)]
+            losses = [value for value in all_gather_object(float(loss)) if not math.isfinite(value)]
             raise TrainingError(
                 f"training: got loss {losses[0]} at step {self.state.global_step + 1}; expected a finite number; "
                 f"fix: look at the batch ({path}), lower learning_rate or set max_grad_norm, and give another "
@@ -218,7 +218,7 @@ class GradedTrainer(SentenceTransformerTrainer):
         decode = self.model.tokenizer.decode
         texts = [[decode([t for t in text if t >= 0], skip_special_tokens=True) for text in part] for part in tokens]
         said = {"step": self.state.global_step + 1, "queries": texts[0], "documents": texts[1]}
-        said["cells"] = labels.nan_to_num(-1.0).tolist() if labels is not None else []
+        said["entries"] = labels.nan_to_num(-1.0).tolist() if labels is not None else []
         path = Path(self.args.output_dir or ".") / f"failed-batch-{self.args.process_index}.json"
         write_atomically(path, json.dumps(said, indent=1, ensure_ascii=False))
         return path
@@ -234,7 +234,7 @@ class GradedTrainer(SentenceTransformerTrainer):
     def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
         """As transformers does, then the hashes of all files of all processes."""
         super()._save_checkpoint(model, trial)
-        all_of(None)  # the other processes have written their random states
+        all_gather_object(None)  # the other processes have written their random states
         if self.args.should_save:
             write_hashes(Path(self.args.output_dir or ".") / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}")
 

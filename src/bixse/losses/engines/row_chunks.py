@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from bixse.losses.base import GradedLoss, InBatch, check_scale
+from bixse.losses.base import GradedLoss, InBatchLabels, check_scale
 from bixse.losses.engines.statistics import mean_logits
 
 if TYPE_CHECKING:
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
     from bixse.losses.targets import GradedTargets
 
-CELLS_PER_BLOCK = 2**22
-"""Cells of a block of rows: 16 MB of float32; a loss holds a few such blocks while it works."""
+ENTRIES_PER_CHUNK = 2**22
+"""Entries of a block of rows: 16 MB of float32; a loss holds a few such blocks while it works."""
 
 
-class RowTerms(NamedTuple):
+class ChunkResult(NamedTuple):
     """What a loss says of a block of R rows."""
 
     value: Tensor
@@ -37,16 +37,16 @@ class RowTerms(NamedTuple):
 class RowWiseLoss(GradedLoss):
     """Base of the losses in which each query's term depends on its own row of logits alone.
 
-    The B x N matrix is never kept: a block of rows is scored, the subclass's `row_terms` gives value and gradient
+    The B x N matrix is never kept: a block of rows is scored, the subclass's `chunk_result` gives value and gradient
     with respect to its logits, and the block is multiplied into the gradients of the embeddings at once. That takes
     the three matrix products that no exact method avoids, and memory for one block.
 
     Args:
         model: the encoder that is trained.
         scale: logit scale, 1 / temperature, above 0.
-        in_batch: "known" uses every grade the batch knows, "paper" only a row's own documents (all else 0).
-        texts_per_pass: texts of one pass through the encoder.
-        cached: hold the activations of one pass at a time (`GradedLoss`).
+        in_batch_labels: "known" uses every grade the batch knows, "paper" only a row's own documents (all else 0).
+        mini_batch_size: texts of one pass through the encoder.
+        gradient_cache: hold the activations of one pass at a time (`GradedLoss`).
 
     Raises:
         InputError: scale outside its range.
@@ -56,25 +56,25 @@ class RowWiseLoss(GradedLoss):
         self,
         model: SentenceTransformer,
         scale: float = 20.0,
-        in_batch: InBatch = "known",
-        texts_per_pass: int = 32,
-        cached: bool = False,
+        in_batch_labels: InBatchLabels = "known",
+        mini_batch_size: int = 32,
+        gradient_cache: bool = False,
     ) -> None:
-        super().__init__(model, in_batch, texts_per_pass, cached)
+        super().__init__(model, in_batch_labels, mini_batch_size, gradient_cache)
         self.scale = check_scale(scale)
 
     @abstractmethod
-    def row_terms(self, logits: Tensor, targets: GradedTargets) -> RowTerms:
+    def chunk_result(self, logits: Tensor, targets: GradedTargets) -> ChunkResult:
         """Value, count and gradient of a block of rows.
 
         Args:
             logits: (R, N) scale * cosine; may be overwritten.
-            targets: known relevance of these cells, rows counted from the block's first.
+            targets: known relevance of these entries, rows counted from the block's first.
         """
 
     def compute_loss_from_embeddings(self, queries: Tensor, documents: Tensor, targets: GradedTargets) -> Tensor:
         """The loss of (B, D) queries and (N, D) documents, both normalised; 0 where there is nothing to learn."""
-        loss, self.count = row_wise_loss(queries, documents, targets, self.scale, self.row_terms)
+        loss, self.denominator = row_wise_loss(queries, documents, targets, self.scale, self.chunk_result)
         relevant, irrelevant = mean_logits(queries, documents, targets, self.scale)
         self.statistics = {"mean_logit_relevant": relevant, "mean_logit_irrelevant": irrelevant}
         return loss
@@ -89,8 +89,8 @@ def row_wise_loss(
     documents: Tensor,
     targets: GradedTargets,
     scale: float,
-    row_terms: Callable[[Tensor, GradedTargets], RowTerms],
-    cells_per_block: int = CELLS_PER_BLOCK,
+    chunk_result: Callable[[Tensor, GradedTargets], ChunkResult],
+    entries_per_chunk: int = ENTRIES_PER_CHUNK,
 ) -> tuple[Tensor, Tensor]:
     """Sum of the rows' terms over the sum of their counts, differentiable in queries and documents.
 
@@ -99,10 +99,10 @@ def row_wise_loss(
     Args:
         queries: (B, D).
         documents: (N, D).
-        targets: known relevance of the (B, N) cells.
+        targets: known relevance of the (B, N) entries.
         scale: logits are scale * q.d.
-        row_terms: value, count and gradient of a block of rows.
-        cells_per_block: changes speed and memory only.
+        chunk_result: value, count and gradient of a block of rows.
+        entries_per_chunk: changes speed and memory only.
 
     Returns:
         Two scalars: the loss, 0 with zero gradients when the counts sum to 0; and the sum of the counts, detached.
@@ -114,7 +114,7 @@ def row_wise_loss(
     dtype = torch.promote_types(torch.promote_types(queries.dtype, documents.dtype), torch.float32)
     with torch.autocast(queries.device.type, enabled=False):
         loss, count = _RowWise.apply(  # type: ignore[no-untyped-call]
-            queries.to(dtype), documents.to(dtype), targets, scale, row_terms, cells_per_block
+            queries.to(dtype), documents.to(dtype), targets, scale, chunk_result, entries_per_chunk
         )
     return loss, count
 
@@ -129,22 +129,22 @@ class _RowWise(torch.autograd.Function):
         documents: Tensor,
         targets: GradedTargets,
         scale: float,
-        row_terms: Callable[[Tensor, GradedTargets], RowTerms],
-        cells_per_block: int,
+        chunk_result: Callable[[Tensor, GradedTargets], ChunkResult],
+        entries_per_chunk: int,
     ) -> tuple[Tensor, Tensor]:
         needs_queries, needs_documents = ctx.needs_input_grad[:2]
-        rows = max(1, min(len(queries), cells_per_block // max(1, len(documents))))
+        rows = max(1, min(len(queries), entries_per_chunk // max(1, len(documents))))
         buffer = queries.new_empty(rows * len(documents))
         exact = torch.float32 if queries.device.type == "mps" else torch.float64
         total = torch.zeros((), dtype=exact, device=queries.device)
         count = torch.zeros((), dtype=exact, device=queries.device)
         grad_queries = torch.zeros_like(queries) if needs_queries else None
         grad_documents = torch.zeros_like(documents) if needs_documents else None
-        for block, known in targets.row_blocks(rows):
+        for block, known in targets.row_chunks(rows):
             q = queries[block]
             logits = buffer[: len(q) * len(documents)].view(len(q), len(documents))
             torch.addmm(logits, q, documents.T, beta=0, alpha=scale, out=logits)
-            terms = row_terms(logits, known)
+            terms = chunk_result(logits, known)
             total += terms.value
             count += terms.number
             if grad_queries is not None:

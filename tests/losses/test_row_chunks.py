@@ -10,7 +10,7 @@ from torch.nn.functional import normalize
 
 from bixse.errors import InputError
 from bixse.losses.catalogue import LOSSES, build_loss
-from bixse.losses.engines.row_blocks import RowWiseLoss, row_wise_loss
+from bixse.losses.engines.row_chunks import RowWiseLoss, row_wise_loss
 from bixse.losses.targets import GradedTargets
 
 WORDS = [*LOSSES]
@@ -111,13 +111,13 @@ class TestEveryLoss:
 
 
 @pytest.mark.parametrize("word", ROW_WISE)
-@pytest.mark.parametrize("cells", [1, 14, 40, 10**6])
-def test_the_size_of_a_block_does_not_matter(tiny_model, batch, word, cells):
+@pytest.mark.parametrize("entries", [1, 14, 40, 10**6])
+def test_the_size_of_a_block_does_not_matter(tiny_model, batch, word, entries):
     loss = build_loss(word, tiny_model, scale=4.0)
     found = []
-    for size in (cells, 9 * 14):
+    for size in (entries, 9 * 14):
         leaves = [x.detach().clone().requires_grad_() for x in (batch.queries, batch.documents)]
-        value, _ = row_wise_loss(*leaves, batch.targets, 4.0, loss.row_terms, cells_per_block=size)
+        value, _ = row_wise_loss(*leaves, batch.targets, 4.0, loss.chunk_result, entries_per_chunk=size)
         found.append([value.detach(), *torch.autograd.grad(value, leaves)])
     assert_same(*found)
 
@@ -169,8 +169,8 @@ class TestEngine:
 
     @pytest.mark.parametrize("number", [0, -1, True, 1.5])
     def test_passes_of_no_text(self, tiny_model, number):
-        with pytest.raises(InputError, match="texts_per_pass"):
-            build_loss("bixse", tiny_model, texts_per_pass=number)
+        with pytest.raises(InputError, match="mini_batch_size"):
+            build_loss("bixse", tiny_model, mini_batch_size=number)
 
 
 @pytest.mark.parametrize("word", WORDS)
@@ -180,7 +180,7 @@ def test_queries_on_several_devices_against_all_documents(tiny_model, random_bat
     loss = build_loss(word, tiny_model, scale=4.0, **options(word))
     whole = value_and_gradients(loss, batch.queries, batch.documents, batch.targets)
     parts, counts = [], []
-    for block, known in batch.targets.row_blocks(5):
+    for block, known in batch.targets.row_chunks(5):
         parts.append(value_and_gradients(loss, batch.queries[block], batch.documents, known))
         counts.append(count_of(loss, batch.queries[block], batch.documents, known))
     share = torch.tensor(counts, dtype=torch.float64) / sum(counts)
@@ -194,7 +194,7 @@ def count_of(loss, queries, documents, targets):
     """What a loss divides by: queries for BiXSE, the loss's own count for the others."""
     if not isinstance(loss, RowWiseLoss):
         return len(queries)
-    return float(loss.row_terms(loss.scale * queries.detach() @ documents.detach().T, targets).number)
+    return float(loss.chunk_result(loss.scale * queries.detach() @ documents.detach().T, targets).number)
 
 
 @pytest.mark.parametrize("word", WORDS)
@@ -212,7 +212,9 @@ def test_cached_equals_uncached(tiny_model, word, dropout):
     found = []
     for cached in (False, True):
         learned = {"learn_scale": True} if word.startswith("bixse") else {}
-        loss = build_loss(word, tiny_model, scale=4.0, texts_per_pass=5, cached=cached, **options(word), **learned)
+        loss = build_loss(
+            word, tiny_model, scale=4.0, mini_batch_size=5, gradient_cache=cached, **options(word), **learned
+        )
         loss.zero_grad()
         torch.manual_seed(1)
         for _ in range(4):
