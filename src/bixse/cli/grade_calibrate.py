@@ -85,8 +85,6 @@ def mapped_pairs(pairs: GradedPairs, fitted: GradeMap, scale: GradeScale, path: 
     Raises:
         InputError: a relevance is not its grade's place on the scale, as after a map or on another scale.
     """
-    from dataclasses import replace
-
     from bixse.errors import InputError
 
     grades = pairs.extra.get("grade", [None] * len(pairs))
@@ -100,7 +98,7 @@ def mapped_pairs(pairs: GradedPairs, fitted: GradeMap, scale: GradeScale, path: 
                 "mapped before, or state the judge's scale"
             )
         kept.append(place if grade is None else grade)
-    return replace(pairs, relevance=fitted.apply(pairs.relevance), extra={**pairs.extra, "grade": kept})
+    return pairs.with_columns(relevance=fitted.apply(pairs.relevance), grade=kept)
 
 
 def _fit(args: argparse.Namespace) -> tuple[GradeMap, HeldOutFigures, list[str]]:
