@@ -43,7 +43,7 @@ class Batch:
     def with_entries(self, entries: list[tuple[int, int, float]]) -> Batch:
         """The same embeddings with these entries known and no others."""
         table = torch.tensor(entries, dtype=torch.float64).reshape(-1, 3)
-        targets = GradedTargets.from_table(table, self.targets.shape)
+        targets = GradedTargets.from_entries(*table.T, self.targets.shape)
         return Batch(self.queries, self.documents, self.scale, self.bias, targets)
 
     def with_documents(self, documents: Tensor) -> Batch:
@@ -71,7 +71,7 @@ def make_batch(
     table = torch.stack([row.double(), column.double(), relevance], dim=1)
     table = table[torch.randperm(len(table), generator=generator)]
     leaf = [torch.tensor(value, dtype=torch.float64, requires_grad=True) for value in (scale, bias)]
-    return Batch(unit(rows), unit(columns), *leaf, GradedTargets.from_table(table, (rows, columns)))
+    return Batch(unit(rows), unit(columns), *leaf, GradedTargets.from_entries(*table.T, (rows, columns)))
 
 
 @pytest.fixture

@@ -132,7 +132,7 @@ def test_infonce_equals_sentence_transformers_with_hard_negatives(tiny_model, ra
     from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
 
     batch = random_batch(5, 10, known=0.0).with_entries([(i, i, 1.0) for i in range(5)])
-    ours = build_loss("infonce", tiny_model).compute_loss_from_embeddings(
+    ours = build_loss("infonce", tiny_model, scale=20.0).compute_loss_from_embeddings(
         normalize(batch.queries, dim=1), normalize(batch.documents, dim=1), batch.targets
     )
     theirs = MultipleNegativesRankingLoss(tiny_model, scale=20.0).compute_loss_from_embeddings(

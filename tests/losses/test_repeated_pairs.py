@@ -62,14 +62,14 @@ def test_a_masked_label_masks_the_pair(value):
 
 def test_as_the_graded_trainer_takes_them(tiny_model, value):
     from bixse.data.graded_pairs import GradedPairs
-    from bixse.training.loop.batches import GradedCollator
+    from bixse.training.loop.batches import GradedCollator, GroupDataset
 
     rows = [
         {"query_id": "q", "query": "copy a file", "document_id": name, "document": "copy the file", "relevance": grade}
         for name, grade in (("a", 1.0), ("b", 0.25))
     ]
     pairs = GradedPairs.from_rows(rows)
-    batch = GradedCollator(tiny_model.preprocess, pairs)(pairs.groups())
+    batch = GradedCollator(tiny_model.preprocess, pairs)([GroupDataset(pairs)[0, 0]])
     features = [
         {name.removeprefix(f"{kind}_"): v for name, v in batch.items() if name.startswith(kind)}
         for kind in ("query", "document")

@@ -85,7 +85,7 @@ class TestPairs:
 
 def make_trainer(model, pairs, folder, batch_size, **options):
     arguments = GradedTrainingArguments(output_dir=str(folder), per_device_train_batch_size=batch_size)
-    return GradedTrainer(model, arguments, pairs, build_loss("bixse", model, mini_batch_size=4, **options))
+    return GradedTrainer(model, arguments, pairs, loss=build_loss("bixse", model, mini_batch_size=4, **options))
 
 
 class TestMemory:

@@ -151,7 +151,7 @@ model = build_encoder(sys.argv[2])
 loss = BiXSELoss(model, learn_scale=True, bias=-5.0)
 args = GradedTrainingArguments(sys.argv[3], per_device_train_batch_size=4, max_steps=6, learning_rate=1e-3,
     documents_per_query=3, report_to="none", save_strategy="no", use_cpu=True, disable_tqdm=True)
-GradedTrainer(model, args, load_graded_pairs(sys.argv[1]), loss).train()
+GradedTrainer(model, args, load_graded_pairs(sys.argv[1]), loss=loss).train()
 weights = hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in model.parameters())).hexdigest()
 print(json.dumps([loss.logit_bias.item(), loss.logit_scale.item(), weights]))
 """

@@ -50,7 +50,8 @@ class StopAfter(TrainerCallback):
 def make_trainer(model, pairs, folder, loss=None, callbacks=None, evaluator=None, **changes) -> GradedTrainer:
     set_seed(11)
     loss = loss if loss is not None else BiXSELoss(model)
-    return GradedTrainer(model, arguments(folder, **changes), pairs, loss, evaluator, callbacks)
+    settings = arguments(folder, **changes)
+    return GradedTrainer(model, settings, train_dataset=pairs, loss=loss, evaluator=evaluator, callbacks=callbacks)
 
 
 def state_of(trainer: GradedTrainer) -> dict[str, torch.Tensor]:

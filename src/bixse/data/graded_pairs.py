@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
 
 import numpy as np
 import pyarrow as pa
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     import datasets
-    import pandas as pd
     from numpy.typing import NDArray
 
     from bixse.data.collection import Collection
@@ -48,7 +47,8 @@ SCHEMA = pa.schema(
 TEXTS_HELD = 2**12
 """Texts that are looked up before the pages they were read from are given back."""
 
-Kind = Literal["query", "document"]
+Kind: TypeAlias = Literal["query", "document"]
+"""What a text is; a model may have another prompt and, behind a router, another encoder for each."""
 
 
 def text_id(text: str) -> str:
@@ -166,8 +166,8 @@ class GradedPairs:
         return cls.from_arrow(pa.RecordBatch.from_pydict(block, schema) for block in columns)
 
     @classmethod
-    def from_pandas(cls, frame: pd.DataFrame) -> GradedPairs:
-        """From a data frame with the columns of `from_arrow`.
+    def from_pandas(cls, frame: Any) -> GradedPairs:
+        """From a `pandas.DataFrame` with the columns of `from_arrow`.
 
         Raises:
             InputError: as `from_arrow`.
@@ -253,7 +253,9 @@ class GradedPairs:
             for prefix, pairs in tables.items():
                 for block in pairs._blocks():
                     columns = {
-                        name: block[name] if name in block.column_names else pa.nulls(len(block), SCHEMA.field(name).type)
+                        name: block[name]
+                        if name in block.column_names
+                        else pa.nulls(len(block), SCHEMA.field(name).type)
                         for name in names
                     }
                     for name in ("query_id", "document_id"):
@@ -313,6 +315,11 @@ class GradedPairs:
         rows: NDArray[np.intp] = np.unique(numbers, return_index=True)[1]
         return rows
 
+    def bytes_per_text(self, kind: Kind) -> NDArray[np.int64]:
+        """(M,) length of the query or document texts in UTF-8."""
+        lengths: NDArray[np.int64] = pc.binary_length(self.table[kind]).to_numpy()
+        return lengths
+
     def texts(self, kind: Kind, rows: Iterable[int]) -> list[str]:
         """The query or document texts of some rows."""
         column = self.table[kind]
@@ -330,7 +337,9 @@ class GradedPairs:
     def select(self, rows: NDArray[Any]) -> GradedPairs:
         """The pairs at these rows: M truth values, or row numbers in any order."""
         rows = np.asarray(rows)
-        chosen = self.table.filter(pa.array(rows)) if rows.dtype == bool else self.table.take(pa.array(rows, pa.int64()))
+        chosen = (
+            self.table.filter(pa.array(rows)) if rows.dtype == bool else self.table.take(pa.array(rows, pa.int64()))
+        )
         return GradedPairs(Spool(chosen, self._spooled.mapping))
 
     def select_queries(self, query_ids: Iterable[str]) -> GradedPairs:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -26,23 +27,20 @@ if TYPE_CHECKING:
 
     from sentence_transformers import SentenceTransformer
 
-InBatchLabels = Literal["known", "paper"]
-"""What stands in the entries of other queries' documents: every known grade, or 0 as in the paper."""
+    from bixse.losses.options import InBatchLabels
 
 
 class GradedLoss(nn.Module, ABC):
     """Base of the losses on graded (query, document) pairs.
 
-    A loss works with `bixse.training.GradedTrainer` and with sentence-transformers' own trainer. What it is given as
-    `labels` says which:
+    A loss works with `GradedTrainer` and with sentence-transformers' own trainer. Its `labels` are
 
-    - (B,) relevance of flat (query, document) pairs: the columns query, document, label of a stock data set;
-    - (B, K) relevance of K document columns beside the query;
-    - (M, 3) a table of [query row, document column, relevance] over distinct documents, relevance NaN for an entry
-      that counts neither way: ragged K, as `GradedTrainer` collates it.
+    - a tensor: (B,) relevance of flat (query, document) pairs, the columns query, document, label of a stock data set;
+      or (B, K) relevance of K document columns beside the query;
+    - a mapping: the tensors of `GradedTargets` over distinct documents, as `GradedTrainer` collates them.
 
     Documents that occur twice in a batch, compared by the tokens that are read, are one column. A pair given several
-    times has the mean of its labels. Every entry without a known relevance is irrelevant.
+    times has the mean of its labels. Every entry without a known relevance is irrelevant; relevance NaN masks an entry.
 
     Several processes (torch.distributed) share one batch: each has some of its queries and documents, and scores its
     queries against the documents of all. `order` among the document features says where each column of the batch
@@ -52,10 +50,10 @@ class GradedLoss(nn.Module, ABC):
     Args:
         model: the encoder that is trained.
         in_batch_labels: "known" uses every grade the batch knows, "paper" only a row's own documents (all else 0).
-        mini_batch_size: texts of one pass through the encoder.
-        gradient_cache: hold the activations of one pass at a time and compute them again in the backward pass (gradient
-            caching, Gao et al. 2021, arXiv:2101.06983): a third more time, and the batch is bound by its embeddings
-            alone. All gradients are the same.
+        mini_batch_size: texts of one pass through the encoder, at least 1.
+        gradient_cache: hold the activations of one pass at a time and compute them again in the backward pass (Gao et
+            al. 2021, arXiv:2101.06983): a third more time, and the batch is bound by its embeddings alone. All
+            gradients are the same.
 
     Raises:
         ModelError: the model embeds no texts, as a CrossEncoder.
@@ -64,8 +62,8 @@ class GradedLoss(nn.Module, ABC):
 
     learned_parameters: ClassVar[tuple[str, ...]] = ()
     """Parameters of the loss itself; saved beside every checkpoint and restored."""
-    without_need: ClassVar[str] = "nothing"
-    """What the loss learns from a query that lacks what it needs, in words."""
+    learned_otherwise: ClassVar[str] = "nothing"
+    """For warnings: what the loss still learns from a query without what it requires."""
 
     def __init__(
         self,
@@ -91,9 +89,9 @@ class GradedLoss(nn.Module, ABC):
         self.statistics: dict[str, Tensor] = {}
         """Figures of the last batch for the log, over all processes, detached."""
         self.denominator = torch.zeros(())
-        """What the last batch's sum was divided by in this process, detached; 0 where there was nothing."""
+        """What the last batch's sum was divided by on this rank, detached; 0 where there was nothing."""
 
-    def forward(self, sentence_features: Iterable[Features], labels: Tensor | None) -> Tensor:
+    def forward(self, sentence_features: Iterable[Features], labels: Tensor | Mapping[str, Tensor] | None) -> Tensor:
         """Loss of one batch: the first feature set holds the queries, the others documents.
 
         The arithmetic after the encoder is float32 whatever autocast says.
@@ -112,10 +110,15 @@ class GradedLoss(nn.Module, ABC):
                 "loss: got no labels; expected a relevance in [0, 1] for each pair; "
                 "fix: give the data set a column named label"
             )
-        order: Tensor | None = document_features[0].get("order")
-        if order is not None:
-            document_features = [{n: v for n, v in part.items() if n != "order"} for part in document_features]
-        first, targets = self.targets(query_features, document_features, labels, order)
+        if isinstance(labels, Mapping):
+            (features,) = document_features
+            order: Tensor | None = features.get("order")
+            document_features = [{name: value for name, value in features.items() if name != "order"}]
+            first, columns = None, number_of_texts(features) if order is None else len(order)
+            targets = GradedTargets.from_tensors(labels, (number_of_texts(query_features), columns))
+        else:
+            order = None
+            first, targets = self.targets_of_labels(query_features, document_features, labels)
         documents = torch.cat([self._embed(features) for features in document_features])
         queries = self._embed(query_features)
         chosen = documents if first is None else documents[first]
@@ -126,18 +129,11 @@ class GradedLoss(nn.Module, ABC):
             loss = self.compute_loss_from_embeddings(queries, chosen, targets)
             return loss * global_mean_weight(self.denominator).to(loss)
 
-    def targets(
-        self,
-        query_features: Features,
-        document_features: Sequence[Features],
-        labels: Tensor,
-        order: Tensor | None = None,
-    ) -> tuple[Tensor | None, GradedTargets]:
-        """The targets of a batch, and the rows of the documents that become columns (None: every row)."""
+    def targets_of_labels(
+        self, query_features: Features, document_features: Sequence[Features], labels: Tensor
+    ) -> tuple[Tensor, GradedTargets]:
+        """The rows of the documents that become columns, and the targets of a stock trainer's batch."""
         rows = number_of_texts(query_features)
-        if len(document_features) == 1 and labels.ndim == 2 and labels.shape[1] == 3:
-            number = number_of_texts(document_features[0]) if order is None else len(order)
-            return None, GradedTargets.from_table(labels, (rows, number))
         if labels.ndim == 0 or len(labels) != rows or labels.numel() != rows * len(document_features):
             raise InputError(
                 f"loss: got labels of shape {tuple(labels.shape)} for {rows} queries and {len(document_features)} "
@@ -153,7 +149,7 @@ class GradedLoss(nn.Module, ABC):
             for document, value in zip(own, values, strict=True)
         )
         targets = GradedTargets.from_ids(
-            query_ids.tolist(), range(len(first)), graded, own=columns.tolist(), in_batch_labels=self.in_batch_labels
+            query_ids.tolist(), range(len(first)), graded, columns.tolist(), self.in_batch_labels
         )
         return first, targets.to(labels.device)
 

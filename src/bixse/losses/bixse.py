@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Unpack
 
 import torch
 from torch import Tensor, nn
 
 from bixse.errors import InputError
-from bixse.losses.base import GradedLoss, InBatchLabels, check_scale
+from bixse.losses.base import GradedLoss, check_scale
 from bixse.losses.bias_start import BiasStart, check_bias_start, fit_bias, prior_bias
 from bixse.losses.engines.graded_bce import graded_bce
 from bixse.losses.engines.statistics import mean_logits, mean_target
+from bixse.losses.options import DEFAULT_SCALE, LossOptions
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
@@ -37,11 +38,9 @@ class BiXSELoss(GradedLoss):
             equal its mean target; "prior" is the log-odds of the mean target; or a number.
         learn_scale: learn alpha too.
         learn_bias: False keeps beta at its start (with `bias=0.0`: the paper's ablation without bias).
-        in_batch_labels: "known" uses every grade the batch knows, "paper" only a row's own documents (all else 0).
         reduction: "query" divides by B (the paper's sum), "mean" by the number of entries.
         binarise_at: None keeps the grades; a number replaces z by 1[z >= number] (the paper's ablation).
-        mini_batch_size: texts of one pass through the encoder.
-        gradient_cache: hold the activations of one pass at a time.
+        options: see `GradedLoss`.
 
     Raises:
         ModelError: the model embeds no texts, as a CrossEncoder.
@@ -67,22 +66,20 @@ class BiXSELoss(GradedLoss):
     """
 
     learned_parameters: ClassVar[tuple[str, ...]] = ("logit_scale", "logit_bias", "bias_is_set")
-    without_need: ClassVar[str] = "only what is irrelevant"
+    learned_otherwise: ClassVar[str] = "only what is irrelevant"
 
     def __init__(
         self,
         model: SentenceTransformer,
-        scale: float = 20.0,
+        scale: float = DEFAULT_SCALE,
         bias: BiasStart = "fit",
         learn_scale: bool = False,
         learn_bias: bool = True,
-        in_batch_labels: InBatchLabels = "known",
         reduction: Literal["query", "mean"] = "query",
         binarise_at: float | None = None,
-        mini_batch_size: int = 32,
-        gradient_cache: bool = False,
+        **options: Unpack[LossOptions],
     ) -> None:
-        super().__init__(model, in_batch_labels, mini_batch_size, gradient_cache)
+        super().__init__(model, **options)
         if reduction not in ("query", "mean"):
             raise InputError(f"reduction: got {reduction!r}; expected 'query' or 'mean'; fix: choose one of them")
         if binarise_at is not None and not 0 < binarise_at <= 1:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import torch
 from torch import Tensor
@@ -10,11 +10,11 @@ from torch.nn.functional import softplus
 
 from bixse.errors import InputError
 from bixse.losses.engines.row_chunks import ChunkResult, RowWiseLoss
+from bixse.losses.options import DEFAULT_SCALE, LossOptions
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
-    from bixse.losses.base import InBatchLabels
     from bixse.losses.targets import GradedTargets
 
 
@@ -29,9 +29,7 @@ class InfoNCELoss(RowWiseLoss):
         model: the encoder that is trained.
         scale: 1 / temperature, above 0.
         cutoff: relevance in (0, 1] from which a document is a positive.
-        in_batch_labels: "known" lets known positives of other rows count, "paper" treats them as negatives.
-        mini_batch_size: texts of one pass through the encoder.
-        gradient_cache: hold the activations of one pass at a time.
+        options: see `GradedLoss`.
 
     Raises:
         InputError: scale or cutoff outside its range.
@@ -58,13 +56,11 @@ class InfoNCELoss(RowWiseLoss):
     def __init__(
         self,
         model: SentenceTransformer,
-        scale: float = 20.0,
+        scale: float = DEFAULT_SCALE,
         cutoff: float = 0.5,
-        in_batch_labels: InBatchLabels = "known",
-        mini_batch_size: int = 32,
-        gradient_cache: bool = False,
+        **options: Unpack[LossOptions],
     ) -> None:
-        super().__init__(model, scale, in_batch_labels, mini_batch_size, gradient_cache)
+        super().__init__(model, scale, **options)
         if not 0 < cutoff <= 1:
             raise InputError(f"cutoff: got {cutoff}; expected a relevance in (0, 1]; fix: 0.5 is usual")
         self.cutoff = cutoff

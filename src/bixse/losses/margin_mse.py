@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import torch
 
 from bixse.errors import InputError
 from bixse.losses.engines.row_chunks import ChunkResult, RowWiseLoss
+from bixse.losses.options import DEFAULT_SCALE, LossOptions
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
     from torch import Tensor
 
-    from bixse.losses.base import InBatchLabels
     from bixse.losses.targets import GradedTargets
 
 
@@ -32,9 +32,7 @@ class MarginMSELoss(RowWiseLoss):
         margin: difference of cosines that a difference in relevance of 1 is to reach, in (0, 2].
         in_batch_negatives: also pair a query's documents with all others of the batch; the BiXSE paper leaves
             them out because they harm.
-        in_batch_labels: "known" uses every grade the batch knows, "paper" only a row's own documents.
-        mini_batch_size: texts of one pass through the encoder.
-        gradient_cache: hold the activations of one pass at a time.
+        options: see `GradedLoss`.
 
     Raises:
         InputError: scale or margin outside its range.
@@ -62,14 +60,12 @@ class MarginMSELoss(RowWiseLoss):
     def __init__(
         self,
         model: SentenceTransformer,
-        scale: float = 20.0,
+        scale: float = DEFAULT_SCALE,
         margin: float = 1.0,
         in_batch_negatives: bool = False,
-        in_batch_labels: InBatchLabels = "known",
-        mini_batch_size: int = 32,
-        gradient_cache: bool = False,
+        **options: Unpack[LossOptions],
     ) -> None:
-        super().__init__(model, scale, in_batch_labels, mini_batch_size, gradient_cache)
+        super().__init__(model, scale, **options)
         if not 0 < margin <= 2 or math.isnan(margin):
             raise InputError(f"margin: got {margin}; expected a difference of cosines in (0, 2]; fix: 1 is usual")
         self.margin = margin

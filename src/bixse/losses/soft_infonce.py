@@ -23,9 +23,7 @@ class SoftInfoNCELoss(RowWiseLoss):
     Args:
         model: the encoder that is trained.
         scale: 1 / temperature, above 0.
-        in_batch_labels: "known" uses every grade the batch knows, "paper" only a row's own documents (all else 0).
-        mini_batch_size: texts of one pass through the encoder.
-        gradient_cache: hold the activations of one pass at a time.
+        options: see `GradedLoss`.
 
     Raises:
         InputError: scale outside its range.

@@ -6,6 +6,8 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+import numpy as np
+
 from bixse.errors import InputError, StorageError, TrainingError
 
 if TYPE_CHECKING:
@@ -14,14 +16,15 @@ if TYPE_CHECKING:
     import torch
     from sentence_transformers import SentenceTransformer
 
-    from bixse.data.graded_pairs import GradedPairs
+    from bixse.data.graded_pairs import GradedPairs, Kind
     from bixse.data.task_instructions import Instructions
-    from bixse.encoders.prompts import Kind
     from bixse.losses.base import GradedLoss
     from bixse.training.loop.trainer import GradedTrainer
 
 LongTexts: TypeAlias = Literal["cut", "refuse"]
 """What is done with texts that are longer than the encoder reads."""
+KINDS: dict[str, Kind] = {"queries": "query", "documents": "document"}
+"""Name of several texts -> their kind."""
 TEXTS_COUNTED = 1000
 """Texts that are tokenised to see how many are too long."""
 TEXTS_LOOKED_AT = 8
@@ -48,7 +51,8 @@ def check_pairs(
         InputError: no query brings what the loss needs.
     """
     groups = pairs.groups()
-    usable = sum(loss.is_informative(_best_batch(group.relevance, documents_per_query)) for group in groups)
+    relevance = np.split(pairs.relevance[groups.order], groups.offsets[1:-1])
+    usable = sum(loss.is_informative(_best_batch(own.tolist(), documents_per_query)) for own in relevance)
     if usable == 0:
         raise InputError(
             f"{where}: got {len(groups)} queries of which loss {word!r} can use none; expected queries with "
@@ -57,7 +61,7 @@ def check_pairs(
     if usable < len(groups):
         return [
             f"{len(groups) - usable} of {len(groups)} queries lack {loss.requires}: loss {word!r} learns "
-            f"{loss.without_need} from them"
+            f"{loss.learned_otherwise} from them"
         ]
     return []
 
@@ -87,16 +91,16 @@ def check_lengths(where: object, model: SentenceTransformer, pairs: GradedPairs,
         return []
     prompts = _prompts_before(model, pairs)
     said = []
-    for kind, texts in (("queries", pairs.queries), ("documents", pairs.documents)):
-        distinct = list(dict.fromkeys(texts))
-        room = limit - max((len(tokenizer(p, add_special_tokens=False)["input_ids"]) for p in prompts[kind]), default=0)
-        suspects = [text for text in distinct if len(text.encode()) > room - 2]  # a token has at least one byte
-        tried = suspects[:: -(-len(suspects) // TEXTS_COUNTED)] if suspects else []
+    for name, kind in KINDS.items():
+        room = limit - max((len(tokenizer(p, add_special_tokens=False)["input_ids"]) for p in prompts[name]), default=0)
+        distinct = pairs.distinct(kind)
+        suspects = distinct[pairs.bytes_per_text(kind)[distinct] > room - 2]  # a token has at least one byte
+        tried = pairs.texts(kind, suspects[:: max(1, -(-len(suspects) // TEXTS_COUNTED))])
         tokens = tokenizer(tried, truncation=False, verbose=False)["input_ids"] if tried else []
         too_long = sum(len(own) > room for own in tokens)
         if too_long:
             number = round(too_long * len(suspects) / len(tried))
-            said.append(f"{'' if len(tried) == len(suspects) else 'about '}{number:,} of {len(distinct):,} {kind}")
+            said.append(f"{'' if len(tried) == len(suspects) else 'about '}{number:,} of {len(distinct):,} {name}")
     if not said:
         return []
     with_prompt = ", the prompt before them included" if any(any(own) for own in prompts.values()) else ""
@@ -114,14 +118,13 @@ def _prompts_before(model: SentenceTransformer, pairs: GradedPairs) -> dict[str,
     from bixse.encoders.prompts import prompt_for
 
     table: Instructions | None = getattr(model, "instructions", None)
-    kinds: dict[str, Kind] = {"queries": "query", "documents": "document"}
     if table is None:
-        return {name: [prompt_for(model, kind) or ""] for name, kind in kinds.items()}
-    tasks = dict.fromkeys(group.task for group in pairs.groups())
+        return {name: [prompt_for(model, kind) or ""] for name, kind in KINDS.items()}
+    tasks = pairs.tasks[0]
     table.check_tasks("instructions", tasks)
     return {
         name: [table.prompt(task, kind, choice) for task in tasks for choice in range(table.choices(task))]
-        for name, kind in kinds.items()
+        for name, kind in KINDS.items()
     }
 
 

@@ -241,7 +241,7 @@ def check_training(
     held_out = queries_of(watched, "guard")
     for name, dev in collections.items():
         held_out[f"dev {name}"] = {query: dev.queries[query] for query in dev.qrels[config.dev_split]}
-    warnings = check_not_trained_on(held_out, set(pairs.queries), config.allow_shared_queries)
+    warnings = check_not_trained_on(held_out, pairs.queries, config.allow_shared_queries)
     warnings += check_pairs(where, config.loss, loss, pairs, config.optimizer.documents_per_query)
     warnings += check_lengths(where, model, pairs, config.long_texts)
     warnings += [said for dev in collections.values() for said in warn_of_missing(dev, config.dev_split)]
@@ -345,22 +345,23 @@ def make_trainer(
     from transformers import PrinterCallback, ProgressCallback
 
     from bixse.training.loop.arguments import training_arguments
-    from bixse.training.loop.batch_plan import BatchPlan, check_sizes
+    from bixse.training.loop.batch_plan import BatchPlan
     from bixse.training.loop.callbacks import ProgressBar, StepLog
     from bixse.training.loop.trainer import GradedTrainer
 
     optimizer = config.optimizer
-    plan = BatchPlan(pairs.groups(), optimizer.batch_size, config.seed, config.task_shares)
-    check_sizes(_pairs_named(config), plan)
+    plan = BatchPlan(pairs, optimizer.batch_size, config.seed, config.task_shares)
+    plan.check_sizes(_pairs_named(config))
     arguments = training_arguments(config, out / CHECKPOINT_FOLDER, len(plan), evaluator)
     arguments.eval_on_start = evaluator is not None and not whole_checkpoints(out / CHECKPOINT_FOLDER)
     trainer = GradedTrainer(
         model=model,
         args=arguments,
-        train_pairs=pairs,
+        train_dataset=pairs,
         loss=loss,
         evaluator=evaluator,
         callbacks=[ProgressBar(title)] if progress and is_main_process() else [],
+        plan=plan,
     )
     if is_main_process():
         trainer.add_callback(StepLog(out / LOG_FILE))
@@ -391,13 +392,13 @@ def _run_trainer(trainer: GradedTrainer, out: Path, record: RunRecord, then_merg
     if checkpoint is not None and is_main_process():
         tell_where_the_best_is(Path(checkpoint))
     check_agreement({"checkpoint": checkpoint})
-    before = embedding_spreads(trainer.loss.model, trainer.train_pairs)
+    before = embedding_spreads(trainer.loss.model, trainer.pairs)
     try:
         trainer.train(resume_from_checkpoint=checkpoint)
         check_finite(trainer.loss, trainer.state.global_step)
         if trainer.state.global_step >= trainer.state.max_steps:
             losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
-            after = embedding_spreads(trainer.loss.model, trainer.train_pairs)
+            after = embedding_spreads(trainer.loss.model, trainer.pairs)
             check_learned(before, after, losses, trainer.evaluator is not None)
     except TrainingError:
         ended = "failed"

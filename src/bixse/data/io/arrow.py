@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import tempfile
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -14,7 +15,6 @@ from bixse.data.io.files import storage_errors
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
-    from pathlib import Path
 
 BYTES_IN_MEMORY = 2**26
 """A table up to this size is kept in memory."""
@@ -56,10 +56,9 @@ def spool(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Spool:
 
 
 def _on_disk(held: list[pa.RecordBatch], rest: Iterator[pa.RecordBatch], schema: pa.Schema) -> Spool:
-    folder: Path | None = cache_folder()
-    with storage_errors(folder or tempfile.gettempdir()):
-        if folder is not None:
-            folder.mkdir(parents=True, exist_ok=True)
+    folder = cache_folder() or Path(tempfile.gettempdir())
+    with storage_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder) as file:
             with pa.ipc.new_file(file, schema) as writer:
                 while held:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, Unpack
 
 import torch
 from torch.nn.functional import logsigmoid
 
 from bixse.losses.engines.row_chunks import ChunkResult, RowWiseLoss
+from bixse.losses.options import DEFAULT_SCALE, LossOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
     from torch import Tensor
 
-    from bixse.losses.base import InBatchLabels
     from bixse.losses.targets import GradedTargets
 
     PairWeights: TypeAlias = Callable[[Tensor, Tensor], Tensor]
@@ -32,9 +32,7 @@ class PairwiseLoss(RowWiseLoss):
         model: the encoder that is trained.
         scale: logit scale, above 0: the slope of the sigmoid.
         in_batch_negatives: pair a query's documents with all others of the batch too, not only with one another.
-        in_batch_labels: "known" uses every grade the batch knows, "paper" only a row's own documents (all else 0).
-        mini_batch_size: texts of one pass through the encoder.
-        gradient_cache: hold the activations of one pass at a time.
+        options: see `GradedLoss`.
 
     Raises:
         InputError: scale outside its range.
@@ -46,13 +44,11 @@ class PairwiseLoss(RowWiseLoss):
     def __init__(
         self,
         model: SentenceTransformer,
-        scale: float = 20.0,
+        scale: float = DEFAULT_SCALE,
         in_batch_negatives: bool = True,
-        in_batch_labels: InBatchLabels = "known",
-        mini_batch_size: int = 32,
-        gradient_cache: bool = False,
+        **options: Unpack[LossOptions],
     ) -> None:
-        super().__init__(model, scale, in_batch_labels, mini_batch_size, gradient_cache)
+        super().__init__(model, scale, **options)
         self.in_batch_negatives = in_batch_negatives
 
     @property

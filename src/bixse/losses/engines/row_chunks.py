@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from bixse.losses.base import GradedLoss, InBatchLabels, check_scale
+from bixse.losses.base import GradedLoss, check_scale
 from bixse.losses.engines.statistics import mean_logits
+from bixse.losses.options import DEFAULT_SCALE, LossOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,7 +29,7 @@ class ChunkResult(NamedTuple):
 
     value: Tensor
     """Scalar: the sum of the rows' terms."""
-    number: Tensor | int
+    denominator: Tensor | int
     """What the sum over all rows is divided by, this block's part."""
     gradient: Tensor
     """(R, N): of `value` with respect to the logits."""
@@ -44,23 +45,16 @@ class RowWiseLoss(GradedLoss):
     Args:
         model: the encoder that is trained.
         scale: logit scale, 1 / temperature, above 0.
-        in_batch_labels: "known" uses every grade the batch knows, "paper" only a row's own documents (all else 0).
-        mini_batch_size: texts of one pass through the encoder.
-        gradient_cache: hold the activations of one pass at a time (`GradedLoss`).
+        options: see `GradedLoss`.
 
     Raises:
         InputError: scale outside its range.
     """
 
     def __init__(
-        self,
-        model: SentenceTransformer,
-        scale: float = 20.0,
-        in_batch_labels: InBatchLabels = "known",
-        mini_batch_size: int = 32,
-        gradient_cache: bool = False,
+        self, model: SentenceTransformer, scale: float = DEFAULT_SCALE, **options: Unpack[LossOptions]
     ) -> None:
-        super().__init__(model, in_batch_labels, mini_batch_size, gradient_cache)
+        super().__init__(model, **options)
         self.scale = check_scale(scale)
 
     @abstractmethod
@@ -113,10 +107,10 @@ def row_wise_loss(
     targets.check_fits("loss", queries, documents)
     dtype = torch.promote_types(torch.promote_types(queries.dtype, documents.dtype), torch.float32)
     with torch.autocast(queries.device.type, enabled=False):
-        loss, count = _RowWise.apply(  # type: ignore[no-untyped-call]
+        loss, denominator = _RowWise.apply(  # type: ignore[no-untyped-call]
             queries.to(dtype), documents.to(dtype), targets, scale, chunk_result, entries_per_chunk
         )
-    return loss, count
+    return loss, denominator
 
 
 class _RowWise(torch.autograd.Function):
@@ -137,27 +131,27 @@ class _RowWise(torch.autograd.Function):
         buffer = queries.new_empty(rows * len(documents))
         exact = torch.float32 if queries.device.type == "mps" else torch.float64
         total = torch.zeros((), dtype=exact, device=queries.device)
-        count = torch.zeros((), dtype=exact, device=queries.device)
+        denominator = torch.zeros((), dtype=exact, device=queries.device)
         grad_queries = torch.zeros_like(queries) if needs_queries else None
         grad_documents = torch.zeros_like(documents) if needs_documents else None
         for block, known in targets.row_chunks(rows):
             q = queries[block]
             logits = buffer[: len(q) * len(documents)].view(len(q), len(documents))
             torch.addmm(logits, q, documents.T, beta=0, alpha=scale, out=logits)
-            terms = chunk_result(logits, known)
-            total += terms.value
-            count += terms.number
+            result = chunk_result(logits, known)
+            total += result.value
+            denominator += result.denominator
             if grad_queries is not None:
-                torch.mm(terms.gradient, documents, out=grad_queries[block])
+                torch.mm(result.gradient, documents, out=grad_queries[block])
             if grad_documents is not None:
-                grad_documents.addmm_(terms.gradient.T, q)
-        divisor = count.clamp(min=1.0)
+                grad_documents.addmm_(result.gradient.T, q)
+        divisor = denominator.clamp(min=1.0)
         for gradient in (grad_queries, grad_documents):
             if gradient is not None:
                 gradient.mul_((scale / divisor).to(gradient.dtype))
         ctx.save_for_backward(grad_queries, grad_documents)
-        ctx.mark_non_differentiable(count)
-        return (total / divisor).to(queries.dtype), count
+        ctx.mark_non_differentiable(denominator)
+        return (total / divisor).to(queries.dtype), denominator
 
     @staticmethod
     @once_differentiable

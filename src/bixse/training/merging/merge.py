@@ -247,17 +247,16 @@ def refitted_head(trainer: GradedTrainer, head: RelevanceHead) -> RelevanceHead:
     from bixse.encoders.embedding import embed_features
     from bixse.encoders.loading.precision import autocast
     from bixse.evaluation.calibration.platt import fit_platt
-    from bixse.losses.targets import GradedTargets
 
     model = trainer.loss.model.eval()
     cosines: list[torch.Tensor] = []
     relevance: list[torch.Tensor] = []
     with torch.no_grad():
-        for features, table in trainer.whole_batches():
+        for features, targets in trainer.whole_batches():
             with autocast(model.device):
                 vectors = [embed_features(model, part).float() for part in features]
             queries, documents = (torch.nn.functional.normalize(part, dim=-1) for part in vectors)
-            z, counts = GradedTargets.from_table(table, (len(queries), len(documents))).dense()
+            z, counts = targets.dense()
             cosines.append((queries @ documents.T)[counts > 0].double().cpu())
             relevance.append(z[counts > 0].double().cpu())
             if sum(map(len, cosines)) >= HEAD_ENTRIES:
