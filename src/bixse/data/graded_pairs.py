@@ -44,7 +44,7 @@ SCHEMA = pa.schema(
     }
 )
 """Every column a table may have, in order."""
-TEXTS_HELD = 2**12
+TEXTS_HELD = 2**9
 """Texts that are looked up before the pages they were read from are given back."""
 
 Kind: TypeAlias = Literal["query", "document"]
@@ -178,7 +178,8 @@ class GradedPairs:
     def from_dataset(cls, dataset: datasets.Dataset | Mapping[str, datasets.Dataset]) -> GradedPairs:
         """From a data set with the columns of `from_arrow`, or from a `DatasetDict` with one task per key.
 
-        The data set is not copied: one that `datasets` keeps on disk stays there.
+        The data set is not copied: one that `datasets` keeps on disk stays there. Rows that were selected or shuffled
+        are gathered in memory; `flatten_indices()` writes them to disk first.
 
         Raises:
             InputError: as `from_arrow`; or the data set is a stream, whose length is not known.
@@ -198,7 +199,7 @@ class GradedPairs:
                 f"graded pairs: got {type(dataset).__name__}; expected a datasets.Dataset, a DatasetDict with one task "
                 "per key, or GradedPairs; fix: load_dataset(NAME, split=...) without streaming"
             )
-        return cls.from_arrow(dataset.flatten_indices().with_format("arrow")[:])
+        return cls.from_arrow(dataset.with_format("arrow")[:])
 
     @classmethod
     def from_collection(cls, collection: Collection, split: str, scale: GradeScale) -> GradedPairs:

@@ -312,7 +312,7 @@ def _as_datasets(data: TrainingData) -> Any:
     """Data sets with the columns of graded pairs, as sentence-transformers' trainer keeps them."""
     if isinstance(data, Mapping):
         return DatasetDict({str(name): _as_datasets(part) for name, part in data.items()})
-    return Dataset(_pairs_of(data).table)
+    return Dataset(_pairs_of(data).table)  # checks the columns
 
 
 def _plan(args: GradedTrainingArguments, pairs: GradedPairs, batch_size: int, shares: bool = True) -> BatchPlan:
