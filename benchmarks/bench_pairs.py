@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import random
-import resource
 import subprocess
 import sys
 import time
@@ -68,7 +67,8 @@ def measure(path: Path, batches: int) -> None:
 
     def report(step: str) -> None:
         nonlocal last
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
+        status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+        peak = int(status["VmHWM"].split()[0]) / 2**10
         print(f"{step:24} {time.perf_counter() - last:8.2f} s   peak {peak:8.0f} MiB", flush=True)
         last = time.perf_counter()
 
