@@ -1,6 +1,6 @@
 """Seconds and memory of loading graded pairs and drawing batches of them, without an encoder.
 
-    python benchmarks/bench_pairs.py [--pairs 1000000] [--folder /tmp/bench-pairs] [--batches 2000]
+    python benchmarks/bench_pairs.py [--pairs 1000000] [--folder DIR] [--batches 2000]
 
 Writes pairs of 300-byte texts as Parquet (eight documents per query, each document graded for two queries), then
 loads them and collates batches of 64 queries with 4 documents each in a process of its own. The files stay for the next
@@ -13,6 +13,7 @@ import argparse
 import random
 import subprocess
 import sys
+import tempfile
 import time
 from itertools import islice
 from pathlib import Path
@@ -89,7 +90,7 @@ def main() -> None:
     """Write the pairs where they are not there, and measure in a process of its own."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, default=1_000_000)
-    parser.add_argument("--folder", type=Path, default=Path("/tmp/bench-pairs"))
+    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "bench-pairs")
     parser.add_argument("--batches", type=int, default=2000)
     parser.add_argument("--here", action="store_true", help="measure in this process")
     arguments = parser.parse_args()

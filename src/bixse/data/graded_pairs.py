@@ -15,7 +15,10 @@ import pyarrow.compute as pc
 
 from bixse.data.columns import Column, numbered, numbered_texts
 from bixse.data.io.arrow import ROWS_PER_BLOCK, Spool, spool
-from bixse.errors import InputError, shorten
+from bixse.data.pair_schema import OPTIONAL_COLUMNS as OPTIONAL_COLUMNS
+from bixse.data.pair_schema import REQUIRED_COLUMNS, SCHEMA, checked, checked_batches, without_empty_columns
+from bixse.data.pair_schema import text_id as text_id
+from bixse.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -26,39 +29,11 @@ if TYPE_CHECKING:
     from bixse.data.collection import Collection
     from bixse.relevance import GradeScale
 
-REQUIRED_COLUMNS = ("query", "document", "relevance")
-"""Columns every table of graded pairs has."""
-OPTIONAL_COLUMNS = ("task", "grade", "grade_probs", "judge")
-"""Columns carried along: task name, grade on its scale, the judge's probability of each grade (a list), its name."""
-SCHEMA = pa.schema(
-    {
-        "query_id": pa.large_string(),
-        "query": pa.large_string(),
-        "document_id": pa.large_string(),
-        "document": pa.large_string(),
-        "relevance": pa.float64(),
-        "task": pa.large_string(),
-        "grade": pa.float64(),
-        "grade_probs": pa.list_(pa.float64()),
-        "judge": pa.large_string(),
-    }
-)
-"""Every column a table may have, in order."""
 TEXTS_HELD = 2**9
 """Texts that are looked up before the pages they were read from are given back."""
 
 Kind: TypeAlias = Literal["query", "document"]
 """What a text is; a model may have another prompt and, behind a router, another encoder for each."""
-
-
-def text_id(text: str) -> str:
-    """A stable id for a text that has none: the start of its SHA-256.
-
-    Example:
-        >>> text_id("copy a folder")
-        'f21ca126cf2f02a5'
-    """
-    return hashlib.sha256(text.encode("utf-8")).hexdigest()[:16]
 
 
 @dataclass(frozen=True)
@@ -143,13 +118,13 @@ class GradedPairs:
             ['shutil.copy']
         """
         if isinstance(source, pa.Table):
-            return cls(Spool(_checked(_without_empty_columns(source))))
-        batches = _checked_batches(source)
+            return cls(Spool(checked(without_empty_columns(source))))
+        batches = checked_batches(source)
         first = next(batches, None)
         if first is None:
             return cls(Spool(pa.schema([SCHEMA.field(name) for name in REQUIRED_COLUMNS]).empty_table()))
         spooled = spool(chain([first], batches), first.schema)
-        return cls(Spool(_without_empty_columns(spooled.table), spooled.mapping))
+        return cls(Spool(without_empty_columns(spooled.table), spooled.mapping))
 
     @classmethod
     def from_rows(cls, rows: Iterable[Mapping[str, Any]]) -> GradedPairs:
@@ -359,7 +334,7 @@ class GradedPairs:
             field, array = SCHEMA.field(name), pa.chunked_array([pa.array(values, SCHEMA.field(name).type)])
             at = table.column_names.index(name) if name in table.column_names else None
             table = table.append_column(field, array) if at is None else table.set_column(at, field, array)
-        return GradedPairs(Spool(_without_empty_columns(_checked(table)), self._spooled.mapping))
+        return GradedPairs(Spool(without_empty_columns(checked(table)), self._spooled.mapping))
 
     def to_arrow(self) -> pa.Table:
         """The table with ids, in blocks of rows."""
@@ -443,60 +418,3 @@ def _value(name: str, value: Any) -> Any:
     if value is None or name in ("grade_probs", "query", "document"):
         return value
     return float(value) if name in ("relevance", "grade") else str(value)
-
-
-def _checked_batches(source: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    rows = 0
-    for batch in source:
-        yield from _checked(pa.Table.from_batches([batch]), rows).combine_chunks().to_batches()
-        rows += batch.num_rows
-
-
-def _checked(table: pa.Table, rows_before: int = 0) -> pa.Table:
-    """The columns of `SCHEMA` that a table has, in its types; ids are given to rows without one."""
-    given = {"relevance": "label"} if "relevance" not in table.column_names else {}
-    sources = {name: given.get(name, name) for name in SCHEMA.names if given.get(name, name) in table.column_names}
-    for name in REQUIRED_COLUMNS:
-        if name not in sources:
-            alternative = " (or label)" if name == "relevance" else ""
-            raise InputError(
-                f"graded pairs: got the columns {shorten(', '.join(table.column_names), 120)}; expected query, "
-                f"document and relevance (or label); fix: rename or add the column {name}{alternative}"
-            )
-    columns: dict[str, pa.ChunkedArray] = {}
-    for name, source in sources.items():
-        kind = SCHEMA.field(name).type
-        try:
-            columns[name] = table[source].cast(kind)
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-            raise InputError(
-                f"graded pairs: got column {source!r} of type {table[source].type}; expected {kind}; "
-                "fix: convert the column"
-            ) from error
-    for kind in ("query", "document"):
-        texts, identifier = columns[kind], f"{kind}_id"
-        if texts.null_count:
-            row = rows_before + int(np.flatnonzero(texts.is_null().to_numpy())[0]) + 1
-            raise InputError(f"graded pairs: row {row}: got no {kind}; expected a text; fix: drop the row")
-        if identifier in columns:
-            columns[identifier] = _filled(columns[identifier], texts)
-    relevance = columns["relevance"].to_numpy()
-    invalid = np.flatnonzero(~((relevance >= 0) & (relevance <= 1)))
-    if len(invalid):
-        raise InputError(
-            f"graded pairs: row {rows_before + int(invalid[0]) + 1}: got relevance {relevance[invalid[0]]:g}; expected "
-            "a number in [0, 1]; fix: map grades first: (grade - lowest) / (highest - lowest)"
-        )
-    return pa.table(columns)
-
-
-def _filled(ids: pa.ChunkedArray, texts: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Ids where they are given, ids of the texts elsewhere."""
-    if not ids.null_count and not pc.any(pc.equal(ids, "")).as_py():
-        return ids
-    filled = [own or text_id(text) for own, text in zip(ids.to_pylist(), texts.to_pylist(), strict=True)]
-    return pa.chunked_array([filled], ids.type)
-
-
-def _without_empty_columns(table: pa.Table) -> pa.Table:
-    return table.drop_columns([n for n in table.column_names if len(table) and table[n].null_count == len(table)])
