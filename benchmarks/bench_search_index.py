@@ -12,9 +12,8 @@ without it), and with one they are what a user waits on an idle machine with a w
 Columns:
 
 - `kind`, and its `settings` as the index keeps them; of hnsw and ivf the defaults and others;
-- `build_seconds`: shards and texts for the first row; then the change into this kind, its recall measured on 200 titles
-  included; a second row of a kind keeps what was built, and only measures;
-- `megabytes` on the disk; `open_seconds`: `SearchIndex` without loading a model, and a first search with its checksums;
+- `build_seconds`: files of embeddings and texts, for hnsw and ivf also the FAISS index and its recall on 200 titles;
+- `megabytes` on the disk; `open_seconds`: opening the files, and a first search with its checksums;
 - `query_ms`, `query_ms_p95`: median and 95th percentile of the time of one query alone, its ten documents with titles
   and texts; `batch_ms`: of a query among all;
 - `recall_at_10`, `recall_at_100`: against exact search, on queries that no title is.
@@ -35,59 +34,53 @@ from typing import TYPE_CHECKING
 import faiss
 import numpy as np
 import torch
+from sentence_transformers import SentenceTransformer
 
-from bixse.retrieval.approximate import SAME_SCORE
-from bixse.retrieval.index import SearchIndex
-from bixse.retrieval.index_build import make_index
-from bixse.retrieval.index_changes import rewrite_index
-from bixse.retrieval.index_kind import KindSettings
-from bixse.retrieval.index_manifest import Knobs, ModelIdentity
+from bixse.encoders.encode import encode_texts
+from bixse.retrieval.index.approximate import SAME_SCORE
+from bixse.retrieval.index.build import make_index
+from bixse.retrieval.index.files import open_files
+from bixse.retrieval.index.search import SearchIndex
+from bixse.retrieval.store import EmbeddingStore
 from measuring import write_table
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
 COLUMNS = (
     "kind", "settings", "documents", "dimensions", "build_seconds", "megabytes", "open_seconds", "query_ms",
     "query_ms_p95", "batch_ms", "recall_at_10", "recall_at_100",
 )  # fmt: skip
-SETTINGS: tuple[KindSettings, ...] = (
-    KindSettings("hnsw", Knobs(ef_search=64), target=0.0),
-    KindSettings("hnsw", Knobs(ef_search=128), target=0.0),
-    KindSettings("hnsw", Knobs(ef_search=512), target=0.0),
-    KindSettings("ivf", Knobs(), target=0.0),
-    KindSettings("ivf", Knobs(nprobe=64), target=0.0),
-)
+SETTINGS = (("exact", None), ("hnsw", "efSearch=64"), ("hnsw", None), ("hnsw", "efSearch=512"), ("ivf", None),
+            ("ivf", "nprobe=64"))  # fmt: skip
 
 
-class SyntheticEncoder:
-    """Embeddings by the number at the end of a text; queries have other numbers than documents."""
-
-    head = None
+class Synthetic(torch.nn.Module):
+    """A module of sentence-transformers that embeds by the number at the end of a text; queries have other numbers."""
 
     def __init__(self, dimensions: int, rank: int) -> None:
-        self.directions = np.random.default_rng(0).standard_normal((rank, dimensions)).astype(np.float32)
-        self.identity = ModelIdentity(
-            name="synthetic",
-            weights=f"rank {rank}",
-            prompts="",
-            document_prompt=None,
-            task=None,
-            max_length=None,
-            dimensions=dimensions,
-        )
+        super().__init__()
+        directions = np.random.default_rng(0).standard_normal((rank, dimensions)).astype(np.float32)
+        self.directions = torch.nn.Parameter(torch.from_numpy(directions))
 
-    def encode(self, texts: Sequence[str], kind: str, progress: Callable[[int], None] | None = None) -> np.ndarray:
-        """(N, D), normalised."""
-        drawn = np.empty((len(texts), self.directions.shape[1]), dtype=np.float32)
-        for row, text in enumerate(texts):
-            generator = np.random.default_rng([int(text.split()[-1]), kind == "query"])
-            mixture = generator.standard_normal(len(self.directions), dtype=np.float32)
-            noise = generator.standard_normal(self.directions.shape[1], dtype=np.float32)
-            drawn[row] = mixture @ self.directions + 0.1 * len(self.directions) ** 0.5 * noise
-        if progress is not None:
-            progress(len(texts))
-        return drawn / np.linalg.norm(drawn, axis=1, keepdims=True)
+    def preprocess(self, texts: Sequence[str], task: str | None = None, **_: object) -> dict[str, torch.Tensor]:
+        """The numbers of the texts."""
+        return {"numbers": torch.tensor([[int(text.split()[-1]), task == "query"] for text in texts])}
+
+    def forward(self, features: dict[str, torch.Tensor], **_: object) -> dict[str, torch.Tensor]:
+        """(N, D) embeddings."""
+        rank, dimensions = self.directions.shape
+        drawn = np.empty((len(features["numbers"]), dimensions), dtype=np.float32)
+        for row, seeds in enumerate(features["numbers"].tolist()):
+            generator = np.random.default_rng(seeds)
+            mixture = generator.standard_normal(rank, dtype=np.float32)
+            noise = generator.standard_normal(dimensions, dtype=np.float32)
+            drawn[row] = mixture @ self.directions.detach().numpy() + 0.1 * rank**0.5 * noise
+        return {**features, "sentence_embedding": torch.from_numpy(drawn)}
+
+    def get_embedding_dimension(self) -> int:
+        """D."""
+        return int(self.directions.shape[1])
 
 
 def main() -> int:
@@ -106,7 +99,7 @@ def main() -> int:
         args.documents, args.dimensions, args.queries = 2_000, 64, 20
     rows = []
     with tempfile.TemporaryDirectory() as folder:
-        for row in measure(args, Path(folder), SETTINGS[1:4:2] if args.quick else SETTINGS):
+        for row in measure(args, Path(folder), SETTINGS[:5:2] if args.quick else SETTINGS):
             print("  ".join(f"{name} {row[name]}" for name in COLUMNS), flush=True)
             rows.append(row)
     if args.out is not None:
@@ -114,56 +107,40 @@ def main() -> int:
     return 0
 
 
-def measure(args: argparse.Namespace, folder: Path, settings: Sequence[KindSettings]):
+def measure(args: argparse.Namespace, folder: Path, settings: Sequence[tuple[str, str | None]]):
     """A row a setting, the exact index first."""
-    encoder = SyntheticEncoder(args.dimensions, args.rank)
+    encoder = SentenceTransformer(modules=[Synthetic(args.dimensions, args.rank)], device="cpu")
     (folder / "corpus").mkdir()
+    texts = [f"{'a text of some length ' * 20}{number}" for number in range(args.documents)]
     with (folder / "corpus" / "corpus.jsonl").open("w", encoding="utf-8") as file:
-        for number in range(args.documents):
-            text = f"{'a text of some length ' * 20}{number}"
+        for number, text in enumerate(texts):
             file.write(json.dumps({"_id": f"d{number}", "title": f"title {number}", "text": text}) + "\n")
-    drawn = Timed(encoder)
-    start = time.process_time()
-    make_index(drawn, folder / "corpus", folder / "index")
-    built = time.process_time() - start - drawn.seconds
-    queries = encoder.encode([f"query {number}" for number in range(args.queries)], "query")
-    row, scores = searched(folder, encoder, queries, None)
-    yield {**row, "build_seconds": round(built, 1)}
-    for asked in settings:
+    EmbeddingStore(encoder, folder / "cache").encode([f"title {n} {text}" for n, text in enumerate(texts)])
+    queries = encode_texts(encoder, [f"query {number}" for number in range(args.queries)], "query")
+    scores = None
+    for kind, parameters in settings:
         start = time.process_time()
-        rewrite_index(folder / "index", kind=asked, model=encoder)
+        make_index(encoder, folder / "corpus", folder / "index", kind, parameters, cache=folder / "cache")
         built = time.process_time() - start
-        row, _ = searched(folder, encoder, queries, scores)
-        yield {**row, "build_seconds": round(built, 1)}
-
-
-class Timed:
-    """An encoder whose own time is told apart."""
-
-    def __init__(self, encoder: SyntheticEncoder) -> None:
-        self.encoder, self.identity, self.head, self.seconds = encoder, encoder.identity, None, 0.0
-
-    def encode(self, texts: Sequence[str], kind: str, progress: Callable[[int], None] | None = None) -> np.ndarray:
-        """As the encoder."""
-        start = time.process_time()
-        found = self.encoder.encode(texts, kind, progress)
-        self.seconds += time.process_time() - start
-        return found
+        row, found = searched(folder, encoder, queries, scores)
+        scores = found if scores is None else scores
+        yield {**row, "kind": kind, "build_seconds": round(built, 1)}
 
 
 def searched(
-    folder: Path, encoder: SyntheticEncoder, queries: np.ndarray, exact: np.ndarray | None
+    folder: Path, encoder: SentenceTransformer, queries: np.ndarray, exact: np.ndarray | None
 ) -> tuple[dict[str, object], np.ndarray]:
     """What searching an index costs and finds; the scores of the best hundred."""
     start = time.process_time()
-    with SearchIndex(folder / "index", encoder) as index:
-        index.ids(index.search_embeddings(queries[:1], 10)[1][0].tolist())
+    files = open_files(folder / "index")
+    with SearchIndex(files, encoder) as index:
+        files.documents(index.search_embeddings(queries[:1], 10)[1][0].tolist())
         opened = time.process_time() - start
         alone = []
         for query in queries:
             start = time.process_time()
             _, found = index.search_embeddings(query[None], 10)
-            index.ids(found[0].tolist())
+            files.documents(found[0].tolist())
             alone.append(time.process_time() - start)
         start = time.process_time()
         index.search_embeddings(queries, 10)
@@ -172,13 +149,11 @@ def searched(
         top = index.search_embeddings(queries, 10)[0]
     exact = scores if exact is None else exact
     recall = [float((s >= exact[:, k - 1 : k] - SAME_SCORE).mean()) for s, k in ((top, 10), (scores, scores.shape[1]))]
-    names = {"exact": (), "hnsw": ("links", "ef_construction", "ef_search"), "ivf": ("lists", "nprobe")}[manifest.kind]
     return {
-        "kind": manifest.kind,
-        "settings": " ".join(f"{name}={getattr(manifest.graph.knobs, name)}" for name in names),
-        "documents": manifest.rows,
-        "dimensions": manifest.model.dimensions,
-        "megabytes": round(sum(file.size for file in manifest.files()) / 1e6),
+        "settings": "" if manifest.ann is None else f"{manifest.ann.factory} {manifest.ann.parameters}",
+        "documents": manifest.documents,
+        "dimensions": manifest.encoder.dimensions,
+        "megabytes": round(sum(file.size for file in manifest.files) / 1e6),
         "open_seconds": round(opened, 2),
         "query_ms": round(1000 * statistics.median(alone), 2),
         "query_ms_p95": round(1000 * float(np.percentile(alone, 95)), 2),

@@ -23,8 +23,7 @@ from bixse.data.collection_files import save_collection
 from bixse.data.graded_pairs import GradedPairs
 from bixse.data.pairs_files import save_graded_pairs
 from bixse.data.pydocs.collection import PYDOCS_RELEVANT_GRADE, PYDOCS_SCALE, load_pydocs
-from bixse.encoders.loading.build import build_encoder
-from bixse.encoders.relevance_model import load_relevance_model
+from bixse.encoders.loading.build import build_encoder, load_relevance_model
 from bixse.evaluation.baseline import search_bm25
 from bixse.evaluation.dense_search import GradedRetrievalEvaluator, candidate_corpus, encode_collection
 from bixse.training.config import TrainConfig

@@ -33,13 +33,13 @@ def collection(tmp_path: Path) -> Path:
 def encoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What was encoded, a word a call."""
     kinds: list[str] = []
-    plain = encode.encode_texts
+    plain = encode.encode_here
 
-    def record(model: Any, texts: Any, kind: str, **rest: Any) -> Any:
+    def record(model: Any, texts: Any, kind: str, *rest: Any) -> Any:
         kinds.append(kind)
-        return plain(model, texts, kind, **rest)
+        return plain(model, texts, kind, *rest)
 
-    monkeypatch.setattr(encode, "encode_texts", record)
+    monkeypatch.setattr(encode, "encode_here", record)
     return kinds
 
 
@@ -65,7 +65,7 @@ def test_nothing_is_written_into_the_collection_and_all_verbs_share_one_store(
     mine(MineConfig(collection=collection, split="train", retrievers=(str(tiny_model_path),)), tmp_path / "mined")
     assert encoded.count("document") == 1
     assert files(collection) == before
-    assert [path.parent for path in cache_path.rglob("*.safetensors")] == [cache_path / "embeddings"]
+    assert [path.parent for path in cache_path.rglob("*.sqlite")] == [cache_path / "embeddings"]
 
 
 def test_another_folder_or_none(
@@ -83,7 +83,7 @@ def test_another_folder_or_none(
     call(capsys, *words, tmp_path / "own")
     call(capsys, *words, tmp_path / "own")
     assert encoded.count("document") == 4
-    assert len(list((tmp_path / "own").rglob("*.safetensors"))) == 1
+    assert len(list((tmp_path / "own").rglob("*.sqlite"))) == 1
     assert not cache_path.exists()
 
 
@@ -99,7 +99,7 @@ def test_the_doctor_shows_and_clears_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     call(capsys, "evaluate", tiny_model_path, "--collection", collection)
-    (stored,) = cache_path.rglob("*.safetensors")
+    (stored,) = cache_path.rglob("*.sqlite")
     other = cache_path / "embeddings" / "notes.txt"
     other.write_text("not ours")
     assert main(["doctor"]) == 0

@@ -16,7 +16,7 @@ from bixse.data.collection_files import save_collection
 from bixse.data.graded_pairs import GradedPairs
 from bixse.data.pairs_files import save_graded_pairs
 from bixse.encoders.head import RelevanceHead, Threshold
-from bixse.encoders.relevance_model import load_relevance_model
+from bixse.encoders.loading.build import load_relevance_model
 from bixse.errors import InputError, ModelError
 
 if TYPE_CHECKING:

@@ -56,8 +56,8 @@ def test_another_audits_folder_is_kept(tmp_path):
 def test_impossible_labels_end_with_3_and_a_list(tmp_path):
     result = audited("--judge", CARELESS, "--human", HUMAN, "--scale", 0, 3, "--out", tmp_path)
     assert (result.exit_code, result.metrics["careless"]["impossible_labels"]) == (3, 2)
-    assert f"{CARELESS}, line 78: query q5, document d77: 10" in result.text
-    assert f"{CARELESS}, line 131: query q8, document d130: 5" in result.text
+    assert f"{CARELESS}, row 78: query q5, document d77: 10" in result.text
+    assert f"{CARELESS}, row 131: query q8, document d130: 5" in result.text
     assert any("never clipped" in warning for warning in result.warnings)
 
 

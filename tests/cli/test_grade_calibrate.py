@@ -87,7 +87,7 @@ def test_impossible_labels_end_with_3_and_are_not_fitted_on(tmp_path, files):
     judge.write_text(judge.read_text() + "q1 0 e1 10\n")
     human.write_text(human.read_text() + "q1 0 e1 3\n")
     result = calibrated("--judgements", judge, "--human", human, "--scale", 0, 3, "--out", tmp_path / "out")
-    assert result.exit_code == 3 and f"{judge}, line 801: query q1, document e1: 10" in result.text
+    assert result.exit_code == 3 and f"{judge}, row 801: query q1, document e1: 10" in result.text
     assert result.metrics["labels"] == 800
 
 

@@ -13,9 +13,7 @@ from bixse.cli.main import main
 from bixse.data.collection import Collection, Document
 from bixse.data.collection_files import save_collection
 from bixse.encoders.pool import EncodePool
-from bixse.evaluation import evaluate as evaluation
-from bixse.evaluation.evaluate import evaluate
-from bixse.retrieval.index import open_index
+from bixse.retrieval.index.search import open_index
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -75,7 +73,7 @@ def test_an_index_is_searched_in_one_process(
 ) -> None:
     assert call(capsys, "index", model, "--collection", collection, "--out", tmp_path / "index")[0] == 0
     code, envelope = call(capsys, "search", tmp_path / "index", "copy", "--processes", "2")
-    assert (code, "for an index, whose documents are encoded" in envelope["errors"][0]) == (2, True)
+    assert (code, "--processes" in envelope["errors"][0]) == (2, True)
 
 
 @pytest.mark.slow
@@ -86,7 +84,7 @@ def test_two_processes_evaluate_as_one(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("bixse.encoders.pool.FEWEST_TEXTS", 4)
+    monkeypatch.setattr("bixse.encoders.encode.FEWEST_TEXTS_SHARED", 4)
     shared: list[int] = []
     encode = EncodePool.encode
     monkeypatch.setattr(
@@ -110,34 +108,6 @@ def test_processes_that_slow_each_other_down_are_said(
     assert "2 processes of 2 threads on 2 cores" in envelope["warnings"][0]
 
 
-def test_a_killed_encoding_goes_on_with_the_parts_there_are(
-    model: Path, collection: Path, cache_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from bixse.encoders import encode
-
-    monkeypatch.setattr(evaluation, "DOCUMENTS_PER_PART", 5)
-    encode_texts, given = encode.encode_texts, []
-
-    def count(model: Any, texts: list[str], kind: str, **rest: Any) -> Any:
-        if kind == "document" and len(given) == 2:
-            given.append(0)
-            raise KeyboardInterrupt
-        given.append(len(texts))
-        return encode_texts(model, texts, kind, **rest)
-
-    monkeypatch.setattr(encode, "encode_texts", count)
-    with pytest.raises(KeyboardInterrupt):
-        evaluate(str(model), collection)
-    assert len(list((cache_path / "embeddings").iterdir())) == 2
-    assert given == [5, 5, 0]
-    found = evaluate(str(model), collection)
-    assert given == [5, 5, 0, 2, 10]  # the last documents, then the queries
-    (stored,) = (cache_path / "embeddings").iterdir()
-    stored.unlink()
-    monkeypatch.setattr(evaluation, "DOCUMENTS_PER_PART", 100)
-    assert evaluate(str(model), collection).metrics == found.metrics
-
-
 def test_empty_documents_are_searched_and_said(
     capsys: pytest.CaptureFixture[str], model: Path, collection: Path, tmp_path: Path
 ) -> None:
@@ -150,7 +120,7 @@ def test_empty_documents_are_searched_and_said(
         if kind == "hnsw":
             pytest.importorskip("faiss")
         folder = tmp_path / kind
-        code, envelope = call(capsys, "index", model, "--collection", collection, "--out", folder, "--kind", kind)
+        code, envelope = call(capsys, "index", model, "--collection", collection, "--out", folder, "--index-type", kind)
         assert (code, envelope["warnings"][0]) == (0, said.split(" ('")[0])
         with open_index(folder) as index:
             hits = index.search("copy", top=12)

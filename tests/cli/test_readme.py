@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bixse.cli.main import main
-from bixse.encoders.relevance_model import load_relevance_model
+from bixse.encoders.loading.build import load_relevance_model
 
 if TYPE_CHECKING:
     import pytest

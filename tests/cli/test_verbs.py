@@ -355,7 +355,7 @@ def test_calibrate_into_a_new_folder_and_again(capsys: pytest.CaptureFixture[str
         ["this run was finished before: its results are shown"],
     )
     assert "changed: seed (was 0, now 1)" in refused(capsys, *words, "--seed", "1")
-    from bixse.encoders.relevance_model import load_relevance_model
+    from bixse.encoders.loading.build import load_relevance_model
 
     assert load_relevance_model(tmp_path / "out" / "model").relevance("copy", ["a file"]).shape == (1,)
 

@@ -16,9 +16,9 @@ from bixse.encoders.loading.build import build_encoder
 from bixse.encoders.loading.precision import (
     PRECISION_VARIABLE,
     bf16_is_fast,
-    keep_weights_exact,
     precision_setting,
     resolve_precision,
+    upcast_trainable_to_float32,
     use_precision,
 )
 from bixse.encoders.lora import add_lora, merge_lora
@@ -138,6 +138,6 @@ class TestBfloat16:
         tiny_model.bfloat16()
         frozen, *trained = tiny_model.parameters()
         frozen.requires_grad = False
-        keep_weights_exact(tiny_model, trained=True)
+        upcast_trainable_to_float32(tiny_model)
         assert frozen.dtype == torch.bfloat16
         assert {parameter.dtype for parameter in trained} == {torch.float32}

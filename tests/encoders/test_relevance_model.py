@@ -8,11 +8,13 @@ import pytest
 from sentence_transformers import SentenceTransformer
 
 from bixse.encoders.head import RelevanceHead
-from bixse.encoders.relevance_model import RelevanceModel, load_relevance_model
+from bixse.encoders.loading.build import load_relevance_model
 from bixse.errors import InputError, ModelError
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from bixse.encoders.relevance_model import RelevanceModel
 
 TEXTS = ["copy a file", "sleep in a thread", "move a folder"]
 

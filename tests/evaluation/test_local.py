@@ -10,10 +10,11 @@ from bixse.cli.main import main
 from bixse.data.collection import Collection, Document
 from bixse.data.collection_files import load_collection, save_collection
 from bixse.data.trec import read_run
+from bixse.encoders.identity import model_hashes
 from bixse.errors import InputError, InvalidFileError, OutputExistsError
 from bixse.evaluation.baseline import search_bm25
 from bixse.evaluation.dense_search import EncodedCollection
-from bixse.evaluation.evaluate import evaluate, model_hashes
+from bixse.evaluation.evaluate import evaluate
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -182,7 +183,7 @@ class TestMissingDocuments:
     def test_they_are_refused_or_left_out_and_counted(self, lacking: Path, tmp_path: Path) -> None:
         with pytest.raises(InvalidFileError) as raised:
             evaluate("bm25", lacking, exclude_self=True)
-        assert len(raised.value.faults) == 2
+        assert len(raised.value.errors) == 2
         assert "--missing-documents drop" in str(raised.value)
         found = evaluate("bm25", lacking, exclude_self=True, missing_documents="drop", out=tmp_path / "out")
         (warning,) = found.warnings

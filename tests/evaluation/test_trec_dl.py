@@ -108,7 +108,7 @@ def test_damaged_files(data: Path) -> None:
     with pytest.raises(InputError, match="fetch it again"):
         look_up_passages(data, {2: {"msmarco_passage_20_0"}})
     (data / "passages.jsonl").write_text('{"_id": "1"}\n')
-    with pytest.raises(InvalidFileError, match=r"an object \{_id, text\}"):
+    with pytest.raises(InvalidFileError, match=r"column 'text'"):
         look_up_passages(data, {1: {"1"}})
 
 

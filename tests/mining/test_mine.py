@@ -20,7 +20,7 @@ from bixse.evaluation.evaluate import evaluate
 from bixse.mining import mine as mine_module
 from bixse.mining import searching
 from bixse.mining.candidates import fuse
-from bixse.mining.mine import Mined, mine
+from bixse.mining.mine import MineResult, mine
 from bixse.mining.mine_settings import MineConfig
 from bixse.mining.mined_pairs import MinedPair, load_mined_pairs
 from bixse.retrieval.bm25 import BM25
@@ -57,7 +57,7 @@ def test_an_unknown_retriever_leaves_no_folder(collection: Path, tmp_path: Path)
 
 def test_no_candidate_for_any_query(collection: Path, tmp_path: Path) -> None:
     queries = tmp_path / "q.jsonl"
-    queries.write_text('{"_id": "a", "text": "weather tomorrow"}\n{"_id": "b", "text": " "}\n')
+    queries.write_text('{"_id": "a", "text": "weather tomorrow"}\n{"_id": "b", "text": "..."}\n')
     config = MineConfig(corpus=collection / "corpus.jsonl", queries=queries)
     with pytest.raises(InputError, match="got no candidate for any of 2 queries"):
         mine(config, tmp_path / "out")
@@ -154,10 +154,10 @@ def test_hard_negatives_are_the_best_unknown(collection: Path, tmp_path: Path) -
 
 def test_queries_without_candidates_are_listed_and_few_are_counted(collection: Path, tmp_path: Path) -> None:
     with (collection / "queries.jsonl").open("a") as file:
-        file.write('{"_id": "strange", "text": "weather"}\n{"_id": "blank", "text": ""}\n')
+        file.write('{"_id": "strange", "text": "weather"}\n{"_id": "dots", "text": "..."}\n')
         file.write('{"_id": "tree", "text": "tree disk"}\n')
     result = mine(MineConfig(collection=collection, per_query=25, depth=30, strategy="top"), tmp_path / "out")
-    assert result.without_candidates == ["strange", "blank"]
+    assert result.without_candidates == ["strange", "dots"]
     assert result.queries == 13
     assert result.with_fewer == 11
     assert result.empty_documents == 1
@@ -221,8 +221,8 @@ def test_an_encoder_beside_bm25(
 
     from bixse.encoders import encode
 
-    plain, kinds = encode.encode_texts, []
-    monkeypatch.setattr(encode, "encode_texts", lambda m, t, kind, **k: kinds.append(kind) or plain(m, t, kind, **k))
+    plain, kinds = encode.encode_here, []
+    monkeypatch.setattr(encode, "encode_here", lambda m, t, kind, *rest: kinds.append(kind) or plain(m, t, kind, *rest))
     mine(replace(config, seed=9), tmp_path / "again")
     assert set(kinds) == {"query"}  # the embeddings of the documents are there already
 
@@ -310,7 +310,7 @@ def test_a_run_stopped_between_search_and_pairs_searches_no_more(
         with pytest.raises(KeyboardInterrupt):
             mine(config, tmp_path / "out")
     monkeypatch.setattr(BM25, "search", stop)
-    result: Mined = mine(config, tmp_path / "out")
+    result: MineResult = mine(config, tmp_path / "out")
     assert result.pairs == 80
     assert not result.reused
 

@@ -86,7 +86,7 @@ def test_every_text_from_data_is_escaped(careful):
     content["texts"] = {"queries": {first["query_id"]: EVIL}, "documents": {first["document_id"]: f"`{EVIL}`"}}
     content["findings"] = {EVIL: [f"see `{EVIL}`"]}
     content["judges"][0]["impossible"] = [
-        {"path": EVIL, "line": 1, "query_id": EVIL, "document_id": EVIL, "value": 10.0}
+        {"path": EVIL, "row": 1, "query_id": EVIL, "document_id": EVIL, "value": 10.0}
     ]
     page = Page(render_audit(content))
     assert not page.open

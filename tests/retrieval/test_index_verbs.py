@@ -11,14 +11,12 @@ import sys
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
-from word_encoder import write_documents
 
 from bixse.cli.main import main
 from bixse.data.task_instructions import Instructions
 from bixse.data.trec import read_run
 from bixse.encoders.instructions import set_instructions
-from bixse.encoders.loading.build import build_encoder
-from bixse.retrieval.index import open_index
+from bixse.retrieval.index.search import open_index
 
 HEAD = {"logit_scale": 20.0, "logit_bias": -15.0, "slope": 1.0, "intercept": 0.0, "calibrated_on": None}
 DOCUMENTS = {
@@ -37,9 +35,8 @@ def model(tmp_path, tiny_model_path):
 
 
 @pytest.fixture
-def collection(tmp_path):
-    write_documents(tmp_path / "toy" / "corpus.jsonl", DOCUMENTS)
-    return tmp_path / "toy"
+def collection(write_corpus):
+    return write_corpus(DOCUMENTS)
 
 
 @pytest.fixture
@@ -79,22 +76,12 @@ def shown(capsys, *words):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ([], "got no MODEL and no --collection and no --out"),
-        (["demo"], "got no --collection and no --out"),
-        (["--add", "x.jsonl"], "--add: got no index; expected --to"),
-        (["--compact"], "--compact: got no index"),
-        (["--check", "demo", "--collection", "c", "--out", "o"], "--check: got no index"),
-        (["--to", "i", "--collection", "c"], "--collection: got it with --to"),
-        (["--to", "nowhere"], "got no such folder"),
-        (["demo", "--collection", "c", "--out", "o", "--kind", "hsnw"], "did you mean 'hnsw'"),
-        (["demo", "--collection", "c", "--out", "o", "--ef-search", "5"], "--ef-search: got it for kind exact"),
-        (
-            ["demo", "--collection", "c", "--out", "o", "--recall-target", "0.9"],
-            "--recall-target: got it for kind exact",
-        ),
-        (["demo", "--collection", "c", "--out", "o", "--dtype", "int8"], "expected float32 or float16"),
-        (["demo", "--collection", "c", "--out", "o", "--seed", "-1"], "--seed"),
-        (["demo", "--collection", "c", "--out", "o"], "expected documents, one JSON object per line"),
+        ([], "MODEL"),
+        (["demo"], "--collection"),
+        (["demo", "--collection", "c", "--out", "o", "--check"], "--check"),
+        (["--describe", "nowhere"], "no such folder"),
+        (["demo", "--collection", "c", "--out", "o"], "corpus.jsonl"),
+        (["demo", "--collection", "c", "--out", "o", "--dtype", "int8"], "--dtype"),
     ],
 )
 def test_wrong_usage(capsys, tmp_path, monkeypatch, words, said):
@@ -103,34 +90,18 @@ def test_wrong_usage(capsys, tmp_path, monkeypatch, words, said):
     assert list(tmp_path.iterdir()) == []
 
 
-@needs_faiss
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--kind", "hnsw", "--ef-search", "0"], "--ef-search: got 0"),
-        (["--kind", "hnsw", "--nprobe", "3"], "--nprobe: got it for kind hnsw"),
-        (["--kind", "ivf", "--lists", "-3"], "--lists: got -3"),
-        (["--kind", "ivf", "--recall-target", "2"], "--recall-target: got 2"),
-        (["--kind", "ivf", "--lists", "9"], "--lists: got 9 for 4 documents"),
-    ],
-)
-def test_wrong_settings_of_a_kind(capsys, index, words, said):
-    before = sorted(path.name for path in index.iterdir())
-    assert said in refused(capsys, "index", "--to", index, *words)
-    assert sorted(path.name for path in index.iterdir() if not path.name.startswith("graph-")) == before
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["copy", "--collection", "c"], "--collection: got c beside an index"),
-        (["copy", "--queries", "q.txt"], "beside a query; expected one of the two"),
-        (["copy", "--out", "run"], "--out: got it without a file of queries"),
-        (["--queries", "-", "--out", "run"], "--out: got it without a file of queries"),
+        (["copy", "--collection", "c"], "--collection"),
+        (["copy", "--processes", "2"], "--processes"),
+        (["copy", "--queries", "q.txt"], "beside a query"),
+        (["copy", "--out", "run"], "--out"),
+        (["--queries", "-", "--out", "run"], "--out"),
         (["--queries", "none.txt"], "none.txt"),
-        ([" "], "got an empty query"),
-        (["copy", "--top", "0"], "--top: got 0"),
-        (["copy", "--threshold", "2"], "--threshold: got 2"),
+        ([" "], "empty query"),
+        (["copy", "--top", "0"], "--top"),
+        (["copy", "--threshold", "2"], "--threshold"),
         (["copy", "--threshold", "0.5"], "without a relevance head"),
         (["copy", "--task", "find"], "without task instructions"),
     ],
@@ -139,58 +110,24 @@ def test_what_cannot_be_searched(capsys, index, words, said):
     assert said in refused(capsys, "search", index, *words)
 
 
-def test_a_query_is_needed_or_a_file_of_them(capsys, index):
-    code, _, err = shown(capsys, "search", index)
-    assert (code, "the following arguments are required: QUERY" in err) == (2, True)
-
-
 def test_neither_index_nor_collection(capsys, collection, model):
-    assert "got no index and no --collection" in refused(capsys, "search", collection, "copy")
-    message = refused(capsys, "search", model, "--collection", collection, "--queries", "-")
-    assert "--queries: got it with --collection; expected it with an index only" in message
+    assert "--collection" in refused(capsys, "search", collection, "copy")
+    for words in (["--queries", "-"], ["copy", "--exact"]):
+        assert words[-1 if "copy" in words else 0] in refused(
+            capsys, "search", model, "--collection", collection, *words
+        )
 
 
-def test_a_model_that_was_trained_on(capsys, index, model):
-    weights = load_file(model / "model.safetensors")
-    name = next(name for name in weights if name.endswith("weight"))
-    save_file({**weights, name: weights[name] + 0.01}, model / "model.safetensors", {"format": "pt"})
-    assert "other weights, modules or tokenizer" in refused(capsys, "search", index, "copy")
-    assert "other weights" in refused(capsys, "index", "--to", index, "--add", write_new(index))
-
-
-@pytest.mark.parametrize(
-    ("prompts", "said"),
-    [({"query": "find: "}, "other prompts before queries"), ({"document": "a: "}, "which puts 'a: ' before documents")],
-)
-def test_a_model_with_other_prompts(capsys, index, model, prompts, said):
-    path = model / "config_sentence_transformers.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "prompts": prompts}))
-    assert said in refused(capsys, "search", index, "copy")
-
-
-def test_a_model_with_another_dimension(capsys, index, tmp_path, model):
-    config = json.loads((model / "config_sentence_transformers.json").read_text())
-    build = build_encoder(model, device="cpu")
-    build.truncate_dim = 16
-    build.save_pretrained(str(tmp_path / "cut"), create_model_card=False)
-    path = tmp_path / "cut" / "config_sentence_transformers.json"
-    path.write_text(json.dumps({**config, "truncate_dim": 16}))
-    assert "with 16 dimensions; expected the 32" in refused(
-        capsys, "search", index, "copy", "--model-at", tmp_path / "cut"
-    )
-
-
-def test_a_model_that_has_moved(capsys, index, model, tmp_path):
+def test_a_model_that_was_trained_on_or_has_moved(capsys, index, model, tmp_path):
     found = call(capsys, "search", index, "copy")[1]["metrics"]["results"]
     model.rename(tmp_path / "moved")
     refused(capsys, "search", index, "copy")
-    code, envelope = call(capsys, "search", index, "copy", "--model-at", tmp_path / "moved")
-    assert (code, envelope["metrics"]["results"]) == (0, found)
-    assert call(capsys, "index", tmp_path / "moved", "--to", index, "--add", write_new(index))[0] == 0
-
-
-def write_new(index):
-    return write_documents(index.parent / "new.jsonl", {"d2": ("move", "delete a tree"), "d9": ("", "open a file")})
+    words = ("search", index, "copy", "--model-at", tmp_path / "moved")
+    assert call(capsys, *words)[1]["metrics"]["results"] == found
+    weights = load_file(tmp_path / "moved" / "model.safetensors")
+    name = next(name for name in weights if name.endswith("weight"))
+    save_file({**weights, name: weights[name] + 0.01}, tmp_path / "moved" / "model.safetensors", {"format": "pt"})
+    assert "other weights" in refused(capsys, *words)
 
 
 # --- made, described, searched
@@ -199,15 +136,14 @@ def write_new(index):
 def test_what_is_said_of_a_new_index(capsys, tmp_path, model, collection):
     words = ("index", model, "--collection", collection, "--out", tmp_path / "index")
     code, out, err = shown(capsys, *words)
-    lines = out.splitlines()
     assert (code, err) == (0, "")
-    assert lines[0].startswith("indexed 4 documents in ")
-    assert f"{tmp_path / 'index'}: 4 documents, kind exact, float32, 0.0 MB" in lines
-    assert f"model: {model}, 32 dimensions" in lines
-    assert lines[-1] == f'search it: bixse search {tmp_path / "index"} "a query"'
-    code, out, err = shown(capsys, *words)
-    assert (code, out.splitlines()) == (0, lines[1:])
-    assert "made before: nothing was encoded" in err
+    assert "4 texts were encoded" in out
+    assert f"{tmp_path / 'index'}: 4 documents, exact, float32, 0.0 MB" in out.splitlines()
+    assert f"model: {model}, 32 dimensions" in out.splitlines()
+    code, envelope = call(capsys, *words)
+    assert (code, envelope["metrics"]["reused"], envelope["metrics"]["encoded"]) == (0, True, 0)
+    code, envelope = call(capsys, "index", "--describe", tmp_path / "index", "--check")
+    assert (code, envelope["metrics"]["documents"], envelope["metrics"]["dtype"]) == (0, 4, "float32")
 
 
 def test_an_index_answers_as_its_collection(capsys, index, model, collection):
@@ -230,40 +166,18 @@ def test_probabilities_and_threshold(capsys, index, model):
     assert shown(capsys, "search", index, "copy", "--threshold", "1")[1] == "no document reaches the threshold\n"
 
 
-def test_changes(capsys, index):
-    code, envelope = call(capsys, "index", "--to", index, "--add", write_new(index))
-    figures = {name: envelope["metrics"][name] for name in ("added", "replaced", "unchanged", "documents")}
-    assert (code, figures) == (0, {"added": 1, "replaced": 1, "unchanged": 0, "documents": 5})
-    assert (
-        call(capsys, "search", index, "delete a tree", "--top", "1")[1]["metrics"]["results"][0]["document_id"] == "d2"
-    )
-    code, envelope = call(capsys, "index", "--to", index, "--delete", "d1", "none", "--check")
-    assert (code, envelope["metrics"]["deleted"], envelope["metrics"]["unknown"]) == (3, 1, ["none"])
-    assert "--delete: got 1 id that the index does not hold ('none')" in envelope["errors"][0]
-    (index.parent / "ids.txt").write_text("d3\n\nd4\n")
-    code, out, err = shown(capsys, "index", "--to", index, "--delete-from", index.parent / "ids.txt", "--compact")
-    assert (code, err) == (0, "")
-    assert out.splitlines()[0] == "deleted 2 documents"
-    assert f"{index}: 2 documents, kind exact" in out
-    results = call(capsys, "search", index, "a")[1]["metrics"]["results"]
-    assert {hit["document_id"] for hit in results} == {"d2", "d9"}
-
-
 @needs_faiss
-def test_a_graph(capsys, index):
-    code, out, err = shown(capsys, "index", "--to", index, "--kind", "hnsw")
+def test_an_approximate_index(capsys, index, model, collection):
+    words = ("index", model, "--collection", collection, "--out", index, "--index-type", "hnsw")
+    code, out, err = shown(capsys, *words, "--parameters", "efSearch=9")
     assert (code, err) == (0, "")
-    assert "hnsw: --links 32, --ef-construction 200, --ef-search 128" in out.splitlines()
-    assert "recall against exact search: 1.000 at 10, 1.000 at 100 (4 titles or first words of documents" in out
-    recall = call(capsys, "index", "--to", index)[1]["metrics"]["recall"]
-    assert (recall["at_10"], recall["queries"], recall["target"]) == (1.0, 4, 0.95)
+    assert "HNSW32 (efConstruction=200,efSearch=9)" in out
+    assert "1.000 at 10, 1.000 at 100 (4 titles" in out
     (index.parent / "queries.txt").write_text("copy a file\nsort words\n")
-    words = ("index", "--to", index, "--ef-search", "9", "--queries", index.parent / "queries.txt")
-    assert "(2 queries of queries.txt; target 0.95)" in shown(capsys, *words)[1]
+    recall = call(capsys, *words, "--recall-queries", index.parent / "queries.txt")[1]["metrics"]["recall"]
+    assert (recall["at_10"], recall["queries"]) == (1.0, 2)
     found = call(capsys, "search", index, "copy a file")[1]["metrics"]["results"]
-    assert [hit["document_id"] for hit in found] == [
-        hit["document_id"] for hit in call(capsys, "search", index, "copy a file", "--exact")[1]["metrics"]["results"]
-    ]
+    assert found == call(capsys, "search", index, "copy a file", "--exact")[1]["metrics"]["results"]
 
 
 # --- many queries
@@ -294,7 +208,7 @@ def test_a_run_of_more_queries_than_are_answered_together(capsys, index, monkeyp
     queries.write_text("".join(f"t{number}\t{text}\n" for number, text in enumerate(["copy", "move a file", "sort"])))
     runs = []
     for at_once in (1, 2, 256):
-        monkeypatch.setattr("bixse.cli.search.QUERIES_AT_ONCE", at_once)
+        monkeypatch.setattr("bixse.retrieval.index.search.QUERIES_TOGETHER", at_once)
         assert main(["search", str(index), "--queries", str(queries), "--out", str(index.parent / "run.trec")]) == 0
         runs.append({name: list(found) for name, found in read_run(index.parent / "run.trec").items()})
     assert runs[0] == runs[1] == runs[2]
@@ -309,7 +223,7 @@ def test_faults_of_a_file_of_queries(capsys, index):
     capsys.readouterr()
     assert main(["search", str(index), "--queries", str(queries)]) == 2
     said = capsys.readouterr().err
-    assert "3 faults" in said
+    assert "3 errors" in said
     assert "'q1' again" in said
 
 

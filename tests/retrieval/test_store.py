@@ -1,155 +1,105 @@
+"""Embeddings by model and text: what is damaged, locked or full only costs encoding again."""
+
 from __future__ import annotations
 
-import errno
-import json
-import os
-from pathlib import Path
-from typing import TYPE_CHECKING
+import sqlite3
 
 import numpy as np
 import pytest
 
-from bixse.data.collection import Document
-from bixse.encoders.loading.precision import resolve_precision, use_precision
-from bixse.errors import StorageError
-from bixse.retrieval.store import EmbeddingStore, embeddings_key
+from bixse.encoders import encode
+from bixse.encoders.encode import encode_texts
+from bixse.retrieval import store as store_module
+from bixse.retrieval.store import EmbeddingStore
 
-if TYPE_CHECKING:
-    from bixse.encoders.relevance_model import RelevanceModel
-
-CORPUS = {"d1": Document("", "copy a file"), "d2": Document("move", "a folder")}
+TEXTS = ["copy a file", "move a folder", "sort", "copy a file", ""]
 
 
-def test_nothing_is_stored(tmp_path: Path) -> None:
-    assert EmbeddingStore(tmp_path).load("key") is None
+@pytest.fixture
+def encoded(monkeypatch):
+    """The texts that were encoded."""
+    found, encode_here = [], encode.encode_here
+
+    def count(model, texts, *rest):
+        found.extend(texts)
+        return encode_here(model, texts, *rest)
+
+    monkeypatch.setattr(encode, "encode_here", count)
+    return found
 
 
-@pytest.mark.parametrize("content", [b"", b"x" * 50, b"\x02\0\0\0\0\0\0\0{}"])
-def test_a_damaged_file_means_encoding_again(tmp_path: Path, content: bytes) -> None:
-    store = EmbeddingStore(tmp_path)
-    store.save("key", np.ones((2, 3), np.float32), ["d1", "d2"])
-    (store.folder / "key.safetensors").write_bytes(content)
-    assert store.load("key") is None
+@pytest.mark.parametrize("content", [b"x" * 5000, b"SQLite format 3\0" + b"x" * 5000])
+def test_a_damaged_file_means_encoding_again(tiny_model, encoded, content):
+    store = EmbeddingStore(tiny_model)
+    found = store.encode(TEXTS)
+    store.path.write_bytes(content)
+    np.testing.assert_array_equal(store.encode(TEXTS), found)
+    np.testing.assert_array_equal(store.encode(TEXTS), found)
+    assert len(encoded) == 2 * 4
 
 
-def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_space(*_: object) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(Path, "replace", no_space)
-    store = EmbeddingStore(tmp_path)
-    with pytest.raises(StorageError, match="No space left"):
-        store.save("key", np.ones((2, 3), np.float32), ["d1", "d2"])
-    assert list(store.folder.iterdir()) == []
+def test_an_embedding_of_another_length_means_encoding_again(tiny_model, encoded):
+    store = EmbeddingStore(tiny_model)
+    found = store.encode(TEXTS)
+    with sqlite3.connect(store.path) as file:
+        file.execute("UPDATE embeddings SET embedding = X'00000000'")
+    np.testing.assert_array_equal(store.encode(TEXTS), found)
+    assert len(encoded) == 2 * 4
 
 
-def test_what_is_stored_is_read(tmp_path: Path) -> None:
-    embeddings = np.arange(12, dtype=np.float32).reshape(3, 4)[::-1].T  # not contiguous
-    EmbeddingStore(tmp_path).save("key", embeddings, ["é", "b", "c", "d"])
-    found = EmbeddingStore(tmp_path).load("key")
-    assert found is not None
-    assert found.tobytes() == np.ascontiguousarray(embeddings).tobytes()
+def test_what_cannot_be_kept_is_encoded_all_the_same(tiny_model, tmp_path):
+    (tmp_path / "file").write_text("no folder")
+    store = EmbeddingStore(tiny_model, tmp_path / "file" / "cache")
+    np.testing.assert_array_equal(store.encode(TEXTS), encode_texts(tiny_model, TEXTS, "document"))
+    assert str(tmp_path) in store.failure
 
 
-def test_the_key_sees_everything_embeddings_depend_on(tiny_model: RelevanceModel) -> None:
-    keys = [embeddings_key(tiny_model, CORPUS)]
-    assert embeddings_key(tiny_model, CORPUS) == keys[0]
-    keys.append(embeddings_key(tiny_model, {**CORPUS, "d2": Document("move", "a folder!")}))
-    keys.append(embeddings_key(tiny_model, {"d1": CORPUS["d1"], "d3": CORPUS["d2"]}))
-    keys.append(embeddings_key(tiny_model, dict(reversed(CORPUS.items()))))
-    tiny_model.max_seq_length = 16
-    keys.append(embeddings_key(tiny_model, CORPUS))
-    with use_precision("bfloat16" if resolve_precision(device="cpu") == "float32" else "float32"):
-        keys.append(embeddings_key(tiny_model, CORPUS))
-    for prompts in ({"document": "passage: "}, {"passage": "text: "}, {"any": "line: "}):
-        tiny_model.prompts, tiny_model.default_prompt_name = prompts, "any"
-        keys.append(embeddings_key(tiny_model, CORPUS))
-    tiny_model.truncate_dim = 8
-    keys.append(embeddings_key(tiny_model, CORPUS))
-    tiny_model[1].include_prompt = False
-    keys.append(embeddings_key(tiny_model, CORPUS))
-    tiny_model.tokenizer.truncation_side = "left"
-    keys.append(embeddings_key(tiny_model, CORPUS))
-    tiny_model[1].pooling_mode = "cls"
-    keys.append(embeddings_key(tiny_model, CORPUS))
-    tiny_model[0].auto_model.config.is_decoder = True
-    keys.append(embeddings_key(tiny_model, CORPUS))
-    next(tiny_model.parameters()).data[0, 0] += 1e-3
-    keys.append(embeddings_key(tiny_model, CORPUS))
-    assert len(set(keys)) == len(keys)
+def test_a_writer_elsewhere_that_never_ends(tiny_model, monkeypatch):
+    monkeypatch.setattr(store_module, "SECONDS_WAITED", 0.1)
+    store = EmbeddingStore(tiny_model)
+    store.encode(TEXTS[:2])
+    with sqlite3.connect(store.path, isolation_level=None) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        assert len(store.encode(TEXTS)) == len(TEXTS)
+    assert "locked" in store.failure
 
 
-def swap_words(folder: Path, one: str, other: str) -> None:
-    """Let two words of a saved model's vocabulary take each other's place."""
-    path = folder / "tokenizer.json"
-    content = json.loads(path.read_text(encoding="utf-8"))
-    words = content["model"]["vocab"]
-    words[one], words[other] = words[other], words[one]
-    path.write_text(json.dumps(content), encoding="utf-8")
+def test_nothing_is_kept_where_nothing_shall_be(tiny_model, cache_path, encoded):
+    for _ in range(2):
+        EmbeddingStore(tiny_model, "none").encode(TEXTS)
+    assert len(encoded) == 2 * 4
+    assert not cache_path.exists()
 
 
-def test_the_key_sees_the_tokenizer(tiny_model: RelevanceModel, tmp_path: Path) -> None:
-    from bixse.encoders.relevance_model import RelevanceModel as Model
-
-    tiny_model.save_pretrained(str(tmp_path / "swapped"))
-    swap_words(tmp_path / "swapped", "copy", "move")
-    swapped = Model(str(tmp_path / "swapped"), device="cpu")
-    assert (swapped.encode("copy") == tiny_model.encode("move")).all()
-    assert embeddings_key(swapped, CORPUS) != embeddings_key(tiny_model, CORPUS)
-
-
-def test_the_key_sees_the_vocabulary_of_a_tokenizer_without_a_backend(
-    tiny_model: RelevanceModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Words:
-        def __init__(self, *words: str) -> None:
-            self.words = words
-            self.model_max_length = 32
-
-        def get_vocab(self) -> dict[str, int]:
-            return {word: number for number, word in enumerate(self.words)}
-
-    keys = set()
-    for words in (("copy", "move"), ("move", "copy"), ("copy", "sort")):
-        monkeypatch.setattr(type(tiny_model[0]), "tokenizer", Words(*words))
-        keys.add(embeddings_key(tiny_model, CORPUS))
-    assert len(keys) == 3
+def test_each_text_is_encoded_once_and_only_new_ones_later(tiny_model, encoded):
+    steps = []
+    first = EmbeddingStore(tiny_model).encode(TEXTS, steps.append)
+    np.testing.assert_array_equal(first, encode_texts(tiny_model, TEXTS, "document"))
+    assert sum(steps) == len(TEXTS)
+    del encoded[:]
+    found = EmbeddingStore(tiny_model).encode(["list", *reversed(TEXTS)])
+    assert encoded == ["list"]
+    np.testing.assert_array_equal(found[1:], first[::-1])
 
 
-def test_the_key_stays_when_the_model_has_read_texts_or_its_query_prompt_changes(tiny_model: RelevanceModel) -> None:
-    key = embeddings_key(tiny_model, CORPUS)
-    tiny_model.preprocess(["copy a file"], max_length=7)
-    tiny_model.prompts = {**tiny_model.prompts, "query": "find "}
-    assert embeddings_key(tiny_model, CORPUS) == key
+def test_another_model_has_embeddings_of_its_own(tiny_model, encoded):
+    EmbeddingStore(tiny_model).encode(TEXTS)
+    tiny_model.max_seq_length = 4
+    EmbeddingStore(tiny_model).encode(TEXTS)
+    assert len(encoded) == 2 * 4
 
 
-def test_the_key_sees_the_weights_type(tiny_model: RelevanceModel) -> None:
-    tiny_model.bfloat16()
-    key = embeddings_key(tiny_model, CORPUS)
-    assert embeddings_key(tiny_model.float(), CORPUS) != key
+def test_a_killed_process_loses_what_it_was_encoding_alone(tiny_model, encoded, monkeypatch):
+    monkeypatch.setattr(store_module, "SAVED_TOGETHER", 2)
 
+    def stop(count):
+        if len(encoded) == 4:
+            raise KeyboardInterrupt
 
-def test_the_key_sees_behind_a_router(tiny_model_path: Path) -> None:
-    from sentence_transformers.base.modules import Router
-
-    from bixse.encoders.relevance_model import RelevanceModel as Model
-
-    query, document = (list(Model(str(tiny_model_path), device="cpu").children()) for _ in range(2))
-    routes = {("query", "text"): "query", ("document", None): "document"}
-    router = Router({"query": query, "document": document}, route_mappings=routes)
-    model = Model(modules=[router], device="cpu")
-    keys = [embeddings_key(model, CORPUS)]
-    document[1].pooling_mode = "cls"
-    keys.append(embeddings_key(model, CORPUS))
-    document[0].max_seq_length = 16
-    keys.append(embeddings_key(model, CORPUS))
-    router.route_mappings = {("query", "text"): "query", ("document", None): "query"}
-    keys.append(embeddings_key(model, CORPUS))
-    assert len(set(keys)) == 4
-
-
-def test_the_key_is_that_of_a_saved_copy(tiny_model: RelevanceModel, tmp_path: Path) -> None:
-    from bixse.encoders.relevance_model import RelevanceModel as Model
-
-    tiny_model.save_pretrained(str(tmp_path / "copy"))
-    assert embeddings_key(Model(str(tmp_path / "copy"), device="cpu"), CORPUS) == embeddings_key(tiny_model, CORPUS)
+    texts = ["copy", "copy a", "copy a file", "copy a file to", "copy a file to a folder"]
+    with pytest.raises(KeyboardInterrupt):
+        EmbeddingStore(tiny_model).encode(texts, stop)
+    del encoded[:]
+    found = EmbeddingStore(tiny_model).encode(texts)
+    assert encoded == texts[2:]
+    np.testing.assert_allclose(found, encode_texts(tiny_model, texts, "document"), atol=1e-6)

@@ -17,9 +17,8 @@ from bixse.data.graded_pairs import GradedPairs
 from bixse.data.pairs_files import save_graded_pairs
 from bixse.data.pydocs.collection import PYDOCS_SCALE, load_pydocs
 from bixse.encoders.loading.attention import sees_whole_text
-from bixse.encoders.loading.build import build_encoder
+from bixse.encoders.loading.build import build_encoder, load_relevance_model
 from bixse.encoders.loading.precision import use_precision
-from bixse.encoders.relevance_model import load_relevance_model
 from bixse.errors import ConfigError
 from bixse.training.config import TrainConfig
 from bixse.training.recipe import train

@@ -10,8 +10,7 @@ import pytest
 
 from bixse.cli.main import main
 from bixse.data.io.hashes import HASHES_FILE, damage, write_with_hash
-from bixse.encoders.loading.build import build_encoder
-from bixse.encoders.relevance_model import load_relevance_model
+from bixse.encoders.loading.build import build_encoder, load_relevance_model
 from bixse.errors import ModelError, TrainingError
 from bixse.training.loop.checkpoints import STATE_FILE
 from bixse.training.recipe import train

@@ -8,7 +8,7 @@ import pytest
 
 from bixse.cli.main import main
 from bixse.encoders.loading.build import build_encoder
-from bixse.encoders.loading.precision import keep_weights_exact
+from bixse.encoders.loading.precision import make_weights_float32
 from bixse.errors import TrainingError
 from bixse.training.loop.divergence import check_learned, embedding_spreads
 from bixse.training.loop.trainer import GradedTrainer
@@ -91,6 +91,6 @@ def test_spreads_are_float32_after_training_in_bfloat16(
     found = embedding_spreads(model, graded_pairs)
     assert model.forward is forward
     fresh = build_encoder(str(tiny_model_path))
-    keep_weights_exact(fresh)
+    make_weights_float32(fresh)
     fresh.load_state_dict(model.state_dict())
     assert found == embedding_spreads(fresh, graded_pairs)

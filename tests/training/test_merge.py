@@ -16,8 +16,7 @@ from bixse.data.collection import Collection
 from bixse.data.collection_files import save_collection
 from bixse.encoders.head import RelevanceHead
 from bixse.encoders.interpolation import interpolate, trained_weights
-from bixse.encoders.loading.build import build_encoder
-from bixse.encoders.relevance_model import load_relevance_model
+from bixse.encoders.loading.build import build_encoder, load_relevance_model
 from bixse.errors import ConfigError, InputError, InterruptedRunError, ModelError, OutputExistsError
 from bixse.training.config import MergeConfig, TrainConfig
 from bixse.training.dev_evaluation import dev_figures

@@ -15,8 +15,7 @@ import pytest
 from bixse.cli.main import main
 from bixse.data.collection_files import load_collection
 from bixse.encoders.head import HEAD_FILE, RelevanceHead
-from bixse.encoders.loading.build import build_encoder
-from bixse.encoders.relevance_model import load_relevance_model
+from bixse.encoders.loading.build import build_encoder, load_relevance_model
 from bixse.errors import (
     InputError,
     InvalidFileError,

@@ -11,8 +11,8 @@ from bixse.cli.collection_arguments import add_cache_argument
 from bixse.cli.result import CommandResult
 
 if TYPE_CHECKING:
-    from bixse.mining.false_negatives import Share
-    from bixse.mining.mine import Mined
+    from bixse.mining.false_negatives import RelevantShare
+    from bixse.mining.mine import MineResult
 
 LISTED = 10
 """How many queries without candidates the text shows; --json and run.json hold all."""
@@ -115,7 +115,7 @@ def run(args: argparse.Namespace) -> CommandResult:
     return CommandResult(_text(result, args.out), metrics, artifacts, warnings, exit_code=3 if missing else 0)
 
 
-def _text(result: Mined, out: Path) -> str:
+def _text(result: MineResult, out: Path) -> str:
     """Pairs by band of rank, and what was left out."""
     from bixse.report.table import format_table
 
@@ -173,6 +173,6 @@ def _report(args: argparse.Namespace) -> CommandResult:
     return CommandResult(f"{heading}\n{note}\n\n{table}", metrics)
 
 
-def _figures(share: Share) -> dict[str, Any]:
+def _figures(share: RelevantShare) -> dict[str, Any]:
     low, high = share.interval
     return {"graded": share.graded, "relevant": share.relevant, "share": share.value, "low": low, "high": high}

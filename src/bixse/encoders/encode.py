@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -20,16 +21,37 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from bixse.encoders.loading.precision import Precision
-    from bixse.encoders.pool import EncodePool
     from bixse.encoders.prompts import Kind
 
 TEXTS_PER_BLOCK = 512
 """Texts tokenised together; sorted by length, so a block holds texts of like length."""
+FEWEST_TEXTS_SHARED = 64
+"""Texts below which they are encoded in this process: to send them to others takes longer."""
+
+
+class Pool(Protocol):
+    """Processes that encode, see `bixse.encoders.pool`."""
+
+    devices: list[str]
+
+    def encode(
+        self,
+        texts: Sequence[str],
+        kind: Kind,
+        prompt: str | None,
+        precision: Precision,
+        progress: Callable[[int], None] | None = None,
+    ) -> NDArray[np.float32]:
+        """(N, D) embeddings of N texts."""
+
+
+POOLS: WeakKeyDictionary[SentenceTransformer, Pool] = WeakKeyDictionary()
+"""The processes that a model's texts are shared out among; of others this process encodes."""
 
 
 def encoding_device(model: SentenceTransformer) -> torch.device:
     """Where texts are encoded: the model's own device, or the first one of its processes."""
-    pool: EncodePool | None = getattr(model, "encode_pool", None)
+    pool = POOLS.get(model)
     return torch.device(pool.devices[0]) if pool is not None else model.device
 
 
@@ -57,11 +79,11 @@ def encode_texts(
     """
     prompt = prompt_for(model, kind)
     distinct = list(dict.fromkeys(texts))
-    pool: EncodePool | None = getattr(model, "encode_pool", None)
+    pool = POOLS.get(model)
     wanted = resolve_precision(precision, encoding_device(model))
     if progress is not None and len(distinct) < len(texts):
         progress(len(texts) - len(distinct))
-    if pool is not None and pool.is_worth_it(len(distinct)):
+    if pool is not None and len(distinct) >= FEWEST_TEXTS_SHARED:
         embeddings = pool.encode(distinct, kind, prompt, wanted, progress)
     else:
         embeddings = encode_here(model, distinct, kind, prompt, wanted, progress)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from bixse.data.io.files import write_atomically
 from bixse.data.task_instructions import RESERVED, Instructions, parse_instructions
@@ -16,15 +16,21 @@ if TYPE_CHECKING:
 
     from sentence_transformers import SentenceTransformer
 
-    from bixse.encoders.relevance_model import RelevanceModel
-
 INSTRUCTIONS_FILE = "instructions.json"
 """Name of the table's file inside a model folder."""
 BORDER_SAMPLES = ("what is it", "1 file", "(a) list", ".dot", " space", "été", "查询")
 """Beginnings of texts that a tokenizer might join to the end of a prompt."""
 
 
-def set_instructions(model: RelevanceModel, table: Instructions) -> None:
+class TaskModel(Protocol):
+    """What a model with task instructions has beside what every `SentenceTransformer` has."""
+
+    instructions: Instructions | None
+    task: str | None
+    prompts: dict[str, str | None]
+
+
+def set_instructions(model: TaskModel, table: Instructions) -> None:
     """Give a model a table of task instructions; it is saved with the model.
 
     The model's prompts "query" and "document" become those of the table's default, and each task's prompt is kept
@@ -39,7 +45,10 @@ def set_instructions(model: RelevanceModel, table: Instructions) -> None:
     model.task = None
     model.prompts = {**kept, **table.prompts()}
     tasks = [None, *table.tasks] if table.default is not None else list(table.tasks)
-    check_prompt_borders(model, [table.prompt(task, "query", n) for task in tasks for n in range(table.choices(task))])
+    encoder = cast("SentenceTransformer", model)
+    check_prompt_borders(
+        encoder, [table.prompt(task, "query", n) for task in tasks for n in range(table.choices(task))]
+    )
 
 
 def use_task(model: SentenceTransformer, task: str | None) -> None:

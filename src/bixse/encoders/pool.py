@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 import threading
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
+from multiprocessing import parent_process
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch import multiprocessing
 
-from bixse.encoders.encode import TEXTS_PER_BLOCK, by_length, encode_here
+from bixse.encoders.encode import POOLS, TEXTS_PER_BLOCK, by_length, encode_here
 from bixse.errors import BixseError, InputError
 
 if TYPE_CHECKING:
@@ -23,16 +26,15 @@ if TYPE_CHECKING:
 
     from bixse.encoders.loading.precision import Precision
     from bixse.encoders.prompts import Kind
-    from bixse.encoders.relevance_model import RelevanceModel
 
-FEWEST_TEXTS = 64
-"""Texts below which they are encoded in this process: to send them takes longer."""
 THREADS_VARIABLE = "OMP_NUM_THREADS"
 """How many threads a user wants a process to compute with."""
+_model: SentenceTransformer
+"""In a process of a pool: the model it encodes with."""
 
 
 class EncodePool:
-    """Processes that each hold the model, started by sentence-transformers (`start_multi_process_pool`) when needed.
+    """Processes that each hold the model; they start when there is something to encode.
 
     Args:
         model: the encoder; it is then moved to the processor's memory, which the processes share.
@@ -42,15 +44,10 @@ class EncodePool:
         InputError: an unknown device.
     """
 
-    def __init__(self, model: RelevanceModel, devices: Sequence[str]) -> None:
+    def __init__(self, model: SentenceTransformer, devices: Sequence[str]) -> None:
         self.devices = check_devices(devices)
-        self.threads = threads_each(self.devices)
         self._model = model
-        self._pool: dict[Any, Any] | None = None
-
-    def is_worth_it(self, number: int) -> bool:
-        """Whether so many texts are shared out."""
-        return number >= FEWEST_TEXTS
+        self._executor: ProcessPoolExecutor | None = None
 
     def encode(
         self,
@@ -65,43 +62,47 @@ class EncodePool:
         Raises:
             BixseError: a process ended.
         """
-        if self._pool is None:
-            with _one_thread_for_tokens():
-                self._pool = self._model.start_multi_process_pool(self.devices)
+        if self._executor is None:
+            self._executor = self._start()
         order = by_length(texts)[::-1]
         size = max(1, min(TEXTS_PER_BLOCK, -(-len(texts) // (4 * len(self.devices)))))
-        parts = [order[start : start + size] for start in range(0, len(texts), size)]
-        settings = {"kind": kind, "prompt": prompt, "precision": precision, "threads": self.threads}
-        for number, rows in enumerate(parts):
-            self._pool["input"].put([number, [texts[row] for row in rows], {"shared_out": settings}])
         embeddings = np.zeros((len(texts), self._model.get_embedding_dimension() or 0), dtype=np.float32)
-        failed: Exception | None = None
-        for _ in parts:
-            number, found = self._result(self._pool)
-            if isinstance(found, Exception):
-                failed = failed or found
-                continue
-            embeddings[parts[number]] = found.numpy()
-            if progress is not None:
-                progress(len(parts[number]))
-        if failed is not None:
-            raise failed
-        return embeddings
-
-    def _result(self, pool: dict[Any, Any]) -> Any:
+        rows_of = {}
         try:
-            return self._model._get_worker_result(pool)
-        except RuntimeError as error:
+            for start in range(0, len(texts), size):
+                rows = order[start : start + size]
+                part = [texts[row] for row in rows]
+                rows_of[self._executor.submit(_encode, part, kind, prompt, precision)] = rows
+            for done in as_completed(rows_of):
+                embeddings[rows_of[done]] = done.result()
+                if progress is not None:
+                    progress(len(rows_of[done]))
+        except BrokenProcessPool as error:
+            self.close()
             raise BixseError(
                 f"encode: got a process that ended ({error}); expected {len(self.devices)} that go on; fix: fewer "
                 "processes where the memory is not enough, then the same command again"
             ) from error
+        finally:
+            for future in rows_of:
+                future.cancel()
+        return embeddings
+
+    def _start(self) -> ProcessPoolExecutor:
+        self._model.to("cpu")
+        self._model.share_memory()
+        context = multiprocessing.get_context("spawn")
+        devices = context.SimpleQueue()  # each process takes one
+        for device in self.devices:
+            devices.put(device)
+        arguments = (self._model, devices, threads_each(self.devices))
+        return ProcessPoolExecutor(len(self.devices), context, _start_process, arguments)
 
     def close(self) -> None:
         """End the processes, where any were started."""
-        if self._pool is not None:
-            self._model.stop_multi_process_pool(self._pool)
-        self._pool = None
+        if self._executor is not None:
+            self._executor.shutdown(cancel_futures=True)
+        self._executor = None
 
 
 @contextmanager
@@ -109,7 +110,7 @@ def encode_on(model: SentenceTransformer, devices: Sequence[str] | None) -> Iter
     """Encode with a model on other devices inside the block: one is moved to, several share the texts out.
 
     Args:
-        model: the encoder, one that `build_encoder` made.
+        model: the encoder.
         devices: such as ["cuda:0", "cuda:1"] or ["cpu", "cpu"]; None leaves the model where it is.
 
     Raises:
@@ -131,35 +132,12 @@ def encode_on(model: SentenceTransformer, devices: Sequence[str] | None) -> Iter
         model.to(check_devices(devices)[0])
         yield
         return
-    pool = EncodePool(model, devices)  # type: ignore[arg-type]
-    model.encode_pool = pool  # type: ignore[assignment]
+    pool = POOLS[model] = EncodePool(model, devices)
     try:
         yield
     finally:
-        model.encode_pool = None  # type: ignore[assignment]
+        del POOLS[model]
         pool.close()
-
-
-def serve(model: SentenceTransformer, texts: Sequence[str], device: str, settings: dict[str, Any]) -> torch.Tensor:
-    """Embed a part of the texts in a process of the pool."""
-    if device == "cpu":
-        torch.set_num_threads(settings["threads"])
-    model.to(device)
-    names = ("kind", "prompt", "precision")
-    return torch.from_numpy(encode_here(model, texts, **{name: settings[name] for name in names}))
-
-
-def prepare_process() -> None:
-    """In a process of the pool: end when the process that started it is gone, and leave Ctrl-C to that one."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    parent = multiprocessing.parent_process()
-
-    def wait() -> None:
-        if parent is not None:
-            parent.join()
-            os._exit(1)
-
-    threading.Thread(target=wait, daemon=True).start()
 
 
 def check_devices(devices: Sequence[str]) -> list[str]:
@@ -194,13 +172,9 @@ def warn_of_too_many(devices: Sequence[str]) -> list[str]:
     number, threads = devices.count("cpu"), threads_each(devices)
     if number < 2 or number * threads <= cores():
         return []
-    fewer = max(1, cores() // threads)
-    mend = f"--processes {fewer}" if fewer < number else f"{THREADS_VARIABLE}=1"
-    if threads > 1 and number <= cores():
-        mend += f", or {THREADS_VARIABLE}={max(1, cores() // number)}"
     return [
         f"{number} processes of {threads} thread{'s' if threads > 1 else ''} on {cores()} cores: they slow each other "
-        f"down; fix: {mend}"
+        f"down; fix: fewer --processes, or a smaller {THREADS_VARIABLE}"
     ]
 
 
@@ -209,15 +183,24 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-@contextmanager
-def _one_thread_for_tokens() -> Iterator[None]:
-    """Processes started inside the block tokenise with one thread each: together they fill the cores."""
-    before = os.environ.get("TOKENIZERS_PARALLELISM")
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ["TOKENIZERS_PARALLELISM"]
-        else:
-            os.environ["TOKENIZERS_PARALLELISM"] = before
+def _start_process(model: SentenceTransformer, devices: Any, threads: int) -> None:
+    """In a process of the pool: end when the process that started it is gone, and leave Ctrl-C to that one."""
+    global _model
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes together fill the cores
+    device = devices.get()
+    if device == "cpu":
+        torch.set_num_threads(threads)
+    _model = model.to(device)
+
+
+def _end_with_parent() -> None:
+    parent = parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
+def _encode(texts: Sequence[str], kind: Kind, prompt: str | None, precision: Precision) -> NDArray[np.float32]:
+    return encode_here(_model, texts, kind, prompt, precision)

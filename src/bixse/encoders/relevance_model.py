@@ -15,7 +15,6 @@ from bixse.encoders.encode import encode_texts
 from bixse.encoders.head import HEAD_FILE, RelevanceHead
 from bixse.encoders.instructions import INSTRUCTIONS_FILE, read_instructions, save_instructions
 from bixse.encoders.loading.attention import BidirectionalTransformer
-from bixse.encoders.pool import prepare_process, serve
 from bixse.errors import InputError, ModelError
 
 if TYPE_CHECKING:
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from bixse.data.task_instructions import Instructions
-    from bixse.encoders.pool import EncodePool
 
 
 class RelevanceModel(SentenceTransformer):
@@ -37,8 +35,6 @@ class RelevanceModel(SentenceTransformer):
     backbone_files: dict[str, Any] | None = None
     """What `from_pretrained` takes to read the files again, when they hold a bare backbone: sentence-transformers then
     chose the pooling while loading. None for a sentence-transformers model."""
-    encode_pool: EncodePool | None = None
-    """The processes that texts are shared out among, see `bixse.encoders.pool.encode_on`; None: this one encodes."""
 
     def __init__(self, model_name_or_path: str | None = None, **kwargs: Any) -> None:
         # sentence-transformers imports no modules but its own unless told to trust: these are given by name
@@ -108,18 +104,6 @@ class RelevanceModel(SentenceTransformer):
         features: dict[str, Any] = super().preprocess(inputs, prompt=prompt, **kwargs)
         return features
 
-    def _inference(
-        self, inputs: list[Any], *, device: Any = None, shared_out: dict[str, Any] | None = None, **kwargs: Any
-    ) -> Any:
-        if shared_out is not None:  # what `EncodePool` sends to this process
-            return serve(self, inputs, str(device), shared_out)
-        return super()._inference(inputs, device=device, **kwargs)
-
-    @classmethod
-    def _multi_process_worker(cls, *args: Any) -> None:
-        prepare_process()
-        super()._multi_process_worker(*args)
-
     def save_pretrained(self, path: str, *args: Any, **kwargs: Any) -> None:
         """Save as sentence-transformers does, and relevance head and instructions beside it.
 
@@ -138,30 +122,3 @@ class RelevanceModel(SentenceTransformer):
             save_instructions(self.instructions, Path(path))
         if self.head is not None:
             self.head.save(Path(path))
-
-
-def load_relevance_model(path: str | Path, device: str | None = None) -> RelevanceModel:
-    """Load a model that gives probabilities of relevance.
-
-    Args:
-        path: a folder saved by bixse.
-        device: "cpu", "cuda", ...; None chooses.
-
-    Raises:
-        ModelError: no such folder, no encoder, or an encoder without a relevance head.
-
-    Example:
-        Probabilities for three documents::
-
-            model = load_relevance_model("runs/quickstart/bixse/model")
-            model.relevance("copy a folder", ["shutil.copytree ...", "shutil.copy ...", "os.remove ..."])
-    """
-    from bixse.encoders.loading.build import build_encoder
-
-    model = build_encoder(path, device=device)
-    if not isinstance(model, RelevanceModel) or model.head is None:
-        raise ModelError(
-            f"{path}: got a model without a relevance head; expected a folder saved by bixse; "
-            "fix: run `bixse calibrate MODEL --pairs FILE`, or use SentenceTransformer for embeddings alone"
-        )
-    return model

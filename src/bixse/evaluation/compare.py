@@ -5,17 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bixse.evaluation.evaluate import BM25_NAME, evaluate
+from bixse.evaluation.evaluate import evaluate
 from bixse.evaluation.suites.known_suites import LOCAL
 from bixse.evaluation.suites.suite_result import HEADLINE, SuiteResult, TaskScore
 from bixse.evaluation.suites.suite_systems import check_distinct, make_system, precision_of
 from bixse.evaluation.suites.suite_verdict import compare_systems
+from bixse.retrieval.bm25 import BM25_NAME
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from bixse.data.collection_files import MissingDocuments
-    from bixse.evaluation.evaluate import ProgressBars
+    from bixse.progress import ProgressBars
 
 
 def compare_on_collection(

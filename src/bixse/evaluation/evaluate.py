@@ -2,46 +2,35 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 from bixse.data.collection_files import files_of_split, load_collection
+from bixse.data.collection_warnings import RELEVANCE_LEVEL, warn_of_collection
 from bixse.data.io.files import file_hash, read_text, write_atomically
 from bixse.data.run_record import open_run
 from bixse.data.trec import read_run, write_run
+from bixse.encoders.identity import model_hashes, model_path_settings
 from bixse.encoders.loading.precision import resolve_precision
-from bixse.errors import InputError, StorageError
+from bixse.errors import InputError
 from bixse.evaluation.baseline import METRICS, search_bm25
-from bixse.evaluation.collection_warnings import RELEVANCE_LEVEL, warn_of_collection
 from bixse.evaluation.metrics import PerQuery, evaluate_run, mean
+from bixse.retrieval.bm25 import BM25_NAME
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import numpy as np
-    import numpy.typing as npt
-
     from bixse.data.collection import Collection
     from bixse.data.collection_files import MissingDocuments
     from bixse.evaluation.dense_search import EncodedCollection
+    from bixse.progress import ProgressBars
     from bixse.relevance import Qrels, Run
-    from bixse.retrieval.store import EmbeddingStore
 
-ProgressBars: TypeAlias = Callable[[str, int], Callable[[int], None]]
-"""Makes a progress callback from a title and a total."""
-BM25_NAME = "bm25"
-"""The word that stands for the lexical baseline where a model is asked for."""
-DOCUMENTS_PER_PART = 16_384
-"""Documents whose embeddings are kept together while a corpus is encoded."""
 RUN_NAME = "run.trec"
 PER_QUERY_NAME = "per_query.json"
-MODEL_SUFFIXES = (".safetensors", ".bin", ".json", ".txt", ".model", ".py", ".jinja")
-"""Files of a model folder that its embeddings may depend on: weights, settings, vocabularies, code, templates."""
 
 
 @dataclass(frozen=True)
@@ -194,59 +183,11 @@ def encode_stored(
     """
     from bixse.encoders.encode import encode_texts
     from bixse.evaluation.dense_search import EncodedCollection
-    from bixse.retrieval.store import EmbeddingStore, embeddings_key
+    from bixse.retrieval.store import encode_corpus
 
-    store = EmbeddingStore(cache)
-    key = embeddings_key(model, collection.corpus)  # type: ignore[arg-type]
-    documents = store.load(key)
-    if documents is None or len(documents) != len(collection.corpus):
-        documents = _encode_documents(model, collection, store, key, progress)
+    documents = encode_corpus(model, collection.corpus, progress, cache)  # type: ignore[arg-type]
     queries = encode_texts(model, [collection.queries[q] for q in query_ids], "query")  # type: ignore[arg-type]
     return EncodedCollection(list(collection.corpus), documents, query_ids, queries)
-
-
-def _encode_documents(
-    model: object, collection: Collection, store: EmbeddingStore, key: str, progress: ProgressBars | None
-) -> npt.NDArray[np.float32]:
-    """Embed a corpus part by part; each part is kept until all are there, so that a killed process loses one."""
-    import numpy as np
-
-    from bixse.encoders.encode import encode_texts
-
-    texts = [document.content for document in collection.corpus.values()]
-    step = progress("encode documents", len(texts)) if progress is not None else None
-    parts = []
-    for start in range(0, len(texts), DOCUMENTS_PER_PART):
-        some, name = texts[start : start + DOCUMENTS_PER_PART], f"{key}-{start}"
-        part = store.load(name)
-        if part is None or len(part) != len(some):
-            part = encode_texts(model, some, "document", progress=step)  # type: ignore[arg-type]
-            if len(some) < len(texts):
-                with contextlib.suppress(StorageError):
-                    store.save(name, part, list(collection.corpus)[start : start + DOCUMENTS_PER_PART])
-        elif step is not None:
-            step(len(some))
-        parts.append(part)
-    documents = np.concatenate(parts)
-    with contextlib.suppress(StorageError):  # where the cache cannot be written, a corpus is encoded anew each time
-        store.save(key, documents, list(collection.corpus))
-        store.remove(f"{key}-")
-    return documents
-
-
-def model_hashes(model: str | Path) -> dict[str, str]:
-    """Content hashes of what a model folder's ranking depends on (not its relevance head); {} for a hub name."""
-    from bixse.encoders.head import HEAD_FILE
-
-    if not Path(model).is_dir():
-        return {}
-    files = sorted(path for path in Path(model).rglob("*") if path.suffix in MODEL_SUFFIXES)
-    return {f"model/{path.relative_to(model)}": file_hash(path) for path in files if path.name != HEAD_FILE}
-
-
-def model_path_settings(model: str | Path) -> tuple[str, ...]:
-    """("model",) where a run's setting `model` is a folder, which `model_hashes` identifies; () for a name."""
-    return ("model",) if Path(model).is_dir() else ()
 
 
 def _check_writable_ids(data: Collection, qrels: Qrels) -> None:

@@ -40,7 +40,7 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Kept:
+class Selection:
     """The candidates of a query that may be chosen, and how many were left out and why."""
 
     candidates: Sequence[Candidate]
@@ -83,7 +83,7 @@ def fuse(answers: Mapping[str, Mapping[str, float]], depth: int) -> list[Candida
 
 def keep_new(
     candidates: Sequence[Candidate], query: str, corpus: Mapping[str, Document], known: Collection[str] = ()
-) -> Kept:
+) -> Selection:
     """Leave out known documents and texts that were seen before.
 
     Two texts are the same when they differ in white space only.
@@ -105,7 +105,7 @@ def keep_new(
         elif text not in seen:
             kept.append(candidate)
             seen.add(text)
-    return Kept(kept, count_known, len(candidates) - len(kept) - count_known)
+    return Selection(kept, count_known, len(candidates) - len(kept) - count_known)
 
 
 def _plain(text: str) -> str:

@@ -21,11 +21,11 @@ RELEVANT_FROM = 0.5
 
 
 @dataclass(frozen=True)
-class Share:
+class RelevantShare:
     """A share of graded pairs with its interval.
 
     Example:
-        >>> print(Share(relevant=10, graded=100))
+        >>> print(RelevantShare(relevant=10, graded=100))
         10 of 100 (10.0 %, 95 % interval 5.5 to 17.4 %)
     """
 
@@ -57,17 +57,17 @@ class Share:
 class FalseNegatives:
     """What a judge made of mined pairs."""
 
-    overall: Share
+    overall: RelevantShare
     """Of all graded mined pairs."""
-    by_band: Mapping[str, Share] = field(default_factory=dict)
+    by_band: Mapping[str, RelevantShare] = field(default_factory=dict)
     """Band of the fused rank -> share, from the top down."""
-    by_retriever: Mapping[str, Share] = field(default_factory=dict)
+    by_retriever: Mapping[str, RelevantShare] = field(default_factory=dict)
     """Retriever -> share of the pairs it found; a pair found by several counts for each."""
     mined: int = 0
     """Mined pairs, graded or not."""
 
 
-def false_negative_share(graded: GradedPairs, threshold: float = RELEVANT_FROM) -> Share:
+def false_negative_share(graded: GradedPairs, threshold: float = RELEVANT_FROM) -> RelevantShare:
     """The share of graded pairs whose relevance is at least `threshold`.
 
     For mined hard negatives these are the pairs that would be false negatives if each counted as 0.
@@ -149,11 +149,11 @@ def wilson_interval(count: int, total: int, confidence: float = 0.95) -> tuple[f
     return max(0.0, (centre - spread) / scale), min(1.0, (centre + spread) / scale)
 
 
-def _share(values: Sequence[float], threshold: float) -> Share:
+def _share(values: Sequence[float], threshold: float) -> RelevantShare:
     if not 0 < threshold <= 1:
         raise InputError(
             f"--relevant-from: got {threshold}; expected a relevance above 0, at most 1; fix: 0.5 is a start"
         )
     if not values:
         raise InputError("graded pairs: got none; expected at least one; fix: grade the mined pairs first")
-    return Share(sum(value >= threshold for value in values), len(values))
+    return RelevantShare(sum(value >= threshold for value in values), len(values))

@@ -9,26 +9,27 @@ from typing import TYPE_CHECKING
 
 from bixse.data.io.files import file_hash
 from bixse.data.run_record import open_run
+from bixse.encoders.identity import model_hashes, model_path_settings
 from bixse.encoders.loading.precision import resolve_precision
 from bixse.errors import InputError
-from bixse.evaluation.evaluate import BM25_NAME, model_hashes, model_path_settings
 from bixse.mining.candidates import Candidate, fuse, keep_new
 from bixse.mining.mine_inputs import MineInputs, read_inputs
 from bixse.mining.mined_pairs import MinedPair, pairs_path, save_mined_pairs
 from bixse.mining.searching import SearchParts, blocks, bm25_search, dense_search, load_encoders, retriever_labels
 from bixse.mining.selection import choose, rank_band
+from bixse.retrieval.bm25 import BM25_NAME
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from bixse.data.run_record import RunRecord
-    from bixse.evaluation.evaluate import ProgressBars
     from bixse.mining.mine_settings import MineConfig
     from bixse.mining.mined_pairs import Format
+    from bixse.progress import ProgressBars
 
 
 @dataclass(frozen=True)
-class Mined:
+class MineResult:
     """What a mining run left."""
 
     path: str
@@ -63,7 +64,7 @@ def mine(
     form: Format = "parquet",
     progress: ProgressBars | None = None,
     cache: str | Path | None = None,
-) -> Mined:
+) -> MineResult:
     """Search with every retriever, fuse the rankings, and choose the documents of each query that are to be graded.
 
     The pairs have no relevance: a mined document is no negative until a judge has said so. `out` receives the pairs,
@@ -92,8 +93,7 @@ def mine(
     if record.status == "finished":
         return _finished(record, path)
     inputs = read_inputs(config)
-    asked = {query_id: text for query_id, text in inputs.queries.items() if text.strip()}
-    parts = SearchParts(out, asked)
+    parts = SearchParts(out, inputs.queries)
     _search(config, labels, inputs, parts, record, progress, cache)
     pairs, counts = _choose(config, list(labels), inputs, parts)
     if not pairs:
@@ -108,7 +108,7 @@ def mine(
         parts.join(label, run_path)
     silent = [f"{label} found no document for any query" for label in labels if label not in runs]
     save_mined_pairs(pairs, path)
-    result = Mined(
+    result = MineResult(
         path=path.name,
         pairs=len(pairs),
         queries=len(inputs.queries),
@@ -143,10 +143,10 @@ def _open(config: MineConfig, labels: dict[str, str], out: Path, form: str) -> R
     return open_run(out, "mine", settings, inputs, paths=("collection", "corpus", "queries", "known", "models"))
 
 
-def _finished(record: RunRecord, path: Path) -> Mined:
+def _finished(record: RunRecord, path: Path) -> MineResult:
     """The result of a finished run, from its record."""
     try:
-        result = Mined(**{**record.results, "reused": True})
+        result = MineResult(**{**record.results, "reused": True})
     except TypeError:
         result = None
     if result is None or not path.is_file():

@@ -6,24 +6,27 @@ import difflib
 import re
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from bixse.data.collection import Collection
 from bixse.data.io.files import storage_errors, write_atomically
 from bixse.data.trec import read_run, write_run
+from bixse.encoders.encode import encode_texts
+from bixse.encoders.instructions import use_task
+from bixse.encoders.loading.build import build_encoder
+from bixse.encoders.prompts import prompt_for
 from bixse.errors import InputError
-from bixse.evaluation.evaluate import BM25_NAME, encode_stored
-from bixse.retrieval.bm25 import BM25
+from bixse.retrieval.bm25 import BM25, BM25_NAME
+from bixse.retrieval.exact import exact_search, to_run
+from bixse.retrieval.store import encode_corpus
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from bixse.data.collection import Document
     from bixse.encoders.relevance_model import RelevanceModel
-    from bixse.evaluation.evaluate import ProgressBars
+    from bixse.progress import ProgressBars
     from bixse.relevance import Run
 
 Search: TypeAlias = Callable[[Mapping[str, str]], "Run"]
@@ -81,10 +84,6 @@ def load_encoders(names: Sequence[str], max_length: int | None, task: str | None
     encoders = {}
     for name in names:
         if name != BM25_NAME:
-            from bixse.encoders.instructions import use_task
-            from bixse.encoders.loading.build import build_encoder
-            from bixse.encoders.prompts import prompt_for
-
             encoders[name] = build_encoder(name, max_length)
             if encoders[name].instructions is not None:
                 use_task(encoders[name], task)
@@ -106,16 +105,15 @@ def dense_search(
     progress: ProgressBars | None = None,
     cache: str | Path | None = None,
 ) -> Search:
-    """Search by cosine; document embeddings are taken from, and kept in, the cache (see `encode_stored`)."""
-    from bixse.encoders.encode import encode_texts
-
-    documents = encode_stored(encoder, Collection("corpus", corpus, {}), [], progress, cache)
+    """Search by cosine; document embeddings are taken from, and kept in, the cache (see `EmbeddingStore`)."""
+    document_ids = list(corpus)
+    documents = encode_corpus(encoder, corpus, progress, cache)
 
     def search(queries: Mapping[str, str]) -> Run:
         embeddings = encode_texts(encoder, list(queries.values()), "query")
-        return replace(documents, query_ids=list(queries), queries=embeddings).search(
-            list(queries), depth, exclude_self
-        )
+        scores, rows = exact_search(embeddings, documents, depth + exclude_self)
+        run = to_run(list(queries), document_ids, scores, rows, exclude_self)
+        return {query_id: dict(islice(found.items(), depth)) for query_id, found in run.items()}
 
     return search
 

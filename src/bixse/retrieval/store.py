@@ -1,117 +1,138 @@
-"""Document embeddings on disk, so that a corpus is encoded once a model."""
+"""Document embeddings on disk, by model and text: each text is encoded once by a model, whatever corpus it is in."""
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
-import json
-from pprint import pformat
-from typing import TYPE_CHECKING, Any
+import sqlite3
+from contextlib import closing
+from hashlib import blake2b
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save
 
 from bixse.data.io.cache import EMBEDDINGS_FOLDER, cache_folder
-from bixse.data.io.files import write_atomically
-from bixse.encoders.encode import encoding_device
-from bixse.encoders.loading.parts import parts_of
-from bixse.encoders.loading.precision import resolve_precision
-from bixse.encoders.prompts import prompt_for
+from bixse.encoders.encode import by_length, encode_texts
+from bixse.encoders.identity import embeddings_key
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
     from sentence_transformers import SentenceTransformer
 
     from bixse.data.collection import Document
+    from bixse.progress import ProgressBars
+
+SAVED_TOGETHER = 2048
+"""Texts encoded between two savings: what a killed process encodes again."""
+LOOKED_UP_TOGETHER = 4096
+"""Texts of one look-up, below SQLite's limit of 32,766 parameters."""
+SECONDS_WAITED = 60.0
+"""How long a process waits for another one that writes."""
+_TABLE = "CREATE TABLE IF NOT EXISTS embeddings (text BLOB PRIMARY KEY, embedding BLOB NOT NULL)"
 
 
-def embeddings_key(model: SentenceTransformer, corpus: Mapping[str, Document], portable: bool = False) -> str:
-    """Hash of everything document embeddings depend on.
+class EmbeddingStore:
+    """The document embeddings that one model has made, in one SQLite file; several processes may use it at once.
 
-    That is: the weights, the modules and their settings, the tokenizers, the document prompt, the length limit, the
-    dimensions, the numbers computed with, and the ids and texts.
+    What cannot be read is encoded again; where the folder cannot be written, nothing is kept.
+
+    Args:
+        model: the encoder. Its weights, prompts and settings must not change while the store is used.
+        cache: folder that the embeddings are kept below, or "none"; None: see `bixse.data.io.cache.cache_folder`.
+
+    Example:
+        Only new texts are encoded the second time::
+
+            EmbeddingStore(model).encode(["copy a file", "move a file"])
+            EmbeddingStore(model).encode(["copy a file", "move a file", "open a file"])
+    """
+
+    def __init__(self, model: SentenceTransformer, cache: str | Path | None = None) -> None:
+        self.model = model
+        root = cache_folder(cache)
+        self.path = None if root is None else root / EMBEDDINGS_FOLDER / f"{embeddings_key(model)}.sqlite"
+        """The file; None where nothing is kept."""
+        self.failure: str | None = None
+        """Why embeddings could not be kept; None where they were."""
+        self.encoded = 0
+        """Texts that were encoded, not read."""
+
+    def encode(self, texts: Sequence[str], progress: Callable[[int], None] | None = None) -> NDArray[np.float32]:
+        """Embed documents; those that are stored are read, the others are encoded and stored.
+
+        Args:
+            texts: N texts.
+            progress: called with the number of texts done since the last call.
+
+        Returns:
+            (N, D), L2-normalised.
+        """
+        digests = [blake2b(text.encode("utf-8"), digest_size=16).digest() for text in texts]
+        row_of = {digest: row for row, digest in reversed(list(enumerate(digests)))}
+        embeddings = np.empty((len(texts), self.model.get_embedding_dimension() or 0), dtype=np.float32)
+        stored = self._read(row_of, embeddings)
+        missing = np.array([row for digest, row in row_of.items() if digest not in stored], dtype=np.int64)
+        if progress is not None and len(missing) < len(texts):
+            progress(len(texts) - len(missing))
+        missing = np.sort(missing)
+        missing = missing[by_length([texts[row] for row in missing])]
+        self.encoded += len(missing)
+        for start in range(0, len(missing), SAVED_TOGETHER):
+            rows = missing[start : start + SAVED_TOGETHER]
+            embeddings[rows] = encode_texts(self.model, [texts[row] for row in rows], "document", progress=progress)
+            self._write({digests[row]: embeddings[row] for row in rows})
+        return embeddings if len(row_of) == len(texts) else embeddings[[row_of[digest] for digest in digests]]
+
+    def _read(self, row_of: Mapping[bytes, int], embeddings: NDArray[np.float32]) -> set[bytes]:
+        """Put stored embeddings into their rows; the digests of their texts. A damaged file is removed."""
+        found: set[bytes] = set()
+        if self.path is None or not self.path.is_file():
+            return found
+        wanted = list(row_of)
+        try:
+            with closing(sqlite3.connect(self.path, timeout=SECONDS_WAITED)) as file:
+                for start in range(0, len(wanted), LOOKED_UP_TOGETHER):
+                    some = wanted[start : start + LOOKED_UP_TOGETHER]
+                    marks = ",".join("?" * len(some))
+                    query = f"SELECT text, embedding FROM embeddings WHERE text IN ({marks})"
+                    for digest, content in file.execute(query, some):
+                        if len(content) == embeddings.itemsize * embeddings.shape[1]:
+                            embeddings[row_of[digest]] = np.frombuffer(content, np.float32)
+                            found.add(digest)
+        except sqlite3.OperationalError:  # locked, or not readable
+            pass
+        except sqlite3.DatabaseError:
+            self.path.unlink(missing_ok=True)
+        return found
+
+    def _write(self, embeddings: Mapping[bytes, NDArray[np.float32]]) -> None:
+        """Store embeddings, all or none of them; where that fails nothing more is stored."""
+        if self.path is None or self.failure is not None:
+            return
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with closing(sqlite3.connect(self.path, timeout=SECONDS_WAITED)) as file, file:
+                file.execute(_TABLE)
+                rows = ((text, row.tobytes()) for text, row in embeddings.items())
+                file.executemany("INSERT OR REPLACE INTO embeddings VALUES (?, ?)", rows)
+        except (sqlite3.Error, OSError) as error:
+            self.failure = f"{self.path}: {error}"
+
+
+def encode_corpus(
+    model: SentenceTransformer,
+    corpus: Mapping[str, Document],
+    progress: ProgressBars | None = None,
+    cache: str | Path | None = None,
+) -> NDArray[np.float32]:
+    """(N, D) embeddings of the documents of a corpus, in its order; see `EmbeddingStore`.
 
     Args:
         model: the encoder.
         corpus: document id -> document.
-        portable: leave out what is of this machine and its setting: the numbers computed with, and whether weights that
-            are stored in half precision were loaded as float32.
+        progress: makes a progress callback from a title and a total.
+        cache: folder in which document embeddings are kept, or "none"; None: see `bixse.data.io.cache.cache_folder`.
     """
-    digest = hashlib.sha256()
-    for name, tensor in sorted(model.state_dict().items()):
-        dtype = torch.float32 if portable and tensor.is_floating_point() else tensor.dtype
-        digest.update(f"{name} {dtype}".encode())
-        digest.update(tensor.detach().cpu().contiguous().view(-1).float().numpy().tobytes())
-    for module in parts_of(model):
-        backbone = getattr(getattr(module, "auto_model", None), "config", None)
-        own: dict[str, Any] = getattr(module, "get_config_dict", dict)()
-        settings = (own, {n: v for n, v in backbone.to_dict().items() if n != "_name_or_path"} if backbone else {})
-        digest.update(pformat([type(module).__name__, settings]).encode())  # sorts keys, those of a router too
-        digest.update(_tokenizer_content(getattr(module, "tokenizer", None)).encode())
-        digest.update(repr(getattr(module, "max_seq_length", None)).encode())
-    in_bf16 = not portable and resolve_precision(device=encoding_device(model)) == "bfloat16"
-    digest.update(repr((prompt_for(model, "document"), model.truncate_dim, in_bf16)).encode())
-    for identifier, document in corpus.items():
-        digest.update(repr((identifier, document.content)).encode())
-    return digest.hexdigest()[:32]
-
-
-def _tokenizer_content(tokenizer: Any) -> str:
-    """All that decides which tokens per text becomes, except the length limit; the same after saving and loading."""
-    backend = getattr(tokenizer, "backend_tokenizer", tokenizer)
-    sides = [getattr(tokenizer, name, None) for name in ("truncation_side", "padding_side")]
-    if hasattr(backend, "to_str"):
-        content = json.loads(backend.to_str())
-        kept = {name: value for name, value in content.items() if name not in ("truncation", "padding")}  # of a call
-        return json.dumps([sides, kept], sort_keys=True)
-    words = tokenizer.get_vocab() if hasattr(tokenizer, "get_vocab") else {}
-    special = getattr(tokenizer, "special_tokens_map", {})
-    return json.dumps([type(tokenizer).__name__, sides, words, special], sort_keys=True, default=str)
-
-
-class EmbeddingStore:
-    """Document embeddings by key; a damaged or missing file simply means encoding again.
-
-    Args:
-        cache: folder that the embeddings are kept below, or "none"; None: see `bixse.data.io.cache.cache_folder`.
-    """
-
-    def __init__(self, cache: str | Path | None = None) -> None:
-        root = cache_folder(cache)
-        self.folder = None if root is None else root / EMBEDDINGS_FOLDER
-        """Where the files lie; None where nothing is kept."""
-
-    def load(self, key: str) -> NDArray[np.float32] | None:
-        """The (N, D) embeddings stored under a key, or None."""
-        if self.folder is None or not (path := self.folder / f"{key}.safetensors").is_file():
-            return None
-        try:
-            with safe_open(str(path), framework="numpy") as file:
-                embeddings: NDArray[np.float32] = file.get_tensor("documents")
-        except (SafetensorError, OSError):
-            return None
-        return embeddings
-
-    def save(self, key: str, embeddings: NDArray[np.float32], document_ids: Sequence[str]) -> None:
-        """Store (N, D) embeddings and their ids.
-
-        Raises:
-            StorageError: the folder cannot be written.
-        """
-        if self.folder is None:
-            return
-        content = save(
-            {"documents": np.ascontiguousarray(embeddings)}, {"document_ids": json.dumps(list(document_ids))}
-        )
-        write_atomically(self.folder / f"{key}.safetensors", content)
-
-    def remove(self, start: str) -> None:
-        """Delete the embeddings of all keys that begin so, where that is possible."""
-        for path in self.folder.glob(f"{start}*.safetensors") if self.folder is not None else ():
-            with contextlib.suppress(OSError):
-                path.unlink()
+    step = progress("encode documents", len(corpus)) if progress is not None else None
+    return EmbeddingStore(model, cache).encode([document.content for document in corpus.values()], step)

@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from bixse.data.collection_files import warn_of_missing
+from bixse.data.collection_warnings import warn_of_missing
 from bixse.data.io.files import file_hash, storage_errors
 from bixse.data.pairs_files import load_several
 from bixse.data.run_record import RunRecord, Status, open_run
 from bixse.data.task_instructions import load_instructions
-from bixse.encoders.loading.precision import keep_weights_exact, use_precision
+from bixse.encoders.identity import model_hashes, model_path_settings
+from bixse.encoders.loading.precision import upcast_trainable_to_float32, use_precision
 from bixse.errors import ConfigError, InputError, InterruptedRunError, OutputExistsError, TrainingError
-from bixse.evaluation.evaluate import model_hashes, model_path_settings
 from bixse.losses.catalogue import build_loss, check_loss_options
 from bixse.progress import progress_bar
 from bixse.settings import paths_in
@@ -293,7 +293,7 @@ def make_model(config: TrainConfig, table: Instructions | None) -> tuple[Relevan
         set_instructions(model, table)
     if config.lora is not None:
         add_lora(model, **config.lora.model_dump(exclude={"options"}), **config.lora.options)
-    keep_weights_exact(model, trained=True)
+    upcast_trainable_to_float32(model)
     if config.dropout is not None:
         set_dropout(model, config.dropout)
     return model, build_loss(config.loss, model, **_loss_arguments(config))

@@ -12,6 +12,8 @@ NO_CACHE = "none"
 """Word for keeping nothing."""
 EMBEDDINGS_FOLDER = "embeddings"
 """Folder of the cache for document embeddings, see `bixse.retrieval.store`."""
+KEPT_SUFFIXES = (".sqlite", ".sqlite-journal", ".safetensors")
+"""Files of that folder; the last ones are of earlier versions."""
 
 
 def cache_folder(choice: str | Path | None = None) -> Path | None:
@@ -42,7 +44,8 @@ def cache_folder(choice: str | Path | None = None) -> Path | None:
 
 def cached_files(folder: Path) -> list[Path]:
     """The files that bixse keeps in a cache folder; what else lies there is none of its business."""
-    return [path for path in sorted((folder / EMBEDDINGS_FOLDER).glob("*.safetensors")) if path.is_file()]
+    found = sorted((folder / EMBEDDINGS_FOLDER).glob("*"))
+    return [path for path in found if path.is_file() and path.suffix in KEPT_SUFFIXES]
 
 
 def clear_cache(folder: Path) -> int:

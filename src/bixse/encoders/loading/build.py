@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import io
-import logging
-import re
+import os
+from copy import deepcopy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from bixse.data.io.hashes import HASHES_FILE, damage
 from bixse.encoders.loading.hub import check_hub_name
 from bixse.encoders.loading.parts import input_parts
-from bixse.encoders.loading.precision import keep_weights_exact, resolve_precision
+from bixse.encoders.loading.precision import make_weights_float32, resolve_precision
 from bixse.encoders.pooling import check_first_token, check_pooling, pool_backbone, reads_pooler
 from bixse.errors import ModelError
 
@@ -83,13 +83,14 @@ sentence-transformers or transformers model, or a hub name (owner/name); fix: ch
     from bixse.encoders.relevance_model import RelevanceModel
 
     try:
-        with quiet_loading(), _missing_weights() as missing:
+        with quiet_loading():
             model = RelevanceModel(
                 source,
                 device=device,
                 trust_remote_code=trust_remote_code,
                 model_kwargs={} if attention is None else {"attn_implementation": attention},
             )
+            missing = _missing_weights(model, trust_remote_code)
     except ModelError:
         raise  # a damaged relevance head says so itself
     except Exception as error:
@@ -106,7 +107,7 @@ sentence-transformers or transformers model, or a hub name (owner/name); fix: ch
             "in the model's files; fix: check that config.json and the weights belong together"
         )
     if resolve_precision(device=model.device) == "float32":
-        keep_weights_exact(model)
+        make_weights_float32(model)
     for part in input_parts(model):
         _keep_within_positions(part)
     with quiet_loading():
@@ -122,6 +123,31 @@ sentence-transformers or transformers model, or a hub name (owner/name); fix: ch
                 f"tokens for model {str(name_or_path)!r}; fix: lower it or leave it out"
             )
         model.max_seq_length = max_length
+    return model
+
+
+def load_relevance_model(path: str | Path, device: str | None = None) -> RelevanceModel:
+    """Load a model that gives probabilities of relevance.
+
+    Args:
+        path: a folder saved by bixse.
+        device: "cpu", "cuda", ...; None chooses.
+
+    Raises:
+        ModelError: no such folder, no encoder, or an encoder without a relevance head.
+
+    Example:
+        Probabilities for three documents::
+
+            model = load_relevance_model("runs/quickstart/bixse/model")
+            model.relevance("copy a folder", ["shutil.copytree ...", "shutil.copy ...", "os.remove ..."])
+    """
+    model = build_encoder(path, device=device)
+    if model.head is None:
+        raise ModelError(
+            f"{path}: got a model without a relevance head; expected a folder saved by bixse; "
+            "fix: run `bixse calibrate MODEL --pairs FILE`, or use SentenceTransformer for embeddings alone"
+        )
     return model
 
 
@@ -163,25 +189,26 @@ def no_library_bars() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-@contextlib.contextmanager
-def _missing_weights() -> Iterator[set[str]]:
-    """Names of weights that the files of a model lack; transformers fills them at random with only a warning."""
+def _missing_weights(model: SentenceTransformer, trust_remote_code: bool) -> set[str]:
+    """Names of weights that the files of a model lack; transformers fills them at random with only a warning.
+
+    On PyTorch's meta device names and shapes are read, no weights.
+    """
+    from bixse.encoders.loading.attention import backbones
+
     missing: set[str] = set()
-
-    def read(record: logging.LogRecord) -> bool:
-        rows = re.findall(r"^(\S+)\s*\|\s*(?:\x1b\[[\d;]*m)*MISSING", record.getMessage(), re.MULTILINE)
-        missing.update(rows)
-        return False
-
-    logger = logging.getLogger("transformers.modeling_utils")
-    level = logger.level
-    logger.setLevel(logging.WARNING)
-    logger.addFilter(read)
-    try:
-        yield missing
-    finally:
-        logger.removeFilter(read)
-        logger.setLevel(level)
+    for part in backbones(model):
+        backbone = part.auto_model
+        _, found = type(backbone).from_pretrained(
+            backbone.name_or_path,
+            config=deepcopy(backbone.config),
+            cache_dir=os.getenv("SENTENCE_TRANSFORMERS_HOME"),
+            trust_remote_code=trust_remote_code,
+            device_map="meta",
+            output_loading_info=True,
+        )
+        missing.update(found["missing_keys"])
+    return missing
 
 
 def _resolve(name_or_path: str | Path) -> str | Path:

@@ -131,24 +131,25 @@ def autocast(device: torch.device | str, setting: str | None = None) -> Abstract
     return torch.autocast(torch.device(device).type, torch.bfloat16)
 
 
-def keep_weights_exact(model: SentenceTransformer, trained: bool = False) -> None:
-    """Make weights float32, in place.
+def make_weights_float32(model: SentenceTransformer) -> None:
+    """Make weights and buffers that are stored in half precision float32, in place.
 
     Most published decoders are stored in bf16 and are loaded as they are stored. What computes in float32 needs float32
-    weights. So does what is trained: a step changes a weight by less than bf16 can tell apart (1 part in 256), and the
-    loss goes down slowly or not at all, without a word. Frozen weights, as those under low-rank adapters, may stay as
-    they are in bfloat16.
-
-    Args:
-        model: the encoder.
-        trained: only weights that are trained.
+    weights. Quantised weights stay what they are.
     """
     import torch
 
-    half = (torch.float16, torch.bfloat16)  # quantised weights stay what they are
+    for tensor in (*model.parameters(), *model.buffers()):
+        if tensor.dtype in (torch.float16, torch.bfloat16):
+            tensor.data = tensor.data.float()
+
+
+def upcast_trainable_to_float32(model: SentenceTransformer) -> None:
+    """Make the weights that are trained float32, in place; frozen ones, as those under low-rank adapters, may stay.
+
+    A step changes a weight by less than bf16 can tell apart (1 part in 256): without this the loss goes down slowly or
+    not at all, without a word.
+    """
     for parameter in model.parameters():
-        if parameter.requires_grad if trained else parameter.dtype in half:
+        if parameter.requires_grad:
             parameter.data = parameter.data.float()
-    for buffer in () if trained else model.buffers():
-        if buffer.dtype in half:
-            buffer.data = buffer.data.float()

@@ -24,8 +24,8 @@ from bixse.evaluation.suites.task_run import run_task
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from bixse.evaluation.evaluate import ProgressBars
     from bixse.evaluation.trec_dl.protocols import Protocol
+    from bixse.progress import ProgressBars
 
 OUT_FOLDER = Path("runs") / "evaluation"
 """Below it a suite that mteb runs is kept when no folder is given: mteb needs one."""

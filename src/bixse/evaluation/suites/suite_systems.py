@@ -9,10 +9,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from bixse.encoders.identity import model_hashes, model_path_settings
 from bixse.encoders.loading.precision import resolve_precision
 from bixse.errors import InputError
-from bixse.evaluation.evaluate import BM25_NAME, model_hashes, model_path_settings
-from bixse.retrieval.bm25 import BM25
+from bixse.retrieval.bm25 import BM25, BM25_NAME
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -234,10 +234,10 @@ def instructions_of(encoder: RelevanceModel, names: Sequence[str], must: bool = 
 
 def weights_hash(encoder: RelevanceModel) -> str:
     """Hash of everything that a model's embeddings depend on except the texts: weights, tokenizer, prompts, lengths."""
+    from bixse.encoders.identity import embeddings_key
     from bixse.encoders.instructions import prompts_hash
-    from bixse.retrieval.store import embeddings_key
 
-    return hashlib.sha256(f"{embeddings_key(encoder, {})} {prompts_hash(encoder)}".encode()).hexdigest()[:32]
+    return hashlib.sha256(f"{embeddings_key(encoder)} {prompts_hash(encoder)}".encode()).hexdigest()[:32]
 
 
 def precision_of(systems: Sequence[System]) -> str | None:

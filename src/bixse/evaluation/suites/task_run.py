@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from bixse.data.run_record import RunRecord
-    from bixse.evaluation.evaluate import ProgressBars
     from bixse.evaluation.metrics import PerQuery
     from bixse.evaluation.suites.prepared import PreparedTask, TaskSource
     from bixse.evaluation.suites.suite_systems import System
+    from bixse.progress import ProgressBars
 
 PER_QUERY_FILE = "per_query.json"
 """Values of every query: set -> metric -> query id -> value."""

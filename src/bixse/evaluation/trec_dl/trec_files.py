@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from bixse.data.io.files import write_atomically
-from bixse.data.io.strict import parse_json
-from bixse.errors import InputError, InvalidFileError, RowError, StorageError, shorten
+from bixse.data.row_files.read import read_rows
+from bixse.data.row_files.values import FileColumn
+from bixse.errors import InputError, InvalidFileError, StorageError, shorten
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -119,10 +120,10 @@ def read_columns(path: Path, names: tuple[str, ...]) -> Iterator[tuple[str, ...]
         if line.strip():
             fields = tuple(line.split("\t", len(names) - 1))
             if len(fields) != len(names):
-                fault = RowError(
-                    number, None, shorten(line), f"{', '.join(names)}, tab-separated", "fetch the file again"
-                )
-                raise InvalidFileError(path, [fault])
+                error = InvalidFileError(path)
+                expected = f"{', '.join(names)}, tab-separated"
+                error.add(number, None, shorten(line), expected, "fetch the file again")
+                raise error
             yield fields
 
 
@@ -178,20 +179,13 @@ def load_known_passages(data: Path) -> dict[str, str]:
     """The passages of passages.jsonl, {} where it is not there.
 
     Raises:
-        InvalidFileError: a line that is no {_id, text}.
+        InvalidFileError: every line that is no {_id, text}.
     """
     path = find_file(data, PASSAGES_FILE)
-    found: dict[str, str] = {}
-    for number, line in enumerate(read_lines(path) if path is not None else (), start=1):
-        if not line.strip():
-            continue
-        try:
-            row = parse_json(line)
-            found[str(row["_id"])] = str(row["text"])
-        except (ValueError, KeyError, TypeError) as error:
-            fault = RowError(number, None, shorten(line), "an object {_id, text}", "correct the line")
-            raise InvalidFileError(data / PASSAGES_FILE, [fault]) from error
-    return found
+    if path is None or not path.stat().st_size:
+        return {}
+    columns = [FileColumn("_id", "id"), FileColumn("text", may_be_empty=True)]
+    return {row["_id"]: row["text"] for _, row in read_rows(path, columns)}
 
 
 def look_up_passages(data: Path, wanted: dict[int, set[str]]) -> dict[str, str]:

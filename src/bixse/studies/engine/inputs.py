@@ -14,8 +14,8 @@ from bixse.data.graded_pairs import GradedPairs
 from bixse.data.io.files import file_hash, storage_errors
 from bixse.data.pairs_files import load_several, save_graded_pairs
 from bixse.data.task_instructions import load_instructions
+from bixse.encoders.identity import model_hashes
 from bixse.errors import InputError
-from bixse.evaluation.evaluate import model_hashes
 from bixse.relevance import GradeScale
 from bixse.studies.engine.study_config import PYDOCS
 
@@ -61,7 +61,7 @@ def prepare_inputs(config: StudyConfig, out: Path) -> StudyInputs:
     folder = out / INPUTS_FOLDER
     model = config.model
     if model == STATIC:
-        from bixse.encoders.static import save_static_student
+        from bixse.studies.engine.static_student import save_static_student
 
         model = str(folder / STATIC)
         if not Path(model).is_dir():

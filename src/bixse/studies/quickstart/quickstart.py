@@ -21,7 +21,7 @@ from bixse.data.trec import write_run
 from bixse.encoders.head import RelevanceHead
 from bixse.encoders.loading.build import build_encoder
 from bixse.encoders.loading.demo import demo_model_path
-from bixse.evaluation.evaluate import ProgressBars, encode_stored
+from bixse.evaluation.evaluate import encode_stored
 from bixse.report.files import load_report_data, save_report_data
 from bixse.report.page import write_report
 from bixse.studies.quickstart.comparison import PRIMARY_METRIC, Comparer, System, merge_curve, training_curve
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from bixse.data.collection import Collection
     from bixse.evaluation.dense_search import EncodedCollection
+    from bixse.progress import ProgressBars
     from bixse.report.schema import ReportData
 
 MODEL = "demo"

@@ -12,9 +12,9 @@ from pydantic import Field, model_validator
 from bixse.data.io.files import file_hash, storage_errors
 from bixse.data.pairs_files import load_graded_pairs
 from bixse.data.run_record import open_run
+from bixse.encoders.identity import model_hashes
 from bixse.encoders.interpolation import check_shares
 from bixse.encoders.loading.precision import resolve_precision
-from bixse.evaluation.evaluate import model_hashes
 from bixse.settings import Flag, Settings
 from bixse.training.config import MergeConfig, Weight
 from bixse.training.dev_evaluation import split_hashes

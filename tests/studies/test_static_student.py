@@ -10,8 +10,8 @@ import torch
 from sentence_transformers import SentenceTransformer
 
 from bixse.encoders.embedding import identical_texts, number_of_texts, tokens_without_padding
-from bixse.encoders.static import save_static_student
 from bixse.errors import ModelError
+from bixse.studies.engine.static_student import save_static_student
 
 if TYPE_CHECKING:
     from pathlib import Path

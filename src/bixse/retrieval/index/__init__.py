@@ -1,0 +1,1 @@
+"""A search index on disk: made once, then only read."""

@@ -1,0 +1,204 @@
+"""Approximate nearest documents by FAISS, with the recall measured, never assumed."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from bixse.data.io.files import storage_errors
+from bixse.errors import InputError, did_you_mean
+from bixse.retrieval.index.files import best
+from bixse.retrieval.index.manifest import AnnSettings, Recall, StoredFile, damaged
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    import numpy.typing as npt
+
+    from bixse.retrieval.index.files import IndexFiles
+
+NAMED_TYPES = ("exact", "hnsw", "ivf")
+"""Index types with settings of their own; any other one is a string of `faiss.index_factory`."""
+TRAINED_ON = 39
+"""Documents of a list below which FAISS warns that its centre is drawn from too few."""
+TRAINED_ON_AT_MOST = 256
+"""Documents of a list that FAISS makes use of."""
+ADDED_TOGETHER = 8_192
+"""Documents that are read into memory together."""
+SAME_SCORE = 1e-6
+"""Scores that rounding alone tells apart."""
+
+
+def ann_settings(index_type: str, parameters: str | None, documents: int) -> AnnSettings | None:
+    """The settings of an index type, checked before anything is encoded; None for "exact".
+
+    Args:
+        index_type: "exact"; "hnsw", a graph of neighbours (Malkov and Yashunin 2016, arXiv:1603.09320); "ivf", lists
+            of which the nearest are searched; or a string of `faiss.index_factory` such as "IVF1024,PQ48".
+        parameters: for `faiss.ParameterSpace`, such as "efSearch=256"; those of hnsw (efConstruction=200,efSearch=128)
+            and ivf (nprobe: a quarter of the lists) have defaults.
+        documents: number of documents.
+
+    Raises:
+        InputError: FAISS is not installed, or does not know the type or a parameter.
+    """
+    if index_type == "exact":
+        if parameters:
+            raise InputError(
+                f"--parameters: got {parameters!r} for an exact index, which has none; expected an approximate index; "
+                "fix: add --index-type hnsw, or leave --parameters out"
+            )
+        return None
+    if importlib.util.find_spec("faiss") is None:
+        raise InputError(
+            f"index type: got {index_type!r}, which needs FAISS, which is not installed; expected the package "
+            "faiss-cpu; fix: pip install 'bixse[faiss]', or search exactly (`--index-type exact`, or `--exact` where "
+            "an index is searched)"
+        )
+    lists = max(1, min(round(4 * math.sqrt(documents)), documents // TRAINED_ON))
+    factory, defaults = {
+        "hnsw": ("HNSW32", "efConstruction=200,efSearch=128"),
+        "ivf": (f"IVF{lists},Flat", f"nprobe={math.ceil(lists / 4)}"),
+    }.get(index_type, (index_type, ""))
+    chosen = dict(pair.split("=", 1) for pair in defaults.split(",") if pair)
+    for pair in (parameters or "").split(","):
+        name, _, value = pair.strip().partition("=")
+        chosen |= {name: value} if name else {}
+    settings = AnnSettings(factory=factory, parameters=",".join(f"{name}={value}" for name, value in chosen.items()))
+    _empty_index(settings, 64)
+    return settings
+
+
+def build_faiss(
+    folder: Path, files: IndexFiles, settings: AnnSettings, progress: Callable[[int], None] | None = None
+) -> StoredFile:
+    """Put every document into a FAISS index; all embeddings must fit in memory as float32.
+
+    Args:
+        folder: where its file goes.
+        files: the embeddings.
+        settings: from `ann_settings`.
+        progress: called with the number of documents put in since the last call.
+
+    Raises:
+        InputError: FAISS cannot build such an index of these documents.
+        StorageError: the disk is full or the folder cannot be written.
+    """
+    faiss = _faiss()
+    documents = files.manifest.documents
+    index = _empty_index(settings, files.manifest.encoder.dimensions)
+    try:
+        if not index.is_trained:
+            ivf = faiss.try_extract_index_ivf(index)
+            lists = 256 if ivf is None else ivf.nlist
+            if ivf is not None:
+                ivf.cp.min_points_per_centroid = 1  # without this FAISS writes to standard error
+            rows = np.random.default_rng(0).permutation(documents)[: TRAINED_ON_AT_MOST * lists]
+            index.train(files.embeddings(np.sort(rows)))
+        for start in range(0, documents, ADDED_TOGETHER):
+            rows = np.arange(start, min(start + ADDED_TOGETHER, documents))
+            index.add(files.embeddings(rows))
+            if progress is not None:
+                progress(len(rows))
+    except RuntimeError as error:
+        raise _refused(settings, error) from error
+    path = folder / "faiss.faiss"
+    with storage_errors(path):
+        faiss.write_index(index, str(path))
+    return StoredFile.of(path)
+
+
+class ApproximateSearch:
+    """Search through a FAISS index; documents it finds are scored exactly.
+
+    Raises:
+        InputError: the index has no FAISS index, FAISS is not installed, or the file is damaged.
+    """
+
+    def __init__(self, files: IndexFiles) -> None:
+        manifest = files.manifest
+        if manifest.ann is None or manifest.faiss is None:
+            raise damaged(files.folder, "no FAISS index", "one")
+        ann_settings(manifest.ann.factory, manifest.ann.parameters, manifest.documents)
+        path = files.folder / manifest.faiss.name
+        manifest.faiss.check(files.folder)
+        faiss = _faiss()
+        try:
+            self.index = faiss.read_index(str(path))
+            faiss.ParameterSpace().set_index_parameters(self.index, manifest.ann.parameters)
+        except RuntimeError as error:
+            raise damaged(path, str(error).splitlines()[0], "what FAISS wrote") from error
+        if (self.index.ntotal, self.index.d) != (manifest.documents, manifest.encoder.dimensions):
+            raise damaged(path, f"{self.index.ntotal} documents", f"{manifest.documents}")
+        self.files = files
+
+    def search(
+        self, queries: npt.NDArray[np.float32], top: int
+    ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
+        """The documents of highest inner product, most of them; never fewer than there are.
+
+        Args:
+            queries: shape (Q, D).
+            top: documents per query, at least 1.
+
+        Returns:
+            Scores (Q, k), highest first, and rows (Q, k); k is `top`, or the number of documents.
+        """
+        top = min(top, self.files.manifest.documents)
+        queries = np.ascontiguousarray(queries, dtype=np.float32)
+        _, rows = self.index.search(queries, top)
+        embeddings = self.files.embeddings(np.maximum(rows, 0).ravel()).reshape(*rows.shape, -1)
+        scores = np.einsum("qd,qkd->qk", queries, embeddings)
+        unfilled = np.flatnonzero((rows < 0).any(axis=1))
+        if len(unfilled):
+            scores[unfilled], rows[unfilled] = self.files.exact(queries[unfilled], top)
+        return best(scores, rows, top)
+
+
+def measure_recall(search: ApproximateSearch, queries: npt.NDArray[np.float32], source: str) -> Recall:
+    """How many of the best 10 and 100 documents are found.
+
+    A document counts as found when it scores as high as the last of the exact best ones: which of several copies of a
+    text is found does not matter (so does ann-benchmarks, Aumüller et al. 2017, arXiv:1807.05614).
+
+    Args:
+        search: what is measured.
+        queries: (Q, D) embeddings of queries, at least one.
+        source: what they are, in words.
+    """
+    shares = []
+    for depth in (10, 100):
+        exact_scores, _ = search.files.exact(queries, depth)
+        scores, _ = search.search(queries, depth)
+        shares.append(float((scores >= exact_scores[:, -1:] - SAME_SCORE).mean()))
+    return Recall(at_10=shares[0], at_100=shares[1], queries=len(queries), source=source)
+
+
+def _empty_index(settings: AnnSettings, dimensions: int) -> Any:
+    """An index of the inner product, which is the cosine of normalised embeddings; raises InputError."""
+    faiss = _faiss()
+    try:
+        index = faiss.index_factory(dimensions, settings.factory, faiss.METRIC_INNER_PRODUCT)
+        faiss.ParameterSpace().set_index_parameters(index, settings.parameters)
+    except RuntimeError as error:
+        raise _refused(settings, error) from error
+    return index
+
+
+def _refused(settings: AnnSettings, error: RuntimeError) -> InputError:
+    said = str(error).strip().splitlines()[-1].rpartition("Error: ")[2] or str(error)
+    hint = did_you_mean(settings.factory, NAMED_TYPES, "see faiss.index_factory and faiss.ParameterSpace, or take hnsw")
+    return InputError(
+        f"index type: got {settings.factory!r} with parameters {settings.parameters!r} ({said}); expected exact, hnsw, "
+        f"ivf, or what FAISS can build of these documents; fix: {hint}"
+    )
+
+
+def _faiss() -> Any:
+    """FAISS, which is optional; its own types do not know half of what it holds."""
+    return importlib.import_module("faiss")

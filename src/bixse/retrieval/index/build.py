@@ -1,0 +1,257 @@
+"""`make_index`: encode a corpus once and keep it for searching."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import shutil
+import time
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, get_args
+
+import numpy as np
+
+from bixse.data.io.files import storage_errors, write_atomically
+from bixse.encoders.encode import encode_texts
+from bixse.encoders.loading.precision import resolve_precision
+from bixse.encoders.pool import encode_on
+from bixse.errors import InputError, OutputExistsError, StorageError
+from bixse.retrieval.index.approximate import ApproximateSearch, ann_settings, build_faiss, measure_recall
+from bixse.retrieval.index.corpus import CorpusFile, read_queries
+from bixse.retrieval.index.encoder import load_encoder
+from bixse.retrieval.index.files import IndexFiles, shard_rows, write_files
+from bixse.retrieval.index.manifest import (
+    EARLIER_MANIFESTS,
+    FILE_NAME,
+    MANIFEST_FILE,
+    Manifest,
+    StoredType,
+    read_manifest,
+)
+from bixse.retrieval.store import EmbeddingStore
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from sentence_transformers import SentenceTransformer
+
+    from bixse.progress import ProgressBars
+
+BUILD_FOLDER = ".building"
+"""Folder inside an index in which the next one is made."""
+LOCK_FILE = ".lock"
+RECALL_TARGET = 0.95
+RECALL_QUERIES = 200
+"""Queries that recall is measured on, at most; drawn with a fixed seed."""
+WORDS_OF_TEXT = 12
+"""Words of a document without a title that stand for one."""
+
+
+@dataclass(frozen=True)
+class IndexReport:
+    """What `make_index` did."""
+
+    manifest: Manifest
+    """The index."""
+    encoded: int = 0
+    """Texts that were encoded; the others were stored."""
+    seconds: float = 0.0
+    """Wall time."""
+    reused: bool = False
+    """The same index was there already."""
+    warnings: tuple[str, ...] = ()
+    """What the user should know."""
+
+
+def make_index(
+    model: str | Path | SentenceTransformer,
+    collection: str | Path,
+    out: str | Path,
+    index_type: str = "exact",
+    parameters: str | None = None,
+    dtype: StoredType = "float32",
+    task: str | None = None,
+    max_length: int | None = None,
+    recall_target: float = RECALL_TARGET,
+    recall_queries: str | Path | None = None,
+    progress: ProgressBars | None = None,
+    devices: Sequence[str] | None = None,
+    cache: str | Path | None = None,
+) -> IndexReport:
+    """Encode a corpus once and keep it for searching.
+
+    An index is never changed. Where the corpus or the index type is another one than that of the index in `out`, a new
+    one takes its place, whole or not at all. Embeddings are kept in the cache too, by text: what was encoded before,
+    also by a process that was killed, is not encoded again.
+
+    Args:
+        model: folder, hub name, "demo", or a model that is loaded.
+        collection: folder with `corpus.jsonl`.
+        out: folder of the index: new, empty, or one that holds an index of this encoder.
+        index_type: "exact", or an approximate one, see `bixse.retrieval.index.approximate.ann_settings`.
+        parameters: of an approximate index, such as "efSearch=256".
+        dtype: of stored embeddings: "float32", or "float16" for half the disk and differences of a cosine below 0.001.
+        task: task whose instructions the model puts before the texts.
+        max_length: tokens of a text that are read; None keeps the model's own.
+        recall_target: warn where an approximate index finds a smaller share of the exact best 10 or 100, 0 to 1.
+        recall_queries: queries that is measured on, see `read_queries`; None takes titles of documents.
+        progress: makes a progress callback from a title and a total.
+        devices: where texts are encoded: one device, or one a process, such as ["cuda:0", "cuda:1"] or ["cpu", "cpu"].
+        cache: folder in which embeddings are kept, or "none"; None: see `bixse.data.io.cache.cache_folder`.
+
+    Raises:
+        InputError: corpus, model, index type or settings cannot be used.
+        OutputExistsError: `out` holds an index of another encoder, or something else.
+        StorageError: the disk is full, or another process writes the same index.
+
+    Example:
+        ::
+
+            make_index("demo", "my-collection", "runs/index")
+    """
+    started, out = time.perf_counter(), Path(out)
+    if dtype not in get_args(StoredType):
+        expected = " or ".join(get_args(StoredType))
+        raise InputError(f"--dtype: got {dtype!r}; expected {expected}; fix: leave it out for float32")
+    if not 0 <= recall_target <= 1:
+        raise InputError(f"--recall-target: got {recall_target}; expected 0 to 1; fix: leave it out for 0.95")
+    corpus = CorpusFile(Path(collection) / "corpus.jsonl")
+    ann = ann_settings(index_type, parameters, len(corpus))
+    queries = None if recall_queries is None else (Path(recall_queries).name, read_queries(Path(recall_queries)))
+    encoder, identity = load_encoder(model, task, max_length)
+    wanted = Manifest(
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        encoder=identity,
+        corpus=corpus.hash,
+        dtype=dtype,
+        precision=resolve_precision(device=devices[0] if devices else None),
+        documents=len(corpus),
+        ann=ann,
+    )
+    found = _found_in(out, wanted)
+    if found is not None and (found.corpus, found.ann) == (wanted.corpus, wanted.ann):
+        return IndexReport(found, reused=True)
+    store = EmbeddingStore(encoder, cache)
+    with _building(out) as folder, storage_errors(folder), encode_on(encoder, devices):
+        step = progress("encode documents", len(corpus)) if progress is not None else None
+        blocks = corpus.blocks(shard_rows(identity.dimensions))
+        embeddings, texts = write_files(folder, blocks, lambda block: store.encode(block, step), dtype)
+        manifest = wanted.model_copy(update={"embeddings": embeddings, "texts": texts})
+        if ann is not None:
+            manifest = _with_faiss(folder, manifest, encoder, queries, progress)
+        _publish(folder, out, manifest)
+    warnings = [*corpus.warnings(), *_warnings(manifest, recall_target, store)]
+    return IndexReport(manifest, store.encoded, time.perf_counter() - started, warnings=tuple(warnings))
+
+
+def _found_in(out: Path, wanted: Manifest) -> Manifest | None:
+    """The index that a folder holds, or None; raises OutputExistsError for one of another encoder and other content."""
+    visible = sorted(path.name for path in out.iterdir() if not path.name.startswith(".")) if out.is_dir() else []
+    fix = "choose another --out, or delete it"
+    if MANIFEST_FILE in visible and EARLIER_MANIFESTS[0] not in visible:
+        found = read_manifest(out)
+        settings = [
+            {"dtype": one.dtype, "precision": one.precision, **one.encoder.model_dump(exclude={"name"})}
+            for one in (found, wanted)
+        ]
+        different = [name for name in settings[0] if settings[0][name] != settings[1][name]]
+        if not different:
+            return found
+        raise OutputExistsError(
+            f"{out}: got an index of {found.encoder.name!r} with another {' and '.join(different)}; expected one of "
+            f"the same encoder and settings; fix: {fix}"
+        )
+    if visible or out.is_file():
+        earlier = set(visible) & set(EARLIER_MANIFESTS)
+        content = "an index of an earlier format" if earlier else f"files ({', '.join(visible[:3])})"
+        what = content if visible else "a file"
+        raise OutputExistsError(f"{out}: got {what}; expected a new or empty folder, or an index; fix: {fix}")
+    return None
+
+
+@contextmanager
+def _building(out: Path) -> Iterator[Path]:
+    """An empty folder inside the index, for one writer alone; it is removed in the end, also one of a killed writer.
+
+    Raises:
+        StorageError: another process writes the index, or the folder cannot be written.
+    """
+    from filelock import FileLock, Timeout
+
+    folder, was_there = out / BUILD_FOLDER, out.exists()
+    with storage_errors(out):
+        out.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(out / LOCK_FILE, timeout=0)
+        try:
+            lock.acquire()
+        except Timeout as error:
+            raise StorageError(
+                f"{out}: got an index that another process is writing; expected no other writer; fix: wait until it is "
+                "done"
+            ) from error
+    try:
+        shutil.rmtree(folder, ignore_errors=True)
+        with storage_errors(folder):
+            folder.mkdir()
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        lock.release()
+        if not was_there and not (out / MANIFEST_FILE).exists():
+            shutil.rmtree(out, ignore_errors=True)
+
+
+def _with_faiss(
+    folder: Path,
+    manifest: Manifest,
+    encoder: SentenceTransformer,
+    queries: tuple[str, dict[str, str]] | None,
+    progress: ProgressBars | None,
+) -> Manifest:
+    """Add a FAISS index and its recall."""
+    with closing(IndexFiles(folder, manifest)) as files:
+        step = progress("build the FAISS index", manifest.documents) if progress is not None else None
+        assert manifest.ann is not None
+        manifest = manifest.model_copy(update={"faiss": build_faiss(folder, files, manifest.ann, step)})
+        draw = np.random.default_rng(0)
+        if queries is not None:
+            name, texts_of = queries
+            chosen = np.sort(draw.permutation(len(texts_of))[:RECALL_QUERIES])
+            texts, source = [list(texts_of.values())[place] for place in chosen], f"queries of {name}"
+        else:
+            rows = np.sort(draw.permutation(manifest.documents)[:RECALL_QUERIES]).tolist()
+            found = files.documents(rows)
+            texts = [document.title.strip() or " ".join(document.text.split()[:WORDS_OF_TEXT]) for document in found]
+            texts, source = [text for text in texts if text], "titles or first words of documents"
+    with closing(IndexFiles(folder, manifest)) as files:
+        recall = measure_recall(ApproximateSearch(files), encode_texts(encoder, texts, "query"), source)
+    return manifest.model_copy(update={"recall": recall})
+
+
+def _publish(folder: Path, out: Path, manifest: Manifest) -> None:
+    """Move the files of an index into place; its manifest, which names them, is written last."""
+    for file in manifest.files:
+        (folder / file.name).replace(out / file.name)
+    write_atomically(out / MANIFEST_FILE, manifest.model_dump_json(indent=1) + "\n")
+    named = {file.name for file in manifest.files}
+    for path in out.iterdir():
+        if path.name not in named and re.fullmatch(FILE_NAME, path.name):
+            with contextlib.suppress(OSError):  # one that is held open under Windows goes with the next index
+                path.unlink()
+
+
+def _warnings(manifest: Manifest, target: float, store: EmbeddingStore) -> list[str]:
+    found = []
+    recall = manifest.recall
+    if recall is not None and manifest.ann is not None and min(recall.at_10, recall.at_100) < target:
+        found.append(
+            f"recall against exact search: got {recall.at_10:.3f} at 10 and {recall.at_100:.3f} at 100; expected "
+            f"{target:g} of both; fix: higher --parameters than {manifest.ann.parameters!r} (slower; nothing is "
+            "encoded again), or --index-type exact"
+        )
+    if store.failure is not None:
+        found.append(f"embeddings were not kept in the cache ({store.failure}): the next index encodes all texts again")
+    return found

@@ -1,0 +1,169 @@
+"""What a search index says of itself: the encoder, the settings, the measured recall, and every file with its hash."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from bixse.data.io.files import file_hash, read_text
+from bixse.errors import InputError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+FORMAT: Literal[2] = 2
+"""Version of the manifest."""
+FILE_NAME = r"(embeddings-\d{5}|documents|faiss)-[0-9a-f]{16}\.[a-z]+"
+"""Names of the other files."""
+MANIFEST_FILE = "manifest.json"
+"""Written last: a folder without it holds no index."""
+EARLIER_MANIFESTS = ("search_index.json", "search_index.pending.json")
+"""Manifests of the format before, which could be changed in place."""
+StoredType: TypeAlias = Literal["float32", "float16"]
+"""Numbers that embeddings are stored in."""
+
+
+class _Record(BaseModel):
+    """Frozen, closed to unknown keys, finite numbers only."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class StoredFile(_Record):
+    """One file of the index; its name holds its hash, so that two versions never share a name."""
+
+    name: Annotated[str, Field(pattern=rf"^{FILE_NAME}$")]
+    size: int
+    """Bytes."""
+    sha256: str
+
+    @classmethod
+    def of(cls, path: Path) -> StoredFile:
+        """Rename a file after its hash."""
+        digest = file_hash(path)
+        name = f"{path.stem}-{digest[:16]}{path.suffix}"
+        path = path.replace(path.with_name(name))
+        return cls(name=name, size=path.stat().st_size, sha256=digest)
+
+    def check(self, folder: Path) -> None:
+        """Hold the file against its hash; raises InputError."""
+        digest = hashlib.sha256()
+        try:
+            with (folder / self.name).open("rb") as file:
+                while block := file.read(1 << 20):
+                    digest.update(block)
+        except OSError as error:
+            raise damaged(folder / self.name, error.strerror or str(error), "a readable file") from error
+        if digest.hexdigest() != self.sha256:
+            found = f"SHA-256 {digest.hexdigest()[:12]}..."
+            raise damaged(folder / self.name, found, f"{self.sha256[:12]}...")
+
+
+class EncoderIdentity(_Record):
+    """What an encoder must be to search an index."""
+
+    name: str
+    """Folder or hub name it was loaded from; it may be at another place later."""
+    weights: str
+    """Hash of all that document embeddings depend on: weights, modules, tokenizer, document prompt, length limit."""
+    prompts: str
+    """Hash of all prompts, those of queries too."""
+    document_prompt: str | None
+    """What stood before the documents."""
+    task: str | None
+    """Task whose instructions were used."""
+    max_length: int | None
+    """Tokens of a text that are read; None is the model's own limit."""
+    dimensions: Annotated[int, Field(ge=1)]
+    """D."""
+
+
+class AnnSettings(_Record):
+    """An approximate index in FAISS's own words."""
+
+    factory: str
+    """What `faiss.index_factory` takes: "HNSW32", "IVF1024,Flat", ..."""
+    parameters: str
+    """What `faiss.ParameterSpace` takes: "efSearch=128", "nprobe=64", ..."""
+
+
+class Recall(_Record):
+    """Which share of the documents that exact search finds is found, 0 to 1."""
+
+    at_10: float
+    at_100: float
+    queries: int
+    """How many queries it was measured on."""
+    source: str
+    """What they were, in words."""
+
+
+class Manifest(_Record):
+    """An index."""
+
+    format: Literal[2] = FORMAT
+    created: str
+    """UTC time."""
+    encoder: EncoderIdentity
+    corpus: str
+    """SHA-256 of the corpus file."""
+    dtype: StoredType
+    precision: str
+    """Numbers that the encoder computed in."""
+    documents: Annotated[int, Field(ge=1)]
+    """N."""
+    embeddings: tuple[StoredFile, ...] = ()
+    """(n, D) each, in the order of the corpus."""
+    texts: StoredFile | None = None
+    """Ids, titles and texts."""
+    ann: AnnSettings | None = None
+    """None: every document is scored."""
+    faiss: StoredFile | None = None
+    recall: Recall | None = None
+
+    @property
+    def files(self) -> list[StoredFile]:
+        """Every file it names."""
+        return [*self.embeddings, *(file for file in (self.texts, self.faiss) if file is not None)]
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """The manifest of an index.
+
+    Raises:
+        InputError: no index, one of another version, or a damaged manifest.
+    """
+    path = folder / MANIFEST_FILE
+    if not path.is_file():
+        make = "`bixse index MODEL --collection DIR --out INDEX`"
+        if any((folder / name).is_file() for name in EARLIER_MANIFESTS):
+            raise InputError(f"{folder}: got an index of an earlier format; expected format {FORMAT}; fix: {make}")
+        found = "a folder without an index" if folder.is_dir() else "a file" if folder.exists() else "no such folder"
+        raise InputError(f"{folder}: got {found}; expected a finished index; fix: check the path, or run {make}")
+    text = read_text(path)
+    try:
+        loaded = json.loads(text)
+        version = loaded.get("format") if isinstance(loaded, dict) else None
+        if isinstance(version, int) and version > FORMAT:
+            raise InputError(
+                f"{path}: got an index of format {version}; expected format {FORMAT}; fix: use a newer bixse"
+            )
+        return Manifest.model_validate_json(text)
+    except (ValidationError, ValueError, RecursionError) as error:
+        raise damaged(path, " ".join(str(error).split())[:200], "the JSON that bixse wrote") from error
+
+
+def is_index(folder: Path) -> bool:
+    """Whether a folder holds an index, of this format or an earlier one."""
+    return any((folder / name).is_file() for name in (MANIFEST_FILE, *EARLIER_MANIFESTS))
+
+
+def damaged(path: Path, found: str, expected: str) -> InputError:
+    """The error for a file that is not as it was written."""
+    return InputError(
+        f"{path}: got a damaged file of the index ({found}); expected {expected}; fix: copy the index from where "
+        "it is whole, or delete its folder and run `bixse index` again"
+    )

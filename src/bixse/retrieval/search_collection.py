@@ -1,0 +1,87 @@
+"""`search_collection`: search a collection folder without an index."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from bixse.data.collection_files import load_corpus
+from bixse.data.collection_warnings import warn_of_empty
+from bixse.encoders.encode import encode_texts
+from bixse.encoders.instructions import use_task
+from bixse.encoders.loading.build import build_encoder
+from bixse.encoders.pool import encode_on
+from bixse.retrieval.exact import exact_search
+from bixse.retrieval.hits import Hit, check_queries, check_top, chosen_threshold, hit
+from bixse.retrieval.store import encode_corpus
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from bixse.progress import ProgressBars
+
+
+@dataclass(frozen=True)
+class CollectionAnswer:
+    """What `search_collection` found."""
+
+    hits: list[Hit]
+    """The highest cosine first; of equal cosines the first document of the corpus."""
+    warnings: list[str]
+    """What the user should know."""
+
+
+def search_collection(
+    model: str | Path,
+    collection: str | Path,
+    query: str,
+    top: int = 10,
+    threshold: float | None = None,
+    at_precision: float | None = None,
+    task: str | None = None,
+    progress: ProgressBars | None = None,
+    devices: Sequence[str] | None = None,
+    cache: str | Path | None = None,
+) -> CollectionAnswer:
+    """The best documents of a collection for a query; its texts are encoded once, see `EmbeddingStore`.
+
+    Args:
+        model: folder, hub name or "demo".
+        collection: folder with `corpus.jsonl`.
+        query: the text.
+        top: documents, at least 1; fewer when the collection holds fewer.
+        threshold: leave out documents less probable to be relevant than this, 0 to 1.
+        at_precision: instead, the threshold that calibration found for this share of relevant documents.
+        task: task whose instructions the model puts before the texts.
+        progress: makes a progress callback from a title and a total.
+        devices: where texts are encoded, see `bixse.encoders.pool.encode_on`.
+        cache: folder in which embeddings are kept, or "none"; None: see `bixse.data.io.cache.cache_folder`.
+
+    Raises:
+        InputError: collection, query, `top`, threshold or task cannot be used.
+        ModelError: the model cannot be loaded.
+
+    Example:
+        ::
+
+            for hit in search_collection("demo", "my-collection", "copy a folder", top=3).hits:
+                hit.document_id, hit.cosine, hit.title
+    """
+    check_queries([query])
+    check_top(top)
+    corpus = load_corpus(collection)
+    encoder = build_encoder(model)
+    use_task(encoder, task)
+    least = chosen_threshold(encoder.head, str(model), threshold, at_precision)
+    with encode_on(encoder, devices):
+        documents = encode_corpus(encoder, corpus, progress, cache)
+        queries = encode_texts(encoder, [query], "query")
+    scores, rows = exact_search(queries, documents, top)
+    names = list(corpus)
+    found = [
+        hit(names[row], *corpus[names[row]], float(score), encoder.head)
+        for score, row in zip(scores[0], rows[0].tolist(), strict=True)
+    ]
+    hits = [hit for hit in found if least is None or (hit.probability or 0.0) >= least]
+    return CollectionAnswer(hits, warn_of_empty(corpus))

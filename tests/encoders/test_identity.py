@@ -1,0 +1,102 @@
+"""The hash of all that embeddings depend on."""
+
+from __future__ import annotations
+
+import json
+
+from bixse.encoders.identity import embeddings_key
+from bixse.encoders.loading.precision import resolve_precision, use_precision
+from bixse.encoders.relevance_model import RelevanceModel
+
+
+def test_the_key_sees_everything_embeddings_depend_on(tiny_model):
+    keys = [embeddings_key(tiny_model)]
+    assert embeddings_key(tiny_model) == keys[0]
+    tiny_model.max_seq_length = 16
+    keys.append(embeddings_key(tiny_model))
+    with use_precision("bfloat16" if resolve_precision(device="cpu") == "float32" else "float32"):
+        keys.append(embeddings_key(tiny_model))
+    for prompts in ({"document": "passage: "}, {"passage": "text: "}, {"any": "line: "}):
+        tiny_model.prompts, tiny_model.default_prompt_name = prompts, "any"
+        keys.append(embeddings_key(tiny_model))
+    tiny_model.truncate_dim = 8
+    keys.append(embeddings_key(tiny_model))
+    tiny_model[1].include_prompt = False
+    keys.append(embeddings_key(tiny_model))
+    tiny_model.tokenizer.truncation_side = "left"
+    keys.append(embeddings_key(tiny_model))
+    tiny_model[1].pooling_mode = "cls"
+    keys.append(embeddings_key(tiny_model))
+    tiny_model[0].auto_model.config.is_decoder = True
+    keys.append(embeddings_key(tiny_model))
+    next(tiny_model.parameters()).data[0, 0] += 1e-3
+    keys.append(embeddings_key(tiny_model))
+    assert len(set(keys)) == len(keys)
+
+
+def swap_words(folder, one, other):
+    """Let two words of a saved model's vocabulary take each other's place."""
+    path = folder / "tokenizer.json"
+    content = json.loads(path.read_text(encoding="utf-8"))
+    words = content["model"]["vocab"]
+    words[one], words[other] = words[other], words[one]
+    path.write_text(json.dumps(content), encoding="utf-8")
+
+
+def test_the_key_sees_the_tokenizer(tiny_model, tmp_path):
+    tiny_model.save_pretrained(str(tmp_path / "swapped"))
+    swap_words(tmp_path / "swapped", "copy", "move")
+    swapped = RelevanceModel(str(tmp_path / "swapped"), device="cpu")
+    assert (swapped.encode("copy") == tiny_model.encode("move")).all()
+    assert embeddings_key(swapped) != embeddings_key(tiny_model)
+
+
+def test_the_key_sees_the_vocabulary_of_a_tokenizer_without_a_backend(tiny_model, monkeypatch):
+    class Words:
+        def __init__(self, *words):
+            self.words = words
+            self.model_max_length = 32
+
+        def get_vocab(self):
+            return {word: number for number, word in enumerate(self.words)}
+
+    keys = set()
+    for words in (("copy", "move"), ("move", "copy"), ("copy", "sort")):
+        monkeypatch.setattr(type(tiny_model[0]), "tokenizer", Words(*words))
+        keys.add(embeddings_key(tiny_model))
+    assert len(keys) == 3
+
+
+def test_the_key_stays_when_the_model_has_read_texts_or_its_query_prompt_changes(tiny_model):
+    key = embeddings_key(tiny_model)
+    tiny_model.preprocess(["copy a file"], max_length=7)
+    tiny_model.prompts = {**tiny_model.prompts, "query": "find "}
+    assert embeddings_key(tiny_model) == key
+
+
+def test_the_key_sees_the_weights_type(tiny_model):
+    tiny_model.bfloat16()
+    key = embeddings_key(tiny_model)
+    assert embeddings_key(tiny_model.float()) != key
+
+
+def test_the_key_sees_behind_a_router(tiny_model_path):
+    from sentence_transformers.base.modules import Router
+
+    query, document = (list(RelevanceModel(str(tiny_model_path), device="cpu").children()) for _ in range(2))
+    routes = {("query", "text"): "query", ("document", None): "document"}
+    router = Router({"query": query, "document": document}, route_mappings=routes)
+    model = RelevanceModel(modules=[router], device="cpu")
+    keys = [embeddings_key(model)]
+    document[1].pooling_mode = "cls"
+    keys.append(embeddings_key(model))
+    document[0].max_seq_length = 16
+    keys.append(embeddings_key(model))
+    router.route_mappings = {("query", "text"): "query", ("document", None): "query"}
+    keys.append(embeddings_key(model))
+    assert len(set(keys)) == 4
+
+
+def test_the_key_is_that_of_a_saved_copy(tiny_model, tmp_path):
+    tiny_model.save_pretrained(str(tmp_path / "copy"))
+    assert embeddings_key(RelevanceModel(str(tmp_path / "copy"), device="cpu")) == embeddings_key(tiny_model)
