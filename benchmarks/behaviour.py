@@ -343,6 +343,8 @@ LABELS = {  # shape of labels -> columns of texts, labels
     "columns": ([QUERIES, DOCUMENTS, OTHERS], [[1.0, 0.2], [1.0, 0.0], [0.7, 0.3], [NAN, 0.1], [0.4, 0.0]]),
     "table": ([["copy a file", "sort a list", "open", "read", "join"], [*DOCUMENTS, *OTHERS]], TABLE),
 }
+RENAMED = {"in_batch": "in_batch_labels", "cached": "gradient_cache"}
+"""Options of losses under their names before and after the targets became three tensors."""
 OPTIONS = {
     "bixse": [{"bias": "prior"}, {"bias": -3.0, "learn_scale": True}, {"reduction": "mean"}, {"binarise_at": 0.5}],
     "infonce": [{"cutoff": 0.8}],
@@ -363,8 +365,14 @@ def losses(record):
             for shape, (columns, labels) in LABELS.items():
                 name = f"{word} {json.dumps(options)} {shape}"
                 model.zero_grad()
-                loss = inner("build_loss")(word, model, **options)
-                value = loss([model.preprocess(column) for column in columns], torch.tensor(labels))
+                new = hasattr(inner("GradedTargets"), "from_entries")
+                named = {RENAMED.get(option, option) if new else option: value for option, value in options.items()}
+                loss = inner("build_loss")(word, model, **{"scale": 20.0, **named})
+                given = torch.tensor(labels)
+                if shape == "table" and new:
+                    size = (len(columns[0]), len(columns[1]))
+                    given = inner("GradedTargets").from_entries(*given.T, size).tensors()
+                value = loss([model.preprocess(column) for column in columns], given)
                 value.backward()
                 record.put(f"{name}: value", value.item())
                 record.put(f"{name}: gradient", checksum([p.grad for p in model.parameters() if p.grad is not None]))

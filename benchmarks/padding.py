@@ -42,7 +42,7 @@ def main() -> None:
         for batch_size in (64,) if quick else (16, 64):
             collate = GradedCollator(shortened_preprocess(model, limit), pairs)
             tokens, computed = 0, [0, 0, 0]
-            for batch in BatchPlan(pairs.groups(), batch_size):
+            for batch in BatchPlan(pairs, batch_size):
                 features = collate([dataset[index] for index in batch])
                 for mask in (features["query_attention_mask"], features["document_attention_mask"]):
                     tokens += int(mask.sum())

@@ -3,8 +3,8 @@
     python benchmarks/scaling.py [--devices 8] [--batches 256 4096 65536] [--query-tokens 32] [--document-tokens 256]
 
 One row an encoder and batch: one graded document a query, trained weights in float32 (frozen ones in bf16), bf16
-autocast, gradient checkpointing, and `cached: true` with 32 texts per pass. Bytes are of one device; a step is the
-computation alone, without input or output.
+autocast, gradient checkpointing, and `gradient_cache: true` with mini-batches of 32 texts. Bytes are of one device; a
+step is the computation alone, without input or output.
 """
 
 from __future__ import annotations

@@ -128,7 +128,7 @@ def train_arm(arm: dict[str, Any], seed: int, pairs: GradedPairs, texts: list[st
     with tempfile.TemporaryDirectory() as folder:
         arguments = training_arguments(config, Path(folder), 43, None)
         arguments.save_strategy = "no"
-        trainer = GradedTrainer(model, arguments, pairs, loss, callbacks=[pull] if pull else [])
+        trainer = GradedTrainer(model, arguments, pairs, loss=loss, callbacks=[pull] if pull else [])
         trainer.train()
     if "lora" in arm:
         merge_lora(model)

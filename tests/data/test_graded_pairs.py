@@ -1,9 +1,13 @@
 from __future__ import annotations
 
+import numpy as np
+import pyarrow as pa
 import pytest
+from datasets import Dataset, DatasetDict
 
 from bixse.data.collection import Collection, Document
 from bixse.data.graded_pairs import GradedPairs, text_id
+from bixse.data.io import arrow
 from bixse.errors import InputError
 from bixse.relevance import GradeScale
 
@@ -55,7 +59,7 @@ def test_groups_keep_first_appearance_and_order() -> None:
 
 def test_no_rows() -> None:
     pairs = GradedPairs.from_rows([])
-    assert (len(pairs), pairs.groups(), list(pairs.rows()), pairs.relevance.shape) == (0, [], [], (0,))
+    assert (len(pairs), list(pairs.groups()), list(pairs.rows()), pairs.relevance.shape) == (0, [], [], (0,))
 
 
 def test_selecting_queries_keeps_order_and_columns() -> None:
@@ -72,7 +76,7 @@ def test_ids_come_from_the_text_alone() -> None:
 
 def test_hash_is_stable_and_sees_every_column() -> None:
     pairs = GradedPairs.from_rows(ROWS)
-    assert pairs.content_hash() == "32792eb8962b03fb6df2e9dcbab9ab5513c07e13724cafe16633fbe69e66edfd"
+    assert pairs.content_hash() == "389c511a9bc6b91b1ce818d400226dad21461e7f31a310f2cf7532337e48564b"
     for change in ({"query_id": "x"}, {"query": "x"}, {"document_id": "x"}, {"document": "x"}, {"relevance": 0.99}):
         assert GradedPairs.from_rows([{**ROWS[0], **change}, *ROWS[1:]]).content_hash() != pairs.content_hash()
     assert GradedPairs.from_rows(ROWS[::-1]).content_hash() != pairs.content_hash()
@@ -82,3 +86,84 @@ def test_hash_keeps_neighbouring_texts_apart() -> None:
     first = GradedPairs.from_rows([{**ROWS[0], "query": "ab", "document": "c"}])
     second = GradedPairs.from_rows([{**ROWS[0], "query": "a", "document": "bc"}])
     assert first.content_hash() != second.content_hash()
+
+
+TABLE = pa.table({"query": ["a", "b"], "document": ["x", "y"], "label": [1.0, 0.5]})
+
+
+class TestRefused:
+    @pytest.mark.parametrize(
+        ("columns", "said"),
+        [
+            ({"query": ["a"], "document": ["x"]}, "relevance"),
+            ({"query": ["a"], "text": ["x"], "label": [1.0]}, "document"),
+            ({"query": [["a"]], "document": ["x"], "label": [1.0]}, "query"),
+            ({"query": ["a"], "document": ["x"], "label": ["high"]}, "label"),
+            ({"query": ["a", None], "document": ["x", "y"], "label": [1.0, 1.0]}, "row 2"),
+            ({"query": ["a", "b"], "document": ["x", "y"], "label": [1.0, 1.5]}, "row 2"),
+            ({"query": ["a", "b"], "document": ["x", "y"], "label": [None, 1.0]}, "row 1"),
+        ],
+    )
+    def test_columns_that_are_missing_or_hold_something_else(self, columns, said):
+        with pytest.raises(InputError, match=said):
+            GradedPairs.from_arrow(pa.table(columns))
+
+    def test_the_row_of_a_later_batch_is_named(self):
+        wrong = pa.RecordBatch.from_pydict({"query": ["c"], "document": ["z"], "label": [-1.0]})
+        with pytest.raises(InputError, match="row 3"):
+            GradedPairs.from_arrow([*TABLE.to_batches(), wrong])
+
+    def test_a_stream_of_unknown_length(self):
+        with pytest.raises(InputError, match="IterableDataset"):
+            GradedPairs.from_dataset(Dataset(TABLE).to_iterable_dataset())
+
+
+def test_tables_frames_and_data_sets_give_the_same_pairs():
+    frame, dataset = TABLE.to_pandas(), Dataset(TABLE)
+    shuffled = Dataset(pa.concat_tables([TABLE, TABLE])).select([2, 1])
+    found = [
+        GradedPairs.from_arrow(TABLE),
+        GradedPairs.from_arrow(iter(TABLE.to_batches(max_chunksize=1))),
+        GradedPairs.from_pandas(frame),
+        GradedPairs.from_dataset(dataset),
+        GradedPairs.from_dataset(shuffled),
+    ]
+    assert {pairs.content_hash() for pairs in found} == {found[0].content_hash()}
+    assert found[0].relevance.tolist() == [1.0, 0.5]
+
+
+def test_each_key_of_a_dataset_dict_is_a_task():
+    pairs = GradedPairs.from_dataset(DatasetDict({"nli": Dataset(TABLE), "qa": Dataset(TABLE)}))
+    assert [(group.task, group.query) for group in pairs.groups()] == [
+        ("nli", "a"), ("nli", "b"), ("qa", "a"), ("qa", "b")
+    ]  # fmt: skip
+    assert len(set(pairs.query_ids)) == 4
+
+
+def test_ids_that_some_rows_lack_are_those_of_their_texts():
+    rows = [
+        {"query_id": "q1", "query": "a", "document": "x", "relevance": 1},
+        {"query": "a", "document": "y", "relevance": 0},
+    ]
+    assert GradedPairs.from_rows(rows).query_ids == ["q1", text_id("a")]
+
+
+def test_texts_on_disk_are_the_texts_that_were_given(monkeypatch, cache_path):
+    rows = [{**row, "document": f"{row['document']} {number}"} for number in range(500) for row in ROWS]
+    in_memory = GradedPairs.from_rows(rows)
+    monkeypatch.setattr(arrow, "BYTES_IN_MEMORY", 1000)
+    table = in_memory.to_arrow()
+    on_disk = GradedPairs.from_arrow(table.to_batches(max_chunksize=7))
+    assert on_disk.content_hash() == in_memory.content_hash()
+    assert list(on_disk.groups()) == list(in_memory.groups())
+    assert on_disk.document_numbers.tolist() == in_memory.document_numbers.tolist()
+    assert GradedPairs.joined({"a": on_disk}).documents == in_memory.documents
+    assert not list(cache_path.rglob("*.arrow")), "the file has no name"
+
+
+def test_columns_are_replaced_and_rows_selected():
+    pairs = GradedPairs.from_rows(ROWS)
+    changed = pairs.with_columns(relevance=[0.0, 0.25, 0.5], grade=[0, None, 2]).select(np.array([2, 0]))
+    assert changed.relevance.tolist() == [0.5, 0.0]
+    assert changed.extra["grade"] == [2.0, 0.0]
+    assert changed.document_ids == ["d3", "d1"]

@@ -62,27 +62,27 @@ def tiny_decoder():
 
 
 class TestEmbedFeatures:
-    @pytest.mark.parametrize("texts_per_pass", [1, 2, 3, 6, 7, 100])
-    def test_passes_equal_one_pass(self, tiny_model, texts_per_pass):
+    @pytest.mark.parametrize("mini_batch_size", [1, 2, 3, 6, 7, 100])
+    def test_passes_equal_one_pass(self, tiny_model, mini_batch_size):
         features = tiny_model.preprocess(TEXTS)
         whole = tiny_model(dict(features))["sentence_embedding"]
-        parts = embed_features(tiny_model, features, texts_per_pass)
+        parts = embed_features(tiny_model, features, mini_batch_size)
         torch.testing.assert_close(parts, whole, rtol=1e-5, atol=1e-6)
 
-    @pytest.mark.parametrize("texts_per_pass", [1, 3, 7])
+    @pytest.mark.parametrize("mini_batch_size", [1, 3, 7])
     @pytest.mark.parametrize("side", [padded_left, dict])
     def test_passes_equal_one_pass_in_a_decoder_padded_on_either_side(
-        self, tiny_model, tiny_decoder, texts_per_pass, side
+        self, tiny_model, tiny_decoder, mini_batch_size, side
     ):
         features = side(tiny_model.preprocess(TEXTS))
         assert bool(features["attention_mask"][1, 0]) == (side is dict)
         whole = tiny_decoder(features)["sentence_embedding"]
-        parts = embed_features(tiny_decoder, features, texts_per_pass)
+        parts = embed_features(tiny_decoder, features, mini_batch_size)
         torch.testing.assert_close(parts, whole, rtol=1e-5, atol=1e-6)
 
-    @pytest.mark.parametrize("texts_per_pass", [1, 3, 7])
+    @pytest.mark.parametrize("mini_batch_size", [1, 3, 7])
     @pytest.mark.parametrize("side", [padded_left, dict])
-    def test_a_prompt_is_left_out_of_the_pooling_whatever_padding_is_trimmed(self, tiny_model, texts_per_pass, side):
+    def test_a_prompt_is_left_out_of_the_pooling_whatever_padding_is_trimmed(self, tiny_model, mini_batch_size, side):
         from sentence_transformers.sentence_transformer.modules import Pooling
 
         features = side(tiny_model.preprocess(TEXTS, prompt="find the list of "))
@@ -93,7 +93,7 @@ class TestEmbedFeatures:
 
         rows = zip(features["input_ids"], features["attention_mask"], strict=True)
         expected = torch.stack([words(tokens[mask.bool()][5:]).mean(0) for tokens, mask in rows])
-        torch.testing.assert_close(embed_features(encoder, features, texts_per_pass), expected)
+        torch.testing.assert_close(embed_features(encoder, features, mini_batch_size), expected)
 
     @pytest.mark.parametrize("cached", [True, False])
     def test_embeddings_are_cut_to_the_dimensions_of_the_model_wrapped_or_not(self, tiny_model, cached):
@@ -127,12 +127,12 @@ class TestEmbedFeatures:
         assert seen == [((2, 1), [1, 3], "y"), ((1, 2), [2], "y"), ((2, 4), [4, 0], "y")]
         assert embeddings[:, 0].tolist() == [0, 1, 2, 3, 4]
 
-    @pytest.mark.parametrize("texts_per_pass", [1, 2, 5, 9])
+    @pytest.mark.parametrize("mini_batch_size", [1, 2, 5, 9])
     @pytest.mark.parametrize("seed", range(4))
-    def test_no_other_cut_of_the_sorted_texts_costs_less(self, texts_per_pass, seed):
+    def test_no_other_cut_of_the_sorted_texts_costs_less(self, mini_batch_size, seed):
         lengths = torch.randint(1, 200, (9,), generator=torch.Generator().manual_seed(seed))
         mask = (torch.arange(200) < lengths[:, None]).long()
-        order, numbers = passes_by_length(mask, texts_per_pass)
+        order, numbers = passes_by_length(mask, mini_batch_size)
         assert sorted(order.tolist()) == list(range(9))
         ordered = sorted(lengths.tolist())
 
@@ -142,8 +142,8 @@ class TestEmbedFeatures:
 
         inner = [combination for k in range(9) for combination in itertools.combinations(range(1, 9), k)]
         cuts = [[b - a for a, b in itertools.pairwise((0, *ends, 9))] for ends in inner]
-        assert max(numbers) <= texts_per_pass
-        assert cost(numbers) == min(cost(cut) for cut in cuts if max(cut) <= texts_per_pass)
+        assert max(numbers) <= mini_batch_size
+        assert cost(numbers) == min(cost(cut) for cut in cuts if max(cut) <= mini_batch_size)
 
     def test_features_without_a_mask_go_in_one_pass(self):
         shapes = []

@@ -25,10 +25,10 @@ class Batch:
         return self.queries, self.documents, self.scale, self.bias
 
     def scores(self, scale: float) -> list[list[Tensor]]:
-        """Scalars of the autograd graph: scale times the cosine of each cell."""
+        """Scalars of the autograd graph: scale times the cosine of each entry."""
         return [list(row) for row in scale * (self.queries @ self.documents.T)]
 
-    def known_cells(self) -> dict[tuple[int, int], float]:
+    def known_entries(self) -> dict[tuple[int, int], float]:
         """(row, column) -> relevance, NaN where masked."""
         rows, columns, relevance = (
             part.tolist() for part in (self.targets.rows, self.targets.columns, self.targets.relevance)
@@ -36,14 +36,14 @@ class Batch:
         return dict(zip(zip(rows, columns, strict=True), relevance, strict=True))
 
     def relevance(self) -> list[list[float]]:
-        """Every cell as a Python number: 0 where nothing is known, NaN where masked."""
-        known = self.known_cells()
+        """Every entry as a Python number: 0 where nothing is known, NaN where masked."""
+        known = self.known_entries()
         return [[known.get((i, j), 0.0) for j in range(len(self.documents))] for i in range(len(self.queries))]
 
-    def with_cells(self, cells: list[tuple[int, int, float]]) -> Batch:
-        """The same embeddings with these cells known and no others."""
-        table = torch.tensor(cells, dtype=torch.float64).reshape(-1, 3)
-        targets = GradedTargets.from_table(table, self.targets.shape)
+    def with_entries(self, entries: list[tuple[int, int, float]]) -> Batch:
+        """The same embeddings with these entries known and no others."""
+        table = torch.tensor(entries, dtype=torch.float64).reshape(-1, 3)
+        targets = GradedTargets.from_entries(*table.T, self.targets.shape)
         return Batch(self.queries, self.documents, self.scale, self.bias, targets)
 
     def with_documents(self, documents: Tensor) -> Batch:
@@ -57,21 +57,21 @@ class Batch:
 def make_batch(
     rows: int, columns: int, dim: int = 5, known: float = 0.3, masked: float = 0.1, scale=3.0, bias=-0.7, seed=0
 ) -> Batch:
-    """Random unit vectors; a `known` share of the cells is graded, `masked` of these are NaN."""
+    """Random unit vectors; a `known` share of the entries is graded, `masked` of these are NaN."""
     generator = torch.Generator().manual_seed(seed)
 
     def unit(number: int) -> Tensor:
         vectors = torch.randn(number, dim, generator=generator, dtype=torch.float64)
         return torch.nn.functional.normalize(vectors, dim=1).requires_grad_()
 
-    cells = torch.rand(rows, columns, generator=generator) < known
-    row, column = cells.nonzero(as_tuple=True)
+    entries = torch.rand(rows, columns, generator=generator) < known
+    row, column = entries.nonzero(as_tuple=True)
     relevance = torch.rand(len(row), generator=generator, dtype=torch.float64)
     relevance[torch.rand(len(row), generator=generator) < masked] = math.nan
     table = torch.stack([row.double(), column.double(), relevance], dim=1)
     table = table[torch.randperm(len(table), generator=generator)]
     leaf = [torch.tensor(value, dtype=torch.float64, requires_grad=True) for value in (scale, bias)]
-    return Batch(unit(rows), unit(columns), *leaf, GradedTargets.from_table(table, (rows, columns)))
+    return Batch(unit(rows), unit(columns), *leaf, GradedTargets.from_entries(*table.T, (rows, columns)))
 
 
 @pytest.fixture
@@ -80,14 +80,14 @@ def random_batch():
 
 
 def naive_bce(batch: Batch, reduction: str = "query") -> tuple[float, list[Tensor]]:
-    """Loss and its four gradients by two Python loops, cell by cell, from the formula alone."""
+    """Loss and its four gradients by two Python loops, entry by entry, from the formula alone."""
     q, d = batch.queries.detach(), batch.documents.detach()
     alpha, beta = batch.scale.item(), batch.bias.item()
     known = {
         (int(i), int(j)): float(z)
         for i, j, z in zip(batch.targets.rows, batch.targets.columns, batch.targets.relevance, strict=True)
     }
-    loss, cells, d_alpha, d_beta = 0.0, 0, 0.0, 0.0
+    loss, entries, d_alpha, d_beta = 0.0, 0, 0.0, 0.0
     d_q, d_d = torch.zeros_like(q), torch.zeros_like(d)
     for i in range(len(q)):
         for j in range(len(d)):
@@ -102,8 +102,8 @@ def naive_bce(batch: Batch, reduction: str = "query") -> tuple[float, list[Tenso
             d_d[j] += (p - z) * alpha * q[i]
             d_alpha += (p - z) * cosine
             d_beta += p - z
-            cells += 1
-    count = len(q) if reduction == "query" else cells
+            entries += 1
+    count = len(q) if reduction == "query" else entries
     d_scale, d_bias = torch.tensor([d_alpha / count, d_beta / count], dtype=torch.float64)
     return loss / count, [d_q / count, d_d / count, d_scale, d_bias]
 

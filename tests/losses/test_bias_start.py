@@ -36,7 +36,7 @@ def test_nothing_that_counts_starts_at_even_odds():
 
 
 @pytest.mark.parametrize("scale", [1.0, 20.0, 50.0])
-def test_fit_equals_an_independent_root_finder_and_ignores_masked_cells(scale):
+def test_fit_equals_an_independent_root_finder_and_ignores_masked_entries(scale):
     generator = torch.Generator().manual_seed(3)
     cosines = torch.rand(12, 30, generator=generator) * 1.4 - 0.4
     relevance = (torch.rand(12, 30, generator=generator) < 0.1) * torch.rand(12, 30, generator=generator)

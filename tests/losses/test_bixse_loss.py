@@ -22,7 +22,7 @@ KNOWN = [[1.0, 0.5, 0.0, 0.0], [0.125, 0.0, 0.75, 0.0], [0.0, 0.25, 0.0, 0.5]]
 
 def loss_of(model, texts, labels, **options):
     """The loss of a batch given as text columns, the query column first."""
-    loss = BiXSELoss(model, **{"bias": -3.0, **options})
+    loss = BiXSELoss(model, **{"scale": 20.0, "bias": -3.0, **options})
     return loss([model.preprocess(column) for column in texts], labels), loss
 
 
@@ -52,7 +52,7 @@ class TestRefused:
             ({"scale": math.inf}, "scale: got inf"),
             ({"bias": "middle"}, "bias: got 'middle'"),
             ({"reduction": "sum"}, "reduction: got 'sum'"),
-            ({"in_batch": "all"}, "in_batch: got 'all'"),
+            ({"in_batch_labels": "all"}, "in_batch_labels: got 'all'"),
             ({"binarise_at": 0.0}, "binarise_at: got 0.0"),
             ({"binarise_at": 1.5}, "binarise_at: got 1.5"),
         ],
@@ -84,7 +84,7 @@ class TestForms:
         expected = by_hand(tiny_model, QUERIES, COLUMNS, KNOWN)
         wide, _ = loss_of(tiny_model, [QUERIES, *zip(*OWN, strict=True)], torch.tensor(GRADES))
         table = torch.tensor([[i, j, z] for i, row in enumerate(KNOWN) for j, z in enumerate(row) if z])
-        listed, _ = loss_of(tiny_model, [QUERIES, COLUMNS], table)
+        listed, _ = loss_of(tiny_model, [QUERIES, COLUMNS], GradedTargets.from_entries(*table.T, (3, 4)).tensors())
         flat, _ = loss_of(
             tiny_model,
             [[q for q in QUERIES for _ in range(2)], [d for row in OWN for d in row]],
@@ -92,7 +92,7 @@ class TestForms:
         )
         assert wide.item() == pytest.approx(expected, rel=1e-5)
         assert listed.item() == pytest.approx(expected, rel=1e-5)
-        # Six flat rows are six queries, each of which stands twice: the sum over cells doubles, and so does B.
+        # Six flat rows are six queries, each of which stands twice: the sum over entries doubles, and so does B.
         assert flat.item() == pytest.approx(expected, rel=1e-5)
 
     def test_flat_columns_and_table_agree_on_one_document_a_query(self, tiny_model):
@@ -100,20 +100,20 @@ class TestForms:
         flat, _ = loss_of(tiny_model, [QUERIES, documents], labels)
         wide, _ = loss_of(tiny_model, [QUERIES, documents], labels[:, None])
         table = torch.stack([torch.arange(3.0), torch.arange(3.0), labels], dim=1)
-        listed, _ = loss_of(tiny_model, [QUERIES, documents], table)
+        listed, _ = loss_of(tiny_model, [QUERIES, documents], GradedTargets.from_entries(*table.T, (3, 3)).tensors())
         assert flat.item() == wide.item() == listed.item()
 
-    @pytest.mark.parametrize(("in_batch", "same_document"), [("known", 0.5), ("paper", 0.0)])
+    @pytest.mark.parametrize(("in_batch_labels", "same_document"), [("known", 0.5), ("paper", 0.0)])
     def test_a_document_of_two_rows_is_one_column_and_its_other_grade_counts_when_known(
-        self, tiny_model, in_batch, same_document
+        self, tiny_model, in_batch_labels, same_document
     ):
         queries = [QUERIES[0], QUERIES[1], QUERIES[0]]
         documents = ["copy the file", "copy the file", "move the file"]
         labels = torch.tensor([1.0, 0.25, 0.5])
-        value, _ = loss_of(tiny_model, [queries, documents], labels, in_batch=in_batch)
-        again = 1.0 if in_batch == "known" else 0.0
-        cells = [[1.0, same_document], [0.25, 0.0], [again, 0.5]]
-        assert value.item() == pytest.approx(by_hand(tiny_model, queries, documents[1:], cells), rel=1e-5)
+        value, _ = loss_of(tiny_model, [queries, documents], labels, in_batch_labels=in_batch_labels)
+        again = 1.0 if in_batch_labels == "known" else 0.0
+        entries = [[1.0, same_document], [0.25, 0.0], [again, 0.5]]
+        assert value.item() == pytest.approx(by_hand(tiny_model, queries, documents[1:], entries), rel=1e-5)
 
     def test_duplicates_across_columns_are_found_when_padding_is_on_the_left(self, tiny_model):
         def left(texts):
@@ -124,18 +124,20 @@ class TestForms:
         narrow, wide = left(["copy", "move the file"]), left(["move the file", "sort the list of words in a file"])
         assert narrow["input_ids"].shape != wide["input_ids"].shape
         labels = torch.tensor([[1.0, 0.5], [0.25, 0.125]])
-        first, targets = BiXSELoss(tiny_model).targets(left(QUERIES[:2]), [narrow, wide], labels)
+        first, targets = BiXSELoss(tiny_model).targets_of_labels(left(QUERIES[:2]), [narrow, wide], labels)
         assert first.tolist() == [0, 1, 3]
         assert targets.dense()[0].tolist() == [[1.0, 0.5, 0.0], [0.0, 0.25, 0.125]]
 
     def test_a_nan_in_a_table_counts_neither_way(self, tiny_model):
         table = torch.tensor([[0, 0, 1.0], [1, 1, math.nan], [2, 3, 0.5]])
-        value, _ = loss_of(tiny_model, [QUERIES, COLUMNS], table)
-        cells = [[1.0, 0, 0, 0], [0, math.nan, 0, 0], [0, 0, 0, 0.5]]
-        assert value.item() == pytest.approx(by_hand(tiny_model, QUERIES, COLUMNS, cells), rel=1e-5)
+        value, _ = loss_of(tiny_model, [QUERIES, COLUMNS], GradedTargets.from_entries(*table.T, (3, 4)).tensors())
+        entries = [[1.0, 0, 0, 0], [0, math.nan, 0, 0], [0, 0, 0, 0.5]]
+        assert value.item() == pytest.approx(by_hand(tiny_model, QUERIES, COLUMNS, entries), rel=1e-5)
 
     def test_fewer_documents_than_queries(self, tiny_model):
-        value, _ = loss_of(tiny_model, [QUERIES, COLUMNS[:1]], torch.tensor([[0, 0, 1.0]]))
+        value, _ = loss_of(
+            tiny_model, [QUERIES, COLUMNS[:1]], GradedTargets.from_entries([0], [0], [1.0], (3, 1)).tensors()
+        )
         assert value.item() == pytest.approx(by_hand(tiny_model, QUERIES, COLUMNS[:1], [[1.0], [0], [0]]), rel=1e-5)
 
     def test_binarised_at_the_threshold(self, tiny_model):
@@ -189,9 +191,9 @@ class TestBiasStart:
         rows = torch.arange(400)
         targets = GradedTargets(rows, rows, torch.rand(400, generator=generator), (400, 400))
         starts = []
-        for cells in (400 * 400, 400 * 50):
-            monkeypatch.setattr(bixse_module, "CELLS_FOR_START", cells)
-            loss = BiXSELoss(tiny_model, bias=bias)
+        for entries in (400 * 400, 400 * 50):
+            monkeypatch.setattr(bixse_module, "ENTRIES_FOR_START", entries)
+            loss = BiXSELoss(tiny_model, scale=20.0, bias=bias)
             loss.start_bias(q, d, targets)
             starts.append(loss.logit_bias.item())
         assert starts[0] != starts[1]
@@ -220,9 +222,9 @@ class TestAlone:
         assert not any(value.requires_grad for value in loss.statistics.values())
 
     def test_settings_for_the_model_card(self, tiny_model):
-        assert BiXSELoss(tiny_model, bias="prior", in_batch="paper").get_config_dict() == {
-            "in_batch": "paper",
-            "cached": False,
+        assert BiXSELoss(tiny_model, scale=20.0, bias="prior", in_batch_labels="paper").get_config_dict() == {
+            "in_batch_labels": "paper",
+            "gradient_cache": False,
             "scale": 20.0,
             "bias": "prior",
             "learn_scale": False,

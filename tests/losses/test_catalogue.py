@@ -16,7 +16,7 @@ from bixse.losses.catalogue import LOSSES, build_loss, check_loss_options
     ("loss", "option", "hint"),
     [
         ("infonce", "cutof", "did you mean 'cutoff'?"),
-        ("infonce", "bias", "expected one of scale, cutoff, in_batch"),
+        ("infonce", "bias", "expected one of scale, cutoff, in_batch_labels"),
         ("bixse", "model", "for loss 'bixse'"),
         ("bixse", "self", "for loss 'bixse'"),
         ("soft-infonce", "zzz", "choose one of them"),
@@ -44,7 +44,7 @@ def test_an_unknown_word():
         ("bixse", "learn_scale", 1, "true or false"),
         ("bixse", "binarise_at", "x", "a number or nothing"),
         ("bixse", "bias", [1.0], "a word or a number"),
-        ("bixse", "texts_per_pass", 1.5, "a whole number"),
+        ("bixse", "mini_batch_size", 1.5, "a whole number"),
         ("lambdarank", "k", "ten", "nothing"),
     ],
 )
@@ -55,18 +55,18 @@ def test_an_option_of_the_wrong_kind(loss, option, value, expected):
 
 def test_known_options():
     check_loss_options("bixse", {"bias": -3, "binarise_at": None, "scale": 10})
-    check_loss_options("bixse", {"bias": "prior", "learn_scale": True, "in_batch": "paper"})
-    check_loss_options("ndcg-loss2++", {"mu": 5.0, "k": 10, "cached": True})
+    check_loss_options("bixse", {"bias": "prior", "learn_scale": True, "in_batch_labels": "paper"})
+    check_loss_options("ndcg-loss2++", {"mu": 5.0, "k": 10, "gradient_cache": True})
 
 
 @pytest.mark.parametrize("word", LOSSES)
 def test_every_word_builds_what_it_names(tiny_model, word):
-    loss = build_loss(word, tiny_model, scale=7.0, cached=True, texts_per_pass=5)
+    loss = build_loss(word, tiny_model, scale=7.0, gradient_cache=True, mini_batch_size=5)
     entry = LOSSES[word]
     assert type(loss) is getattr(bixse.losses, entry.name)
     settings = loss.get_config_dict()
     assert {name: settings[name] for name in entry.fixed} == dict(entry.fixed)
-    assert (settings["scale"], loss.cached, loss.texts_per_pass) == (7.0, True, 5)
+    assert (settings["scale"], loss.gradient_cache, loss.mini_batch_size) == (7.0, True, 5)
     assert entry.about
 
 

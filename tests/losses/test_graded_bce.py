@@ -69,7 +69,7 @@ class TestExtremes:
 
     def test_softplus_just_above_20_is_not_cut_off_beside_a_large_logit(self):
         q, d = torch.tensor([[1.0]]).double(), torch.tensor([[20.5], [90.0]]).double()
-        loss = graded_bce(q, d, GradedTargets.from_table(torch.tensor([[0, 1, 1.0]]), (1, 2)), 1.0, 0.0)
+        loss = graded_bce(q, d, GradedTargets.from_entries(*torch.tensor([[0, 1, 1.0]]).T, (1, 2)), 1.0, 0.0)
         assert float(loss) == pytest.approx(20.5 + math.log1p(math.exp(-20.5)), abs=1e-13)
 
     def test_a_nan_embedding_gives_a_nan_loss(self, random_batch):
@@ -91,7 +91,7 @@ class TestExtremes:
         q, d = torch.rand(2, 3, requires_grad=True), torch.rand(2, 3, requires_grad=True)
         table = torch.tensor([[i, j, math.nan] for i in range(2) for j in range(2)])
         for reduction in ("query", "mean"):
-            loss = graded_bce(q, d, GradedTargets.from_table(table, (2, 2)), 20.0, -3.0, reduction)
+            loss = graded_bce(q, d, GradedTargets.from_entries(*table.T, (2, 2)), 20.0, -3.0, reduction)
             gradients = torch.autograd.grad(loss, (q, d))
             assert float(loss) == 0.0
             assert all(float(g.abs().max()) == 0.0 for g in gradients)
@@ -99,14 +99,14 @@ class TestExtremes:
     @pytest.mark.parametrize("shape", [(0, 3), (3, 0), (0, 0)])
     def test_a_batch_without_queries_or_documents_is_zero(self, shape):
         q, d = torch.zeros(shape[0], 4, requires_grad=True), torch.zeros(shape[1], 4, requires_grad=True)
-        loss = graded_bce(q, d, GradedTargets.from_table(NO_TARGETS, shape), 20.0, 0.0)
+        loss = graded_bce(q, d, GradedTargets.from_entries(*NO_TARGETS.T, shape), 20.0, 0.0)
         loss.backward()
         assert float(loss) == 0.0
         assert q.grad.shape == q.shape
 
     def test_a_single_cell(self):
         q, d = torch.tensor([[1.0, 0.0]]), torch.tensor([[0.6, 0.8]])
-        targets = GradedTargets.from_table(torch.tensor([[0.0, 0.0, 0.25]]), (1, 1))
+        targets = GradedTargets.from_entries(*torch.tensor([[0.0, 0.0, 0.25]]).T, (1, 1))
         assert float(graded_bce(q, d, targets, 10.0, -2.0)) == pytest.approx(math.log1p(math.exp(4.0)) - 1.0, rel=1e-6)
 
     def test_targets_without_a_known_cell_are_all_irrelevant(self, random_batch):

@@ -31,9 +31,9 @@ def test_equals_two_python_loops(tiny_model, random_batch, same_as_naive, cutoff
 
 
 def test_equals_cross_entropy_with_one_positive_a_query(tiny_model, random_batch, same_as_naive):
-    batch = random_batch(5, 8, known=0.0).with_cells([(i, i, 1.0) for i in range(5)])
+    batch = random_batch(5, 8, known=0.0).with_entries([(i, i, 1.0) for i in range(5)])
     expected = cross_entropy(20.0 * batch.queries @ batch.documents.T, torch.arange(5))
-    same_as_naive(InfoNCELoss(tiny_model), batch, expected)
+    same_as_naive(InfoNCELoss(tiny_model, scale=20.0), batch, expected)
 
 
 @pytest.mark.parametrize("cutoff", [0.0, -0.1, 1.01, math.nan])
@@ -43,10 +43,10 @@ def test_a_cutoff_outside_its_range(tiny_model, cutoff):
 
 
 @pytest.mark.parametrize(
-    "cells", [[(0, 0, 1.0), (0, 1, 0.8), (1, 0, 0.9), (1, 1, 0.7)], [(0, 0, math.nan), (1, 0, 0.9)]]
+    "entries", [[(0, 0, 1.0), (0, 1, 0.8), (1, 0, 0.9), (1, 1, 0.7)], [(0, 0, math.nan), (1, 0, 0.9)]]
 )
-def test_rows_without_a_negative_or_without_a_positive_give_finite_gradients(tiny_model, random_batch, cells):
-    batch = random_batch(2, 2, known=0.0).with_cells(cells)
+def test_rows_without_a_negative_or_without_a_positive_give_finite_gradients(tiny_model, random_batch, entries):
+    batch = random_batch(2, 2, known=0.0).with_entries(entries)
     value = InfoNCELoss(tiny_model).compute_loss_from_embeddings(batch.queries, batch.documents, batch.targets)
     gradients = torch.autograd.grad(value, (batch.queries, batch.documents))
     assert value.isfinite()
@@ -56,8 +56,8 @@ def test_rows_without_a_negative_or_without_a_positive_give_finite_gradients(tin
 def test_known_positives_of_other_rows_are_no_negatives_unless_paper(tiny_model):
     features = [tiny_model.preprocess(column) for column in (["copy a file"] * 2, ["copy the file", "move the file"])]
     labels = torch.tensor([1.0, 1.0])
-    assert InfoNCELoss(tiny_model)(features, labels).item() == pytest.approx(0.0, abs=1e-6)
-    assert InfoNCELoss(tiny_model, in_batch="paper")(features, labels).item() > 0.1
+    assert InfoNCELoss(tiny_model, scale=20.0)(features, labels).item() == pytest.approx(0.0, abs=1e-6)
+    assert InfoNCELoss(tiny_model, scale=20.0, in_batch_labels="paper")(features, labels).item() > 0.1
 
 
 def test_autocast_keeps_the_logits_in_float32(tiny_model, random_batch, monkeypatch):
@@ -68,13 +68,13 @@ def test_autocast_keeps_the_logits_in_float32(tiny_model, random_batch, monkeypa
     values = []
     for enabled in (False, True):
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled):
-            values.append(InfoNCELoss(tiny_model, cutoff=0.1)(features, batch.targets.table()).item())
+            values.append(InfoNCELoss(tiny_model, cutoff=0.1)(features, batch.targets.tensors()).item())
     assert values[0] == values[1] > 0
 
 
 def test_a_query_needs_a_positive(tiny_model):
     loss = InfoNCELoss(tiny_model, cutoff=0.6)
-    assert loss.can_use([0.0, 0.6])
-    assert not loss.can_use([0.59, 0.0])
-    assert not loss.can_use([])
-    assert loss.needs == "a document with relevance of at least 0.6"
+    assert loss.is_informative([0.0, 0.6])
+    assert not loss.is_informative([0.59, 0.0])
+    assert not loss.is_informative([])
+    assert loss.requires == "a document with relevance of at least 0.6"

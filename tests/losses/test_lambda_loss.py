@@ -12,7 +12,7 @@ from bixse.losses.lambda_loss import WEIGHTINGS, LambdaLoss
 def naive_lambda(batch, scale, weighting, gain="exponential", top=3.0, mu=10.0, k=None, in_batch_negatives=True):
     """Wang et al. 2018 as written: ranks by sorting, one pair at a time."""
     total, queries = torch.zeros((), dtype=torch.float64), 0
-    known = batch.known_cells()
+    known = batch.known_entries()
 
     def discount(rank):
         return math.log2(1 + rank)

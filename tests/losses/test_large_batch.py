@@ -39,7 +39,7 @@ def batch(size):
 torch.manual_seed(0)
 model = RelevanceModel(folder, device="cpu").train()
 options = {"bias": -3.0, "learn_scale": True} if word == "bixse" else {}
-loss = build_loss(word, model, scale=10.0, texts_per_pass=64, cached=cached, **options)
+loss = build_loss(word, model, scale=10.0, mini_batch_size=64, gradient_cache=cached, **options)
 loss(*batch(64)).backward()  # load the kernels
 loss.zero_grad()
 features, table = batch(16384)

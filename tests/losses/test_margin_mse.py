@@ -10,7 +10,7 @@ from bixse.losses.margin_mse import MarginMSELoss
 
 def naive_margin_mse(batch, scale, margin, in_batch_negatives):
     terms = []
-    known = batch.known_cells()
+    known = batch.known_entries()
     for i, (row, relevance) in enumerate(zip(batch.scores(scale), batch.relevance(), strict=True)):
         for j, k in itertools.combinations(range(len(row)), 2):
             graded = ((i, j) in known) + ((i, k) in known)
@@ -41,7 +41,7 @@ def test_a_margin_outside_its_range(tiny_model, margin):
 
 def test_a_query_needs_two_graded_documents(tiny_model):
     loss = MarginMSELoss(tiny_model)
-    assert loss.needs == "two graded documents"
-    assert loss.can_use([0.0, 0.0])
-    assert not loss.can_use([1.0])
-    assert MarginMSELoss(tiny_model, in_batch_negatives=True).can_use([0.0])
+    assert loss.requires == "two graded documents"
+    assert loss.is_informative([0.0, 0.0])
+    assert not loss.is_informative([1.0])
+    assert MarginMSELoss(tiny_model, in_batch_negatives=True).is_informative([0.0])

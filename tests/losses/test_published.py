@@ -39,13 +39,13 @@ def slates(random_batch):
     sizes = [2, 6, 3, 4]
     batch = random_batch(4, sum(sizes), known=0.0)
     generator = torch.Generator().manual_seed(3)
-    cells, column = [], 0
+    entries, column = [], 0
     for row, size in enumerate(sizes):
         relevance = torch.rand(size, generator=generator).tolist()
         relevance[-1] = 0.0
-        cells += [(row, column + place, z) for place, z in enumerate(relevance)]
+        entries += [(row, column + place, z) for place, z in enumerate(relevance)]
         column += size
-    return batch.with_cells(cells)
+    return batch.with_entries(entries)
 
 
 def cross_encoder_loss(kind, batch, scale, **options):
@@ -74,7 +74,7 @@ def test_lambda_losses_equal_sentence_transformers(tiny_model, slates, word, sch
     loss = build_loss(word, tiny_model, scale=3.0, top_grade=1.0, k=k, in_batch_negatives=False)
     ours = loss.compute_loss_from_embeddings(slates.queries, slates.documents, slates.targets)
     theirs = cross_encoder_loss(losses.LambdaLoss, slates, 3.0, weighting_scheme=getattr(losses, scheme)(), k=k)
-    known, pairs, own = slates.known_cells(), 0, 0.0
+    known, pairs, own = slates.known_entries(), 0, 0.0
     for i, (row, z) in enumerate(zip(slates.scores(3.0), slates.relevance(), strict=True)):
         slate = [j for j in range(len(z)) if (i, j) in known]
         rank = {j: place for place, j in enumerate(sorted(slate, key=lambda j, r=row: -r[j].item()), start=1)}
@@ -102,7 +102,7 @@ def test_margin_mse_equals_sentence_transformers(tiny_model, random_batch):
 
     batch = random_batch(5, 10, known=0.0)
     z = torch.rand(5, 2, generator=torch.Generator().manual_seed(1)).tolist()
-    batch = batch.with_cells([(i, i + 5 * k, z[i][k]) for i in range(5) for k in range(2)])
+    batch = batch.with_entries([(i, i + 5 * k, z[i][k]) for i in range(5) for k in range(2)])
     ours = build_loss("margin-mse", tiny_model, scale=1.0).compute_loss_from_embeddings(
         batch.queries, batch.documents, batch.targets
     )
@@ -118,7 +118,7 @@ def test_infonce_equals_pytorch_metric_learning(tiny_model, random_batch):
 
     batch = random_batch(4, 9, known=0.0)
     label = [0, 1, 2, 3, 0, 1, 0, 7, 8]
-    batch = batch.with_cells([(i, j, 1.0) for i in range(4) for j in range(9) if label[j] == i])
+    batch = batch.with_entries([(i, j, 1.0) for i in range(4) for j in range(9) if label[j] == i])
     ours = build_loss("infonce", tiny_model, scale=5.0).compute_loss_from_embeddings(
         normalize(batch.queries, dim=1), normalize(batch.documents, dim=1), batch.targets
     )
@@ -131,8 +131,8 @@ def test_infonce_equals_pytorch_metric_learning(tiny_model, random_batch):
 def test_infonce_equals_sentence_transformers_with_hard_negatives(tiny_model, random_batch):
     from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
 
-    batch = random_batch(5, 10, known=0.0).with_cells([(i, i, 1.0) for i in range(5)])
-    ours = build_loss("infonce", tiny_model).compute_loss_from_embeddings(
+    batch = random_batch(5, 10, known=0.0).with_entries([(i, i, 1.0) for i in range(5)])
+    ours = build_loss("infonce", tiny_model, scale=20.0).compute_loss_from_embeddings(
         normalize(batch.queries, dim=1), normalize(batch.documents, dim=1), batch.targets
     )
     theirs = MultipleNegativesRankingLoss(tiny_model, scale=20.0).compute_loss_from_embeddings(

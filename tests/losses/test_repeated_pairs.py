@@ -27,11 +27,11 @@ def value(tiny_model):
     return of
 
 
-@pytest.mark.parametrize("in_batch", ["known", "paper"])
+@pytest.mark.parametrize("in_batch_labels", ["known", "paper"])
 @pytest.mark.parametrize("word", LOSSES)
-def test_two_labels_of_a_pair_count_as_their_mean_in_any_order(value, word, in_batch):
+def test_two_labels_of_a_pair_count_as_their_mean_in_any_order(value, word, in_batch_labels):
     there, back, mean = (
-        value(word, QUERIES, DOCUMENTS, [*twice, *LABELS], in_batch=in_batch)
+        value(word, QUERIES, DOCUMENTS, [*twice, *LABELS], in_batch_labels=in_batch_labels)
         for twice in ([1.0, 0.0], [0.0, 1.0], [0.5, 0.5])
     )
     assert there == back == mean
@@ -62,14 +62,14 @@ def test_a_masked_label_masks_the_pair(value):
 
 def test_as_the_graded_trainer_takes_them(tiny_model, value):
     from bixse.data.graded_pairs import GradedPairs
-    from bixse.training.loop.batches import GradedCollator
+    from bixse.training.loop.batches import GradedCollator, GroupDataset
 
     rows = [
         {"query_id": "q", "query": "copy a file", "document_id": name, "document": "copy the file", "relevance": grade}
         for name, grade in (("a", 1.0), ("b", 0.25))
     ]
     pairs = GradedPairs.from_rows(rows)
-    batch = GradedCollator(tiny_model.preprocess, pairs)(pairs.groups())
+    batch = GradedCollator(tiny_model.preprocess, pairs)([GroupDataset(pairs)[0, 0]])
     features = [
         {name.removeprefix(f"{kind}_"): v for name, v in batch.items() if name.startswith(kind)}
         for kind in ("query", "document")

@@ -13,24 +13,19 @@ GRADED = {"a": {"x": 1.0, "y": 0.25}, "b": {"x": 0.5, "z": 0.75, "elsewhere": 1.
 
 
 class TestRefused:
-    @pytest.mark.parametrize("shape", [(3,), (4, 2), (0, 4), (2, 3, 3)])
-    def test_a_table_of_another_shape(self, shape):
-        with pytest.raises(InputError, match=r"expected \(M, 3\)"):
-            GradedTargets.from_table(torch.zeros(shape), (2, 2))
-
-    @pytest.mark.parametrize("cell", [(2, 0), (0, 3), (-1, 0), (0, -1)])
-    def test_a_cell_outside_the_batch(self, cell):
-        with pytest.raises(InputError, match=r"got a cell outside \(2, 3\)"):
-            GradedTargets.from_table(torch.tensor([[*cell, 1.0]]), (2, 3))
+    @pytest.mark.parametrize("entry", [(2, 0), (0, 3), (-1, 0), (0, -1)])
+    def test_a_cell_outside_the_batch(self, entry):
+        with pytest.raises(InputError, match=r"got an entry outside \(2, 3\)"):
+            GradedTargets.from_entries(*torch.tensor([[*entry, 1.0]]).T, (2, 3))
 
     def test_a_cell_given_twice(self):
-        with pytest.raises(InputError, match="got a cell twice"):
-            GradedTargets.from_table(torch.tensor([[0, 1, 1.0], [1, 1, 0.0], [0, 1, 0.5]]), (2, 2))
+        with pytest.raises(InputError, match="got an entry twice"):
+            GradedTargets.from_entries(*torch.tensor([[0, 1, 1.0], [1, 1, 0.0], [0, 1, 0.5]]).T, (2, 2))
 
     @pytest.mark.parametrize("relevance", [-0.01, 1.01, 3.0, math.inf])
     def test_a_relevance_off_the_scale(self, relevance):
         with pytest.raises(InputError, match=r"outside \[0, 1\]"):
-            GradedTargets.from_table(torch.tensor([[0, 0, relevance]]), (1, 1))
+            GradedTargets.from_entries(*torch.tensor([[0, 0, relevance]]).T, (1, 1))
         with pytest.raises(InputError, match=r"outside \[0, 1\]"):
             GradedTargets.from_ids(["a"], ["x"], {"a": {"x": relevance}})
 
@@ -40,7 +35,7 @@ class TestRefused:
 
     def test_paper_without_own_columns(self):
         with pytest.raises(InputError, match="without own columns"):
-            GradedTargets.from_ids(["a"], ["x"], GRADED, in_batch="paper")
+            GradedTargets.from_ids(["a"], ["x"], GRADED, in_batch_labels="paper")
 
 
 def dense(targets):
@@ -53,18 +48,20 @@ class TestFromIds:
         assert dense(targets)[0] == [[1.0, 0.25, 0.0], [0.5, 0.0, 0.75]]
 
     def test_paper_keeps_a_rows_own_documents_alone(self):
-        targets = GradedTargets.from_ids(["a", "b"], ["x", "y", "z"], GRADED, own=[[0, 1], [2]], in_batch="paper")
+        targets = GradedTargets.from_ids(
+            ["a", "b"], ["x", "y", "z"], GRADED, own=[[0, 1], [2]], in_batch_labels="paper"
+        )
         assert dense(targets)[0] == [[1.0, 0.25, 0.0], [0.0, 0.0, 0.75]]
 
     def test_two_rows_of_one_query_know_each_others_documents_only_when_known(self):
         ids, own = ["b", "b"], [[0], [1]]
         known = GradedTargets.from_ids(ids, ["x", "z"], GRADED, own=own)
-        paper = GradedTargets.from_ids(ids, ["x", "z"], GRADED, own=own, in_batch="paper")
+        paper = GradedTargets.from_ids(ids, ["x", "z"], GRADED, own=own, in_batch_labels="paper")
         assert dense(known)[0] == [[0.5, 0.75], [0.5, 0.75]]
         assert dense(paper)[0] == [[0.5, 0.0], [0.0, 0.75]]
 
     def test_a_document_twice_in_a_row_is_one_cell(self):
-        targets = GradedTargets.from_ids(["a"], ["x"], GRADED, own=[[0, 0]], in_batch="paper")
+        targets = GradedTargets.from_ids(["a"], ["x"], GRADED, own=[[0, 0]], in_batch_labels="paper")
         assert dense(targets)[0] == [[1.0]]
 
     def test_nan_masks_its_cell(self):
@@ -75,18 +72,18 @@ class TestFromIds:
         assert dense(GradedTargets.from_ids(["q", "a"], ["y"], GRADED))[0] == [[0.0], [0.25]]
         empty = GradedTargets.from_ids(["q"], ["y"], {})
         assert dense(empty) == [[[0.0]], [[1.0]]]
-        assert empty.table().shape == (0, 3)
+        assert empty.relevance.shape == (0,)
 
 
-def test_the_table_carries_everything():
+def test_the_tensors_carry_everything():
     targets = GradedTargets.from_ids(["a", "b"], ["x", "y"], {**GRADED, "b": {"x": NAN}})
-    again = GradedTargets.from_table(targets.table(), targets.shape)
+    again = GradedTargets.from_tensors(targets.tensors(), targets.shape)
     assert dense(again) == dense(targets) == [[[1.0, 0.25], [0.0, 0.0]], [[1.0, 1.0], [0.0, 1.0]]]
 
 
 def test_every_third_query():
     table = torch.tensor([[row, row % 2, (row + 1) / 8] for row in range(7)])
-    kept = GradedTargets.from_table(table, (7, 2)).every(3)
+    kept = GradedTargets.from_entries(*table.T, (7, 2)).every(3)
     assert dense(kept)[0] == [[0.125, 0.0], [0.0, 0.5], [0.875, 0.0]]
 
 
@@ -94,6 +91,6 @@ def test_every_third_query():
 def test_binarised_takes_the_threshold_itself_as_relevant_in_both_precisions(dtype):
     table = torch.tensor([[0, 0, 0.7], [0, 1, 0.69], [0, 2, NAN], [0, 3, 1.0]], dtype=dtype)
     from_single = torch.tensor([[0, 0, 0.7]], dtype=torch.float32).double()
-    hard = GradedTargets.from_table(table, (1, 5)).binarised(0.7)
+    hard = GradedTargets.from_entries(*table.T, (1, 5)).binarised(0.7)
     assert dense(hard) == [[[1.0, 0.0, 0.0, 1.0, 0.0]], [[1.0, 1.0, 0.0, 1.0, 1.0]]]
-    assert dense(GradedTargets.from_table(from_single, (1, 1)).binarised(0.7))[0] == [[1.0]]
+    assert dense(GradedTargets.from_entries(*from_single.T, (1, 1)).binarised(0.7))[0] == [[1.0]]

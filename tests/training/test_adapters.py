@@ -29,7 +29,7 @@ class TestAdapters:
     def settings(self, run_config, training_files):
         """A run with adapters, gradient checkpointing and the cached loss."""
         optimizer = {"gradient_checkpointing": True, "learning_rate": 1e-2}
-        options = {"lora": {"rank": 4}, "loss_options": {"cached": True}}
+        options = {"lora": {"rank": 4}, "loss_options": {"gradient_cache": True}}
         return lambda path: run_config(training_files, path, optimizer=optimizer, **options)
 
     def test_a_decoder_is_trained_saved_merged_and_as_adapters(self, settings, decoder_path, tmp_path):
@@ -93,7 +93,7 @@ class TestAdapters:
         first = run_config(training_files, decoder_path("llama"), **plain)
         second = first.model_copy(
             update={
-                "loss_options": {"cached": True},
+                "loss_options": {"gradient_cache": True},
                 "optimizer": first.optimizer.model_copy(update={"gradient_checkpointing": True}),
             }
         )

@@ -2,13 +2,14 @@ from __future__ import annotations
 
 from itertools import chain
 
+import numpy as np
 import pytest
 import torch
 
 from bixse.data.graded_pairs import GradedPairs
 from bixse.errors import InputError
 from bixse.training.loop.batch_plan import BatchPlan
-from bixse.training.loop.batches import GradedCollator, GroupDataset
+from bixse.training.loop.batches import DrawnGroup, GradedCollator, GroupDataset
 
 
 def test_documents_per_query_below_one_is_refused(graded_pairs):
@@ -18,28 +19,46 @@ def test_documents_per_query_below_one_is_refused(graded_pairs):
 
 def test_the_most_relevant_document_is_always_drawn_and_the_others_change_with_the_epoch(graded_pairs):
     dataset = GroupDataset(graded_pairs, 2, seed=3)
-    drawn = [dataset[epoch, 0] for epoch in range(20)]
-    best = max(zip(graded_pairs.groups()[0].relevance, graded_pairs.groups()[0].document_ids, strict=True))[1]
-    assert all(group.document_ids[0] == best and len(group.documents) == 2 for group in drawn)
-    assert len({group.document_ids[1] for group in drawn}) > 1
+    drawn = [[graded_pairs.document_ids[row] for row in dataset[epoch, 0].rows] for epoch in range(20)]
+    group = graded_pairs.groups()[0]
+    best = max(zip(group.relevance, group.document_ids, strict=True))[1]
+    assert all(len(ids) == 2 and ids[0] == best for ids in drawn)
+    assert len({ids[1] for ids in drawn}) > 1
+
+
+def same(one: DrawnGroup, other: DrawnGroup) -> bool:
+    return one.number == other.number and one.rows.tolist() == other.rows.tolist()
 
 
 def test_a_draw_depends_on_seed_epoch_and_group_alone(graded_pairs):
     first, second = (GroupDataset(graded_pairs, 3, seed=7) for _ in range(2))
     second[5, 4], second[0, 1]
-    assert all(first[epoch, n] == second[epoch, n] for epoch in range(3) for n in range(len(first)))
-    assert any(first[0, n] != GroupDataset(graded_pairs, 3, seed=8)[0, n] for n in range(len(first)))
+    assert all(same(first[epoch, n], second[epoch, n]) for epoch in range(3) for n in range(len(first)))
+    assert not all(same(first[0, n], GroupDataset(graded_pairs, 3, seed=8)[0, n]) for n in range(len(first)))
 
 
 @pytest.mark.parametrize("batch_size", [1, 7, 30, 64])
 def test_every_group_comes_once_an_epoch(graded_pairs, batch_size):
-    sampler = BatchPlan(graded_pairs.groups(), batch_size, seed=1)
+    sampler = BatchPlan(graded_pairs, batch_size, seed=1)
     batches = list(sampler)
     assert len(batches) == len(sampler)
     assert sorted(number for _, number in chain(*batches)) == list(range(30))
     sampler.set_epoch(1)
     assert list(sampler) != batches
     assert {epoch for epoch, _ in chain(*sampler)} == {1}
+
+
+def drawn(pairs: GradedPairs, *chosen: tuple[int, list[int]]) -> list[DrawnGroup]:
+    """Groups with the rows of the table that stand in a batch; without any: all groups with all their rows."""
+    if not chosen:
+        return [GroupDataset(pairs)[0, number] for number in range(len(pairs.groups()))]
+    return [DrawnGroup(number, np.array(rows)) for number, rows in chosen]
+
+
+def entries(batch) -> list[list[float]]:
+    """Known entries as sorted [row, column, relevance]."""
+    parts = (batch["label"][name].tolist() for name in ("rows", "columns", "relevance"))
+    return sorted(map(list, zip(*parts, strict=True)))
 
 
 def shared_pairs() -> GradedPairs:
@@ -52,30 +71,28 @@ def shared_pairs() -> GradedPairs:
 
 
 @pytest.mark.parametrize(
-    ("in_batch", "expected"),
+    ("in_batch_labels", "expected"),
     [("known", [[0, 0, 1.0], [1, 0, 0.25], [1, 1, 0.5]]), ("paper", [[0, 0, 1.0], [1, 1, 0.5]])],
 )
 def test_a_known_grade_of_another_rows_document_fills_its_cell_unless_paper_is_asked_for(
-    tiny_model, in_batch, expected
+    tiny_model, in_batch_labels, expected
 ):
     pairs = shared_pairs()
-    group_a, group_b = pairs.groups()
-    group_b = type(group_b)("b", group_b.query, ["e"], ["the e"], [0.5])
-    batch = GradedCollator(tiny_model.preprocess, pairs, in_batch)([group_a, group_b])
-    assert sorted(batch["label"].tolist()) == expected
+    batch = GradedCollator(tiny_model.preprocess, pairs, in_batch_labels)(drawn(pairs, (0, [0]), (1, [1])))
+    assert entries(batch) == expected
 
 
 def test_a_document_of_two_queries_is_one_column(tiny_model):
     pairs = shared_pairs()
-    batch = GradedCollator(tiny_model.preprocess, pairs)(pairs.groups())
+    batch = GradedCollator(tiny_model.preprocess, pairs)(drawn(pairs))
     assert batch["document_input_ids"].shape[0] == 2
     assert batch["query_input_ids"].shape[0] == 2
 
 
 def test_prompts_are_put_before_their_own_column(tiny_model):
     pairs = shared_pairs()
-    plain = GradedCollator(tiny_model.preprocess, pairs)(pairs.groups())
-    prompted = GradedCollator(tiny_model.preprocess, pairs, prompts={"query": "find "})(pairs.groups())
+    plain = GradedCollator(tiny_model.preprocess, pairs)(drawn(pairs))
+    prompted = GradedCollator(tiny_model.preprocess, pairs, prompts={"query": "find "})(drawn(pairs))
     assert prompted["query_attention_mask"].sum() > plain["query_attention_mask"].sum()
     assert torch.equal(prompted["document_input_ids"], plain["document_input_ids"])
 
@@ -86,30 +103,28 @@ def pairs_of(*rows: tuple[str, str, str, str, float]) -> GradedPairs:
     return GradedPairs.from_rows(dict(zip(names, row, strict=True)) for row in rows)
 
 
-@pytest.mark.parametrize("in_batch", ["known", "paper"])
-def test_a_text_under_two_ids_is_one_column_and_never_its_own_negative(tiny_model, in_batch):
+@pytest.mark.parametrize("in_batch_labels", ["known", "paper"])
+def test_a_text_under_two_ids_is_one_column_and_never_its_own_negative(tiny_model, in_batch_labels):
     pairs = pairs_of(
         ("a", "copy", "d1", "a file", 1.0), ("b", "move", "d2", "a file", 0.5), ("b", "move", "e", "b", 0.0)
     )
-    batch = GradedCollator(tiny_model.preprocess, pairs, in_batch)(pairs.groups())
+    batch = GradedCollator(tiny_model.preprocess, pairs, in_batch_labels)(drawn(pairs))
     assert batch["document_input_ids"].shape[0] == 2
-    assert sorted(batch["label"].tolist()) == [[0, 0, 1.0], [1, 0, 0.5], [1, 1, 0.0]]
+    assert entries(batch) == [[0, 0, 1.0], [1, 0, 0.5], [1, 1, 0.0]]
 
 
 def test_a_grade_known_under_one_id_of_a_text_holds_under_all(tiny_model):
     pairs = pairs_of(
         ("a", "copy", "d1", "a file", 1.0), ("a", "copy", "e", "b", 0.0), ("b", "move", "d2", "a file", 0.5)
     )
-    group_a, group_b = pairs.groups()
-    group_a = type(group_a)("a", "copy", ["e"], ["b"], [0.0])
-    batch = GradedCollator(tiny_model.preprocess, pairs)([group_a, group_b])
-    assert sorted(batch["label"].tolist()) == [[0, 0, 0.0], [0, 1, 1.0], [1, 1, 0.5]]
+    batch = GradedCollator(tiny_model.preprocess, pairs)(drawn(pairs, (0, [1]), (1, [2])))
+    assert entries(batch) == [[0, 0, 0.0], [0, 1, 1.0], [1, 1, 0.5]]
 
 
 def test_two_queries_of_one_text_share_what_is_known(tiny_model):
     pairs = pairs_of(("a", "copy", "d", "a file", 1.0), ("b", "copy", "e", "b", 0.25))
-    batch = GradedCollator(tiny_model.preprocess, pairs)(pairs.groups())
-    assert sorted(batch["label"].tolist()) == [[0, 0, 1.0], [0, 1, 0.25], [1, 0, 1.0], [1, 1, 0.25]]
+    batch = GradedCollator(tiny_model.preprocess, pairs)(drawn(pairs))
+    assert entries(batch) == [[0, 0, 1.0], [0, 1, 0.25], [1, 0, 1.0], [1, 1, 0.25]]
 
 
 def test_what_one_task_knows_says_nothing_of_another(tiny_model):
@@ -118,13 +133,13 @@ def test_what_one_task_knows_says_nothing_of_another(tiny_model):
     tasks = {"nli": 1.0, "twins": 0.0}
     pairs = GradedPairs.joined({t: GradedPairs.from_rows([{**row, "relevance": z}]) for t, z in tasks.items()})
     collate = GradedCollator(tiny_model.preprocess, pairs)
-    assert [collate([group])["label"].tolist() for group in pairs.groups()] == [[[0, 0, 1.0]], [[0, 0, 0.0]]]
+    assert [entries(collate([group])) for group in drawn(pairs)] == [[[0, 0, 1.0]], [[0, 0, 0.0]]]
 
 
-@pytest.mark.parametrize("in_batch", ["known", "paper"])
-def test_grades_of_the_same_texts_that_differ_are_averaged(tiny_model, in_batch):
+@pytest.mark.parametrize("in_batch_labels", ["known", "paper"])
+def test_grades_of_the_same_texts_that_differ_are_averaged(tiny_model, in_batch_labels):
     rows = [("a", "copy", "d1", "a file", 1.0), ("a", "copy", "d2", "a file", 0.0), ("b", "copy", "d1", "a file", 0.5)]
     pairs = pairs_of(*rows)
-    collate = GradedCollator(tiny_model.preprocess, pairs, in_batch)
-    assert sorted(collate(pairs.groups())["label"].tolist()) == [[0, 0, 0.5], [1, 0, 0.5]]
-    assert collate(pairs.groups()[:1])["label"].tolist() == [[0, 0, 0.5]]
+    collate = GradedCollator(tiny_model.preprocess, pairs, in_batch_labels)
+    assert entries(collate(drawn(pairs))) == [[0, 0, 0.5], [1, 0, 0.5]]
+    assert entries(collate(drawn(pairs)[:1])) == [[0, 0, 0.5]]

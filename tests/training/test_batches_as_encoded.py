@@ -14,6 +14,7 @@ from bixse.encoders.embedding import embed_features
 from bixse.encoders.encode import encode_texts
 from bixse.encoders.relevance_model import RelevanceModel
 from bixse.losses import BiXSELoss
+from bixse.training.loop.batches import GroupDataset
 from bixse.training.loop.trainer import GradedTrainer, GradedTrainingArguments
 
 if TYPE_CHECKING:
@@ -35,12 +36,19 @@ PAIRS = GradedPairs.from_rows(
 
 def trainer_of(model: RelevanceModel, folder: Path, **changes: Any) -> GradedTrainer:
     settings = {"per_device_train_batch_size": 2, "max_steps": 1, "report_to": "none", "disable_tqdm": True, **changes}
-    return GradedTrainer(model, GradedTrainingArguments(str(folder), **settings), PAIRS, BiXSELoss(model))
+    return GradedTrainer(
+        model, GradedTrainingArguments(str(folder), **settings), train_dataset=PAIRS, loss=BiXSELoss(model)
+    )
+
+
+def whole_batch(trainer: GradedTrainer) -> dict[str, Any]:
+    """PAIRS as one batch, queries in order."""
+    return trainer.data_collator([GroupDataset(PAIRS)[0, number] for number in range(len(PAIRS.groups()))])
 
 
 def batch_embeddings(trainer: GradedTrainer, model: RelevanceModel, passes: int) -> tuple[np.ndarray, np.ndarray]:
     """Embeddings of the queries and documents of PAIRS, L2-normalised, as the loss would see them."""
-    features, _ = trainer.collect_features(trainer.data_collator(PAIRS.groups()))
+    features, _ = trainer.collect_features(whole_batch(trainer))
     model.eval()
     with torch.no_grad():
         queries, documents = (normalize(embed_features(model, part, passes), dim=-1).numpy() for part in features)
@@ -63,7 +71,7 @@ def test_a_prompt_is_pooled_or_left_out_alike(
     tiny_model[1].include_prompt = include_prompt
     trainer = trainer_of(tiny_model, tmp_path)
     check_equal(trainer, tiny_model, passes)
-    features, _ = trainer.collect_features(trainer.data_collator(PAIRS.groups()))
+    features, _ = trainer.collect_features(whole_batch(trainer))
     assert [part["prompt_length"] for part in features] == [5, 5]
 
 
@@ -103,7 +111,7 @@ def test_a_router_takes_the_route_of_each_column_and_every_route_is_shortened_an
     document[0].max_seq_length = 6
     model = RelevanceModel(modules=[Router.for_query_document(query, document)], device="cpu")
     check_equal(trainer_of(model, tmp_path), model)
-    batch = trainer_of(model, tmp_path, train_max_length=4).data_collator(PAIRS.groups())
+    batch = whole_batch(trainer_of(model, tmp_path, train_max_length=4))
     assert (batch["query_input_ids"].shape[1], batch["document_input_ids"].shape[1]) == (4, 4)
     assert (query[0].max_seq_length, document[0].max_seq_length) == (32, 6)
 

@@ -85,14 +85,14 @@ class TestPairs:
 
 def make_trainer(model, pairs, folder, batch_size, **options):
     arguments = GradedTrainingArguments(output_dir=str(folder), per_device_train_batch_size=batch_size)
-    return GradedTrainer(model, arguments, pairs, build_loss("bixse", model, texts_per_pass=4, **options))
+    return GradedTrainer(model, arguments, pairs, loss=build_loss("bixse", model, mini_batch_size=4, **options))
 
 
 class TestMemory:
     def test_a_cached_loss_holds_one_pass_and_a_larger_batch_needs_more(self, tiny_model, graded_pairs, tmp_path):
         sizes = [preflight.check_memory(make_trainer(tiny_model, graded_pairs, tmp_path, size)) for size in (4, 16)]
         cached = [
-            preflight.check_memory(make_trainer(tiny_model, graded_pairs, tmp_path, size, cached=True))
+            preflight.check_memory(make_trainer(tiny_model, graded_pairs, tmp_path, size, gradient_cache=True))
             for size in (4, 16)
         ]
         assert sizes[1] > 2 * sizes[0]
@@ -134,11 +134,11 @@ class TestMemory:
         preflight.check_memory(trainer)
         assert tensors() == before
 
-    @pytest.mark.parametrize(("cached", "mend"), [(False, "`cached: true`"), (True, "a smaller batch_size")])
+    @pytest.mark.parametrize(("cached", "mend"), [(False, "`gradient_cache: true`"), (True, "a smaller batch_size")])
     def test_the_mend_is_what_is_left_to_do(self, tiny_model, graded_pairs, tmp_path, monkeypatch, cached, mend):
         monkeypatch.setattr(preflight, "free_memory", lambda device: 10_000)
         with pytest.raises(InputError, match=mend):
-            preflight.check_memory(make_trainer(tiny_model, graded_pairs, tmp_path, 4, cached=cached))
+            preflight.check_memory(make_trainer(tiny_model, graded_pairs, tmp_path, 4, gradient_cache=cached))
 
     def test_a_container_is_smaller_than_its_machine(self, tmp_path, monkeypatch):
         whole = preflight.free_memory(torch.device("cpu"))

@@ -157,7 +157,7 @@ class TestLearningRate:
 
 
 def test_a_batch_that_the_processes_cannot_share(tmp_path, monkeypatch):
-    monkeypatch.setattr("bixse.training.loop.arguments.started_processes", lambda: 3)
+    monkeypatch.setattr("bixse.training.loop.arguments.world_size", lambda: 3)
     with pytest.raises(InputError, match=r"got 16 queries for 3 processes; .* fix: set it to 15"):
         training_arguments(TrainConfig(pairs="p.csv"), tmp_path, 5, None)
 

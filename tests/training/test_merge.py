@@ -201,9 +201,10 @@ class TestTraining:
         model = load_relevance_model(path)
         dataset = GroupDataset(graded_pairs, 3, 0)
         cosines, targets = [], []
-        for numbers in BatchPlan(dataset.groups, 8, 0):
-            groups = [dataset[number] for number in numbers]
-            documents = list(dict.fromkeys(d for group in groups for d in group.documents))
+        for numbers in BatchPlan(graded_pairs, 8, 0):
+            drawn = [dataset[number] for number in numbers]
+            groups = [graded_pairs.groups()[number] for number, _ in drawn]
+            documents = list(dict.fromkeys(graded_pairs.documents[row] for _, rows in drawn for row in rows))
             vectors = [
                 model.encode(texts, normalize_embeddings=True)
                 for texts in ([group.query for group in groups], documents)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from itertools import chain, islice
 
+import numpy as np
 import pytest
 
 from bixse.data.graded_pairs import GradedPairs
@@ -10,8 +11,8 @@ from bixse.data.task_instructions import Instructions
 from bixse.encoders.embedding import positions_computed
 from bixse.encoders.loading.build import build_encoder
 from bixse.errors import InputError
-from bixse.training.loop.batch_plan import BatchPlan, check_sizes
-from bixse.training.loop.batches import COUNTS, GradedCollator, GroupDataset
+from bixse.training.loop.batch_plan import BatchPlan
+from bixse.training.loop.batches import COUNTS, DrawnGroup, GradedCollator, GroupDataset
 
 SIZES = {"a": 37, "b": 10, "c": 64}
 
@@ -26,8 +27,8 @@ def pairs_of_tasks(sizes=SIZES) -> GradedPairs:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_batch_holds_one_task_and_every_query_stands_in_one_batch_of_an_epoch(seed):
-    groups = pairs_of_tasks().groups()
-    plan = BatchPlan(groups, 8, seed)
+    pairs = pairs_of_tasks()
+    groups, plan = pairs.groups(), BatchPlan(pairs, 8, seed)
     for epoch in range(2):
         plan.set_epoch(epoch)
         batches = list(plan)
@@ -39,8 +40,8 @@ def test_a_batch_holds_one_task_and_every_query_stands_in_one_batch_of_an_epoch(
 
 
 def test_shares_of_tasks_are_drawn_anew_each_epoch():
-    groups = pairs_of_tasks().groups()
-    plan = BatchPlan(groups, 8, shares={"c": 0.25, "a": 0.5})
+    pairs = pairs_of_tasks()
+    groups, plan = pairs.groups(), BatchPlan(pairs, 8, shares={"c": 0.25, "a": 0.5})
     drawn = []
     for epoch in range(8):
         plan.set_epoch(epoch)
@@ -57,16 +58,16 @@ def test_shares_of_tasks_are_drawn_anew_each_epoch():
 )
 def test_shares_that_cannot_be_used(shares, said):
     with pytest.raises(InputError, match=said):
-        BatchPlan(pairs_of_tasks().groups(), 8, shares=shares)
+        BatchPlan(pairs_of_tasks(), 8, shares=shares)
 
 
 def test_batches_larger_than_a_task_are_refused():
-    groups = pairs_of_tasks().groups()
-    check_sizes("pairs", BatchPlan(groups, 10))
+    pairs = pairs_of_tasks()
+    BatchPlan(pairs, 10).check_sizes("pairs")
     with pytest.raises(InputError, match=r"\(10 of task 'b'\); expected at least batch_size = 11"):
-        check_sizes("pairs", BatchPlan(groups, 11))
+        BatchPlan(pairs, 11).check_sizes("pairs")
     with pytest.raises(InputError, match=r"4 of task 'a', 10 of task 'b'.* set batch_size to 4 or less"):
-        check_sizes("pairs", BatchPlan(groups, 32, shares={"a": 0.1}))
+        BatchPlan(pairs, 32, shares={"a": 0.1}).check_sizes("pairs")
 
 
 def test_less_than_a_tenth_of_what_the_encoder_computes_is_padding():
@@ -75,7 +76,7 @@ def test_less_than_a_tenth_of_what_the_encoder_computes_is_padding():
     pairs = GradedPairs.from_collection(load_pydocs(), "train", PYDOCS_SCALE)
     dataset, collate = GroupDataset(pairs, 4), GradedCollator(model.preprocess, pairs)
     tokens = positions = padded = 0
-    for batch in islice(BatchPlan(pairs.groups(), 16), 6):
+    for batch in islice(BatchPlan(pairs, 16), 6):
         features = collate([dataset[index] for index in batch])
         for mask in (features["query_attention_mask"], features["document_attention_mask"]):
             tokens += int(mask.sum())
@@ -96,35 +97,33 @@ class TestInstructionsInBatches:
     )
 
     def texts_of(self, model, pairs, batch):
-        features = GradedCollator(model.preprocess, pairs, prompts=self.TABLE)(batch)
+        dataset = GroupDataset(pairs)
+        features = GradedCollator(model.preprocess, pairs, prompts=self.TABLE)([dataset[0, n] for n in batch])
         return [model.tokenizer.batch_decode(features[f"{kind}_input_ids"], skip_special_tokens=True)
                 for kind in ("query", "document")]  # fmt: skip
 
     def test_queries_and_both_sides_of_symmetric_tasks_carry_them(self, tiny_model):
         pairs = pairs_of_tasks({"a": 2, "b": 2})
-        groups = pairs.groups()
-        queries, documents = self.texts_of(tiny_model, pairs, groups[:2])
+        queries, documents = self.texts_of(tiny_model, pairs, [0, 1])
         assert all(text.startswith("find the file of a") for text in queries)
         assert all(text.startswith("the") for text in documents)
-        queries, documents = self.texts_of(tiny_model, pairs, groups[2:])
+        queries, documents = self.texts_of(tiny_model, pairs, [2, 3])
         assert len({text.split()[0] for text in [*queries, *documents]} | {"match", "sort"}) == 2
 
     def test_one_of_several_is_chosen_by_the_queries_of_the_batch(self, tiny_model):
         pairs = pairs_of_tasks({"b": 40})
-        groups = pairs.groups()
-        chosen = [self.texts_of(tiny_model, pairs, groups[n : n + 2])[0] for n in range(0, 40, 2)]
-        assert chosen == [self.texts_of(tiny_model, pairs, groups[n : n + 2])[0] for n in range(0, 40, 2)]
+        chosen = [self.texts_of(tiny_model, pairs, [n, n + 1])[0] for n in range(0, 40, 2)]
+        assert chosen == [self.texts_of(tiny_model, pairs, [n, n + 1])[0] for n in range(0, 40, 2)]
         assert {texts[0].split()[0] for texts in chosen} == {"match", "sort"}
 
 
-def test_a_batch_counts_its_duplicates_and_filled_cells(tiny_model):
+def test_a_batch_counts_its_duplicates_and_filled_entries(tiny_model):
     rows = [("q1", "x", 1.0), ("q1", "y", 0.5), ("q2", "x", 0.25), ("q2", "z", 0.0)]
     pairs = GradedPairs.from_rows({"query": q, "document": d, "relevance": z} for q, d, z in rows)
-    first, second = pairs.groups()
-    second = type(second)("q2", "q2", ["z"], ["z"], [0.0])
-    counted = GradedCollator(tiny_model.preprocess, pairs)([first, second])["counts"].tolist()
-    assert dict(zip(COUNTS, counted, strict=True)) == {
-        "queries": 2, "pairs": 3, "duplicate_documents": 0, "filled_cells": 1, "masked_cells": 0
+    collate = GradedCollator(tiny_model.preprocess, pairs)
+    groups = [DrawnGroup(0, np.array([0, 1])), DrawnGroup(1, np.array([3]))]  # x is not drawn for q2
+    assert dict(zip(COUNTS, collate(groups)["counts"].tolist(), strict=True)) == {
+        "queries": 2, "pairs": 3, "duplicate_documents": 0, "filled_entries": 1, "masked_entries": 0
     }  # fmt: skip
-    counted = GradedCollator(tiny_model.preprocess, pairs)(pairs.groups())["counts"].tolist()
+    counted = collate([GroupDataset(pairs)[0, number] for number in range(2)])["counts"].tolist()
     assert dict(zip(COUNTS, counted, strict=True))["duplicate_documents"] == 1

@@ -68,13 +68,13 @@ ACCELERATE = "--cpu --num_processes 2 --num_machines 1 --mixed_precision no --dy
 CASES = {
     "bixse": {"loss": "bixse"},
     "bixse, mean": {"loss": "bixse", "loss_options": {"reduction": "mean", "learn_scale": True}},
-    "infonce, cached": {"loss": "infonce", "loss_options": {"cached": True, "texts_per_pass": 4}},
+    "infonce, cached": {"loss": "infonce", "loss_options": {"gradient_cache": True, "mini_batch_size": 4}},
     "lambdaloss, accumulated": {"loss": "lambdaloss-v2", "optimizer": {"gradient_accumulation_steps": 2}},
     "bixse, lora, checkpointing, cached": {
         "loss": "bixse",
         "lora": {"rank": 4},
         "optimizer": {"gradient_checkpointing": True},
-        "loss_options": {"cached": True, "texts_per_pass": 4},
+        "loss_options": {"gradient_cache": True, "mini_batch_size": 4},
     },
 }
 
@@ -151,7 +151,7 @@ model = build_encoder(sys.argv[2])
 loss = BiXSELoss(model, learn_scale=True, bias=-5.0)
 args = GradedTrainingArguments(sys.argv[3], per_device_train_batch_size=4, max_steps=6, learning_rate=1e-3,
     documents_per_query=3, report_to="none", save_strategy="no", use_cpu=True, disable_tqdm=True)
-GradedTrainer(model, args, load_graded_pairs(sys.argv[1]), loss).train()
+GradedTrainer(model, args, load_graded_pairs(sys.argv[1]), loss=loss).train()
 weights = hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in model.parameters())).hexdigest()
 print(json.dumps([loss.logit_bias.item(), loss.logit_scale.item(), weights]))
 """

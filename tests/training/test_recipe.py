@@ -150,7 +150,9 @@ class TestUnhappyPaths:
             train(run_config(training_files, tiny_model_path), tmp_path / "out", progress=False)
         monkeypatch.undo()
         train(
-            run_config(training_files, tiny_model_path, loss_options={"cached": True}), tmp_path / "out", progress=False
+            run_config(training_files, tiny_model_path, loss_options={"gradient_cache": True}),
+            tmp_path / "out",
+            progress=False,
         )
 
     def test_a_folder_that_another_process_trains_into(self, run_config, training_files, tiny_model_path, tmp_path):

@@ -3,11 +3,13 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 import torch
+from datasets import Dataset
 from transformers import TrainerCallback, set_seed
 
-from bixse.errors import TrainingError
+from bixse.errors import InputError, TrainingError
 from bixse.evaluation.dense_search import GradedRetrievalEvaluator
 from bixse.losses import BiXSELoss, InfoNCELoss
 from bixse.training.loop.loss_state import LOSS_STATE_FILE, load_loss_state, save_loss_state
@@ -47,10 +49,13 @@ class StopAfter(TrainerCallback):
         control.should_training_stop = state.global_step >= self.step
 
 
-def make_trainer(model, pairs, folder, loss=None, callbacks=None, evaluator=None, **changes) -> GradedTrainer:
+def make_trainer(
+    model, pairs, folder, loss=None, callbacks=None, evaluator=None, eval_dataset=None, **changes
+) -> GradedTrainer:
     set_seed(11)
     loss = loss if loss is not None else BiXSELoss(model)
-    return GradedTrainer(model, arguments(folder, **changes), pairs, loss, evaluator, callbacks)
+    settings = arguments(folder, **changes)
+    return GradedTrainer(model, settings, pairs, eval_dataset, loss, evaluator, callbacks)
 
 
 def state_of(trainer: GradedTrainer) -> dict[str, torch.Tensor]:
@@ -98,7 +103,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_checkpoint(tiny_m
     assert batch["step"] == 4
     assert set(batch["queries"]) <= set(graded_pairs.queries)
     assert {text for text in batch["documents"] if text not in graded_pairs.documents} == set()
-    assert all(len(cell) == 3 for cell in batch["cells"])
+    assert all(len(entry) == 3 for entry in batch["entries"])
 
 
 def test_weights_that_are_not_finite_are_not_written(tiny_model, graded_pairs, tmp_path):
@@ -188,6 +193,44 @@ def test_training_text_is_shortened_and_the_encoder_keeps_its_own_length(tiny_mo
     batch = next(iter(trainer.get_train_dataloader()))
     assert batch["document_input_ids"].shape[1] == 5
     assert tiny_model.max_seq_length == 32
+
+
+class TestDataSets:
+    def test_a_data_set_and_graded_pairs_train_alike(self, tiny_model_path, graded_pairs, tmp_path):
+        given = [graded_pairs, Dataset(graded_pairs.to_arrow())]
+        states = []
+        for data in given:
+            trainer = make_trainer(fresh(tiny_model_path), data, tmp_path, max_steps=3)
+            trainer.train()
+            states.append(state_of(trainer))
+        first, second = states
+        assert all(torch.equal(first[name], second[name]) for name in first)
+
+    def test_wrong_columns_are_named(self, tiny_model, graded_pairs, tmp_path):
+        wrong = Dataset.from_dict({"anchor": ["a"], "positive": ["b"]})
+        for data in ({"train_dataset": wrong}, {"train_dataset": graded_pairs, "eval_dataset": wrong}):
+            with pytest.raises(InputError, match="anchor, positive"):
+                GradedTrainer(tiny_model, arguments(tmp_path), **data)
+
+    def test_the_eval_loss_is_that_of_the_batches_and_leaves_the_bias_alone(self, tiny_model, graded_pairs, tmp_path):
+        """One batch of all 30 queries: the loss of the encoder as it is, with a bias fitted to that batch."""
+        changes = {"per_device_eval_batch_size": 30, "per_device_train_batch_size": 30}
+        trainer = make_trainer(tiny_model, graded_pairs, tmp_path, eval_dataset=graded_pairs, **changes)
+        found = trainer.evaluate()["eval_loss"]
+        assert not bool(trainer.loss.bias_is_set)
+        features, targets = next(trainer.whole_batches())
+        with torch.no_grad():
+            expected = trainer.loss(features, targets.tensors())
+        assert found == pytest.approx(float(expected), rel=1e-5)
+
+    def test_each_eval_data_set_of_a_dictionary_has_its_own_loss(self, tiny_model, graded_pairs, tmp_path):
+        data = {"a": Dataset(graded_pairs.to_arrow()), "b": Dataset(graded_pairs.select(np.arange(20)).to_arrow())}
+        trainer = make_trainer(
+            tiny_model, graded_pairs, tmp_path, eval_dataset=data, eval_strategy="steps", eval_steps=2, max_steps=2
+        )
+        trainer.train()
+        logged = {name: value for entry in trainer.state.log_history for name, value in entry.items()}
+        assert logged["eval_a_loss"] != logged["eval_b_loss"]
 
 
 class TestLossState:

@@ -20,7 +20,7 @@ from bixse.cli.precision_argument import add_precision_argument
 from bixse.cli.result import CommandResult
 from bixse.encoders.loading.precision import use_precision
 from bixse.errors import BixseError, InputError, printable
-from bixse.training.distributed import is_first_process, process_number, started_processes
+from bixse.training.distributed import is_main_process, rank, world_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -137,9 +137,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if "--debug" in words:
             sys.stderr.write(printable(traceback.format_exc()))
         result = CommandResult(text="", errors=[_unexpected(error)], exit_code=1)
-    if not is_first_process():  # the first one speaks for all, but a fault of this one only it can tell
+    if not is_main_process():  # the first one speaks for all, but a fault of this one only it can tell
         for said in [] if known_to_all else result.errors:
-            sys.stderr.write(printable(f"error: process {process_number()}: {said}\n"))
+            sys.stderr.write(printable(f"error: process {rank()}: {said}\n"))
         return result.exit_code
     try:
         _show(result, "--json" in words)
@@ -168,9 +168,9 @@ def _run(words: Sequence[str]) -> CommandResult:
 
         config = config_path(words)
     args = build_parser(verb, config).parse_args(words)
-    if started_processes() > 1 and args.verb not in SHARING_VERBS:
+    if world_size() > 1 and args.verb not in SHARING_VERBS:
         raise InputError(
-            f"bixse {args.verb}: got {started_processes()} processes; expected one; fix: start it without the "
+            f"bixse {args.verb}: got {world_size()} processes; expected one; fix: start it without the "
             "launcher (of several processes only `bixse train` makes use)"
         ).of_all_processes()
     with use_precision(getattr(args, "precision", None)), contextlib.redirect_stdout(sys.stderr):
@@ -185,7 +185,7 @@ def _unexpected(error: Exception) -> str:
             "got no more memory; expected the batch to fit; fix: a smaller --batch-size, --max-length or model, "
             "or a machine with more memory"
         )
-    if started_processes() > 1 and ("Connection" in str(error) or type(error).__name__.startswith("Dist")):
+    if world_size() > 1 and ("Connection" in str(error) or type(error).__name__.startswith("Dist")):
         return f"another process ended ({str(error).splitlines()[0]}); its own message says why"
     return (
         f"unexpected {type(error).__name__}: {error}; this is a fault of bixse: please report it "
@@ -219,7 +219,7 @@ def _sigterm_as_interrupt() -> Iterator[None]:
     A second one is passed over until the process ends, since it would cut that writing short. Of several processes
     each is left to its launcher, and training looks after both signals by itself.
     """
-    if threading.current_thread() is not threading.main_thread() or started_processes() > 1:
+    if threading.current_thread() is not threading.main_thread() or world_size() > 1:
         yield
         return
 

@@ -1,37 +1,39 @@
-"""`GradedPairs`: the one table that training reads, a row a graded (query, document) pair."""
+"""`GradedPairs`: the one table that training reads, one row per graded (query, document) pair, kept in Arrow."""
 
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
+from bixse.data.columns import Column, numbered, numbered_texts
+from bixse.data.io.arrow import ROWS_PER_BLOCK, Spool, spool
+from bixse.data.pair_schema import OPTIONAL_COLUMNS as OPTIONAL_COLUMNS
+from bixse.data.pair_schema import REQUIRED_COLUMNS, SCHEMA, checked, checked_batches, without_empty_columns
+from bixse.data.pair_schema import text_id as text_id
 from bixse.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator
 
     import datasets
-    import pyarrow as pa
     from numpy.typing import NDArray
 
     from bixse.data.collection import Collection
     from bixse.relevance import GradeScale
 
-OPTIONAL_COLUMNS = ("task", "grade", "grade_probs", "judge")
-"""Columns carried along: task name, grade on its scale, the judge's probability of each grade (a list), its name."""
+TEXTS_HELD = 2**9
+"""Texts that are looked up before the pages they were read from are given back."""
 
-
-def text_id(text: str) -> str:
-    """A stable id for a text that has none: the start of its SHA-256.
-
-    Example:
-        >>> text_id("copy a folder")
-        'f21ca126cf2f02a5'
-    """
-    return hashlib.sha256(text.encode("utf-8")).hexdigest()[:16]
+Kind: TypeAlias = Literal["query", "document"]
+"""What a text is; a model may have another prompt and, behind a router, another encoder for each."""
 
 
 @dataclass(frozen=True)
@@ -39,13 +41,9 @@ class Pair:
     """A (query, document) pair that has no grade yet."""
 
     query_id: str
-    """Id of the query."""
     query: str
-    """Its text."""
     document_id: str
-    """Id of the document."""
     document: str
-    """Its text."""
     task: str | None = None
     """Name of the task, or None."""
 
@@ -55,9 +53,7 @@ class QueryGroup:
     """The K >= 1 graded documents of one query."""
 
     query_id: str
-    """Id of the query."""
     query: str
-    """Its text."""
     document_ids: Sequence[str]
     """K ids, each once."""
     documents: Sequence[str]
@@ -68,9 +64,10 @@ class QueryGroup:
     """Name of the task, or None."""
 
 
-@dataclass(frozen=True)
 class GradedPairs:
     """Graded (query, document) pairs; the rows of one query form its group.
+
+    A view of an Arrow table: texts stay in it, memory-mapped where it is large, and are read when they are asked for.
 
     Example:
         >>> pairs = GradedPairs.from_rows([
@@ -81,39 +78,103 @@ class GradedPairs:
         (2, 1, [1.0, 0.33])
     """
 
-    query_ids: Sequence[str]
-    """M query ids."""
-    queries: Sequence[str]
-    """M query texts."""
-    document_ids: Sequence[str]
-    """M document ids."""
-    documents: Sequence[str]
-    """M document texts."""
-    relevance: NDArray[np.float64]
-    """(M,) values in [0, 1]: 0 irrelevant, 1 perfectly relevant."""
-    extra: Mapping[str, Sequence[Any]] = field(default_factory=dict)
-    """Optional columns: task, grade, grade_probs, judge."""
-    _groups: list[QueryGroup] | None = field(default=None, init=False, repr=False, compare=False)
+    def __init__(self, spooled: Spool) -> None:
+        """Use one of the `from_` methods: they check what they are given."""
+        self._spooled = spooled
+        self._looked_up = 0
+        table = spooled.table
+        self.table: pa.Table = table
+        """M rows in columns of `SCHEMA`; without ids where none were given."""
+        self.relevance: NDArray[np.float64] = table["relevance"].to_numpy()
+        """(M,) values in [0, 1]: 0 irrelevant, 1 perfectly relevant."""
+        self.query_ids, self.document_ids = (self._ids(kind) for kind in ("query", "document"))
+        """M ids each, made from the texts where the table has none."""
+        self.queries, self.documents = Column(table["query"]), Column(table["document"])
+        """M texts each."""
+        self.extra: dict[str, Column] = {n: Column(table[n]) for n in OPTIONAL_COLUMNS if n in table.column_names}
+        """Optional columns that the table has: task, grade, grade_probs, judge."""
 
     def __len__(self) -> int:
-        return len(self.queries)
+        return int(self.table.num_rows)
+
+    def _ids(self, kind: str) -> Column:
+        name = f"{kind}_id"
+        return Column(self.table[name]) if name in self.table.column_names else Column(self.table[kind], text_id)
+
+    @classmethod
+    def from_arrow(cls, source: pa.Table | pa.RecordBatchReader | Iterable[pa.RecordBatch]) -> GradedPairs:
+        """From a table, which is not copied, or from record batches of one schema, which are spooled to disk.
+
+        Columns: query, document, relevance (or label, in [0, 1]), and optionally query_id, document_id, task, grade,
+        grade_probs, judge; others are ignored.
+
+        Raises:
+            InputError: a column is missing or of another type, a text is missing, or a relevance is not in [0, 1].
+            StorageError: the disk has no room for the texts.
+
+        Example:
+            >>> table = pa.table({"query": ["copy"], "document": ["shutil.copy"], "label": [1.0]})
+            >>> GradedPairs.from_arrow(table).documents
+            ['shutil.copy']
+        """
+        if isinstance(source, pa.Table):
+            return cls(Spool(checked(without_empty_columns(source))))
+        batches = checked_batches(source)
+        first = next(batches, None)
+        if first is None:
+            return cls(Spool(pa.schema([SCHEMA.field(name) for name in REQUIRED_COLUMNS]).empty_table()))
+        spooled = spool(chain([first], batches), first.schema)
+        return cls(Spool(without_empty_columns(spooled.table), spooled.mapping))
 
     @classmethod
     def from_rows(cls, rows: Iterable[Mapping[str, Any]]) -> GradedPairs:
-        """Build from row dictionaries that are already valid; missing ids are made from the texts.
+        """From row dictionaries; missing ids are made from the texts.
 
-        Files from outside go through `load_graded_pairs`, which checks every row first.
+        Raises:
+            InputError: as `from_arrow`.
         """
         taken = list(rows)
-        present = [name for name in OPTIONAL_COLUMNS if any(row.get(name) is not None for row in taken)]
-        return cls(
-            query_ids=[str(row.get("query_id") or text_id(row["query"])) for row in taken],
-            queries=[row["query"] for row in taken],
-            document_ids=[str(row.get("document_id") or text_id(row["document"])) for row in taken],
-            documents=[row["document"] for row in taken],
-            relevance=np.array([float(row["relevance"]) for row in taken], dtype=np.float64),
-            extra={name: [row.get(name) for row in taken] for name in present},
-        )
+        names = [n for n in SCHEMA.names if n in REQUIRED_COLUMNS or any(row.get(n) is not None for row in taken)]
+        schema = pa.schema([SCHEMA.field(name) for name in names])
+        blocks = (taken[start : start + ROWS_PER_BLOCK] for start in range(0, len(taken), ROWS_PER_BLOCK))
+        columns = ({name: [_value(name, row.get(name)) for row in block] for name in schema.names} for block in blocks)
+        return cls.from_arrow(pa.RecordBatch.from_pydict(block, schema) for block in columns)
+
+    @classmethod
+    def from_pandas(cls, frame: Any) -> GradedPairs:
+        """From a `pandas.DataFrame` with the columns of `from_arrow`.
+
+        Raises:
+            InputError: as `from_arrow`.
+        """
+        return cls.from_arrow(pa.Table.from_pandas(frame, preserve_index=False))
+
+    @classmethod
+    def from_dataset(cls, dataset: datasets.Dataset | Mapping[str, datasets.Dataset]) -> GradedPairs:
+        """From a data set with the columns of `from_arrow`, or from a `DatasetDict` with one task per key.
+
+        The data set is not copied: one that `datasets` keeps on disk stays there. Rows that were selected or shuffled
+        are gathered in memory; `flatten_indices()` writes them to disk first.
+
+        Raises:
+            InputError: as `from_arrow`; or the data set is a stream, whose length is not known.
+
+        Example:
+            >>> from datasets import Dataset
+            >>> data = Dataset.from_dict({"query": ["copy"], "document": ["shutil.copy"], "label": [1.0]})
+            >>> GradedPairs.from_dataset(data).relevance.tolist()
+            [1.0]
+        """
+        from datasets import Dataset
+
+        if isinstance(dataset, Mapping):
+            return cls.joined({str(name): cls.from_dataset(part) for name, part in dataset.items()})
+        if not isinstance(dataset, Dataset):
+            raise InputError(
+                f"graded pairs: got {type(dataset).__name__}; expected a datasets.Dataset, a DatasetDict with one task "
+                "per key, or GradedPairs; fix: load_dataset(NAME, split=...) without streaming"
+            )
+        return cls.from_arrow(dataset.with_format("arrow")[:])
 
     @classmethod
     def from_collection(cls, collection: Collection, split: str, scale: GradeScale) -> GradedPairs:
@@ -160,58 +221,124 @@ class GradedPairs:
             >>> [(group.query_id, group.task) for group in both.groups()]
             [('a/1', 'a'), ('b/1', 'b')]
         """
-        rows: list[dict[str, Any]] = []
-        for name, table in tables.items():
-            for row in table.rows():
-                ids = {key: f"{name}/{row[key]}" for key in ("query_id", "document_id")}
-                rows.append({**row, **ids, "task": row.get("task") or name})
-        return cls.from_rows(rows)
+        present = {name for pairs in tables.values() for name in pairs.table.column_names}
+        names = [name for name in SCHEMA.names if name in present | {"query_id", "document_id", "task"}]
+        schema = pa.schema([SCHEMA.field(name) for name in names])
+
+        def batches() -> Iterator[pa.RecordBatch]:
+            for prefix, pairs in tables.items():
+                for block in pairs._blocks():
+                    columns = {
+                        name: block[name]
+                        if name in block.column_names
+                        else pa.nulls(len(block), SCHEMA.field(name).type)
+                        for name in names
+                    }
+                    for name in ("query_id", "document_id"):
+                        start = pa.scalar(prefix, pa.large_string())
+                        columns[name] = pc.binary_join_element_wise(start, columns[name], pa.scalar("/", start.type))
+                    columns["task"] = pc.fill_null(columns["task"], prefix)
+                    yield from pa.table(columns, schema).combine_chunks().to_batches()
+                    pairs.release()
+
+        return cls(spool(batches(), schema))
+
+    def _blocks(self) -> Iterator[pa.Table]:
+        """The table in blocks of rows, with ids."""
+        for start in range(0, len(self), ROWS_PER_BLOCK):
+            block = self.table.slice(start, ROWS_PER_BLOCK)
+            columns = {name: block[name] for name in block.column_names}
+            for kind in ("query", "document"):
+                if f"{kind}_id" not in columns:
+                    ids = [text_id(text) for text in block[kind].to_pylist()]
+                    columns[f"{kind}_id"] = pa.chunked_array([ids], pa.large_string())
+            yield pa.table({name: columns[name] for name in SCHEMA.names if name in columns})
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """Row dictionaries in order, optional columns included."""
-        for index in range(len(self)):
-            yield {
-                "query_id": self.query_ids[index],
-                "query": self.queries[index],
-                "document_id": self.document_ids[index],
-                "document": self.documents[index],
-                "relevance": float(self.relevance[index]),
-                **{name: values[index] for name, values in self.extra.items()},
-            }
+        for block in self._blocks():
+            yield from block.to_pylist()
 
-    def groups(self) -> list[QueryGroup]:
-        """One group a query of a task, in the order queries first appear; made once."""
-        if self._groups is None:
-            object.__setattr__(self, "_groups", self._make_groups())
-        return list(self._groups or ())
+    @cached_property
+    def query_numbers(self) -> NDArray[np.int32]:
+        """(M,) numbers of the query texts, in order of first appearance."""
+        return numbered_texts(self.table["query"], self.release)
 
-    def _make_groups(self) -> list[QueryGroup]:
-        tasks = self.extra.get("task")
-        members: dict[tuple[str, str | None], list[int]] = {}
-        for index, query_id in enumerate(self.query_ids):
-            members.setdefault((query_id, tasks[index] if tasks is not None else None), []).append(index)
-        return [
-            QueryGroup(
-                query_id=query_id,
-                query=self.queries[indices[0]],
-                document_ids=[self.document_ids[i] for i in indices],
-                documents=[self.documents[i] for i in indices],
-                relevance=[float(self.relevance[i]) for i in indices],
-                task=task,
-            )
-            for (query_id, task), indices in members.items()
-        ]
+    @cached_property
+    def document_numbers(self) -> NDArray[np.int32]:
+        """(M,) numbers of the document texts, in order of first appearance."""
+        return numbered_texts(self.table["document"], self.release)
+
+    @cached_property
+    def tasks(self) -> tuple[list[str | None], NDArray[np.int32]]:
+        """Names of the tasks in order of first appearance (None for rows without one), and (M,) numbers of them."""
+        if "task" not in self.table.column_names or not len(self):
+            return [None], np.zeros(len(self), dtype=np.int32)
+        encoded = pc.dictionary_encode(self.table["task"], null_encoding="encode").combine_chunks()
+        return encoded.dictionary.to_pylist(), encoded.indices.to_numpy()
+
+    @cached_property
+    def _groups(self) -> QueryGroups:
+        return QueryGroups(self)
+
+    def groups(self) -> QueryGroups:
+        """One group per query and task, in the order queries first appear."""
+        return self._groups
+
+    def distinct(self, kind: Kind) -> NDArray[np.intp]:
+        """Rows at which each query or document text first stands, in order."""
+        numbers = self.query_numbers if kind == "query" else self.document_numbers
+        rows: NDArray[np.intp] = np.unique(numbers, return_index=True)[1]
+        return rows
+
+    def bytes_per_text(self, kind: Kind) -> NDArray[np.int64]:
+        """(M,) length of the query or document texts in UTF-8."""
+        lengths: NDArray[np.int64] = pc.binary_length(self.table[kind]).to_numpy()
+        return lengths
+
+    def texts(self, kind: Kind, rows: Iterable[int]) -> list[str]:
+        """The query or document texts of some rows."""
+        column = self.table[kind]
+        found = [column[int(row)].as_py() for row in rows]
+        self._looked_up += len(found)
+        if self._looked_up > TEXTS_HELD:
+            self._looked_up = 0
+            self.release()
+        return found
+
+    def release(self) -> None:
+        """Give memory-mapped pages that were read back to the operating system."""
+        self._spooled.release()
+
+    def select(self, rows: NDArray[Any]) -> GradedPairs:
+        """The pairs at these rows: M truth values, or row numbers in any order."""
+        rows = np.asarray(rows)
+        chosen = (
+            self.table.filter(pa.array(rows)) if rows.dtype == bool else self.table.take(pa.array(rows, pa.int64()))
+        )
+        return GradedPairs(Spool(chosen, self._spooled.mapping))
 
     def select_queries(self, query_ids: Iterable[str]) -> GradedPairs:
         """Only the pairs of these queries, in the order of this table."""
         wanted = set(query_ids)
-        return GradedPairs.from_rows(row for row in self.rows() if row["query_id"] in wanted)
+        return self.select(np.fromiter((own in wanted for own in self.query_ids), dtype=bool, count=len(self)))
+
+    def with_columns(self, **columns: Any) -> GradedPairs:
+        """The same pairs with other values in these columns of `SCHEMA`, M each.
+
+        Raises:
+            InputError: as `from_arrow`.
+        """
+        table = self.table
+        for name, values in columns.items():
+            field, array = SCHEMA.field(name), pa.chunked_array([pa.array(values, SCHEMA.field(name).type)])
+            at = table.column_names.index(name) if name in table.column_names else None
+            table = table.append_column(field, array) if at is None else table.set_column(at, field, array)
+        return GradedPairs(Spool(without_empty_columns(checked(table)), self._spooled.mapping))
 
     def to_arrow(self) -> pa.Table:
-        """The table as Arrow, for Parquet and for hashing."""
-        import pyarrow as pa
-
-        return pa.Table.from_pylist(list(self.rows()))
+        """The table with ids, in blocks of rows."""
+        return pa.concat_tables(self._blocks()) if len(self) else self.table
 
     def to_dataset(self) -> datasets.Dataset:
         """The pairs as sentence-transformers' own trainer takes them: columns query, document, label (the relevance).
@@ -223,13 +350,71 @@ class GradedPairs:
         """
         from datasets import Dataset
 
-        columns = {"query": list(self.queries), "document": list(self.documents), "label": self.relevance.tolist()}
-        return Dataset.from_dict(columns)
+        names = {"query": "query", "document": "document", "relevance": "label"}
+        return Dataset(self.table.select(list(names)).rename_columns(list(names.values())))
 
     def content_hash(self) -> str:
-        """SHA-256 over every row's ids, texts and relevance, in order."""
+        """SHA-256 over every row's ids, texts and relevance, in order; how the table is chunked does not count."""
         digest = hashlib.sha256()
-        columns = (self.query_ids, self.queries, self.document_ids, self.documents, self.relevance.tolist())
-        for values in zip(*columns, strict=True):
-            digest.update(repr(values).encode("utf-8"))
+        for block in self._blocks():
+            for name in ("query_id", "query", "document_id", "document"):
+                texts = [text.encode() for text in block[name].to_pylist()]
+                digest.update(np.array([len(text) for text in texts], dtype="<i8").tobytes())
+                digest.update(b"".join(texts))
+            digest.update(block["relevance"].to_numpy().astype("<f8").tobytes())
+            self.release()
         return digest.hexdigest()
+
+
+class QueryGroups(Sequence[QueryGroup]):
+    """The groups of a table as index arrays; a group's texts are looked up when it is asked for."""
+
+    def __init__(self, pairs: GradedPairs) -> None:
+        self._pairs = pairs
+        names, tasks = pairs.tasks
+        by_id = "query_id" in pairs.table.column_names
+        queries = numbered_texts(pairs.table["query_id"], pairs.release) if by_id else pairs.query_numbers
+        groups = numbered(queries.astype(np.int64) * len(names) + tasks)
+        self.order: NDArray[np.intp] = np.argsort(groups, kind="stable")
+        """(M,) rows of the table, those of a group one after the other."""
+        self.offsets: NDArray[np.int64] = np.concatenate([[0], np.cumsum(np.bincount(groups))]).astype(np.int64)
+        """(G + 1,) where the rows of each group begin in `order`, and the end of the last."""
+        self.tasks: NDArray[np.int32] = tasks[self.first_rows]
+        """(G,) numbers of the groups' tasks, see `GradedPairs.tasks`."""
+
+    @property
+    def first_rows(self) -> NDArray[np.intp]:
+        """(G,) first row of each group."""
+        return self.order[self.offsets[:-1]]
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def rows(self, number: int) -> NDArray[np.intp]:
+        """(K,) rows of a group."""
+        return self.order[self.offsets[number] : self.offsets[number + 1]]
+
+    @overload
+    def __getitem__(self, index: int) -> QueryGroup: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[QueryGroup]: ...
+    def __getitem__(self, index: int | slice) -> QueryGroup | list[QueryGroup]:
+        if isinstance(index, slice):
+            return [self[number] for number in range(*index.indices(len(self)))]
+        number = range(len(self))[index]
+        pairs, rows = self._pairs, self.rows(number)
+        return QueryGroup(
+            query_id=pairs.query_ids[rows[0]],
+            query=pairs.texts("query", rows[:1])[0],
+            document_ids=[pairs.document_ids[row] for row in rows],
+            documents=pairs.texts("document", rows),
+            relevance=pairs.relevance[rows].tolist(),
+            task=pairs.tasks[0][self.tasks[number]],
+        )
+
+
+def _value(name: str, value: Any) -> Any:
+    """A value of a row as its column takes it: ids may be numbers, relevance text."""
+    if value is None or name in ("grade_probs", "query", "document"):
+        return value
+    return float(value) if name in ("relevance", "grade") else str(value)

@@ -30,7 +30,9 @@ Encoder: TypeAlias = Callable[[dict[str, Any]], Mapping[str, Tensor]]
 """A SentenceTransformer, or the distributed wrapper around one."""
 
 
-def embed_features(model: Encoder, features: Features, texts_per_pass: int = 32, cached: bool = False) -> Tensor:
+def embed_features(
+    model: Encoder, features: Features, mini_batch_size: int = 32, gradient_cache: bool = False
+) -> Tensor:
     """Embed N tokenised texts in passes of similar length, each trimmed to its own longest text.
 
     A batch of documents padded to its longest one spends most of its time on padding. Sorting by length and
@@ -41,8 +43,9 @@ def embed_features(model: Encoder, features: Features, texts_per_pass: int = 32,
     Args:
         model: called with a feature dictionary, returns `sentence_embedding` (n, D).
         features: tokenised texts, N rows; tensors whose first two axes are (N, T) are trimmed.
-        texts_per_pass: rows of one pass through the model, at most.
-        cached: keep no activations; the backward pass computes those of one pass at a time, dropout drawn as before.
+        mini_batch_size: rows of one pass through the model, at most.
+        gradient_cache: keep no activations; the backward pass computes those of one pass at a time, dropout drawn as
+            before.
 
     Returns:
         (N, D) embeddings in the order of the rows, cut to the model's `truncate_dim` if it has one, not normalised.
@@ -55,7 +58,7 @@ def embed_features(model: Encoder, features: Features, texts_per_pass: int = 32,
         return embeddings[:, :dimensions]
 
     def embed(given: dict[str, Any]) -> Tensor:
-        if cached and torch.is_grad_enabled():
+        if gradient_cache and torch.is_grad_enabled():
             embedded: Tensor = checkpoint(one_pass, given, use_reentrant=False)
             return embedded
         return one_pass(given)
@@ -63,12 +66,12 @@ def embed_features(model: Encoder, features: Features, texts_per_pass: int = 32,
     mask = features.get("attention_mask")
     if not isinstance(mask, Tensor) or mask.ndim != 2:
         return embed(dict(features))
-    order, numbers = passes_by_length(mask, texts_per_pass)
+    order, numbers = passes_by_length(mask, mini_batch_size)
     parts = [embed(take_rows(features, mask, rows)) for rows in order.split(numbers)]
     return torch.cat(parts)[torch.argsort(order)]
 
 
-def passes_by_length(mask: Tensor, texts_per_pass: int = 32) -> tuple[Tensor, list[int]]:
+def passes_by_length(mask: Tensor, mini_batch_size: int = 32) -> tuple[Tensor, list[int]]:
     """Which texts go through the encoder together: sorted by length, cut where that costs least.
 
     A pass costs its number of texts times its longest one, and as much as some tokens for itself (`PASS_COST`). The
@@ -77,7 +80,7 @@ def passes_by_length(mask: Tensor, texts_per_pass: int = 32) -> tuple[Tensor, li
 
     Args:
         mask: (N, T) attention mask.
-        texts_per_pass: rows of one pass, at most.
+        mini_batch_size: rows of one pass, at most.
 
     Returns:
         (N,) rows from the shortest to the longest text, and the number of texts of each pass.
@@ -90,17 +93,17 @@ def passes_by_length(mask: Tensor, texts_per_pass: int = 32) -> tuple[Tensor, li
     """
     order = torch.argsort(mask.sum(dim=1), stable=True)
     if len(order) > TEXTS_CUT_EXACTLY:
-        return order, [len(part) for part in order.split(texts_per_pass)]
+        return order, [len(part) for part in order.split(mini_batch_size)]
     lengths = tuple(mask.sum(dim=1)[order].tolist())
-    return order, list(_cheapest_cut(lengths, texts_per_pass, PASS_COST[mask.device.type]))
+    return order, list(_cheapest_cut(lengths, mini_batch_size, PASS_COST[mask.device.type]))
 
 
 @lru_cache(maxsize=8)  # a step asks twice: to embed its texts, and to log what that took
-def _cheapest_cut(lengths: tuple[int, ...], texts_per_pass: int, pass_cost: int) -> tuple[int, ...]:
+def _cheapest_cut(lengths: tuple[int, ...], mini_batch_size: int, pass_cost: int) -> tuple[int, ...]:
     """Number of texts of each pass, for texts of ascending length."""
     cost, first = np.zeros(len(lengths) + 1), np.zeros(len(lengths) + 1, dtype=np.int64)
     for end in range(1, len(lengths) + 1):
-        starts = np.arange(max(0, end - texts_per_pass), end)
+        starts = np.arange(max(0, end - mini_batch_size), end)
         costs = cost[starts] + (end - starts) * lengths[end - 1] + pass_cost
         cost[end], first[end] = costs.min(), starts[costs.argmin()]
     numbers: list[int] = []
@@ -111,14 +114,14 @@ def _cheapest_cut(lengths: tuple[int, ...], texts_per_pass: int, pass_cost: int)
     return tuple(reversed(numbers))
 
 
-def positions_computed(mask: Tensor, texts_per_pass: int = 32) -> int:
+def positions_computed(mask: Tensor, mini_batch_size: int = 32) -> int:
     """Token positions that `embed_features` runs through the encoder, padding within its passes included.
 
     Args:
         mask: (N, T) attention mask.
-        texts_per_pass: rows of one pass, at most.
+        mini_batch_size: rows of one pass, at most.
     """
-    order, numbers = passes_by_length(mask, texts_per_pass)
+    order, numbers = passes_by_length(mask, mini_batch_size)
     lengths = mask.sum(dim=1)[order]
     counts = torch.tensor(numbers, dtype=torch.long, device=mask.device)  # of no texts too, where a process has none
     ends = counts.cumsum(0) - 1  # sorted: the last text of a pass is its longest

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
+    from bixse.data.graded_pairs import Kind as Kind
     from bixse.data.task_instructions import Instructions
 
-Kind: TypeAlias = Literal["query", "document"]
-"""What a text is; a model may have another prompt and, behind a router, another encoder for each."""
 PROMPT_NAMES: dict[str, tuple[str, ...]] = {"query": ("query",), "document": ("document", "passage", "corpus")}
 """Names under which a model may keep the prompt of a kind, the first one present wins."""
 

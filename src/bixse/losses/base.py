@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +19,7 @@ from bixse.encoders.embedding import (
     tokens_without_padding,
 )
 from bixse.errors import InputError, ModelError, shorten
-from bixse.losses.engines.gather import gather_rows, part_of_mean, process_count
+from bixse.losses.engines.gather import all_gather_rows, global_mean_weight, world_size
 from bixse.losses.targets import GradedTargets, mean_grades
 
 if TYPE_CHECKING:
@@ -26,23 +27,20 @@ if TYPE_CHECKING:
 
     from sentence_transformers import SentenceTransformer
 
-InBatch = Literal["known", "paper"]
-"""What stands in the cells of other queries' documents: every known grade, or 0 as in the paper."""
+    from bixse.losses.options import InBatchLabels
 
 
 class GradedLoss(nn.Module, ABC):
     """Base of the losses on graded (query, document) pairs.
 
-    A loss works with `bixse.training.GradedTrainer` and with sentence-transformers' own trainer. What it is given as
-    `labels` says which:
+    A loss works with `GradedTrainer` and with sentence-transformers' own trainer. Its `labels` are
 
-    - (B,) relevance of flat (query, document) pairs: the columns query, document, label of a stock data set;
-    - (B, K) relevance of K document columns beside the query;
-    - (M, 3) a table of [query row, document column, relevance] over distinct documents, relevance NaN for a cell
-      that counts neither way: ragged K, as `GradedTrainer` collates it.
+    - a tensor: (B,) relevance of flat (query, document) pairs, the columns query, document, label of a stock data set;
+      or (B, K) relevance of K document columns beside the query;
+    - a mapping: the tensors of `GradedTargets` over distinct documents, as `GradedTrainer` collates them.
 
     Documents that occur twice in a batch, compared by the tokens that are read, are one column. A pair given several
-    times has the mean of its labels. Every cell without a known relevance is irrelevant.
+    times has the mean of its labels. Every entry without a known relevance is irrelevant; relevance NaN masks an entry.
 
     Several processes (torch.distributed) share one batch: each has some of its queries and documents, and scores its
     queries against the documents of all. `order` among the document features says where each column of the batch
@@ -51,11 +49,11 @@ class GradedLoss(nn.Module, ABC):
 
     Args:
         model: the encoder that is trained.
-        in_batch: "known" uses every grade the batch knows, "paper" only a row's own documents (all else 0).
-        texts_per_pass: texts of one pass through the encoder.
-        cached: hold the activations of one pass at a time and compute them again in the backward pass (gradient
-            caching, Gao et al. 2021, arXiv:2101.06983): a third more time, and the batch is bound by its embeddings
-            alone. All gradients are the same.
+        in_batch_labels: "known" uses every grade the batch knows, "paper" only a row's own documents (all else 0).
+        mini_batch_size: texts of one pass through the encoder, at least 1.
+        gradient_cache: hold the activations of one pass at a time and compute them again in the backward pass (Gao et
+            al. 2021, arXiv:2101.06983): a third more time, and the batch is bound by its embeddings alone. All
+            gradients are the same.
 
     Raises:
         ModelError: the model embeds no texts, as a CrossEncoder.
@@ -64,30 +62,36 @@ class GradedLoss(nn.Module, ABC):
 
     learned_parameters: ClassVar[tuple[str, ...]] = ()
     """Parameters of the loss itself; saved beside every checkpoint and restored."""
-    without_need: ClassVar[str] = "nothing"
-    """What the loss learns from a query that lacks what it needs, in words."""
+    learned_otherwise: ClassVar[str] = "nothing"
+    """For warnings: what the loss still learns from a query without what it requires."""
 
     def __init__(
-        self, model: SentenceTransformer, in_batch: InBatch = "known", texts_per_pass: int = 32, cached: bool = False
+        self,
+        model: SentenceTransformer,
+        in_batch_labels: InBatchLabels = "known",
+        mini_batch_size: int = 32,
+        gradient_cache: bool = False,
     ) -> None:
         super().__init__()
         _check_embeds(model)
-        if in_batch not in ("known", "paper"):
-            raise InputError(f"in_batch: got {in_batch!r}; expected 'known' or 'paper'; fix: choose one of them")
-        if isinstance(texts_per_pass, bool) or not isinstance(texts_per_pass, int) or texts_per_pass < 1:
+        if in_batch_labels not in ("known", "paper"):
             raise InputError(
-                f"texts_per_pass: got {texts_per_pass!r}; expected a number of at least 1; fix: 32 is usual"
+                f"in_batch_labels: got {in_batch_labels!r}; expected 'known' or 'paper'; fix: choose one of them"
+            )
+        if isinstance(mini_batch_size, bool) or not isinstance(mini_batch_size, int) or mini_batch_size < 1:
+            raise InputError(
+                f"mini_batch_size: got {mini_batch_size!r}; expected a number of at least 1; fix: 32 is usual"
             )
         self.model = model
-        self.in_batch: InBatch = in_batch
-        self.texts_per_pass = texts_per_pass
-        self.cached = cached
+        self.in_batch_labels: InBatchLabels = in_batch_labels
+        self.mini_batch_size = mini_batch_size
+        self.gradient_cache = gradient_cache
         self.statistics: dict[str, Tensor] = {}
         """Figures of the last batch for the log, over all processes, detached."""
-        self.count = torch.zeros(())
-        """What the last batch's sum was divided by in this process, detached; 0 where there was nothing."""
+        self.denominator = torch.zeros(())
+        """What the last batch's sum was divided by on this rank, detached; 0 where there was nothing."""
 
-    def forward(self, sentence_features: Iterable[Features], labels: Tensor | None) -> Tensor:
+    def forward(self, sentence_features: Iterable[Features], labels: Tensor | Mapping[str, Tensor] | None) -> Tensor:
         """Loss of one batch: the first feature set holds the queries, the others documents.
 
         The arithmetic after the encoder is float32 whatever autocast says.
@@ -106,32 +110,30 @@ class GradedLoss(nn.Module, ABC):
                 "loss: got no labels; expected a relevance in [0, 1] for each pair; "
                 "fix: give the data set a column named label"
             )
-        order: Tensor | None = document_features[0].get("order")
-        if order is not None:
-            document_features = [{n: v for n, v in part.items() if n != "order"} for part in document_features]
-        first, targets = self.targets(query_features, document_features, labels, order)
+        if isinstance(labels, Mapping):
+            (features,) = document_features
+            order: Tensor | None = features.get("order")
+            document_features = [{name: value for name, value in features.items() if name != "order"}]
+            first, columns = None, number_of_texts(features) if order is None else len(order)
+            targets = GradedTargets.from_tensors(labels, (number_of_texts(query_features), columns))
+        else:
+            order = None
+            first, targets = self.targets_of_labels(query_features, document_features, labels)
         documents = torch.cat([self._embed(features) for features in document_features])
         queries = self._embed(query_features)
         chosen = documents if first is None else documents[first]
         with torch.autocast(queries.device.type, enabled=False):
             queries, chosen = _unit_length(queries), _unit_length(chosen)
             if order is not None:
-                chosen = gather_rows(chosen, -(-len(order) // process_count()))[order]
+                chosen = all_gather_rows(chosen, -(-len(order) // world_size()))[order]
             loss = self.compute_loss_from_embeddings(queries, chosen, targets)
-            return loss * part_of_mean(self.count).to(loss)
+            return loss * global_mean_weight(self.denominator).to(loss)
 
-    def targets(
-        self,
-        query_features: Features,
-        document_features: Sequence[Features],
-        labels: Tensor,
-        order: Tensor | None = None,
-    ) -> tuple[Tensor | None, GradedTargets]:
-        """The targets of a batch, and the rows of the documents that become columns (None: every row)."""
+    def targets_of_labels(
+        self, query_features: Features, document_features: Sequence[Features], labels: Tensor
+    ) -> tuple[Tensor, GradedTargets]:
+        """The rows of the documents that become columns, and the targets of a stock trainer's batch."""
         rows = number_of_texts(query_features)
-        if len(document_features) == 1 and labels.ndim == 2 and labels.shape[1] == 3:
-            number = number_of_texts(document_features[0]) if order is None else len(order)
-            return None, GradedTargets.from_table(labels, (rows, number))
         if labels.ndim == 0 or len(labels) != rows or labels.numel() != rows * len(document_features):
             raise InputError(
                 f"loss: got labels of shape {tuple(labels.shape)} for {rows} queries and {len(document_features)} "
@@ -147,7 +149,7 @@ class GradedLoss(nn.Module, ABC):
             for document, value in zip(own, values, strict=True)
         )
         targets = GradedTargets.from_ids(
-            query_ids.tolist(), range(len(first)), graded, own=columns.tolist(), in_batch=self.in_batch
+            query_ids.tolist(), range(len(first)), graded, columns.tolist(), self.in_batch_labels
         )
         return first, targets.to(labels.device)
 
@@ -155,22 +157,22 @@ class GradedLoss(nn.Module, ABC):
         if number_of_texts(features) == 0:  # a process that got no text of a batch takes part all the same
             size = self.model.get_embedding_dimension()
             return torch.zeros(0, size or 0, device=features["input_ids"].device, requires_grad=True)
-        return embed_features(self.model, features, self.texts_per_pass, self.cached)
+        return embed_features(self.model, features, self.mini_batch_size, self.gradient_cache)
 
     @property
-    def relevant_from(self) -> float | None:
+    def positive_threshold(self) -> float | None:
         """Relevance from which a document can stand for what is relevant; None: any above 0."""
         return None
 
     @property
-    def needs(self) -> str:
+    def requires(self) -> str:
         """What a query must bring to teach what is relevant, in words."""
-        low = self.relevant_from
+        low = self.positive_threshold
         return f"a document with relevance {'above 0' if low is None else f'of at least {low:g}'}"
 
-    def can_use(self, relevance: Sequence[float]) -> bool:
+    def is_informative(self, relevance: Sequence[float]) -> bool:
         """Whether a query with K documents of this relevance teaches what is relevant; by default one must be."""
-        low = self.relevant_from
+        low = self.positive_threshold
         return any(z > 0 if low is None else z >= low for z in relevance)
 
     @abstractmethod
@@ -180,7 +182,7 @@ class GradedLoss(nn.Module, ABC):
         Args:
             queries: (B, D), L2-normalised.
             documents: (N, D), L2-normalised.
-            targets: known relevance of the (B, N) cells.
+            targets: known relevance of the (B, N) entries.
 
         Returns:
             A scalar.
@@ -188,7 +190,7 @@ class GradedLoss(nn.Module, ABC):
 
     def get_config_dict(self) -> dict[str, Any]:
         """Settings for the model card, as sentence-transformers' losses give them."""
-        return {"in_batch": self.in_batch, "cached": self.cached}
+        return {"in_batch_labels": self.in_batch_labels, "gradient_cache": self.gradient_cache}
 
 
 def _check_embeds(model: object) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from bixse.errors import InputError
-from bixse.losses.engines.gather import sum_over_processes
+from bixse.losses.engines.gather import all_reduce_sum
 
 BiasStart: TypeAlias = float | Literal["fit", "prior"]
 """A number, "fit" (mean predicted relevance = mean target) or "prior" (log-odds of the mean target)."""
@@ -26,7 +26,7 @@ def fit_bias(cosines: Tensor, relevance: Tensor, weight: Tensor, scale: float) -
     Args:
         cosines: (B, N) similarities under the untrained encoder.
         relevance: (B, N) targets in [0, 1].
-        weight: (B, N) 1 for cells that count, 0 for masked ones.
+        weight: (B, N) 1 for entries that count, 0 for masked ones.
         scale: the logit scale alpha.
 
     Returns:
@@ -70,7 +70,7 @@ def check_bias_start(bias: BiasStart) -> BiasStart:
 
 
 def _mean_relevance(relevance: Tensor, weight: Tensor) -> float:
-    """Mean over the cells that count, within [1e-6, 1 - 1e-6]; 0.5 when none counts."""
+    """Mean over the entries that count, within [1e-6, 1 - 1e-6]; 0.5 when none counts."""
     return min(max(_mean(_exact(relevance[weight.bool()])), 1e-6), 1 - 1e-6)
 
 
@@ -81,5 +81,5 @@ def _exact(values: Tensor) -> Tensor:
 
 def _mean(values: Tensor) -> float:
     """Mean over the values of all processes; 0.5 when there is none."""
-    total, number = sum_over_processes(torch.stack([values.sum(), values.new_tensor(values.numel())])).tolist()
+    total, number = all_reduce_sum(torch.stack([values.sum(), values.new_tensor(values.numel())])).tolist()
     return total / number if number else 0.5

@@ -1,25 +1,26 @@
-"""The BiXSE loss: binary cross-entropy of graded relevance over every cell of the batch."""
+"""The BiXSE loss: binary cross-entropy of graded relevance over every entry of the batch."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Unpack
 
 import torch
 from torch import Tensor, nn
 
 from bixse.errors import InputError
-from bixse.losses.base import GradedLoss, InBatch, check_scale
+from bixse.losses.base import GradedLoss, check_scale
 from bixse.losses.bias_start import BiasStart, check_bias_start, fit_bias, prior_bias
 from bixse.losses.engines.graded_bce import graded_bce
 from bixse.losses.engines.statistics import mean_logits, mean_target
+from bixse.losses.options import DEFAULT_SCALE, LossOptions
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
     from bixse.losses.targets import GradedTargets
 
-CELLS_FOR_START = 2**22
-"""Cells that `start_bias` looks at, at most: 16 MB of cosines."""
+ENTRIES_FOR_START = 2**22
+"""Entries that `start_bias` looks at, at most: 16 MB of cosines."""
 
 
 class BiXSELoss(GradedLoss):
@@ -37,11 +38,9 @@ class BiXSELoss(GradedLoss):
             equal its mean target; "prior" is the log-odds of the mean target; or a number.
         learn_scale: learn alpha too.
         learn_bias: False keeps beta at its start (with `bias=0.0`: the paper's ablation without bias).
-        in_batch: "known" uses every grade the batch knows, "paper" only a row's own documents (all else 0).
-        reduction: "query" divides by B (the paper's sum), "mean" by the number of cells.
+        reduction: "query" divides by B (the paper's sum), "mean" by the number of entries.
         binarise_at: None keeps the grades; a number replaces z by 1[z >= number] (the paper's ablation).
-        texts_per_pass: texts of one pass through the encoder.
-        cached: hold the activations of one pass at a time.
+        options: see `GradedLoss`.
 
     Raises:
         ModelError: the model embeds no texts, as a CrossEncoder.
@@ -67,22 +66,20 @@ class BiXSELoss(GradedLoss):
     """
 
     learned_parameters: ClassVar[tuple[str, ...]] = ("logit_scale", "logit_bias", "bias_is_set")
-    without_need: ClassVar[str] = "only what is irrelevant"
+    learned_otherwise: ClassVar[str] = "only what is irrelevant"
 
     def __init__(
         self,
         model: SentenceTransformer,
-        scale: float = 20.0,
+        scale: float = DEFAULT_SCALE,
         bias: BiasStart = "fit",
         learn_scale: bool = False,
         learn_bias: bool = True,
-        in_batch: InBatch = "known",
         reduction: Literal["query", "mean"] = "query",
         binarise_at: float | None = None,
-        texts_per_pass: int = 32,
-        cached: bool = False,
+        **options: Unpack[LossOptions],
     ) -> None:
-        super().__init__(model, in_batch, texts_per_pass, cached)
+        super().__init__(model, **options)
         if reduction not in ("query", "mean"):
             raise InputError(f"reduction: got {reduction!r}; expected 'query' or 'mean'; fix: choose one of them")
         if binarise_at is not None and not 0 < binarise_at <= 1:
@@ -97,7 +94,7 @@ class BiXSELoss(GradedLoss):
         self.register_buffer("bias_is_set", torch.tensor(not isinstance(bias, str)))
 
     @property
-    def relevant_from(self) -> float | None:
+    def positive_threshold(self) -> float | None:
         """The cutoff where relevance is binarised."""
         return self.binarise_at
 
@@ -116,17 +113,19 @@ class BiXSELoss(GradedLoss):
                 "mean_logit_irrelevant": irrelevant,
                 "mean_target": mean_target(queries, documents, targets),
             }
-        cells = len(queries) * len(documents) - int(targets.relevance.isnan().sum())
-        self.count = queries.new_tensor(len(queries) if self.reduction == "query" else cells, dtype=torch.float32)
+        entries = len(queries) * len(documents) - int(targets.relevance.isnan().sum())
+        self.denominator = queries.new_tensor(
+            len(queries) if self.reduction == "query" else entries, dtype=torch.float32
+        )
         return graded_bce(queries, documents, targets, self.logit_scale, self.logit_bias, self.reduction)
 
     @torch.no_grad()
     def start_bias(self, queries: Tensor, documents: Tensor, targets: GradedTargets) -> None:
         """Set the logit bias from one batch's (B, D) and (N, D) embeddings, as `bias` says.
 
-        Of a batch of more than 4 million cells a sample of its queries, evenly spaced, is looked at.
+        Of a batch of more than 4 million entries a sample of its queries, evenly spaced, is looked at.
         """
-        stride = -(-len(queries) * len(documents) // CELLS_FOR_START)
+        stride = -(-len(queries) * len(documents) // ENTRIES_FOR_START)
         if stride > 1:
             queries, targets = queries[::stride], targets.every(stride)
         relevance, weight = targets.dense()

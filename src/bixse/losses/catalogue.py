@@ -30,7 +30,7 @@ class LossEntry(NamedTuple):
 
 
 LOSSES: dict[str, LossEntry] = {
-    "bixse": LossEntry("bixse", "BiXSELoss", about="every cell with its own relevance"),
+    "bixse": LossEntry("bixse", "BiXSELoss", about="every entry with its own relevance"),
     "bixse-without-bias": LossEntry(
         "bixse", "BiXSELoss", {"bias": 0.0, "learn_bias": False}, "the paper's ablation: logit bias 0, not learned"
     ),
@@ -78,8 +78,8 @@ def check_loss_options(word: str, options: Mapping[str, Any]) -> None:
     if word not in LOSSES:
         raise ConfigError(f"loss: got {word!r}; expected one of {', '.join(LOSSES)}; fix: {did_you_mean(word, LOSSES)}")
     fixed = LOSSES[word].fixed
-    parameters = inspect.signature(_class_of(word).__init__).parameters
-    known = [name for name in parameters if name not in ("self", "model", *fixed)]
+    defaults = _defaults(_class_of(word))
+    known = [name for name in defaults if name not in fixed]
     for name, value in options.items():
         if name in fixed:
             raise ConfigError(
@@ -91,13 +91,24 @@ def check_loss_options(word: str, options: Mapping[str, Any]) -> None:
                 f"loss_options: got {name!r}; expected one of {', '.join(known)} for loss {word!r}; "
                 f"fix: {did_you_mean(name, known)}"
             )
-        expected = _kind_of(parameters[name].default)
+        expected = _kind_of(defaults[name])
         if not isinstance(value, expected) or (isinstance(value, bool) and bool not in expected):
             words = " or ".join(_KINDS[kind] for kind in expected if kind is not int or float not in expected)
             raise ConfigError(
                 f"loss_options: got {value!r} for {name!r}; expected {words}; fix: correct it, or leave it out for "
-                f"{parameters[name].default!r}"
+                f"{defaults[name]!r}"
             )
+
+
+def _defaults(kind: type[GradedLoss]) -> dict[str, Any]:
+    """Options of a loss and their defaults: its own first, then those it hands on to its bases."""
+    found: dict[str, Any] = {}
+    for part in kind.__mro__:
+        if "__init__" in vars(part) and hasattr(part, "is_informative"):
+            for name, parameter in inspect.signature(part).parameters.items():
+                if parameter.default is not parameter.empty:
+                    found.setdefault(name, parameter.default)
+    return found
 
 
 _KINDS = {bool: "true or false", float: "a number", int: "a whole number", str: "a word", type(None): "nothing"}

@@ -2,36 +2,34 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
 from bixse.errors import InputError
-from bixse.losses.engines.row_blocks import RowTerms, RowWiseLoss
+from bixse.losses.engines.row_chunks import ChunkResult, RowWiseLoss
+from bixse.losses.options import DEFAULT_SCALE, LossOptions
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
-    from bixse.losses.base import InBatch
     from bixse.losses.targets import GradedTargets
 
 
 class InfoNCELoss(RowWiseLoss):
     """Softmax cross-entropy of each positive against the batch's documents (BiXSE paper, equation 1).
 
-    L = -(1/P) sum over the P positive cells of log [ exp(s_ij) / (exp(s_ij) + sum_k exp(s_ik)) ], s = scale * cos,
-    k over the documents that are no positives of query i. A cell is positive when its relevance is at least `cutoff`.
+    L = -(1/P) sum over the P positive entries of log [ exp(s_ij) / (exp(s_ij) + sum_k exp(s_ik)) ], s = scale * cos,
+    k over the documents that are no positives of query i. A entry is positive when its relevance is at least `cutoff`.
     Two positives of one query do not compete. (van den Oord et al. 2018, arXiv:1807.03748, equation 4.)
 
     Args:
         model: the encoder that is trained.
         scale: 1 / temperature, above 0.
         cutoff: relevance in (0, 1] from which a document is a positive.
-        in_batch: "known" lets known positives of other rows count, "paper" treats them as negatives.
-        texts_per_pass: texts of one pass through the encoder.
-        cached: hold the activations of one pass at a time.
+        options: see `GradedLoss`.
 
     Raises:
         InputError: scale or cutoff outside its range.
@@ -58,23 +56,21 @@ class InfoNCELoss(RowWiseLoss):
     def __init__(
         self,
         model: SentenceTransformer,
-        scale: float = 20.0,
+        scale: float = DEFAULT_SCALE,
         cutoff: float = 0.5,
-        in_batch: InBatch = "known",
-        texts_per_pass: int = 32,
-        cached: bool = False,
+        **options: Unpack[LossOptions],
     ) -> None:
-        super().__init__(model, scale, in_batch, texts_per_pass, cached)
+        super().__init__(model, scale, **options)
         if not 0 < cutoff <= 1:
             raise InputError(f"cutoff: got {cutoff}; expected a relevance in (0, 1]; fix: 0.5 is usual")
         self.cutoff = cutoff
 
     @property
-    def relevant_from(self) -> float:
+    def positive_threshold(self) -> float:
         """A query needs a positive: a document of relevance at least `cutoff`."""
         return self.cutoff
 
-    def row_terms(self, logits: Tensor, targets: GradedTargets) -> RowTerms:
+    def chunk_result(self, logits: Tensor, targets: GradedTargets) -> ChunkResult:
         """One term a positive; with n the log-sum-exp of the row's negatives it is softplus(n - s)."""
         positive = targets.relevance >= self.cutoff
         rows, columns = targets.rows[positive], targets.columns[positive]
@@ -88,7 +84,7 @@ class InfoNCELoss(RowWiseLoss):
         finite = negatives.masked_fill(negatives.isinf(), 0.0)  # a row without a negative
         gradient = logits.sub_(finite.unsqueeze(1)).exp_().mul_(push.unsqueeze(1))
         gradient[rows, columns] = -share
-        return RowTerms(softplus(gap).sum(dtype=torch.float64), len(rows), gradient)
+        return ChunkResult(softplus(gap).sum(dtype=torch.float64), len(rows), gradient)
 
     def get_config_dict(self) -> dict[str, Any]:
         """Settings for the model card."""

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Unpack, get_args
 
 import torch
 
 from bixse.errors import InputError
 from bixse.losses.engines.pairwise import PairwiseLoss
+from bixse.losses.options import DEFAULT_SCALE, LossOptions
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
     from torch import Tensor
 
-    from bixse.losses.base import InBatch
     from bixse.losses.engines.pairwise import PairWeights
     from bixse.losses.targets import GradedTargets
 
@@ -46,9 +46,7 @@ class LambdaLoss(PairwiseLoss):
         mu: weight of "ndcg-loss2" in "ndcg-loss2++", at least 0.
         k: keep pairs of which one document ranks within k, and cut nDCG there; None keeps all.
         in_batch_negatives: rank all documents of the batch for a query, not only its graded ones.
-        in_batch: "known" uses every grade the batch knows, "paper" only a row's own documents (all else 0).
-        texts_per_pass: texts of one pass through the encoder.
-        cached: hold the activations of one pass at a time.
+        options: see `GradedLoss`.
 
     Raises:
         InputError: an argument is outside its range.
@@ -78,18 +76,16 @@ class LambdaLoss(PairwiseLoss):
     def __init__(
         self,
         model: SentenceTransformer,
-        scale: float = 20.0,
+        scale: float = DEFAULT_SCALE,
         weighting: Weighting = "ndcg-loss2",
         gain: Literal["exponential", "linear"] = "exponential",
         top_grade: float = 3.0,
         mu: float = 10.0,
         k: int | None = None,
         in_batch_negatives: bool = True,
-        in_batch: InBatch = "known",
-        texts_per_pass: int = 32,
-        cached: bool = False,
+        **options: Unpack[LossOptions],
     ) -> None:
-        super().__init__(model, scale, in_batch_negatives, in_batch, texts_per_pass, cached)
+        super().__init__(model, scale, in_batch_negatives, **options)
         if weighting not in WEIGHTINGS:
             raise InputError(
                 f"weighting: got {weighting!r}; expected one of {', '.join(WEIGHTINGS)}; fix: choose one of them"

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import torch
 
 from bixse.errors import InputError
-from bixse.losses.engines.row_blocks import RowTerms, RowWiseLoss
+from bixse.losses.engines.row_chunks import ChunkResult, RowWiseLoss
+from bixse.losses.options import DEFAULT_SCALE, LossOptions
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
     from torch import Tensor
 
-    from bixse.losses.base import InBatch
     from bixse.losses.targets import GradedTargets
 
 
@@ -32,9 +32,7 @@ class MarginMSELoss(RowWiseLoss):
         margin: difference of cosines that a difference in relevance of 1 is to reach, in (0, 2].
         in_batch_negatives: also pair a query's documents with all others of the batch; the BiXSE paper leaves
             them out because they harm.
-        in_batch: "known" uses every grade the batch knows, "paper" only a row's own documents.
-        texts_per_pass: texts of one pass through the encoder.
-        cached: hold the activations of one pass at a time.
+        options: see `GradedLoss`.
 
     Raises:
         InputError: scale or margin outside its range.
@@ -62,29 +60,27 @@ class MarginMSELoss(RowWiseLoss):
     def __init__(
         self,
         model: SentenceTransformer,
-        scale: float = 20.0,
+        scale: float = DEFAULT_SCALE,
         margin: float = 1.0,
         in_batch_negatives: bool = False,
-        in_batch: InBatch = "known",
-        texts_per_pass: int = 32,
-        cached: bool = False,
+        **options: Unpack[LossOptions],
     ) -> None:
-        super().__init__(model, scale, in_batch, texts_per_pass, cached)
+        super().__init__(model, scale, **options)
         if not 0 < margin <= 2 or math.isnan(margin):
             raise InputError(f"margin: got {margin}; expected a difference of cosines in (0, 2]; fix: 1 is usual")
         self.margin = margin
         self.in_batch_negatives = in_batch_negatives
 
     @property
-    def needs(self) -> str:
+    def requires(self) -> str:
         """What a query must bring."""
         return "a graded document" if self.in_batch_negatives else "two graded documents"
 
-    def can_use(self, relevance: Sequence[float]) -> bool:
+    def is_informative(self, relevance: Sequence[float]) -> bool:
         """A query needs two graded documents; one where the batch's others count too."""
         return len(relevance) >= (1 if self.in_batch_negatives else 2)
 
-    def row_terms(self, logits: Tensor, targets: GradedTargets) -> RowTerms:
+    def chunk_result(self, logits: Tensor, targets: GradedTargets) -> ChunkResult:
         """One term per pair of which at least one document is graded.
 
         Of g graded documents a and u others b, with errors taken from the mean of the graded ones, the pairs sum to
@@ -101,7 +97,7 @@ class MarginMSELoss(RowWiseLoss):
         value = (weighed * errors).sum(dtype=torch.float64)
         gradient = weighed.sub_(graded.mul_(errors.sum(dim=1, keepdim=True))).mul_(2.0)
         pairs = (number * (number - 1) / 2 + number * others).sum(dtype=torch.float64)
-        return RowTerms(value, pairs, gradient)
+        return ChunkResult(value, pairs, gradient)
 
     def get_config_dict(self) -> dict[str, Any]:
         """Settings for the model card."""

@@ -23,9 +23,7 @@ class PairwiseBCELoss(PairwiseLoss):
         model: the encoder that is trained.
         scale: logit scale, above 0: the slope of the sigmoid.
         in_batch_negatives: pair a query's documents with all others of the batch too, not only with one another.
-        in_batch: "known" uses every grade the batch knows, "paper" only a row's own documents (all else 0).
-        texts_per_pass: texts of one pass through the encoder.
-        cached: hold the activations of one pass at a time.
+        options: see `GradedLoss`.
 
     Raises:
         InputError: scale outside its range.

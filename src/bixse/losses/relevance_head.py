@@ -19,7 +19,7 @@ def trained_head(loss: nn.Module, prior: float | None = None) -> RelevanceHead |
 
     Args:
         loss: as it was trained.
-        prior: mean target of the cells that it was trained on, between 0 and 1; None: not known.
+        prior: mean target of the entries that it was trained on, between 0 and 1; None: not known.
     """
     parameters = dict(loss.named_parameters(recurse=False))
     if not {"logit_scale", "logit_bias"} <= set(parameters):
@@ -63,7 +63,7 @@ def save_relevance_head(loss: nn.Module, folder: str | Path, prior: float | None
     Args:
         loss: a `BiXSELoss`, trained.
         folder: the model's; a head that is there is replaced.
-        prior: mean target of the cells that the loss was trained on, between 0 and 1, which `RelevanceHead.at_prior`
+        prior: mean target of the entries that the loss was trained on, between 0 and 1, which `RelevanceHead.at_prior`
             needs; None: not known.
 
     Returns:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from bixse.losses.engines.row_blocks import RowTerms, RowWiseLoss
+from bixse.losses.engines.row_chunks import ChunkResult, RowWiseLoss
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -23,9 +23,7 @@ class SoftInfoNCELoss(RowWiseLoss):
     Args:
         model: the encoder that is trained.
         scale: 1 / temperature, above 0.
-        in_batch: "known" uses every grade the batch knows, "paper" only a row's own documents (all else 0).
-        texts_per_pass: texts of one pass through the encoder.
-        cached: hold the activations of one pass at a time.
+        options: see `GradedLoss`.
 
     Raises:
         InputError: scale outside its range.
@@ -49,7 +47,7 @@ class SoftInfoNCELoss(RowWiseLoss):
             trainer.train()
     """
 
-    def row_terms(self, logits: Tensor, targets: GradedTargets) -> RowTerms:
+    def chunk_result(self, logits: Tensor, targets: GradedTargets) -> ChunkResult:
         """One term per row with a relevant document: log-sum-exp less the expected logit under the target."""
         rows, columns = targets.rows, targets.columns
         relevance = targets.relevance.nan_to_num(0.0).to(logits.dtype)
@@ -63,4 +61,4 @@ class SoftInfoNCELoss(RowWiseLoss):
         logits[~usable] = -torch.inf
         gradient = logits.sub_(whole.unsqueeze(1)).exp_()
         gradient[rows, columns] -= share
-        return RowTerms(whole.sum(dtype=torch.float64) - expected, usable.sum(), gradient)
+        return ChunkResult(whole.sum(dtype=torch.float64) - expected, usable.sum(), gradient)

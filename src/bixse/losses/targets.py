@@ -1,10 +1,11 @@
-"""`GradedTargets`: the known relevance of a batch's (query, document) cells, kept sparse."""
+"""`GradedTargets`: the known relevance of a batch's (query, document) entries, kept sparse."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -12,6 +13,10 @@ from bixse.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+
+    from numpy.typing import ArrayLike
+
+    from bixse.losses.options import InBatchLabels
 
 
 def mean_grades(given: Iterable[tuple[Hashable, Hashable, float]]) -> dict[Hashable, dict[Hashable, float]]:
@@ -32,7 +37,7 @@ def mean_grades(given: Iterable[tuple[Hashable, Hashable, float]]) -> dict[Hasha
 
 @dataclass(frozen=True)
 class GradedTargets:
-    """Known relevance of the (B, N) cells of one batch; every cell not listed is 0 (irrelevant).
+    """Known relevance of the (B, N) entries of one batch; every entry not listed is 0 (irrelevant).
 
     Example:
         >>> targets = GradedTargets.from_ids(["q1", "q2"], ["d1", "d2"], {"q1": {"d1": 1.0}, "q2": {"d1": 0.5}})
@@ -41,27 +46,45 @@ class GradedTargets:
     """
 
     rows: Tensor
-    """(M,) int64 query of each known cell."""
+    """(M,) int64 query of each known entry."""
     columns: Tensor
-    """(M,) int64 document of each known cell."""
+    """(M,) int64 document of each known entry."""
     relevance: Tensor
-    """(M,) float in [0, 1]; NaN marks a masked cell: it counts neither way."""
+    """(M,) float in [0, 1]; NaN marks a masked entry: it counts neither way."""
     shape: tuple[int, int]
     """(B, N)."""
 
     @classmethod
-    def from_table(cls, table: Tensor, shape: tuple[int, int]) -> GradedTargets:
-        """From a (M, 3) table of [row, column, relevance]; relevance NaN masks the cell.
+    def from_entries(
+        cls, rows: ArrayLike, columns: ArrayLike, relevance: ArrayLike, shape: tuple[int, int]
+    ) -> GradedTargets:
+        """From M known entries, which are checked.
+
+        Args:
+            rows: M query numbers.
+            columns: M document numbers.
+            relevance: M values in [0, 1]; NaN masks the entry.
+            shape: (B, N).
 
         Raises:
-            InputError: the table has another shape, or a cell is outside the batch, given twice, or off [0, 1].
+            InputError: an entry is outside the batch, given twice, or off [0, 1].
         """
-        if table.ndim != 2 or table.shape[1] != 3:
+        row, column = (torch.as_tensor(np.asarray(part, dtype=np.int64)) for part in (rows, columns))
+        values = torch.as_tensor(np.asarray(relevance))
+        if not values.is_floating_point():
+            values = values.float()
+        queries, documents = shape
+        inside = (row >= 0) & (row < queries) & (column >= 0) & (column < documents)
+        if not bool(inside.all()):
             raise InputError(
-                f"targets: got a table of shape {tuple(table.shape)}; expected (M, 3) with row, column, relevance; "
-                "fix: build it with GradedTargets.table()"
+                f"targets: got an entry outside {shape}; expected rows and columns of the batch; "
+                "fix: build the targets for this batch"
             )
-        return cls(table[:, 0].long(), table[:, 1].long(), table[:, 2], shape).validate()
+        if len(torch.unique(row * documents + column)) != len(row):
+            raise InputError("targets: got an entry twice; expected one relevance per entry; fix: deduplicate pairs")
+        if bool(((values < 0) | (values > 1)).any()):
+            raise InputError("targets: got a relevance outside [0, 1]; expected 0 to 1; fix: map the grades first")
+        return cls(row, column, values, shape)
 
     @classmethod
     def from_ids(
@@ -70,7 +93,7 @@ class GradedTargets:
         document_ids: Sequence[Hashable],
         graded: Mapping[Hashable, Mapping[Hashable, float]],
         own: Sequence[Sequence[int]] | None = None,
-        in_batch: Literal["known", "paper"] = "known",
+        in_batch_labels: InBatchLabels = "known",
     ) -> GradedTargets:
         """From the ids of a batch and every grade that is known.
 
@@ -79,7 +102,8 @@ class GradedTargets:
             document_ids: N ids, each once.
             graded: query id -> document id -> relevance, of at least the batch's own pairs; NaN masks.
             own: for each row the columns of its own documents; needed for "paper".
-            in_batch: "known" fills every cell whose grade is known; "paper" only a row's own cells, all else 0.
+            in_batch_labels: "known" fills every entry whose grade is known; "paper" only a row's own entries, all else
+                0.
 
         Raises:
             InputError: a document id occurs twice, "paper" without `own`, or a relevance off [0, 1].
@@ -88,9 +112,11 @@ class GradedTargets:
             raise InputError(
                 "targets: got a document id twice; expected each document as one column; fix: deduplicate first"
             )
-        if in_batch == "paper":
+        if in_batch_labels == "paper":
             if own is None:
-                raise InputError("targets: got in_batch='paper' without own columns; expected `own`; fix: pass it")
+                raise InputError(
+                    "targets: got in_batch_labels='paper' without own columns; expected `own`; fix: pass it"
+                )
             known = [
                 (row, column, graded[query_id][document_ids[column]])
                 for row, (query_id, columns) in enumerate(zip(query_ids, own, strict=True))
@@ -104,24 +130,18 @@ class GradedTargets:
                 for document_id, relevance in graded.get(query_id, {}).items()
                 if document_id in column_of
             ]
-        table = torch.tensor(known, dtype=torch.float32).reshape(-1, 3)
-        return cls.from_table(table, (len(query_ids), len(document_ids)))
+        rows, columns, relevance = zip(*known, strict=True) if known else ((), (), ())
+        shape = (len(query_ids), len(document_ids))
+        return cls.from_entries(rows, columns, np.array(relevance, dtype=np.float32), shape)
 
-    def validate(self) -> GradedTargets:
-        """These targets, or an InputError for a cell outside the batch, given twice, or off [0, 1]."""
-        queries, documents = self.shape
-        inside = (self.rows >= 0) & (self.rows < queries) & (self.columns >= 0) & (self.columns < documents)
-        if not bool(inside.all()):
-            raise InputError(
-                f"targets: got a cell outside {self.shape}; expected rows and columns of the batch; "
-                "fix: build the table for this batch"
-            )
-        if len(torch.unique(self.rows * documents + self.columns)) != len(self.rows):
-            raise InputError("targets: got a cell twice; expected one relevance per cell; fix: deduplicate pairs")
-        known = self.relevance[~self.relevance.isnan()]
-        if not bool(((known >= 0) & (known <= 1)).all()):
-            raise InputError("targets: got a relevance outside [0, 1]; expected 0 to 1; fix: map the grades first")
-        return self
+    @classmethod
+    def from_tensors(cls, tensors: Mapping[str, Tensor], shape: tuple[int, int]) -> GradedTargets:
+        """What `tensors` gave, on whatever device it is now; nothing is checked again."""
+        return cls(tensors["rows"], tensors["columns"], tensors["relevance"], shape)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Rows, columns and relevance by name, as a batch carries them to any device."""
+        return {"rows": self.rows, "columns": self.columns, "relevance": self.relevance}
 
     def check_fits(self, what: str, queries: Tensor, documents: Tensor) -> None:
         """Refuse embeddings of other shapes than (B, D) and (N, D).
@@ -145,10 +165,6 @@ class GradedTargets:
                 "fix: build them for this batch"
             )
 
-    def table(self) -> Tensor:
-        """(M, 3) float32 table of [row, column, relevance]: one tensor that a batch can carry on any device."""
-        return torch.stack([self.rows.float(), self.columns.float(), self.relevance.float()], dim=1)
-
     def to(self, device: torch.device | str) -> GradedTargets:
         """The same targets on another device."""
         return GradedTargets(self.rows.to(device), self.columns.to(device), self.relevance.to(device), self.shape)
@@ -160,12 +176,12 @@ class GradedTargets:
         return GradedTargets(self.rows[kept] // stride, self.columns[kept], self.relevance[kept], shape)
 
     def binarised(self, threshold: float) -> GradedTargets:
-        """Relevance replaced by 1[z >= threshold], compared in float32; masked cells stay masked."""
+        """Relevance replaced by 1[z >= threshold], compared in float32; masked entries stay masked."""
         reached = (self.relevance.float() >= threshold).to(self.relevance)
         hard = torch.where(self.relevance.isnan(), self.relevance, reached)
         return GradedTargets(self.rows, self.columns, hard, self.shape)
 
-    def row_blocks(self, rows: int) -> Iterator[tuple[slice, GradedTargets]]:
+    def row_chunks(self, rows: int) -> Iterator[tuple[slice, GradedTargets]]:
         """The targets cut into blocks of `rows` queries, rows counted from each block's first."""
         order = torch.argsort(self.rows, stable=True)
         known = [part[order] for part in (self.rows, self.columns, self.relevance)]
@@ -177,7 +193,7 @@ class GradedTargets:
             yield block, GradedTargets(row - start, column, relevance, (block.stop - start, self.shape[1]))
 
     def dense(self, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
-        """(z, weight), both (B, N): relevance, and 1 for cells that count, 0 for masked ones."""
+        """(z, weight), both (B, N): relevance, and 1 for entries that count, 0 for masked ones."""
         z = torch.zeros(self.shape, dtype=dtype, device=self.relevance.device)
         weight = torch.ones(self.shape, dtype=dtype, device=self.relevance.device)
         masked = self.relevance.isnan()
@@ -186,7 +202,7 @@ class GradedTargets:
         return z, weight
 
     def graded(self, dtype: torch.dtype = torch.float32) -> Tensor:
-        """(B, N): 1 for cells whose relevance is known, 0 for all others and for masked ones."""
+        """(B, N): 1 for entries whose relevance is known, 0 for all others and for masked ones."""
         known = torch.zeros(self.shape, dtype=dtype, device=self.relevance.device)
         known[self.rows, self.columns] = 1.0 - self.relevance.isnan().to(dtype)
         return known

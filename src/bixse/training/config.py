@@ -14,6 +14,7 @@ from bixse.encoders.loading.precision import Setting, resolve_precision
 from bixse.encoders.pooling import PoolingMode
 from bixse.errors import SEEDS, did_you_mean
 from bixse.losses.catalogue import LOSSES
+from bixse.losses.options import DEFAULT_SCALE
 from bixse.settings import Flag, Settings, paths_in
 from bixse.training.preflight import LongTexts
 
@@ -164,10 +165,10 @@ class TrainConfig(Settings):
     """Train low-rank adapters instead of all weights; `lora: {}` takes the defaults."""
     loss: str = "bixse"
     """One of the losses of `bixse.losses.LOSSES`."""
-    scale: float = Field(default=10.0, gt=0)
+    scale: float = Field(default=DEFAULT_SCALE, gt=0)
     """Logit scale alpha: 1 / temperature. The paper's is 20; 10 was better on dev for every loss (docs/search)."""
     loss_options: dict[str, Any] = Field(default_factory=dict)
-    """Other arguments of the loss, for example bias, cutoff, in_batch."""
+    """Other arguments of the loss, for example bias, cutoff, in_batch_labels."""
     optimizer: Annotated[OptimizerConfig, Flag(flat=True)] = Field(default_factory=OptimizerConfig)
     """Rates, epochs and batches."""
     seed: int = Field(default=0, ge=0, lt=SEEDS)

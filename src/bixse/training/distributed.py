@@ -23,24 +23,24 @@ PATIENCE = timedelta(hours=6)
 """How long a process waits for the others, for example while the first one searches the dev collection."""
 
 
-def started_processes() -> int:
+def world_size() -> int:
     """W as the launcher (torchrun, accelerate launch) said in the environment; 1 without one."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
-def process_number() -> int:
+def rank() -> int:
     """The number of this process as the launcher said, from 0."""
     return int(os.environ.get("RANK", "0"))
 
 
-def is_first_process() -> bool:
+def is_main_process() -> bool:
     """Whether this process is the one that writes files and talks to the user."""
-    return started_processes() == 1 or process_number() == 0
+    return world_size() == 1 or rank() == 0
 
 
-def join_processes() -> None:
+def init_distributed() -> None:
     """Meet the other processes; nothing happens where there is one alone."""
-    if started_processes() > 1:
+    if world_size() > 1:
         import torch
         import torch.distributed as dist
         from accelerate import PartialState
@@ -54,13 +54,13 @@ def join_processes() -> None:
 
 
 @contextmanager
-def together() -> Iterator[None]:
+def raise_together() -> Iterator[None]:
     """Run the block in every process; where it fails in one, it fails in all with the first one's error.
 
     Raises:
         BixseError: what the block raised here or in another process.
     """
-    if started_processes() == 1:
+    if world_size() == 1:
         yield
         return
     error: BixseError | None = None
@@ -68,18 +68,18 @@ def together() -> Iterator[None]:
         yield
     except BixseError as raised:
         error = raised
-    found = [other for other in all_of(error) if other is not None]
+    found = [other for other in all_gather_object(error) if other is not None]
     if found:
         raise found[0].of_all_processes()
 
 
-def all_of(value: Any) -> list[Any]:
+def all_gather_object(value: Any) -> list[Any]:
     """What every process gave, in their order; each must call this."""
-    if started_processes() == 1:
+    if world_size() == 1:
         return [value]
     import torch.distributed as dist
 
-    gathered: list[Any] = [None] * started_processes()
+    gathered: list[Any] = [None] * world_size()
     dist.all_gather_object(gathered, value)
     return gathered
 
@@ -93,7 +93,7 @@ def check_agreement(named: Mapping[str, Any]) -> None:
     Raises:
         InputError: names what differs, and in which processes.
     """
-    everyone = all_of(dict(named))
+    everyone = all_gather_object(dict(named))
     for name in named:
         values = [other.get(name) for other in everyone]
         odd = [number for number, value in enumerate(values) if value != values[0]]
@@ -107,13 +107,13 @@ def check_agreement(named: Mapping[str, Any]) -> None:
 
 def any_process(flag: bool, device: torch.device) -> bool:
     """Whether the flag is set in at least one process; each must call this."""
-    if started_processes() == 1:
+    if world_size() == 1:
         return flag
     import torch
 
-    from bixse.losses.engines.gather import sum_over_processes
+    from bixse.losses.engines.gather import all_reduce_sum
 
-    return bool(sum_over_processes(torch.tensor(float(flag), device=device)) > 0)
+    return bool(all_reduce_sum(torch.tensor(float(flag), device=device)) > 0)
 
 
 def average_gradients(parameters: Iterable[torch.nn.Parameter]) -> None:
@@ -125,7 +125,7 @@ def average_gradients(parameters: Iterable[torch.nn.Parameter]) -> None:
 
     A parameter without a gradient in every process keeps none.
     """
-    if started_processes() == 1:
+    if world_size() == 1:
         return
     import torch
     import torch.distributed as dist
@@ -137,14 +137,14 @@ def average_gradients(parameters: Iterable[torch.nn.Parameter]) -> None:
     for bucket in _buckets(used):
         flat = torch.cat([_gradient(parameter).reshape(-1) for parameter in bucket])
         dist.all_reduce(flat)
-        flat /= started_processes()
+        flat /= world_size()
         for parameter, part in zip(bucket, flat.split([parameter.numel() for parameter in bucket]), strict=True):
             parameter.grad = part.view_as(parameter).to(parameter.dtype)
 
 
-def copy_from_first(tensors: Iterable[Tensor]) -> None:
+def broadcast_from_main(tensors: Iterable[Tensor]) -> None:
     """Overwrite tensors with those of the first process."""
-    if started_processes() == 1:
+    if world_size() == 1:
         return
     import torch.distributed as dist
 

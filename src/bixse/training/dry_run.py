@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from bixse.encoders.loading.precision import use_precision
 from bixse.errors import InputError
 from bixse.training.dev_evaluation import load_watched_of
-from bixse.training.distributed import started_processes
+from bixse.training.distributed import world_size
 from bixse.training.preflight import check_memory, free_memory
 from bixse.training.recipe import check_training, make_evaluator, make_model, make_trainer, open_training
 
@@ -90,10 +90,8 @@ def plan_training(config: TrainConfig, out: Path) -> TrainPlan:
             plan = plan_training(TrainConfig(pairs="pairs.jsonl"), Path("runs/mine"))
             print(plan.steps, plan.seconds)
     """
-    if started_processes() > 1:
-        raise InputError(
-            f"--dry-run: got {started_processes()} processes; expected one; fix: start it without the launcher"
-        )
+    if world_size() > 1:
+        raise InputError(f"--dry-run: got {world_size()} processes; expected one; fix: start it without the launcher")
     with use_precision(config.precision):
         return _plan(config.resolved(), out)
 

@@ -6,6 +6,8 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+import numpy as np
+
 from bixse.errors import InputError, StorageError, TrainingError
 
 if TYPE_CHECKING:
@@ -14,14 +16,15 @@ if TYPE_CHECKING:
     import torch
     from sentence_transformers import SentenceTransformer
 
-    from bixse.data.graded_pairs import GradedPairs
+    from bixse.data.graded_pairs import GradedPairs, Kind
     from bixse.data.task_instructions import Instructions
-    from bixse.encoders.prompts import Kind
     from bixse.losses.base import GradedLoss
     from bixse.training.loop.trainer import GradedTrainer
 
 LongTexts: TypeAlias = Literal["cut", "refuse"]
 """What is done with texts that are longer than the encoder reads."""
+KINDS: dict[str, Kind] = {"queries": "query", "documents": "document"}
+"""Name of several texts -> their kind."""
 TEXTS_COUNTED = 1000
 """Texts that are tokenised to see how many are too long."""
 TEXTS_LOOKED_AT = 8
@@ -48,16 +51,17 @@ def check_pairs(
         InputError: no query brings what the loss needs.
     """
     groups = pairs.groups()
-    usable = sum(loss.can_use(_best_batch(group.relevance, documents_per_query)) for group in groups)
+    relevance = np.split(pairs.relevance[groups.order], groups.offsets[1:-1])
+    usable = sum(loss.is_informative(_best_batch(own.tolist(), documents_per_query)) for own in relevance)
     if usable == 0:
         raise InputError(
             f"{where}: got {len(groups)} queries of which loss {word!r} can use none; expected queries with "
-            f"{loss.needs}; fix: check the relevance column and documents_per_query, or choose another loss"
+            f"{loss.requires}; fix: check the relevance column and documents_per_query, or choose another loss"
         )
     if usable < len(groups):
         return [
-            f"{len(groups) - usable} of {len(groups)} queries lack {loss.needs}: loss {word!r} learns "
-            f"{loss.without_need} from them"
+            f"{len(groups) - usable} of {len(groups)} queries lack {loss.requires}: loss {word!r} learns "
+            f"{loss.learned_otherwise} from them"
         ]
     return []
 
@@ -87,16 +91,16 @@ def check_lengths(where: object, model: SentenceTransformer, pairs: GradedPairs,
         return []
     prompts = _prompts_before(model, pairs)
     said = []
-    for kind, texts in (("queries", pairs.queries), ("documents", pairs.documents)):
-        distinct = list(dict.fromkeys(texts))
-        room = limit - max((len(tokenizer(p, add_special_tokens=False)["input_ids"]) for p in prompts[kind]), default=0)
-        suspects = [text for text in distinct if len(text.encode()) > room - 2]  # a token has at least one byte
-        tried = suspects[:: -(-len(suspects) // TEXTS_COUNTED)] if suspects else []
+    for name, kind in KINDS.items():
+        room = limit - max((len(tokenizer(p, add_special_tokens=False)["input_ids"]) for p in prompts[name]), default=0)
+        distinct = pairs.distinct(kind)
+        suspects = distinct[pairs.bytes_per_text(kind)[distinct] > room - 2]  # a token has at least one byte
+        tried = pairs.texts(kind, suspects[:: max(1, -(-len(suspects) // TEXTS_COUNTED))])
         tokens = tokenizer(tried, truncation=False, verbose=False)["input_ids"] if tried else []
         too_long = sum(len(own) > room for own in tokens)
         if too_long:
             number = round(too_long * len(suspects) / len(tried))
-            said.append(f"{'' if len(tried) == len(suspects) else 'about '}{number:,} of {len(distinct):,} {kind}")
+            said.append(f"{'' if len(tried) == len(suspects) else 'about '}{number:,} of {len(distinct):,} {name}")
     if not said:
         return []
     with_prompt = ", the prompt before them included" if any(any(own) for own in prompts.values()) else ""
@@ -114,14 +118,13 @@ def _prompts_before(model: SentenceTransformer, pairs: GradedPairs) -> dict[str,
     from bixse.encoders.prompts import prompt_for
 
     table: Instructions | None = getattr(model, "instructions", None)
-    kinds: dict[str, Kind] = {"queries": "query", "documents": "document"}
     if table is None:
-        return {name: [prompt_for(model, kind) or ""] for name, kind in kinds.items()}
-    tasks = dict.fromkeys(group.task for group in pairs.groups())
+        return {name: [prompt_for(model, kind) or ""] for name, kind in KINDS.items()}
+    tasks = pairs.tasks[0]
     table.check_tasks("instructions", tasks)
     return {
         name: [table.prompt(task, kind, choice) for task in tasks for choice in range(table.choices(task))]
-        for name, kind in kinds.items()
+        for name, kind in KINDS.items()
     }
 
 
@@ -169,14 +172,18 @@ def check_memory(trainer: GradedTrainer) -> int:
         model.train()
         features, _ = trainer.collect_features(next(iter(trainer.get_train_dataloader())))
         texts = [number_of_texts(part) for part in features]
-        texts_held = [min(number, loss.texts_per_pass) if loss.cached else number for number in texts]
+        texts_held = [min(number, loss.mini_batch_size) if loss.gradient_cache else number for number in texts]
         states = [_bytes_of_a_text(loss, p) * n if n else 0 for p, n in zip(features, texts_held, strict=True)]
     weights = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
     size = model.get_embedding_dimension() or 0
-    needed = (max(states) if loss.cached else sum(states)) + 3 * weights + 3 * sum(texts) * size * 4
+    needed = (max(states) if loss.gradient_cache else sum(states)) + 3 * weights + 3 * sum(texts) * size * 4
     free = free_memory(model.device)
     if needed > free:
-        mend = "a smaller batch_size or train_max_length" if loss.cached else "`cached: true` under loss_options"
+        mend = (
+            "a smaller batch_size or train_max_length"
+            if loss.gradient_cache
+            else "`gradient_cache: true` under loss_options"
+        )
         raise InputError(
             f"training: got a batch of {texts[0]} queries and {sum(texts[1:])} documents that needs at least "
             f"{needed:,} bytes ({needed / 1e9:.1f} GB); expected at most the {free:,} bytes that are free "
@@ -211,7 +218,7 @@ def _bytes_of_a_text(loss: GradedLoss, features: Mapping[str, Any]) -> int:
             kept[storage.data_ptr()] = storage  # held, so that no later one gets its address
 
     with torch.autograd.graph.saved_tensors_hooks(count, lambda packed: packed):
-        embed_features(loss.model, part, texts_per_pass=1)
+        embed_features(loss.model, part, mini_batch_size=1)
     return sum(storage.nbytes() for storage in kept.values()) // len(rows)
 
 

@@ -23,7 +23,7 @@ from bixse.progress import progress_bar
 from bixse.settings import paths_in
 from bixse.training.config import TrainConfig
 from bixse.training.dev_evaluation import dev_evaluator, dev_figures, dev_hashes, load_dev, load_watched_of
-from bixse.training.distributed import any_process, check_agreement, is_first_process, join_processes, together
+from bixse.training.distributed import any_process, check_agreement, init_distributed, is_main_process, raise_together
 from bixse.training.loop.checkpoints import checkpoint_to_resume, tell_where_the_best_is, whole_checkpoints
 from bixse.training.loop.divergence import check_learned, embedding_spreads
 from bixse.training.merging.merge import MergeResult, merge, own_share, refitted_head
@@ -101,8 +101,8 @@ def train(config: TrainConfig, out: Path, progress: bool = True, title: str | No
 
 def _train(config: TrainConfig, out: Path, progress: bool, title: str | None) -> TrainResult:
     """`train`, in the precision that is set."""
-    join_processes()
-    with together():
+    init_distributed()
+    with raise_together():
         pairs, table, collections, record = open_training(config, out)
         watched = load_watched_of(config)
     check_agreement({"settings": record.fingerprint, "status of the run": record.status})
@@ -115,7 +115,7 @@ def _train(config: TrainConfig, out: Path, progress: bool, title: str | None) ->
     from bixse.encoders.loading.build import no_library_bars
 
     started = time.perf_counter()
-    with together():
+    with raise_together():
         model, loss = make_model(config, table)
         base = None
         if merges(config):
@@ -127,9 +127,9 @@ def _train(config: TrainConfig, out: Path, progress: bool, title: str | None) ->
             trainer = make_trainer(config, out, model, loss, pairs, evaluator, progress, title or config.loss)
     try:
         with ExitStack() as held:
-            with together():
+            with raise_together():
                 check_memory(trainer)
-                if is_first_process():
+                if is_main_process():
                     held.enter_context(alone_in(out))
             held.enter_context(storage_errors(out))
             held.enter_context(no_library_bars())
@@ -151,8 +151,8 @@ def _train(config: TrainConfig, out: Path, progress: bool, title: str | None) ->
                 "history": history, "best_step": best_step, "warnings": warnings, "learning_rate": rate,
                 "merge": merged.to_json() if merged is not None else None,
             }  # fmt: skip
-            with together():
-                if is_first_process():
+            with raise_together():
+                if is_main_process():
                     _save_model(model, head, out, MODEL_FOLDER, merged)
                     _add_timings(record, started, trainer)
                     record.save("finished")
@@ -190,8 +190,8 @@ def _merge(
     settings = config.merge
     model: Any = trainer.loss.model
     assert settings is not None
-    with together():
-        if settings.keep_tuned and is_first_process():
+    with raise_together():
+        if settings.keep_tuned and is_main_process():
             device = model.device
             _save_model(copy.deepcopy(model.cpu()), head, out, TUNED_FOLDER)
             model.to(device)
@@ -205,12 +205,12 @@ def _merge(
             several.append(trained_weights(model))
         tuned = mean_weights(several)
     number = len(own_share({0.0, 1.0, *settings.weights})) if watched else 0
-    shown = progress and is_first_process() and number > 0
+    shown = progress and is_main_process() and number > 0
     bar = progress_bar("merge: score weights", number) if shown else None
     model.eval()
     merged = merge(model, base, tuned, settings.weights, watched, config.guard_tolerance, bar)
     if head is not None and (merged.weight < 1 or settings.checkpoints > 1):
-        with together():
+        with raise_together():
             head = refitted_head(trainer, head)
     return merged, head
 
@@ -242,7 +242,7 @@ def check_training(
     held_out = queries_of(watched, "guard")
     for name, dev in collections.items():
         held_out[f"dev {name}"] = {query: dev.queries[query] for query in dev.qrels[config.dev_split]}
-    warnings = check_not_trained_on(held_out, set(pairs.queries), config.allow_shared_queries)
+    warnings = check_not_trained_on(held_out, pairs.queries, config.allow_shared_queries)
     warnings += check_pairs(where, config.loss, loss, pairs, config.optimizer.documents_per_query)
     warnings += check_lengths(where, model, pairs, config.long_texts)
     warnings += [said for dev in collections.values() for said in warn_of_missing(dev, config.dev_split)]
@@ -301,7 +301,7 @@ def make_model(config: TrainConfig, table: Instructions | None) -> tuple[Relevan
 
 def _save_record(record: RunRecord, status: Status) -> None:
     """Write run.json, in the first process alone."""
-    if is_first_process():
+    if is_main_process():
         record.save(status)
 
 
@@ -346,24 +346,25 @@ def make_trainer(
     from transformers import PrinterCallback, ProgressCallback
 
     from bixse.training.loop.arguments import training_arguments
-    from bixse.training.loop.batch_plan import BatchPlan, check_sizes
+    from bixse.training.loop.batch_plan import BatchPlan
     from bixse.training.loop.callbacks import ProgressBar, StepLog
     from bixse.training.loop.trainer import GradedTrainer
 
     optimizer = config.optimizer
-    plan = BatchPlan(pairs.groups(), optimizer.batch_size, config.seed, config.task_shares)
-    check_sizes(_pairs_named(config), plan)
+    plan = BatchPlan(pairs, optimizer.batch_size, config.seed, config.task_shares)
+    plan.check_sizes(_pairs_named(config))
     arguments = training_arguments(config, out / CHECKPOINT_FOLDER, len(plan), evaluator)
     arguments.eval_on_start = evaluator is not None and not whole_checkpoints(out / CHECKPOINT_FOLDER)
     trainer = GradedTrainer(
         model=model,
         args=arguments,
-        train_pairs=pairs,
+        train_dataset=pairs,
         loss=loss,
         evaluator=evaluator,
-        callbacks=[ProgressBar(title)] if progress and is_first_process() else [],
+        callbacks=[ProgressBar(title)] if progress and is_main_process() else [],
+        plan=plan,
     )
-    if is_first_process():
+    if is_main_process():
         trainer.add_callback(StepLog(out / LOG_FILE))
     for callback in trainer.callback_handler.callbacks:
         if getattr(callback, "logging_dir", "") is None:  # TensorBoard's files would go with the checkpoints
@@ -387,18 +388,18 @@ def _run_trainer(trainer: GradedTrainer, out: Path, record: RunRecord, then_merg
     trainer.add_callback(stop)
     started = time.perf_counter()
     ended: Literal["failed", "interrupted"] = "interrupted"
-    with together():
+    with raise_together():
         checkpoint, warnings = checkpoint_to_resume(out / CHECKPOINT_FOLDER)
-    if checkpoint is not None and is_first_process():
+    if checkpoint is not None and is_main_process():
         tell_where_the_best_is(Path(checkpoint))
     check_agreement({"checkpoint": checkpoint})
-    before = embedding_spreads(trainer.loss.model, trainer.train_pairs)
+    before = embedding_spreads(trainer.loss.model, trainer.pairs)
     try:
         trainer.train(resume_from_checkpoint=checkpoint)
         check_finite(trainer.loss, trainer.state.global_step)
         if trainer.state.global_step >= trainer.state.max_steps:
             losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
-            after = embedding_spreads(trainer.loss.model, trainer.train_pairs)
+            after = embedding_spreads(trainer.loss.model, trainer.pairs)
             check_learned(before, after, losses, trainer.evaluator is not None)
     except TrainingError:
         ended = "failed"

@@ -153,23 +153,13 @@ class PairColumns:
 
     def selected(self, pairs: GradedPairs) -> GradedPairs:
         """These rows of the table they were made of."""
-        from bixse.data.graded_pairs import GradedPairs
-
-        rows, labels = self.rows.tolist(), self.labels.tolist()
-        extra = {
-            name: [values[row] if row != NO_LABEL else None for row in labels]
-            if name in ("grade", "grade_probs")
-            else [values[row] for row in rows]
-            for name, values in pairs.extra.items()
+        chosen = pairs.select(self.rows).with_columns(relevance=self.relevance)
+        grades = {
+            name: [pairs.extra[name][row] if row != NO_LABEL else None for row in self.labels.tolist()]
+            for name in ("grade", "grade_probs")
+            if name in pairs.extra and not np.array_equal(self.labels, self.rows)
         }
-        return GradedPairs(
-            query_ids=[pairs.query_ids[row] for row in rows],
-            queries=[pairs.queries[row] for row in rows],
-            document_ids=[pairs.document_ids[row] for row in rows],
-            documents=[pairs.documents[row] for row in rows],
-            relevance=self.relevance.copy(),
-            extra=extra,
-        )
+        return chosen.with_columns(**grades) if grades else chosen
 
 
 def _mixed(numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -120,7 +120,7 @@ def mapped_pairs(pairs: GradedPairs, fitted: GradeMap, scale: GradeScale, path: 
                 "mapped before, or state the judge's scale"
             )
         kept.append(place if grade is None else grade)
-    return replace(pairs, relevance=fitted.apply(pairs.relevance), extra={**pairs.extra, "grade": kept})
+    return pairs.with_columns(relevance=fitted.apply(pairs.relevance), grade=kept)
 
 
 def _fit(

@@ -12,21 +12,21 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-def process_count() -> int:
+def world_size() -> int:
     """W, the number of processes that train together; 1 outside torch.distributed."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
-def sum_over_processes(value: Tensor) -> Tensor:
+def all_reduce_sum(value: Tensor) -> Tensor:
     """A detached tensor summed over all processes; each must call this with the same shape."""
-    if process_count() == 1:
+    if world_size() == 1:
         return value.detach()
     total = value.detach().clone()
     dist.all_reduce(total)
     return total
 
 
-def gather_rows(rows: Tensor, number: int) -> Tensor:
+def all_gather_rows(rows: Tensor, number: int) -> Tensor:
     """Rows of all processes; the gradient of each row flows back to the process it came from.
 
     Args:
@@ -46,19 +46,19 @@ class _Gather(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor) -> Tensor:
-        gathered = rows.new_empty(process_count() * len(rows), rows.shape[1])
+        gathered = rows.new_empty(world_size() * len(rows), rows.shape[1])
         dist.all_gather_into_tensor(gathered, rows.contiguous())
         return gathered
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        own = gradient.new_empty(len(gradient) // process_count(), gradient.shape[1])
+        own = gradient.new_empty(len(gradient) // world_size(), gradient.shape[1])
         dist.reduce_scatter_tensor(own, gradient.contiguous())
         return own
 
 
-def part_of_mean(count: Tensor) -> Tensor:
+def global_mean_weight(count: Tensor) -> Tensor:
     """What a process multiplies its own mean by, so that the mean over processes is the mean over all rows.
 
     Args:
@@ -67,7 +67,7 @@ def part_of_mean(count: Tensor) -> Tensor:
     Returns:
         W * count / (sum of the counts): 1 for one process, and for several with as much each.
     """
-    if process_count() == 1:
+    if world_size() == 1:
         return count.new_ones(())
-    total = sum_over_processes(count).clamp_(min=1.0)
-    return process_count() * count / total
+    total = all_reduce_sum(count).clamp_(min=1.0)
+    return world_size() * count / total

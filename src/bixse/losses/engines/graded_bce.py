@@ -1,4 +1,4 @@
-"""Graded binary cross-entropy over every (query, document) cell, tile by tile, with exact gradients."""
+"""Graded binary cross-entropy over every (query, document) entry, tile by tile, with exact gradients."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LARGEST_EXPONENT = 80.0
 """exp() of a larger logit could overflow float32; the slower, always stable form is taken then."""
 
 Reduction = Literal["query", "mean"]
-"""Divide the sum over cells by B (the paper's), or by the number of cells that count."""
+"""Divide the sum over entries by B (the paper's), or by the number of entries that count."""
 
 
 def graded_bce(
@@ -38,20 +38,20 @@ def graded_bce(
     tile_rows: int = TILE_ROWS,
     tile_columns: int = TILE_COLUMNS,
 ) -> Tensor:
-    """Binary cross-entropy of graded relevance over all B x N cells (BiXSE paper, equation 2).
+    """Binary cross-entropy of graded relevance over all B x N entries (BiXSE paper, equation 2).
 
     L = (1/B) sum_ij [ softplus(s_ij) - z_ij s_ij ], s = logit_scale * q.d + logit_bias. The loss separates over
-    cells, so value and all four gradients come from one pass over tiles: g = sigma(s) - z, dQ = alpha g D,
+    entries, so value and all four gradients come from one pass over tiles: g = sigma(s) - z, dQ = alpha g D,
     dD = alpha g^T Q, dalpha = <Q, g D>, dbeta = sum g. The B x N matrix is never kept. Arithmetic is float32
     (float64 for float64 input) whatever autocast says: in bf16 the bias would be lost.
 
     Args:
         queries: (B, D).
         documents: (N, D).
-        targets: known relevance; masked cells count neither way.
+        targets: known relevance; masked entries count neither way.
         logit_scale: alpha, a number or a tensor of one element.
         logit_bias: beta, a number or a tensor of one element.
-        reduction: "query" divides by B, "mean" by the number of cells that count.
+        reduction: "query" divides by B, "mean" by the number of entries that count.
         tile_rows: queries of a tile; changes speed and memory only.
         tile_columns: documents of a tile.
 
@@ -84,12 +84,12 @@ def graded_bce(
 
 @dataclass(frozen=True)
 class _Tile:
-    """A block of cells and the known cells inside it."""
+    """A block of entries and the known entries inside it."""
 
     rows: slice
     columns: slice
     known: slice
-    """Place of its known cells in the sorted targets."""
+    """Place of its known entries in the sorted targets."""
 
 
 class _GradedBCE(torch.autograd.Function):
@@ -138,8 +138,8 @@ class _GradedBCE(torch.autograd.Function):
                 grad_queries[tile.rows].addmm_(sigma, d)
             if grad_documents is not None:
                 grad_documents[tile.columns].addmm_(sigma.T, q)
-        cells = len(queries) * len(documents) - int(targets.relevance.isnan().sum())
-        count = max(1, len(queries) if reduction == "query" else cells)
+        entries = len(queries) * len(documents) - int(targets.relevance.isnan().sum())
+        count = max(1, len(queries) if reduction == "query" else entries)
         if needs_any:
             grad_scale = None
             if needs_scale and grad_queries is not None:
@@ -197,7 +197,7 @@ def _softplus(logits: Tensor) -> Tensor:
 
 
 def _tiles(targets: GradedTargets, shape: tuple[int, int]) -> tuple[list[_Tile], tuple[Tensor, Tensor, Tensor]]:
-    """Every tile of the batch, and the known cells sorted by tile with rows and columns inside their tile."""
+    """Every tile of the batch, and the known entries sorted by tile with rows and columns inside their tile."""
     queries, documents = targets.shape
     across = -(-documents // shape[1]) if documents else 0
     number = targets.rows // shape[0] * across + targets.columns // shape[1]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, Unpack
 
 import torch
 from torch.nn.functional import logsigmoid
 
-from bixse.losses.engines.row_blocks import RowTerms, RowWiseLoss
+from bixse.losses.engines.row_chunks import ChunkResult, RowWiseLoss
+from bixse.losses.options import DEFAULT_SCALE, LossOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
     from torch import Tensor
 
-    from bixse.losses.base import InBatch
     from bixse.losses.targets import GradedTargets
 
     PairWeights: TypeAlias = Callable[[Tensor, Tensor], Tensor]
@@ -26,15 +26,13 @@ class PairwiseLoss(RowWiseLoss):
     """Base of the losses on pairs: a weighted sum of softplus(-(s_j - s_k)), document j above document k.
 
     A dense form takes a B x N x N tensor. Here each document j with relevance above 0 meets its row once: the work
-    is (number of such documents) x N cells, a block at a time.
+    is (number of such documents) x N entries, a block at a time.
 
     Args:
         model: the encoder that is trained.
         scale: logit scale, above 0: the slope of the sigmoid.
         in_batch_negatives: pair a query's documents with all others of the batch too, not only with one another.
-        in_batch: "known" uses every grade the batch knows, "paper" only a row's own documents (all else 0).
-        texts_per_pass: texts of one pass through the encoder.
-        cached: hold the activations of one pass at a time.
+        options: see `GradedLoss`.
 
     Raises:
         InputError: scale outside its range.
@@ -46,23 +44,21 @@ class PairwiseLoss(RowWiseLoss):
     def __init__(
         self,
         model: SentenceTransformer,
-        scale: float = 20.0,
+        scale: float = DEFAULT_SCALE,
         in_batch_negatives: bool = True,
-        in_batch: InBatch = "known",
-        texts_per_pass: int = 32,
-        cached: bool = False,
+        **options: Unpack[LossOptions],
     ) -> None:
-        super().__init__(model, scale, in_batch, texts_per_pass, cached)
+        super().__init__(model, scale, **options)
         self.in_batch_negatives = in_batch_negatives
 
     @property
-    def needs(self) -> str:
+    def requires(self) -> str:
         """What a query must bring."""
-        return super().needs if self.in_batch_negatives else "two documents of different relevance"
+        return super().requires if self.in_batch_negatives else "two documents of different relevance"
 
-    def can_use(self, relevance: Sequence[float]) -> bool:
+    def is_informative(self, relevance: Sequence[float]) -> bool:
         """A query needs two documents of different relevance; the batch's others may be one of them."""
-        return super().can_use(relevance) if self.in_batch_negatives else len(set(relevance)) > 1
+        return super().is_informative(relevance) if self.in_batch_negatives else len(set(relevance)) > 1
 
     @abstractmethod
     def pair_weights(self, logits: Tensor, relevance: Tensor, counted: Tensor, targets: GradedTargets) -> PairWeights:
@@ -78,7 +74,7 @@ class PairwiseLoss(RowWiseLoss):
             A function from (P,) rows and (P,) columns of winners to (P, N) weights, 0 where there is no pair.
         """
 
-    def row_terms(self, logits: Tensor, targets: GradedTargets) -> RowTerms:
+    def chunk_result(self, logits: Tensor, targets: GradedTargets) -> ChunkResult:
         """One term per pair; the winners of a block are met a block's worth at a time."""
         relevance, weight = targets.dense(logits.dtype)
         counted = (weight if self.in_batch_negatives else targets.graded(logits.dtype)).bool()
@@ -96,7 +92,7 @@ class PairwiseLoss(RowWiseLoss):
             gradient.index_put_((rows, columns), -push.sum(dim=1), accumulate=True)
             pairs += int(weighed.count_nonzero())
         queries = len(targets.rows[winner].unique())
-        return RowTerms(value, pairs if self.mean_over == "pairs" else queries, gradient)
+        return ChunkResult(value, pairs if self.mean_over == "pairs" else queries, gradient)
 
     def get_config_dict(self) -> dict[str, Any]:
         """Settings for the model card."""

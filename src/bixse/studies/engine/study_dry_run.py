@@ -57,7 +57,7 @@ class StudyPlan:
     weights_gib: float
     """Weights, gradients and optimizer of one training, on its device."""
     activations_gib: float
-    """States kept for the backward pass of the largest batch; `cached: true` keeps those of one pass alone."""
+    """States kept for the backward pass of the largest batch; `gradient_cache: true` keeps those of one pass alone."""
     hours: float
     """Device hours of all training, at the assumed speed."""
     devices: int = 1

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from bixse.encoders.loading.precision import default_device, resolve_precision
 from bixse.errors import InputError
-from bixse.training.distributed import PATIENCE, started_processes
+from bixse.training.distributed import PATIENCE, world_size
 from bixse.training.loop.trainer import GradedTrainingArguments
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def training_arguments(
     optimizer = config.optimizer
     device = default_device()
     bf16 = resolve_precision(config.precision, device) == "bfloat16"
-    processes = started_processes()
+    processes = world_size()
     if optimizer.batch_size % processes:
         near = max(1, optimizer.batch_size // processes) * processes
         raise InputError(

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from bixse.data.graded_pairs import QueryGroup
+    from bixse.data.graded_pairs import GradedPairs
 
 EpochIndex: TypeAlias = tuple[int, int]
 """(epoch, group): which documents of a group are drawn depends on both and on the seed alone."""
@@ -27,7 +27,7 @@ class BatchPlan(Sampler[list[EpochIndex]]):
     and the result does not depend on the number of processes.
 
     Args:
-        groups: the query groups.
+        pairs: the graded pairs.
         batch_size: queries of a batch, over all processes, at least 1; a task's last batch may be smaller.
         seed: of the order.
         shares: task -> share of its queries that stand in an epoch, in (0, 1], drawn anew each time; 1 for others.
@@ -37,23 +37,19 @@ class BatchPlan(Sampler[list[EpochIndex]]):
     """
 
     def __init__(
-        self,
-        groups: Sequence[QueryGroup],
-        batch_size: int,
-        seed: int = 0,
-        shares: Mapping[str, float] | None = None,
+        self, pairs: GradedPairs, batch_size: int, seed: int = 0, shares: Mapping[str, float] | None = None
     ) -> None:
         self.batch_size = batch_size
         self.seed = seed
         self.epoch = 0
-        members: dict[str | None, list[int]] = {}
-        for number, group in enumerate(groups):
-            members.setdefault(group.task, []).append(number)
-        self.members: dict[str | None, NDArray[np.int64]] = {task: np.array(own) for task, own in members.items()}
+        tasks = pairs.groups().tasks
+        self.members: dict[str | None, NDArray[np.int64]] = {
+            name: np.flatnonzero(tasks == number) for number, name in enumerate(pairs.tasks[0])
+        }
         self.shares = dict(shares or {})
-        _check_shares(self.shares, members)
+        _check_shares(self.shares, [task for task in self.members if task is not None])
 
-    def queries_an_epoch(self, task: str | None) -> int:
+    def queries_per_epoch(self, task: str | None) -> int:
         """Queries of a task that stand in one epoch: its share, rounded, at least one."""
         return max(1, round(len(self.members[task]) * self.shares.get(task or "", 1.0)))
 
@@ -62,38 +58,42 @@ class BatchPlan(Sampler[list[EpochIndex]]):
         self.epoch = epoch
 
     def __len__(self) -> int:
-        return sum(-(-self.queries_an_epoch(task) // self.batch_size) for task in self.members)
+        return sum(-(-self.queries_per_epoch(task) // self.batch_size) for task in self.members)
 
     def __iter__(self) -> Iterator[list[EpochIndex]]:
         generator = np.random.default_rng((self.seed, self.epoch))
-        batches: list[NDArray[np.int64]] = []
+        queries, starts, ends = [], [], []
+        begin = 0
         for task, own in self.members.items():
-            drawn = own[generator.permutation(len(own))][: self.queries_an_epoch(task)]
-            batches += np.split(drawn, range(self.batch_size, len(drawn), self.batch_size))
+            queries.append(own[generator.permutation(len(own))][: self.queries_per_epoch(task)])
+            end = begin + len(queries[-1])
+            starts.append(np.arange(begin, end, self.batch_size))
+            ends.append(np.minimum(starts[-1] + self.batch_size, end))
+            begin = end
+        drawn, bounds = np.concatenate(queries), np.stack([np.concatenate(starts), np.concatenate(ends)], axis=1)
         if len(self.members) > 1:
-            batches = [batches[number] for number in generator.permutation(len(batches))]
-        for batch in batches:
-            yield [(self.epoch, int(number)) for number in batch]
+            bounds = bounds[generator.permutation(len(bounds))]
+        for start, end in bounds:
+            yield [(self.epoch, int(number)) for number in drawn[start:end]]
+
+    def check_sizes(self, where: object) -> None:
+        """Refuse batches that are larger than a task.
+
+        Raises:
+            InputError: names the tasks and how many queries an epoch holds of each.
+        """
+        sizes = {task: self.queries_per_epoch(task) for task in self.members}
+        small = {task: size for task, size in sizes.items() if size < self.batch_size}
+        if small:
+            found = ", ".join(f"{size} of task {task!r}" if task else f"{size} in all" for task, size in small.items())
+            raise InputError(
+                f"{where}: got fewer queries than one batch ({found}); expected at least batch_size = "
+                f"{self.batch_size} of each task; fix: set batch_size to {min(small.values())} or less, or leave the "
+                "task out"
+            )
 
 
-def check_sizes(where: object, plan: BatchPlan) -> None:
-    """Refuse batches that are larger than a task.
-
-    Raises:
-        InputError: names the tasks and how many queries an epoch holds of each.
-    """
-    small = [(task, plan.queries_an_epoch(task)) for task in plan.members]
-    small = [(task, number) for task, number in small if number < plan.batch_size]
-    if small:
-        found = ", ".join(f"{number} of task {task!r}" if task else f"{number} in all" for task, number in small)
-        raise InputError(
-            f"{where}: got fewer queries than one batch ({found}); expected at least batch_size = {plan.batch_size} of "
-            f"each task; fix: set batch_size to {min(number for _, number in small)} or less, or leave the task out"
-        )
-
-
-def _check_shares(shares: Mapping[str, float], members: Mapping[str | None, object]) -> None:
-    known = [task for task in members if task is not None]
+def _check_shares(shares: Mapping[str, float], known: Sequence[str]) -> None:
     for task, share in shares.items():
         if task not in known:
             hint = did_you_mean(task, known, otherwise="check the column `task` of the pairs")

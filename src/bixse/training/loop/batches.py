@@ -3,30 +3,40 @@
 from __future__ import annotations
 
 import zlib
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from bixse.data.graded_pairs import GradedPairs, QueryGroup
+from bixse.data.columns import numbered
 from bixse.data.task_instructions import Instructions
 from bixse.errors import InputError
-from bixse.losses.targets import GradedTargets, mean_grades
+from bixse.losses.targets import GradedTargets
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from bixse.encoders.prompts import Kind
-    from bixse.losses.base import InBatch
+    from numpy.typing import NDArray
+
+    from bixse.data.graded_pairs import GradedPairs, Kind
+    from bixse.losses.options import InBatchLabels
     from bixse.training.loop.batch_plan import EpochIndex
 
-COUNTS = ("queries", "pairs", "duplicate_documents", "filled_cells", "masked_cells")
+COUNTS = ("queries", "pairs", "duplicate_documents", "filled_entries", "masked_entries")
 """What a batch counts of itself, under the key `counts`."""
 
 
-class GroupDataset(Dataset[QueryGroup]):
+class DrawnGroup(NamedTuple):
+    """A query and those of its documents that stand in a batch."""
+
+    number: int
+    """Number of the group, see `GradedPairs.groups`."""
+    rows: NDArray[np.intp]
+    """(K,) rows of the table."""
+
+
+class GroupDataset(Dataset[DrawnGroup]):
     """The query groups of a table; each access draws at most `documents_per_query` documents.
 
     The document with the highest relevance always stays; the others are drawn anew each epoch. The draw is a
@@ -46,6 +56,7 @@ class GroupDataset(Dataset[QueryGroup]):
             raise InputError(
                 f"documents_per_query: got {documents_per_query}; expected at least 1; fix: leave it out for all"
             )
+        self.pairs = pairs
         self.groups = pairs.groups()
         self.documents_per_query = documents_per_query
         self.seed = seed
@@ -53,100 +64,162 @@ class GroupDataset(Dataset[QueryGroup]):
     def __len__(self) -> int:
         return len(self.groups)
 
-    def __getitem__(self, index: EpochIndex) -> QueryGroup:
+    def __getitem__(self, index: EpochIndex) -> DrawnGroup:
         epoch, number = index
-        group = self.groups[number]
+        rows = self.groups.rows(number)
         limit = self.documents_per_query
-        if limit is None or len(group.documents) <= limit:
-            return group
-        best = int(np.argmax(group.relevance))
-        others = [i for i in range(len(group.documents)) if i != best]
+        if limit is None or len(rows) <= limit:
+            return DrawnGroup(number, rows)
+        best = int(np.argmax(self.pairs.relevance[rows]))
+        others = np.delete(np.arange(len(rows)), best)
         drawn = np.random.default_rng((self.seed, epoch, number)).permutation(others)[: limit - 1]
-        chosen = [best, *sorted(int(i) for i in drawn)]
-        return replace(
-            group,
-            document_ids=[group.document_ids[i] for i in chosen],
-            documents=[group.documents[i] for i in chosen],
-            relevance=[group.relevance[i] for i in chosen],
-        )
+        return DrawnGroup(number, rows[[best, *sorted(drawn)]])
+
+
+class KnownGrades:
+    """Relevance of every (query text, document text) of a task, as sorted arrays.
+
+    Grades of one such pair that differ between rows are averaged. What one task knows says nothing about another.
+    """
+
+    def __init__(self, pairs: GradedPairs) -> None:
+        groups = pairs.groups()
+        texts = pairs.query_numbers[groups.first_rows].astype(np.int64)
+        self.query_of_group: NDArray[np.int32] = numbered(texts * len(pairs.tasks[0]) + groups.tasks)
+        """(G,) number of each group's query; groups of one task and query text share one."""
+        queries = np.repeat(self.query_of_group, np.diff(groups.offsets)).astype(np.int64)
+        documents = pairs.document_numbers[groups.order]
+        entries = numbered(queries * (int(documents.max(initial=0)) + 1) + documents)
+        first = np.unique(entries, return_index=True)[1]
+        means = np.bincount(entries, weights=pairs.relevance[groups.order]) / np.bincount(entries)
+        by_query = np.argsort(queries[first], kind="stable")
+        self.documents: NDArray[np.int32] = documents[first][by_query]
+        """(E,) document of each entry, those of a query one after the other in the order they were given."""
+        self.relevance: NDArray[np.float32] = means[by_query].astype(np.float32)
+        """(E,) its mean relevance."""
+        numbers = np.bincount(queries[first], minlength=int(queries.max(initial=-1)) + 1)
+        self.offsets: NDArray[np.int64] = np.concatenate([[0], np.cumsum(numbers)]).astype(np.int64)
+        """(Q + 1,) where each query's entries begin, and the end of the last."""
+
+    def of(self, groups: Sequence[int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """(P,) positions in `groups` and (P,) entries: everything that is known about these groups' queries."""
+        queries = self.query_of_group[np.asarray(groups, dtype=np.int64)]
+        numbers = self.offsets[queries + 1] - self.offsets[queries]
+        rows = np.repeat(np.arange(len(queries)), numbers)
+        before = np.repeat(np.cumsum(numbers) - numbers, numbers)
+        return rows, np.repeat(self.offsets[queries], numbers) + np.arange(len(rows)) - before
 
 
 class GradedCollator:
-    """Query groups to what the trainer feeds a loss: two tokenised columns and the table of known relevance.
+    """Drawn groups to what the trainer feeds a loss: two tokenised columns and the known relevance.
 
     Args:
         preprocess: tokenises texts: `model.preprocess`.
-        pairs: all training pairs; their grades fill the in-batch cells when `in_batch` is "known".
-        in_batch: see `bixse.losses.GradedLoss`.
+        pairs: all pairs; their grades fill the entries of the batch when `in_batch_labels` is "known".
+        in_batch_labels: see `bixse.losses.GradedLoss`.
         prompts: prompt of the columns "query" and "document", or a table of task instructions. Of several
             instructions of a task one is chosen by the queries of the batch, the same in every process.
-        process: number of this process, from 0.
-        processes: W, how many share each batch.
+        rank: number of this process, from 0.
+        world_size: W, how many processes share each batch.
 
-    A batch of B groups holds `query_*` (B rows), `document_*` (N distinct documents), `label` (M, 3) and `counts`.
-    Of several processes each collates the same batch and tokenises its part: every W-th query, and documents dealt out
-    by length. `document_order` (N,) then says where each column stands among the gathered documents.
+    A batch of B groups holds `query_*` (B rows), `document_*` (N distinct documents), `label` (the tensors of
+    `GradedTargets`) and `counts`. Of several processes each collates the same batch and tokenises its part: every W-th
+    query, and documents dealt out by length. `document_order` (N,) then says where each column stands among the
+    gathered documents.
 
-    Texts count, not ids: one text under two ids is one column, and what is known of it under one id holds under all.
-    Grades of one (query text, document text) that differ between ids are averaged over the training pairs of a task;
-    what one task knows says nothing about another.
+    Texts count, not ids: one text under two ids is one column, and what is known of it under one id holds under all
+    (`KnownGrades`).
     """
 
     def __init__(
         self,
         preprocess: Callable[..., Mapping[str, Any]],
         pairs: GradedPairs,
-        in_batch: InBatch = "known",
+        in_batch_labels: InBatchLabels = "known",
         prompts: Mapping[str, str] | Instructions | None = None,
-        process: int = 0,
-        processes: int = 1,
+        rank: int = 0,
+        world_size: int = 1,
     ) -> None:
         self.preprocess = preprocess
-        self.in_batch: InBatch = in_batch
+        self.pairs = pairs
+        self.in_batch_labels: InBatchLabels = in_batch_labels
         self.prompts = prompts if isinstance(prompts, Instructions) else dict(prompts or {})
-        self.process = process
-        self.processes = processes
-        self.graded = mean_grades(
-            ((group.task, group.query), document, relevance)
-            for group in pairs.groups()
-            for document, relevance in zip(group.documents, group.relevance, strict=True)
-        )
+        self.rank = rank
+        self.world_size = world_size
+        self.known = KnownGrades(pairs)
         self.valid_label_columns = ["label"]
 
-    def __call__(self, groups: Sequence[QueryGroup]) -> dict[str, Any]:
+    def __call__(self, groups: Sequence[DrawnGroup]) -> dict[str, Any]:
         """One batch of B groups, or this process's part of it."""
-        documents = list(dict.fromkeys(document for group in groups for document in group.documents))
-        column_of = {document: column for column, document in enumerate(documents)}
-        own = groups[self.process :: self.processes]
-        own_columns = [list(dict.fromkeys(column_of[document] for document in group.documents)) for group in own]
-        targets = GradedTargets.from_ids(
-            [(group.task, group.query) for group in own], documents, self.graded, own_columns, self.in_batch
-        )
-        counts = (
-            len(own),
-            sum(len(group.documents) for group in own),
-            sum(len(group.documents) for group in groups) - len(documents) if self.process == 0 else 0,
-            len(targets.relevance) - sum(map(len, own_columns)),
-            int(targets.relevance.isnan().sum()),
-        )
-        batch: dict[str, Any] = {"label": targets.table(), "counts": torch.tensor(counts)}
-        shares = _deal([len(document) for document in documents], self.processes)
+        rows = np.concatenate([group.rows for group in groups])
+        numbers = self.pairs.document_numbers[rows]
+        first = np.sort(np.unique(numbers, return_index=True)[1])
+        own = groups[self.rank :: self.world_size]
+        targets, own_entries = self._targets(own, numbers[first])
+        shares = self._shares(rows[first])
         texts: dict[Kind, list[str]] = {
-            "query": [group.query for group in own],
-            "document": [documents[column] for column in shares[self.process]],
+            "query": self.pairs.texts("query", self._first_rows(own)),
+            "document": self.pairs.texts("document", rows[first][shares[self.rank]]),
         }
+        batch: dict[str, Any] = {}
         for kind, column in texts.items():
             for key, value in self._features(column, self._prompt(groups, kind), kind).items():
                 batch[f"{kind}_{key}"] = value  # prompt_length is no tensor
-        if self.processes > 1:
+        if self.world_size > 1:
             batch["document_order"] = _order(shares)
-        return batch
+        counts = (
+            len(own),
+            sum(len(group.rows) for group in own),
+            len(rows) - len(first) if self.rank == 0 else 0,
+            len(targets.relevance) - own_entries,
+            int(targets.relevance.isnan().sum()),
+        )
+        return {**batch, "label": targets.tensors(), "counts": torch.tensor(counts)}
 
-    def _prompt(self, groups: Sequence[QueryGroup], kind: Kind) -> str | None:
+    def _targets(self, own: Sequence[DrawnGroup], columns: NDArray[np.int32]) -> tuple[GradedTargets, int]:
+        """The known entries of this process's queries, and how many are a query's own; `columns`: (N,) documents."""
+        if not own:
+            return GradedTargets.from_entries([], [], [], (0, len(columns))), 0
+        by_number = np.argsort(columns)
+
+        def column_of(documents: NDArray[np.int32]) -> NDArray[np.intp]:
+            return by_number[np.searchsorted(columns, documents, sorter=by_number)]
+
+        own_rows = np.repeat(np.arange(len(own)), [len(group.rows) for group in own])
+        own_columns = column_of(self.pairs.document_numbers[np.concatenate([group.rows for group in own])])
+        own_keys = own_rows * len(columns) + own_columns
+        own_keys = own_keys[np.sort(np.unique(own_keys, return_index=True)[1])]
+
+        rows, entries = self.known.of([group.number for group in own])
+        inside = np.isin(self.known.documents[entries], columns)
+        rows, entries = rows[inside], entries[inside]
+        keys = rows * len(columns) + column_of(self.known.documents[entries])
+        if self.in_batch_labels == "paper":
+            by_key = np.argsort(keys)
+            entries = entries[by_key[np.searchsorted(keys, own_keys, sorter=by_key)]]
+            keys = own_keys
+        rows, places = np.divmod(keys, len(columns))
+        shape = (len(own), len(columns))
+        return GradedTargets.from_entries(rows, places, self.known.relevance[entries], shape), len(own_keys)
+
+    def _first_rows(self, groups: Sequence[DrawnGroup]) -> list[int]:
+        own = self.pairs.groups()
+        return [int(own.rows(group.number)[0]) for group in groups]
+
+    def _shares(self, rows: NDArray[np.intp]) -> list[list[int]]:
+        """Columns of each process: dealt out from the longest text on, so that all have as much to encode."""
+        if self.world_size == 1:
+            return [list(range(len(rows)))]
+        lengths = [len(text) for text in self.pairs.texts("document", rows)]
+        by_length = sorted(range(len(lengths)), key=lambda column: -lengths[column])
+        return [by_length[rank :: self.world_size] for rank in range(self.world_size)]
+
+    def _prompt(self, groups: Sequence[DrawnGroup], kind: Kind) -> str | None:
         if not isinstance(self.prompts, Instructions):
             return self.prompts.get(kind)
-        task = groups[0].task
-        choice = zlib.crc32("\n".join(group.query_id for group in groups).encode()) % self.prompts.choices(task)
+        task = self.pairs.tasks[0][self.pairs.groups().tasks[groups[0].number]]
+        ids = "\n".join(self.pairs.query_ids[row] for row in self._first_rows(groups))
+        choice = zlib.crc32(ids.encode()) % self.prompts.choices(task)
         return self.prompts.prompt(task, kind, choice) or None
 
     def _features(self, texts: list[str], prompt: str | None, kind: Kind) -> Mapping[str, Any]:
@@ -156,18 +229,9 @@ class GradedCollator:
         return self.preprocess(texts, prompt=prompt, task=kind)
 
 
-def _deal(lengths: Sequence[int], processes: int) -> list[list[int]]:
-    """Columns of each process: dealt out from the longest text on, so that all have as much to encode."""
-    if processes == 1:
-        return [list(range(len(lengths)))]
-    by_length = sorted(range(len(lengths)), key=lambda column: -lengths[column])
-    return [by_length[process::processes] for process in range(processes)]
-
-
 def _order(shares: Sequence[Sequence[int]]) -> torch.Tensor:
     """(N,) place of each column among the gathered documents, where every process has as many rows as the first."""
     order = torch.zeros(sum(map(len, shares)), dtype=torch.long)
     for process, columns in enumerate(shares):
-        for row, column in enumerate(columns):
-            order[column] = process * len(shares[0]) + row
+        order[torch.tensor(columns, dtype=torch.long)] = process * len(shares[0]) + torch.arange(len(columns))
     return order

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
+from bixse.data.graded_pairs import Kind
 from bixse.errors import TrainingError
 
 if TYPE_CHECKING:
@@ -14,7 +15,6 @@ if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
     from bixse.data.graded_pairs import GradedPairs
-    from bixse.encoders.prompts import Kind
 
 TEXTS_COMPARED = 32
 """Distinct queries, and documents, whose embeddings are compared."""
@@ -35,11 +35,11 @@ def embedding_spreads(model: SentenceTransformer, pairs: GradedPairs) -> dict[Ki
     from bixse.encoders.encode import encode_here
 
     found: dict[Kind, float] = {}
-    kinds: dict[Kind, Sequence[str]] = {"query": pairs.queries, "document": pairs.documents}
-    for kind, texts in kinds.items():
-        distinct = list(dict.fromkeys(texts))
+    for kind in get_args(Kind):
+        rows = pairs.distinct(kind)
+        texts = pairs.texts(kind, rows[:: -(-len(rows) // TEXTS_COMPARED)])
         with _forward_of_its_own(model):
-            embeddings = encode_here(model, distinct[:: -(-len(distinct) // TEXTS_COMPARED)], kind, None, "float32")
+            embeddings = encode_here(model, texts, kind, None, "float32")
         found[kind] = 1 - float((embeddings @ embeddings.T).min())
     return found
 

@@ -12,6 +12,7 @@ from bixse.data.io.files import write_atomically
 from bixse.errors import TrainingError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from torch import Tensor, nn
@@ -60,6 +61,11 @@ def load_loss_state(loss: nn.Module, folder: Path) -> None:
         raise TrainingError(
             f"{path}: got {sorted(state)}; expected {sorted(own)}; fix: resume with the loss the run began with"
         )
+    restore_loss_state(loss, state)
+
+
+def restore_loss_state(loss: nn.Module, state: Mapping[str, Tensor]) -> None:
+    """Give a loss the parameters and buffers that `loss_state` took."""
     with torch.no_grad():
         for name, target in loss.state_dict().items():
             if name in state:

@@ -1,4 +1,4 @@
-"""What a log entry says of the batches since the last one: how fast, how much padding, how many known cells."""
+"""What a log entry says of the batches since the last one: how fast, how much padding, how many known entries."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from bixse.encoders.embedding import positions_computed
-from bixse.losses.engines.gather import sum_over_processes
+from bixse.losses.engines.gather import all_reduce_sum
 from bixse.training.loop.batches import COUNTS
 
 if TYPE_CHECKING:
@@ -27,13 +27,13 @@ class Throughput:
         """Token positions that went through the encoder."""
         self.seconds = 0.0
 
-    def add(self, counts: Tensor, features: Sequence[Mapping[str, Any]], texts_per_pass: int, seconds: float) -> None:
+    def add(self, counts: Tensor, features: Sequence[Mapping[str, Any]], mini_batch_size: int, seconds: float) -> None:
         """One batch.
 
         Args:
             counts: as the collator gives them (`COUNTS`).
             features: tokenised queries and documents.
-            texts_per_pass: texts of one pass through the encoder.
+            mini_batch_size: texts of one pass through the encoder.
             seconds: wall time of the step.
         """
         self.counts = [before + new for before, new in zip(self.counts, counts.tolist(), strict=True)]
@@ -42,7 +42,7 @@ class Throughput:
             if mask is None:
                 continue
             self.tokens += int(mask.sum())
-            self.positions += positions_computed(mask, texts_per_pass)
+            self.positions += positions_computed(mask, mini_batch_size)
         self.seconds += seconds
 
     def figures(self, device: torch.device) -> dict[str, float]:
@@ -51,7 +51,7 @@ class Throughput:
 
         exact = torch.float32 if device.type == "mps" else torch.float64
         own = torch.tensor([*self.counts, self.tokens, self.positions], dtype=exact, device=device)
-        *counts, tokens, positions = sum_over_processes(own).tolist()
+        *counts, tokens, positions = all_reduce_sum(own).tolist()
         said = dict(zip(COUNTS, counts, strict=True))
         seconds = self.seconds or math.nan
         return {

@@ -6,43 +6,50 @@ import copy
 import json
 import math
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
+from datasets import Dataset, DatasetDict
 from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
 from sentence_transformers.base.modules import Module
 from sentence_transformers.util import fullname
 from torch.utils.data import DataLoader
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
+from bixse.data.graded_pairs import GradedPairs
 from bixse.data.io.files import write_atomically
 from bixse.data.io.hashes import write_hashes
-from bixse.encoders.embedding import tokens_without_padding
+from bixse.encoders.embedding import number_of_texts, tokens_without_padding
 from bixse.encoders.loading.parts import input_parts
 from bixse.encoders.prompts import prompt_for
 from bixse.errors import TrainingError
-from bixse.training.distributed import all_of, any_process, average_gradients, copy_from_first
+from bixse.losses.bixse import BiXSELoss
+from bixse.losses.targets import GradedTargets
+from bixse.training.distributed import all_gather_object, any_process, average_gradients, broadcast_from_main
 from bixse.training.loop.batch_plan import BatchPlan
 from bixse.training.loop.batches import GradedCollator, GroupDataset
 from bixse.training.loop.checkpoints import check_checkpoint
-from bixse.training.loop.loss_state import load_loss_state, save_loss_state
+from bixse.training.loop.loss_state import load_loss_state, loss_state, restore_loss_state, save_loss_state
 from bixse.training.loop.throughput import Throughput
 from bixse.training.preflight import check_finite
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator
 
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.base.evaluation import BaseEvaluator
     from transformers import TrainerCallback
     from transformers.trainer_utils import TrainOutput
 
-    from bixse.data.graded_pairs import GradedPairs
     from bixse.data.task_instructions import Instructions
     from bixse.losses.base import GradedLoss
+
+TrainingData: TypeAlias = GradedPairs | Dataset | Mapping[str, Dataset]
+"""Graded pairs, a data set with their columns, or several data sets by task."""
 
 
 @dataclass
@@ -77,20 +84,25 @@ class GradedTrainer(SentenceTransformerTrainer):
     Args:
         model: the encoder.
         args: a `GradedTrainingArguments`.
-        train_pairs: the graded pairs.
-        loss: a loss on the same model.
-        evaluator: as in sentence-transformers; a checkpoint is chosen by its primary metric, never by the loss.
+        train_dataset: a `datasets.Dataset` with the columns query, document, relevance (or label), and optionally
+            query_id, document_id, task; a `DatasetDict` with one task per key; or `GradedPairs`.
+        eval_dataset: as `train_dataset`: gives `eval_loss`; of a `DatasetDict` one loss per key.
+        loss: a loss on the same model; None: `BiXSELoss(model)`.
+        evaluator: as in sentence-transformers.
         callbacks: transformers callbacks.
+        plan: the batches of an epoch; None makes them from `args`.
 
     Raises:
-        InputError: `task_shares` name an unknown task, or a task has no instruction in the model's table.
+        InputError: columns are missing, `task_shares` name an unknown task, or a task has no instruction in the
+            model's table.
 
     Example:
         ::
 
             model = SentenceTransformer("sentence-transformers/all-MiniLM-L6-v2")
             args = GradedTrainingArguments(output_dir="checkpoints", learning_rate=5e-5, documents_per_query=4)
-            trainer = GradedTrainer(model, args, load_graded_pairs("pairs.jsonl"), BiXSELoss(model))
+            dataset = load_dataset("parquet", data_dir="pairs", split="train")
+            trainer = GradedTrainer(model, args, train_dataset=dataset, loss=BiXSELoss(model))
             trainer.train()
     """
 
@@ -102,32 +114,37 @@ class GradedTrainer(SentenceTransformerTrainer):
         self,
         model: SentenceTransformer,
         args: GradedTrainingArguments,
-        train_pairs: GradedPairs,
-        loss: GradedLoss,
+        train_dataset: TrainingData,
+        eval_dataset: TrainingData | None = None,
+        loss: GradedLoss | None = None,
         evaluator: BaseEvaluator | None = None,
         callbacks: list[TrainerCallback] | None = None,
+        plan: BatchPlan | None = None,
     ) -> None:
+        loss = loss if loss is not None else BiXSELoss(model)
         args = copy.copy(args)
         _ = args.device  # sets up what the next line overrides: DataParallel would cut batches apart
         args._n_gpu = min(1, args.n_gpu)
         given = args.learning_rate_mapping if isinstance(args.learning_rate_mapping, dict) else {}
         args.learning_rate_mapping = {**given, **_own_rates(args, loss)}
-        self.train_pairs = train_pairs
+        self.pairs = _pairs_of(train_dataset)
+        """The training pairs."""
+        self.plan = plan if plan is not None else _plan(args, self.pairs, args.train_batch_size)
+        """The batches of an epoch."""
         self.seconds_in_steps = 0.0
         """Wall time of the training steps alone, evaluation and saving excluded."""
         self.throughput = Throughput()
         """Counts since the last entry of the log."""
-        preprocess = shortened_preprocess(model, args.train_max_length)
-        prompts = _prompts_of(model, args, train_pairs)
+        self._prompts = _prompts_of(model, args, self.pairs)
+        self._preprocess = shortened_preprocess(model, args.train_max_length)
         super().__init__(
             model=model,
             args=args,
+            eval_dataset=_as_datasets(eval_dataset) if eval_dataset is not None else None,
             loss=loss,
             evaluator=evaluator,
             callbacks=callbacks,
-            data_collator=GradedCollator(  # type: ignore[arg-type]
-                preprocess, train_pairs, loss.in_batch, prompts, args.process_index, args.world_size
-            ),
+            data_collator=self._collator(self.pairs, args, loss),  # type: ignore[arg-type]
         )
         # gradients are averaged by `average_gradients`: no wrapper that counts forward passes
         self.accelerator.prepare_model = partial(self.accelerator.prepare_model, evaluation_mode=True)
@@ -136,40 +153,47 @@ class GradedTrainer(SentenceTransformerTrainer):
 
     def train(self, *args: Any, **kwargs: Any) -> TrainOutput:
         """As sentence-transformers does; all processes begin with the weights of the first."""
-        copy_from_first([*self.loss.parameters(), *self.loss.buffers()])
+        broadcast_from_main([*self.loss.parameters(), *self.loss.buffers()])
         return super().train(*args, **kwargs)
 
     def get_train_dataloader(self) -> DataLoader[Any]:
         """Batches of query groups (this process's part of each), a function of (seed, epoch)."""
-        arguments = self.args
-        dataset = GroupDataset(self.train_pairs, arguments.documents_per_query, arguments.seed)
-        plan = BatchPlan(
-            dataset.groups,
-            arguments.train_batch_size * arguments.world_size,
-            arguments.seed,
-            arguments.task_shares,
-        )
-        return _EpochLoader(
-            dataset,
-            batch_sampler=plan,
-            collate_fn=self.data_collator,
-            num_workers=arguments.dataloader_num_workers,
-            pin_memory=arguments.dataloader_pin_memory,
+        return self._loader(self.pairs, self.plan, self.data_collator)
+
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader[Any]:
+        """Batches of `eval_dataset`, or of that one of its data sets which is named; always the same ones."""
+        own: Any = self.eval_dataset
+        chosen = own if eval_dataset is None else eval_dataset
+        if chosen is None:  # there is an evaluator alone
+            return super().get_eval_dataloader()
+        pairs = _pairs_of(own[chosen] if isinstance(chosen, str) else chosen)
+        plan = _plan(self.args, pairs, self.args.eval_batch_size, shares=False)
+        return self._loader(pairs, plan, self._collator(pairs, self.args, self.loss))
+
+    def _collator(self, pairs: GradedPairs, args: GradedTrainingArguments, loss: GradedLoss) -> GradedCollator:
+        return GradedCollator(
+            self._preprocess, pairs, loss.in_batch_labels, self._prompts, args.process_index, args.world_size
         )
 
-    def whole_batches(self) -> Iterator[tuple[list[dict[str, Any]], torch.Tensor]]:
-        """Features and table of known relevance of the batches of the first epoch, whole in every process."""
-        arguments = self.args
+    def _loader(self, pairs: GradedPairs, plan: BatchPlan, collator: Any) -> DataLoader[Any]:
+        return _EpochLoader(
+            GroupDataset(pairs, self.args.documents_per_query, self.args.seed),
+            batch_sampler=plan,
+            collate_fn=collator,
+            num_workers=self.args.dataloader_num_workers,
+            pin_memory=self.args.dataloader_pin_memory,
+        )
+
+    def whole_batches(self) -> Iterator[tuple[list[dict[str, Any]], GradedTargets]]:
+        """Features and targets of the batches of the first epoch, whole in every process."""
         collator: Any = copy.copy(self.data_collator)
-        collator.process, collator.processes = 0, 1
-        dataset = GroupDataset(self.train_pairs, arguments.documents_per_query, arguments.seed)
-        size = arguments.train_batch_size * arguments.world_size
-        for numbers in BatchPlan(dataset.groups, size, arguments.seed, arguments.task_shares):
-            batch = self._prepare_inputs(collator([dataset[number] for number in numbers]))
-            batch.pop("counts")
-            features, labels = self.collect_features(batch)
-            if labels is not None:
-                yield features, labels
+        collator.rank, collator.world_size = 0, 1
+        plan = copy.copy(self.plan)
+        plan.set_epoch(0)
+        for batch in self._loader(self.pairs, plan, collator):
+            features, labels = self.collect_features(self._prepare_inputs(batch))
+            shape = (number_of_texts(features[0]), number_of_texts(features[1]))
+            yield features, GradedTargets.from_tensors(labels, shape)  # type: ignore[arg-type]
 
     def get_decay_parameter_names(self, model: torch.nn.Module) -> list[str]:
         """The loss's own parameters take no weight decay."""
@@ -186,10 +210,10 @@ class GradedTrainer(SentenceTransformerTrainer):
             average_gradients(self.loss.parameters())
         seconds = time.perf_counter() - start
         self.seconds_in_steps += seconds
-        self.throughput.add(counts, self.collect_features(inputs)[0], self.loss.texts_per_pass, seconds)
+        self.throughput.add(counts, self.collect_features(inputs)[0], self.loss.mini_batch_size, seconds)
         if any_process(not bool(loss.isfinite()), loss.device):
             path = self._dump_batch(inputs)
-            losses = [value for value in all_of(float(loss)) if not math.isfinite(value)]
+            losses = [value for value in all_gather_object(float(loss)) if not math.isfinite(value)]
             raise TrainingError(
                 f"training: got loss {losses[0]} at step {self.state.global_step + 1}; expected a finite number; "
                 f"fix: look at the batch ({path}), lower learning_rate or set max_grad_norm, and give another "
@@ -197,10 +221,19 @@ class GradedTrainer(SentenceTransformerTrainer):
             ).of_all_processes()
         return loss
 
-    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
-        """As sentence-transformers does, but weights that are no finite numbers are a fault of the training."""
+    def prediction_step(self, model: torch.nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """As transformers does; a bias that no training batch has set yet is fitted to this batch and not kept."""
+        inputs = {name: value for name, value in inputs.items() if name != "counts"}
+        before = {name: value.clone() for name, value in loss_state(self.loss).items()}
+        result = super().prediction_step(model, inputs, *args, **kwargs)
+        restore_loss_state(self.loss, before)
+        return result
+
+    def evaluate(self, eval_dataset: Any = None, *args: Any, **kwargs: Any) -> dict[str, float]:
+        """As sentence-transformers does; raises TrainingError where a weight is NaN or infinite."""
         check_finite(self.loss, self.state.global_step)
-        return super().evaluate(*args, **kwargs)
+        given = eval_dataset if eval_dataset is None or isinstance(eval_dataset, str) else _as_datasets(eval_dataset)
+        return super().evaluate(given, *args, **kwargs)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Add the loss's figures (bias, scale, mean logits) to each training entry, where there are any."""
@@ -213,12 +246,13 @@ class GradedTrainer(SentenceTransformerTrainer):
 
     def _dump_batch(self, inputs: Mapping[str, Any]) -> Path:
         """Write the texts of a batch beside the checkpoints: tokens decoded, and the table of known relevance."""
-        features, labels = self.collect_features(dict(inputs))
+        features, _ = self.collect_features(dict(inputs))
         tokens = [tokens_without_padding(part).tolist() for part in features]
         decode = self.model.tokenizer.decode
         texts = [[decode([t for t in text if t >= 0], skip_special_tokens=True) for text in part] for part in tokens]
         said = {"step": self.state.global_step + 1, "queries": texts[0], "documents": texts[1]}
-        said["cells"] = labels.nan_to_num(-1.0).tolist() if labels is not None else []
+        entries = (inputs["label"][name].nan_to_num(-1.0).tolist() for name in ("rows", "columns", "relevance"))
+        said["entries"] = list(zip(*entries, strict=True))
         path = Path(self.args.output_dir or ".") / f"failed-batch-{self.args.process_index}.json"
         write_atomically(path, json.dumps(said, indent=1, ensure_ascii=False))
         return path
@@ -234,7 +268,7 @@ class GradedTrainer(SentenceTransformerTrainer):
     def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
         """As transformers does, then the hashes of all files of all processes."""
         super()._save_checkpoint(model, trial)
-        all_of(None)  # the other processes have written their random states
+        all_gather_object(None)  # the other processes have written their random states
         if self.args.should_save:
             write_hashes(Path(self.args.output_dir or ".") / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}")
 
@@ -270,13 +304,28 @@ class _EpochLoader(DataLoader[Any]):
         self.batch_sampler.set_epoch(epoch)  # type: ignore[union-attr]
 
 
+def _pairs_of(data: TrainingData) -> GradedPairs:
+    return data if isinstance(data, GradedPairs) else GradedPairs.from_dataset(data)
+
+
+def _as_datasets(data: TrainingData) -> Any:
+    """Data sets with the columns of graded pairs, as sentence-transformers' trainer keeps them."""
+    if isinstance(data, Mapping):
+        return DatasetDict({str(name): _as_datasets(part) for name, part in data.items()})
+    return Dataset(_pairs_of(data).table)  # checks the columns
+
+
+def _plan(args: GradedTrainingArguments, pairs: GradedPairs, batch_size: int, shares: bool = True) -> BatchPlan:
+    return BatchPlan(pairs, batch_size * args.world_size, args.seed, args.task_shares if shares else None)
+
+
 def _prompts_of(
     model: SentenceTransformer, args: GradedTrainingArguments, pairs: GradedPairs
 ) -> Mapping[str, str] | Instructions:
     """The model's table of task instructions where it has one, else its prompts, or those given in the arguments."""
     table: Instructions | None = getattr(model, "instructions", None)
     if table is not None:
-        table.check_tasks("instructions", (group.task for group in pairs.groups()))
+        table.check_tasks("instructions", pairs.tasks[0])
         return table
     own = {"query": prompt_for(model, "query"), "document": prompt_for(model, "document")}
     given = {**own, **(args.prompts if isinstance(args.prompts, dict) else {})}

@@ -9,7 +9,7 @@ import numpy as np
 
 from bixse.encoders.interpolation import interpolate
 from bixse.evaluation.significance import paired_bootstrap
-from bixse.training.distributed import all_of, process_number, started_processes, together
+from bixse.training.distributed import all_gather_object, raise_together, rank, world_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -169,13 +169,13 @@ def merge(
         interpolate(model, base, tuned, weights[0])
         return MergeResult(weights[0], [], [], tolerance)
     found: dict[float, Scores] = {}
-    with together():
+    with raise_together():
         for weight in own_share({0.0, 1.0, *weights}):
             interpolate(model, base, tuned, weight)
             found[weight] = {name: values for corpus in watched for name, values in corpus.scores(model).items()}
             if progress is not None:
                 progress(1)
-    scores = dict(sorted((weight, values) for part in all_of(found) for weight, values in part.items()))
+    scores = dict(sorted((weight, values) for part in all_gather_object(found) for weight, values in part.items()))
     roles: dict[str, Role] = {own.name: own.role for corpus in watched for own in corpus.sets}
     chosen = _choose(scores, roles, weights, tolerance)
     interpolate(model, base, tuned, chosen)
@@ -195,7 +195,7 @@ def merge(
 
 def own_share(weights: Iterable[float]) -> list[float]:
     """The weights that this process scores, in order."""
-    return sorted(weights)[process_number() :: started_processes()]
+    return sorted(weights)[rank() :: world_size()]
 
 
 def _choose(
@@ -247,17 +247,16 @@ def refitted_head(trainer: GradedTrainer, head: RelevanceHead) -> RelevanceHead:
     from bixse.encoders.embedding import embed_features
     from bixse.encoders.loading.precision import autocast
     from bixse.evaluation.calibration.platt import fit_platt
-    from bixse.losses.targets import GradedTargets
 
     model = trainer.loss.model.eval()
     cosines: list[torch.Tensor] = []
     relevance: list[torch.Tensor] = []
     with torch.no_grad():
-        for features, table in trainer.whole_batches():
+        for features, targets in trainer.whole_batches():
             with autocast(model.device):
                 vectors = [embed_features(model, part).float() for part in features]
             queries, documents = (torch.nn.functional.normalize(part, dim=-1) for part in vectors)
-            z, counts = GradedTargets.from_table(table, (len(queries), len(documents))).dense()
+            z, counts = targets.dense()
             cosines.append((queries @ documents.T)[counts > 0].double().cpu())
             relevance.append(z[counts > 0].double().cpu())
             if sum(map(len, cosines)) >= HEAD_ENTRIES:

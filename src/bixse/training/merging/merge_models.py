@@ -125,7 +125,6 @@ def merge_models(
     from bixse.encoders.interpolation import check_same_kind, mean_weights, trained_weights
     from bixse.encoders.loading.build import build_encoder
     from bixse.encoders.loading.saving import save_whole
-    from bixse.losses.bixse import BiXSELoss
     from bixse.training.loop.trainer import GradedTrainer, GradedTrainingArguments
 
     names = config.models
@@ -134,7 +133,7 @@ def merge_models(
     watched = load_watched(splits, config.documents)
     graded = load_graded_pairs(config.pairs) if config.pairs is not None else None
     held_out = queries_of(watched, "dev") | queries_of(watched, "guard")
-    warnings = check_not_trained_on(held_out, set(graded.queries) if graded else set(), config.allow_shared_queries)
+    warnings = check_not_trained_on(held_out, graded.queries if graded else [], config.allow_shared_queries)
     inputs = {f"{number}/{name}": value for number, m in enumerate(names) for name, value in model_hashes(m).items()}
     inputs |= split_hashes(splits)
     if config.pairs is not None:
@@ -169,7 +168,7 @@ def merge_models(
                 arguments = GradedTrainingArguments(
                     output_dir=scratch, report_to="none", per_device_train_batch_size=16
                 )
-                base.head = refitted_head(GradedTrainer(base, arguments, graded, BiXSELoss(base)), head)
+                base.head = refitted_head(GradedTrainer(base, arguments, graded), head)
         else:
             warnings.append(
                 "the merged model has no relevance head, as its cosines are those of neither model; fix: give --pairs, "

@@ -10,7 +10,6 @@ from bixse.data.collection_warnings import warn_of_missing
 from bixse.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection as Container
     from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
@@ -119,9 +118,7 @@ def load_watched(
     return found
 
 
-def check_not_trained_on(
-    held_out: Mapping[str, Mapping[str, str]], queries: Container[str], allowed: bool
-) -> list[str]:
+def check_not_trained_on(held_out: Mapping[str, Mapping[str, str]], queries: Iterable[str], allowed: bool) -> list[str]:
     """Refuse, or count, held-out queries that stand in the training pairs: on these a model looks better than it is.
 
     Args:
@@ -133,8 +130,9 @@ def check_not_trained_on(
         InputError: there are such queries and they are not allowed.
     """
     said = []
+    trained = {text for own in held_out.values() for text in own.values()}.intersection(queries)
     for name, own in held_out.items():
-        shared = [query for query, text in own.items() if text in queries]
+        shared = [query for query, text in own.items() if text in trained]
         if shared:
             said.append(
                 f"{name}: got {len(shared)} of {len(own)} queries that stand in the training pairs too (such as "

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from bixse.losses.base import GradedLoss, InBatch, check_scale
+from bixse.losses.base import GradedLoss, check_scale
 from bixse.losses.engines.statistics import mean_logits
+from bixse.losses.options import DEFAULT_SCALE, LossOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,16 +20,16 @@ if TYPE_CHECKING:
 
     from bixse.losses.targets import GradedTargets
 
-CELLS_PER_BLOCK = 2**22
-"""Cells of a block of rows: 16 MB of float32; a loss holds a few such blocks while it works."""
+ENTRIES_PER_CHUNK = 2**22
+"""Entries of a block of rows: 16 MB of float32; a loss holds a few such blocks while it works."""
 
 
-class RowTerms(NamedTuple):
+class ChunkResult(NamedTuple):
     """What a loss says of a block of R rows."""
 
     value: Tensor
     """Scalar: the sum of the rows' terms."""
-    number: Tensor | int
+    denominator: Tensor | int
     """What the sum over all rows is divided by, this block's part."""
     gradient: Tensor
     """(R, N): of `value` with respect to the logits."""
@@ -37,44 +38,37 @@ class RowTerms(NamedTuple):
 class RowWiseLoss(GradedLoss):
     """Base of the losses in which each query's term depends on its own row of logits alone.
 
-    The B x N matrix is never kept: a block of rows is scored, the subclass's `row_terms` gives value and gradient
+    The B x N matrix is never kept: a block of rows is scored, the subclass's `chunk_result` gives value and gradient
     with respect to its logits, and the block is multiplied into the gradients of the embeddings at once. That takes
     the three matrix products that no exact method avoids, and memory for one block.
 
     Args:
         model: the encoder that is trained.
         scale: logit scale, 1 / temperature, above 0.
-        in_batch: "known" uses every grade the batch knows, "paper" only a row's own documents (all else 0).
-        texts_per_pass: texts of one pass through the encoder.
-        cached: hold the activations of one pass at a time (`GradedLoss`).
+        options: see `GradedLoss`.
 
     Raises:
         InputError: scale outside its range.
     """
 
     def __init__(
-        self,
-        model: SentenceTransformer,
-        scale: float = 20.0,
-        in_batch: InBatch = "known",
-        texts_per_pass: int = 32,
-        cached: bool = False,
+        self, model: SentenceTransformer, scale: float = DEFAULT_SCALE, **options: Unpack[LossOptions]
     ) -> None:
-        super().__init__(model, in_batch, texts_per_pass, cached)
+        super().__init__(model, **options)
         self.scale = check_scale(scale)
 
     @abstractmethod
-    def row_terms(self, logits: Tensor, targets: GradedTargets) -> RowTerms:
+    def chunk_result(self, logits: Tensor, targets: GradedTargets) -> ChunkResult:
         """Value, count and gradient of a block of rows.
 
         Args:
             logits: (R, N) scale * cosine; may be overwritten.
-            targets: known relevance of these cells, rows counted from the block's first.
+            targets: known relevance of these entries, rows counted from the block's first.
         """
 
     def compute_loss_from_embeddings(self, queries: Tensor, documents: Tensor, targets: GradedTargets) -> Tensor:
         """The loss of (B, D) queries and (N, D) documents, both normalised; 0 where there is nothing to learn."""
-        loss, self.count = row_wise_loss(queries, documents, targets, self.scale, self.row_terms)
+        loss, self.denominator = row_wise_loss(queries, documents, targets, self.scale, self.chunk_result)
         relevant, irrelevant = mean_logits(queries, documents, targets, self.scale)
         self.statistics = {"mean_logit_relevant": relevant, "mean_logit_irrelevant": irrelevant}
         return loss
@@ -89,8 +83,8 @@ def row_wise_loss(
     documents: Tensor,
     targets: GradedTargets,
     scale: float,
-    row_terms: Callable[[Tensor, GradedTargets], RowTerms],
-    cells_per_block: int = CELLS_PER_BLOCK,
+    chunk_result: Callable[[Tensor, GradedTargets], ChunkResult],
+    entries_per_chunk: int = ENTRIES_PER_CHUNK,
 ) -> tuple[Tensor, Tensor]:
     """Sum of the rows' terms over the sum of their counts, differentiable in queries and documents.
 
@@ -99,10 +93,10 @@ def row_wise_loss(
     Args:
         queries: (B, D).
         documents: (N, D).
-        targets: known relevance of the (B, N) cells.
+        targets: known relevance of the (B, N) entries.
         scale: logits are scale * q.d.
-        row_terms: value, count and gradient of a block of rows.
-        cells_per_block: changes speed and memory only.
+        chunk_result: value, count and gradient of a block of rows.
+        entries_per_chunk: changes speed and memory only.
 
     Returns:
         Two scalars: the loss, 0 with zero gradients when the counts sum to 0; and the sum of the counts, detached.
@@ -113,10 +107,10 @@ def row_wise_loss(
     targets.check_fits("loss", queries, documents)
     dtype = torch.promote_types(torch.promote_types(queries.dtype, documents.dtype), torch.float32)
     with torch.autocast(queries.device.type, enabled=False):
-        loss, count = _RowWise.apply(  # type: ignore[no-untyped-call]
-            queries.to(dtype), documents.to(dtype), targets, scale, row_terms, cells_per_block
+        loss, denominator = _RowWise.apply(  # type: ignore[no-untyped-call]
+            queries.to(dtype), documents.to(dtype), targets, scale, chunk_result, entries_per_chunk
         )
-    return loss, count
+    return loss, denominator
 
 
 class _RowWise(torch.autograd.Function):
@@ -129,35 +123,35 @@ class _RowWise(torch.autograd.Function):
         documents: Tensor,
         targets: GradedTargets,
         scale: float,
-        row_terms: Callable[[Tensor, GradedTargets], RowTerms],
-        cells_per_block: int,
+        chunk_result: Callable[[Tensor, GradedTargets], ChunkResult],
+        entries_per_chunk: int,
     ) -> tuple[Tensor, Tensor]:
         needs_queries, needs_documents = ctx.needs_input_grad[:2]
-        rows = max(1, min(len(queries), cells_per_block // max(1, len(documents))))
+        rows = max(1, min(len(queries), entries_per_chunk // max(1, len(documents))))
         buffer = queries.new_empty(rows * len(documents))
         exact = torch.float32 if queries.device.type == "mps" else torch.float64
         total = torch.zeros((), dtype=exact, device=queries.device)
-        count = torch.zeros((), dtype=exact, device=queries.device)
+        denominator = torch.zeros((), dtype=exact, device=queries.device)
         grad_queries = torch.zeros_like(queries) if needs_queries else None
         grad_documents = torch.zeros_like(documents) if needs_documents else None
-        for block, known in targets.row_blocks(rows):
+        for block, known in targets.row_chunks(rows):
             q = queries[block]
             logits = buffer[: len(q) * len(documents)].view(len(q), len(documents))
             torch.addmm(logits, q, documents.T, beta=0, alpha=scale, out=logits)
-            terms = row_terms(logits, known)
-            total += terms.value
-            count += terms.number
+            result = chunk_result(logits, known)
+            total += result.value
+            denominator += result.denominator
             if grad_queries is not None:
-                torch.mm(terms.gradient, documents, out=grad_queries[block])
+                torch.mm(result.gradient, documents, out=grad_queries[block])
             if grad_documents is not None:
-                grad_documents.addmm_(terms.gradient.T, q)
-        divisor = count.clamp(min=1.0)
+                grad_documents.addmm_(result.gradient.T, q)
+        divisor = denominator.clamp(min=1.0)
         for gradient in (grad_queries, grad_documents):
             if gradient is not None:
                 gradient.mul_((scale / divisor).to(gradient.dtype))
         ctx.save_for_backward(grad_queries, grad_documents)
-        ctx.mark_non_differentiable(count)
-        return (total / divisor).to(queries.dtype), count
+        ctx.mark_non_differentiable(denominator)
+        return (total / divisor).to(queries.dtype), denominator
 
     @staticmethod
     @once_differentiable

@@ -10,7 +10,7 @@ from torch.nn.functional import normalize
 
 from bixse.errors import InputError
 from bixse.losses.catalogue import LOSSES, build_loss
-from bixse.losses.engines.row_blocks import RowWiseLoss, row_wise_loss
+from bixse.losses.engines.row_chunks import RowWiseLoss, row_wise_loss
 from bixse.losses.targets import GradedTargets
 
 WORDS = [*LOSSES]
@@ -64,7 +64,7 @@ class TestEveryLoss:
 
     def test_zero_and_finite_where_nothing_is_graded(self, tiny_model, batch, word):
         loss = build_loss(word, tiny_model, scale=4.0, **options(word))
-        nothing = GradedTargets.from_table(torch.zeros(0, 3), (9, 14))
+        nothing = GradedTargets.from_entries(*torch.zeros(0, 3).T, (9, 14))
         value, *gradients = value_and_gradients(loss, batch.queries, batch.documents, nothing)
         assert all(bool(x.isfinite().all()) for x in (value, *gradients))
         if not word.startswith("bixse"):
@@ -94,7 +94,7 @@ class TestEveryLoss:
         relevance = torch.tensor([1.0, 0.7, 0.3])
         flat, column = loss(features, relevance), loss(features, relevance.unsqueeze(1))
         table = torch.stack([torch.arange(3.0), torch.arange(3.0), relevance], dim=1)
-        assert flat == column == loss(features, table)
+        assert flat == column == loss(features, GradedTargets.from_entries(*table.T, (3, 3)).tensors())
 
     def test_a_document_given_twice_is_one_column(self, tiny_model, word):
         loss = build_loss(word, tiny_model, scale=4.0, **options(word))
@@ -107,17 +107,17 @@ class TestEveryLoss:
         twice = loss(features, torch.tensor([[1.0, 0.4], [0.7, 0.2]]))
         distinct = [tiny_model.preprocess(column) for column in (queries, ["shutil copy", "sorted list", "move file"])]
         table = torch.tensor([[0, 0, 1.0], [0, 2, 0.4], [1, 1, 0.7], [1, 0, 0.2]])
-        torch.testing.assert_close(twice, loss(distinct, table))
+        torch.testing.assert_close(twice, loss(distinct, GradedTargets.from_entries(*table.T, (2, 3)).tensors()))
 
 
 @pytest.mark.parametrize("word", ROW_WISE)
-@pytest.mark.parametrize("cells", [1, 14, 40, 10**6])
-def test_the_size_of_a_block_does_not_matter(tiny_model, batch, word, cells):
+@pytest.mark.parametrize("entries", [1, 14, 40, 10**6])
+def test_the_size_of_a_block_does_not_matter(tiny_model, batch, word, entries):
     loss = build_loss(word, tiny_model, scale=4.0)
     found = []
-    for size in (cells, 9 * 14):
+    for size in (entries, 9 * 14):
         leaves = [x.detach().clone().requires_grad_() for x in (batch.queries, batch.documents)]
-        value, _ = row_wise_loss(*leaves, batch.targets, 4.0, loss.row_terms, cells_per_block=size)
+        value, _ = row_wise_loss(*leaves, batch.targets, 4.0, loss.chunk_result, entries_per_chunk=size)
         found.append([value.detach(), *torch.autograd.grad(value, leaves)])
     assert_same(*found)
 
@@ -153,7 +153,7 @@ class TestEngine:
         loss: RowWiseLoss = build_loss("infonce", tiny_model)
         with pytest.raises(InputError, match=r"expected \(9, 14\)"):
             loss.compute_loss_from_embeddings(
-                batch.queries, batch.documents, GradedTargets.from_table(torch.zeros(0, 3), shape)
+                batch.queries, batch.documents, GradedTargets.from_entries(*torch.zeros(0, 3).T, shape)
             )
 
     def test_embeddings_of_two_models_are_refused(self, tiny_model, batch):
@@ -169,8 +169,8 @@ class TestEngine:
 
     @pytest.mark.parametrize("number", [0, -1, True, 1.5])
     def test_passes_of_no_text(self, tiny_model, number):
-        with pytest.raises(InputError, match="texts_per_pass"):
-            build_loss("bixse", tiny_model, texts_per_pass=number)
+        with pytest.raises(InputError, match="mini_batch_size"):
+            build_loss("bixse", tiny_model, mini_batch_size=number)
 
 
 @pytest.mark.parametrize("word", WORDS)
@@ -180,7 +180,7 @@ def test_queries_on_several_devices_against_all_documents(tiny_model, random_bat
     loss = build_loss(word, tiny_model, scale=4.0, **options(word))
     whole = value_and_gradients(loss, batch.queries, batch.documents, batch.targets)
     parts, counts = [], []
-    for block, known in batch.targets.row_blocks(5):
+    for block, known in batch.targets.row_chunks(5):
         parts.append(value_and_gradients(loss, batch.queries[block], batch.documents, known))
         counts.append(count_of(loss, batch.queries[block], batch.documents, known))
     share = torch.tensor(counts, dtype=torch.float64) / sum(counts)
@@ -194,7 +194,7 @@ def count_of(loss, queries, documents, targets):
     """What a loss divides by: queries for BiXSE, the loss's own count for the others."""
     if not isinstance(loss, RowWiseLoss):
         return len(queries)
-    return float(loss.row_terms(loss.scale * queries.detach() @ documents.detach().T, targets).number)
+    return float(loss.chunk_result(loss.scale * queries.detach() @ documents.detach().T, targets).denominator)
 
 
 @pytest.mark.parametrize("word", WORDS)
@@ -205,6 +205,7 @@ def test_cached_equals_uncached(tiny_model, word, dropout):
     queries, documents = texts[:6], texts
     features = [tiny_model.preprocess(column) for column in (queries, documents)]
     table = torch.tensor([[i, j, ((i * 5 + j * 3) % 4) / 3] for i in range(6) for j in (i, i + 2, (i * 7) % 3 + 8)])
+    labels = GradedTargets.from_entries(*table.T, (6, 12)).tensors()
     for module in tiny_model.modules():
         if isinstance(module, torch.nn.Dropout):
             module.p = dropout
@@ -212,11 +213,13 @@ def test_cached_equals_uncached(tiny_model, word, dropout):
     found = []
     for cached in (False, True):
         learned = {"learn_scale": True} if word.startswith("bixse") else {}
-        loss = build_loss(word, tiny_model, scale=4.0, texts_per_pass=5, cached=cached, **options(word), **learned)
+        loss = build_loss(
+            word, tiny_model, scale=4.0, mini_batch_size=5, gradient_cache=cached, **options(word), **learned
+        )
         loss.zero_grad()
         torch.manual_seed(1)
         for _ in range(4):
-            (loss(features, table) / 4 * 1024).backward()
+            (loss(features, labels) / 4 * 1024).backward()
         found.append({name: p.grad.clone() / 1024 for name, p in loss.named_parameters() if p.grad is not None})
     assert set(found[0]) == set(found[1])
     assert len(found[0]) > (2 if word.startswith("bixse") else 1)

@@ -1,0 +1,83 @@
+"""Columns of an Arrow table as sequences of Python values that are looked up when they are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, overload
+
+import numpy as np
+import pyarrow as pa
+
+from bixse.data.io.arrow import blocks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from numpy.typing import NDArray
+
+
+class Column(Sequence[Any]):
+    """A column as a read-only sequence: equal to a list of the same values, and never one in memory.
+
+    Example:
+        >>> column = Column(pa.chunked_array([["copy", "move"], ["sort"]]))
+        >>> column[1], column[-2:], column == ["copy", "move", "sort"]
+        ('move', ['move', 'sort'], True)
+    """
+
+    def __init__(self, values: pa.ChunkedArray, convert: Callable[[Any], Any] | None = None) -> None:
+        self._values = values
+        self._convert = convert
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    @overload
+    def __getitem__(self, index: int) -> Any: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Any]: ...
+    def __getitem__(self, index: int | slice) -> Any:
+        if isinstance(index, slice):
+            return [self[row] for row in range(*index.indices(len(self)))]
+        value = self._values[int(index)].as_py()
+        return self._convert(value) if self._convert is not None else value
+
+    def __iter__(self) -> Iterator[Any]:
+        for block in blocks(self._values):
+            yield from map(self._convert, block.to_pylist()) if self._convert is not None else block.to_pylist()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and len(self) == len(other) and list(self) == list(other)
+
+    def __repr__(self) -> str:
+        return repr(list(self))
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def numbered(keys: NDArray[np.int64]) -> NDArray[np.int32]:
+    """(M,) numbers from 0 up in order of first appearance, equal where the keys are.
+
+    Example:
+        >>> numbered(np.array([70, 30, 70, 10])).tolist()
+        [0, 1, 0, 2]
+    """
+    numbers: NDArray[np.int32] = pa.array(keys).dictionary_encode().indices.to_numpy(zero_copy_only=False)
+    return numbers
+
+
+def numbered_texts(column: pa.ChunkedArray, release: Callable[[], None]) -> NDArray[np.int32]:
+    """(M,) numbers of texts, equal texts having the same one: by Python's 64-bit hash, a block of rows at a time.
+
+    Args:
+        column: M texts.
+        release: called after each block, see `Spool.release`.
+    """
+    hashes = np.empty(len(column), dtype=np.int64)
+    row = 0
+    for block in blocks(column):
+        texts = block.to_numpy(zero_copy_only=False)
+        hashes[row : row + len(texts)] = np.fromiter(map(hash, texts), dtype=np.int64, count=len(texts))
+        row += len(texts)
+        release()
+    return numbered(hashes)
