@@ -15,7 +15,7 @@ from bixse.data.run_record import open_run
 from bixse.errors import BixseError, InputError, InterruptedRunError
 from bixse.grading.ask import Asking, Budget, ask, of_another_model, shown_by
 from bixse.grading.cost import Prices
-from bixse.grading.judge import Question
+from bixse.grading.judge import Question, stored_identity
 from bixse.grading.judgements import graded_pairs, judge_pair, save_judgements, summarise
 from bixse.grading.ledger import Ledger
 
@@ -198,7 +198,7 @@ def open_grading(
         raise InputError("pairs: got none; expected at least one; fix: check what was selected")
     _tell_doubts(judge, strict)
     folder = Path(out)
-    config = {"judge": dict(judge.identity), **settings.config()}
+    config = {"judge": stored_identity(judge.identity), **settings.config()}
     record = open_run(folder, "grade", config, dict(inputs or {}), paths=("regrade", "seed"))  # of repeats alone
     answers = Path(ledger or record.results.get("ledger") or folder / LEDGER_NAME)
     record.results["ledger"] = str(answers.resolve())

@@ -42,8 +42,8 @@ constrained: from top tokens while decoding may only emit an option; sample: sha
 the one grade written (probability 1); score: a cross-encoder's score through a map; replay: an existing judgement;
 text: no grade was asked for.
 """
-
-
+TEXT_WIDTH = 200
+"""Characters of an answer's text, and of its detail, that are kept."""
 MOST_TOKENS = 10_000_000
 """More than this no model reads or writes for one question."""
 
@@ -124,7 +124,7 @@ class Question:
         asked: Any = [dict(message) for message in self.messages] or [self.query, self.document]
         if identity.get("kind") == "replay":  # existing judgements may be found by their ids
             asked = [asked, self.query_id, self.document_id]
-        content = json.dumps([dict(identity), asked, self.repeat], sort_keys=True, ensure_ascii=True)
+        content = json.dumps([stored_identity(identity), asked, self.repeat], sort_keys=True, ensure_ascii=True)
         return hashlib.sha256(content.encode("utf-8")).hexdigest()
 
 
@@ -183,6 +183,17 @@ class Answer:
         content["usage"] = Usage.reported(**content["usage"])
         content["probabilities"] = tuple(content["probabilities"])
         return cls(**content)
+
+
+def stored_identity(identity: Mapping[str, Any]) -> dict[str, Any]:
+    """An identity as ledgers and run.json have held it from the first version on, so that what was paid for is found.
+
+    Example:
+        >>> stored_identity({"kind": "server", "model": "m"})
+        {'judge': 'server', 'model': 'm'}
+    """
+    kept = {key: value for key, value in identity.items() if key != "kind"}
+    return {"judge": "server", **kept} if identity.get("kind") == "server" else dict(identity)
 
 
 class Judge(Protocol):
