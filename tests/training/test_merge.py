@@ -398,6 +398,6 @@ def test_a_run_says_what_was_merged(guarded_files, tiny_model_path, tmp_path, ca
     said = capsys.readouterr().out
     assert "merged weights" in said and "guard" in said
     with pytest.raises(ConfigError):
-        from bixse.training.config import load_config
+        from bixse.training.config import TrainConfig
 
-        load_config(TrainConfig, None, {"pairs": "p.jsonl", "merge": {"weight": 0.5}})
+        TrainConfig.load(None, {"pairs": "p.jsonl", "merge": {"weight": 0.5}})

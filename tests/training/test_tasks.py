@@ -13,7 +13,7 @@ from bixse.encoders.encode import encode_texts
 from bixse.encoders.loading.build import build_encoder
 from bixse.errors import ConfigError, InputError
 from bixse.evaluation.evaluate import evaluate
-from bixse.training.config import TrainConfig, load_config
+from bixse.training.config import TrainConfig
 from bixse.training.recipe import train
 
 TABLE = """
@@ -50,7 +50,7 @@ def settings_of(files, training_files, tiny_model_path, **changes):
     }
     path = files / "run.yaml"
     path.write_text(json.dumps(lines), encoding="utf-8")
-    return load_config(TrainConfig, path, {})
+    return TrainConfig.load(path)
 
 
 def test_a_task_without_instruction(files, training_files, tiny_model_path):

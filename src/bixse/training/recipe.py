@@ -20,7 +20,8 @@ from bixse.errors import ConfigError, InputError, InterruptedRunError, OutputExi
 from bixse.evaluation.evaluate import model_hashes, model_path_settings
 from bixse.losses.catalogue import build_loss, check_loss_options
 from bixse.progress import progress_bar
-from bixse.training.config import paths_in
+from bixse.settings import paths_in
+from bixse.training.config import TrainConfig
 from bixse.training.dev_evaluation import dev_evaluator, dev_figures, dev_hashes, load_dev, load_watched_of
 from bixse.training.distributed import any_process, check_agreement, is_first_process, join_processes, together
 from bixse.training.loop.checkpoints import checkpoint_to_resume, tell_where_the_best_is, whole_checkpoints

@@ -14,7 +14,8 @@ from bixse.encoders.interpolation import check_shares, check_weight
 from bixse.encoders.loading.precision import resolve_precision
 from bixse.errors import InputError
 from bixse.evaluation.evaluate import model_hashes
-from bixse.training.config import MergeConfig, paths_in
+from bixse.settings import paths_in
+from bixse.training.config import MergeConfig
 from bixse.training.dev_evaluation import split_hashes
 from bixse.training.merging.merge import MergeResult, merge, refitted_head
 from bixse.training.merging.watched import Split, check_not_trained_on, load_watched, queries_of
