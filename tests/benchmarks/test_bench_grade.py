@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from tiny_judges import save_judge
+
+from helpers.tiny_judges import save_judge
 
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "bench_grade.py"
 METHODS = ["generate, one by one", "generate, 8 tokens", "forward, batches of 8", "bixse"]

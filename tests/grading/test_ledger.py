@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import os
 import random
 import signal
@@ -12,22 +10,22 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from scripted import ScriptedJudge, planted, some_pairs
 
 from bixse.errors import InputError, StorageError
 from bixse.grading.grade import GradeSettings, grade
 from bixse.grading.judge import Answer, Question, Usage
 from bixse.grading.ledger import Ledger
+from helpers.scripted_judge import ScriptedJudge, planted, some_pairs
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).parents[1] / "helpers"
 
 
-def start(out: Path, ledger: Path, log: Path, count: int, pause: float) -> subprocess.Popen[bytes]:
-    words = [sys.executable, str(HERE / "scripted.py"), str(out), str(ledger), str(log), str(count), str(pause)]
+def start(out, ledger, log, count, pause):
+    words = [sys.executable, str(HERE / "scripted_judge.py"), str(out), str(ledger), str(log), str(count), str(pause)]
     return subprocess.Popen(words, stderr=subprocess.PIPE)
 
 
-def asked(log: Path) -> Counter[str]:
+def asked(log):
     return Counter(log.read_text().splitlines()) if log.exists() else Counter()
 
 

@@ -1,14 +1,12 @@
 """Prompts read together give the logits of prompts read one by one, in every architecture and with every sharing."""
 
-from __future__ import annotations
-
 import random
 
 import pytest
 import torch
-from tiny_judges import ARCHITECTURES, tiny_model
 
 from bixse.grading.local.prompt_reader import PromptReader
+from helpers.tiny_judges import ARCHITECTURES, tiny_model
 
 SHARED = {
     "llama": "groups",
@@ -30,7 +28,7 @@ SHARED = {
 """What can be shared; windows of 12 tokens are shorter than what the probes leave between kept and new tokens."""
 
 
-def some_prompts(vocabulary: int, shared: int = 20, seed: int = 0) -> list[list[int]]:
+def some_prompts(vocabulary, shared=20, seed=0):
     """A beginning of all, one of each of four groups, and ends of 1 to 60 tokens, shuffled; two prompts are equal."""
     draw = random.Random(seed)
     tokens = lambda count: [draw.randrange(vocabulary) for _ in range(count)]  # noqa: E731
@@ -45,12 +43,12 @@ def some_prompts(vocabulary: int, shared: int = 20, seed: int = 0) -> list[list[
 
 
 @torch.inference_mode()
-def one_by_one(model, prompts: list[list[int]]) -> torch.Tensor:
+def one_by_one(model, prompts):
     """The plain way: a prompt alone, no padding, no cache, logits of all positions."""
     return torch.cat([model(input_ids=torch.tensor([prompt]), use_cache=False).logits[:, -1] for prompt in prompts])
 
 
-def read_all(reader: PromptReader, prompts: list[list[int]]) -> torch.Tensor:
+def read_all(reader, prompts):
     found = {}
     for indices, logits in reader.logits(prompts):
         assert logits is not None
@@ -67,7 +65,7 @@ def known(request):
     return request.param, model, prompts, one_by_one(model, prompts)
 
 
-def assert_same(found: torch.Tensor, expected: torch.Tensor) -> None:
+def assert_same(found, expected):
     assert found.dtype == torch.float32
     probabilities, wanted = found.softmax(-1), expected.softmax(-1)
     assert (wanted[0] - wanted[1]).abs().max() > 1e-3, "the fixture must tell prompts apart"
@@ -157,7 +155,7 @@ def test_a_prompt_beyond_the_stretch_does_not_change_its_neighbours():
     assert (together.softmax(-1) - one_by_one(model, prompts).softmax(-1)).abs().max() > 1e-3
 
 
-def _without_stretch(reader: PromptReader) -> PromptReader:
+def _without_stretch(reader):
     from dataclasses import replace
 
     reader._limits = replace(reader._limits, stretched_from=None)

@@ -35,7 +35,7 @@ except ImportError as error:
     ) from error
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
     from typing import Any
 
 Item = TypeVar("Item")
@@ -134,6 +134,7 @@ class ChatClient:
                 self.run(self._cancel_all(), CLOSING_SECONDS)
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join(CLOSING_SECONDS)
+            self._loop.close()
 
     # --- from plain code into the event loop ------------------------------------------------------------------------
 
@@ -420,6 +421,7 @@ class ChatClient:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._openai.close()
+        await asyncio.get_running_loop().shutdown_default_executor()
 
 
 async def _connect(key: str, base_url: str, timeout: float, connect_timeout: float) -> openai.AsyncOpenAI:

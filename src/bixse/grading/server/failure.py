@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from bixse.grading.server.secret import Secret
 
 Failure = Literal["busy", "away", "broken", "key", "quota", "model", "too-long", "filtered", "no-logprobs", "refused"]
-"""busy: ask later (429); away: no connection, or a gateway that finds nobody; broken: an error of the server, a time-out
-or half a reply; key, quota, model: a key that does not count, an account without money, a model that is not there; the
-others are about this request alone."""
+"""busy: ask later (429); away: no connection, or a gateway that finds nobody; broken: an error of the server, half
+a reply, a time-out; key, quota, model: a key that does not count, an account without money, a model that is not there;
+the others are about this request alone."""
 TRANSIENT: tuple[Failure, ...] = ("busy", "away", "broken")
 """Failures after which another try makes sense."""
 SHARED: tuple[Failure, ...] = ("key", "quota", "model")

@@ -192,9 +192,9 @@ class Probe:
             return form, reply
         quiet = replace(form, thinking_off=True)
         other = await self._try(quiet)
-        if other is not None and self._read(quiet, other).status == "graded":
-            if before is None or (self._place(other) or 0) < before:
-                return quiet, other
+        helps = other is not None and self._read(quiet, other).status == "graded"
+        if other is not None and helps and (before is None or (self._place(other) or 0) < before):
+            return quiet, other
         return form, reply
 
     async def _by_id(self, form: RequestForm) -> RequestForm | None:
