@@ -284,7 +284,7 @@ def test_a_loaded_model_may_be_judge_of_several_rubrics(folder, judge):
 def test_warnings_say_what_is_unusual(tmp_path):
     judge = LocalJudge(save_judge(tmp_path, tokenizer=tiny_tokenizer(None)), RUBRIC, "cpu")
     assert "no chat template" in judge.warnings[0]
-    assert judge.sharing == "groups"
+    assert judge.sharing == "prefix"
 
 
 @pytest.fixture(scope="module")
@@ -364,7 +364,7 @@ class TestARealModel:
         assert smollm2.name.endswith(".gguf")
         assert len(smollm2.identity["revision"]) == 64
         assert smollm2.context == 8192
-        assert smollm2.sharing == "groups"
+        assert smollm2.sharing == "prefix"
 
     def test_long_windows_of_real_prompts(self, smollm2):
         """Real weights, both rubric orders of length, groups of queries: |dz| < 1e-4 from reading alone."""
