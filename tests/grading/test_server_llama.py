@@ -11,8 +11,8 @@ import pytest
 from bixse.errors import InputError
 from bixse.grading.judge import Question
 from bixse.grading.rubrics import load_rubric
-from bixse.grading.server.client import ServerClient
 from bixse.grading.server.server_judge import ServerJudge
+from bixse.grading.server.text_model import ServerTextModel
 from helpers.llama_server import CONTEXT, llama_server, missing, model_file, wait_until_healthy
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(missing()), reason=missing() or "can run")]
@@ -92,12 +92,15 @@ def test_what_does_not_fit_and_what_it_cannot_do(address):
 
 
 def test_plain_texts(address):
-    body = {"messages": [{"role": "user", "content": "Name a colour."}], "max_tokens": 5, "temperature": 0}
-    with ServerClient([address], timeout=300) as client:
-        found = list(client.complete((number, body) for number in range(3)))
-    assert sorted(completion.id for completion in found) == [0, 1, 2]
-    assert all(completion.text and completion.usage.completion == 5 for completion in found)
-    assert {completion.finish_reason for completion in found} == {"length"}
+    prompts = [
+        Question("", str(number), "", "", messages=({"role": "user", "content": "Name a colour."},), repeat=number)
+        for number in range(3)
+    ]
+    with ServerTextModel([address], temperature=0.0, max_tokens=5, timeout=300) as model:
+        found = {prompt.document_id: completion for prompt, completion in model.complete(prompts)}
+    assert sorted(found) == ["0", "1", "2"]
+    assert {completion.status for completion in found.values()} == {"truncated"}
+    assert all(completion.text and completion.usage.completion == 5 for completion in found.values())
 
 
 def test_the_local_judge_on_the_same_weights_agrees(address, capsys):
