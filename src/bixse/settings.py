@@ -73,13 +73,22 @@ class Settings(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _one_is_no_list(cls, values: Any) -> Any:
-        """A list of one is that one where a setting takes one value or several."""
-        for name, field in cls.model_fields.items() if isinstance(values, dict) else ():
-            value = values.get(name)
-            if isinstance(value, (list, tuple)) and len(value) == 1 and {Path, str} & _alternatives(field.annotation):
-                values = {**values, name: value[0]}
-        return values
+    def _one_or_several(cls, values: Any) -> Any:
+        """One value stands for a list of it where a setting takes several, and a list of one for it where both do."""
+        if not isinstance(values, dict):
+            return values
+        changed = {}
+        for name, field in cls.model_fields.items():
+            value, kinds = values.get(name), alternatives(field.annotation)
+            if isinstance(value, (list, tuple)) and len(value) == 1 and kinds & {Path, str}:
+                changed[name] = value[0]
+            elif (
+                isinstance(value, (str, Path))
+                and any(get_origin(kind) is tuple for kind in kinds)
+                and (not kinds & {Path, str})
+            ):
+                changed[name] = [value]
+        return {**values, **changed}
 
     @classmethod
     def path_settings(cls) -> tuple[str, ...]:
@@ -119,9 +128,14 @@ def types_in(annotation: Any) -> list[Any]:
     return [annotation]
 
 
-def _alternatives(annotation: Any) -> set[Any]:
-    """The members of a union; none where it is another type."""
-    return set(get_args(annotation)) if get_origin(annotation) in (Union, types.UnionType) else set()
+def alternatives(annotation: Any) -> set[Any]:
+    """The members of a union, or the one type that it is.
+
+    Example:
+        >>> alternatives(int) == {int}
+        True
+    """
+    return set(get_args(annotation)) if get_origin(annotation) in (Union, types.UnionType) else {annotation}
 
 
 def section_of(field: FieldInfo) -> type[Settings] | None:

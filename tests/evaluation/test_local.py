@@ -182,7 +182,7 @@ class TestMissingDocuments:
     def test_they_are_refused_or_left_out_and_counted(self, lacking: Path, tmp_path: Path) -> None:
         with pytest.raises(InvalidFileError) as raised:
             evaluate("bm25", lacking, exclude_self=True)
-        assert len(raised.value.faults) == 2
+        assert len(raised.value.errors) == 2
         assert "--missing-documents drop" in str(raised.value)
         found = evaluate("bm25", lacking, exclude_self=True, missing_documents="drop", out=tmp_path / "out")
         (warning,) = found.warnings

@@ -77,7 +77,7 @@ def test_an_unknown_key_says_the_closest(tmp_path: Path, text: str, key: str, hi
         ("optimizer: {learning_rate: .inf}", "  optimizer.learning_rate: got inf; expected a finite number"),
         ("optimizer: {epochs: null}", "  optimizer.epochs: got None; expected a valid integer"),
         ("pooling: max", "  pooling: got 'max'; expected 'mean', 'cls' or 'cls-head'"),
-        ("model: [a]", "  model: got ['a']; expected a valid string"),
+        ("model: [a, b]", "  model: got ['a', 'b']; expected a valid string"),
         (
             "loss: bixes",
             f"  loss: got 'bixes'; expected one of {', '.join(LOSSES)}; fix: did you mean 'bix",

@@ -34,14 +34,14 @@ def add_settings(parser: argparse.ArgumentParser, kind: type[Settings]) -> None:
 
 
 def settings_from(args: argparse.Namespace, kind: type[Kind]) -> Kind:
-    """The settings that the flags and the file of `--config` give.
+    """The settings that the flags and the file of `--config` give; the word null is no value.
 
     Raises:
         InputError: the file cannot be read.
         ConfigError: unknown keys or values outside their range, all together.
     """
     given = {key: getattr(args, key) for key in known_keys(kind) if hasattr(args, key)}
-    return kind.load(args.config, given)
+    return kind.load(args.config, {key: None if value == "null" else value for key, value in given.items()})
 
 
 def _add(parser: argparse.ArgumentParser, into: Any, kind: type[Settings], keys: str, words: str) -> None:

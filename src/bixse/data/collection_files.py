@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+import pyarrow as pa
 
 from bixse.data.collection import Collection, Document
-from bixse.data.io.files import is_unicode, read_text, write_atomically
-from bixse.data.io.strict import json_fault, parse_json
+from bixse.data.row_files.columns import Column
+from bixse.data.row_files.read import read_blocks
+from bixse.data.row_files.write import write_rows
 from bixse.data.trec import read_qrels, write_qrels
-from bixse.errors import InputError, InvalidFileError, RowError, shorten
+from bixse.errors import InputError, InvalidFileError, shorten
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from bixse.relevance import Qrels
 
 
 MissingDocuments: TypeAlias = Literal["refuse", "drop"]
 """What is done with judgements that name a document which the corpus lacks."""
+DOCUMENT_COLUMNS = (Column("_id", "id", unique=True), Column("title", needed=False), Column("text", may_be_empty=True))
+"""Columns of a corpus. A document without title and text is no error: published corpora hold some, even judged ones."""
+QUERY_COLUMNS = (Column("_id", "id", unique=True), Column("text"))
+"""Columns of queries."""
 
 
 def load_collection(
@@ -36,7 +42,7 @@ def load_collection(
 
     Raises:
         InputError: a file or split is missing, or a split has no judged query.
-        InvalidFileError: every faulty row of a file together.
+        InvalidFileError: every error of a file together.
 
     Example:
         >>> import tempfile
@@ -48,7 +54,7 @@ def load_collection(
     """
     folder = Path(folder)
     corpus = load_corpus(folder)
-    queries = {identifier: row["text"] for identifier, row in _read_rows(folder / "queries.jsonl", ("text",)).items()}
+    queries = read_queries(folder / "queries.jsonl")
     available = {path.stem: path for path in sorted((folder / "qrels").glob("*.tsv"))}
     qrels: dict[str, Qrels] = {}
     missing: dict[str, int] = {}
@@ -63,7 +69,7 @@ def load_collection(
             kept = {query_id: {d: g for d, g in own.items() if d in corpus} for query_id, own in judged.items()}
             missing[split] = sum(map(len, judged.values())) - sum(map(len, kept.values()))
             judged = {query_id: own for query_id, own in kept.items() if own}
-        _check_qrels(available[split], judged, corpus, queries)
+        check_qrels(available[split], judged, queries, corpus)
         qrels[split] = judged
     return Collection(folder.resolve().name, corpus, queries, qrels, missing)
 
@@ -77,9 +83,8 @@ def load_corpus(folder: str | Path) -> dict[str, Document]:
     """Read only the documents of a collection folder: document id -> document.
 
     Raises:
-        InputError: the folder or its `corpus.jsonl` is missing or holds no document.
-        InvalidFileError: every faulty row together. A document whose title and text are both empty is no fault, see
-            `warn_of_empty`; a row without either key is one.
+        InputError: the folder or its `corpus.jsonl` is missing, or no document has a title or a text.
+        InvalidFileError: every error of the file together.
     """
     folder = Path(folder)
     if not folder.is_dir():
@@ -87,43 +92,48 @@ def load_corpus(folder: str | Path) -> dict[str, Document]:
             f"{folder}: got {'a file' if folder.exists() else 'no such folder'}; expected a collection folder with "
             "corpus.jsonl, queries.jsonl and qrels/<split>.tsv; fix: check the path"
         )
-    rows = _read_rows(folder / "corpus.jsonl", ("title", "text"), may_be_empty=True)
-    corpus = {name: Document(row.get("title") or "", row.get("text") or "") for name, row in rows.items()}
+    return read_corpus(folder / "corpus.jsonl")
+
+
+def read_corpus(path: Path) -> dict[str, Document]:
+    """Read a file of documents (`DOCUMENT_COLUMNS`): document id -> document.
+
+    Raises:
+        InputError: the file is missing, or no document has a title or a text.
+        InvalidFileError: every error of the file together.
+    """
+    corpus = dict(stream_documents(path))
     if not any(document.content for document in corpus.values()):
         raise InputError(
-            f"{folder / 'corpus.jsonl'}: got {len(corpus)} documents, none of them with a title or a text; expected "
-            "texts; fix: check the export"
+            f"{path}: got {len(corpus)} documents, none of them with a title or a text; expected texts; "
+            "fix: check the export"
         )
     return corpus
 
 
-def warn_of_empty(corpus: Mapping[str, Document]) -> list[str]:
-    """One line that counts the documents without title and text, or none.
+def stream_documents(path: Path) -> Iterator[tuple[str, Document]]:
+    """The documents of a file one by one, in file order, never all in memory.
 
-    Published collections hold some, even judged ones (Cranfield two of 1,400). They are kept: without them the figures
-    would be those of another collection.
-
-    Example:
-        >>> warn_of_empty({"d1": Document("", "copies a file"), "d2": Document("", " ")})
-        ["1 of 2 documents has neither title nor text ('d2'): it is kept as it is"]
+    Raises:
+        InputError: the file is missing or holds no row.
+        InvalidFileError: every error of the file together, when it has been read.
     """
-    empty = [name for name, document in corpus.items() if not document.content]
-    if not empty:
-        return []
-    has, it = ("has", "it is kept as it is") if len(empty) == 1 else ("have", "they are kept as they are")
-    return [f"{len(empty)} of {len(corpus)} documents {has} neither title nor text ({empty[0]!r}): {it}"]
+    for block in read_blocks(path, DOCUMENT_COLUMNS):
+        for name, title, text in zip(*block.columns.values(), strict=True):
+            yield name, Document(title or "", text)
 
 
-def warn_of_missing(collection: Collection, split: str) -> list[str]:
-    """One line that counts the judgements left out since the corpus lacks their document, or none."""
-    count = collection.missing.get(split, 0)
-    if not count:
-        return []
-    total = count + sum(map(len, collection.qrels[split].values()))
-    return [
-        f"{count:,} of {total:,} judgements of split {split!r} name a document that the corpus lacks and are left out: "
-        "figures are not those of the whole collection"
-    ]
+def read_queries(path: Path) -> dict[str, str]:
+    """Read a file of queries (`QUERY_COLUMNS`): query id -> text, in file order.
+
+    Raises:
+        InputError: the file is missing or holds no row.
+        InvalidFileError: every error of the file together.
+    """
+    queries: dict[str, str] = {}
+    for block in read_blocks(path, QUERY_COLUMNS):
+        queries.update(zip(block.columns["_id"], block.columns["text"], strict=True))
+    return queries
 
 
 def save_collection(collection: Collection, folder: str | Path) -> None:
@@ -133,97 +143,51 @@ def save_collection(collection: Collection, folder: str | Path) -> None:
         StorageError: the disk is full or the folder cannot be written.
     """
     folder = Path(folder)
-    write_atomically(
-        folder / "corpus.jsonl",
-        "".join(
-            json.dumps({"_id": identifier, "title": document.title, "text": document.text}, ensure_ascii=False) + "\n"
-            for identifier, document in collection.corpus.items()
-        ),
-    )
-    write_atomically(
-        folder / "queries.jsonl",
-        "".join(
-            json.dumps({"_id": identifier, "text": text}, ensure_ascii=False) + "\n"
-            for identifier, text in collection.queries.items()
-        ),
-    )
+    documents = list(collection.corpus.values())
+    corpus = {
+        "_id": list(collection.corpus),
+        "title": [document.title for document in documents],
+        "text": [document.text for document in documents],
+    }
+    write_rows(_table(corpus), folder / "corpus.jsonl")
+    queries = {"_id": list(collection.queries), "text": list(collection.queries.values())}
+    write_rows(_table(queries), folder / "queries.jsonl")
     for split, qrels in collection.qrels.items():
         write_qrels(folder / "qrels" / f"{split}.tsv", qrels)
 
 
-def _read_rows(path: Path, text_keys: tuple[str, ...], may_be_empty: bool = False) -> dict[str, dict[str, Any]]:
-    """Rows of a JSONL file by `_id`; a row needs an id seen once and a text, or where it may be empty a key for one."""
-    if not path.is_file():
-        found = "a folder" if path.is_dir() else "no such file"
-        raise InputError(f"{path}: got {found}; expected the collection's {path.name}; fix: add it")
-    faults: list[RowError] = []
-    rows: dict[str, dict[str, Any]] = {}
-    for number, line in enumerate(read_text(path).split("\n"), start=1):
-        if not line.strip():
-            continue
-        try:
-            row = parse_json(line)
-        except (ValueError, RecursionError) as error:
-            faults.append(json_fault(number, line, error))
-            continue
-        fault = _row_fault(number, row, text_keys, may_be_empty)
-        if fault is None and (identifier := str(row["_id"])) in rows:
-            fault = RowError(number, "_id", shorten(identifier), "an id used once", "drop or rename the repeat")
-        if fault is None:
-            rows[identifier] = row
-        else:
-            faults.append(fault)
-    if faults:
-        raise InvalidFileError(path, faults)
-    if not rows:
-        raise InputError(f"{path}: got no rows; expected at least one; fix: check the export")
-    return rows
+def check_qrels(
+    path: Path, qrels: Qrels, queries: Mapping[str, str], corpus: Mapping[str, Document] | None = None
+) -> None:
+    """Refuse judgements with ids that the collection lacks, or without a relevant document.
 
+    Args:
+        path: the file of judgements, for messages.
+        qrels: its judgements.
+        queries: query id -> text.
+        corpus: document id -> document; None where documents are checked elsewhere.
 
-def _row_fault(number: int, row: Any, text_keys: tuple[str, ...], may_be_empty: bool) -> RowError | None:
-    """The first fault of a row by itself, or None."""
-    identifier = row.get("_id") if isinstance(row, dict) else None
-    if identifier in (None, ""):
-        return RowError(number, "_id", shorten(row), "an object with an _id", "give the row an _id")
-    if not isinstance(identifier, (str, int)) or isinstance(identifier, bool) or not is_unicode(str(identifier)):
-        return RowError(number, "_id", shorten(identifier), "a text or a whole number", "write ids as strings")
-    for key in text_keys:
-        value = row.get(key)
-        if value is not None and (not isinstance(value, str) or not is_unicode(value)):
-            return RowError(number, key, shorten(value), "a text", "write it as a string of whole characters")
-    if any((row.get(key) or "").strip() for key in text_keys) or (
-        may_be_empty and any(key in row for key in text_keys)
-    ):
-        return None
-    found = "an empty text" if not may_be_empty else f"no {' and no '.join(text_keys)}"
-    return RowError(number, text_keys[-1], found, "a text", "fill it in or drop the row")
-
-
-def _check_qrels(path: Path, qrels: Qrels, corpus: Mapping[str, Document], queries: Mapping[str, str]) -> None:
-    """Refuse judgements with ids that the collection lacks, or without a relevant document."""
-    faults = []
+    Raises:
+        InvalidFileError: every id that is missing.
+        InputError: no grade is above 0.
+    """
+    errors = InvalidFileError(path)
     for query_id, judged in qrels.items():
         if query_id not in queries:
-            faults.append(
-                RowError(
-                    None, "query-id", shorten(query_id), "an id of queries.jsonl", "add the query or drop its rows"
-                )
-            )
-        faults.extend(
-            RowError(
-                None,
-                "corpus-id",
-                f"{shorten(document_id)} (judged for query {query_id!r})",
-                "an id of corpus.jsonl",
-                "add the document or drop the row (bixse evaluate and train: --missing-documents drop)",
-            )
-            for document_id in judged
-            if document_id not in corpus
-        )
-    if faults:
-        raise InvalidFileError(path, faults)
+            fix = "add the query or drop its rows"
+            errors.add(None, "query-id", shorten(query_id), "an id of queries.jsonl", fix)
+        for document_id in judged if corpus is not None else ():
+            if document_id not in (corpus or ()):
+                got = f"{shorten(document_id)} (judged for query {query_id!r})"
+                fix = "add the document or drop the row (bixse evaluate and train: --missing-documents drop)"
+                errors.add(None, "corpus-id", got, "an id of corpus.jsonl", fix)
+    errors.raise_any()
     if not any(grade > 0 for judged in qrels.values() for grade in judged.values()):
         raise InputError(
             f"{path}: got no judgement above 0; expected at least one relevant document; "
             "fix: choose a split with judged queries"
         )
+
+
+def _table(columns: Mapping[str, list[str]]) -> pa.Table:
+    return pa.table(columns, schema=pa.schema({name: pa.string() for name in columns}))

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from bixse.data.collection_files import files_of_split, load_collection
+from bixse.data.collection_warnings import RELEVANCE_LEVEL, warn_of_collection
 from bixse.data.io.files import file_hash, read_text, write_atomically
 from bixse.data.run_record import open_run
 from bixse.data.trec import read_run, write_run
 from bixse.encoders.loading.precision import resolve_precision
 from bixse.errors import InputError, StorageError
 from bixse.evaluation.baseline import METRICS, search_bm25
-from bixse.evaluation.collection_warnings import RELEVANCE_LEVEL, warn_of_collection
 from bixse.evaluation.metrics import PerQuery, evaluate_run, mean
 
 if TYPE_CHECKING:

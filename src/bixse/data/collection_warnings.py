@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from bixse.data.collection_files import warn_of_empty, warn_of_missing
 from bixse.data.transforms.pair_columns import normal_form
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from bixse.data.collection import Collection, Document
     from bixse.relevance import Qrels
 
@@ -30,6 +31,35 @@ def warn_of_collection(data: Collection, split: str, relevance_level: float, exc
         *warn_of_missing(data, split),
         *_warn_of_level(qrels, relevance_level),
         *_warn_of_self_matches(data, qrels, exclude_self),
+    ]
+
+
+def warn_of_empty(corpus: Mapping[str, Document]) -> list[str]:
+    """One line that counts the documents without title and text, or none.
+
+    Published collections hold some, even judged ones (Cranfield two of 1,400). They are kept: without them the figures
+    would be those of another collection.
+
+    Example:
+        >>> warn_of_empty({"d1": Document("", "copies a file"), "d2": Document("", " ")})
+        ["1 of 2 documents has neither title nor text ('d2'): it is kept as it is"]
+    """
+    empty = [name for name, document in corpus.items() if not document.content]
+    if not empty:
+        return []
+    has, it = ("has", "it is kept as it is") if len(empty) == 1 else ("have", "they are kept as they are")
+    return [f"{len(empty)} of {len(corpus)} documents {has} neither title nor text ({empty[0]!r}): {it}"]
+
+
+def warn_of_missing(collection: Collection, split: str) -> list[str]:
+    """One line that counts the judgements left out since the corpus lacks their document, or none."""
+    count = collection.missing.get(split, 0)
+    if not count:
+        return []
+    total = count + sum(map(len, collection.qrels[split].values()))
+    return [
+        f"{count:,} of {total:,} judgements of split {split!r} name a document that the corpus lacks and are left out: "
+        "figures are not those of the whole collection"
     ]
 
 
