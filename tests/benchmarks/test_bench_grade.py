@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from tiny_judges import save_judge
+
+from helpers.tiny_judges import save_judge
 
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "bench_grade.py"
 METHODS = ["generate, one by one", "generate, 8 tokens", "forward, batches of 8", "bixse"]
@@ -52,7 +53,7 @@ def test_a_quick_run_prints_and_writes_one_row_a_method(tmp_path):
     assert [row["method"] for row in rows] == METHODS
     assert float(rows[0]["ratio_to_generate"]) == 1.0
     assert float(rows[2]["ratio_to_forward"]) == 1.0
-    assert rows[3]["sharing"] == "groups"
+    assert rows[3]["sharing"] == "prefix"
     for row in rows:
         pairs, seconds = int(row["pairs"]), float(row["seconds"])
         assert float(row["pairs_per_second"]) == pytest.approx(pairs / seconds, rel=0.05, abs=0.01)

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow.parquet as pq
 import pytest
-from fault_server import FaultServer, fault_server, planted
 
 from bixse.data.collection import Collection, Document
 from bixse.data.collection_files import save_collection
+from helpers.chat_server import ChatServer, chat_server, planted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -33,8 +33,8 @@ CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]")
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[FaultServer]:
-    with fault_server() as running:
+def server() -> Iterator[ChatServer]:
+    with chat_server() as running:
         yield running
 
 
@@ -84,12 +84,12 @@ def stop(process: subprocess.Popen[str]) -> int:
     return process.returncode
 
 
-def grading(server: FaultServer, address: str, pairs: Path, *more: str) -> list[Any]:
+def grading(server: ChatServer, address: str, pairs: Path, *more: str) -> list[Any]:
     prices = ["--price-in", "10", "--price-out", "10"]
     return ["grade", "--pairs", pairs, "--judge", address, "--out", pairs.parent / "out", *prices, *more]
 
 
-def test_sigterm_writes_the_tables_and_the_same_command_goes_on(server: FaultServer, pairs: Path) -> None:
+def test_sigterm_writes_the_tables_and_the_same_command_goes_on(server: ChatServer, pairs: Path) -> None:
     address = server.scenario(delay=0.05)
     words = grading(server, address, pairs, "--concurrency", "2")
     log, out = pairs.with_suffix(".log"), pairs.parent / "out"
@@ -114,7 +114,7 @@ def test_sigterm_writes_the_tables_and_the_same_command_goes_on(server: FaultSer
     assert server.stats(address)["counts"]["chat"] - before < 400 - len(rows) + 10
 
 
-def test_a_log_goes_on_where_nothing_is_answered(server: FaultServer, pairs: Path) -> None:
+def test_a_log_goes_on_where_nothing_is_answered(server: ChatServer, pairs: Path) -> None:
     address = server.scenario()
     log = pairs.with_suffix(".log")
     stalled = planted("stalled", [0, 0, 0, 1], ["stall"])
@@ -127,7 +127,7 @@ def test_a_log_goes_on_where_nothing_is_answered(server: FaultServer, pairs: Pat
     assert "\r" not in log.read_text()
 
 
-def test_a_short_run_says_nothing_in_a_log(server: FaultServer, pairs: Path) -> None:
+def test_a_short_run_says_nothing_in_a_log(server: ChatServer, pairs: Path) -> None:
     log = pairs.with_suffix(".log")
     process = start(log, *grading(server, server.scenario(), pairs), seconds=60)
     process.communicate(timeout=120)
@@ -135,7 +135,7 @@ def test_a_short_run_says_nothing_in_a_log(server: FaultServer, pairs: Path) -> 
     assert "grade:" not in log.read_text()
 
 
-def test_a_terminal_shows_dollars_and_statuses(server: FaultServer, pairs: Path) -> None:
+def test_a_terminal_shows_dollars_and_statuses(server: ChatServer, pairs: Path) -> None:
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 160, 0, 0))
     words = grading(server, server.scenario(delay=0.02), pairs, "--concurrency", "4")
@@ -154,7 +154,7 @@ def test_a_terminal_shows_dollars_and_statuses(server: FaultServer, pairs: Path)
 
 @pytest.mark.parametrize("form", [[], ["--json"]])
 def test_what_a_server_says_never_reaches_the_terminal_as_codes(
-    server: FaultServer, pairs: Path, form: list[str]
+    server: ChatServer, pairs: Path, form: list[str]
 ) -> None:
     address = server.scenario(models=[HOSTILE], known=0.02)  # its name stands in warnings and in the result
     log = pairs.with_suffix(".log")
@@ -170,7 +170,7 @@ def test_what_a_server_says_never_reaches_the_terminal_as_codes(
     assert not CONTROLS.search(said), CONTROLS.findall(said)
 
 
-def test_strict_stops_before_the_first_question(server: FaultServer, pairs: Path) -> None:
+def test_strict_stops_before_the_first_question(server: ChatServer, pairs: Path) -> None:
     log = pairs.with_suffix(".log")
     address = server.scenario(known=0.02)
     for more in ([], ["--dry-run"]):

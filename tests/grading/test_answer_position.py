@@ -1,7 +1,5 @@
 """Where the answer stands: real shapes of judges' texts, and the published parsers' mistakes."""
 
-from __future__ import annotations
-
 import time
 
 import pytest
@@ -27,13 +25,13 @@ DIGITS = ("0", "1", "2", "3")
         "between 1 and 2",
     ],
 )
-def test_several_options_are_ambiguous_and_never_a_guess(text: str) -> None:
+def test_several_options_are_ambiguous_and_never_a_guess(text):
     answer = find_answer(text, DIGITS)
     assert (answer.status, answer.label) == ("ambiguous", "")
 
 
 @pytest.mark.parametrize("text", ["7", " 10", "3.5", "3,5", "-1", "−1", "10/10", "2/5", "Rating: 7", "**5**", "100"])
-def test_a_number_outside_the_rubric_is_off_scale(text: str) -> None:
+def test_a_number_outside_the_rubric_is_off_scale(text):
     assert find_answer(text, DIGITS).status == "off-scale"
 
 
@@ -54,7 +52,7 @@ def test_a_number_outside_the_rubric_is_off_scale(text: str) -> None:
         "x3",
     ],
 )
-def test_a_number_that_is_no_answer_is_none(text: str) -> None:
+def test_a_number_that_is_no_answer_is_none(text):
     answer = find_answer(text, DIGITS)
     assert answer.status in ("no-option", "ambiguous")
     assert answer.label == ""
@@ -97,7 +95,7 @@ def test_a_number_that_is_no_answer_is_none(text: str) -> None:
         ("The scale goes from 0 to 3.\n\n2", "2"),
     ],
 )
-def test_one_answer_is_found(text: str, label: str) -> None:
+def test_one_answer_is_found(text, label):
     answer = find_answer(text, DIGITS)
     assert (answer.status, answer.label) == ("graded", label)
     assert text[answer.start : answer.start + len(label)] == label
@@ -125,7 +123,7 @@ def test_one_answer_is_found(text: str, label: str) -> None:
         ("2<think>or 3", "truncated", ""),
     ],
 )
-def test_reasoning_is_no_answer(text: str, status: str, label: str) -> None:
+def test_reasoning_is_no_answer(text, status, label):
     answer = find_answer(text, DIGITS)
     assert (answer.status, answer.label) == (status, label)
 
@@ -143,7 +141,7 @@ def test_reasoning_is_no_answer(text: str, status: str, label: str) -> None:
         ("I\u2019m unable to judge this.", "stop", "", "refused"),
     ],
 )
-def test_what_ends_without_an_option_has_a_status(text: str, finish: str, refusal: str, status: str) -> None:
+def test_what_ends_without_an_option_has_a_status(text, finish, refusal, status):
     assert find_answer(text, DIGITS, finish, refusal).status == status
 
 
@@ -203,14 +201,14 @@ NOT_RATED = [
 
 
 @pytest.mark.parametrize(("text", "grade"), RATED)
-def test_ratings_as_judges_write_them(text: str, grade: int) -> None:
+def test_ratings_as_judges_write_them(text, grade):
     answer = find_answer(text, DIGITS)
     assert (answer.status, answer.label) == ("graded", str(grade))
     assert text[answer.start] == str(grade)
 
 
 @pytest.mark.parametrize("text", NOT_RATED)
-def test_a_number_that_is_no_rating_is_a_status(text: str) -> None:
+def test_a_number_that_is_no_rating_is_a_status(text):
     answer = find_answer(text, DIGITS)
     assert answer.status in ("no-option", "ambiguous", "off-scale", "refused")
     assert answer.label == ""
@@ -218,7 +216,7 @@ def test_a_number_that_is_no_rating_is_a_status(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", [text for text, _ in RATED] + NOT_RATED)
-def test_a_text_that_is_cut_off_never_has_another_grade(text: str) -> None:
+def test_a_text_that_is_cut_off_never_has_another_grade(text):
     """Cut at any place, it has the grade of the whole, or a status."""
     whole = find_answer(text, DIGITS).label
     for end in range(len(text)):
@@ -247,7 +245,7 @@ def test_a_text_that_is_cut_off_never_has_another_grade(text: str) -> None:
         ("2\nActually, it should be a 3.\nSo", "ambiguous"),
     ],
 )
-def test_a_text_that_is_cut_off_has_a_grade_only_where_the_answer_is_whole(text: str, status: str) -> None:
+def test_a_text_that_is_cut_off_has_a_grade_only_where_the_answer_is_whole(text, status):
     assert find_answer(text, DIGITS, "length").status == status
 
 
@@ -256,13 +254,13 @@ def test_a_text_that_is_cut_off_has_a_grade_only_where_the_answer_is_whole(text:
     ["2. The passage is about another", "2. The passage is about another city.", "2 - the passage is", "Score: 2"],
 )
 @pytest.mark.parametrize("finish", ["stop", "length"])
-def test_where_the_probabilities_are_the_grade_the_place_is_enough(text: str, finish: str) -> None:
+def test_where_the_probabilities_are_the_grade_the_place_is_enough(text, finish):
     answer = find_answer(text, DIGITS, finish, place=True)
     assert (answer.status, answer.label) == ("graded", "2")
 
 
 @pytest.mark.parametrize("text", [text for text in NOT_RATED if "passage is about" not in text and "names" not in text])
-def test_the_place_of_a_number_that_is_no_rating_is_none(text: str) -> None:
+def test_the_place_of_a_number_that_is_no_rating_is_none(text):
     assert find_answer(text, DIGITS, place=True).status != "graded"
 
 
@@ -278,12 +276,12 @@ def test_the_place_of_a_number_that_is_no_rating_is_none(text: str) -> None:
         ("yes", "no-option", ""),
     ],
 )
-def test_words_are_options_too(text: str, status: str, label: str) -> None:
+def test_words_are_options_too(text, status, label):
     answer = find_answer(text, ("No", "Yes"))
     assert (answer.status, answer.label) == (status, label)
 
 
-def test_the_largest_option_decides_what_a_fraction_means() -> None:
+def test_the_largest_option_decides_what_a_fraction_means():
     assert find_answer("4/5", ("1", "2", "3", "4", "5")).label == "4"
     assert find_answer("4/5", ("1", "2", "3", "4")).status == "off-scale"
     assert find_answer("10", ("1", "10")).label == "10"
@@ -309,13 +307,13 @@ def test_the_largest_option_decides_what_a_fraction_means() -> None:
         ([], "3", None),
     ],
 )
-def test_the_token_of_the_answer(tokens: list[str], text: str, index: int | None) -> None:
+def test_the_token_of_the_answer(tokens, text, index):
     answer = find_answer(text, DIGITS)
     assert answer.label in ("2", "3")
     assert answer_token(tokens, text, answer) == index
 
 
-def test_long_hostile_texts_take_no_time() -> None:
+def test_long_hostile_texts_take_no_time():
     started = time.perf_counter()
     for text in (" " * 20000 + "x", "- " * 10000, "rate the " * 5000, "1 " * 5000, "<think>" * 3000, "*" * 20000 + "3",
                  "relevance " + "of to " * 60 + "x 1", "I rate it " + "the " * 5000 + "3.", "1.\n" * 3000,

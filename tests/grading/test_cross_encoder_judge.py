@@ -1,7 +1,5 @@
 """A reranker as a judge: one sigmoid and no more, fitted maps, and everything that is refused."""
 
-from __future__ import annotations
-
 import json
 import shutil
 
@@ -24,7 +22,7 @@ TEXTS = [
 QUESTIONS = [Question(f"q{i}", f"d{i}", *texts) for i, texts in enumerate(TEXTS)]
 
 
-def save_reranker(folder, tiny_model_path, labels: int = 1, gain: float = 1.0, **config):
+def save_reranker(folder, tiny_model_path, labels=1, gain=1.0, **config):
     """A random reranker over the words of the tiny encoder, its scores about -3 to 3."""
     AutoTokenizer.from_pretrained(tiny_model_path, model_max_length=32).save_pretrained(folder)
     settings = BertConfig.from_pretrained(tiny_model_path)
@@ -59,7 +57,7 @@ def raw(reranker):
     return np.array(found)
 
 
-def grades(judge, questions=QUESTIONS) -> list[float | None]:
+def grades(judge, questions=QUESTIONS):
     found = {question.document_id: answer for question, answer in judge.answers(iter(questions))}
     return [found[question.document_id].grade for question in questions]
 

@@ -1,7 +1,5 @@
 """Expected grades and their bounds, against exhaustive search and the arithmetic by hand."""
 
-from __future__ import annotations
-
 import itertools
 import math
 

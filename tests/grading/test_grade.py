@@ -1,7 +1,5 @@
 """Grading from questions to files, with a judge whose answers are known."""
 
-from __future__ import annotations
-
 import json
 import logging
 import os
@@ -10,7 +8,6 @@ import threading
 
 import pyarrow.parquet as pq
 import pytest
-from scripted import ScriptedJudge, some_pairs
 
 from bixse.data.graded_pairs import Pair
 from bixse.data.pairs_files import load_graded_pairs
@@ -21,6 +18,7 @@ from bixse.grading.estimate import estimate
 from bixse.grading.grade import GradeSettings, grade
 from bixse.grading.judge import Answer, Usage
 from bixse.grading.rubrics import load_rubric
+from helpers.scripted_judge import ScriptedJudge, some_pairs
 
 PRICES = Prices(prompt=1e-5)  # an answer of 100 tokens costs 0.001
 
@@ -112,7 +110,7 @@ def test_a_folder_goes_on_with_the_ledger_it_had(tmp_path):
 def test_repeats_that_were_not_asked_leave_the_run_open(tmp_path):
     settings = GradeSettings(regrade=1.0)
     result = grade(some_pairs(5), ScriptedJudge(), tmp_path / "out", settings, budget=Budget(max_questions=7))
-    assert (result.summary["not_asked"], result.summary["not_asked_again"]) == (0, 3)
+    assert (result.summary["not_asked"], result.summary["repeats_not_asked"]) == (0, 3)
     assert not result.complete
     assert json.loads((tmp_path / "out" / "run.json").read_text())["status"] == "interrupted"
 
@@ -245,7 +243,7 @@ def test_pairs_asked_again_show_how_far_the_judge_agrees_with_itself(tmp_path):
     again = [judgement for judgement in result.judgements if judgement.repeat]
     assert 20 < len(again) < 60
     assert len(judge.asked) == 200 + len(again)
-    assert result.summary["mean_change_when_asked_again"] == pytest.approx(0.1)
+    assert result.summary["mean_change_of_repeats"] == pytest.approx(0.1)
     assert result.summary["pairs"] == 200
     assert len(load_graded_pairs(tmp_path / "out" / "pairs.parquet")) == 200
     later = ScriptedJudge(rule=rule)
@@ -253,7 +251,7 @@ def test_pairs_asked_again_show_how_far_the_judge_agrees_with_itself(tmp_path):
     assert not later.asked
     fewer = GradeSettings(regrade=0.1)
     chosen = {j.pair.document_id for j in again}
-    assert {p.document_id for p in some_pairs(200) if fewer.asked_again(p)} < chosen, "a smaller share is a part"
+    assert {p.document_id for p in some_pairs(200) if fewer.is_repeated(p)} < chosen, "a smaller share is a part"
 
 
 @pytest.mark.parametrize("setting", [{"regrade": 1.5}, {"regrade": -0.1}, {"document_characters": 0}])
@@ -263,7 +261,7 @@ def test_settings_outside_their_range_are_refused(setting):
 
 
 def test_ctrl_c_keeps_everything_and_the_same_call_goes_on(tmp_path):
-    def press() -> None:
+    def press():
         os.kill(os.getpid(), signal.SIGINT)
 
     timer = threading.Timer(0.4, press)
@@ -353,7 +351,7 @@ class TestAnotherModel:
     """A judge called "scripted" whose answers for some pairs come from "cheap"."""
 
     @staticmethod
-    def judge(*numbers: int) -> ScriptedJudge:
+    def judge(*numbers):
         def rule(question):
             name = "cheap" if int(question.document_id[1:]) in numbers else "scripted-2024-08-06"
             return Answer("graded", "verbal", (), 1.0, 1.0, 1.0, "1", Usage(100, 0, 1), judge=name)

@@ -1,5 +1,5 @@
-from __future__ import annotations
-
+import hashlib
+import json
 import os
 import random
 import signal
@@ -12,22 +12,23 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from scripted import ScriptedJudge, planted, some_pairs
 
 from bixse.errors import InputError, StorageError
 from bixse.grading.grade import GradeSettings, grade
 from bixse.grading.judge import Answer, Question, Usage
 from bixse.grading.ledger import Ledger
+from bixse.grading.text_model import Completion
+from helpers.scripted_judge import ScriptedJudge, planted, some_pairs
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).parents[1] / "helpers"
 
 
-def start(out: Path, ledger: Path, log: Path, count: int, pause: float) -> subprocess.Popen[bytes]:
-    words = [sys.executable, str(HERE / "scripted.py"), str(out), str(ledger), str(log), str(count), str(pause)]
+def start(out, ledger, log, count, pause):
+    words = [sys.executable, str(HERE / "scripted_judge.py"), str(out), str(ledger), str(log), str(count), str(pause)]
     return subprocess.Popen(words, stderr=subprocess.PIPE)
 
 
-def asked(log: Path) -> Counter[str]:
+def asked(log):
     return Counter(log.read_text().splitlines()) if log.exists() else Counter()
 
 
@@ -96,6 +97,22 @@ def test_the_key_holds_all_that_decides_an_answer():
         Question("1", "2", "a", "b", "order", ({"role": "user", "content": "Query: a\n\nPassage: c"},)).key(identity),
     ]
     assert len({key, *changed}) == 7
+
+
+def test_what_an_earlier_version_paid_for_is_found(tmp_path):
+    """Keys and texts as version 0.1.0 wrote them: a server's identity under "judge", a query as an answer."""
+    messages = ({"role": "user", "content": "Query: a"},)
+    old = {"judge": "server", "model": "m", "mode": "verbal"}
+    content = json.dumps([old, [dict(message) for message in messages], 0], sort_keys=True)
+    found = Question("1", "2", "a", "b", messages=messages).key({"kind": "server", "model": "m", "mode": "verbal"})
+    assert found == hashlib.sha256(content.encode()).hexdigest()
+    kept = {"status": "written", "mode": "text", "probabilities": [], "grade": None, "low": None, "high": None,
+            "text": "how to copy", "usage": {"prompt": 9, "cached": 0, "completion": 3, "reasoning": 0},
+            "seconds": 0.5, "judge": "m", "detail": "", "tries": 1}  # fmt: skip
+    with Ledger(tmp_path / "l.sqlite", Completion) as ledger:
+        ledger.write("key", Completion("failed"))
+        ledger._file.execute("UPDATE answers SET answer = ?", (json.dumps(kept),))
+        assert ledger.find("key") == Completion("written", "how to copy", Usage(9, 0, 3), 0.5, "m")
 
 
 def test_a_question_is_claimed_by_one_living_process(tmp_path):

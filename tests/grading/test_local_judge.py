@@ -1,7 +1,5 @@
 """The local judge: what it refuses, what it answers without a grade, and grades against independent ones."""
 
-from __future__ import annotations
-
 import copy
 import importlib.util
 import json
@@ -11,7 +9,6 @@ import shutil
 import pytest
 import torch
 import transformers
-from tiny_judges import SIZES, TEMPLATE, questions_of, save_judge, small_rubric, some_texts, tiny_model, tiny_tokenizer
 
 from bixse.cli.main import main
 from bixse.encoders.loading.precision import use_precision
@@ -21,6 +18,16 @@ from bixse.grading.local.local_judge import LocalJudge
 from bixse.grading.local.local_model import load_local_model
 from bixse.grading.local.prompt_reader import PromptReader
 from bixse.grading.rubrics import load_rubric
+from helpers.tiny_judges import (
+    SIZES,
+    TEMPLATE,
+    questions_of,
+    save_judge,
+    small_rubric,
+    some_texts,
+    tiny_model,
+    tiny_tokenizer,
+)
 
 RUBRIC = small_rubric()
 
@@ -277,7 +284,7 @@ def test_a_loaded_model_may_be_judge_of_several_rubrics(folder, judge):
 def test_warnings_say_what_is_unusual(tmp_path):
     judge = LocalJudge(save_judge(tmp_path, tokenizer=tiny_tokenizer(None)), RUBRIC, "cpu")
     assert "no chat template" in judge.warnings[0]
-    assert judge.sharing == "groups"
+    assert judge.sharing == "prefix"
 
 
 @pytest.fixture(scope="module")
@@ -293,7 +300,7 @@ class TestAgainstTransformersDecisions:
 
     LEVELS = ("It has nothing to do with it", "It is about the topic", "It answers partly", "It answers exactly")
 
-    def decided(self, model, tokenizer, texts) -> list[float]:
+    def decided(self, model, tokenizer, texts):
         from transformers.decision import DecisionConfig
 
         config = DecisionConfig(labels={"score": ["0", "1", "2", "3"]})
@@ -303,13 +310,13 @@ class TestAgainstTransformersDecisions:
             for pair in texts
         ]
 
-    def state(self, query: str, document: str) -> str:
+    def state(self, query, document):
         return f"Query: {query}\n\nPassage: {document}"
 
-    def question(self) -> dict:
+    def question(self):
         return {"type": "score", "instructions": "How well is it answered?", "criteria": list(self.LEVELS)}
 
-    def asked(self, texts) -> list[Question]:
+    def asked(self, texts):
         """The pipeline's own prompt as our message."""
         from transformers.decision.template_utils import DECISION_PROMPT
         from transformers.decision.template_utils import Question as DecisionQuestion
@@ -326,7 +333,7 @@ class TestAgainstTransformersDecisions:
             for place, (pair, content) in enumerate(zip(texts, contents, strict=True))
         ]
 
-    def check(self, judge: LocalJudge, model, tokenizer, texts) -> None:
+    def check(self, judge, model, tokenizer, texts):
         pytest.importorskip("transformers.decision")
         found = {question.document_id: answer for question, answer in judge.answers(self.asked(texts))}
         expected = self.decided(model, tokenizer, texts)
@@ -357,7 +364,7 @@ class TestARealModel:
         assert smollm2.name.endswith(".gguf")
         assert len(smollm2.identity["revision"]) == 64
         assert smollm2.context == 8192
-        assert smollm2.sharing == "groups"
+        assert smollm2.sharing == "prefix"
 
     def test_long_windows_of_real_prompts(self, smollm2):
         """Real weights, both rubric orders of length, groups of queries: |dz| < 1e-4 from reading alone."""

@@ -1,12 +1,10 @@
 """Chat templates of all kinds: system messages refused or dropped, reasoning, texts that hold control tokens."""
 
-from __future__ import annotations
-
 import pytest
-from tiny_judges import TEMPLATE, tiny_tokenizer
 
 from bixse.errors import ModelError
 from bixse.grading.local.local_prompts import PromptRenderer
+from helpers.tiny_judges import TEMPLATE, tiny_tokenizer
 
 ASKED = ({"role": "system", "content": "Rate it."}, {"role": "user", "content": "Query: x"})
 REFUSES = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system') }}{% endif %}" + TEMPLATE
@@ -21,7 +19,7 @@ ALWAYS_THINKS = TEMPLATE.replace("assistant\n", "assistant\n<think>\n")
 ANSWER = "<|im_start|>assistant\n"
 
 
-def text_of(template: str | None) -> str:
+def text_of(template):
     return PromptRenderer(tiny_tokenizer(template)).texts([ASKED])[0]
 
 

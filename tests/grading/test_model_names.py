@@ -1,7 +1,5 @@
 """Which names are those of one model."""
 
-from __future__ import annotations
-
 import pytest
 
 from bixse.grading.model_names import same_model
@@ -24,7 +22,7 @@ from bixse.grading.model_names import same_model
         ("qwen2.5-7b-instruct", r"C:\\models\\Qwen2.5-7B-Instruct.gguf"),
     ],
 )
-def test_the_same(asked: str, answered: str) -> None:
+def test_the_same(asked, answered):
     assert same_model(asked, answered)
 
 
@@ -42,5 +40,5 @@ def test_the_same(asked: str, answered: str) -> None:
         ("Qwen/Qwen2.5-7B-Instruct", "Qwen/Qwen2.5-0.5B-Instruct"),
     ],
 )
-def test_others(asked: str, answered: str) -> None:
+def test_others(asked, answered):
     assert not same_model(asked, answered)

@@ -1,14 +1,12 @@
 """Which tokens count as an option: both spellings where each is one token, none that is only a part of a label."""
 
-from __future__ import annotations
-
 import pytest
 import transformers
-from tiny_judges import tiny_tokenizer
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from bixse.errors import InputError
 from bixse.grading.reading.option_tokens import option_token_ids
+from helpers.tiny_judges import tiny_tokenizer
 
 
 def test_a_label_of_several_tokens_is_refused_with_its_tokens():

@@ -1,36 +1,34 @@
 """Prompts read together give the logits of prompts read one by one, in every architecture and with every sharing."""
 
-from __future__ import annotations
-
 import random
 
 import pytest
 import torch
-from tiny_judges import ARCHITECTURES, tiny_model
 
 from bixse.grading.local.prompt_reader import PromptReader
+from helpers.tiny_judges import ARCHITECTURES, tiny_model
 
 SHARED = {
-    "llama": "groups",
-    "qwen2": "groups",
+    "llama": "prefix",
+    "qwen2": "prefix",
     "qwen2-sliding": "prefix",
     "mistral": "prefix",
     "gemma2": "prefix",
     "gemma3": "prefix",
-    "neox": "groups",
-    "gpt2": "groups",
-    "opt": "groups",
-    "bloom": "groups",
-    "mixtral": "groups",
-    "phi3": "groups",
-    "granite": "groups",
+    "neox": "prefix",
+    "gpt2": "prefix",
+    "opt": "prefix",
+    "bloom": "prefix",
+    "mixtral": "prefix",
+    "phi3": "prefix",
+    "granite": "prefix",
     "mamba": "none",
     "bidirectional": "none",
 }
-"""What can be shared; windows of 12 tokens are shorter than what the probes leave between kept and new tokens."""
+"""What can be shared."""
 
 
-def some_prompts(vocabulary: int, shared: int = 20, seed: int = 0) -> list[list[int]]:
+def some_prompts(vocabulary, shared=20, seed=0):
     """A beginning of all, one of each of four groups, and ends of 1 to 60 tokens, shuffled; two prompts are equal."""
     draw = random.Random(seed)
     tokens = lambda count: [draw.randrange(vocabulary) for _ in range(count)]  # noqa: E731
@@ -45,12 +43,12 @@ def some_prompts(vocabulary: int, shared: int = 20, seed: int = 0) -> list[list[
 
 
 @torch.inference_mode()
-def one_by_one(model, prompts: list[list[int]]) -> torch.Tensor:
+def one_by_one(model, prompts):
     """The plain way: a prompt alone, no padding, no cache, logits of all positions."""
     return torch.cat([model(input_ids=torch.tensor([prompt]), use_cache=False).logits[:, -1] for prompt in prompts])
 
 
-def read_all(reader: PromptReader, prompts: list[list[int]]) -> torch.Tensor:
+def read_all(reader, prompts):
     found = {}
     for indices, logits in reader.logits(prompts):
         assert logits is not None
@@ -67,7 +65,7 @@ def known(request):
     return request.param, model, prompts, one_by_one(model, prompts)
 
 
-def assert_same(found: torch.Tensor, expected: torch.Tensor) -> None:
+def assert_same(found, expected):
     assert found.dtype == torch.float32
     probabilities, wanted = found.softmax(-1), expected.softmax(-1)
     assert (wanted[0] - wanted[1]).abs().max() > 1e-3, "the fixture must tell prompts apart"
@@ -82,11 +80,10 @@ def test_what_is_found_to_be_shared_gives_the_same_logits(known):
     assert_same(read_all(reader, prompts), expected)
 
 
-@pytest.mark.parametrize("sharing", ["groups", "prefix", "none", "alone"])
+@pytest.mark.parametrize("sharing", ["prefix", "none", "alone"])
 def test_every_sharing_gives_the_same_logits(known, sharing):
-    """Also groups under sliding windows: those are left out by themselves where gaps would reach over a window."""
     kind, model, prompts, expected = known
-    order = ["alone", "none", "prefix", "groups"]
+    order = ["alone", "none", "prefix"]
     if SHARED[kind] == "none" and order.index(sharing) > order.index("none"):
         pytest.skip("this architecture cannot")
     assert_same(read_all(PromptReader(model, 150, sharing=sharing), prompts), expected)
@@ -104,7 +101,7 @@ def test_padding_takes_no_position_beyond_the_table():
     head = list(range(3, 23))
     prompts = [[*head, *[30] * 40, 5], [*head, *[30] * 40, 6], [*head, *[31] * 9, *[7] * 50], [*head, *[31] * 9, 8]]
     model = tiny_model("gpt2", n_positions=79)
-    assert_same(read_all(PromptReader(model, 10_000, sharing="groups"), prompts), one_by_one(model, prompts))
+    assert_same(read_all(PromptReader(model, 10_000, sharing="prefix"), prompts), one_by_one(model, prompts))
 
 
 def test_prompts_that_share_nothing_and_a_single_one():
@@ -122,10 +119,8 @@ def test_shared_tokens_are_computed_once(monkeypatch):
     monkeypatch.setattr(PromptReader, "read", lambda self, sequences, *rest, **named: computed.append(
         sum(map(len, sequences))) or read(self, sequences, *rest, **named))  # fmt: skip
     read_all(reader, prompts)
-    groups = {tuple(prompt[:29]) for prompt in prompts if len(prompt) > 29}
-    assert sum(computed) < sum(map(len, prompts)) - (len(prompts) - 1) * 20 - 100
+    assert sum(computed) == sum(map(len, prompts)) - (len(prompts) - 1) * 20
     assert computed[0] == 20
-    assert len(groups) > 3
 
 
 def test_only_last_positions_reach_the_output_layer():
@@ -141,7 +136,7 @@ def test_only_last_positions_reach_the_output_layer():
 def test_a_half_precision_model_shares_as_well():
     model = tiny_model("llama").to(torch.bfloat16)
     reader = PromptReader(model, 200)
-    assert reader.sharing == "groups"
+    assert reader.sharing == "prefix"
     found, expected = read_all(reader, some_prompts(300)), one_by_one(model, some_prompts(300)).float()
     assert (found.softmax(-1) - expected.softmax(-1)).abs().max() < 0.1
 
@@ -153,15 +148,9 @@ def test_a_prompt_beyond_the_stretch_does_not_change_its_neighbours():
     assert min(map(len, prompts)) < 48 < max(map(len, prompts))
     reader = PromptReader(model, 10_000, sharing="none")
     assert_same(read_all(reader, prompts), one_by_one(model, prompts))
-    together = read_all(_without_stretch(reader), prompts)
+    reader._stretched_from = None
+    together = read_all(reader, prompts)
     assert (together.softmax(-1) - one_by_one(model, prompts).softmax(-1)).abs().max() > 1e-3
-
-
-def _without_stretch(reader: PromptReader) -> PromptReader:
-    from dataclasses import replace
-
-    reader._limits = replace(reader._limits, stretched_from=None)
-    return reader
 
 
 class TestMemory:
@@ -179,7 +168,7 @@ class TestMemory:
         monkeypatch.setattr(PromptReader, "read", limited)
         return sizes
 
-    @pytest.mark.parametrize("sharing", ["groups", "prefix", "none"])
+    @pytest.mark.parametrize("sharing", ["prefix", "none"])
     def test_a_batch_that_does_not_fit_is_halved_and_nothing_is_lost(self, small_device, sharing):
         model, prompts = tiny_model("llama"), [prompt[:80] for prompt in some_prompts(300)]
         reader = PromptReader(model, 100_000, sharing=sharing)
@@ -197,7 +186,7 @@ class TestMemory:
         def broken(*_, **__):
             raise RuntimeError("shapes do not match")
 
-        reader = PromptReader(tiny_model("llama"), 100, sharing="groups")
+        reader = PromptReader(tiny_model("llama"), 100, sharing="prefix")
         monkeypatch.setattr(PromptReader, "read", broken)
         with pytest.raises(RuntimeError, match="shapes"):
             list(reader.logits(some_prompts(300)))

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 
 from bixse.errors import ConfigError, InputError
@@ -47,7 +45,7 @@ def test_texts_that_look_like_fields_stay_as_they_are():
 def test_a_changed_word_changes_the_hash_and_a_changed_summary_does_not(tmp_path):
     path = tmp_path / "mine.toml"
 
-    def load(system: str, summary: str) -> str:
+    def load(system, summary):
         path.write_text(
             f'[mine]\nsummary = "{summary}"\nlabels = ["no", "yes"]\nvalues = [0, 1]\n'
             f'[[mine.orders]]\nname = "one"\nsystem = "{system}"\nuser = "{{query}} {{document}}"\n'

@@ -1,25 +1,23 @@
 """A judge where a CrossEncoder is expected: the same shapes, the same ranking, NaN where there is no grade."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
 import pytest
-from scripted import ScriptedJudge
-from tiny_judges import questions_of, save_judge, small_rubric, some_texts
 
 from bixse.errors import InputError
 from bixse.grading.judge import Answer
 from bixse.grading.rubrics import load_rubric
 from bixse.grading.scorer import JudgeScorer
+from helpers.scripted_judge import ScriptedJudge
+from helpers.tiny_judges import questions_of, save_judge, small_rubric, some_texts
 
 
-def graded(grade: float) -> Answer:
+def graded(grade):
     return Answer("graded", "verbal", (), grade, grade, grade)
 
 
-def by_words(question) -> Answer:
+def by_words(question):
     """Grade 0 to 3: shared words, one at most 3; documents with 'filtered' are not graded."""
     if "filtered" in question.document:
         return Answer("filtered", "verbal")

@@ -1,7 +1,5 @@
 """From replies to grades: bounds against a linear program, unusable values, tokens that are named twice."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 
@@ -12,11 +10,13 @@ from hypothesis import strategies as st
 from scipy.optimize import linprog
 
 from bixse.grading.reading.expected_grade import expected_grade, spellings
-from bixse.grading.server.answer import read_choices, read_position
-from bixse.grading.server.reply import Position, parse_reply
+from bixse.grading.rubrics import load_rubric
+from bixse.grading.server.answer import answer_place, read_choices, read_position
+from bixse.grading.server.reply import parse_reply
 from bixse.grading.server.request import RequestForm
 
-LABELS = ("0", "1", "2", "3")
+RUBRIC = load_rubric("trec-dl-0-3")
+LABELS = RUBRIC.labels
 VALUES = (0.0, 1.0, 2.0, 3.0)
 TOKENS = [spelling for label in LABELS for spelling in spellings(label)]
 OTHERS = ["The", "I", "relevant", "Score", "**", "\n"]
@@ -26,7 +26,7 @@ BY_ID = RequestForm("m", "token-ids", LABELS, token_ids=tuple(range(8)))
 Entries = list[tuple[str, Any]]
 
 
-def position(written: str, own: Any, listed: Entries) -> Position:
+def position(written, own, listed):
     """The first position of a parsed reply."""
     top = [{"token": token, "logprob": value} for token, value in listed]
     logprobs = {"content": [{"token": written, "logprob": own, "top_logprobs": top}]}
@@ -34,7 +34,7 @@ def position(written: str, own: Any, listed: Entries) -> Position:
     return reply.choices[0].positions[0]
 
 
-def grades(found: Position, form: RequestForm = TOP) -> tuple[float, float, float] | None:
+def grades(found, form=TOP):
     """Grade with its bounds; None where there are no probabilities."""
     options = read_position(found, form, LABELS)
     if options is None:
@@ -43,7 +43,7 @@ def grades(found: Position, form: RequestForm = TOP) -> tuple[float, float, floa
     return expected.grade, expected.low, expected.high
 
 
-def extremes(seen: dict[str, float], most: dict[str, float], unseen: float) -> tuple[float, float]:
+def extremes(seen, most, unseen):
     """Lowest and highest expected grade over all probabilities of hidden spellings, by linear programs.
 
     A ratio of linear functions is made linear as Charnes and Cooper do: y = x / sum, t = 1 / sum.
@@ -67,7 +67,7 @@ def extremes(seen: dict[str, float], most: dict[str, float], unseen: float) -> t
 
 
 @st.composite
-def replies(draw: Any) -> dict[str, Any]:
+def replies(draw):
     """A whole distribution, and what a server tells of it."""
     size = len(TOKENS) + len(OTHERS)
     logits = draw(st.lists(st.floats(-9.0, 0.0), min_size=size, max_size=size))
@@ -84,12 +84,12 @@ def replies(draw: Any) -> dict[str, Any]:
     return {"full": full, "form": form, "written": written, "top": top}
 
 
-def told(reply: dict[str, Any]) -> Position:
+def told(reply):
     values = {token: math.log(share) for token, share in reply["full"].items()}
     return position(reply["written"], values[reply["written"]], [(token, values[token]) for token in reply["top"]])
 
 
-def truth(full: dict[str, float]) -> float:
+def truth(full):
     return float(np.average([VALUES[LABELS.index(t.strip())] for t in TOKENS], weights=[full[t] for t in TOKENS]))
 
 
@@ -119,7 +119,7 @@ def test_bounds_are_those_of_a_linear_program_and_hold_the_truth(reply):
     assert low <= grade <= high
 
 
-def alike(seen: dict[str, float], label: str) -> bool:
+def alike(seen, label):
     """Whether both spellings of a label came, and their values could be one token's."""
     both = [seen[spelling] for spelling in spellings(label) if spelling in seen]
     return len(both) == 2 and min(both) > 0.9 * max(both)
@@ -133,7 +133,7 @@ def test_the_truth_lies_within_the_bounds_where_tokens_are_named_twice(reply, da
     again = data.draw(st.lists(st.sampled_from(found.alternatives), max_size=6))
     noise = data.draw(st.lists(st.floats(-0.03, 0.03), min_size=len(again), max_size=len(again)))
     missing = data.draw(st.sets(st.sampled_from(reply["top"]), max_size=2)) - {reply["written"]}
-    entries: Entries = [(token, None if token in missing else value) for token, value in found.alternatives]
+    entries = [(token, None if token in missing else value) for token, value in found.alternatives]
     for (token, value), shift in zip(again, noise, strict=True):
         entries.append((token.replace(" ", "▁"), None if token in missing else value + shift))
     result = grades(position(reply["written"], dict(found.alternatives)[reply["written"]], entries), reply["form"])
@@ -153,20 +153,20 @@ def test_an_unusable_value_of_the_written_token_is_a_status(value):
     assert grades(position("3", -0.9, [("3", -0.9), ("3", value), *others])) is None
     entry = {"token": "3", "logprob": value, "top_logprobs": [{"token": t, "logprob": v} for t, v in others]}
     choice = {"message": {"content": "3"}, "finish_reason": "stop", "logprobs": {"content": [entry]}}
-    reading = read_choices(parse_reply({"choices": [choice]}).choices, TOP, LABELS)
-    assert (reading.status, reading.options) == ("no-probabilities", None)
+    answer = read_choices(parse_reply({"choices": [choice]}).choices, TOP, RUBRIC)
+    assert (answer.status, answer.probabilities, answer.grade) == ("no-probabilities", (), None)
 
 
 @pytest.mark.parametrize("value", UNUSABLE)
 def test_an_unusable_value_of_a_token_asked_for_by_id_is_a_status(value):
-    asked: Entries = [(token, -2.5 - place / 9) for place, token in enumerate(TOKENS)]
+    asked = [(token, -2.5 - place / 9) for place, token in enumerate(TOKENS)]
     assert grades(position("3", asked[6][1], asked), BY_ID) is not None
     for place, (token, _) in enumerate(asked):
         assert grades(position("The", -1.0, [*asked[:place], (token, value), *asked[place + 1 :]]), BY_ID) is None
 
 
 def test_a_token_asked_for_by_id_is_not_made_up_for_by_another():
-    asked: Entries = [(token, -2.5 - place / 9) for place, token in enumerate(TOKENS)]
+    asked = [(token, -2.5 - place / 9) for place, token in enumerate(TOKENS)]
     assert grades(position("The", -1.0, asked[1:]), BY_ID) is None
     assert grades(position("3", asked[6][1], [*asked[1:], asked[6]]), BY_ID) is None
 
@@ -210,7 +210,7 @@ def test_one_text_with_two_values_is_one_token_and_the_bounds_allow_two():
 
 
 def test_tokens_asked_for_by_id_are_as_many_as_were_asked_for_though_their_values_agree():
-    asked: Entries = [(token, math.log(0.1)) for token in TOKENS]
+    asked = [(token, math.log(0.1)) for token in TOKENS]
     found = read_position(position("The", math.log(0.2), asked), BY_ID, LABELS)
     assert found.probabilities == pytest.approx((0.2, 0.2, 0.2, 0.2))
     assert found.hidden == ()
@@ -231,10 +231,10 @@ def test_tokens_asked_for_by_id_are_as_many_as_were_asked_for_though_their_value
 def test_prose_is_no_rating_where_the_text_is_the_grade(text, finish, status):
     choice = {"message": {"content": text}, "finish_reason": finish}
     verbal = RequestForm("m", "verbal", LABELS, logprobs="none")
-    reading = read_choices(parse_reply({"choices": [choice]}).choices, verbal, LABELS)
+    reading = read_choices(parse_reply({"choices": [choice]}).choices, verbal, RUBRIC)
     assert reading.status == status
     sample = RequestForm("m", "sample", LABELS, logprobs="none", samples=2)
-    reading = read_choices(parse_reply({"choices": [choice, choice]}).choices, sample, LABELS)
+    reading = read_choices(parse_reply({"choices": [choice, choice]}).choices, sample, RUBRIC)
     assert reading.status == status
 
 
@@ -248,5 +248,6 @@ def test_where_the_probabilities_are_the_grade_the_place_of_the_option_is_enough
         "finish_reason": "length",
         "logprobs": {"content": [first, *rest]},
     }
-    reading = read_choices(parse_reply({"choices": [choice]}).choices, TOP, LABELS)
-    assert (reading.status, reading.position) == ("graded", 0)
+    choices = parse_reply({"choices": [choice]}).choices
+    assert read_choices(choices, TOP, RUBRIC).status == "graded"
+    assert answer_place(choices[0], LABELS) == 0

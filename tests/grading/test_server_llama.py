@@ -1,25 +1,19 @@
 """A real server: llama.cpp with SmolLM2-135M-Instruct grades pairs about Python functions over HTTP."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from llama_server import CONTEXT, llama_server, missing, model_file, wait_until_healthy
 
 from bixse.errors import InputError
 from bixse.grading.judge import Question
-from bixse.grading.rubrics import Rubric, load_rubric
-from bixse.grading.server.client import ServerClient
+from bixse.grading.rubrics import load_rubric
 from bixse.grading.server.server_judge import ServerJudge
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from bixse.grading.server.text_model import ServerTextModel
+from helpers.llama_server import CONTEXT, llama_server, missing, model_file, wait_until_healthy
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(missing()), reason=missing() or "can run")]
 
@@ -33,12 +27,12 @@ QUERIES = ["how do I copy a file", "wait for two seconds", "names of the files i
 
 
 @pytest.fixture(scope="module")
-def address() -> Iterator[str]:
+def address():
     with llama_server() as running:
         yield running
 
 
-def test_the_command_of_the_documentation_starts_a_server(tmp_path: Path) -> None:
+def test_the_command_of_the_documentation_starts_a_server(tmp_path):
     page = Path(__file__).parents[2] / "docs" / "grading.md"
     command = re.search(r'python -c "\n(.*?)\n"\n', page.read_text(encoding="utf-8"), re.DOTALL)
     assert command is not None
@@ -57,11 +51,11 @@ def test_the_command_of_the_documentation_starts_a_server(tmp_path: Path) -> Non
             process.kill()
 
 
-def question(query: str, name: str, document: str, rubric: Rubric) -> Question:
+def question(query, name, document, rubric):
     return Question(query, name, query, document, messages=rubric.orders[0].messages(query, document))
 
 
-def test_a_real_server_grades_every_pair(address: str) -> None:
+def test_a_real_server_grades_every_pair(address):
     rubric = load_rubric("trec-dl-0-3")
     questions = [question(query, name, text, rubric) for query in QUERIES for name, text in DOCUMENTS.items()]
     with ServerJudge([address], rubric, timeout=300) as judge:
@@ -88,7 +82,7 @@ def test_a_real_server_grades_every_pair(address: str) -> None:
         assert (answer.usage.prompt, answer.usage.completion) == (count, 1)  # its tokenizer counts as it does
 
 
-def test_what_does_not_fit_and_what_it_cannot_do(address: str) -> None:
+def test_what_does_not_fit_and_what_it_cannot_do(address):
     rubric = load_rubric("binary-0-1")
     with ServerJudge([address], rubric, timeout=300) as judge:
         [(_, answer)] = judge.answers([question("copy", "long", "word " * 2 * CONTEXT, rubric)])
@@ -97,16 +91,19 @@ def test_what_does_not_fit_and_what_it_cannot_do(address: str) -> None:
         ServerJudge([address], rubric, mode="token-ids", timeout=300)
 
 
-def test_plain_texts(address: str) -> None:
-    body = {"messages": [{"role": "user", "content": "Name a colour."}], "max_tokens": 5, "temperature": 0}
-    with ServerClient([address], timeout=300) as client:
-        found = list(client.complete((number, body) for number in range(3)))
-    assert sorted(completion.id for completion in found) == [0, 1, 2]
-    assert all(completion.text and completion.usage.completion == 5 for completion in found)
-    assert {completion.finish_reason for completion in found} == {"length"}
+def test_plain_texts(address):
+    prompts = [
+        Question("", str(number), "", "", messages=({"role": "user", "content": "Name a colour."},), repeat=number)
+        for number in range(3)
+    ]
+    with ServerTextModel([address], temperature=0.0, max_tokens=5, timeout=300) as model:
+        found = {prompt.document_id: completion for prompt, completion in model.complete(prompts)}
+    assert sorted(found) == ["0", "1", "2"]
+    assert {completion.status for completion in found.values()} == {"truncated"}
+    assert all(completion.text and completion.usage.completion == 5 for completion in found.values())
 
 
-def test_the_local_judge_on_the_same_weights_agrees(address: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_local_judge_on_the_same_weights_agrees(address, capsys):
     """llama.cpp computes with the 4-bit weights as they are, transformers expands them to float32: nearly the same."""
     from bixse.data.pydocs.collection import load_pydocs
     from bixse.grading.local.local_judge import LocalJudge

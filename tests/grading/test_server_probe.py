@@ -1,44 +1,31 @@
 """What the probe finds at servers of every kind, over real sockets."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
-
 import numpy as np
 import pytest
-from fault_server import FaultServer, fault_server, planted
 
 from bixse.errors import BixseError, InputError
-from bixse.grading.judge import Answer, Question
+from bixse.grading.judge import Question
 from bixse.grading.rubrics import Rubric, RubricOrder, load_rubric
 from bixse.grading.server.server_judge import ServerJudge
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from helpers.chat_server import planted
 
 RUBRIC = load_rubric("trec-dl-0-3")
 SHARES = [0.1, 0.2, 0.3, 0.3]
 GRADE = float(np.average([0, 1, 2, 3], weights=SHARES))
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[FaultServer]:
-    with fault_server() as running:
-        yield running
-
-
-def question(document: str, identifier: str = "q", rubric: Rubric = RUBRIC, repeat: int = 0) -> Question:
+def question(document, identifier="q", rubric=RUBRIC, repeat=0):
     messages = rubric.orders[0].messages("a query", document)
     return Question(identifier, "d", "a query", document, messages=messages, repeat=repeat)
 
 
-def ask_one(judge: ServerJudge, document: str, rubric: Rubric = RUBRIC, repeat: int = 0) -> Answer:
+def ask_one(judge, document, rubric=RUBRIC, repeat=0):
     [(_, answer)] = judge.answers([question(document, rubric=rubric, repeat=repeat)])
     return answer
 
 
 @pytest.mark.parametrize("dialect", ["openai", "dict", "legacy", "together", "llama-middle", "llama-old", "marks"])
-def test_every_dialect_gives_the_planted_grade(server: FaultServer, dialect: str) -> None:
+def test_every_dialect_gives_the_planted_grade(server, dialect):
     with ServerJudge([server.scenario(dialect=dialect)], RUBRIC) as judge:
         assert judge.identity["mode"] == "top-logprobs"
         assert judge.identity["parameters"]["max_tokens"] == 1
@@ -54,15 +41,13 @@ def test_every_dialect_gives_the_planted_grade(server: FaultServer, dialect: str
 @pytest.mark.parametrize("settings", [{"dialect": "ignore"}, {"dialect": "null"}, {"dialect": "zeros"},
                                       {"dialect": "minus"}, {"no_logprobs": True}, {"gives_top": 1}])  # fmt: skip
 @pytest.mark.parametrize("mode", ["auto", "top-logprobs", "token-ids"])
-def test_without_probabilities_it_says_which_modes_remain(
-    server: FaultServer, settings: dict[str, Any], mode: str
-) -> None:
+def test_without_probabilities_it_says_which_modes_remain(server, settings, mode):
     with pytest.raises(InputError, match=r"no usable probabilities.*--mode sample.*--mode verbal"):
         ServerJudge([server.scenario(**settings)], RUBRIC, mode=mode)
 
 
 @pytest.mark.parametrize(("most", "found"), [(20, 20), (19, 10), (10, 10), (5, 5)])
-def test_the_most_alternatives_that_are_accepted(server: FaultServer, most: int, found: int) -> None:
+def test_the_most_alternatives_that_are_accepted(server, most, found):
     with ServerJudge([server.scenario(most_top=most)], RUBRIC) as judge:
         assert judge.identity["parameters"]["top_logprobs"] == found
         answer = ask_one(judge, planted("a", [0.02, 0.3, 0.3, 0.3]))
@@ -71,12 +56,12 @@ def test_the_most_alternatives_that_are_accepted(server: FaultServer, most: int,
     assert answer.low <= true <= answer.high
 
 
-def test_too_few_alternatives_to_be_useful(server: FaultServer) -> None:
+def test_too_few_alternatives_to_be_useful(server):
     with pytest.raises(InputError, match="no usable probabilities"):
         ServerJudge([server.scenario(most_top=4)], RUBRIC)
 
 
-def test_token_ids_where_they_are_honoured(server: FaultServer) -> None:
+def test_token_ids_where_they_are_honoured(server):
     address = server.scenario(token_ids=True, tokenizer=True, owned_by="vllm")
     with ServerJudge([address], RUBRIC) as judge:
         assert (judge.identity["mode"], judge.identity["server"]) == ("token-ids", "vllm")
@@ -89,7 +74,7 @@ def test_token_ids_where_they_are_honoured(server: FaultServer) -> None:
 
 
 @pytest.mark.parametrize("settings", [{"tokenizer": True}, {"token_ids": True}])
-def test_token_ids_that_are_ignored_are_not_believed(server: FaultServer, settings: dict[str, Any]) -> None:
+def test_token_ids_that_are_ignored_are_not_believed(server, settings):
     with ServerJudge([server.scenario(**settings)], RUBRIC) as judge:
         assert judge.identity["mode"] == "top-logprobs"
     with pytest.raises(InputError, match="no probabilities of tokens chosen by id"):
@@ -116,7 +101,7 @@ def test_token_ids_that_are_ignored_are_not_believed(server: FaultServer, settin
         ({"suffix": ". It says so"}, {"max_tokens": 1}),
     ],
 )  # fmt: skip
-def test_what_it_finds_out(server: FaultServer, settings: dict[str, Any], parameters: dict[str, Any]) -> None:
+def test_what_it_finds_out(server, settings, parameters):
     with ServerJudge([server.scenario(**settings)], RUBRIC) as judge:
         assert parameters.items() <= judge.identity["parameters"].items()
         if "most_top" not in settings:
@@ -125,7 +110,7 @@ def test_what_it_finds_out(server: FaultServer, settings: dict[str, Any], parame
             assert "temperature" in parameters or answer.grade == pytest.approx(GRADE)
 
 
-def test_the_limit_of_tokens_can_be_raised(server: FaultServer) -> None:
+def test_the_limit_of_tokens_can_be_raised(server):
     settings = {"prefix": "well, " * 20 + "it is clear that the answer is "}
     with pytest.raises(InputError, match=r"truncated.*--max-tokens"):
         ServerJudge([server.scenario(**settings)], RUBRIC)
@@ -135,7 +120,7 @@ def test_the_limit_of_tokens_can_be_raised(server: FaultServer) -> None:
 
 
 @pytest.mark.parametrize("kind", ["structured_outputs", "guided_choice", "grammar", "regex"])
-def test_constrained_where_only_that_answers(server: FaultServer, kind: str) -> None:
+def test_constrained_where_only_that_answers(server, kind):
     with ServerJudge([server.scenario(known_end="none", constraint=kind)], RUBRIC) as judge:
         assert judge.identity["mode"] == "constrained"
         assert judge.identity["parameters"]["constraint"] == kind
@@ -144,7 +129,7 @@ def test_constrained_where_only_that_answers(server: FaultServer, kind: str) -> 
     assert answer.grade == pytest.approx(GRADE)
 
 
-def test_constrained_is_believed_only_where_it_is_obeyed(server: FaultServer) -> None:
+def test_constrained_is_believed_only_where_it_is_obeyed(server):
     with pytest.raises(InputError, match="no way to allow only the options"):
         ServerJudge([server.scenario()], RUBRIC, mode="constrained")
     with pytest.raises(InputError, match=r"no-option.*expected one of 0, 1, 2, 3"):
@@ -152,7 +137,7 @@ def test_constrained_is_believed_only_where_it_is_obeyed(server: FaultServer) ->
 
 
 @pytest.mark.parametrize("settings", [{}, {"ignores_n": True}, {"most_n": 2}, {"no_seed": True}])
-def test_samples(server: FaultServer, settings: dict[str, Any]) -> None:
+def test_samples(server, settings):
     address = server.scenario(no_logprobs=True, **settings)
     with ServerJudge([address], RUBRIC, mode="sample", samples=40) as judge:
         assert judge.identity["parameters"]["samples"] == 40
@@ -168,19 +153,19 @@ def test_samples(server: FaultServer, settings: dict[str, Any]) -> None:
     assert answer.usage.completion >= 40
 
 
-def test_verbal(server: FaultServer) -> None:
+def test_verbal(server):
     with ServerJudge([server.scenario(no_logprobs=True)], RUBRIC, mode="verbal") as judge:
         answer = ask_one(judge, planted("a", [0.1, 0.2, 0.4, 0.3]))
         assert judge.identity["mode"] == "verbal"
     assert (answer.probabilities, answer.grade, answer.mode) == ((0.0, 0.0, 1.0, 0.0), 2.0, "verbal")
 
 
-def wide_rubric(labels: list[str]) -> Rubric:
+def wide_rubric(labels):
     order = RubricOrder(name="o", user="Query: {query}\n\nPassage: {document}")
     return Rubric(name="wide", labels=tuple(labels), values=tuple(map(float, range(len(labels)))), orders=(order,))
 
 
-def test_options_of_several_letters_must_be_single_tokens(server: FaultServer) -> None:
+def test_options_of_several_letters_must_be_single_tokens(server):
     labels = ["1", "5", "10"]
     rubric = wide_rubric(labels)
     with pytest.raises(InputError, match="label '10': got 2 tokens"):
@@ -195,7 +180,7 @@ def test_options_of_several_letters_must_be_single_tokens(server: FaultServer) -
         pass  # needs no tokens
 
 
-def test_a_judge_that_knows_nothing_is_named(server: FaultServer) -> None:
+def test_a_judge_that_knows_nothing_is_named(server):
     with ServerJudge([server.scenario(known=0.03)], RUBRIC) as judge:
         assert any("rest on little" in warning for warning in judge.warnings)
     with ServerJudge([server.scenario(known=0.02)], RUBRIC) as judge:
@@ -218,7 +203,7 @@ def test_a_judge_that_knows_nothing_is_named(server: FaultServer) -> None:
         ("think", "truncated"),
     ],
 )
-def test_every_end_without_a_grade_has_its_status(server: FaultServer, end: str, status: str) -> None:
+def test_every_end_without_a_grade_has_its_status(server, end, status):
     with ServerJudge([server.scenario()], RUBRIC) as judge:
         answer = ask_one(judge, planted("a", SHARES, end=end))
     assert (answer.status, answer.grade, answer.probabilities) == (status, None, ())
@@ -229,7 +214,7 @@ def test_every_end_without_a_grade_has_its_status(server: FaultServer, end: str,
 @pytest.mark.parametrize(
     ("end", "status"), [("none", "no-option"), ("refuse", "refused"), ("ambiguous", "ambiguous"), ("think", "graded")]
 )
-def test_with_room_to_write_the_text_is_read(server: FaultServer, end: str, status: str) -> None:
+def test_with_room_to_write_the_text_is_read(server, end, status):
     with ServerJudge([server.scenario()], RUBRIC, max_tokens=32) as judge:
         answer = ask_one(judge, planted("a", SHARES, end=end))
     assert answer.status == status
@@ -246,12 +231,12 @@ def test_with_room_to_write_the_text_is_read(server: FaultServer, end: str, stat
         ({"context": 10}, "maximum context length"),
     ],
 )
-def test_servers_that_cannot_judge(server: FaultServer, settings: dict[str, Any], message: str) -> None:
+def test_servers_that_cannot_judge(server, settings, message):
     with pytest.raises(InputError, match=message):
         ServerJudge([server.scenario(**settings)], RUBRIC)
 
 
-def test_a_model_that_is_not_there(server: FaultServer) -> None:
+def test_a_model_that_is_not_there(server):
     with pytest.raises(InputError, match="judge-model, the model it serves"):
         ServerJudge([server.scenario()], RUBRIC, model="judge-mode")
     with pytest.raises(InputError, match="The model `c` does not exist"):
@@ -260,7 +245,7 @@ def test_a_model_that_is_not_there(server: FaultServer) -> None:
         assert judge.name == "judge-model"
 
 
-def test_endpoints_must_serve_the_same(server: FaultServer) -> None:
+def test_endpoints_must_serve_the_same(server):
     same = [server.scenario(), server.scenario()]
     with ServerJudge(same, RUBRIC) as judge:
         assert len(list(judge.answers([question(planted(str(i), SHARES), str(i)) for i in range(50)]))) == 50
@@ -272,20 +257,20 @@ def test_endpoints_must_serve_the_same(server: FaultServer) -> None:
 
 
 @pytest.mark.parametrize(
-    "settings", [{"mode": "verbose"}, {"samples": 0}, {"max_tokens": 0}, {"concurrency": 0}, {"timeout": -1},
-                 {"tries": 0}, {"patience": float("inf")}],
+    "settings", [{"mode": "verbose"}, {"concurrency": 0}, {"timeout": -1},
+                 {"max_downtime": 0}],
 )  # fmt: skip
-def test_settings_out_of_range(settings: dict[str, Any]) -> None:
+def test_settings_out_of_range(settings):
     with pytest.raises(InputError, match="got"):
         ServerJudge(["http://localhost:1"], RUBRIC, **settings)
 
 
-def test_nobody_there() -> None:
+def test_nobody_there():
     with pytest.raises(BixseError, match=r"no answer.*localhost:1/v1: no connection.*fix: start it"):
         ServerJudge(["http://localhost:1"], RUBRIC)
 
 
-def test_the_identity_holds_what_decides_and_no_address(server: FaultServer) -> None:
+def test_the_identity_holds_what_decides_and_no_address(server):
     address = server.scenario()
     with ServerJudge([address], RUBRIC, revision="abc") as judge:
         identity = dict(judge.identity)

@@ -1,39 +1,26 @@
 """Whole runs of `bixse grade` against a server: poisoned pairs, the key on disk, usage, other models, the dry run."""
 
-from __future__ import annotations
-
 import csv
 import json
 import time
 from collections import Counter
-from typing import TYPE_CHECKING, Any
 
 import pyarrow.parquet as pq
 import pytest
-from fault_server import FaultServer, fault_server, planted, spellings_of
-from key_search import holds_key
-from tiny_judges import save_judge
 
 from bixse.cli.main import main
 from bixse.grading.ledger import Ledger
-from bixse.grading.server.client import DOUBTS
+from bixse.grading.server.client import REFUSALS
 from bixse.grading.server.secret import Secret
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
+from helpers.chat_server import planted, spellings_of
+from helpers.key_search import holds_key
+from helpers.tiny_judges import save_judge
 
 SHARES = [0.1, 0.2, 0.3, 0.3]
 KEY = "sk/very+secret-0123456789"
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[FaultServer]:
-    with fault_server() as running:
-        yield running
-
-
-def pairs_file(folder: Path, count: int, ends: dict[int, str] | None = None) -> Path:
+def pairs_file(folder, count, ends=None):
     """Pairs of which some are planted to end badly."""
     path = folder / f"pairs{count}.csv"
     with path.open("w", newline="") as file:
@@ -45,40 +32,34 @@ def pairs_file(folder: Path, count: int, ends: dict[int, str] | None = None) -> 
     return path
 
 
-def bixse(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, dict[str, Any]]:
+def bixse(capsys, *words):
     capsys.readouterr()
     code = main(["grade", *map(str, words), "--json"])
-    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    found = json.loads(capsys.readouterr().out)
     return code, found
 
 
-def statuses(out: Path) -> dict[str, str]:
+def statuses(out):
     return {row["document_id"]: row["status"] for row in pq.read_table(out / "judgements.parquet").to_pylist()}
 
 
 class TestPoisonedPairs:
     @pytest.mark.parametrize("end", ["403", "django", "no-such", "402"])
-    def test_one_refused_pair_is_its_own_status(
-        self, server: FaultServer, tmp_path: Path, capsys: pytest.CaptureFixture[str], end: str
-    ) -> None:
+    def test_one_refused_pair_is_its_own_status(self, server, tmp_path, capsys, end):
         words = ["--judge", server.scenario(), "--pairs", pairs_file(tmp_path, 41, {20: end}), "--out", tmp_path / "o"]
         for _ in range(2):  # the second run asks that pair alone
             code, found = bixse(capsys, *words)
             assert (code, found["metrics"]["statuses"]) == (3, {"graded": 40, "failed": 1})
             assert statuses(tmp_path / "o")["d20"] == "failed"
 
-    def test_many_refused_pairs_in_a_row_do_not_stop_what_can_be_answered(
-        self, server: FaultServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        ends = dict.fromkeys(range(10, 10 + 4 * DOUBTS), "403")
+    def test_many_refused_pairs_in_a_row_do_not_stop_what_can_be_answered(self, server, tmp_path, capsys):
+        ends = dict.fromkeys(range(10, 10 + 4 * REFUSALS), "403")
         pairs = pairs_file(tmp_path, 60, ends)
         for _ in range(2):
             _, found = bixse(capsys, "--judge", server.scenario(), "--pairs", pairs, "--out", tmp_path / "o")
             assert found["metrics"]["statuses"] == {"graded": 40, "failed": 20}
 
-    def test_a_wish_to_wait_is_no_lack_of_money(
-        self, server: FaultServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_a_wish_to_wait_is_no_lack_of_money(self, server, tmp_path, capsys):
         path = tmp_path / "pairs.csv"
         with path.open("w", newline="") as file:
             document = planted("a", SHARES, ["429-quota", "429-quota"])
@@ -88,18 +69,18 @@ class TestPoisonedPairs:
 
     def test_a_key_that_ends_stops_the_run_within_a_few_questions(
         self,
-        server: FaultServer,
-        tmp_path: Path,
-        capsys: pytest.CaptureFixture[str],
-        monkeypatch: pytest.MonkeyPatch,
-    ) -> None:
+        server,
+        tmp_path,
+        capsys,
+        monkeypatch,
+    ):
         monkeypatch.setenv("OPENAI_API_KEY", KEY)
         address = server.scenario(key=KEY, key_until=50)
         pairs = pairs_file(tmp_path, 2000)
         code, found = bixse(capsys, "--judge", address, "--pairs", pairs, "--out", tmp_path / "o", "--concurrency", 8)
         assert code == 2
         assert "OPENAI_API_KEY" in found["errors"][0]
-        assert server.stats(address)["counts"]["chat"] < 50 + 8 + 4 * DOUBTS
+        assert server.stats(address)["counts"]["chat"] < 50 + 8 + 4 * REFUSALS
         server.change(address, key_until=10**9)
         assert bixse(capsys, "--judge", address, "--pairs", pairs, "--out", tmp_path / "o")[0] == 0
 
@@ -107,11 +88,11 @@ class TestPoisonedPairs:
 class TestKey:
     def test_no_spelling_of_it_is_written(
         self,
-        server: FaultServer,
-        tmp_path: Path,
-        capsys: pytest.CaptureFixture[str],
-        monkeypatch: pytest.MonkeyPatch,
-    ) -> None:
+        server,
+        tmp_path,
+        capsys,
+        monkeypatch,
+    ):
         """The server repeats it in texts and in messages of errors; all files are searched as text and decoded."""
         monkeypatch.setenv("OPENAI_API_KEY", KEY)
         count = 4 * len(spellings_of(KEY))
@@ -131,28 +112,26 @@ class TestKey:
             assert KEY.encode() not in path.read_bytes()
 
     @pytest.mark.parametrize("spelled", spellings_of(KEY))
-    def test_every_spelling_is_found_inside_a_text(self, spelled: str) -> None:
+    def test_every_spelling_is_found_inside_a_text(self, spelled):
         assert holds_key(f"it was {spelled}, said the server", KEY)
-        said = Secret(KEY).blot_out(f"it was {spelled}, said the server")
+        said = Secret(KEY).redact(f"it was {spelled}, said the server")
         assert not holds_key(said, KEY)
         assert said.startswith("it was ")
         assert said.endswith(", said the server")
 
-    def test_letters_escaped_each_in_its_own_way(self) -> None:
+    def test_letters_escaped_each_in_its_own_way(self):
         ways = ["{}", "%{:02x}", "%{:02X}", "\\u00{:02x}", "&#{:d};", "%25{:02X}"]
         mixed = "".join(ways[i % 6].format(c if i % 6 == 0 else ord(c)) for i, c in enumerate(KEY))
-        assert Secret(KEY).blot_out(mixed) == "[key]"
+        assert Secret(KEY).redact(mixed) == "[key]"
 
-    def test_placeholders_and_other_words_stay(self) -> None:
-        assert Secret("EMPTY").blot_out("EMPTY") == "EMPTY"
-        assert Secret(KEY).blot_out(["sk/very", {"a": ("secret", 1)}]) == ["sk/very", {"a": ("secret", 1)}]
+    def test_placeholders_and_other_words_stay(self):
+        assert Secret("EMPTY").redact("EMPTY") == "EMPTY"
+        assert Secret(KEY).redact(["sk/very", {"a": ("secret", 1)}]) == ["sk/very", {"a": ("secret", 1)}]
 
 
 class TestUsage:
     @pytest.mark.parametrize("told", ["1e999", "-3000", "NaN", "12.5", "1e15", '"many"', "true"])
-    def test_what_is_no_number_of_tokens_is_unknown(
-        self, server: FaultServer, tmp_path: Path, capsys: pytest.CaptureFixture[str], told: str
-    ) -> None:
+    def test_what_is_no_number_of_tokens_is_unknown(self, server, tmp_path, capsys, told):
         pairs = pairs_file(tmp_path, 12, {4: f"usage {told}"})
         words = ["--judge", server.scenario(), "--pairs", pairs, "--price-in", 1e6, "--price-out", 0]
         code, found = bixse(capsys, *words, "--out", tmp_path / "o")
@@ -162,15 +141,13 @@ class TestUsage:
 
 
 class TestAnotherModel:
-    def test_its_answers_are_counted_and_told(
-        self, server: FaultServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_its_answers_are_counted_and_told(self, server, tmp_path, capsys):
         pairs = pairs_file(tmp_path, 12, {4: "other-model", 7: "other-model"})
         code, found = bixse(capsys, "--judge", server.scenario(), "--pairs", pairs, "--out", tmp_path / "o")
         assert (code, found["metrics"]["other_models"]) == (0, {"cheap-model": 2})
         assert any("cheap-model" in warning and "judge-model" in warning for warning in found["warnings"])
 
-    def test_strict_refuses_them(self, server: FaultServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_strict_refuses_them(self, server, tmp_path, capsys):
         pairs = pairs_file(tmp_path, 12, {4: "other-model"})
         words = ["--judge", server.scenario(), "--pairs", pairs, "--out", tmp_path / "o", "--strict"]
         code, found = bixse(capsys, *words)
@@ -178,9 +155,7 @@ class TestAnotherModel:
         assert "cheap-model" in found["errors"][0]
         assert "d4" not in statuses(tmp_path / "o")
 
-    def test_strict_refuses_before_the_first_pair_is_asked(
-        self, server: FaultServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_strict_refuses_before_the_first_pair_is_asked(self, server, tmp_path, capsys):
         address = server.scenario(answers_as="cheap-model")
         words = ["--judge", address, "--pairs", pairs_file(tmp_path, 12), "--out", tmp_path / "o"]
         code, found = bixse(capsys, *words, "--strict")
@@ -192,9 +167,7 @@ class TestAnotherModel:
         assert (code, found["metrics"]["other_models"]) == (0, {"cheap-model": 12})
 
     @pytest.mark.parametrize("name", ["judge-model-2024-08-06", "/models/judge-model", ""])
-    def test_a_release_or_a_path_is_the_same_model(
-        self, server: FaultServer, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
-    ) -> None:
+    def test_a_release_or_a_path_is_the_same_model(self, server, tmp_path, capsys, name):
         words = ["--pairs", pairs_file(tmp_path, 12), "--out", tmp_path / "o", "--strict"]
         code, found = bixse(capsys, "--judge", server.scenario(answers_as=name), *words)
         assert (code, found["metrics"]["other_models"]) == (0, {})
@@ -202,9 +175,7 @@ class TestAnotherModel:
 
 class TestDryRun:
     @pytest.mark.parametrize("concurrency", [8, 24])
-    def test_the_time_it_tells_is_the_time_it_takes(
-        self, server: FaultServer, tmp_path: Path, capsys: pytest.CaptureFixture[str], concurrency: int
-    ) -> None:
+    def test_the_time_it_tells_is_the_time_it_takes(self, server, tmp_path, capsys, concurrency):
         pairs = pairs_file(tmp_path, 900)
         words = ["--judge", server.scenario(delay=0.15), "--pairs", pairs, "--concurrency", concurrency]
         _, found = bixse(capsys, *words, "--out", tmp_path / "o", "--dry-run")
@@ -216,9 +187,7 @@ class TestDryRun:
         assert (code, done["metrics"]["asked"]) == (0, told["questions"] - told["answered"])
         assert 1 / 1.5 < told["seconds"] / took < 1.5
 
-    def test_a_local_judge_is_not_loaded_where_nothing_is_left_to_ask(
-        self, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_local_judge_is_not_loaded_where_nothing_is_left_to_ask(self, tmp_path, capsys, monkeypatch):
         import transformers
 
         judge = save_judge(tmp_path / "judge")
@@ -234,7 +203,7 @@ class TestDryRun:
         ]
         bixse(capsys, *words)
 
-        def refuse(*_: object, **__: object) -> None:
+        def refuse(*_, **__):
             raise AssertionError("the weights were loaded")
 
         monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", refuse)

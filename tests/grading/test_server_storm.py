@@ -1,25 +1,17 @@
 """Ten thousand questions through a storm: each ends once, with the grade that was planted or with its status."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from fault_server import fault_server, planted
-from key_search import holds_key
 
 from bixse.grading.judge import Question, Usage
 from bixse.grading.model_names import same_model
 from bixse.grading.rubrics import load_rubric
 from bixse.grading.server.server_judge import ServerJudge
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from bixse.grading.rubrics import Rubric
+from helpers.chat_server import chat_server, planted
+from helpers.key_search import holds_key
 
 QUESTIONS = 10_000
 ENDS = {  # what is planted -> the status it ends with
@@ -78,9 +70,7 @@ KEY = "sk-storm/very+secret=0123"
 FAULTS = ["500", "half", "garbage", "reset", "empty", "null-choices", "429-quota"]
 
 
-def storm(
-    dice: random.Random, count: int = QUESTIONS, ends: Sequence[str] = tuple(ENDS)
-) -> list[tuple[list[float], list[str], str]]:
+def storm(dice, count=QUESTIONS, ends=tuple(ENDS)):
     """Shares, faults and end of every question."""
     plans = []
     for number in range(count):
@@ -99,7 +89,7 @@ def storm(
     return plans
 
 
-def questions(plans: list[tuple[list[float], list[str], str]], rubric: Rubric) -> list[Question]:
+def questions(plans, rubric):
     found = []
     for number, (shares, faults, end) in enumerate(plans):
         document = planted(str(number), shares, faults, end)
@@ -108,11 +98,11 @@ def questions(plans: list[tuple[list[float], list[str], str]], rubric: Rubric) -
     return found
 
 
-def test_ten_thousand_questions_in_a_storm(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ten_thousand_questions_in_a_storm(monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     rubric = load_rubric("trec-dl-0-3")
     plans = storm(random.Random(7))
-    with fault_server() as server:
+    with chat_server() as server:
         addresses = [server.scenario(group="storm"), server.scenario(group="storm")]
         with ServerJudge(addresses, rubric, max_tokens=32, timeout=3.0, concurrency=32) as judge:
             answers = [(int(question.query_id), answer) for question, answer in judge.answers(questions(plans, rubric))]
@@ -138,7 +128,7 @@ def test_ten_thousand_questions_in_a_storm(monkeypatch: pytest.MonkeyPatch) -> N
             read = (0, 0) if end.startswith("usage") else (50, 40)
             assert answer.usage == Usage(*read, answer.usage.completion)
     assert {answer.mode for _, answer in answers} == {"top-logprobs"}
-    seen: Counter[str] = Counter()
+    seen = Counter()
     for each in stats:
         seen.update(each["counts"])
     for fault, times in Counter(fault for _, faults, _ in plans for fault in faults).items():
@@ -146,11 +136,11 @@ def test_ten_thousand_questions_in_a_storm(monkeypatch: pytest.MonkeyPatch) -> N
     assert all(each["most_in_flight"] <= 32 + 2 for each in stats)
 
 
-def test_written_ratings_in_a_storm() -> None:
+def test_written_ratings_in_a_storm():
     """The grade is the one that was written; a number that is no rating never is one."""
     rubric = load_rubric("trec-dl-0-3")
     plans = storm(random.Random(8), 2000, tuple(WRITTEN_ENDS))
-    with fault_server() as server:
+    with chat_server() as server:
         addresses = [server.scenario(group="written", no_logprobs=True) for _ in range(2)]
         with ServerJudge(addresses, rubric, mode="verbal", timeout=3.0, concurrency=32) as judge:
             answers = [(int(asked.query_id), answer) for asked, answer in judge.answers(questions(plans, rubric))]

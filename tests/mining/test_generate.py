@@ -1,20 +1,18 @@
 """Writing queries, with a writer whose texts are known."""
 
-from __future__ import annotations
-
 import json
 
 import pyarrow.parquet as pq
 import pytest
-from scripted import ScriptedJudge
 
 from bixse.data.pairs_files import load_pairs
 from bixse.errors import ConfigError, InputError
 from bixse.grading.ask import Budget
-from bixse.grading.judge import Answer
+from bixse.grading.text_model import Completion
 from bixse.mining.generation.generate import GenerateConfig, generate
 from bixse.mining.generation.query_prompt import load_query_prompt
 from bixse.mining.generation.query_text import clean_query, refusal, same_query
+from helpers.scripted_judge import ScriptedModel
 
 DOCUMENTS = {f"d{i}": f"page number {i} tells how to do thing {i} with tool {i}" for i in range(12)}
 
@@ -29,7 +27,7 @@ def corpus(tmp_path):
 
 def writer(texts):
     """A writer that gives each document its text."""
-    return ScriptedJudge(rule=lambda question: Answer("written", "text", text=texts[question.document_id]))
+    return ScriptedModel(rule=lambda question: Completion("written", texts[question.document_id]))
 
 
 def names(out):
@@ -98,9 +96,9 @@ def test_texts_without_an_end_and_refusals_are_counted(corpus, tmp_path):
     statuses = {"d0": "truncated", "d1": "filtered", "d2": "failed"}
 
     def rule(question):
-        return Answer(statuses.get(question.document_id, "written"), "text", text=f"what is {question.document_id}")
+        return Completion(statuses.get(question.document_id, "written"), f"what is {question.document_id}")
 
-    result = generate(GenerateConfig(corpus), ScriptedJudge(rule=rule), load_query_prompt(), tmp_path / "out")
+    result = generate(GenerateConfig(corpus), ScriptedModel(rule=rule), load_query_prompt(), tmp_path / "out")
     assert result.refused == {"failed": 1, "filtered": 1, "truncated": 1}
 
 
@@ -118,9 +116,9 @@ def test_a_rerun_writes_nothing_again_and_a_budget_stops(corpus, tmp_path):
 
 def test_several_queries_a_document_are_asked_with_seeds_of_their_own(corpus, tmp_path):
     def rule(question):
-        return Answer("written", "text", text=f"{question.document_id} asked in way {question.repeat}")
+        return Completion("written", f"{question.document_id} asked in way {question.repeat}")
 
-    judge = ScriptedJudge(rule=rule)
+    judge = ScriptedModel(rule=rule)
     result = generate(GenerateConfig(corpus, documents=3, per_document=4), judge, load_query_prompt(), tmp_path / "out")
     assert sorted({question.repeat for question in judge.asked}) == [0, 1, 2, 3]
     assert (result.documents, result.queries) == (3, 12)
@@ -156,7 +154,7 @@ def test_a_faulty_prompt_is_refused(tmp_path, text, says):
     assert says in str(caught.value)
 
 
-@pytest.mark.parametrize("setting", [{"documents": 0}, {"per_document": 0}, {"document_characters": 0}, {"seed": -1}])
+@pytest.mark.parametrize("setting", [{"documents": 0}, {"per_document": 0}, {"document_characters": 0}])
 def test_numbers_out_of_range_are_refused(corpus, setting):
     with pytest.raises(InputError, match="fix"):
         GenerateConfig(corpus, **setting)

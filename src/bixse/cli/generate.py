@@ -65,24 +65,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> CommandResult:
     """Write, clean, keep each once, print counts."""
     from bixse.grading.ask import Budget
+    from bixse.grading.server.text_model import ServerTextModel
     from bixse.mining.generation.generate import GenerateConfig, generate
     from bixse.mining.generation.query_prompt import load_query_prompt
-    from bixse.mining.generation.query_writer import QueryWriter
     from bixse.progress import progress_bar
 
     config = GenerateConfig(
         args.corpus, args.documents, args.per_document, args.document_characters, args.task, args.seed
     )
     prompt = load_query_prompt(args.prompt)
-    writer = QueryWriter(
+    writer = ServerTextModel(
         args.server,
         args.model,
         args.temperature,
         args.max_tokens,
         args.revision,
-        args.api_key_variable,
-        args.concurrency,
-        args.timeout,
+        api_key_variable=args.api_key_variable,
+        concurrency=args.concurrency,
+        timeout=args.timeout,
     )
     try:
         prices = prices_of(args, writer.name)

@@ -144,10 +144,10 @@ def _result(result: GradeResult, judge: Judge, priced: bool, told: Sequence[str]
         f"{summary['completion_tokens']:,} written, {summary['usd']:.4f} US dollars "
         f"({summary['usd_of_this_run']:.4f} in this run)"
     )
-    if summary["asked_again"]:
+    if summary["repeats"]:
         lines.append(
-            f"{summary['asked_again']} pairs were asked twice: relevance changed by "
-            f"{summary['mean_change_when_asked_again']:.4f} on average"
+            f"{summary['repeats']} pairs were asked twice: relevance changed by "
+            f"{summary['mean_change_of_repeats']:.4f} on average"
         )
     if result.stopped:
         lines.append(f"stopped: {result.stopped}; the same command with a higher limit goes on")

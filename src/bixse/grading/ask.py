@@ -1,4 +1,4 @@
-"""Asking a judge through the ledger: nothing twice, nothing beyond the budget, nothing lost."""
+"""Asking a judge or a text model through the ledger: nothing twice, nothing beyond the budget, nothing lost."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import math
 import time
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, Generic, get_args
 
 from bixse.errors import InputError, shorten
 from bixse.grading.judge import Usage
+from bixse.grading.ledger import Kept
 from bixse.grading.local.local_model import Dtype
 from bixse.grading.model_names import same_model
 
@@ -18,8 +19,9 @@ if TYPE_CHECKING:
     from typing import Any
 
     from bixse.grading.cost import Prices
-    from bixse.grading.judge import Answer, Judge, Question
+    from bixse.grading.judge import Answer, Question
     from bixse.grading.ledger import Ledger
+    from bixse.grading.text_model import Completion
     from bixse.progress import Step
 
 WAIT = 1.0
@@ -47,12 +49,12 @@ class Budget:
 
     def __post_init__(self) -> None:
         for name, value in (("max_usd", self.max_usd), ("max_questions", self.max_questions)):
-            if value is not None and not (math.isfinite(value) and value >= 0):
+            if value is not None and not 0 <= value < math.inf:
                 raise InputError(f"{name}: got {value}; expected 0 or more; fix: leave it out for no limit")
 
 
 @dataclass
-class Asking:
+class AskProgress:
     """How far it came, and what this run did; the answers themselves are in the ledger."""
 
     settled: set[str] = field(default_factory=set)
@@ -67,7 +69,7 @@ class Asking:
     """Dollars of this run."""
     statuses: Counter[str] = field(default_factory=Counter)
     """Answers of this run by status."""
-    last: Answer | None = None
+    last: Answer | Completion | None = None
     """The newest answer of this run."""
     other_precision: Counter[str] = field(default_factory=Counter)
     """Questions asked although the ledger holds this judge's answer with weights of another number type: by that type.
@@ -84,22 +86,24 @@ class Asking:
 
 def ask(
     questions: Iterable[Question],
-    judge: Judge,
-    ledger: Ledger,
+    answers: Callable[[Iterable[Question]], Iterator[tuple[Question, Kept]]],
+    identity: Mapping[str, Any],
+    ledger: Ledger[Kept],
     prices: Prices,
     budget: Budget,
     retry_failed: bool = False,
     strict: bool = False,
-) -> Iterator[Asking]:
-    """Answer questions from the ledger, and ask the judge for the rest.
+) -> Iterator[AskProgress]:
+    """Answer questions from the ledger, and ask a judge or a text model for the rest.
 
-    Yields the same `Asking` after every new answer, so that the caller can show progress or stop; the answer is in the
-    ledger by then. Questions that are equal are asked once. A question whose last answer is "failed" (nothing came
+    Yields the same `AskProgress` after every new answer, so that the caller can show progress or stop; the answer is in
+    the ledger by then. Questions that are equal are asked once. A question whose last answer is "failed" (nothing came
     back) is asked again; one with another status only with `retry_failed`, which then asks nothing else.
 
     Args:
-        questions: all of them, in order; taken one by one as the judge has room.
-        judge: gives the answers.
+        questions: all of them, in order; taken one by one as there is room.
+        answers: gives the answers: `Judge.answers` or `TextModel.complete`.
+        identity: of the judge or model.
         ledger: where they are kept.
         prices: for the budget.
         budget: when to stop.
@@ -109,14 +113,14 @@ def ask(
     Raises:
         InputError: with `strict`, an answer of another model.
     """
-    state = Asking()
-    run = _Run(questions, judge, ledger, prices, budget, retry_failed, strict, state)
-    for question, answer in judge.answers(run.to_ask()):
+    state = AskProgress()
+    run = _Run(questions, dict(identity), ledger, prices, budget, retry_failed, strict, state)
+    for question, answer in answers(run.to_ask()):
         run.take(question, answer)
         yield state
     while run.elsewhere and state.stopped is None:
         before = len(run.elsewhere)
-        for question, answer in judge.answers(run.left_by_others()):
+        for question, answer in answers(run.left_by_others()):
             run.take(question, answer)
             yield state
         if run.elsewhere and len(run.elsewhere) == before:
@@ -124,18 +128,18 @@ def ask(
     yield state
 
 
-def of_another_model(answer: Answer, identity: Mapping[str, Any]) -> bool:
+def of_another_model(answer: Answer | Completion, identity: Mapping[str, Any]) -> bool:
     """Whether an answer came from another model than the one that the judge's identity names."""
     if identity.get("kind") == "replay":  # whose answers name the judges of the file
         return False
     return not same_model(str(identity.get("model") or answer.judge), answer.judge)
 
 
-def shown_by(step: Step | None) -> Callable[[Asking], None]:
+def shown_by(step: Step | None) -> Callable[[AskProgress], None]:
     """Tells a progress callback, where there is one, what is new in each state of `ask`."""
     asked = reused = 0
 
-    def show(state: Asking) -> None:
+    def show(state: AskProgress) -> None:
         nonlocal asked, reused
         if step is not None:
             step(state.asked - asked, state.note, state.reused - reused)
@@ -144,34 +148,33 @@ def shown_by(step: Step | None) -> Callable[[Asking], None]:
     return show
 
 
-class _Run:
+@dataclass
+class _Run(Generic[Kept]):
     """The state behind `ask`."""
 
-    def __init__(
-        self,
-        questions: Iterable[Question],
-        judge: Judge,
-        ledger: Ledger,
-        prices: Prices,
-        budget: Budget,
-        retry_failed: bool,
-        strict: bool,
-        state: Asking,
-    ) -> None:
-        self.questions, self.ledger, self.prices, self.budget = questions, ledger, prices, budget
-        self.retry_failed, self.strict, self.state = retry_failed, strict, state
-        self.identity = dict(judge.identity)
-        self.elsewhere: dict[str, Question] = {}
-        self.flight: dict[str, float] = {}
-        self.dearest = self.guessed = 0.0
-        self.renewed = time.monotonic()
-        self.started = 0
+    questions: Iterable[Question]
+    identity: dict[str, Any]
+    ledger: Ledger[Kept]
+    prices: Prices
+    budget: Budget
+    retry_failed: bool
+    strict: bool
+    state: AskProgress
+    elsewhere: dict[str, Question] = field(default_factory=dict)
+    """Questions that other processes are asking."""
+    in_flight: dict[str, float] = field(default_factory=dict)
+    """Key -> what the answer is expected to cost."""
+    dearest: float = 0.0
+    guessed: float = 0.0
+    """Dollars of answers that came without a number of tokens."""
+    renewed: float = field(default_factory=time.monotonic)
+    started: int = 0
 
     def to_ask(self) -> Iterator[Question]:
         """Questions to ask, each once, until the budget is reached."""
         for question in self.questions:
             key = question.key(self.identity)
-            if key in self.state.settled or key in self.flight or key in self.elsewhere:
+            if key in self.state.settled or key in self.in_flight or key in self.elsewhere:
                 continue
             known = self.ledger.find(key)
             if self._reuse(key, known) or (known is None and self.retry_failed):
@@ -201,7 +204,7 @@ class _Run:
                 else:
                     yield self._begin(key, question)
 
-    def take(self, question: Question, answer: Answer) -> None:
+    def take(self, question: Question, answer: Kept) -> None:
         """Keep an answer."""
         if self.strict and of_another_model(answer, self.identity):
             raise InputError(
@@ -210,7 +213,7 @@ class _Run:
             )
         key = question.key(self.identity)
         self.ledger.write(key, answer, question.query_id, question.document_id, question.order, question.repeat)
-        price, guess = self.prices.usd(answer.usage), self.flight.pop(key, 0.0)
+        price, guess = self.prices.usd(answer.usage), self.in_flight.pop(key, 0.0)
         if answer.usage_unknown:
             self.guessed += max(guess, self.dearest)
         self.dearest = max(self.dearest, price)
@@ -224,7 +227,7 @@ class _Run:
             self.ledger.renew()
             self.renewed = time.monotonic()
 
-    def _reuse(self, key: str, known: Answer | None) -> bool:
+    def _reuse(self, key: str, known: Kept | None) -> bool:
         """Take an answer of the ledger, where there is one that stands."""
         if known is None or (not known.usable and (self.retry_failed or known.status == "failed")):
             return False
@@ -242,7 +245,7 @@ class _Run:
                 self.state.other_precision[dtype] += 1
 
     def _begin(self, key: str, question: Question) -> Question:
-        self.flight[key] = self._guess(question)
+        self.in_flight[key] = self._guess(question)
         self.started += 1
         return question
 
@@ -259,7 +262,7 @@ class _Run:
         """Whether there is budget for one more question; says in the state which limit was reached."""
         if self.budget.max_questions is not None and self.started >= self.budget.max_questions:
             self.state.stopped = f"the limit of {self.budget.max_questions} questions was reached"
-        spent = self.state.usd + self.guessed + math.fsum(max(guess, self.dearest) for guess in self.flight.values())
+        spent = self.state.usd + self.guessed + math.fsum(max(guess, self.dearest) for guess in self.in_flight.values())
         if self.budget.max_usd is not None and spent + self._guess(question) > self.budget.max_usd:
             self.state.stopped = f"the limit of {self.budget.max_usd:g} US dollars was reached"
         return self.state.stopped is None

@@ -99,7 +99,7 @@ def estimate(
     identity = dict(judge.identity)
     questions = {
         question.key(identity): question
-        for pair, repeat in settings.askings(pairs)
+        for pair, repeat in settings.with_repeats(pairs)
         for question in settings.questions(pair, repeat)
     }
     answers = _known(book, questions, identity, strict)
@@ -110,7 +110,7 @@ def estimate(
         record.save("running")
         try:
             with Ledger(book) as file:
-                for state in ask(chosen, judge, file, prices, Budget(max_usd), strict=strict):
+                for state in ask(chosen, judge.answers, identity, file, prices, Budget(max_usd), strict=strict):
                     if state.last is not None and state.asked > asked:
                         asked, pilot_usd = state.asked, state.usd
                         seconds.append(state.last.seconds)

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 from bixse.data.pairs_files import save_graded_pairs
 from bixse.data.run_record import open_run
 from bixse.errors import BixseError, InputError, InterruptedRunError
-from bixse.grading.ask import Asking, Budget, ask, of_another_model, shown_by
+from bixse.grading.ask import AskProgress, Budget, ask, of_another_model, shown_by
 from bixse.grading.cost import Prices
-from bixse.grading.judge import Question
+from bixse.grading.judge import Question, stored_identity
 from bixse.grading.judgements import graded_pairs, judge_pair, save_judgements, summarise
 from bixse.grading.ledger import Ledger
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from bixse.data.graded_pairs import Pair
     from bixse.data.run_record import RunRecord
-    from bixse.grading.judge import Judge
+    from bixse.grading.judge import Answer, Judge
     from bixse.grading.judgements import Judgement
     from bixse.grading.rubrics import Rubric
     from bixse.progress import Step
@@ -72,16 +72,16 @@ class GradeSettings:
             return [Question(*ids, repeat=repeat)]
         return [Question(*ids, order.name, order.messages(pair.query, shown), repeat) for order in self.rubric.orders]
 
-    def asked_again(self, pair: Pair) -> bool:
+    def is_repeated(self, pair: Pair) -> bool:
         """Whether a pair is one of those asked twice; depends on seed and ids alone, not on the other pairs."""
         content = repr((self.seed, pair.query_id, pair.document_id)).encode("utf-8")
         drawn = int.from_bytes(hashlib.sha256(content).digest()[:8], "big") / 2**64
         return drawn < self.regrade
 
-    def askings(self, pairs: Sequence[Pair]) -> Iterator[tuple[Pair, int]]:
+    def with_repeats(self, pairs: Sequence[Pair]) -> Iterator[tuple[Pair, int]]:
         """Every pair with repeat 0, then those asked again with repeat 1."""
         yield from ((pair, 0) for pair in pairs)
-        yield from ((pair, 1) for pair in pairs if self.asked_again(pair))
+        yield from ((pair, 1) for pair in pairs if self.is_repeated(pair))
 
     def config(self) -> dict[str, Any]:
         """The settings as plain data."""
@@ -99,7 +99,7 @@ class GradeResult:
     """What came of a run of grading."""
 
     judgements: Sequence[Judgement]
-    """One a pair and repeat, in the order of the pairs, first askings first."""
+    """One a pair and repeat, in the order of the pairs, repeats last."""
     summary: Mapping[str, Any]
     """Counts, tokens, dollars: see `summarise`; with `asked`, `reused`, `not_asked`, `usd_of_this_run`."""
     artifacts: Mapping[str, str] = field(default_factory=dict)
@@ -110,7 +110,7 @@ class GradeResult:
     @property
     def complete(self) -> bool:
         """Every pair has relevance, and those to be asked again were."""
-        left = self.summary["not_asked"] + self.summary["not_asked_again"]
+        left = self.summary["not_asked"] + self.summary["repeats_not_asked"]
         return not left and self.summary["statuses"].get("graded", 0) == self.summary["pairs"]
 
 
@@ -155,12 +155,12 @@ def grade(
     record, answers = open_grading(pairs, judge, out, settings, ledger, inputs, strict)
     record.save("running")
     started = time.perf_counter()
-    questions = [q for pair, repeat in settings.askings(pairs) for q in settings.questions(pair, repeat)]
+    questions = [q for pair, repeat in settings.with_repeats(pairs) for q in settings.questions(pair, repeat)]
     show = shown_by(progress("grade", len(questions)) if progress is not None else None)
-    state, interrupted = Asking(), False
+    state, interrupted = AskProgress(), False
     with Ledger(answers) as book:
         try:
-            for state in ask(questions, judge, book, prices, budget, retry_failed, strict):
+            for state in ask(questions, judge.answers, judge.identity, book, prices, budget, retry_failed, strict):
                 show(state)
         except KeyboardInterrupt:
             interrupted = True
@@ -198,7 +198,7 @@ def open_grading(
         raise InputError("pairs: got none; expected at least one; fix: check what was selected")
     _tell_doubts(judge, strict)
     folder = Path(out)
-    config = {"judge": dict(judge.identity), **settings.config()}
+    config = {"judge": stored_identity(judge.identity), **settings.config()}
     record = open_run(folder, "grade", config, dict(inputs or {}), paths=("regrade", "seed"))  # of repeats alone
     answers = Path(ledger or record.results.get("ledger") or folder / LEDGER_NAME)
     record.results["ledger"] = str(answers.resolve())
@@ -222,16 +222,16 @@ def _write(
     pairs: Sequence[Pair],
     judge: Judge,
     settings: GradeSettings,
-    state: Asking,
+    state: AskProgress,
     prices: Prices,
     record: RunRecord,
-    ledger: Ledger,
+    ledger: Ledger[Answer],
     strict: bool,
 ) -> GradeResult:
     """Rows of everything the ledger has an answer to, and their summary, into the folder."""
     judgements, identity = [], dict(judge.identity)
     others: Counter[str] = Counter()
-    for pair, repeat in settings.askings(pairs):
+    for pair, repeat in settings.with_repeats(pairs):
         found = [ledger.find(question.key(identity)) for question in settings.questions(pair, repeat)]
         answers = [answer for answer in found if answer is not None]
         strangers = [answer.judge for answer in answers if of_another_model(answer, identity)]
@@ -242,7 +242,7 @@ def _write(
     summary = {
         **summarise(judgements, prices),
         "not_asked": len(pairs) - (len(judgements) - repeated),
-        "not_asked_again": sum(repeat for _, repeat in settings.askings(pairs)) - repeated,
+        "repeats_not_asked": sum(repeat for _, repeat in settings.with_repeats(pairs)) - repeated,
         "asked": state.asked,
         "reused": state.reused,
         "precision": identity.get("dtype"),

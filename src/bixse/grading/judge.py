@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from typing import Self
 
     from bixse.relevance import GradeScale
 
 Status = Literal[
     "graded",
-    "written",
     "refused",
     "filtered",
     "truncated",
@@ -27,23 +27,22 @@ Status = Literal[
 ]
 """How an answer ended. Only "graded" carries relevance.
 
-written: a text that was asked for (`bixse generate`); refused: the judge declined; filtered: a content filter;
+refused: the judge declined; filtered: a content filter;
 truncated: the length limit came before an option; no-option: no option was answered; ambiguous: several options were
 named; off-scale: a number outside the rubric; no-probabilities: the server gave none where they are needed; too-long:
 the pair does not fit the judge; failed: no answer after all tries.
 """
 STATUSES: tuple[str, ...] = get_args(Status)
 
-Mode = Literal["token-ids", "top-logprobs", "constrained", "sample", "verbal", "score", "replay", "text"]
+Mode = Literal["token-ids", "top-logprobs", "constrained", "sample", "verbal", "score", "replay"]
 """How the grade was read off the judge, recorded for every row.
 
 token-ids: probabilities of exactly the option tokens; top-logprobs: from the most probable tokens, the rest bounded;
 constrained: from top tokens while decoding may only emit an option; sample: share of each option in n samples; verbal:
-the one grade written (probability 1); score: a cross-encoder's score through a map; replay: an existing judgement;
-text: no grade was asked for.
+the one grade written (probability 1); score: a cross-encoder's score through a map; replay: an existing judgement.
 """
-
-
+TEXT_WIDTH = 200
+"""Characters of an answer's text, and of its detail, that are kept."""
 MOST_TOKENS = 10_000_000
 """More than this no model reads or writes for one question."""
 
@@ -124,7 +123,7 @@ class Question:
         asked: Any = [dict(message) for message in self.messages] or [self.query, self.document]
         if identity.get("kind") == "replay":  # existing judgements may be found by their ids
             asked = [asked, self.query_id, self.document_id]
-        content = json.dumps([dict(identity), asked, self.repeat], sort_keys=True, ensure_ascii=True)
+        content = json.dumps([stored_identity(identity), asked, self.repeat], sort_keys=True, ensure_ascii=True)
         return hashlib.sha256(content.encode("utf-8")).hexdigest()
 
 
@@ -159,8 +158,8 @@ class Answer:
 
     @property
     def usable(self) -> bool:
-        """Whether it is what was asked for: a grade or a text."""
-        return self.status in ("graded", "written")
+        """Whether it has a grade."""
+        return self.status == "graded"
 
     @property
     def usage_unknown(self) -> bool:
@@ -177,12 +176,23 @@ class Answer:
         return json.dumps(asdict(self), ensure_ascii=False).encode("utf-8", "replace").decode("utf-8")
 
     @classmethod
-    def from_json(cls, text: str) -> Answer:
+    def from_json(cls, text: str) -> Self:
         """The answer that `to_json` wrote."""
         content = json.loads(text)
         content["usage"] = Usage.reported(**content["usage"])
         content["probabilities"] = tuple(content["probabilities"])
         return cls(**content)
+
+
+def stored_identity(identity: Mapping[str, Any]) -> dict[str, Any]:
+    """An identity as ledgers and run.json have held it from the first version on, so that what was paid for is found.
+
+    Example:
+        >>> stored_identity({"kind": "server", "model": "m"})
+        {'judge': 'server', 'model': 'm'}
+    """
+    kept = {key: value for key, value in identity.items() if key != "kind"}
+    return {"judge": "server", **kept} if identity.get("kind") == "server" else dict(identity)
 
 
 class Judge(Protocol):

@@ -125,7 +125,7 @@ def judge_pair(pair: Pair, answers: Sequence[Answer], scale: GradeScale, repeat:
 
 
 def graded_pairs(judgements: Iterable[Judgement]) -> GradedPairs:
-    """The training table: graded first askings alone, with the expected grade, its probabilities and the judge."""
+    """The training table: graded pairs alone, without repeats; expected grade, its probabilities and the judge."""
     return GradedPairs.from_rows(
         {
             "query_id": judgement.pair.query_id,
@@ -170,7 +170,7 @@ def summarise(judgements: Sequence[Judgement], prices: Prices) -> dict[str, Any]
     graded = [judgement for judgement in first if judgement.status == "graded"]
     usage = sum((judgement.usage for judgement in judgements), Usage())
     histogram = Counter(min(9, int((judgement.relevance or 0.0) * 10)) for judgement in graded)
-    again = _again(judgements)
+    changes = _changes(judgements)
     return {
         "pairs": len(first),
         "statuses": {status: statuses[status] for status in STATUSES if statuses[status]},
@@ -185,8 +185,8 @@ def summarise(judgements: Sequence[Judgement], prices: Prices) -> dict[str, Any]
         "reasoning_tokens": usage.reasoning,
         "usd": prices.usd(usage),
         "usage_unknown": sum(answer.usage_unknown for judgement in judgements for answer in judgement.answers),
-        "asked_again": len(again),
-        "mean_change_when_asked_again": mean(again),
+        "repeats": len(changes),
+        "mean_change_of_repeats": mean(changes),
     }
 
 
@@ -195,7 +195,7 @@ def mean(values: Sequence[float]) -> float | None:
     return math.fsum(values) / len(values) if values else None
 
 
-def _again(judgements: Sequence[Judgement]) -> list[float]:
+def _changes(judgements: Sequence[Judgement]) -> list[float]:
     """|change of relevance| of every pair that was graded twice."""
     first = {(j.pair.query_id, j.pair.document_id, j.pair.task): j.relevance for j in judgements if j.repeat == 0}
     changes = []

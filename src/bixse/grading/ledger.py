@@ -8,15 +8,20 @@ import sqlite3
 import time
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic
+
+from typing_extensions import TypeVar
 
 from bixse.errors import InputError, StorageError
 from bixse.grading.judge import Answer
+from bixse.grading.text_model import Completion
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import TracebackType
 
+Kept = TypeVar("Kept", bound=Answer | Completion, default=Answer)
+"""What a ledger keeps."""
 LEASE = 900.0
 """Seconds after which a claim of a process on another machine no longer counts, unless it is renewed."""
 _FORMAT = 1
@@ -33,13 +38,17 @@ CREATE TABLE IF NOT EXISTS claims (key TEXT PRIMARY KEY, owner TEXT NOT NULL, wr
 """
 
 
-class Ledger:
+class Ledger(Generic[Kept]):
     """Answers under the hash of their question (`Question.key`), in one SQLite file.
 
     An answer is written the moment it arrives, so a process that is killed loses only the requests in flight. Several
     processes may share a ledger: each question is claimed before it is asked, and the claims of a process that is gone
     count no longer. An answer without a grade can be replaced by a later one; it is then kept in the table `earlier`.
     SQLite's write-ahead log needs a disk of this machine; on a network file system use one ledger a machine.
+
+    Args:
+        path: the file; made where there is none.
+        kind: what it keeps: answers of judges, or texts of a model.
 
     Raises:
         InputError: the file is no ledger, or one of a later version.
@@ -54,8 +63,8 @@ class Ledger:
         (True, 2.0)
     """
 
-    def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
+    def __init__(self, path: str | Path, kind: type[Kept] = Answer) -> None:  # type: ignore[assignment]
+        self.path, self._kind = Path(path), kind
         self.owner = f"{socket.gethostname()}/{os.getpid()}/{_started(os.getpid())}"
         with self._errors():
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -91,11 +100,12 @@ class Ledger:
                 self._file.execute(statement)
             self._file.execute(f"PRAGMA user_version={_FORMAT}")
 
-    def find(self, key: str) -> Answer | None:
+    def find(self, key: str) -> Kept | None:
         """The answer to a question, graded or not, or None."""
         with self._errors():
             row = self._file.execute("SELECT answer FROM answers WHERE key = ?", (key,)).fetchone()
-        return Answer.from_json(row[0]) if row else None
+        kept: Kept | None = self._kind.from_json(row[0]) if row else None  # type: ignore[assignment]
+        return kept
 
     def claim(self, key: str) -> bool:
         """Take a question for this process; False where another living process is asking it."""
@@ -107,7 +117,7 @@ class Ledger:
         return True
 
     def write(
-        self, key: str, answer: Answer, query_id: str = "", document_id: str = "", order: str = "", repeat: int = 0
+        self, key: str, answer: Kept, query_id: str = "", document_id: str = "", order: str = "", repeat: int = 0
     ) -> None:
         """Keep an answer and give its claim back; an earlier answer to the same question goes to `earlier`."""
         row = (key, query_id, document_id, order, repeat, answer.status, answer.mode, answer.to_json(), time.time())
@@ -142,7 +152,7 @@ class Ledger:
         finally:
             self._file.close()
 
-    def __enter__(self) -> Ledger:
+    def __enter__(self) -> Ledger[Kept]:
         return self
 
     def __exit__(

@@ -81,12 +81,12 @@ def open_judge(names: Sequence[str], rubric: Rubric, options: JudgeOptions | Non
             rubric,
             model=options.model,
             mode=options.mode,
-            api_key_variable=options.api_key_variable,
-            concurrency=options.concurrency,
-            timeout=options.timeout,
             samples=options.samples,
             max_tokens=options.max_tokens,
             revision=options.revision,
+            api_key_variable=options.api_key_variable,
+            concurrency=options.concurrency,
+            timeout=options.timeout,
         )
     if len(names) != 1 or not names[0].strip():
         raise InputError(

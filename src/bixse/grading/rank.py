@@ -17,6 +17,7 @@ from bixse.evaluation.baseline import METRICS, search_bm25
 from bixse.evaluation.metrics import evaluate_run, mean
 from bixse.evaluation.significance import paired_bootstrap
 from bixse.grading.grade import grade
+from bixse.grading.judge import stored_identity
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -114,7 +115,7 @@ def rank(
         inputs["candidates"] = file_hash(Path(candidates))
         paths.append("candidates")
     config = {
-        "judge": dict(judge.identity),
+        "judge": stored_identity(judge.identity),
         **settings.config(),
         "collection": folder,
         "split": split,

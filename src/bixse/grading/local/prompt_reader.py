@@ -1,31 +1,32 @@
 """Read many prompts with a causal language model up to the logits of what comes next.
 
-What prompts begin with is computed once, and every prompt goes on from the keys and values that were kept. Prompts are
-padded on the right: no token sees what comes after it, so padding changes nothing.
+What all prompts begin with is computed once, and every prompt goes on from the keys and values that were kept. Prompts
+are padded on the right: no token sees what comes after it, so padding changes nothing.
 """
 
 from __future__ import annotations
 
+import copy
 import inspect
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import torch
-
-from bixse.grading.local.shared_prefix import LEAST_SHARED, KeptTokens, attention_limits, shared_groups, shared_length
+from transformers import DynamicCache
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from torch import Tensor
 
-    from bixse.grading.local.shared_prefix import Group
+Sharing: TypeAlias = Literal["prefix", "none", "alone"]
+"""What is computed once.
 
-Sharing: TypeAlias = Literal["groups", "prefix", "none", "alone"]
-"""What of the prompts' beginnings is computed once.
-
-groups: what all share, then what those of a query share; prefix: what all share; none: every prompt is read whole, in
-batches; alone: every prompt is read by itself, for models that give other answers in padded batches.
+prefix: what all prompts begin with; none: every prompt is read whole, in batches; alone: every prompt is read by
+itself, for models that give other answers in padded batches.
 """
+LEAST_SHARED = 8
+"""Tokens from which a common beginning is worth a pass of its own."""
 WELL_FILLED, MUCH_SHORTER = 0.25, 0.8
 """A batch with this share of its positions takes no prompt that is shorter than that share of its longest one."""
 KEPT_FACTOR = 8
@@ -52,7 +53,7 @@ class PromptReader:
         self.rows_per_batch = rows_per_batch
         self._head = model.get_output_embeddings()
         self._takes_positions = "position_ids" in inspect.signature(model.forward).parameters
-        self._limits = attention_limits(model)
+        self._stretched_from = stretched_from(model)
         self.sharing: Sharing = self._tried_sharing() if sharing is None else sharing
 
     def logits(self, prompts: Sequence[list[int]]) -> Iterator[tuple[list[int], Tensor | None]]:
@@ -65,61 +66,28 @@ class PromptReader:
             Indices of b prompts and their logits (b, V), float32; or of one prompt that does not fit into the memory
             by itself, and None.
         """
-        stretch = self._limits.stretched_from
-        alone = [i for i, prompt in enumerate(prompts) if stretch is not None and len(prompt) > stretch]
-        for i in alone:  # its length decides how every prompt of its batch would be read
-            yield from self._batches(prompts, [i], None, {}, {i: 0})
-        rest = [i for i in range(len(prompts)) if i not in set(alone)]
-        prefix, start = None, 0
-        if self.sharing in ("groups", "prefix") and len(rest) > 1:
-            start = shared_length([prompts[i] for i in rest])
-            prefix = self._kept([prompts[rest[0]][:start]], None) if start >= LEAST_SHARED else None
-            start = 0 if prefix is None else start
-        if self.sharing == "groups" and self._limits.allow_gaps(max(map(len, prompts), default=0)):
-            groups, rest = shared_groups(prompts, rest, start)
-            for chosen in self._chunks(groups, start):
-                kept = self._kept([prompts[members[0]][start:length] for members, length in chosen], prefix)
-                members = [i for group, _ in chosen for i in group]
-                if kept is None:
-                    rest += members
-                    continue
-                places = {i: place for place, (group, _) in enumerate(chosen) for i in group}
-                yield from self._batches(
-                    prompts, members, kept, places, {i: end for group, end in chosen for i in group}
-                )
-                del kept  # its memory is free before the next chunk
-        yield from self._batches(prompts, rest, prefix, dict.fromkeys(rest, 0), dict.fromkeys(rest, start))
+        most = self._stretched_from
+        rest = [i for i, prompt in enumerate(prompts) if most is None or len(prompt) <= most]
+        for i in set(range(len(prompts))) - set(rest):  # its length decides how every prompt of its batch would be read
+            yield from self._batches(prompts, [i], None, 0)
+        start = shared_length([prompts[i] for i in rest]) if self.sharing == "prefix" and len(rest) > 1 else 0
+        prefix = self._kept(prompts[rest[0]][:start]) if start >= LEAST_SHARED else None
+        yield from self._batches(prompts, rest, prefix, start if prefix is not None else 0)
 
     def _batches(
-        self,
-        prompts: Sequence[list[int]],
-        indices: Sequence[int],
-        kept: KeptTokens | None,
-        places: Mapping[int, int],
-        starts: Mapping[int, int],
+        self, prompts: Sequence[list[int]], indices: Sequence[int], prefix: Any, start: int
     ) -> Iterator[tuple[list[int], Tensor | None]]:
-        """Read prompts from their starts on, the longest first; a batch that does not fit into the memory is halved.
-
-        Args:
-            prompts: all of them.
-            indices: those to read.
-            kept: rows of what stands before.
-            places: the row of each prompt.
-            starts: how many of its tokens that row holds.
-        """
-        left = sorted(indices, key=lambda i: starts[i] - len(prompts[i]))
+        """Read prompts from `start` on, the longest first; a batch that does not fit into the memory is halved."""
+        left = sorted(indices, key=lambda i: -len(prompts[i]))
         while left:
-            width = len(prompts[left[0]]) - starts[left[0]]
-            most = self._rows(width, 0 if kept is None else kept.mask.shape[1])
+            width = len(prompts[left[0]]) - start
+            most = self._rows(width, start)
             enough = WELL_FILLED * self.tokens_per_batch / width
             batch = [
-                i
-                for n, i in enumerate(left[:most])
-                if n < enough or len(prompts[i]) - starts[i] >= MUCH_SHORTER * width
+                i for n, i in enumerate(left[:most]) if n < enough or len(prompts[i]) - start >= MUCH_SHORTER * width
             ]
             try:
-                rows = None if kept is None else kept.rows([places[i] for i in batch])
-                logits = self.read([prompts[i][starts[i] :] for i in batch], rows)[0]
+                logits = self.read([prompts[i][start:] for i in batch], prefix, start)[0]
             except RuntimeError as error:
                 if not _is_out_of_memory(error):
                     raise
@@ -139,18 +107,10 @@ class PromptReader:
         most = min(self.tokens_per_batch // width, KEPT_FACTOR * self.tokens_per_batch // (width + kept))
         return max(1, min(most, self.rows_per_batch))
 
-    def _chunks(self, groups: Sequence[Group], start: int) -> Iterator[list[Group]]:
-        """Groups whose shared tokens are computed and kept together, the longest first."""
-        left = sorted(groups, key=lambda group: -group[1])
-        while left:
-            rows = self._rows(left[0][1] - start, start)
-            yield left[:rows]
-            left = left[rows:]
-
-    def _kept(self, sequences: Sequence[list[int]], before: KeptTokens | None) -> KeptTokens | None:
-        """Keys and values of sequences that go on from one kept row; None where they do not fit into the memory."""
+    def _kept(self, tokens: list[int]) -> Any:
+        """The cache of tokens that prompts begin with; None where it does not fit into the memory."""
         try:
-            return self.read(sequences, None if before is None else before.rows([0] * len(sequences)), keep=True)[1]
+            return self.read([tokens], keep=True)[1]
         except RuntimeError as error:
             if not _is_out_of_memory(error):
                 raise
@@ -159,17 +119,18 @@ class PromptReader:
 
     @torch.inference_mode()
     def read(
-        self, sequences: Sequence[list[int]], kept: KeptTokens | None = None, keep: bool = False
-    ) -> tuple[Tensor, KeptTokens | None]:
-        """One forward pass over B sequences that go on from B kept rows.
+        self, sequences: Sequence[list[int]], prefix: Any = None, start: int = 0, keep: bool = False
+    ) -> tuple[Tensor, Any]:
+        """One forward pass over B sequences.
 
         Args:
             sequences: token ids, each at least one.
-            kept: what stands before them.
-            keep: give back keys and values too.
+            prefix: cache of one row of tokens that stand before all of them; it stays as it is.
+            start: how many tokens it holds.
+            keep: give back the cache too.
 
         Returns:
-            Logits after each one's last token (B, V), float32, on the model's device; and what is kept.
+            Logits after each one's last token (B, V), float32, on the model's device; and the cache.
         """
         device = self.model.device
         width = max(map(len, sequences))
@@ -177,49 +138,80 @@ class PromptReader:
         last = torch.tensor([len(sequence) - 1 for sequence in sequences], device=device)
         steps = torch.arange(width, device=device)
         mask = (steps <= last[:, None]).long()
-        past = torch.zeros_like(last) if kept is None else kept.mask.sum(dim=1)
-        named: dict[str, Any] = {"attention_mask": mask if kept is None else torch.cat([kept.mask, mask], dim=1)}
-        if kept is not None:
-            named["past_key_values"] = kept.cache
+        named: dict[str, Any] = {}
+        if prefix is not None:
+            mask = torch.cat([mask.new_ones(len(sequences), start), mask], dim=1)
+            named["past_key_values"] = copy.deepcopy(prefix)
+            named["past_key_values"].batch_repeat_interleave(len(sequences))
         if self._takes_positions:  # those of padding are held back: a table of positions may end with the prompt
-            named["position_ids"] = past[:, None] + torch.minimum(steps, last[:, None])
+            named["position_ids"] = start + torch.minimum(steps, last[:, None])
         hook = None if self._head is None else self._head.register_forward_pre_hook(_only_last(last, ids.shape))
         try:
-            output = self.model(input_ids=ids, use_cache=keep or kept is not None, **named)
+            output = self.model(input_ids=ids, attention_mask=mask, use_cache=keep or prefix is not None, **named)
         finally:
             if hook is not None:
                 hook.remove()
         logits = output.logits
         if logits.shape[1] > 1:  # the head saw all positions
             logits = logits[torch.arange(len(last), device=device), last][:, None]
-        found = KeptTokens(output.past_key_values, named["attention_mask"]) if keep else None
-        return logits[:, 0].float(), found
+        return logits[:, 0].float(), output.past_key_values if keep else None
 
     def _tried_sharing(self) -> Sharing:
         """The most sharing that gives the logits of prompts read one by one, on short made-up prompts."""
         vocabulary = self.model.get_input_embeddings().weight.shape[0]
-        sizes = ((31, 9), (17, 3), (13, 5), (5, 2), (11, 4), (19, 1), (23, 3))
-        head, *parts = [[(7 + step * i) % vocabulary for i in range(size)] for step, size in sizes]
-        middles, rests = [parts[0], parts[1]] * 2, parts[2:]
-        tails = [middle + rest for middle, rest in zip(middles, rests, strict=True)]
+        sizes = ((31, 9), (17, 3), (13, 5), (22, 2), (30, 4))
+        head, *tails = [[(7 + step * i) % vocabulary for i in range(size)] for step, size in sizes]
         expected = torch.cat([self.read([head + tail])[0] for tail in tails])
         allowed = (_HALF_TOLERANCE if torch.finfo(self.model.dtype).bits < 32 else _TOLERANCE) * expected.std()
 
-        def agrees(sequences: Sequence[list[int]], kept: KeptTokens | None) -> bool:
-            return bool((self.read(sequences, kept)[0] - expected).abs().max() <= allowed)
+        def agree(found: Tensor) -> bool:
+            return bool((found - expected).abs().max() <= allowed)
 
-        if not agrees([head + tail for tail in tails], None):
+        if not agree(self.read([head + tail for tail in tails])[0]):
             return "alone"
-        if not self._limits.keeps:
+        if not keeps_tokens(self.model):
             return "none"
         try:
-            prefix = self._kept([head], None)
-            if prefix is None or not agrees(tails, prefix.rows([0] * 4)):
-                return "none"
-            groups = self._kept(middles[:2], prefix)
-            return "groups" if groups is not None and agrees(rests, groups.rows([0, 1, 0, 1])) else "prefix"
+            prefix = self._kept(head)
+            return "prefix" if prefix is not None and agree(self.read(tails, prefix, len(head))[0]) else "none"
         except (AttributeError, IndexError, TypeError, ValueError, NotImplementedError, RuntimeError):
             return "none"  # a cache of another kind
+
+
+def shared_length(sequences: Sequence[list[int]]) -> int:
+    """How many first tokens all sequences share; at least one token of each is left over.
+
+    Example:
+        >>> shared_length([[1, 2, 3], [1, 2, 4, 5]]), shared_length([[1, 2], [1, 2]])
+        (2, 1)
+    """
+    first, last = min(sequences), max(sequences)
+    most = min(len(sequence) for sequence in sequences) - 1
+    return next((i for i, (a, b) in enumerate(zip(first[:most], last, strict=False)) if a != b), max(0, most))
+
+
+def keeps_tokens(model: Any) -> bool:
+    """Whether a model's cache holds keys and values alone, one a token, that later tokens do not change."""
+    config = model.config.get_text_config()
+    try:
+        layers = DynamicCache(config=config).layers
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return False
+    plain = all(type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) for layer in layers)
+    return plain and getattr(config, "is_causal", True) is not False
+
+
+def stretched_from(model: Any) -> int | None:
+    """Prompts longer than this turn the rotary positions of their whole batch into others (longrope)."""
+    config = model.config.get_text_config()
+    rotary = getattr(config, "rope_parameters", None) or {}
+    kinds = [part for part in (rotary, *rotary.values()) if isinstance(part, dict)]
+    stretched = [
+        int(kind.get("original_max_position_embeddings") or config.max_position_embeddings)
+        for kind in kinds
+        if kind.get("rope_type") == "longrope"
+    ]
+    return min(stretched, default=None)
 
 
 def _only_last(last: Tensor, shape: Sequence[int]) -> Callable[[Any, tuple[Any, ...]], tuple[Any, ...] | None]:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from bixse.grading.reading.answer_position import TextAnswer, answer_token, find_answer
+from bixse.grading.judge import TEXT_WIDTH, Answer
+from bixse.grading.reading.answer_position import answer_token, find_answer
 from bixse.grading.reading.expected_grade import (
     NOT_AVAILABLE,
     OptionProbabilities,
@@ -18,72 +18,60 @@ from bixse.grading.reading.expected_grade import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from bixse.grading.judge import Status
+    from bixse.grading.reading.answer_position import TextAnswer
     from bixse.grading.rubrics import Rubric
-    from bixse.grading.server.reply import Choice, Failure, Position
+    from bixse.grading.server.reply import Choice, Position
     from bixse.grading.server.request import RequestForm
 
-STATUS_OF_FAILURE: dict[Failure, Status] = {
-    "too-long": "too-long",
-    "filtered": "filtered",
-    "no-logprobs": "no-probabilities",
-}
-"""Status of a request that has no reply; "failed" for all other failures."""
 
-
-@dataclass(frozen=True)
-class Reading:
-    """What was read from one reply, or from several samples."""
-
-    status: Status
-    """"graded" or why there is no grade."""
-    options: OptionProbabilities | None = None
-    """Probabilities of the options; None without a grade."""
-    position: int | None = None
-    """Token that is the answer; None where it was not looked for or not found."""
-    detail: str = ""
-    """Why there is no grade."""
-
-    def grade(self, rubric: Rubric) -> tuple[float | None, float | None, float | None]:
-        """Expected grade with its lower and upper bound; None three times without a grade."""
-        if self.options is None:
-            return None, None, None
-        expected = expected_grade(rubric.values, self.options)
-        return expected.grade, expected.low, expected.high
-
-
-def read_choices(choices: Sequence[Choice], form: RequestForm, labels: Sequence[str]) -> Reading:
-    """Read the answer of a reply in the mode it was asked in.
+def read_choices(choices: Sequence[Choice], form: RequestForm, rubric: Rubric) -> Answer:
+    """Read the answer of a reply in the mode it was asked in; tokens, time and model are left to the caller.
 
     Args:
         choices: all answers of one question: one, or the samples.
         form: how it was asked.
-        labels: the rubric's options, the highest last.
+        rubric: options and their grades.
 
     Example:
+        >>> from bixse.grading.rubrics import load_rubric
         >>> from bixse.grading.server.reply import Choice
         >>> from bixse.grading.server.request import RequestForm
         >>> samples = [Choice("3"), Choice("2"), Choice("3"), Choice("I see")]
-        >>> read_choices(samples, RequestForm("qwen", "sample", samples=4), ["0", "1", "2", "3"]).options.probabilities
+        >>> read_choices(samples, RequestForm("qwen", "sample", samples=4), load_rubric("trec-dl-0-3")).probabilities
         (0.0, 0.0, 0.25, 0.5)
     """
-    place = form.mode not in ("sample", "verbal")
-    found = [find_answer(choice.text, labels, choice.finish_reason, choice.refusal, place) for choice in choices]
-    if form.mode == "sample":
-        return _shares(found, labels)
-    answer = found[0]
-    if answer.status != "graded":
-        return Reading(answer.status, detail=answer.detail)
-    if form.mode == "verbal":
-        return Reading("graded", OptionProbabilities(tuple(float(label == answer.label) for label in labels)))
-    position = answer_token([position.token for position in choices[0].positions], choices[0].text, answer)
-    if position is None:
-        why = "no token is the answer alone" if choices[0].positions else "no tokens came with the answer"
-        return Reading("no-probabilities", detail=why)
-    options = read_position(choices[0].positions[position], form, labels)
-    if options is None:
-        return Reading("no-probabilities", position=position, detail="these are no probabilities")
-    return Reading("graded", options, position)
+    labels = rubric.labels
+    text = " | ".join(choice.text for choice in choices)[:TEXT_WIDTH]
+    by_place = form.mode not in ("sample", "verbal")
+    found = [find_answer(choice.text, labels, choice.finish_reason, choice.refusal, by_place) for choice in choices]
+    counts = Counter(answer.label for answer in found if answer.status == "graded")
+    if not counts:
+        status, _ = Counter(answer.status for answer in found).most_common(1)[0]
+        several = f"none of {len(found)} samples gives an option"
+        detail = several if form.mode == "sample" else found[0].detail
+        return Answer(status, form.mode, text=text, detail=detail[:TEXT_WIDTH])
+    if by_place:
+        place = _token_of(found[0], choices[0])
+        if place is None:
+            why = "no token is the answer alone" if choices[0].positions else "no tokens came with the answer"
+            return Answer("no-probabilities", form.mode, text=text, detail=why)
+        options = read_position(choices[0].positions[place], form, labels)
+        if options is None:
+            return Answer("no-probabilities", form.mode, text=text, detail="these are no probabilities")
+    else:
+        options = OptionProbabilities(tuple(counts[label] / len(found) for label in labels))
+    expected = expected_grade(rubric.values, options)
+    return Answer("graded", form.mode, options.probabilities, expected.grade, expected.low, expected.high, text)
+
+
+def answer_place(choice: Choice, labels: Sequence[str]) -> int | None:
+    """Which token of a choice is its answer, or None where none is."""
+    found = find_answer(choice.text, labels, choice.finish_reason, choice.refusal, place=True)
+    return _token_of(found, choice) if found.status == "graded" else None
+
+
+def _token_of(found: TextAnswer, choice: Choice) -> int | None:
+    return answer_token([position.token for position in choice.positions], choice.text, found)
 
 
 def read_position(position: Position, form: RequestForm, labels: Sequence[str]) -> OptionProbabilities | None:
@@ -101,12 +89,3 @@ def read_position(position: Position, form: RequestForm, labels: Sequence[str]) 
     forced = bool(form.constraint) and form.temperature == 0
     options = option_probabilities(labels, position.alternatives, by_id, position.token, forced)
     return options if options is not None and options.mass > 0 else None
-
-
-def _shares(found: Sequence[TextAnswer], labels: Sequence[str]) -> Reading:
-    """The share of each option in the samples; the most frequent status where no sample has one."""
-    counts = Counter(answer.label for answer in found if answer.status == "graded")
-    if not counts:
-        status, _ = Counter(answer.status for answer in found).most_common(1)[0]
-        return Reading(status, detail=f"none of {len(found)} samples gives an option")
-    return Reading("graded", OptionProbabilities(tuple(counts[label] / len(found) for label in labels)))

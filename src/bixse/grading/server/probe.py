@@ -6,8 +6,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from bixse.errors import BixseError, InputError, shorten
-from bixse.grading.server.answer import Reading, read_choices, read_position
-from bixse.grading.server.reply import PASSING, Reply
+from bixse.grading.model_names import model_name, same_model
+from bixse.grading.server.answer import answer_place, read_choices, read_position
+from bixse.grading.server.failure import TRANSIENT, RequestError
 from bixse.grading.server.request import (
     ANSWER_TOKENS,
     CONSTRAINTS,
@@ -15,14 +16,17 @@ from bixse.grading.server.request import (
     TOP_LOGPROBS,
     RequestForm,
     next_logprobs,
+    request_body,
     simpler_form,
 )
+from bixse.grading.server.tokenizer import ServerTokenizer
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
-
-    from bixse.grading.server.client import Outcome
-    from bixse.grading.server.served_tokens import ServerTokenizer
+    from bixse.grading.judge import Answer
+    from bixse.grading.rubrics import Rubric
+    from bixse.grading.server.client import ChatClient, Endpoint
+    from bixse.grading.server.reply import Reply
+    from bixse.grading.server.served_models import ServedModel
 
 KNOWN_QUERY = "what is the capital of France"
 KNOWN_DOCUMENTS = ("Paris is the capital of France.", "Bake the bread for forty minutes.")
@@ -44,39 +48,39 @@ class Finding:
 
     form: RequestForm
     """How it is asked."""
-    readings: tuple[Reading, Reading]
-    """Of the relevant and of the irrelevant document."""
+    answers: tuple[Answer, Answer]
+    """About the relevant and the irrelevant document."""
 
 
 class Probe:
     """Finds the form of requests that one endpoint understands.
 
     Args:
-        ask: asks known question 0 (relevant) or 1 (irrelevant) in a form.
-        tokenizer: the server's.
-        labels: the rubric's options.
+        client: asks it.
+        endpoint: the endpoint.
+        model: what it serves.
+        rubric: options, and the wording of the known questions.
         max_tokens: tokens the judge may write; None: as few as it needs.
         samples: how many in the mode "sample".
-        address: of the endpoint, for messages.
-        kind: of the server.
     """
 
     def __init__(
         self,
-        ask: Callable[[RequestForm, int], Awaitable[Outcome[Reply]]],
-        tokenizer: ServerTokenizer,
-        labels: Sequence[str],
+        client: ChatClient,
+        endpoint: Endpoint,
+        model: ServedModel,
+        rubric: Rubric,
         max_tokens: int | None,
         samples: int,
-        address: str,
-        kind: str,
     ) -> None:
-        self._ask, self._tokenizer, self._labels = ask, tokenizer, tuple(labels)
+        self._client, self._endpoint, self._model, self._rubric = client, endpoint, model, rubric
         self._max_tokens, self._samples = max_tokens, samples
-        self._address, self._kind = address, kind
+        self._tokenizer = ServerTokenizer(client, model)
         self._seen: set[str] = set()
+        self.other_models: set[str] = set()
+        """Models that answered although they were not asked."""
 
-    async def find(self, model: str, wanted: Wanted) -> Finding:
+    async def find(self, wanted: Wanted) -> Finding:
         """The best form for a mode; "auto": token-ids, else top-logprobs, else constrained where only that answers.
 
         Raises:
@@ -84,127 +88,160 @@ class Probe:
             BixseError: the server does not work now.
         """
         if wanted in ("sample", "verbal"):
-            return await self._finish(await self._written(model, wanted))
-        form = RequestForm(model, "top-logprobs", self._labels, self._max_tokens or ANSWER_TOKENS)
+            return await self._finish(await self._written(wanted))
+        form = RequestForm(
+            self._model.id, "top-logprobs", self._rubric.labels, max_tokens=self._max_tokens or ANSWER_TOKENS
+        )
         form, reply = await self._settle(form)
         while form.logprobs != "none" and not self._has_probabilities(form, reply):
             form, reply = await self._settle(next_logprobs(form, refused=False))
         if form.logprobs == "none":
             raise self._unusable("no usable probabilities of tokens", "a server that gives them (logprobs)")
         await self._check_labels(form)
-        form, reading = await self._without_thinking(form, reply)
-        if wanted == "constrained" or (wanted == "auto" and reading.status != "graded"):
+        form, reply = await self._without_thinking(form, reply)
+        answer = self._read(form, reply)
+        if wanted == "constrained" or (wanted == "auto" and answer.status != "graded"):
             constrained = await self._constrained(form)
             if constrained is not None:
                 return await self._finish(constrained)
         if wanted == "constrained":
             raise self._unusable("no way to allow only the options", "one of vLLM, SGLang or llama.cpp")
-        if reading.status != "graded":
-            raise self._unanswered(reading, reply)
+        if answer.status != "graded":
+            raise self._unanswered(answer)
         by_id = await self._by_id(form) if wanted != "top-logprobs" else None
         if wanted == "token-ids" and by_id is None:
             raise self._unusable("no probabilities of tokens chosen by id", "vLLM with `logprob_token_ids`")
-        one_token = reading.position == 0 and self._max_tokens is None
+        one_token = self._place(reply) == 0 and self._max_tokens is None
         return await self._finish(replace(by_id or form, max_tokens=1) if one_token else by_id or form)
+
+    async def check(self, form: RequestForm) -> None:
+        """See that this endpoint gives a grade in the form that another one has.
+
+        Raises:
+            InputError: it does not.
+            BixseError: the server does not work now.
+        """
+        reply = await self._reply(form, 0)
+        answer = self._read(form, reply) if not isinstance(reply, RequestError) else None
+        if answer is None or answer.status != "graded":
+            found = reply.detail if isinstance(reply, RequestError) else f"{answer and answer.status}"
+            raise InputError(
+                f"{self._endpoint.address.api}: got {found} to a known question; expected an answer in the mode "
+                f"{form.mode} as from the other endpoints; fix: run the same server everywhere"
+            )
+
+    async def _reply(self, form: RequestForm, known: int) -> Reply | RequestError:
+        """The reply to a known question, or why there is none."""
+        messages = self._rubric.orders[0].messages(KNOWN_QUERY, KNOWN_DOCUMENTS[known])
+        try:
+            reply = await self._client.chat(request_body(form, messages, seed=0), self._endpoint)
+        except RequestError as error:
+            if error.failure == "away":
+                raise BixseError(
+                    f"{self._endpoint.address.api}: got {error.detail} in {error.tries} tries; expected an answer to a "
+                    "known question; fix: see that the server works, then give the same command again"
+                ) from None
+            return error
+        if not same_model(self._model.id, reply.model):
+            self.other_models.add(model_name(reply.model))
+        self._seen |= {
+            text.strip() for choice in reply.choices for place in choice.positions for text, _ in place.alternatives
+        }
+        return reply
+
+    async def _try(self, form: RequestForm, known: int = 0) -> Reply | None:
+        """The reply in a form that the server need not understand."""
+        reply = await self._reply(form, known)
+        return None if isinstance(reply, RequestError) else reply
 
     async def _settle(self, form: RequestForm) -> tuple[RequestForm, Reply]:
         """Leave out what the server refuses until it answers."""
         while True:
-            outcome = await self._reply(form, 0)
-            if outcome.value is not None:
-                return form, outcome.value
-            simpler = simpler_form(form, outcome.detail)
+            reply = await self._reply(form, 0)
+            if not isinstance(reply, RequestError):
+                return form, reply
+            simpler = simpler_form(form, reply.detail)
             if simpler is None:
-                raise InputError(
-                    f"{self._address}: got {outcome.detail}; expected an answer to a plain chat request; fix: see "
-                    "the server's log"
+                error = BixseError if reply.failure in TRANSIENT else InputError
+                raise error(
+                    f"{self._endpoint.address.api}: got {reply.detail}; expected an answer to a plain chat request; "
+                    "fix: see the server's log"
                 )
             form = simpler
 
-    async def _reply(self, form: RequestForm, known: int, optional: bool = False) -> Outcome[Reply]:
-        """Ask a known question; an error of the server is a refusal where what is tried is optional."""
-        outcome = await self._ask(form, known)
-        if outcome.failure in PASSING and not (optional and outcome.failure == "strained"):
-            raise BixseError(
-                f"{self._address}: got {outcome.detail} in {outcome.tries} tries; expected an answer to a known "
-                "question; fix: see that the server works, then give the same command again"
-            )
-        if outcome.value is not None:
-            tokens = (
-                token for choice in outcome.value.choices for place in choice.positions for token in place.alternatives
-            )
-            self._seen |= {text.strip() for text, _ in tokens}
-        return outcome
+    def _read(self, form: RequestForm, reply: Reply) -> Answer:
+        return read_choices(reply.choices, form, self._rubric)
+
+    def _place(self, reply: Reply) -> int | None:
+        return answer_place(reply.choices[0], self._rubric.labels)
 
     def _has_probabilities(self, form: RequestForm, reply: Reply) -> bool:
         """Whether probabilities came that can be some: of the answer, or of the first token where there is none."""
-        reading = read_choices(reply.choices, form, self._labels)
-        if reading.status == "graded" or reading.position is not None:
-            return reading.status == "graded"
+        graded = self._read(form, reply).status == "graded"
+        if graded or self._place(reply) is not None:
+            return graded
         positions = reply.choices[0].positions
         first = [text.strip() for text, value in positions[0].alternatives if value] if positions else []
         return len(first) > 1 and read_position(positions[0], form, first) is not None
 
-    async def _without_thinking(self, form: RequestForm, reply: Reply) -> tuple[RequestForm, Reading]:
+    async def _without_thinking(self, form: RequestForm, reply: Reply) -> tuple[RequestForm, Reply]:
         """Switch reasoning off where the answer is not the first token and comes earlier without."""
-        reading = read_choices(reply.choices, form, self._labels)
-        if reading.status == "graded" and reading.position in (0, None):
-            return form, reading
+        graded = self._read(form, reply).status == "graded"
+        before = self._place(reply) if graded else None
+        if graded and before in (0, None):
+            return form, reply
         quiet = replace(form, thinking_off=True)
-        outcome = await self._reply(quiet, 0, optional=True)
-        if outcome.value is not None:
-            other = read_choices(outcome.value.choices, quiet, self._labels)
-            before = reading.position if reading.status == "graded" else None
-            if other.status == "graded" and (before is None or (other.position or 0) < before):
-                return quiet, other
-        return form, reading
+        other = await self._try(quiet)
+        helps = other is not None and self._read(quiet, other).status == "graded"
+        if other is not None and helps and (before is None or (self._place(other) or 0) < before):
+            return quiet, other
+        return form, reply
 
     async def _by_id(self, form: RequestForm) -> RequestForm | None:
         """Ask for the options' tokens by id, where the server gives exactly those and not others."""
-        ids = await self._tokenizer.option_ids(self._labels)
+        ids = await self._tokenizer.option_ids(self._rubric.labels)
         if ids is None:
             return None
-        trial = await self._reply(replace(form, mode="token-ids", token_ids=ids[:1]), 0, optional=True)
-        positions = trial.value.choices[0].positions if trial.value else ()
+        trial = await self._try(replace(form, mode="token-ids", token_ids=ids[:1]))
+        positions = trial.choices[0].positions if trial is not None else ()
         if not positions or len(positions[0].alternatives) > 2:
             return None  # refused, or ignored: the most probable tokens came instead
         whole = replace(form, mode="token-ids", token_ids=ids)
-        outcome = await self._reply(whole, 0, optional=True)
-        honoured = outcome.value and read_choices(outcome.value.choices, whole, self._labels).status == "graded"
-        return whole if honoured else None
+        reply = await self._try(whole)
+        return whole if reply is not None and self._read(whole, reply).status == "graded" else None
 
     async def _constrained(self, form: RequestForm) -> RequestForm | None:
         """Allow only the options, where the server can be shown to obey: it writes a word it would not write."""
-        for kind in sorted(CONSTRAINTS, key=lambda kind: kind != OWN_CONSTRAINT.get(self._kind)):
+        for kind in sorted(CONSTRAINTS, key=lambda kind: kind != OWN_CONSTRAINT.get(self._model.kind)):
             odd = replace(form, mode="constrained", constraint=kind, labels=(_ODD_WORD,), max_tokens=_ODD_TOKENS)
-            trial = await self._reply(odd, 0, optional=True)
-            wrote = trial.value.choices[0].text.strip() if trial.value is not None else ""
+            trial = await self._try(odd)
+            wrote = trial.choices[0].text.strip() if trial is not None else ""
             if not wrote or not _ODD_WORD.startswith(wrote):
                 continue
-            found = replace(odd, labels=self._labels, max_tokens=self._max_tokens or 1)
-            outcome = await self._reply(found, 0)
-            if outcome.value is None:
+            found = replace(odd, labels=self._rubric.labels, max_tokens=self._max_tokens or 1)
+            reply = await self._try(found)
+            if reply is None:
                 continue
             many = replace(found, top_logprobs=MANY_LOGPROBS)
-            if found.top_logprobs == TOP_LOGPROBS[0] and self._hides(found, outcome.value):
-                wide = await self._reply(many, 0, optional=True)
-                if wide.value is not None and not self._hides(many, wide.value):
+            if found.top_logprobs == TOP_LOGPROBS[0] and not self._shows_all(found, reply):
+                wide = await self._try(many)
+                if wide is not None and self._shows_all(many, wide):
                     return many
             return found
         return None
 
-    def _hides(self, form: RequestForm, reply: Reply) -> bool:
-        """Whether an option is not among the tokens returned."""
-        options = read_choices(reply.choices, form, self._labels).options
-        return options is None or not all(options.probabilities)
+    def _shows_all(self, form: RequestForm, reply: Reply) -> bool:
+        """Whether every option is among the tokens returned."""
+        probabilities = self._read(form, reply).probabilities
+        return bool(probabilities) and all(probabilities)
 
-    async def _written(self, model: str, wanted: Wanted) -> RequestForm:
+    async def _written(self, wanted: Wanted) -> RequestForm:
         """The form of a mode that needs no probabilities."""
         drawn = wanted == "sample"
         form = RequestForm(
-            model,
+            self._model.id,
             "sample" if drawn else "verbal",
-            self._labels,
+            self._rubric.labels,
             self._max_tokens or ANSWER_TOKENS,
             logprobs="none",
             samples=1 if drawn else 0,
@@ -212,39 +249,38 @@ class Probe:
             temperature=1.0 if drawn else 0.0,
         )
         form, reply = await self._settle(form)
-        form, reading = await self._without_thinking(form, reply)
+        form, reply = await self._without_thinking(form, reply)
         if drawn and self._samples > 1:
             together = replace(form, samples=self._samples)
-            outcome = await self._reply(together, 0, optional=True)
-            if outcome.value is not None and len(outcome.value.choices) == self._samples:
+            several = await self._try(together)
+            if several is not None and len(several.choices) == self._samples:
                 return together
-        if reading.status != "graded" and not drawn:
-            raise self._unanswered(reading, reply)
+        answer = self._read(form, reply)
+        if answer.status != "graded" and not drawn:
+            raise self._unanswered(answer)
         return form
 
     async def _finish(self, form: RequestForm) -> Finding:
         """Ask both known questions in the final form; write more than one token where one is not enough."""
         await self._check_labels(form)
-        replies = [(await self._reply(form, known)) for known in (0, 1)]
-        readings = [
-            read_choices(outcome.value.choices, form, self._labels)
-            if outcome.value is not None
-            else Reading("failed", detail=outcome.detail)
-            for outcome in replies
-        ]
-        if all(reading.status == "graded" for reading in readings):
-            return Finding(form, (readings[0], readings[1]))
+        relevant, irrelevant = [await self._known(form, known) for known in (0, 1)]
+        if relevant.status == irrelevant.status == "graded":
+            return Finding(form, (relevant, irrelevant))
         if form.max_tokens == 1 and self._max_tokens is None:
             return await self._finish(replace(form, max_tokens=ANSWER_TOKENS))
-        if readings[0].status != "graded" and form.mode != "sample":
-            raise self._unanswered(readings[0], replies[0].value)
-        return Finding(form, (readings[0], readings[1]))
+        if relevant.status != "graded" and form.mode != "sample":
+            raise self._unanswered(relevant)
+        return Finding(form, (relevant, irrelevant))
+
+    async def _known(self, form: RequestForm, known: int) -> Answer:
+        reply = await self._reply(form, known)
+        return reply.answer(form.mode) if isinstance(reply, RequestError) else self._read(form, reply)
 
     async def _check_labels(self, form: RequestForm) -> None:
         """Raise an InputError where an option of several letters is not known to be one token."""
         if form.mode in ("sample", "verbal"):
             return
-        for label in self._labels:
+        for label in self._rubric.labels:
             if len(label) == 1 or label in self._seen:
                 continue
             ids = await self._tokenizer.ids(label)
@@ -256,12 +292,11 @@ class Probe:
                 )
 
     def _unusable(self, found: str, expected: str) -> InputError:
-        return InputError(f"{self._address}: got {found}; expected {expected}; fix: choose {OTHER_MODES}")
+        return InputError(f"{self._endpoint.address.api}: got {found}; expected {expected}; fix: choose {OTHER_MODES}")
 
-    def _unanswered(self, reading: Reading, reply: Reply | None) -> InputError:
-        wrote = shorten(reply.choices[0].text.strip()) if reply is not None else "nothing"
+    def _unanswered(self, answer: Answer) -> InputError:
         return InputError(
-            f"{self._address}: got {wrote} to a known question ({reading.status}: {reading.detail}); expected one of "
-            f"{', '.join(self._labels)}; fix: raise --max-tokens if the model reasons first, choose another model, "
-            "or `--mode constrained` where the server can allow only the options"
+            f"{self._endpoint.address.api}: got {shorten(answer.text.strip())} to a known question ({answer.status}: "
+            f"{answer.detail}); expected one of {', '.join(self._rubric.labels)}; fix: raise --max-tokens if the model "
+            "reasons first, choose another model, or `--mode constrained` where the server can allow only the options"
         )

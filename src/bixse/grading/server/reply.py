@@ -1,57 +1,15 @@
-"""What a chat server answered, whatever its dialect: texts, tokens with their alternatives, usage, kinds of failure."""
+"""What a chat server answered, whatever its dialect: texts, tokens with their alternatives, usage."""
 
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from bixse.grading.judge import Usage
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
-
-Failure = Literal[
-    "overloaded",
-    "unavailable",
-    "disconnected",
-    "strained",
-    "again",
-    "unauthorised",
-    "no-quota",
-    "unknown-model",
-    "too-long",
-    "filtered",
-    "no-logprobs",
-    "refused",
-]
-"""Why a request has no answer.
-
-overloaded: ask later; unavailable: a gateway says that nobody is there; disconnected: no connection, or it was closed;
-strained: an error of the server or a time-out; again: this try broke. The others are final: a key that does not count,
-an account without money, a model that is not there, a prompt that does not fit, a content filter, no probabilities, a
-request the server does not take.
-"""
-
-SHARED: tuple[Failure, ...] = ("unauthorised", "no-quota", "unknown-model")
-"""Failures that every further request may share, or that one request has for its own text (a web firewall's 403)."""
-
-PASSING: tuple[Failure, ...] = ("overloaded", "unavailable", "disconnected", "strained", "again")
-"""Failures after which another try makes sense."""
-
-_TOO_LONG = re.compile(
-    r"context.{0,12}(?:length|size|window)|maximum.{0,20}(?:input|prompt|sequence) length|too many (?:input )?tokens"
-    r"|prompt is too long|exceed_context|string too long|input is too long|longer than the (?:model|maximum)",
-    re.IGNORECASE,
-)
-_NO_LOGPROBS = re.compile(r"log_?probs?\b|n_probs", re.IGNORECASE)
-_FILTERED = re.compile(r"content.?(?:filter|management|policy)|moderation|flagged|safety", re.IGNORECASE)
-_NO_MONEY = re.compile(r"insufficient_quota|exceeded your current quota")
-_TEMPLATE = re.compile(r"system role|system message|roles must alternate|chat template|jinja", re.IGNORECASE)
-_UNKNOWN_MODEL = re.compile(
-    r"model\b.{0,100}(?:not found|does(?: not|n't) exist)|model_not_found|(?:unknown|invalid) model", re.IGNORECASE
-)
 
 
 @dataclass(frozen=True)
@@ -76,8 +34,6 @@ class Choice:
     """Tokens in order; empty where the server gave none."""
     refusal: str = ""
     """The server's own text of a refusal."""
-    reasoned: bool = False
-    """Separate reasoning came with it."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +46,10 @@ class Reply:
     """Tokens of all choices together."""
     model: str = ""
     """Model that answered, as the server says."""
+    tries: int = 1
+    """Requests made for it."""
+    seconds: float = 0.0
+    """Wall time from the first wait for a free place to the end."""
 
 
 def parse_reply(content: Any) -> Reply:
@@ -127,14 +87,13 @@ def _choice(choice: Any, native: Any) -> Choice:
     message = choice.get("message")
     if isinstance(message, dict):
         text, refusal = _text(message.get("content")), _text(message.get("refusal"))
-        reasoned = bool(message.get("reasoning_content") or message.get("reasoning"))
     elif isinstance(choice.get("text"), str):
-        text, refusal, reasoned = choice["text"], "", False
+        text, refusal = choice["text"], ""
     else:
         raise ValueError("a choice without a message")
     positions = _positions(choice.get("logprobs")) or _native_positions(native)
     finish = {"max_tokens": "length"}.get(str(choice.get("finish_reason")), str(choice.get("finish_reason") or "stop"))
-    return Choice(text, finish, positions, refusal, reasoned)
+    return Choice(text, finish, positions, refusal)
 
 
 def _text(content: Any) -> str:
@@ -232,51 +191,3 @@ def _usage(content: Mapping[str, Any]) -> Usage:
     cached = read.get("cached_tokens", usage.get("prompt_cache_hit_tokens"))
     prompt, completion = usage.get("prompt_tokens"), usage.get("completion_tokens")
     return Usage.reported(prompt, cached, completion, written.get("reasoning_tokens"))
-
-
-def error_message(content: Any) -> str:
-    """The message of an error body, whatever its shape; the text itself where it is no JSON."""
-    if isinstance(content, dict):
-        for key in ("error", "detail", "message"):
-            if content.get(key):
-                inner = content[key]
-                return error_message(inner) if isinstance(inner, dict) else str(inner)
-        return str(content) if content else ""
-    return str(content or "")
-
-
-def classify_failure(status: int, message: str, wait: bool = False) -> Failure:
-    """What kind of failure an HTTP status with its message is.
-
-    Args:
-        status: HTTP status, or the code inside the error of a reply that came with 200.
-        message: the server's message.
-        wait: it says when to ask again.
-
-    Example:
-        >>> classify_failure(429, "slow down"), classify_failure(400, "maximum context length is 2048 tokens")
-        ('overloaded', 'too-long')
-    """
-    if status == 403 and _NO_LOGPROBS.search(message):
-        return "no-logprobs"  # OpenAI, for models that reason
-    if status == 403 and _FILTERED.search(message):
-        return "filtered"
-    if status in (401, 403):
-        return "unauthorised"
-    if status == 402 or (status == 429 and not wait and _NO_MONEY.search(message)):
-        return "no-quota"
-    if status in (429, 529):
-        return "overloaded"
-    if status in (502, 503, 504, 521, 522, 523):
-        return "unavailable"
-    if status >= 500:
-        return "refused" if _TEMPLATE.search(message) else "strained"
-    if status in (408, 409, 425):
-        return "strained"
-    if status == 404 or (status == 400 and _UNKNOWN_MODEL.search(message)):
-        return "unknown-model"
-    if status == 413 or _TOO_LONG.search(message):
-        return "too-long"
-    if _NO_LOGPROBS.search(message):
-        return "no-logprobs"
-    return "filtered" if _FILTERED.search(message) else "refused"

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 Value = TypeVar("Value")
 SHORTEST_SECRET = 6
-"""Shorter keys ("EMPTY") are placeholders of servers without keys, and would blot out words."""
+"""Shorter keys ("EMPTY") are placeholders of servers without keys, and would hide words."""
 STAND_IN = "[key]"
 _BREAK = r"(?:\s|\\+[rn])*"
 """Between the letters of base64, which is broken into lines."""
@@ -28,7 +28,7 @@ class Secret:
 
     Example:
         >>> secret = Secret("sk-very-secret")
-        >>> secret.blot_out(["sk%2Dvery%2dsecret", {"basic": "dXNlcjpzay12ZXJ5LXNlY3JldA=="}])
+        >>> secret.redact(["sk%2Dvery%2dsecret", {"basic": "dXNlcjpzay12ZXJ5LXNlY3JldA=="}])
         ['[key]', {'basic': 'dXNlcjp[key]A=='}]
     """
 
@@ -39,7 +39,7 @@ class Secret:
     def __repr__(self) -> str:
         return "Secret()"
 
-    def blot_out(self, value: Value) -> Value:
+    def redact(self, value: Value) -> Value:
         """The same value without the key in its texts: text, lists, tuples, dictionaries, and dataclasses of these."""
         return value if self._pattern is None else self._without(value)
 

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 from bixse.data.collection_files import read_corpus
 from bixse.data.io.files import file_hash, write_atomically
 from bixse.data.run_record import open_run
-from bixse.errors import SEEDS, BixseError, InputError, InterruptedRunError
-from bixse.grading.ask import Asking, Budget, ask, shown_by
+from bixse.errors import BixseError, InputError, InterruptedRunError
+from bixse.grading.ask import AskProgress, Budget, ask, shown_by
 from bixse.grading.cost import Prices
 from bixse.grading.judge import Question
 from bixse.grading.ledger import Ledger
+from bixse.grading.text_model import Completion
 from bixse.mining.generation.query_text import clean_query, refusal, same_query
 from bixse.mining.mined_pairs import MinedPair, pairs_path, save_mined_pairs
 
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
     from bixse.data.collection import Document
     from bixse.data.run_record import RunRecord
-    from bixse.grading.judge import Judge
+    from bixse.grading.text_model import TextModel
     from bixse.mining.generation.query_prompt import QueryPrompt
     from bixse.progress import Step
 
@@ -41,7 +42,7 @@ class GenerateConfig:
     """What queries are written for, and how many.
 
     Raises:
-        InputError: a number out of range.
+        InputError: a number below 1.
     """
 
     corpus: Path
@@ -61,10 +62,7 @@ class GenerateConfig:
         for name in ("documents", "per_document", "document_characters"):
             value = getattr(self, name)
             if value is not None and value < 1:
-                flag = f"--{name.replace('_', '-')}"
-                raise InputError(f"{flag}: got {value}; expected 1 or more; fix: leave it out")
-        if not 0 <= self.seed < SEEDS:
-            raise InputError(f"seed: got {self.seed}; expected 0 to {SEEDS - 1}; fix: leave it out for 0")
+                raise InputError(f"--{name.replace('_', '-')}: got {value}; expected 1 or more; fix: leave it out")
 
 
 @dataclass(frozen=True)
@@ -101,7 +99,7 @@ class Generated:
 
 def generate(
     config: GenerateConfig,
-    writer: Judge,
+    writer: TextModel,
     prompt: QueryPrompt,
     out: Path,
     ledger: Path | None = None,
@@ -117,7 +115,7 @@ def generate(
 
     Args:
         config: documents and numbers.
-        writer: see `bixse.mining.generation.query_writer.QueryWriter`; not closed here.
+        writer: such as `bixse.grading.server.text_model.ServerTextModel`; not closed here.
         prompt: instructions and examples.
         out: output folder.
         ledger: file of texts, shared with other runs; `out/ledger.sqlite` when None.
@@ -144,10 +142,10 @@ def generate(
     started = time.perf_counter()
     questions = list(_questions(documents, config, prompt))
     show = shown_by(progress("write queries", len(questions)) if progress is not None else None)
-    state, interrupted = Asking(), False
-    with Ledger(ledger or out / "ledger.sqlite") as book:
+    state, interrupted = AskProgress(), False
+    with Ledger(ledger or out / "ledger.sqlite", Completion) as book:
         try:
-            for state in ask(questions, writer, book, prices, budget):
+            for state in ask(questions, writer.complete, writer.identity, book, prices, budget):
                 show(state)
         except KeyboardInterrupt:
             interrupted = True
@@ -188,12 +186,12 @@ def _questions(documents: Mapping[str, str], config: GenerateConfig, prompt: Que
 
 def _write(
     questions: Sequence[Question],
-    writer: Judge,
+    writer: TextModel,
     documents: Mapping[str, str],
     config: GenerateConfig,
-    state: Asking,
+    state: AskProgress,
     record: RunRecord,
-    ledger: Ledger,
+    ledger: Ledger[Completion],
 ) -> Generated:
     """Queries and pairs of every text in the ledger."""
     refused: Counter[str] = Counter()

@@ -4,24 +4,18 @@ It grades by a rule over the texts, so that the right answer to every question i
 it was really asked, and takes several questions ahead and answers them out of order, as servers do.
 """
 
-from __future__ import annotations
-
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from bixse.data.graded_pairs import Pair
 from bixse.grading.judge import Answer, Question, Usage
 from bixse.relevance import GradeScale
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-
 SCALE = GradeScale(0, 3)
 
 
-def planted(question: Question) -> float:
+def planted(question):
     """The grade of a question: from 0 to 3 by its document's length."""
     return len(question.document) % 7 / 2
 
@@ -31,13 +25,13 @@ class ScriptedJudge:
 
     def __init__(
         self,
-        log: Path | None = None,
-        ahead: int = 4,
-        pause: float = 0.0,
-        rule: Callable[[Question], Answer] | None = None,
-        name: str = "scripted",
-        usage: Usage | None = None,
-    ) -> None:
+        log=None,
+        ahead=4,
+        pause=0.0,
+        rule=None,
+        name="scripted",
+        usage=None,
+    ):
         self.log, self.ahead, self.pause, self.rule, self._name = log, ahead, pause, rule, name
         self.usage = usage or Usage(prompt=100, completion=1)
         self.asked: list[Question] = []
@@ -46,18 +40,18 @@ class ScriptedJudge:
         self.closed = False
 
     @property
-    def name(self) -> str:
+    def name(self):
         return self._name
 
     @property
-    def scale(self) -> GradeScale:
+    def scale(self):
         return SCALE
 
     @property
-    def identity(self) -> dict[str, Any]:
+    def identity(self):
         return {"model": self._name, "mode": "verbal"}
 
-    def answers(self, questions: Iterable[Question]) -> Iterator[tuple[Question, Answer]]:
+    def answers(self, questions):
         source, flight = iter(questions), []
         while True:
             while len(flight) < self.ahead and (question := next(source, None)) is not None:
@@ -72,25 +66,32 @@ class ScriptedJudge:
             question = flight.pop()  # the last one taken is answered first
             yield question, self._answer(question)
 
-    def _answer(self, question: Question) -> Answer:
+    def _answer(self, question):
         if self.rule is not None:
             return self.rule(question)
         grade = planted(question)
         return Answer("graded", "verbal", (), grade, grade, grade, str(grade), self.usage, judge=self._name)
 
-    def count_tokens(self, questions: Sequence[Question]) -> list[int] | None:
+    def count_tokens(self, questions):
         return None
 
-    def close(self) -> None:
+    def close(self):
         self.closed = True
 
 
-def some_pairs(count: int) -> list[Pair]:
+class ScriptedModel(ScriptedJudge):
+    """A text model by a rule."""
+
+    def complete(self, prompts):
+        return self.answers(prompts)
+
+
+def some_pairs(count):
     """Pairs with texts of their own."""
     return [Pair(f"q{i % 10}", f"query {i % 10}", f"d{i}", "document " + "x" * i) for i in range(count)]
 
 
-def main() -> None:
+def main():
     """`python -m scripted OUT LEDGER LOG COUNT PAUSE`: grade in a process of its own."""
     from bixse.grading.grade import grade
 

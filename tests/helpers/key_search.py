@@ -1,14 +1,12 @@
 """Looks for a key in what was written, by undoing every encoding; knows nothing of how it is blotted out."""
 
-from __future__ import annotations
-
 import base64
 import html
 import re
 from urllib.parse import unquote
 
 
-def holds_key(text: str, key: str) -> bool:
+def holds_key(text, key):
     """Whether a text holds a key, plain or in any encoding that can be undone."""
     wanted, seen, left = key.lower(), set(), [text]
     while left:
@@ -29,6 +27,6 @@ def holds_key(text: str, key: str) -> bool:
     return False
 
 
-def _decoded(letters: str) -> str:
+def _decoded(letters):
     whole = letters[: len(letters) - (len(letters) % 4 == 1)]
     return base64.b64decode(whole + "=" * (-len(whole) % 4)).decode("latin-1")

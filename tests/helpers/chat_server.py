@@ -513,7 +513,7 @@ def application() -> web.Application:
 
 
 @dataclass
-class FaultServer:
+class ChatServer:
     """The running process, as tests see it."""
 
     base: str
@@ -537,14 +537,14 @@ class FaultServer:
 
 
 @contextmanager
-def fault_server() -> Iterator[FaultServer]:
+def chat_server() -> Iterator[ChatServer]:
     """Start the process and stop it at the end."""
     process = subprocess.Popen(
         [sys.executable, str(Path(__file__).resolve())], stdout=subprocess.PIPE, text=True, env=None
     )
     try:
         assert process.stdout is not None
-        yield FaultServer(process.stdout.readline().strip())
+        yield ChatServer(process.stdout.readline().strip())
     finally:
         process.terminate()
         process.wait(10)

@@ -1,0 +1,87 @@
+"""What an HTTP error means for a request: every kind of answer of real servers, through the openai package."""
+
+import asyncio
+import json
+
+import httpx2
+import openai
+import pytest
+
+from bixse.grading.server.failure import error_message, request_error
+from bixse.grading.server.secret import Secret
+
+
+def error_of(status, body, headers=None):
+    """What openai raises for a response."""
+
+    def respond(request):
+        content = body if isinstance(body, str) else json.dumps({"error": body})
+        return httpx2.Response(status, content=content, headers=headers)
+
+    async def ask():
+        transport = httpx2.AsyncClient(transport=httpx2.MockTransport(respond))
+        async with openai.AsyncOpenAI(api_key="k", base_url="http://h", http_client=transport, max_retries=0) as client:
+            await client.post("/x", cast_to=httpx2.Response, body={})
+
+    with pytest.raises(openai.APIStatusError) as caught:
+        asyncio.run(ask())
+    return request_error(caught.value, Secret(""))
+
+
+@pytest.mark.parametrize(
+    ("status", "message", "failure"),
+    [
+        (429, "Rate limit reached", "busy"),
+        (429, {"code": "insufficient_quota", "message": "You exceeded your current quota"}, "quota"),
+        (400, {"code": "context_length_exceeded", "message": "no"}, "too-long"),
+        (402, "Insufficient credits", "quota"),
+        (529, "overloaded_error", "busy"),
+        (500, "Internal Server Error", "broken"),
+        (502, "<html>", "away"),
+        (503, "Loading model", "away"),
+        (504, "gateway time-out", "away"),
+        (408, "", "broken"),
+        (401, "Incorrect API key", "key"),
+        (403, "forbidden", "key"),
+        (403, "You are not allowed to request logprobs from this model", "no-logprobs"),
+        (400, "This model's template: system role not supported", "refused"),
+        (403, "Your chosen model requires moderation and your input was flagged", "filtered"),
+        (404, "The model `x` does not exist.", "model"),
+        (404, "Not Found", "model"),
+        (400, "This model's maximum context length is 4096 tokens.", "too-long"),
+        (400, "You passed 1015 input tokens. However, the model's context length is only 1024 tokens", "too-long"),
+        (400, "request (9031 tokens) exceeds the available context size (2048 tokens)", "too-long"),
+        (413, "Payload too large", "too-long"),
+        (400, "Logprobs is not supported for this model.", "no-logprobs"),
+        (400, "5 is greater than the maximum of 1 - 'logprobs'", "no-logprobs"),
+        (400, "The response was filtered due to the prompt triggering content management policy", "filtered"),
+        (400, "something else", "refused"),
+        (422, "unprocessable", "refused"),
+    ],
+)
+def test_kinds_of_failure(status, message, failure):
+    found = error_of(status, message)
+    assert found.failure == failure
+    assert f"HTTP {status}" in found.detail
+
+
+def test_a_server_that_says_when_to_come_back_does_not_lack_money():
+    told = {"code": "insufficient_quota", "message": "3 requests per minute"}
+    found = error_of(429, told, {"Retry-After": "2"})
+    assert (found.failure, found.retry_after) == ("busy", 2.0)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"error": {"message": "m", "code": 1}}, "m"),
+        ({"error": "m"}, "m"),
+        ({"detail": "m"}, "m"),
+        ({"object": "error", "message": "m"}, "m"),
+        ("<html>m</html>", "<html>m</html>"),
+        (None, ""),
+        ({}, ""),
+    ],
+)
+def test_messages_of_errors(content, message):
+    assert error_message(content) == message

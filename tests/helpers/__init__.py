@@ -1,0 +1,1 @@
+"""What several tests need: servers to break against, judges and models that are known beforehand."""
