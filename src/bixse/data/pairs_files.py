@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+from array import array
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from bixse.data.graded_pairs import GradedPairs, Pair, text_id
+from bixse.data.columns import numbered, numbered_texts
+from bixse.data.graded_pairs import GradedPairs, Pair
 from bixse.data.row_files.read import checked_format, read_blocks, stem_of
 from bixse.data.row_files.values import FileColumn
 from bixse.data.row_files.write import write_rows
 from bixse.errors import InputError, InvalidFileError, shorten
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
+
+    from numpy.typing import NDArray
 
 PAIR_COLUMNS = (
     FileColumn("query_id", "id", needed=False),
@@ -55,7 +60,7 @@ def load_graded_pairs(path: str | Path) -> GradedPairs:
         >>> load_graded_pairs(path).relevance.tolist()
         [1.0]
     """
-    return GradedPairs.from_rows(_read(Path(path), GRADED_COLUMNS).to_pylist())
+    return _load(Path(path), GRADED_COLUMNS)
 
 
 def load_pairs(path: str | Path) -> list[Pair]:
@@ -74,7 +79,8 @@ def load_pairs(path: str | Path) -> list[Pair]:
         >>> load_pairs(path)[0].document
         'shutil.copytree'
     """
-    return [Pair(**row) for row in _read(Path(path), PAIR_COLUMNS).to_pylist()]
+    rows = _load(Path(path), PAIR_COLUMNS).rows()
+    return [Pair(**{field.name: row.get(field.name) for field in fields(Pair)}) for row in rows]  # type: ignore[arg-type]
 
 
 def load_several(paths: Sequence[str | Path]) -> GradedPairs:
@@ -110,61 +116,84 @@ def save_graded_pairs(pairs: GradedPairs, path: str | Path) -> None:
     write_rows(pairs.to_arrow(), path)
 
 
-def _read(path: Path, columns: Sequence[FileColumn]) -> pa.Table:
-    """The checked rows of a file of pairs, ids filled in; each pair of a task once."""
-    errors = InvalidFileError(path)
-    schema = pa.schema({column.name: _TYPES.get(column.name, pa.large_string()) for column in columns})
-    batches = []
-    rows: list[int] = []
-    ids_given = {"query": False, "document": False}
-    for block in read_blocks(path, columns, errors):
-        values = dict(block.columns)
-        for kind in ids_given:
-            given = values[f"{kind}_id"]
-            ids_given[kind] |= any(given)
-            values[f"{kind}_id"] = [
-                text_id(text) if identifier is None else identifier
-                for identifier, text in zip(given, values[kind], strict=True)
-            ]
-        batches.append(pa.record_batch(values, schema))
-        rows += block.rows
-    table = pa.Table.from_batches(batches, schema)
-    for kind, has_ids in ids_given.items():
-        if has_ids:
-            _check_texts(table, kind, rows, errors)
-    table = _each_pair_once(table, rows, errors)
+class _IdsAppearError(Exception):
+    """A column of ids that the rows before did not fill."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+
+def _load(path: Path, columns: Sequence[FileColumn]) -> GradedPairs:
+    """The pairs of a file, checked row by row and against each other; each pair of a task once.
+
+    Texts without ids are told apart by their own hash: ids are made where some rows have them, or on demand.
+    """
+    with_ids: set[str] = set()
+    while True:
+        errors, rows = InvalidFileError(path), array("q")
+        try:
+            pairs = GradedPairs.from_arrow(_batches(path, columns, with_ids, errors, rows))
+            break
+        except _IdsAppearError as found:
+            with_ids.add(found.name)
+    numbers = {"query": pairs.query_numbers, "document": pairs.document_numbers}
+    for kind, texts in numbers.items():
+        if f"{kind}_id" in pairs.table.column_names:
+            numbers[kind] = numbered_texts(pairs.table[f"{kind}_id"], pairs.release)
+            _check_texts(pairs, kind, numbers[kind], texts, rows, errors)
+    pairs = _each_pair_once(pairs, numbers["query"], numbers["document"], rows, errors)
     errors.raise_any()
-    return table
+    return pairs
 
 
-def _check_texts(table: pa.Table, kind: str, rows: Sequence[int], errors: InvalidFileError) -> None:
+def _batches(
+    path: Path, columns: Sequence[FileColumn], with_ids: set[str], errors: InvalidFileError, rows: array[int]
+) -> Iterator[pa.RecordBatch]:
+    """The checked rows of a file; pairs without a grade get relevance 0."""
+    left_out = {"query_id", "document_id"} - with_ids
+    names = [column.name for column in columns if column.name not in left_out]
+    schema = pa.schema({name: _TYPES.get(name, pa.large_string()) for name in dict.fromkeys([*names, "relevance"])})
+    for block in read_blocks(path, columns, errors):
+        for name in left_out:
+            if any(block.columns[name]):
+                raise _IdsAppearError(name)
+        rows.extend(block.rows)
+        yield pa.record_batch([block.columns.get(name, [0.0] * len(block)) for name in schema.names], schema)
+
+
+def _check_texts(
+    pairs: GradedPairs, kind: str, ids: NDArray[np.int32], texts: NDArray[np.int32], rows: array[int],
+    errors: InvalidFileError,
+) -> None:  # fmt: skip
     """Every row whose id stands for another text than in an earlier row is an error."""
-    identifier = f"{kind}_id"
-    texts = table.group_by([identifier, kind]).aggregate([])
-    if len(texts) == pc.count_distinct(table[identifier]).as_py():
+    if len(np.unique(_joined(ids, texts))) == len(np.unique(ids)):
         return
     first: dict[str, tuple[int, str]] = {}
-    for row, name, text in zip(rows, table[identifier].to_pylist(), table[kind].to_pylist(), strict=True):
+    identifiers, column = (pairs.query_ids, pairs.queries) if kind == "query" else (pairs.document_ids, pairs.documents)
+    for row, name, text in zip(rows, identifiers, column, strict=True):
         before, known = first.setdefault(name, (row, text))
         if known != text:
             got = f"{shorten(name)} with another text than in row {before}"
-            errors.add(row, identifier, got, f"one {kind} text per id", "give each text its own id")
+            errors.add(row, f"{kind}_id", got, f"one {kind} text per id", "give each text its own id")
 
 
-def _each_pair_once(table: pa.Table, rows: Sequence[int], errors: InvalidFileError) -> pa.Table:
+def _each_pair_once(
+    pairs: GradedPairs, queries: NDArray[np.int32], documents: NDArray[np.int32], rows: array[int],
+    errors: InvalidFileError,
+) -> GradedPairs:  # fmt: skip
     """The first row of every pair of a task; another relevance in a later one is an error."""
-    keys = ["query_id", "document_id", "task"]
-    if len(table.group_by(keys).aggregate([])) == len(table):
-        return table
-    graded = "relevance" in table.column_names
-    values = table["relevance"].to_pylist() if graded else [0.0] * len(table)
-    first: dict[tuple[str, ...], tuple[int, float]] = {}
-    kept = []
-    pairs = zip(*(table[name].to_pylist() for name in keys), strict=True)
-    for row, key, relevance in zip(rows, pairs, values, strict=True):
-        before, known = first.setdefault(key, (row, relevance))
-        kept.append(before == row)
-        if known != relevance:
-            got = f"{relevance} where row {before} has {known} for the same pair"
-            errors.add(row, "relevance", got, "one relevance per pair", "keep one of the two rows")
-    return table.filter(pa.array(kept))
+    keys = _joined(numbered(_joined(queries, documents)), pairs.tasks[1])
+    _, first, of_row = np.unique(keys, return_index=True, return_inverse=True)
+    if len(first) == len(pairs):
+        return pairs
+    earlier = first[of_row]
+    for index in np.flatnonzero(pairs.relevance != pairs.relevance[earlier]).tolist():
+        before = int(earlier[index])
+        got = f"{pairs.relevance[index]} where row {rows[before]} has {pairs.relevance[before]} for the same pair"
+        errors.add(rows[index], "relevance", got, "one relevance per pair", "keep one of the two rows")
+    return pairs.select(np.sort(first))
+
+
+def _joined(high: NDArray[np.int32], low: NDArray[np.int32]) -> NDArray[np.int64]:
+    """(M,) one number for two: equal where both are."""
+    return high.astype(np.int64) << 32 | low
