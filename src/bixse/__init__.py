@@ -18,10 +18,13 @@ if TYPE_CHECKING:
     from bixse.encoders.pool import encode_on as encode_on
     from bixse.encoders.relevance_model import RelevanceModel as RelevanceModel
     from bixse.encoders.relevance_model import load_relevance_model as load_relevance_model
+    from bixse.evaluation.evaluate import Evaluation as Evaluation
     from bixse.evaluation.evaluate import evaluate as evaluate
     from bixse.evaluation.suites.known_suites import SUITES as SUITES
     from bixse.evaluation.suites.suite_result import SuiteResult as SuiteResult
     from bixse.evaluation.suites.suite_run import evaluate_suite as evaluate_suite
+    from bixse.evaluation.systems import EncoderSystem as EncoderSystem
+    from bixse.evaluation.tasks import collection_task as collection_task
     from bixse.grading.grade import GradeSettings as GradeSettings
     from bixse.grading.grade import grade as grade
     from bixse.grading.open_judge import open_judge as open_judge
@@ -49,6 +52,8 @@ _HOMES = {
     "SUITES": "evaluation.suites.known_suites",
     "BiXSELoss": "losses.bixse",
     "ConvertSettings": "data.conversion.convert_settings",
+    "EncoderSystem": "evaluation.systems",
+    "Evaluation": "evaluation.evaluate",
     "GradeScale": "relevance",
     "GradeSettings": "grading.grade",
     "GradedPairs": "data.graded_pairs",
@@ -65,6 +70,7 @@ _HOMES = {
     "SweepConfig": "training.sweep.sweep_config",
     "TrainConfig": "training.config",
     "build_encoder": "encoders.loading.build",
+    "collection_task": "evaluation.tasks",
     "convert": "data.conversion.convert",
     "encode_on": "encoders.pool",
     "evaluate": "evaluation.evaluate",
@@ -89,6 +95,8 @@ __all__ = [
     "SUITES",
     "BiXSELoss",
     "ConvertSettings",
+    "EncoderSystem",
+    "Evaluation",
     "GradeScale",
     "GradeSettings",
     "GradedPairs",
@@ -106,6 +114,7 @@ __all__ = [
     "TrainConfig",
     "__version__",
     "build_encoder",
+    "collection_task",
     "convert",
     "encode_on",
     "evaluate",

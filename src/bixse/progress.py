@@ -8,8 +8,9 @@ import sys
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from bixse.errors import printable
 
@@ -17,6 +18,8 @@ SECONDS_VARIABLE = "BIXSE_PROGRESS_SECONDS"
 """Environment variable: seconds between two lines where standard error is no terminal."""
 SECONDS = 60.0
 """Those seconds where the variable is not set."""
+ProgressBars: TypeAlias = Callable[[str, int], Callable[[int], None]]
+"""Makes a progress callback from a title and a total, as `progress_bar` does."""
 
 
 class Step(Protocol):

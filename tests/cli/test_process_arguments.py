@@ -13,8 +13,8 @@ from bixse.cli.main import main
 from bixse.data.collection import Collection, Document
 from bixse.data.collection_files import save_collection
 from bixse.encoders.pool import EncodePool
-from bixse.evaluation import evaluate as evaluation
 from bixse.evaluation.evaluate import evaluate
+from bixse.retrieval import store
 from bixse.retrieval.index import open_index
 
 if TYPE_CHECKING:
@@ -113,28 +113,24 @@ def test_processes_that_slow_each_other_down_are_said(
 def test_a_killed_encoding_goes_on_with_the_parts_there_are(
     model: Path, collection: Path, cache_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from bixse.encoders import encode
-
-    monkeypatch.setattr(evaluation, "DOCUMENTS_PER_PART", 5)
-    encode_texts, given = encode.encode_texts, []
+    monkeypatch.setattr(store, "DOCUMENTS_PER_BLOCK", 5)
+    encode_texts, given = store.encode_texts, []
 
     def count(model: Any, texts: list[str], kind: str, **rest: Any) -> Any:
-        if kind == "document" and len(given) == 2:
+        if len(given) == 2:
             given.append(0)
             raise KeyboardInterrupt
         given.append(len(texts))
         return encode_texts(model, texts, kind, **rest)
 
-    monkeypatch.setattr(encode, "encode_texts", count)
+    monkeypatch.setattr(store, "encode_texts", count)
     with pytest.raises(KeyboardInterrupt):
         evaluate(str(model), collection)
     assert len(list((cache_path / "embeddings").iterdir())) == 2
     assert given == [5, 5, 0]
     found = evaluate(str(model), collection)
-    assert given == [5, 5, 0, 2, 10]  # the last documents, then the queries
-    (stored,) = (cache_path / "embeddings").iterdir()
-    stored.unlink()
-    monkeypatch.setattr(evaluation, "DOCUMENTS_PER_PART", 100)
+    assert given == [5, 5, 0, 2]
+    monkeypatch.setattr(store, "DOCUMENTS_PER_BLOCK", 100)
     assert evaluate(str(model), collection).metrics == found.metrics
 
 

@@ -162,8 +162,8 @@ def test_evaluate_refuses_before_it_writes(
     out = tmp_path / "out"
     options = ("--collection", collection, "--out", out)
     assert "got split 'dev'" in refused(capsys, "evaluate", "bm25", *options, "--split", "dev")
-    assert "expected a grade above 0" in refused(capsys, "evaluate", "bm25", *options, "--relevance-level", "0")
-    assert "expected a grade above 0" in refused(capsys, "evaluate", "bm25", *options, "--relevance-level", "nan")
+    assert "expected a grade above 0" in refused(capsys, "evaluate", "bm25", *options, "--min-relevant-grade", "0")
+    assert "expected a grade above 0" in refused(capsys, "evaluate", "bm25", *options, "--min-relevant-grade", "nan")
     assert "got no such folder" in refused(capsys, "evaluate", "./nothing", *options)
     assert not out.exists()
     assert "got no such folder" in refused(capsys, "evaluate", "bm25", "--collection", tmp_path / "none", "--out", out)
@@ -199,7 +199,7 @@ def test_evaluate_bm25_reuses_the_same_and_refuses_other_settings(
     assert set(read_run(out / "run.trec")) == {"q1", "q2"}
     before = {path: path.read_bytes() for path in out.iterdir()}
     assert call(capsys, *words) == (0, first)
-    assert "changed: relevance_level (was 1, now 2)" in refused(capsys, *words, "--relevance-level", "2")
+    assert "changed: min_relevant_grade (was 1, now 2)" in refused(capsys, *words, "--min-relevant-grade", "2")
     with (collection / "corpus.jsonl").open("a") as file:
         file.write('{"_id": "d4", "text": "copy"}\n')
     assert "changed: corpus.jsonl" in refused(capsys, *words)

@@ -14,7 +14,7 @@ from bixse.data.io.strict import parse_json, parse_yaml
 from bixse.data.pairs_files import load_graded_pairs
 from bixse.data.sources.own_pairs import OwnPairs
 from bixse.errors import ConfigError, InvalidFileError
-from bixse.evaluation.suites.folder_stream import check_corpus, read_judged_queries
+from bixse.evaluation.folder_stream import check_corpus, read_judged_queries
 from bixse.grading.audit.label_tables import table_rows
 from bixse.mining.mine_inputs import read_texts
 

@@ -82,6 +82,7 @@ def run(args: argparse.Namespace) -> CommandResult:
     from bixse.data.pairs_files import load_graded_pairs
     from bixse.data.run_record import open_run
     from bixse.encoders.head import HEAD_FILE, log_odds
+    from bixse.encoders.identity import model_hashes, model_path_settings
     from bixse.encoders.instructions import use_task
     from bixse.encoders.loading.build import build_encoder, quiet_loading
     from bixse.encoders.loading.precision import resolve_precision
@@ -89,7 +90,6 @@ def run(args: argparse.Namespace) -> CommandResult:
     from bixse.errors import InputError
     from bixse.evaluation.calibration.calibrate_head import choose_thresholds, fit_head, held_out_check
     from bixse.evaluation.calibration.thresholds import check_precision
-    from bixse.evaluation.evaluate import model_hashes, model_path_settings
 
     if args.out is None and not Path(args.model).is_dir():
         raise InputError(

@@ -139,8 +139,8 @@ def _search_collection(args: argparse.Namespace) -> CommandResult:
     from bixse.encoders.loading.build import build_encoder
     from bixse.encoders.pool import encode_on
     from bixse.errors import InputError
-    from bixse.evaluation.evaluate import encode_stored
     from bixse.progress import progress_bar
+    from bixse.retrieval.dense_search import encode_collection
 
     if args.collection is None:
         raise InputError(
@@ -163,13 +163,16 @@ def _search_collection(args: argparse.Namespace) -> CommandResult:
     args.threshold = _threshold(args, head, args.model)
     asked = Collection(args.collection.name, corpus, {"query": args.query})
     with encode_on(model, devices):
-        encoded = encode_stored(model, asked, ["query"], progress_bar, args.cache)
+        encoded = encode_collection(model, asked, ["query"], progress_bar, args.cache)
     found = []
     for rank, (identifier, cosine) in enumerate(encoded.search(["query"], args.top)["query"].items(), start=1):
         probability = head.probability(float(cosine)) if head is not None else None
         if args.threshold is None or (probability is not None and probability >= args.threshold):
             found.append(_row(rank, identifier, cosine, probability, *corpus[identifier]))
-    return replace(_one_answer(found), warnings=[*warnings, *warn_of_empty(corpus)])
+    return replace(
+        _one_answer(found),
+        warnings=[*warnings, *warn_of_empty([name for name in corpus if not corpus[name].content], len(corpus))],
+    )
 
 
 def _check_query(query: str) -> None:

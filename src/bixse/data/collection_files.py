@@ -13,7 +13,7 @@ from bixse.data.trec import read_qrels, write_qrels
 from bixse.errors import InputError, InvalidFileError, RowError, shorten
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from bixse.relevance import Qrels
 
@@ -97,32 +97,44 @@ def load_corpus(folder: str | Path) -> dict[str, Document]:
     return corpus
 
 
-def warn_of_empty(corpus: Mapping[str, Document]) -> list[str]:
+def warn_of_empty(empty: Sequence[str], count: int) -> list[str]:
     """One line that counts the documents without title and text, or none.
 
     Published collections hold some, even judged ones (Cranfield two of 1,400). They are kept: without them the figures
     would be those of another collection.
 
+    Args:
+        empty: ids of the documents without title and text.
+        count: documents of the corpus.
+
     Example:
-        >>> warn_of_empty({"d1": Document("", "copies a file"), "d2": Document("", " ")})
+        >>> warn_of_empty(["d2"], 2)
         ["1 of 2 documents has neither title nor text ('d2'): it is kept as it is"]
     """
-    empty = [name for name, document in corpus.items() if not document.content]
     if not empty:
         return []
     has, it = ("has", "it is kept as it is") if len(empty) == 1 else ("have", "they are kept as they are")
-    return [f"{len(empty)} of {len(corpus)} documents {has} neither title nor text ({empty[0]!r}): {it}"]
+    return [f"{len(empty)} of {count} documents {has} neither title nor text ({empty[0]!r}): {it}"]
 
 
-def warn_of_missing(collection: Collection, split: str) -> list[str]:
-    """One line that counts the judgements left out since the corpus lacks their document, or none."""
-    count = collection.missing.get(split, 0)
-    if not count:
+def warn_of_missing(missing: int, qrels: Qrels, split: str) -> list[str]:
+    """One line that counts the judgements left out since the corpus lacks their document, or none.
+
+    Args:
+        missing: judgements left out, see `Collection.missing`.
+        qrels: those that were kept.
+        split: their name.
+
+    Example:
+        >>> warn_of_missing(0, {"q": {"d": 1}}, "test")
+        []
+    """
+    if not missing:
         return []
-    total = count + sum(map(len, collection.qrels[split].values()))
+    total = missing + sum(map(len, qrels.values()))
     return [
-        f"{count:,} of {total:,} judgements of split {split!r} name a document that the corpus lacks and are left out: "
-        "figures are not those of the whole collection"
+        f"{missing:,} of {total:,} judgements of split {split!r} name a document that the corpus lacks and are "
+        "left out: figures are not those of the whole collection"
     ]
 
 

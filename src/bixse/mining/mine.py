@@ -9,22 +9,23 @@ from typing import TYPE_CHECKING
 
 from bixse.data.io.files import file_hash
 from bixse.data.run_record import open_run
+from bixse.encoders.identity import model_hashes, model_path_settings
 from bixse.encoders.loading.precision import resolve_precision
 from bixse.errors import InputError
-from bixse.evaluation.evaluate import BM25_NAME, model_hashes, model_path_settings
 from bixse.mining.candidates import Candidate, fuse, keep_new
 from bixse.mining.mine_inputs import MineInputs, read_inputs
 from bixse.mining.mined_pairs import MinedPair, pairs_path, save_mined_pairs
 from bixse.mining.searching import SearchParts, blocks, bm25_search, dense_search, load_encoders, retriever_labels
 from bixse.mining.selection import choose, rank_band
+from bixse.retrieval.bm25 import BM25_NAME
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from bixse.data.run_record import RunRecord
-    from bixse.evaluation.evaluate import ProgressBars
     from bixse.mining.mine_settings import MineConfig
     from bixse.mining.mined_pairs import Format
+    from bixse.progress import ProgressBars
 
 
 @dataclass(frozen=True)

@@ -15,15 +15,15 @@ from bixse.data.collection import Collection
 from bixse.data.io.files import storage_errors, write_atomically
 from bixse.data.trec import read_run, write_run
 from bixse.errors import InputError
-from bixse.evaluation.evaluate import BM25_NAME, encode_stored
-from bixse.retrieval.bm25 import BM25
+from bixse.retrieval.bm25 import BM25, BM25_NAME
+from bixse.retrieval.dense_search import encode_collection
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from bixse.data.collection import Document
     from bixse.encoders.relevance_model import RelevanceModel
-    from bixse.evaluation.evaluate import ProgressBars
+    from bixse.progress import ProgressBars
     from bixse.relevance import Run
 
 Search: TypeAlias = Callable[[Mapping[str, str]], "Run"]
@@ -106,10 +106,10 @@ def dense_search(
     progress: ProgressBars | None = None,
     cache: str | Path | None = None,
 ) -> Search:
-    """Search by cosine; document embeddings are taken from, and kept in, the cache (see `encode_stored`)."""
+    """Search by cosine; document embeddings are taken from, and kept in, the cache (see `encode_collection`)."""
     from bixse.encoders.encode import encode_texts
 
-    documents = encode_stored(encoder, Collection("corpus", corpus, {}), [], progress, cache)
+    documents = encode_collection(encoder, Collection("corpus", corpus, {}), [], progress, cache)
 
     def search(queries: Mapping[str, str]) -> Run:
         embeddings = encode_texts(encoder, list(queries.values()), "query")

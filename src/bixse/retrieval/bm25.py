@@ -12,6 +12,8 @@ from bixse.errors import InputError
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+BM25_NAME = "bm25"
+"""The word that stands for the lexical baseline where a model is asked for."""
 TOKEN_PATTERN = r"(?u)\b\w+\b"
 """A token is a run of letters, digits and underscores; one-letter words such as C and R are kept."""
 

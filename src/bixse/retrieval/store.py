@@ -1,10 +1,11 @@
-"""Document embeddings on disk, so that a corpus is encoded once a model."""
+"""Document embeddings on disk, so that a model encodes a corpus once."""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
 import json
+from itertools import islice
 from pprint import pformat
 from typing import TYPE_CHECKING, Any
 
@@ -15,19 +16,23 @@ from safetensors.numpy import save
 
 from bixse.data.io.cache import EMBEDDINGS_FOLDER, cache_folder
 from bixse.data.io.files import write_atomically
-from bixse.encoders.encode import encoding_device
+from bixse.encoders.encode import encode_texts, encoding_device
 from bixse.encoders.loading.parts import parts_of
 from bixse.encoders.loading.precision import resolve_precision
 from bixse.encoders.prompts import prompt_for
+from bixse.errors import StorageError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
     from sentence_transformers import SentenceTransformer
 
     from bixse.data.collection import Document
+
+DOCUMENTS_PER_BLOCK = 16_384
+"""Documents encoded, kept and searched together; at 1,024 dimensions their embeddings take 67 MB."""
 
 
 def embeddings_key(model: SentenceTransformer, corpus: Mapping[str, Document], portable: bool = False) -> str:
@@ -110,8 +115,37 @@ class EmbeddingStore:
         )
         write_atomically(self.folder / f"{key}.safetensors", content)
 
-    def remove(self, start: str) -> None:
-        """Delete the embeddings of all keys that begin so, where that is possible."""
-        for path in self.folder.glob(f"{start}*.safetensors") if self.folder is not None else ():
-            with contextlib.suppress(OSError):
-                path.unlink()
+
+def encode_blocks(
+    model: SentenceTransformer,
+    documents: Iterable[tuple[str, str]],
+    store: EmbeddingStore,
+    progress: Callable[[int], None] | None = None,
+) -> Iterator[tuple[list[str], NDArray[np.float32]]]:
+    """Embed documents in blocks of `DOCUMENTS_PER_BLOCK`; one that this very model embedded before is read.
+
+    Memory holds one block. Each block is stored as soon as it is encoded, so that a killed process loses one; where
+    the store cannot be written, documents are encoded anew each time.
+
+    Args:
+        model: the encoder.
+        documents: id and text of each document.
+        store: where embeddings are kept.
+        progress: called with the number of documents done since the last call.
+
+    Yields:
+        Ids of a block and its embeddings, (n, D), L2-normalised.
+    """
+    encoder_key = embeddings_key(model, {}) if store.folder is not None else ""
+    rest = iter(documents)
+    while block := list(islice(rest, DOCUMENTS_PER_BLOCK)):
+        ids, texts = [name for name, _ in block], [text for _, text in block]
+        key = hashlib.sha256(repr((encoder_key, block)).encode("utf-8", "surrogatepass")).hexdigest()[:32]
+        embeddings = store.load(key)
+        if embeddings is None or len(embeddings) != len(ids):
+            embeddings = encode_texts(model, texts, "document", progress=progress)
+            with contextlib.suppress(StorageError):
+                store.save(key, embeddings, ids)
+        elif progress is not None:
+            progress(len(ids))
+        yield ids, embeddings

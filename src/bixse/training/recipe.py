@@ -15,9 +15,9 @@ from bixse.data.io.files import file_hash, storage_errors
 from bixse.data.pairs_files import load_several
 from bixse.data.run_record import RunRecord, Status, open_run
 from bixse.data.task_instructions import load_instructions
+from bixse.encoders.identity import model_hashes, model_path_settings
 from bixse.encoders.loading.precision import keep_weights_exact, use_precision
 from bixse.errors import ConfigError, InputError, InterruptedRunError, OutputExistsError, TrainingError
-from bixse.evaluation.evaluate import model_hashes, model_path_settings
 from bixse.losses.catalogue import build_loss, check_loss_options
 from bixse.progress import progress_bar
 from bixse.training.config import paths_in
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from bixse.encoders.head import RelevanceHead
     from bixse.encoders.interpolation import Weights
     from bixse.encoders.relevance_model import RelevanceModel
-    from bixse.evaluation.dense_search import DevEvaluator
+    from bixse.evaluation.dev_evaluator import DevEvaluator
     from bixse.losses.base import GradedLoss
     from bixse.training.config import TrainConfig
     from bixse.training.loop.trainer import GradedTrainer
@@ -244,7 +244,9 @@ def check_training(
     warnings = check_not_trained_on(held_out, set(pairs.queries), config.allow_shared_queries)
     warnings += check_pairs(where, config.loss, loss, pairs, config.optimizer.documents_per_query)
     warnings += check_lengths(where, model, pairs, config.long_texts)
-    warnings += [said for dev in collections.values() for said in warn_of_missing(dev, config.dev_split)]
+    split = config.dev_split
+    for dev in collections.values():
+        warnings += warn_of_missing(dev.missing.get(split, 0), dev.qrels[split], split)
     warnings += [said for corpus in watched for said in corpus.warnings]
     check_disk(out, model, checkpoints=_kept_checkpoints(config))
     return warnings

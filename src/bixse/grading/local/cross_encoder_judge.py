@@ -278,7 +278,7 @@ def _longest_input(encoder: Any) -> int | None:
 
 def _content(folder: Path) -> str:
     """SHA-256 over the contents of a model's files."""
-    from bixse.evaluation.evaluate import model_hashes
+    from bixse.encoders.identity import model_hashes
 
     return hashlib.sha256(json.dumps(model_hashes(folder), sort_keys=True).encode("utf-8")).hexdigest()
 

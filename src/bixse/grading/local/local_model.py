@@ -218,7 +218,7 @@ def _content(folder: Path, gguf_file: str | None) -> str:
     """SHA-256 over the contents of a model's files."""
     if gguf_file is not None:
         return file_hash(folder / gguf_file)
-    from bixse.evaluation.evaluate import model_hashes
+    from bixse.encoders.identity import model_hashes
 
     return hashlib.sha256(json.dumps(model_hashes(folder), sort_keys=True).encode("utf-8")).hexdigest()
 

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 from bixse.data.io.files import file_hash, storage_errors
 from bixse.data.pairs_files import load_graded_pairs
 from bixse.data.run_record import open_run
+from bixse.encoders.identity import model_hashes
 from bixse.encoders.interpolation import check_shares, check_weight
 from bixse.encoders.loading.precision import resolve_precision
 from bixse.errors import InputError
-from bixse.evaluation.evaluate import model_hashes
 from bixse.training.config import MergeConfig, paths_in
 from bixse.training.dev_evaluation import split_hashes
 from bixse.training.merging.merge import MergeResult, merge, refitted_head

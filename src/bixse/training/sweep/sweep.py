@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from bixse.data.io.files import storage_errors
 from bixse.data.run_record import RUN_FILE, open_run
+from bixse.encoders.identity import model_path_settings
 from bixse.errors import InputError, InterruptedRunError, InvalidFileError, OutputExistsError, TrainingError
-from bixse.evaluation.evaluate import model_path_settings
 from bixse.training.config import PATH_SETTINGS
 from bixse.training.dev_evaluation import dev_figures
 from bixse.training.recipe import ADAPTER_FOLDER, CHECKPOINT_FOLDER, MODEL_FOLDER, TUNED_FOLDER, train

@@ -21,8 +21,8 @@ from pydantic import BaseModel
 from bixse.data.collection_files import files_of_split
 from bixse.data.io.files import file_hash, read_settings
 from bixse.data.task_instructions import load_instructions
+from bixse.encoders.identity import model_hashes
 from bixse.errors import ERRORS_SHOWN, ConfigError, InputError
-from bixse.evaluation.evaluate import model_hashes
 from bixse.losses.catalogue import check_loss_options
 from bixse.training.config import PATH_SETTINGS, TrainConfig, load_config, moved_paths, paths_in
 from bixse.training.dev_evaluation import dev_hashes
