@@ -12,10 +12,11 @@ from bixse.cli.main import main
 from bixse.data.collection import Collection, Document
 from bixse.data.collection_files import save_collection
 from bixse.data.io.cache import cache_folder
-from bixse.encoders import encode
 from bixse.errors import InputError
+from bixse.evaluation import block_search
 from bixse.mining.mine import mine
 from bixse.mining.mine_settings import MineConfig
+from bixse.retrieval import store
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -33,13 +34,14 @@ def collection(tmp_path: Path) -> Path:
 def encoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What was encoded, a word a call."""
     kinds: list[str] = []
-    plain = encode.encode_texts
+    plain = store.encode_texts
 
     def record(model: Any, texts: Any, kind: str, **rest: Any) -> Any:
         kinds.append(kind)
         return plain(model, texts, kind, **rest)
 
-    monkeypatch.setattr(encode, "encode_texts", record)
+    monkeypatch.setattr(store, "encode_texts", record)
+    monkeypatch.setattr(block_search, "encode_texts", record)
     return kinds
 
 
@@ -59,7 +61,7 @@ def test_nothing_is_written_into_the_collection_and_all_verbs_share_one_store(
 ) -> None:  # fmt: skip
     before = files(collection)
     call(capsys, "evaluate", tiny_model_path, "--collection", collection)
-    assert encoded == ["document", "query"]
+    assert encoded == ["query", "document"]
     call(capsys, "evaluate", tiny_model_path, "--collection", collection)
     call(capsys, "search", tiny_model_path, "copy", "--collection", collection)
     mine(MineConfig(collection=collection, split="train", retrievers=(str(tiny_model_path),)), tmp_path / "mined")

@@ -196,7 +196,7 @@ class Bm25System:
     precision = None
 
     def __init__(self) -> None:
-        self.prompts_hash = None
+        self.prompts_hash: str | None = None
         self.settings = {"model": BM25_NAME}
         self.inputs: dict[str, str] = {}
 
