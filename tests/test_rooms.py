@@ -10,7 +10,7 @@ import pytest
 import bixse
 
 SOURCE = Path(bixse.__file__).parent
-NOUNS = {"errors", "progress", "relevance"}
+NOUNS = {"errors", "progress", "relevance", "settings"}
 ORDER = [
     "data",
     "encoders",
@@ -27,7 +27,7 @@ ORDER = [
 """Rooms from the top down; each may import the nouns, itself and what stands before it."""
 ALLOWED = {room: NOUNS | set(ORDER[: position + 1]) for position, room in enumerate(ORDER)}
 ALLOWED["report"] = NOUNS | {"data", "report"}  # results only, as plain data
-ALLOWED |= {"errors": set(), "progress": {"errors"}, "relevance": {"errors"}}
+ALLOWED |= {"errors": set(), "progress": {"errors"}, "relevance": {"errors"}, "settings": {"errors", "data"}}
 PACKAGE = "the package itself"  # from bixse import ...: the catalogue, which only the command may ask (for the version)
 FILES = sorted(SOURCE.rglob("*.py"))
 

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from bixse.training.loop.callbacks import SaveRelevanceHead as SaveRelevanceHead
     from bixse.training.loop.trainer import GradedTrainer as GradedTrainer
     from bixse.training.loop.trainer import GradedTrainingArguments as GradedTrainingArguments
+    from bixse.training.merging.merge_models import MergeModelsConfig as MergeModelsConfig
     from bixse.training.merging.merge_models import merge_models as merge_models
     from bixse.training.recipe import train as train
     from bixse.training.sweep.sweep import sweep as sweep
@@ -61,6 +62,7 @@ _HOMES = {
     "GradedTrainingArguments": "training.loop.trainer",
     "InfoNCELoss": "losses.infonce",
     "LambdaLoss": "losses.lambda_loss",
+    "MergeModelsConfig": "training.merging.merge_models",
     "MarginMSELoss": "losses.margin_mse",
     "PairwiseBCELoss": "losses.pairwise_bce",
     "RelevanceModel": "encoders.relevance_model",
@@ -105,6 +107,7 @@ __all__ = [
     "InfoNCELoss",
     "LambdaLoss",
     "MarginMSELoss",
+    "MergeModelsConfig",
     "PairwiseBCELoss",
     "RelevanceModel",
     "SaveRelevanceHead",

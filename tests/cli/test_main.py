@@ -21,12 +21,9 @@ HEAVY = (
     "torch",
     "transformers",
     "sentence_transformers",
-    "numpy",
-    "pydantic",
     "pyarrow",
     "sklearn",
     "matplotlib",
-    "yaml",
 )
 KEYS = ["status", "artifacts", "metrics", "warnings", "errors"]
 

@@ -60,7 +60,7 @@ class TestRefused:
     def test_a_flag_that_is_no_precision(self, capsys: pytest.CaptureFixture[str], verb: str) -> None:
         code, found = run(capsys, verb, "--precision", "half")
         assert code == 2
-        assert "--precision: got 'half'; expected one of auto, float32, bfloat16; fix: " in found["errors"][0]
+        assert "precision: got 'half'; expected one of auto, float32, bfloat16; fix: " in found["errors"][0]
 
     @pytest.mark.parametrize(
         ("verb", "value", "flag"),

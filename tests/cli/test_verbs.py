@@ -417,7 +417,7 @@ def test_a_seed_out_of_range_is_refused_before_any_work(
     assert refused(capsys, "quickstart", *options).startswith(said)
     assert refused(capsys, "calibrate", "./none", "--pairs", tmp_path / "none.csv", *options).startswith(said)
     assert (
-        f"seed: got {seed}; expected"
+        f"seed: got '{seed}'; expected"
         in call(capsys, "train", "--pairs", pairs, "--model", model, *options)[1]["errors"][0]
     )
     (tmp_path / "run.yaml").write_text(f"seed: {seed}\n")

@@ -120,4 +120,4 @@ def test_parquet_is_read_and_written_in_one_place():
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.Import) and any(alias.name == "pyarrow.parquet" for alias in node.names)
     }
-    assert users == {"data/parquet.py"}
+    assert users == {"data/io/parquet.py"}

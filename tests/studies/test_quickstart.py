@@ -11,7 +11,7 @@ from bixse.data.trec import read_run
 from bixse.encoders.head import RelevanceHead
 from bixse.errors import OutputExistsError
 from bixse.studies.quickstart import quickstart as module
-from bixse.training.config import TrainConfig, load_config
+from bixse.training.config import TrainConfig
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +96,7 @@ def test_a_second_call_shows_the_same_results_without_work(finished):
 
 def test_the_configuration_it_writes_is_one_that_train_takes(finished):
     out, _, _, _ = finished
-    config = load_config(TrainConfig, out / "train.yaml", {})
+    config = TrainConfig.load(out / "train.yaml")
     assert config.pairs == out / "train.jsonl"
     assert config.pairs.is_file()
     assert config.dev is not None

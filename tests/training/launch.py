@@ -20,10 +20,10 @@ def free_port() -> int:
 
 TRAIN_ALL = """
 import sys, pathlib, yaml
-from bixse.training.config import TrainConfig, load_config
+from bixse.training.config import TrainConfig
 from bixse.training.recipe import train
 for config, out in zip(sys.argv[1::2], sys.argv[2::2]):
-    train(load_config(TrainConfig, pathlib.Path(config), {}), pathlib.Path(out), progress=False)
+    train(TrainConfig.load(pathlib.Path(config)), pathlib.Path(out), progress=False)
 """
 """Trains several configurations, so that the libraries are loaded once."""
 

@@ -21,7 +21,7 @@ from bixse.encoders.loading.build import build_encoder
 from bixse.encoders.loading.precision import use_precision
 from bixse.encoders.relevance_model import load_relevance_model
 from bixse.errors import ConfigError
-from bixse.training.config import TrainConfig, load_config
+from bixse.training.config import TrainConfig
 from bixse.training.recipe import train
 
 
@@ -106,7 +106,7 @@ class TestAdapters:
 
     def test_an_unknown_key_says_the_closest(self, training_files, tiny_model_path):
         with pytest.raises(ConfigError, match=r"did you mean 'lora\.rank'"):
-            load_config(TrainConfig, None, {"pairs": "p.csv", "lora.rnak": 8})
+            TrainConfig.load(None, {"pairs": "p.csv", "lora.rnak": 8})
 
 
 @pytest.fixture(scope="module")

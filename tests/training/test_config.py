@@ -8,7 +8,7 @@ import pytest
 
 from bixse.errors import ConfigError, InputError
 from bixse.losses.catalogue import LOSSES
-from bixse.training.config import OptimizerConfig, TrainConfig, load_config
+from bixse.training.config import OptimizerConfig, TrainConfig
 from bixse.training.loop.arguments import training_arguments
 
 
@@ -18,26 +18,26 @@ def yaml_file(folder: Path, text: str) -> Path:
     return path
 
 
-def faults(path: Path | None, overrides: dict[str, Any] | None = None) -> list[str]:
+def errors(path: Path | None, overrides: dict[str, Any] | None = None) -> list[str]:
     with pytest.raises(ConfigError) as caught:
-        load_config(TrainConfig, path, overrides or {})
+        TrainConfig.load(path, overrides or {})
     head, *lines = str(caught.value).splitlines()
-    assert head == f"{path or 'settings'}: {len(lines)} fault{'s' if len(lines) != 1 else ''}"
+    assert head == f"{path or 'settings'}: {len(lines)} error{'s' if len(lines) != 1 else ''}"
     assert all(": got " in line and "expected " in line and "; fix: " in line for line in lines), lines
     return lines
 
 
 def test_no_file(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"run\.yaml: got 'No such file or directory'"):
-        load_config(TrainConfig, tmp_path / "run.yaml", {})
+        TrainConfig.load(tmp_path / "run.yaml")
     with pytest.raises(InputError, match="Is a directory"):
-        load_config(TrainConfig, tmp_path, {})
+        TrainConfig.load(tmp_path)
 
 
 @pytest.mark.parametrize("text", ["", "pairs", "- pairs", "pairs: [", "pairs: a: b", "1: 2"])
 def test_no_yaml_mapping(tmp_path: Path, text: str) -> None:
     with pytest.raises(ConfigError, match="expected lines of the form `key: value`"):
-        load_config(TrainConfig, yaml_file(tmp_path, text), {})
+        TrainConfig.load(yaml_file(tmp_path, text), {})
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_no_yaml_mapping(tmp_path: Path, text: str) -> None:
     ],
 )
 def test_an_unknown_key_says_the_closest(tmp_path: Path, text: str, key: str, hint: str) -> None:
-    (line,) = faults(yaml_file(tmp_path, f"pairs: p.csv\n{text}\n"))
+    (line,) = errors(yaml_file(tmp_path, f"pairs: p.csv\n{text}\n"))
     assert line.startswith(f"  {key}: got an unknown key")
     assert hint in line
 
@@ -77,7 +77,7 @@ def test_an_unknown_key_says_the_closest(tmp_path: Path, text: str, key: str, hi
         ("optimizer: {learning_rate: .inf}", "  optimizer.learning_rate: got inf; expected a finite number"),
         ("optimizer: {epochs: null}", "  optimizer.epochs: got None; expected a valid integer"),
         ("pooling: max", "  pooling: got 'max'; expected 'mean', 'cls' or 'cls-head'"),
-        ("model: [a]", "  model: got ['a']; expected a valid string"),
+        ("model: [a, b]", "  model: got ['a', 'b']; expected a valid string"),
         (
             "loss: bixes",
             f"  loss: got 'bixes'; expected one of {', '.join(LOSSES)}; fix: did you mean 'bix",
@@ -86,12 +86,12 @@ def test_an_unknown_key_says_the_closest(tmp_path: Path, text: str, key: str, hi
     ],
 )
 def test_a_wrong_value(tmp_path: Path, text: str, start: str) -> None:
-    (line,) = faults(yaml_file(tmp_path, f"pairs: p.csv\n{text}\n"))
+    (line,) = errors(yaml_file(tmp_path, f"pairs: p.csv\n{text}\n"))
     assert line.startswith(start), line
 
 
 def test_all_faults_together(tmp_path: Path) -> None:
-    lines = faults(yaml_file(tmp_path, "sed: 1\nmax_length: x\noptimizer: {epochs: 0, warm: 1}\nloss: no\n"))
+    lines = errors(yaml_file(tmp_path, "sed: 1\nmax_length: x\noptimizer: {epochs: 0, warm: 1}\nloss: no\n"))
     assert [line.split(":")[0].strip() for line in lines] == [
         "pairs",
         "max_length",
@@ -104,35 +104,35 @@ def test_all_faults_together(tmp_path: Path) -> None:
 
 
 def test_faults_of_flags_alone() -> None:
-    assert faults(None, {"optimizer.epochs": 0})[-1].startswith("  optimizer.epochs: got 0")
+    assert errors(None, {"optimizer.epochs": 0})[-1].startswith("  optimizer.epochs: got 0")
 
 
 @pytest.mark.parametrize("section", ["5", "null", "[1]"])
 def test_a_flag_below_a_key_that_is_no_section(tmp_path: Path, section: str) -> None:
-    (line,) = faults(yaml_file(tmp_path, f"pairs: p.csv\noptimizer: {section}\n"), {"optimizer.epochs": 2})
+    (line,) = errors(yaml_file(tmp_path, f"pairs: p.csv\noptimizer: {section}\n"), {"optimizer.epochs": 2})
     assert line.startswith("  optimizer: got ")
 
 
 def test_relative_paths_are_taken_from_the_folder_of_the_file(tmp_path: Path) -> None:
     (tmp_path / "configs").mkdir()
     path = yaml_file(tmp_path / "configs", "pairs: ../data/p.csv\ndev: /absolute/dev\nmodel: some/model\n")
-    config = load_config(TrainConfig, path, {})
+    config = TrainConfig.load(path)
     assert config.pairs == tmp_path / "configs" / "../data/p.csv"
     assert config.dev == Path("/absolute/dev")
     assert config.model == "some/model"
-    assert load_config(TrainConfig, path, {"pairs": "here.csv"}).pairs == Path("here.csv")
+    assert TrainConfig.load(path, {"pairs": "here.csv"}).pairs == Path("here.csv")
 
 
 def test_flags_override_the_file_and_leave_the_rest(tmp_path: Path) -> None:
     path = yaml_file(tmp_path, "pairs: p.csv\nseed: 7\noptimizer:\n  epochs: 9\n  batch_size: 4\n")
-    config = load_config(TrainConfig, path, {"optimizer.epochs": 1, "seed": 8})
+    config = TrainConfig.load(path, {"optimizer.epochs": 1, "seed": 8})
     assert (config.seed, config.optimizer.epochs, config.optimizer.batch_size) == (8, 1, 4)
-    assert load_config(TrainConfig, None, {"pairs": "p.csv", "optimizer.epochs": 1}).optimizer.epochs == 1
+    assert TrainConfig.load(None, {"pairs": "p.csv", "optimizer.epochs": 1}).optimizer.epochs == 1
 
 
 def test_a_rate_written_as_people_write_it(tmp_path: Path) -> None:
     path = yaml_file(tmp_path, "pairs: p.csv\noptimizer: {learning_rate: 5e-5}\n")  # a text to YAML 1.1
-    assert math.isclose(load_config(TrainConfig, path, {}).optimizer.learning_rate, 5e-5)
+    assert math.isclose(TrainConfig.load(path).optimizer.learning_rate, 5e-5)
 
 
 def test_a_configuration_is_frozen_and_survives_json() -> None:

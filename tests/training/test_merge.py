@@ -23,7 +23,7 @@ from bixse.training.config import MergeConfig, TrainConfig
 from bixse.training.dev_evaluation import dev_figures
 from bixse.training.loop.callbacks import StopOnInterrupt
 from bixse.training.merging.merge import MergeResult, _choose
-from bixse.training.merging.merge_models import merge_models
+from bixse.training.merging.merge_models import MergeModelsConfig, merge_models
 from bixse.training.merging.watched import Split, load_watched
 from bixse.training.recipe import train
 
@@ -31,6 +31,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 HALF = MergeConfig(weights=(0.5,))
+
+
+def merged(models, out, **settings):
+    return merge_models(MergeModelsConfig.load(None, {"models": [str(model) for model in models], **settings}), out)
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
@@ -104,7 +108,7 @@ class TestRefused:
         for settings in (
             {"guard": tmp_path},
             {"guard": tmp_path, "dev": tmp_path, "merge": None},
-            {"guard": (tmp_path / "a", tmp_path / "b"), "dev": tmp_path, "guard_split": ("test",)},
+            {"guard": (tmp_path / "a", tmp_path / "b"), "dev": tmp_path, "guard_split": ("a", "b", "c")},
             {"merge": {"checkpoints": 2}},
         ):
             with pytest.raises(ValueError, match="fix:"):
@@ -112,33 +116,33 @@ class TestRefused:
 
     def test_models_of_other_architecture_or_tokenizer(self, tiny_model_path, decoder_path, tmp_path):
         with pytest.raises(ModelError, match="embeddings"):
-            merge_models([tiny_model_path, decoder_path("llama")], tmp_path / "out", weights=[0.5, 0.5])
+            merged([tiny_model_path, decoder_path("llama")], tmp_path / "out", weights=[0.5, 0.5])
         other = tmp_path / "other"
         shutil.copytree(tiny_model_path, other)
         path = other / "tokenizer.json"
         path.write_text(path.read_text().replace('"copy"', '"kopy"'))
         with pytest.raises(ModelError, match="tokenizer"):
-            merge_models([tiny_model_path, other], tmp_path / "out", weights=[0.5, 0.5])
+            merged([tiny_model_path, other], tmp_path / "out", weights=[0.5, 0.5])
         assert not (tmp_path / "out").exists()
 
     @pytest.mark.parametrize("given", [{}, {"weights": [0.7, 0.7]}, {"weights": [1.0]}, {"weights": [1.5, -0.5]}])
     def test_weights_of_models_that_make_no_mean(self, tiny_model_path, tmp_path, given):
         with pytest.raises(InputError):
-            merge_models([tiny_model_path, tiny_model_path], tmp_path / "out", **given)
+            merged([tiny_model_path, tiny_model_path], tmp_path / "out", **given)
 
     def test_a_refused_merge_leaves_its_folder_free(self, tiny_model_path, tmp_path):
         models = [tiny_model_path, tiny_model_path]
         with pytest.raises(InputError):
-            merge_models(models, tmp_path / "out", weights=[0.5, 0.6])
+            merged(models, tmp_path / "out", weights=[0.5, 0.6])
         assert not (tmp_path / "out").exists()
-        assert merge_models(models, tmp_path / "out", weights=[0.5, 0.5]).model_path.is_dir()
+        assert merged(models, tmp_path / "out", weights=[0.5, 0.5]).model_path.is_dir()
         with pytest.raises(OutputExistsError):
-            merge_models(models, tmp_path / "out", weights=[0.25, 0.75])
+            merged(models, tmp_path / "out", weights=[0.25, 0.75])
 
     @pytest.mark.parametrize("wrong", [{"candidates": [1.5]}, {"documents": 0}, {"guard_tolerance": -0.1}])
     def test_settings_out_of_range(self, guarded_files, tiny_model_path, tmp_path, wrong):
         with pytest.raises(InputError):
-            merge_models([tiny_model_path] * 2, tmp_path / "out", dev=guarded_files / "collection", **wrong)
+            merged([tiny_model_path] * 2, tmp_path / "out", dev=guarded_files / "collection", **wrong)
         assert not (tmp_path / "out").exists()
 
     def test_adapters_that_do_not_start_at_zero_are_refused_before_training(
@@ -150,8 +154,8 @@ class TestRefused:
         assert not (tmp_path / "out").exists()
 
     def test_one_model(self, tiny_model_path, tmp_path):
-        with pytest.raises(InputError, match="two"):
-            merge_models([tiny_model_path], tmp_path / "out", weights=[1.0])
+        with pytest.raises(InputError, match="2 items"):
+            merged([tiny_model_path], tmp_path / "out", weights=[1.0])
 
 
 class TestChoice:
@@ -352,13 +356,13 @@ class TestModelsThatExist:
         return paths
 
     def test_given_weights(self, tiny_model_path, tuned, tmp_path):
-        found = merge_models([tiny_model_path, tuned[0]], tmp_path / "out", weights=[0.25, 0.75])
+        found = merged([tiny_model_path, tuned[0]], tmp_path / "out", weights=[0.25, 0.75])
         assert_between(weights(found.model_path), weights(tiny_model_path), weights(tuned[0]), 0.75)
         assert build_encoder(found.model_path).head is None and found.warnings
-        assert merge_models([tiny_model_path, tuned[0]], tmp_path / "out", weights=[0.25, 0.75]).reused
+        assert merged([tiny_model_path, tuned[0]], tmp_path / "out", weights=[0.25, 0.75]).reused
 
     def test_a_soup_is_chosen_on_dev_with_its_head(self, guarded_files, tiny_model_path, tuned, tmp_path):
-        found = merge_models(
+        found = merged(
             [tiny_model_path, *tuned], tmp_path / "out", dev=guarded_files / "collection",
             guard=guarded_files / "collection", guard_split="guard", pairs=guarded_files / "pairs.jsonl",
             candidates=[0.4, 0.8],
@@ -398,6 +402,6 @@ def test_a_run_says_what_was_merged(guarded_files, tiny_model_path, tmp_path, ca
     said = capsys.readouterr().out
     assert "merged weights" in said and "guard" in said
     with pytest.raises(ConfigError):
-        from bixse.training.config import load_config
+        from bixse.training.config import TrainConfig
 
-        load_config(TrainConfig, None, {"pairs": "p.jsonl", "merge": {"weight": 0.5}})
+        TrainConfig.load(None, {"pairs": "p.jsonl", "merge": {"weight": 0.5}})

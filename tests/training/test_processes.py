@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 from bixse.data.graded_pairs import GradedPairs
 from bixse.data.pairs_files import save_graded_pairs
-from bixse.training.config import TrainConfig, load_config
+from bixse.training.config import TrainConfig
 from bixse.training.recipe import train
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def configs(tiny_model_path, tasks_file, tmp_path_factory) -> dict[str, Path]:
 def alone(configs) -> dict[str, Path]:
     """Every case trained by one process."""
     for path in configs.values():
-        train(load_config(TrainConfig, path, {}), path.parent / "one", progress=False)
+        train(TrainConfig.load(path), path.parent / "one", progress=False)
     return {name: path.parent / "one" for name, path in configs.items()}
 
 

@@ -14,7 +14,7 @@ import yaml
 from launch import TRAIN_ALL, finish, start
 
 from bixse.errors import StorageError
-from bixse.training.config import TrainConfig, load_config
+from bixse.training.config import TrainConfig
 from bixse.training.loop.trainer import GradedTrainer
 from bixse.training.recipe import train
 
@@ -72,7 +72,7 @@ def test_a_run_that_is_killed_at_any_moment_ends_as_if_it_never_was(config, tmp_
 
 
 def test_a_disk_that_fills_up_while_a_checkpoint_is_written(config, tmp_path, monkeypatch):
-    settings = load_config(TrainConfig, config, {})
+    settings = TrainConfig.load(config)
     train(settings, tmp_path / "whole", progress=False)
     save = GradedTrainer._save_optimizer_and_scheduler
 

@@ -17,7 +17,7 @@ from bixse.errors import (
     InvalidFileError,
     OutputExistsError,
 )
-from bixse.training.config import TrainConfig, load_config
+from bixse.training.config import TrainConfig
 from bixse.training.loop.trainer import GradedTrainer
 from bixse.training.recipe import train
 from bixse.training.sweep import sweep as sweep_module
@@ -274,7 +274,7 @@ def test_the_best_settings_train_the_same_model_again(settings, tmp_path, monkey
     assert text.startswith("# The best of 4 cells on dev: ")
     assert "Measure it on test, once." in text
     monkeypatch.chdir("/")
-    again = train(load_config(TrainConfig, result.best_path, {}), tmp_path / "again", progress=False)
+    again = train(TrainConfig.load(result.best_path), tmp_path / "again", progress=False)
     weights = [folder / "model.safetensors" for folder in (again.model_path, result.model_path)]
     assert weights[0].read_bytes() == weights[1].read_bytes()
 
@@ -340,7 +340,7 @@ def test_seeds_are_ranked_by_their_mean(settings, tmp_path):
     assert table(out)[0]["seeds"] == "3 4"
     best_seed = max(figures, key=lambda seed: figures[seed])
     assert result.model_path == folder / f"seed-{best_seed}" / "model"
-    assert load_config(TrainConfig, result.best_path, {}).seed == best_seed
+    assert TrainConfig.load(result.best_path).seed == best_seed
     assert list(out.glob("cells/*/*/model")) == [result.model_path]
     assert result.warnings == []
 

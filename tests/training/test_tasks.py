@@ -15,7 +15,7 @@ from bixse.errors import ConfigError, InputError
 from bixse.evaluation.evaluate import evaluate
 from bixse.evaluation.systems import EncoderSystem
 from bixse.evaluation.tasks import collection_task
-from bixse.training.config import TrainConfig, load_config
+from bixse.training.config import TrainConfig
 from bixse.training.recipe import train
 
 TABLE = """
@@ -52,7 +52,7 @@ def settings_of(files, training_files, tiny_model_path, **changes):
     }
     path = files / "run.yaml"
     path.write_text(json.dumps(lines), encoding="utf-8")
-    return load_config(TrainConfig, path, {})
+    return TrainConfig.load(path)
 
 
 def test_a_task_without_instruction(files, training_files, tiny_model_path):

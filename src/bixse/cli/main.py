@@ -47,7 +47,7 @@ VERBS = {
     "doctor": "show what this machine can do and what is missing",
 }
 """Verb -> one line of help; `bixse.cli.<verb>` holds `add_arguments` and `run`, with _ for the space of two words."""
-CONFIG_VERBS = tuple(verb for verb in VERBS if verb not in ("train", "sweep", "study", "doctor"))
+CONFIG_VERBS = tuple(verb for verb in VERBS if verb not in ("train", "merge", "sweep", "study", "doctor"))
 """Verbs whose arguments may come from a YAML file; `train`, `sweep` and `study` have settings of their own."""
 
 SHARING_VERBS = ("train",)
@@ -104,7 +104,8 @@ def build_parser(verb: str | None = None, config: Path | None = None) -> argpars
         sub = verbs.add_parser(name, help=summary, description=about, formatter_class=_Help, allow_abbrev=False)
         if verb in (None, name):
             _module(name).add_arguments(sub)
-            add_precision_argument(sub, name)
+            if "--precision" not in sub._option_string_actions:
+                add_precision_argument(sub, name)
             if name in CONFIG_VERBS:
                 sub.add_argument("--config", metavar="FILE", help="YAML file of these arguments; flags override it")
         if config is not None and name == verb and name in CONFIG_VERBS:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bixse.cli.collection_arguments import add_missing_argument
+from bixse.cli.flags import add_settings, settings_from
 from bixse.cli.result import CommandResult
 
 if TYPE_CHECKING:
@@ -13,96 +13,12 @@ if TYPE_CHECKING:
 
     from bixse.training.config import OptimizerConfig, TrainConfig
 
-FLAGS = {
-    "pairs": "pairs",
-    "dev": "dev",
-    "dev_split": "dev_split",
-    "guard": "guard",
-    "guard_split": "guard_split",
-    "guard_tolerance": "guard_tolerance",
-    "allow_shared_queries": "allow_shared_queries",
-    "missing_documents": "missing_documents",
-    "model": "model",
-    "instructions": "instructions",
-    "loss": "loss",
-    "scale": "scale",
-    "seed": "seed",
-    "max_length": "max_length",
-    "epochs": "optimizer.epochs",
-    "steps": "optimizer.steps",
-    "batch_size": "optimizer.batch_size",
-    "learning_rate": "optimizer.learning_rate",
-    "precision": "precision",
-    "documents_per_query": "optimizer.documents_per_query",
-}
-"""Flag -> key of the configuration it overrides."""
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The verb's flags; every other setting is a key of the YAML file."""
-    parser.add_argument(
-        "--config", type=Path, metavar="FILE", help="YAML file of settings, more than have flags; flags override it"
-    )
-    parser.add_argument(
-        "--pairs",
-        nargs="+",
-        action="extend",
-        metavar="FILE",
-        help="graded pairs: query, document, relevance in [0, 1] (.parquet .jsonl .csv .tsv); of several files each "
-        "is a task",
-    )
-    parser.add_argument(
-        "--dev",
-        nargs="+",
-        action="extend",
-        metavar="DIR",
-        help="collection folder (corpus.jsonl, queries.jsonl, qrels), or several; the checkpoint that ranks it best is "
-        "kept",
-    )
-    parser.add_argument("--dev-split", metavar="NAME", help="split of the dev collection (default: dev)")
-    add_missing_argument(parser, default=None)
-    parser.add_argument(
-        "--guard",
-        nargs="+",
-        action="extend",
-        metavar="DIR",
-        help="collection folder, or several, that must not get worse: weights are merged with the base model's so that "
-        "they do not",
-    )
-    parser.add_argument("--guard-split", metavar="NAME", help="split of the guard collections (default: test)")
-    parser.add_argument(
-        "--guard-tolerance", type=float, metavar="X", help="nDCG@10 they may lose at most (default: 0.01)"
-    )
-    parser.add_argument(
-        "--allow-shared-queries",
-        action="store_true",
-        default=None,
-        help="accept dev or guard queries that stand in the training pairs too",
-    )
-    parser.add_argument(
-        "--no-merge", action="store_true", help="keep the tuned weights: do not merge them with the base model's"
-    )
-    parser.add_argument(
-        "--model",
-        metavar="NAME_OR_PATH",
-        help="encoder to train: model folder or Hugging Face name (default: demo, the small model of bixse[demo])",
-    )
-    parser.add_argument(
-        "--loss", metavar="NAME", help="objective: bixse (default), infonce, lambdaloss-v2, ... (docs/losses.md)"
-    )
-    parser.add_argument(
-        "--instructions", metavar="FILE", help="task instructions (TOML), or paper for those of the BiXSE paper"
-    )
-    parser.add_argument("--scale", type=float, metavar="ALPHA", help="logit scale of the loss (default: 10)")
-    parser.add_argument("--epochs", type=int, metavar="N", help="passes over the queries")
-    parser.add_argument("--steps", type=int, metavar="N", help="stop after N steps instead")
-    parser.add_argument("--batch-size", type=int, metavar="N", help="queries in a batch, over all processes")
-    parser.add_argument("--documents-per-query", type=int, metavar="K", help="graded documents of a query in a batch")
-    parser.add_argument(
-        "--learning-rate", type=float, metavar="RATE", help="peak learning rate for 16 queries per batch"
-    )
-    parser.add_argument("--max-length", type=int, metavar="TOKENS", help="read only the first TOKENS of a text")
-    parser.add_argument("--seed", type=int, metavar="N", help="seed of batches and dropout (default: 0)")
+    """The settings, and where the model goes."""
+    from bixse.training.config import TrainConfig
+
+    add_settings(parser, TrainConfig)
     parser.add_argument(
         "--dry-run",
         action="store_true",
@@ -119,19 +35,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> CommandResult:
     """Train, or continue, or say that it is done."""
-    from bixse.training.config import TrainConfig, load_config
+    from bixse.training.config import TrainConfig
     from bixse.training.dev_evaluation import dev_figures
     from bixse.training.recipe import train
 
-    overrides: dict[str, Any] = {
-        key: getattr(args, flag) for flag, key in FLAGS.items() if getattr(args, flag) is not None
-    }
-    if args.no_merge:
-        overrides["merge"] = None
-    for key in ("pairs", "dev", "guard"):
-        if len(overrides.get(key, ())) == 1:
-            overrides[key] = overrides[key][0]
-    config = load_config(TrainConfig, args.config, overrides)
+    config = settings_from(args, TrainConfig)
     if args.dry_run:
         return _plan(config, args.out)
     result = train(config, args.out)

@@ -2,38 +2,24 @@
 
 from __future__ import annotations
 
-import difflib
-import inspect
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from bixse.data.collection_files import MissingDocuments
-from bixse.data.io.files import read_settings
 from bixse.encoders.loading.build import AttentionKind
 from bixse.encoders.loading.precision import Setting, resolve_precision
 from bixse.encoders.pooling import PoolingMode
-from bixse.errors import SEEDS, ConfigError, did_you_mean, shorten
+from bixse.errors import SEEDS, did_you_mean
 from bixse.losses.catalogue import LOSSES
+from bixse.settings import Flag, Settings, paths_in
 from bixse.training.preflight import LongTexts
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-    from typing import TypeVar
 
-    ConfigType = TypeVar("ConfigType", bound=BaseModel)
-
-
-RENAMED = {"bf16": "write precision: bfloat16 for true, float32 for false, auto for null"}
-"""Key of an earlier version -> what is written now."""
-
-
-class LoraConfig(BaseModel):
+class LoraConfig(Settings):
     """Low-rank adapters: the encoder is frozen, a few weights beside it are trained."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     rank: int = Field(default=32, ge=1)
     """Rank of the adapters; the paper takes 32 for its 3B encoders."""
@@ -47,13 +33,11 @@ class LoraConfig(BaseModel):
     """Other arguments of peft.LoraConfig, for example use_dora, use_rslora."""
 
 
-class OptimizerConfig(BaseModel):
+class OptimizerConfig(Settings):
     """How the weights are moved: the paper's Adam with linear warm-up and decay.
 
     The defaults of rate, epochs, batch and documents per query were chosen on the dev queries of `pydocs`.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     learning_rate: float = Field(default=1e-4, gt=0)
     """Peak rate of the encoder before scaling; the bias learns `bias_lr_multiplier` times as fast."""
@@ -102,10 +86,8 @@ Weight = Annotated[float, Field(ge=0, le=1)]
 """w of (1 - w) base + w tuned: 0 is the base model, 1 the tuned one."""
 
 
-class MergeConfig(BaseModel):
+class MergeConfig(Settings):
     """After training: weights between the base and the tuned encoder, which keep what the base model knew."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     weights: Annotated[tuple[Weight, ...], Field(min_length=1)] = tuple(step / 10 for step in range(1, 11))
     """Weights that are scored on dev and guard; a single one is taken without a dev collection too."""
@@ -118,7 +100,7 @@ class MergeConfig(BaseModel):
     """Save the tuned model too, as it was before merging, in `tuned` beside `model`."""
 
 
-class TrainConfig(BaseModel):
+class TrainConfig(Settings):
     """Settings of `bixse train`; also the keys of its YAML file.
 
     Example:
@@ -126,7 +108,7 @@ class TrainConfig(BaseModel):
         16
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    renamed: ClassVar = {"bf16": "write precision: bfloat16 for true, float32 for false, auto for null"}
 
     pairs: Path | Annotated[tuple[Path, ...], Field(min_length=1)]
     """File of graded pairs (.parquet, .jsonl, .csv, .tsv), or several. Rows of a file without a task column have, where
@@ -186,7 +168,7 @@ class TrainConfig(BaseModel):
     """Logit scale alpha: 1 / temperature. The paper's is 20; 10 was better on dev for every loss (docs/search)."""
     loss_options: dict[str, Any] = Field(default_factory=dict)
     """Other arguments of the loss, for example bias, cutoff, in_batch."""
-    optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig)
+    optimizer: Annotated[OptimizerConfig, Flag(flat=True)] = Field(default_factory=OptimizerConfig)
     """Rates, epochs and batches."""
     seed: int = Field(default=0, ge=0, lt=SEEDS)
     """Of batches, draws and dropout."""
@@ -228,89 +210,3 @@ class TrainConfig(BaseModel):
         if value not in LOSSES:
             raise ValueError(f"expected one of {', '.join(LOSSES)}; fix: {did_you_mean(value, LOSSES)}")
         return value
-
-
-def _path_settings(kind: type[BaseModel]) -> tuple[str, ...]:
-    return tuple(name for name, field in kind.model_fields.items() if "Path" in str(field.annotation))
-
-
-PATH_SETTINGS = _path_settings(TrainConfig)
-"""Settings of a training run that are paths."""
-
-
-def map_paths(value: Any, change: Callable[[Path], Path]) -> Any:
-    """The value of a path setting with a function applied to its path, or to each path of a list."""
-    if isinstance(value, (list, tuple)):
-        return [map_paths(entry, change) for entry in value]
-    return str(change(Path(value))) if isinstance(value, (str, Path)) else value
-
-
-def paths_in(value: Any) -> list[Path]:
-    """The paths of a path setting: none, one, or those of a list."""
-    if isinstance(value, (list, tuple)):
-        return [path for entry in value for path in paths_in(entry)]
-    return [Path(value)] if isinstance(value, (str, Path)) else []
-
-
-def moved_paths(names: Iterable[str], settings: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Settings with the relative paths of those that are named taken from a folder."""
-    moved = {name: map_paths(settings[name], folder.joinpath) for name in names if name in settings}
-    return {**settings, **moved}
-
-
-def load_config(kind: type[ConfigType], path: Path | None, overrides: Mapping[str, Any]) -> ConfigType:
-    """A configuration from a YAML file and overrides on top (dotted keys reach into sections).
-
-    Relative paths in the file are taken from the file's own folder.
-
-    Raises:
-        InputError: the file is missing, unreadable, or not UTF-8.
-        ConfigError: the file is no YAML mapping, a key is unknown (with the closest known one), or a value is
-            outside its range; all faults together.
-    """
-    values: dict[str, Any] = {}
-    if path is not None:
-        values = moved_paths(_path_settings(kind), read_settings(path), path.parent)
-    for key, value in overrides.items():
-        section: Any = values
-        *parents, last = key.split(".")
-        for parent in parents:
-            section = section.setdefault(parent, {})
-            if not isinstance(section, dict):
-                break  # the file holds no section there: a fault that validation names
-        else:
-            section[last] = value
-    try:
-        return kind.model_validate(values)
-    except ValidationError as error:
-        where = str(path) if path is not None else "settings"
-        lines = [_explain(kind, fault) for fault in error.errors()]
-        raise ConfigError(
-            "\n".join([f"{where}: {len(lines)} fault{'s' if len(lines) != 1 else ''}", *lines])
-        ) from error
-
-
-def _explain(kind: type[BaseModel], fault: Mapping[str, Any]) -> str:
-    """One validation fault as a line: key, found, expected, mend."""
-    key = ".".join(str(part) for part in fault["loc"])
-    if fault["type"] == "extra_forbidden":
-        known = {name.rpartition(".")[2]: name for name in _known_keys(kind)}
-        close = difflib.get_close_matches(str(fault["loc"][-1]), known, n=1)
-        hint = f"did you mean {known[close[0]]!r}?" if close else f"known keys: {', '.join(known.values())}"
-        hint = RENAMED.get(key, hint)
-        return f"  {key}: got an unknown key; expected a known one; fix: {hint}"
-    if fault["type"] == "missing":
-        return f"  {key}: got nothing; expected a value; fix: set {key!r} in the file or with its flag"
-    message = fault["msg"].removeprefix("Value error, ").replace("Input should be", "expected")
-    mend = "" if "fix:" in message or "fix:" in message else "; fix: correct it, or leave it out for the default"
-    return f"  {key}: got {shorten(fault['input'])}; {message}{mend}"
-
-
-def _known_keys(kind: type[BaseModel]) -> list[str]:
-    keys = []
-    for name, field in kind.model_fields.items():
-        keys.append(name)
-        for inner in (field.annotation, *get_args(field.annotation)):
-            if get_origin(inner) is None and inspect.isclass(inner) and issubclass(inner, BaseModel):
-                keys += [f"{name}.{key}" for key in inner.model_fields]
-    return keys

@@ -8,7 +8,8 @@ from bixse.data.collection_files import files_of_split, load_collection
 from bixse.data.io.files import file_hash
 from bixse.errors import InputError
 from bixse.retrieval.bm25 import BM25
-from bixse.training.config import paths_in
+from bixse.settings import paths_in
+from bixse.training.config import TrainConfig
 from bixse.training.merging.watched import Split, load_watched
 
 if TYPE_CHECKING:

@@ -20,7 +20,8 @@ from bixse.encoders.loading.precision import keep_weights_exact, use_precision
 from bixse.errors import ConfigError, InputError, InterruptedRunError, OutputExistsError, TrainingError
 from bixse.losses.catalogue import build_loss, check_loss_options
 from bixse.progress import progress_bar
-from bixse.training.config import paths_in
+from bixse.settings import paths_in
+from bixse.training.config import TrainConfig
 from bixse.training.dev_evaluation import dev_evaluator, dev_figures, dev_hashes, load_dev, load_watched_of
 from bixse.training.distributed import any_process, check_agreement, is_first_process, join_processes, together
 from bixse.training.loop.checkpoints import checkpoint_to_resume, tell_where_the_best_is, whole_checkpoints

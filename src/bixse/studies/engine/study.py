@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from bixse.studies.findings.contrasts import Contrast
 
 STUDIES = {
-    "losses": "losses",
+    "losses": "loss_comparison",
     "noise": "noise",
     "cutoff": "cutoff",
     "batch-size": "batch_size",
@@ -75,7 +75,7 @@ def find_study(name: str) -> Study:
     if name not in STUDIES:
         raise InputError(f"study: got {name!r}; expected one of {', '.join(STUDIES)}; "
                          f"fix: {did_you_mean(name, STUDIES)}")  # fmt: skip
-    found: Study = import_module(f"bixse.studies.{STUDIES[name]}").STUDY
+    found: Study = import_module(f"bixse.studies.paper.{STUDIES[name]}").STUDY
     return found
 
 

@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from bixse.data.io.files import read_settings
 from bixse.errors import SEEDS, ConfigError, InputError, did_you_mean
 from bixse.losses.catalogue import LOSSES
+from bixse.settings import Settings
 from bixse.studies.engine.preset_names import preset_names
-from bixse.training.config import PATH_SETTINGS, TrainConfig, load_config, moved_paths
+from bixse.training.config import TrainConfig
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -24,10 +25,8 @@ OWNED = ("pairs", "dev", "dev_split", "model", "seed", "min_relevant_grade", "re
 """Settings of training that a study sets itself."""
 
 
-class StudyData(BaseModel):
+class StudyData(Settings):
     """What a study trains, chooses and measures on: one collection, or files of pairs and collections beside them."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     collection: str = PYDOCS
     """Folder in the BEIR layout, or "pydocs"; gives all that the other keys do not."""
@@ -60,10 +59,8 @@ class StudyData(BaseModel):
         return self
 
 
-class EncoderSize(BaseModel):
+class EncoderSize(Settings):
     """The size of an encoder, for a plan of memory and time without its files."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     parameters: float = Field(gt=0)
     """Weights in all."""
@@ -81,7 +78,7 @@ class EncoderSize(BaseModel):
     """Assumed rows of training data where the files are not there."""
 
 
-class StudyConfig(BaseModel):
+class StudyConfig(Settings):
     """Settings of `bixse study`; also the keys of its YAML file.
 
     Example:
@@ -89,8 +86,6 @@ class StudyConfig(BaseModel):
         >>> config.model, config.data.collection
         ('demo', 'pydocs')
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     data: StudyData = Field(default_factory=StudyData)
     """What is trained, chosen and measured on."""
@@ -158,19 +153,19 @@ def load_study_config(
         settings = merged(settings, own)
     if path is not None:
         settings = merged(settings, _from_its_folder(read_settings(path), path.parent))
-    return load_config(StudyConfig, None, merged(settings, flags or {}))
+    return StudyConfig.load(None, merged(settings, flags or {}))
 
 
 def _from_its_folder(settings: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Settings of a file with its relative paths taken from its folder."""
     data = settings.get("data")
     if isinstance(data, dict):
-        data = moved_paths(("pairs", "dev", "test"), data, folder)
+        data = StudyData.from_folder(data, folder)
         if isinstance(data.get("collection"), str) and data["collection"] != PYDOCS:
-            data = moved_paths(("collection",), data, folder)
+            data = {**data, "collection": str(folder / data["collection"])}
         settings = {**settings, "data": data}
     if isinstance(settings.get("train"), dict):
-        settings = {**settings, "train": moved_paths(PATH_SETTINGS, settings["train"], folder)}
+        settings = {**settings, "train": TrainConfig.from_folder(settings["train"], folder)}
     return settings
 
 
@@ -195,6 +190,6 @@ def train_config(settings: Mapping[str, Any]) -> TrainConfig:
         ConfigError: an unknown key or a value outside its range.
     """
     try:
-        return load_config(TrainConfig, None, settings)
+        return TrainConfig.load(None, settings)
     except ConfigError as error:
         raise ConfigError(f"study: the settings of a cell cannot be used\n{error}") from error

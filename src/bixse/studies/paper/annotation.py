@@ -43,7 +43,7 @@ def _contrasts(values: Values) -> list[Contrast]:
     fewest = {"loss": "bixse", "labels_per_query": counts[0]}
     spread = [
         above(
-            f"bixse: {counts[0]} a query above {count} for the same budget",
+            f"bixse: {counts[0]} per query above {count} for the same budget",
             fewest,
             {**fewest, "labels_per_query": count},
         )
@@ -56,7 +56,7 @@ def _contrasts(values: Values) -> list[Contrast]:
 STUDY = Study(
     name="annotation",
     title="A fixed budget of labels",
-    paper="The economic claim: BiXSE learns from a single labelled pair a query, where pairwise and listwise losses "
+    paper="The economic claim: BiXSE learns from a single labelled pair per query, where pairwise and listwise losses "
     "need several",
     defaults={
         "labels_per_query": [1, 2, 3, 6],
@@ -72,4 +72,4 @@ STUDY = Study(
         "batch, and all arms make as many steps as the first one does in its passes.",
     ),
 )
-"""The paper's claim that one graded pair a query is enough."""
+"""The paper's claim that one graded pair per query is enough."""

@@ -13,7 +13,7 @@ from bixse.data.io.files import storage_errors
 from bixse.data.run_record import RUN_FILE, open_run
 from bixse.encoders.identity import model_path_settings
 from bixse.errors import InputError, InterruptedRunError, InvalidFileError, OutputExistsError, TrainingError
-from bixse.training.config import PATH_SETTINGS
+from bixse.training.config import TrainConfig
 from bixse.training.dev_evaluation import dev_figures
 from bixse.training.recipe import ADAPTER_FOLDER, CHECKPOINT_FOLDER, MODEL_FOLDER, TUNED_FOLDER, train
 from bixse.training.sweep.sweep_plan import input_hashes, plan_cells, run_folder
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from bixse.data.run_record import RunRecord
-    from bixse.training.config import TrainConfig
     from bixse.training.recipe import TrainResult
     from bixse.training.sweep.sweep_config import SweepConfig
     from bixse.training.sweep.sweep_plan import Cell
@@ -155,7 +154,7 @@ def _identity(config: SweepConfig, first: Cell) -> tuple[dict[str, Any], dict[st
             section.pop(last, None)
     own = config.model_dump(mode="json", include={"search", "vary", "seed", "keep"})
     settings |= {"sweep": {**own, "seeds": [run.seed for run in first.configs]}, "cells": config.cells}
-    return settings, {}, ("cells", *PATH_SETTINGS, *model_path_settings(run.model))
+    return settings, {}, ("cells", *TrainConfig.path_settings(), *model_path_settings(run.model))
 
 
 def _known_outcomes(

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PlainValidator, field_validator
+from pydantic import Field, PlainValidator, field_validator
 
 from bixse.errors import SEEDS, did_you_mean
-from bixse.training.config import PATH_SETTINGS, load_config, map_paths, moved_paths
+from bixse.settings import Settings, map_paths
+from bixse.training.config import TrainConfig
 
 MOST_CELLS = 10_000
 """Cells of one sweep at most: each has a row of the table and a folder."""
@@ -76,7 +77,7 @@ def _read_values(given: Any) -> list[Any] | Range:
     return Range(low, high, **flags)
 
 
-class SweepConfig(BaseModel):
+class SweepConfig(Settings):
     """Settings of `bixse sweep`; also the keys of its YAML file.
 
     Example:
@@ -84,8 +85,6 @@ class SweepConfig(BaseModel):
         >>> config.search, config.keep
         ('grid', 'best')
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     base: dict[str, Any] | Path
     """Settings of `TrainConfig` that all cells share, or the YAML file of `bixse train` that holds them."""
@@ -117,11 +116,11 @@ def load_sweep(path: Path) -> SweepConfig:
         InputError: the file is missing, unreadable, or not UTF-8.
         ConfigError: the file is no YAML mapping, a key is unknown, or a value is outside its range.
     """
-    config = load_config(SweepConfig, path, {})
-    base = config.base if isinstance(config.base, Path) else moved_paths(PATH_SETTINGS, config.base, path.parent)
+    config = SweepConfig.load(path, {})
+    base = config.base if isinstance(config.base, Path) else TrainConfig.from_folder(config.base, path.parent)
     vary = {
         key: [map_paths(value, path.parent.joinpath) for value in values]
-        if key in PATH_SETTINGS and isinstance(values, list)
+        if key in TrainConfig.path_settings() and isinstance(values, list)
         else values
         for key, values in config.vary.items()
     }

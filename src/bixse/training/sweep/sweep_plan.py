@@ -24,7 +24,8 @@ from bixse.data.task_instructions import load_instructions
 from bixse.encoders.identity import model_hashes
 from bixse.errors import ERRORS_SHOWN, ConfigError, InputError
 from bixse.losses.catalogue import check_loss_options
-from bixse.training.config import PATH_SETTINGS, TrainConfig, load_config, moved_paths, paths_in
+from bixse.settings import paths_in
+from bixse.training.config import TrainConfig
 from bixse.training.dev_evaluation import dev_hashes
 from bixse.training.sweep.sweep_config import MOST_CELLS, Range
 
@@ -75,7 +76,7 @@ def base_settings(config: SweepConfig) -> dict[str, Any]:
         InputError: the file cannot be read.
     """
     if isinstance(config.base, Path):
-        return moved_paths(PATH_SETTINGS, read_settings(config.base), config.base.parent)
+        return TrainConfig.from_folder(read_settings(config.base), config.base.parent)
     return config.base
 
 
@@ -104,7 +105,7 @@ def plan_cells(config: SweepConfig) -> list[Cell]:
     for choice in _choices(config):
         draws += 1
         try:
-            train_config = load_config(TrainConfig, None, deepcopy({**base, **choice})).resolved()
+            train_config = TrainConfig.load(None, deepcopy({**base, **choice})).resolved()
         except ConfigError as error:
             found = str(error).splitlines()[1:]
         else:
@@ -153,7 +154,7 @@ def input_hashes(cells: Sequence[Cell]) -> dict[str, dict[str, str]]:
     for cell in cells:
         for run in cell.configs:
             hashes = {"model": model_content(run.model)}
-            for name in PATH_SETTINGS:
+            for name in TrainConfig.path_settings():
                 files = paths_in(getattr(run, name))
                 if name == "dev":
                     files = [folder / part for folder in files for part in files_of_split(run.dev_split)]

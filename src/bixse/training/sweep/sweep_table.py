@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any, Literal
 import yaml
 
 from bixse.data.io.files import write_atomically
-from bixse.training.config import PATH_SETTINGS, map_paths
+from bixse.settings import map_paths
+from bixse.training.config import TrainConfig
 from bixse.training.sweep.sweep_plan import run_folder, show
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from bixse.training.config import TrainConfig
     from bixse.training.sweep.sweep_plan import Cell
 
 TABLE_FILE = "sweep.csv"
@@ -129,7 +129,7 @@ def write_best(path: Path, row: SweepRow, config: TrainConfig, cells: int) -> No
         StorageError: the file cannot be written; an earlier one is left as it was.
     """
     values = config.model_dump(mode="json")
-    values |= {name: map_paths(values[name], Path.absolute) for name in PATH_SETTINGS}
+    values |= {name: map_paths(values[name], Path.absolute) for name in TrainConfig.path_settings()}
     if Path(config.model).is_dir():
         values["model"] = str(Path(config.model).absolute())
     lines = [

@@ -1,0 +1,705 @@
+"""Record what bixse computes on fixed inputs, and compare two records: figures must survive a change of the code.
+
+python benchmarks/behaviour.py record BEFORE.json --shared DATA      # once with each version of the code
+python benchmarks/behaviour.py compare BEFORE.json AFTER.json        # every figure that differs; exit code 1 if any
+
+Only the command line, files and `import bixse` are relied on; `PLACES`, `FILES` and `SOURCE_FILES` name what else must
+be kept up to date. A command that fails is recorded by its exit code; a section that fails keeps the figures it had,
+and the exit code is 1. Figures are those of one machine and one set of library versions.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import hashlib
+import importlib.util
+import json
+import math
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections import Counter
+from functools import cached_property
+from importlib import import_module
+from pathlib import Path
+
+PLACES = {
+    "LOSSES": "bixse.losses.catalogue",
+    "build_loss": "bixse.losses.catalogue",
+    "evaluate_run": "bixse.evaluation.metrics",
+    "mean": "bixse.evaluation.metrics",
+    "paired_bootstrap": "bixse.evaluation.significance",
+    "randomisation_test": "bixse.evaluation.significance",
+    "load_pydocs": "bixse.data.pydocs.collection",
+    "save_collection": "bixse.data.collection_files",
+}
+"""Name -> inner module: all that this file takes from inside bixse."""
+FILES = {
+    "log": "log.jsonl",
+    "model": "model",
+    "pairs": "pairs.parquet",
+    "judgements": "judgements.parquet",
+    "audit": "audit.json",
+    "map": "map.json",
+    "study": ["cells.csv", "summary.csv", "findings.csv"],
+    "sweep": ["sweep.csv"],
+}
+"""What is read of output folders -> its name there."""
+SOURCE_FILES = Path(__file__).parents[1] / "tests" / "data" / "source_files.py"
+"""What `bixse convert` is tried on."""
+FIXED = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "BIXSE_PRECISION": "float32", "TOKENIZERS_PARALLELISM": "false"}
+os.environ.update(FIXED)  # before torch is imported
+LEFT_OUT = re.compile(
+    r"second|time|_s$|per_s|speed|bytes|memory|citation|licen[cs]e|version|path|folder|file$|started|created"
+)
+"""Keys of figures that no two runs share, and of prose."""
+WORDS = ["copy", "move", "open", "read", "list", "file", "tree", "path", "text", "sort", "match", "split", "join"]
+
+
+def inner(name):
+    """A function or table of an inner module."""
+    return getattr(import_module(PLACES[name]), name)
+
+
+def checksum(tensors):
+    """Sum, sum of absolute values and product with a fixed vector of all numbers in tensors, in float64."""
+    import torch
+
+    flat = torch.cat([tensor.detach().double().reshape(-1) for tensor in tensors])
+    fixed = torch.cos(torch.arange(len(flat), dtype=torch.float64))
+    return {"sum": flat.sum().item(), "abs": flat.abs().sum().item(), "dot": (flat @ fixed).item(), "size": len(flat)}
+
+
+def number_sums(numbers):
+    """The checksum of plain numbers."""
+    import torch
+
+    return checksum([torch.tensor(list(numbers), dtype=torch.float64)])
+
+
+def digest(values):
+    """A short hash of any JSON value."""
+    return hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def read_rows(path):
+    """The rows of a table as dictionaries."""
+    if path.suffix == ".parquet":
+        import pyarrow.parquet as pq
+
+        return pq.read_table(path).to_pylist()
+    with path.open(encoding="utf-8") as file:
+        if path.suffix == ".jsonl":
+            return [json.loads(line) for line in file]
+        return list(csv.DictReader(file, delimiter="\t" if path.suffix == ".tsv" else ","))
+
+
+def write(path, content):
+    """Write text, bytes, or a list as JSON lines, or as Parquet."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix == ".parquet" and isinstance(content, list):
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        pq.write_table(pa.Table.from_pylist(content), path)
+        return path
+    if isinstance(content, list):
+        content = "".join(json.dumps(row) + "\n" for row in content)
+    elif isinstance(content, dict):
+        content = json.dumps(content)  # YAML holds JSON
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return path
+
+
+class Record:
+    """Figures of one section."""
+
+    def __init__(self, inputs, section):
+        self.inputs, self.work, self.figures = inputs, inputs.work, {}
+        self.out = self.work / "out" / section
+
+    def put(self, name, value):
+        """Keep a number or word, or all those inside a list or dictionary, under names with dots."""
+        if isinstance(value, dict):
+            for key, part in value.items():
+                if not LEFT_OUT.search(str(key)):
+                    self.put(f"{name}.{key}", part)
+        elif isinstance(value, (list, tuple)):
+            for number, part in enumerate(value):
+                self.put(f"{name}.{number}", part)
+        elif isinstance(value, str):
+            if len(value) <= 40 and str(self.work) not in value:
+                self.figures[name] = value
+        elif value is None or isinstance(value, (bool, int, float)):
+            # JSON has no NaN
+            self.figures[name] = str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+    def start(self, *words, **environment):
+        """A process of the command line, in the work folder."""
+        command = [sys.executable, "-m", "bixse", *map(str, words), "--json"]
+        variables = {**os.environ, "BIXSE_CACHE_DIR": str(self.work / "cache"), **environment}
+        paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+        variables["PYTHONPATH"] = os.pathsep.join(str(Path(path).resolve()) for path in paths if path)
+        pipe = subprocess.PIPE
+        return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, cwd=self.work, env=variables)
+
+    def run(self, name, *words, **environment):
+        """Run a verb, keep its figures and exit code, give its output folder under the work folder."""
+        out = self.out / name
+        began = time.monotonic()
+        process = self.start(*(out if word == "OUT" else word for word in words), **environment)
+        output, said = process.communicate()
+        self.figures[f"{name}: exit"] = process.returncode
+        print(f"  {name}: {time.monotonic() - began:.1f} s, exit {process.returncode}", file=sys.stderr)
+        try:
+            self.put(name, json.loads(output.strip().splitlines()[-1])["metrics"])
+        except (IndexError, KeyError, ValueError):
+            print(said[-2000:], file=sys.stderr)
+        if process.returncode not in (0, 3):
+            print(output[-2000:], file=sys.stderr)
+        return out
+
+    def table(self, name, path):
+        """Keep the number of rows and, for each column, a hash of its content in the order of the sorted rows."""
+        if not path.exists():
+            self.figures[f"{name}: rows"] = "no such file"
+            return
+        rows = [{k: v for k, v in row.items() if not LEFT_OUT.search(k)} for row in read_rows(path)]
+        rows.sort(key=lambda row: json.dumps([str(row.get("query")), str(row.get("document")), row], default=str))
+        self.figures[f"{name}: rows"] = len(rows)
+        for column in sorted({key for row in rows for key in row}):
+            values = [row.get(column) for row in rows]
+            numbers = [value for value in values if isinstance(value, (int, float)) and not isinstance(value, bool)]
+            if numbers and len(numbers) + values.count(None) == len(values):
+                self.put(f"{name}: {column}", number_sums(numbers))
+            elif not any(str(self.work) in str(value) for value in values):
+                self.figures[f"{name}: {column}"] = digest(values)
+
+    def cells(self, name, folder, files):
+        """Keep every cell of CSV files, numbers as numbers."""
+        for file in files:
+            for number, row in enumerate(read_rows(folder / file)):
+                numbers = {key: float(cell) for key, cell in row.items() if re.fullmatch(r"-?[\d.]+(e-?\d+)?", cell)}
+                self.put(f"{name}/{file}.{number}", {**row, **numbers})
+
+    def json(self, name, path):
+        """Keep the figures of a JSON file."""
+        self.put(name, json.loads(path.read_text(encoding="utf-8")))
+
+    def ranking(self, name, path, depth=10):
+        """Keep the first documents of each query of a TREC run: a hash of the ids, and the scores' checksums."""
+        fields = [line.split() for line in path.read_text(encoding="utf-8").splitlines()]
+        top = [row for row in fields if int(row[3]) <= depth]
+        self.figures[f"{name}: ids"] = digest([[row[0], row[2]] for row in top])
+        self.put(f"{name}: scores", number_sums(float(row[4]) for row in top))
+
+    def weights(self, name, folder):
+        """Keep the checksum of all weights of a model folder."""
+        from safetensors.torch import load_file
+
+        tensors = {}
+        for path in sorted(folder.rglob("*.safetensors")):
+            tensors.update({f"{path.relative_to(folder)}:{key}": tensor for key, tensor in load_file(path).items()})
+        self.put(f"{name}: weights", checksum([tensors[key] for key in sorted(tensors)]))
+
+
+class Inputs:
+    """What several sections read, each made on first use from fixed seeds, in one work folder."""
+
+    def __init__(self, work, shared):
+        self.work, self.shared = work, shared
+
+    @cached_property
+    def tokenizer(self):
+        """A BERT tokenizer of a few words and all letters."""
+        from transformers import BertTokenizerFast
+
+        letters = "abcdefghijklmnopqrstuvwxyz0123456789"
+        words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS, *letters, *(f"##{letter}" for letter in letters)]
+        numbers = {word: number for number, word in enumerate(words)}
+        vocabulary = write(self.work / "vocab.txt", "\n".join(words))
+        return BertTokenizerFast(vocab_file=str(vocabulary), vocab=numbers, model_max_length=32)
+
+    def save_bert(self, folder, kind):
+        """Save a random BERT of two layers."""
+        import torch
+        import transformers
+
+        torch.manual_seed(0)
+        sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
+        config = transformers.BertConfig(
+            vocab_size=len(self.tokenizer), num_labels=1, initializer_range=0.2, max_position_embeddings=64, **sizes
+        )
+        getattr(transformers, kind)(config).save_pretrained(folder)
+        self.tokenizer.save_pretrained(folder)
+        return folder
+
+    @cached_property
+    def encoder(self):
+        """A random encoder of sentence-transformers, in evaluation mode."""
+        from sentence_transformers import SentenceTransformer
+        from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
+
+        folder = self.save_bert(self.work / "tiny-encoder", "BertModel")
+        modules = [Transformer(str(folder), max_seq_length=32), Pooling(32, pooling_mode="mean")]
+        return SentenceTransformer(modules=modules, device="cpu").eval()
+
+    @cached_property
+    def reranker(self):
+        """Folder of a random cross-encoder."""
+        return self.save_bert(self.work / "tiny-reranker", "BertForSequenceClassification")
+
+    @cached_property
+    def decoder(self):
+        """Folder of a random language model over bytes, with a chat template."""
+        import torch
+        import transformers
+        from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+        alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+        inner_tokenizer = Tokenizer(models.BPE(vocab={letter: i for i, letter in enumerate(alphabet)}, merges=[]))
+        inner_tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        inner_tokenizer.decoder = decoders.ByteLevel()
+        tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=inner_tokenizer, eos_token="<|end|>")
+        tokenizer.chat_template = (
+            "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}<|end|>{% endfor %}assistant: "
+        )
+        sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+        torch.manual_seed(0)
+        config = transformers.LlamaConfig(vocab_size=len(tokenizer), initializer_range=0.25, **sizes)
+        model = transformers.LlamaForCausalLM(config)
+        with torch.no_grad():  # most answers are an option
+            model.lm_head.weight[tokenizer.convert_tokens_to_ids(["0", "1", "2"])] *= 6
+        model.save_pretrained(self.work / "tiny-decoder")
+        tokenizer.save_pretrained(self.work / "tiny-decoder")
+        return self.work / "tiny-decoder"
+
+    def part(self, source, name, splits, others):
+        """A collection folder with some queries a split, their judged documents and some others."""
+        folder, qrels, queries, judged = self.work / name, {}, set(), set()
+        for split, number in splits.items():
+            rows = [row.split("\t") for row in (source / "qrels" / f"{split}.tsv").read_text().splitlines()[1:]]
+            chosen = list(dict.fromkeys(row[0] for row in rows))[:number]
+            qrels[split] = [row for row in rows if row[0] in chosen]
+            queries.update(chosen)
+            judged.update(row[1] for row in qrels[split])
+            lines = ["query-id\tcorpus-id\tscore", *map("\t".join, qrels[split])]
+            write(folder / "qrels" / f"{split}.tsv", "\n".join(lines) + "\n")
+        corpus = read_rows(source / "corpus.jsonl")
+        write(folder / "corpus.jsonl", [row for i, row in enumerate(corpus) if i < others or row["_id"] in judged])
+        write(folder / "queries.jsonl", [row for row in read_rows(source / "queries.jsonl") if row["_id"] in queries])
+        return folder
+
+    @cached_property
+    def cranfield(self):
+        """40 queries of Cranfield."""
+        return self.part(self.shared / "cranfield", "cranfield", {"test": 40}, 200)
+
+    @cached_property
+    def pydocs(self):
+        """Some queries of each split of the sample collection."""
+        inner("save_collection")(inner("load_pydocs")()[0], self.work / "whole-pydocs")
+        return self.part(self.work / "whole-pydocs", "pydocs", {"train": 60, "dev": 12, "guard": 8, "test": 20}, 0)
+
+    @cached_property
+    def pairs(self):
+        """Training pairs of pydocs."""
+        return self.judged_pairs("train")
+
+    def judged_pairs(self, split):
+        """Graded pairs of a split of pydocs."""
+        words = ("convert", "beir", self.pydocs, "--qrels", split, "--scale", "0", "3")
+        return Record(self, "inputs").run(split, *words, "--out", "OUT") / FILES["pairs"]
+
+    def settings(self, name, **changes):
+        """A file of training settings."""
+        optimizer = {"epochs": 1, "batch_size": 8}
+        base = {"pairs": str(self.pairs), "max_length": 32, "optimizer": optimizer, "seed": 0}
+        return write(self.work / f"{name}.yaml", {**base, "dev": str(self.pydocs), "merge": None, **changes})
+
+    @cached_property
+    def trained(self):
+        """The record of a training on pydocs, and its output folder."""
+        record = Record(self, "inputs")
+        out = record.run("bixse", "train", "--config", self.settings("bixse"), "--out", "OUT")
+        training(record, "bixse", out)
+        return record, out
+
+
+QUERIES = ["copy a file", "copy a file", "sort a list", "open the folder", "join the path"]
+DOCUMENTS = ["copy the file", "copy the file", "sort the list", "open a folder tree", "split the text"]
+OTHERS = ["move the disk", "copy the file", "find a name in the list", "read lines", "match text"]
+NAN = math.nan
+TABLE = [[0, 0, 1.0], [0, 1, 0.3], [0, 5, NAN], [1, 2, 0.6], [2, 2, 0.9], [2, 7, 0.0], [3, 3, 1.0], [4, 9, 0.4]]
+LABELS = {  # shape of labels -> columns of texts, labels
+    "flat": ([QUERIES, DOCUMENTS], [0.75, 0.25, 1.0, 0.6, 0.0]),
+    "columns": ([QUERIES, DOCUMENTS, OTHERS], [[1.0, 0.2], [1.0, 0.0], [0.7, 0.3], [NAN, 0.1], [0.4, 0.0]]),
+    "table": ([["copy a file", "sort a list", "open", "read", "join"], [*DOCUMENTS, *OTHERS]], TABLE),
+}
+OPTIONS = {
+    "bixse": [{"bias": "prior"}, {"bias": -3.0, "learn_scale": True}, {"reduction": "mean"}, {"binarise_at": 0.5}],
+    "infonce": [{"cutoff": 0.8}],
+    "margin-mse": [{"margin": 0.5}, {"in_batch_negatives": True}],
+    "pairwise-bce": [{"in_batch_negatives": False}],
+    "lambdaloss-v2": [{"gain": "linear"}, {"k": 2}, {"top_grade": 1.0}, {"in_batch_negatives": False}],
+    "ndcg-loss2++": [{"mu": 3.0}],
+}
+
+
+def losses(record):
+    """Value and gradients of every loss of the catalogue and its main options, on labels of every shape."""
+    import torch
+
+    model = record.inputs.encoder
+    for word in inner("LOSSES"):
+        for options in [{}, {"scale": 5.0}, {"in_batch": "paper"}, {"cached": True}, *OPTIONS.get(word, [])]:
+            for shape, (columns, labels) in LABELS.items():
+                name = f"{word} {json.dumps(options)} {shape}"
+                model.zero_grad()
+                loss = inner("build_loss")(word, model, **options)
+                value = loss([model.preprocess(column) for column in columns], torch.tensor(labels))
+                value.backward()
+                record.put(f"{name}: value", value.item())
+                record.put(f"{name}: gradient", checksum([p.grad for p in model.parameters() if p.grad is not None]))
+                for own, parameter in loss.named_parameters():
+                    if not own.startswith("model."):
+                        gradient = None if parameter.grad is None else parameter.grad.item()
+                        record.put(f"{name}: {own}", [parameter.item(), gradient])
+
+
+def metrics(record):
+    """Every metric on random runs with ties, fractional and negative grades, and what compares two runs."""
+    names = [*(f"{name}{cut}" for name in ("ndcg", "recall", "mrr", "map") for cut in ("", "@3", "@10")), "precision@5"]
+    draw = random.Random(0)
+    grades, systems = [-1, 0, 0, 0.5, 1, 1.25, 2, 3], []
+    qrels = {f"q{q}": {f"d{draw.randrange(60)}": draw.choice(grades) for _ in range(12)} for q in range(50)}
+    for level in (0.5, 1, 2):
+        run = {query: {f"d{d}": round(draw.random() * 8) / 8 for d in range(0, 60, 2)} for query in list(qrels)[:-1]}
+        values = inner("evaluate_run")(qrels, run, names, level)
+        record.put(f"means from {level}", inner("mean")(values))
+        record.put(f"queries from {level}", {name: number_sums(found.values()) for name, found in values.items()})
+        systems.append(values["ndcg@10"])
+    for test in ("paired_bootstrap", "randomisation_test"):
+        found = inner(test)(systems[0], systems[1])
+        record.put(test, vars(found) if hasattr(found, "__dict__") else found)
+
+
+def evaluation(record):
+    """Collections, suites of folders, and two systems with their intervals."""
+    inputs = record.inputs
+    shared, short = inputs.shared, ("--max-length", "32")
+    whole = record.run("cranfield bm25", "evaluate", "bm25", "--collection", shared / "cranfield", "--out", "OUT")
+    record.ranking("cranfield bm25", whole / "run.trec")
+    record.run("cranfield from 2", "evaluate", "bm25", "--collection", inputs.cranfield, "--min-relevant-grade", "2")
+    two = ("evaluate", "demo", "bm25", *short)
+    record.run("cranfield", *two, "--collection", inputs.cranfield, "--out", "OUT")
+    record.run("pydocs", *two, "--collection", inputs.pydocs, "--out", "OUT")
+    record.run("pydocs dev", "evaluate", "demo", *short, "--collection", inputs.pydocs, "--split", "dev")
+    record.run("exclude self", "evaluate", "bm25", "--collection", inputs.cranfield, "--exclude-self")
+    for task in ("nfcorpus", "scifact"):
+        inputs.part(shared / task, f"suite/{task}", {"test": 10}, 50)
+    suite = (*two, "--data", inputs.work / "suite", "--tasks", "NFCorpus", "SciFact")
+    record.run("suite", *suite, "--suite", "beir", "--out", "OUT")
+    record.run("auto precision", *two, "--collection", inputs.cranfield, BIXSE_PRECISION="auto")
+
+
+def train(record):
+    """Short trainings: log, dev figures and weights, with and without merging, with LoRA, and resumed."""
+    inputs = record.inputs
+    trained, base = inputs.trained
+    record.figures.update({name: figure for name, figure in trained.figures.items() if name.startswith("bixse")})
+    merge = {"weights": [0.3, 0.7, 1.0], "documents": 300}
+    guard = {"guard": str(inputs.pydocs), "guard_split": "guard"}
+    lora = {"lora": {"rank": 4}, "optimizer": {"steps": 4, "batch_size": 8, "learning_rate": 1e-3}}
+    cases = {
+        "infonce": {"loss": "infonce", "dev": None, "loss_options": {"cutoff": 0.6}},
+        "merged": {"merge": merge, **guard},
+        "lora": {"dev": None, **lora},
+        "cached": {"dev": None, "loss": "lambdaloss-v2", "loss_options": {"cached": True}, "train_max_length": 16},
+    }
+    for name, changes in cases.items():
+        out = record.run(name, "train", "--config", inputs.settings(name, **changes), "--out", "OUT")
+        training(record, name, out)
+    interrupted = record.out / "resumed"
+    words = ("train", "--config", inputs.settings("resumed", dev=None, loss="infonce"), "--out", interrupted)
+    process = record.start(*words)
+    while process.poll() is None and lines_of(interrupted / FILES["log"]) < 2:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    process.communicate()
+    print(f"  interrupted training: exit {process.returncode}", file=sys.stderr)
+    training(record, "resumed", record.run("resumed", *words))
+    halves = ("merge", "demo", base / FILES["model"], "--weights", "0.5", "0.5", "--out", "OUT")
+    record.weights("halves", record.run("halves", *halves) / FILES["model"])
+
+
+def training(record, name, out):
+    """Keep log and weights of a training run."""
+    if (out / FILES["log"]).exists():
+        record.put(f"{name}: log", read_rows(out / FILES["log"]))
+        record.weights(name, out / FILES["model"])
+
+
+def lines_of(path):
+    """Lines of a file, 0 where there is none."""
+    return len(path.read_text().splitlines()) if path.exists() else 0
+
+
+def calibration(record):
+    """Probabilities of a trained model and of the base model, refitted on held-out pairs."""
+    from bixse import load_relevance_model
+
+    inputs = record.inputs
+    held_out = inputs.judged_pairs("test")
+    model = ("calibrate", inputs.trained[1] / FILES["model"], "--pairs", held_out)
+    record.run("pydocs", *model, "--at-precision", "0.3", "0.5", "--out", "OUT")
+    record.run("prior", *model, "--prior", "0.01", "--out", "OUT")
+    record.run("negatives", *model, "--negatives", "5", "--collection", inputs.pydocs, "--out", "OUT")
+    rows = (inputs.shared / "sick" / "SICK_trial.txt").read_text().splitlines()[:151]
+    sick = write(inputs.work / "sick.tsv", "\n".join(rows) + "\n")
+    columns = ("--query-column", "sentence_A", "--document-column", "sentence_B", "--grade-column", "relatedness_score")
+    pairs = record.run("sick pairs", "convert", "table", sick, "--scale", "1", "5", *columns, "--out", "OUT")
+    record.run("sick", "calibrate", "demo", "--pairs", pairs / FILES["pairs"], "--out", "OUT")
+    fitted = load_relevance_model(str(record.out / "pydocs" / FILES["model"]))
+    record.put("relevance", [float(p) for p in fitted.relevance("copy a folder", ["shutil.copytree", "os.remove"])])
+
+
+def source_files():
+    """Tiny files of every outside format, as the tests read them: names and contents."""
+    spec = importlib.util.spec_from_file_location("source_files", SOURCE_FILES)
+    found = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(found)
+    return found
+
+
+ONE_FILE = ("flagembedding", "tevatron", "sentence-transformers", "nvidia", "umbrela", "trec", "table", "pairs")
+COLUMNS = "--query-column search --document-column item --grade-column stars --task-column department --scale 0 5"
+CONVERSIONS = """
+lightblue | lightblue | LIGHTBLUE data/train.parquet |
+e5 | e5 | E5 | --dedup
+flagembedding | flagembedding | BGE nq.jsonl | --score-map prob
+flagembedding platt | flagembedding | BGE nq.jsonl | --score-map platt:2,-1
+flagembedding binary | flagembedding | BGE nq.jsonl | --score-map binary
+tevatron | tevatron | TEVATRON train.jsonl |
+tevatron ids | tevatron | TEVATRON_IDS train.jsonl CORPUS corpus.jsonl | --corpus corpus.jsonl
+tuples | sentence-transformers | TUPLES nli.jsonl |
+arctic | arctic | ARCTIC |
+nvidia | nvidia | NVIDIA_INLINE train.jsonl |
+umbrela | umbrela | UMBRELA judged.jsonl |
+beir | beir | BEIR | --scale 0 2 --skip-faulty
+beir off scale | beir | BEIR | --scale 0 2
+beir text ids | beir | BEIR | --scale 0 7 --text-ids --limit 3
+trec | trec | TREC | --scale 0 3 --queries topics.tsv --corpus collection.tsv.gz --skip-faulty
+wands | wands | WANDS |
+table | table | TABLE mine.csv | COLUMNS
+pairs | pairs | PAIRS pairs.jsonl |
+transforms | pairs | PAIRS pairs.jsonl | --dedup --noise 0.6 --cutoff 0.2 --size 30 --seed 5
+split | pairs | PAIRS pairs.jsonl | --binarise 0.5 --noise 0.3 --split train=0.6 test=0.4
+collection | beir | BEIR | --scale 0 7 --as collection
+pairs collection | pairs | PAIRS pairs.jsonl | --as collection --scale 0 3
+"""
+"""Name, source, tables of `source_files` (with the file each is written to, or a folder of files), options."""
+
+
+def conversion(record):
+    """Every source, every transform, pairs and collections: counts, and the rows that are written."""
+    tables = vars(source_files())
+    for line in CONVERSIONS.strip().splitlines():
+        name, source, contents, options = (part.strip() for part in line.split("|"))
+        folder, words = record.work / "sources" / name, contents.split()
+        if len(words) == 1:
+            files = {file if "." in file else f"{file}.jsonl": content for file, content in tables[words[0]].items()}
+        else:
+            files = {file: tables[table] for table, file in zip(words[::2], words[1::2], strict=True)}
+        for file, content in files.items():
+            write(folder / file, content)
+        record.figures[f"{name}: input"] = digest([[file, repr(content)] for file, content in files.items()])
+        path = folder / next(iter(files)) if source in ONE_FILE else folder
+        flags = [folder / word if word in files else word for word in options.replace("COLUMNS", COLUMNS).split()]
+        out = record.run(name, "convert", source, path, *flags, "--out", "OUT")
+        for path in sorted(path for path in out.rglob("*") if path.suffix in (".parquet", ".jsonl", ".tsv")):
+            if ".part" not in path.parts:
+                record.table(f"{name}/{path.relative_to(out)}", path)
+
+
+RUBRIC = """[short]
+labels = ["0", "1", "2"]
+[[short.orders]]
+name = "query-document"
+system = "Rate from 0 to 2."
+user = "Query: {query}\\nPassage: {document}"
+"""
+
+
+def grading(record):
+    """Judges that run here, audits of published judges, maps to probabilities, and ranking by a judge."""
+    inputs, work, files = record.inputs, record.work, source_files()
+    shared, cranfield = inputs.shared, inputs.cranfield
+    own = write(work / "short.toml", RUBRIC)
+    ask = write(work / "ask.jsonl", [{"query": q, "document": d} for q in QUERIES[1:] for d in OTHERS])
+    human = [row.split("\t") for row in (cranfield / "qrels" / "test.tsv").read_text().splitlines()[1:]]
+    draw = random.Random(1)
+    noisy = [[q, d, str(min(3, max(0, int(grade) + draw.choice([-1, 0, 0, 1]))))] for q, d, grade in human]
+    labels = write(work / "judge.txt", "".join(f"{q} 0 {d} {grade}\n" for q, d, grade in noisy))
+    official = write(work / "human.txt", "".join(f"{q} 0 {d} {grade}\n" for q, d, grade in human))
+    scores = write(work / "bge.jsonl", files.BGE)
+    replay = ("--judge", f"replay:qrels:{labels}", "--scale", "0", "3")
+    judges = {
+        "umbrela": ("--judge", f"replay:umbrela:{write(work / 'judged.jsonl', files.UMBRELA)}"),
+        "lightblue": ("--judge", f"replay:lightblue:{write(work / 'lb' / 'train.parquet', files.LIGHTBLUE)}"),
+        "flagembedding": ("--judge", f"replay:flagembedding:{scores}", "--score-map", "prob"),
+        "qrels": (*replay, "--texts", cranfield),
+        "cross-encoder": ("--judge", f"cross-encoder:{inputs.reranker}", "--pairs", ask, "--regrade", "0.2"),
+        "local": ("--judge", inputs.decoder, "--pairs", ask, "--rubric", own),
+    }
+    for name, words in judges.items():
+        out = record.run(name, "grade", *words, "--out", "OUT")
+        for table in ("pairs", "judgements"):
+            record.table(f"{name}/{table}", out / FILES[table])
+    qrels = shared / "llmjudge" / "human.qrels.txt"
+    published = sorted((shared / "llmjudge" / "judges").glob("*.txt"))
+    audit = ("grade", "audit", "--human", qrels, "--scale", "0", "3", "--samples", "100", "--out", "OUT", "--judge")
+    record.json("audit", record.run("audit", *audit, *published) / FILES["audit"])
+    maps = ("grade", "calibrate", "--human", qrels, "--scale", "0", "3", "--sample", "200", "--force", "--out", "OUT")
+    for kind in ("platt", "isotonic"):
+        words = (*maps, "--judgements", published[0], "--kind", kind)
+        record.json(f"map {kind}", record.run(f"map {kind}", *words) / FILES["map"])
+    graded = record.out / "qrels"
+    apply = ("--judgements", graded / FILES["judgements"], "--apply", graded / FILES["pairs"], "--target", "graded")
+    mapped = record.run("map applied", "grade", "calibrate", "--human", official, *apply, "--force", "--out", "OUT")
+    record.table("map applied/pairs", mapped / FILES["pairs"])
+    for candidates in ("bm25", "judged"):
+        rank = ("grade", "rank", "--collection", cranfield, *replay, "--candidates", candidates, "--depth", "20")
+        record.run(f"rank {candidates}", *rank, "--out", "OUT")
+
+
+def mining(record):
+    """The pairs that are mined, by strategy and retriever."""
+    cases = {
+        "spread": ("--retriever", "bm25", "--per-query", "4"),
+        "spread both": ("--retriever", "bm25", "demo", "--per-query", "4", "--depth", "40", "--max-length", "32"),
+        "top": ("--strategy", "top", "--per-query", "3"),
+        "hard-negatives": ("--strategy", "hard-negatives", "--exclude-judged", "test", "--split", "test"),
+        "one": ("--strategy", "one", "--max-queries", "20", "--seed", "3"),
+    }
+    for name, words in cases.items():
+        out = record.run(name, "mine", "--collection", record.inputs.cranfield, *words, "--out", "OUT")
+        record.table(name, out / FILES["pairs"])
+
+
+def search(record):
+    """Documents found in a collection and in exact and approximate indexes, also after changes."""
+    inputs, work = record.inputs, record.work
+    query, texts = "heat transfer in a laminar boundary layer", inputs.cranfield / "queries.jsonl"
+    record.run("collection", "search", inputs.trained[1] / FILES["model"], query, "--collection", inputs.cranfield)
+    for kind in ("exact", "hnsw", "ivf"):
+        make = ("index", "demo", "--collection", inputs.cranfield, "--max-length", "32", "--kind", kind, "--out", "OUT")
+        index = record.run(kind, *make)
+        record.run(f"{kind} queries", "search", index, "--queries", texts, "--out", work / f"{kind}.trec")
+        record.ranking(kind, work / f"{kind}.trec")
+    exact = record.out / "exact"
+    record.run("query", "search", exact, query)
+    more = write(work / "more.jsonl", [{"_id": "new", "title": "heat", "text": "heat transfer in a boundary layer"}])
+    for name, words in {"add": ("--add", more), "delete": ("--delete", "1", "2"), "compact": ("--compact",)}.items():
+        record.run(name, "index", "--to", exact, *words)
+    record.run("changed", "search", exact, query, "--top", "5")
+
+
+def study(record):
+    """One study of the smoke preset, and a sweep of two trainings."""
+    smoke = ("study", "losses", "--preset", "smoke", "--jobs", "1", "--seeds", "0", "--out", "OUT")
+    record.cells("losses", record.run("losses", *smoke), FILES["study"])
+    inputs = record.inputs
+    texts = {"pairs": str(inputs.pairs), "dev": str(inputs.pydocs), "max_length": 32}
+    base = {**texts, "merge": None, "optimizer": {"steps": 3}}
+    settings = write(record.work / "sweep.yaml", {"base": base, "vary": {"loss": ["bixse", "infonce"]}})
+    record.cells("sweep", record.run("sweep", "sweep", "--config", settings, "--out", "OUT"), FILES["sweep"])
+
+
+def quickstart(record):
+    """The table of the quick start; only on demand, as it takes minutes."""
+    record.run("quickstart", "quickstart", "--out", "OUT")
+
+
+SECTIONS = [losses, metrics, evaluation, train, calibration, conversion, grading, mining, search, study, quickstart]
+WITHOUT_DATA = ["losses", "metrics", "train", "conversion", "study", "quickstart"]
+
+
+def record_all(out, shared, only):
+    """Write the figures of the sections; 1 if one of them failed."""
+    import torch
+
+    torch.set_num_threads(1)
+    print(f"bixse of {Path(importlib.util.find_spec('bixse').origin).parent}", file=sys.stderr)
+    failed, figures = [], {}
+    with tempfile.TemporaryDirectory(prefix="behaviour-") as folder:
+        inputs = Inputs(Path(folder).resolve(), shared)
+        for section in SECTIONS:
+            name = section.__name__
+            if name not in (only or [section.__name__ for section in SECTIONS if section is not quickstart]):
+                continue
+            if shared is None and name not in WITHOUT_DATA:
+                print(f"{name}: left out, as it needs --shared", file=sys.stderr)
+                continue
+            began = time.monotonic()
+            record = Record(inputs, name)
+            try:
+                section(record)
+            except Exception:
+                traceback.print_exc()
+                failed.append(name)
+            figures[name] = record.figures
+            print(f"{name}: {len(record.figures)} figures, {time.monotonic() - began:.0f} s", file=sys.stderr)
+    Path(out).write_text(json.dumps(figures, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    print(f"failed: {', '.join(failed) or 'none'}", file=sys.stderr)
+    return int(bool(failed))
+
+
+def same(a, b, tolerance):
+    """Whether two figures agree, numbers up to a share of the larger one (of 0.001 where both are smaller)."""
+    numbers = all(isinstance(x, (int, float)) and not isinstance(x, bool) for x in (a, b))
+    return abs(a - b) <= tolerance * max(1e-3, abs(a), abs(b)) if numbers else type(a) is type(b) and a == b
+
+
+def compare(before, after, tolerance):
+    """Print every figure that differs; 1 if there is one."""
+    records = [json.loads(Path(path).read_text(encoding="utf-8")) for path in (before, after)]
+    old, new = ({(s, name): x for s, part in found.items() for name, x in part.items()} for found in records)
+    counts = Counter()
+    for section, name in sorted({*old, *new}):
+        a, b = (found.get((section, name), "(absent)") for found in (old, new))
+        counts["figures"] += 1
+        if not same(a, b, tolerance):
+            counts["differ"] += 1
+            print(f"{section} | {name}: {a} -> {b}")
+    print(f"{counts['figures']} figures, {counts['differ']} differ")
+    return int(counts["differ"] > 0)
+
+
+def main():
+    """Parse the command line."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    verbs = parser.add_subparsers(dest="verb", required=True)
+    recording = verbs.add_parser("record")
+    recording.add_argument("out")
+    recording.add_argument("--shared", type=lambda path: Path(path).resolve(), help="folder of the development data")
+    recording.add_argument("--only", nargs="+", choices=[section.__name__ for section in SECTIONS])
+    comparing = verbs.add_parser("compare")
+    comparing.add_argument("before")
+    comparing.add_argument("after")
+    comparing.add_argument("--tolerance", type=float, default=1e-6)
+    args = parser.parse_args()
+    if args.verb == "record":
+        return record_all(args.out, args.shared, args.only)
+    return compare(args.before, args.after, args.tolerance)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

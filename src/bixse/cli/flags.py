@@ -1,0 +1,115 @@
+"""Flags from settings: a verb's command line and YAML file are its `Settings`, and define nothing of their own."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
+
+from bixse.settings import Flag, Settings, known_keys, section_of, types_in
+
+if TYPE_CHECKING:
+    from typing import TypeVar
+
+    from pydantic.fields import FieldInfo
+
+    Kind = TypeVar("Kind", bound=Settings)
+
+METAVARS = {int: "N", float: "X", str: "NAME", Path: "PATH"}
+"""Type of a setting -> the word for its value."""
+
+
+def add_settings(parser: argparse.ArgumentParser, kind: type[Settings]) -> None:
+    """One flag per setting, and `--config FILE` for a YAML file of them; flags override the file.
+
+    The settings of a section are named `--section.setting`, or `--setting` where the section is flat. A section that
+    may be null has a switch of its own name. Mappings are set in YAML and Python alone.
+
+    Args:
+        parser: the verb's parser.
+        kind: the verb's settings.
+    """
+    parser.add_argument("--config", type=Path, metavar="FILE", help="YAML file of these settings; flags override it")
+    _add(parser, parser, kind, "", "--")
+
+
+def settings_from(args: argparse.Namespace, kind: type[Kind]) -> Kind:
+    """The settings that the flags and the file of `--config` give; the word null is no value.
+
+    Raises:
+        InputError: the file cannot be read.
+        ConfigError: unknown keys or values outside their range, all together.
+    """
+    given = {key: getattr(args, key) for key in known_keys(kind) if hasattr(args, key)}
+    return kind.load(args.config, {key: None if value == "null" else value for key, value in given.items()})
+
+
+def _add(parser: argparse.ArgumentParser, into: Any, kind: type[Settings], keys: str, words: str) -> None:
+    """Add the settings of `kind` to a parser or a group; `keys` and `words` begin their keys and flags."""
+    for name, field in kind.model_fields.items():
+        flag = next((entry for entry in field.metadata if isinstance(entry, Flag)), Flag())
+        word, section = f"{words}{flag.name or name}".replace("_", "-"), section_of(field)
+        if section is not None:
+            group = parser.add_argument_group(name, _help(field))
+            if type(None) in types_in(field.annotation):
+                _add_switch(group, f"{keys}{name}", word, field, on={})
+            _add(parser, group, section, f"{keys}{name}.", words if flag.flat else f"{word}.")
+        elif not flag.hidden:
+            _add_setting(into, f"{keys}{name}", word, field, flag)
+
+
+def _add_switch(into: Any, key: str, word: str, field: FieldInfo, on: Any = True) -> None:
+    """`--name` where the setting is off by default, `--no-name` where it is on, both where it is neither."""
+    default = field.get_default(call_default_factory=True)
+    off = None if on == {} else False
+    values = {word: on, word.replace("--", "--no-", 1): off}
+    undecided = default is None and on is True
+    for name, value in values.items():
+        if undecided or bool(default) != (value is not off):
+            text = "leave it out" if value is None else "the opposite" if name != word and undecided else _help(field)
+            into.add_argument(name, dest=key, action="store_const", const=value, default=argparse.SUPPRESS, help=text)
+
+
+def _add_setting(into: Any, key: str, word: str, field: FieldInfo, flag: Flag) -> None:
+    kinds = [kind for kind in types_in(field.annotation) if kind is not type(None)]
+    if any(kind is Any or get_origin(kind) is dict for kind in kinds):
+        return
+    if kinds == [bool]:
+        _add_switch(into, key, word, field)
+        return
+    choices = [str(value) for kind in kinds if get_origin(kind) is Literal for value in get_args(kind)]
+    metavar = flag.metavar or (f"{{{','.join(choices)}}}" if choices else METAVARS.get(kinds[0], "VALUE"))
+    several = _several(field.annotation)
+    options: dict[str, Any] = {"metavar": metavar, "help": _help(field), "default": argparse.SUPPRESS}
+    if flag.positional:
+        into.add_argument(key, nargs="*" if several else "?", **options)
+    elif several is True:
+        into.add_argument(word, dest=key, nargs="+", action=_Values, **options)
+    else:
+        into.add_argument(word, dest=key, nargs=several or None, **options)
+
+
+class _Values(argparse.Action):
+    """One value or several; a flag that is given twice adds to the first."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        before = getattr(namespace, self.dest, [])
+        setattr(namespace, self.dest, [*before, *values])
+
+
+def _several(annotation: Any) -> bool | int:
+    """Whether a setting takes several values; their number where it is fixed."""
+    parts = get_args(annotation)
+    if get_origin(annotation) in (tuple, list):
+        return len(parts) if get_origin(annotation) is tuple and parts[-1] is not ... else True
+    if get_origin(annotation) is Literal:
+        return False
+    return next((found for part in parts if (found := _several(part))), False)
+
+
+def _help(field: FieldInfo) -> str:
+    """The text below a field, and its default where that is a plain value."""
+    text = " ".join((field.description or "").split()).replace("%", "%%")
+    default = field.get_default(call_default_factory=True)
+    plain = isinstance(default, (str, int, float, Path)) and not isinstance(default, bool)
+    return f"{text} (default: {default})" if plain else text

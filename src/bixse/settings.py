@@ -1,0 +1,180 @@
+"""`Settings`: what a verb can be told, defined once for Python, YAML files and the command line."""
+
+from __future__ import annotations
+
+import difflib
+import types
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Union, get_args, get_origin
+
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+
+from bixse.data.io.files import read_settings
+from bixse.errors import ConfigError, shorten
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from typing import Self
+
+    from pydantic.fields import FieldInfo
+
+
+class Flag(NamedTuple):
+    """How a setting looks on the command line, where that is not the rule: `Annotated[int, Flag(metavar="K")]`."""
+
+    metavar: str | None = None
+    """The word for its value in the help; else it follows from the type."""
+    name: str | None = None
+    """Its name without the dashes; else that of the field."""
+    positional: bool = False
+    """Given by its place, without a name."""
+    hidden: bool = False
+    """Set in Python and YAML alone."""
+    flat: bool = False
+    """Of a section: its settings are named without its name."""
+
+
+class Settings(BaseModel):
+    """Base of all settings: unknown keys are refused, values checked, and the text below a field is its help.
+
+    Example:
+        >>> class Search(Settings):
+        ...     top: int = 10
+        >>> Search.load(None, {"top": "3"})
+        Search(top=3)
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
+
+    renamed: ClassVar[Mapping[str, str]] = {}
+    """Key of an earlier version -> what is written now."""
+
+    @classmethod
+    def load(cls, path: Path | None = None, overrides: Mapping[str, Any] | None = None) -> Self:
+        """Settings from a YAML file and overrides on top, whose dotted keys reach into sections.
+
+        Relative paths in the file are taken from the file's own folder.
+
+        Raises:
+            InputError: the file is missing, unreadable, or not UTF-8.
+            ConfigError: the file is not a YAML mapping, a key is unknown (with the closest known one), or a value is
+                outside its range; all errors together.
+        """
+        values = cls.from_folder(read_settings(path), path.parent) if path is not None else {}
+        for key, value in (overrides or {}).items():
+            _set(values, key, value)
+        try:
+            return cls.model_validate(values)
+        except ValidationError as error:
+            lines = [_explain(cls, found) for found in error.errors()]
+            count = f"{len(lines)} error{'s' if len(lines) != 1 else ''}"
+            raise ConfigError("\n".join([f"{path or 'settings'}: {count}", *lines])) from error
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_or_several(cls, values: Any) -> Any:
+        """One value stands for a list of it where a setting takes several, and a list of one for it where both do."""
+        if not isinstance(values, dict):
+            return values
+        changed = {}
+        for name, field in cls.model_fields.items():
+            value, kinds = values.get(name), alternatives(field.annotation)
+            if isinstance(value, (list, tuple)) and len(value) == 1 and kinds & {Path, str}:
+                changed[name] = value[0]
+            elif (
+                isinstance(value, (str, Path))
+                and any(get_origin(kind) is tuple for kind in kinds)
+                and (not kinds & {Path, str})
+            ):
+                changed[name] = [value]
+        return {**values, **changed}
+
+    @classmethod
+    def path_settings(cls) -> tuple[str, ...]:
+        """Names of the settings that are paths."""
+        return tuple(name for name, field in cls.model_fields.items() if Path in types_in(field.annotation))
+
+    @classmethod
+    def from_folder(cls, values: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+        """Values with relative paths taken from a folder."""
+        moved = {name: map_paths(values[name], folder.joinpath) for name in cls.path_settings() if name in values}
+        return {**values, **moved}
+
+
+def map_paths(value: Any, change: Callable[[Path], Path]) -> Any:
+    """The value of a path setting with a function applied to its path, or to each path of a list."""
+    if isinstance(value, (list, tuple)):
+        return [map_paths(entry, change) for entry in value]
+    return str(change(Path(value))) if isinstance(value, (str, Path)) else value
+
+
+def paths_in(value: Any) -> list[Path]:
+    """The paths of a path setting: none, one, or those of a list."""
+    if isinstance(value, (list, tuple)):
+        return [path for entry in value for path in paths_in(entry)]
+    return [Path(value)] if isinstance(value, (str, Path)) else []
+
+
+def types_in(annotation: Any) -> list[Any]:
+    """The classes an annotation is made of: unions and containers are opened.
+
+    Example:
+        >>> types_in(int | tuple[Path, ...] | None)
+        [<class 'int'>, <class 'pathlib.Path'>, <class 'NoneType'>]
+    """
+    if get_origin(annotation) in (Union, types.UnionType, tuple, list) or hasattr(annotation, "__metadata__"):
+        return [kind for part in get_args(annotation) if part is not ... for kind in types_in(part)]
+    return [annotation]
+
+
+def alternatives(annotation: Any) -> set[Any]:
+    """The members of a union, or the one type that it is.
+
+    Example:
+        >>> alternatives(int) == {int}
+        True
+    """
+    return set(get_args(annotation)) if get_origin(annotation) in (Union, types.UnionType) else {annotation}
+
+
+def section_of(field: FieldInfo) -> type[Settings] | None:
+    """The settings that a field holds, where it is a section."""
+    kinds = types_in(field.annotation)
+    return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Settings)), None)
+
+
+def _set(values: dict[str, Any], key: str, value: Any) -> None:
+    """Set a dotted key; where the file has no section there, validation names the error."""
+    *parents, last = key.split(".")
+    section: Any = values
+    for parent in parents:
+        section = section.setdefault(parent, {})
+        if not isinstance(section, dict):
+            return
+    section[last] = value
+
+
+def _explain(kind: type[Settings], error: Mapping[str, Any]) -> str:
+    """One validation error as a line: key, got, expected, fix."""
+    key = ".".join(str(part) for part in error["loc"])
+    if error["type"] == "extra_forbidden":
+        known = {name.rpartition(".")[2]: name for name in known_keys(kind)}
+        close = difflib.get_close_matches(str(error["loc"][-1]), known, n=1)
+        hint = f"did you mean {known[close[0]]!r}?" if close else f"known keys: {', '.join(known.values())}"
+        return f"  {key}: got an unknown key; expected a known one; fix: {kind.renamed.get(key, hint)}"
+    if error["type"] == "missing":
+        return f"  {key}: got nothing; expected a value; fix: set {key!r} in the file or with its flag"
+    message = error["msg"].removeprefix("Value error, ").replace("Input should be", "expected")
+    fix = "" if "fix:" in message else "; fix: correct it, or leave it out for the default"
+    if not key:
+        return f"  {message}{fix}"
+    return f"  {key}: got {shorten(error['input'])}; {message}{fix}"
+
+
+def known_keys(kind: type[Settings]) -> Iterable[str]:
+    """Keys of settings and, dotted, of their sections."""
+    for name, field in kind.model_fields.items():
+        yield name
+        section = section_of(field)
+        yield from (f"{name}.{key}" for key in section.model_fields) if section is not None else ()
