@@ -240,14 +240,14 @@ class TestUnhappyPaths:
     def test_a_fault_of_a_library_fails_its_cell_alone(
         self, config: StudyConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        measured = cells._scored
+        measured = cells.scored
 
         def broken(cell: Cell, *rest: Any) -> Any:
             if cell.labels["loss"] == "bm25":
                 raise KeyError("vocabulary")
             return measured(cell, *rest)
 
-        monkeypatch.setattr(cells, "_scored", broken)
+        monkeypatch.setattr(cells, "scored", broken)
         found = run_study("losses", config, tmp_path / "s", jobs=1)
         assert [row.reason for row in found.outcome.failed] == ["KeyError: 'vocabulary'"]
         assert len(found.outcome.results) == 6
