@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import difflib
 import unicodedata
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
     from pathlib import Path
     from typing import Self
 
@@ -27,11 +27,13 @@ def did_you_mean(word: str, known: Iterable[str], otherwise: str = "choose one o
 SEEDS = 2**32
 """Seeds are whole numbers from 0 up to, not including, this: what every random generator takes."""
 ERRORS_SHOWN = 20
-"""How many faults of one file a message lists; the rest are counted."""
+"""How many errors of one file a message lists; the rest are counted."""
+_ERRORS_KEPT = 5_000
+"""How many errors of one file are held before only the first are kept."""
 
 
 class BixseError(Exception):
-    """Base class of the errors a user can mend; the command line prints it without a traceback."""
+    """Base class of the errors a user can fix; the command line prints it without a traceback."""
 
     exit_code = 1
     """Process exit code of a command that ends with this error."""
@@ -85,7 +87,7 @@ class InterruptedRunError(BixseError):
 
 @dataclass(frozen=True)
 class RowError:
-    """One fault of an input file.
+    """What is wrong in one place of an input file.
 
     Example:
         >>> print(RowError(3, "relevance", "1.7", "a number in [0, 1]", "divide by the largest grade"))
@@ -93,10 +95,10 @@ class RowError:
     """
 
     row: int | None
-    """1-based data row (the header does not count), or None for a fault of the whole file."""
+    """1-based data row (the header does not count), or None for the whole file."""
     column: str | None
     """Column or key, or None."""
-    found: str
+    got: str
     """What is there, quoted and shortened."""
     expected: str
     """What should be there."""
@@ -104,39 +106,57 @@ class RowError:
     """How to fix it."""
 
     def __str__(self) -> str:
-        """One line: place, found, expected, mend."""
+        """One line: place, got, expected, fix."""
         place = [f"row {self.row}"] if self.row is not None else []
         place += [f"column {self.column!r}"] if self.column is not None else []
         prefix = f"{', '.join(place)}: " if place else ""
-        return f"{prefix}got {self.found}; expected {self.expected}; fix: {self.fix}"
+        return f"{prefix}got {self.got}; expected {self.expected}; fix: {self.fix}"
 
 
-@dataclass
 class InvalidFileError(InputError):
-    """All faults of one input file together, the first 20 listed and the rest counted.
+    """All errors of one input file: collected while it is read, the first 20 listed and the rest counted.
 
     Example:
         >>> from pathlib import Path
-        >>> fault = RowError(None, "document", "no such column", "a text column", "rename yours")
-        >>> print(InvalidFileError(Path("pairs.csv"), [fault]))
-        pairs.csv: 1 fault
+        >>> errors = InvalidFileError(Path("pairs.csv"))
+        >>> errors.raise_any()  # nothing yet
+        >>> errors.add(None, "document", "no such column", "a text column", "rename yours")
+        >>> print(errors)
+        pairs.csv: 1 error
           column 'document': got no such column; expected a text column; fix: rename yours
     """
 
-    path: Path
-    """The file at fault."""
-    faults: Sequence[RowError] = field(default_factory=list)
-    """Every fault listed, in file order."""
-    total: int | None = None
-    """How many faults there are when more were counted than listed."""
+    def __init__(self, path: Path, errors: Iterable[RowError] = (), total: int | None = None) -> None:
+        super().__init__(path)
+        self.path = path
+        """The file."""
+        self._errors = list(errors)
+        self.total = len(self._errors) if total is None else total
+        """How many errors there are, listed or not."""
+
+    @property
+    def errors(self) -> list[RowError]:
+        """The errors by row, those of the whole file first; of very many only the first."""
+        return sorted(self._errors, key=lambda error: error.row or 0)
+
+    def add(self, row: int | None, column: str | None, got: str, expected: str, fix: str) -> None:
+        """Note an error, see `RowError`."""
+        self.total += 1
+        self._errors.append(RowError(row, column, got, expected, fix))
+        if len(self._errors) > _ERRORS_KEPT:
+            self._errors = self.errors[:ERRORS_SHOWN]
+
+    def raise_any(self) -> None:
+        """Raise this where there is an error."""
+        if self.total:
+            raise self
 
     def __str__(self) -> str:
-        """A head line with the count, then a line a fault."""
-        total = self.total if self.total is not None else len(self.faults)
-        lines = [f"{self.path}: {total} fault{'s' if total != 1 else ''}"]
-        lines += [f"  {fault}" for fault in self.faults[:ERRORS_SHOWN]]
-        if total > ERRORS_SHOWN:
-            lines.append(f"  ... and {total - ERRORS_SHOWN} more")
+        """A head line with the count, then a line per error."""
+        lines = [f"{self.path}: {self.total} error{'s' if self.total != 1 else ''}"]
+        lines += [f"  {error}" for error in self.errors[:ERRORS_SHOWN]]
+        if self.total > ERRORS_SHOWN:
+            lines.append(f"  ... and {self.total - ERRORS_SHOWN} more")
         return "\n".join(lines)
 
 

@@ -184,7 +184,7 @@ class TestFaults:
         with pytest.raises(InputError) as error:
             convert(ConvertSettings("e5", damaged), tmp_path / "out")
         said = str(error.value)
-        assert "hotpot_qa.jsonl: 4 faults" in said and "nq.jsonl: 1 fault\n" in said and "--skip-faulty" in said
+        assert "hotpot_qa.jsonl: 4 errors" in said and "nq.jsonl: 1 error\n" in said and "--skip-faulty" in said
         assert files_in(tmp_path / "out") == {name for name in files_in(tmp_path / "out") if name.startswith(".part/")}
 
     def test_skipped_rows_are_listed_and_nothing_is_read_twice(
@@ -240,7 +240,7 @@ class TestFaults:
         folder = files.put(tmp_path / "toy", dict(files.BEIR))
         corpus = folder / "corpus.jsonl"
         corpus.write_bytes(corpus.read_bytes() + b'{"_id": 3.5, "text": "x"}\n')
-        with pytest.raises(InputError, match=r"corpus\.jsonl: 1 fault"):
+        with pytest.raises(InputError, match=r"corpus\.jsonl: 1 error"):
             convert(ConvertSettings("beir", folder, scale=(0, 2)), tmp_path / "out")
         result = convert(ConvertSettings("beir", folder, scale=(0, 2), skip_faulty=True), tmp_path / "out")
         assert (result.faults, result.parts["pairs"]["rows"]) == (1, 3)

@@ -76,7 +76,7 @@ class TestFlagEmbedding:
         folder = files.put(
             tmp_path, {"nq.jsonl": files.lines(files.BGE), "sts_no_in_batch_neg.jsonl": files.lines(percent)}
         )
-        with pytest.raises(InvalidFileError, match=r"sts_no_in_batch_neg.*: 12 faults\n.*0 to 1 under the map prob"):
+        with pytest.raises(InvalidFileError, match=r"sts_no_in_batch_neg.*: 12 errors\n.*0 to 1 under the map prob"):
             list(FlagEmbeddingFile(folder, "prob").rows())
         source = FlagEmbeddingFile(folder, "binary")
         assert {row.task for row in source.rows()} == {"nq", "sts"}
@@ -97,7 +97,7 @@ class TestTevatron:
             tmp_path,
             {"train.jsonl": files.lines(files.TEVATRON_IDS), "corpus.jsonl": files.lines(files.CORPUS[:3])},
         )
-        with pytest.raises(InvalidFileError, match=r"3 faults\n.*'d9', not in the corpus"):
+        with pytest.raises(InvalidFileError, match=r"3 errors\n.*'d9', not in the corpus"):
             list(TevatronFiles(folder / "train.jsonl", corpus=folder / "corpus.jsonl").rows())
         files.put(folder, {"corpus.jsonl": files.lines(files.CORPUS)})
         source = TevatronFiles(folder / "train.jsonl", corpus=folder / "corpus.jsonl")
@@ -246,7 +246,7 @@ class TestCollections:
         with pytest.raises(InvalidFileError) as error:
             list(BeirFolder(folder, GradeScale(0, 2)).rows())
         said = str(error.value)
-        for part in ("5 faults", "'empty', an empty document", "'gone', not in", "'nobody', not among", "got 'x'"):
+        for part in ("5 errors", "'empty', an empty document", "'gone', not in", "'nobody', not among", "got 'x'"):
             assert part in said
 
     def test_trec_reads_topics_and_a_compressed_collection(self, tmp_path: Path) -> None:
@@ -268,7 +268,7 @@ class TestCollections:
         source = TrecFiles(
             folder / "2019qrels-pass.txt", GradeScale(0, 3), folder / "topics.tsv", [folder / "collection.tsv.gz"]
         )
-        with pytest.raises(InvalidFileError, match=r"1 fault\n.*2 where another line has 3"):
+        with pytest.raises(InvalidFileError, match=r"1 error\n.*2 where another line has 3"):
             list(source.rows())
 
     def test_ms_marcos_documents_have_an_address_before_the_title(self, tmp_path: Path) -> None:
@@ -286,7 +286,7 @@ class TestCollections:
     def test_an_id_with_two_texts_is_a_fault_of_the_corpus(self, tmp_path: Path) -> None:
         files.put(tmp_path, {"q.txt": "1 0 D1 2\n", "t.tsv": "1\tq\n", "docs.tsv": "D1\ta\nD1\ta\nD1\tb\n"})
         source = TrecFiles(tmp_path / "q.txt", GradeScale(0, 3), tmp_path / "t.tsv", [tmp_path / "docs.tsv"])
-        with pytest.raises(InvalidFileError, match=r"docs\.tsv: 1 fault\n  row 3.*'D1' again with another text"):
+        with pytest.raises(InvalidFileError, match=r"docs\.tsv: 1 error\n  row 3.*'D1' again with another text"):
             list(source.rows())
 
 
@@ -310,12 +310,12 @@ class TestTables:
         rows = list(TableFiles(path, GradeScale(0, 3)).rows())
         assert [(row.grade, row.status) for row in rows] == [(None, "no-grade"), (2.0, "graded"), (None, "off-scale")]
         files.put(tmp_path, {"t.csv": "query,document,grade\nq,a,good\nq,b,1_0\nq,c,nan\n"})
-        with pytest.raises(InvalidFileError, match="3 faults"):
+        with pytest.raises(InvalidFileError, match="3 errors"):
             list(TableFiles(path, GradeScale(0, 3)).rows())
 
     def test_bytes_that_are_no_utf_8_are_a_fault_of_their_row(self, tmp_path: Path) -> None:
         path = files.put(tmp_path, {"t.csv": b"query,document,grade\ncaf\xe9,a,1\nq,b,2\n"})
-        with pytest.raises(InvalidFileError, match=r"1 fault\n  row 1, column 'query': got b'caf\\xe9'"):
+        with pytest.raises(InvalidFileError, match=r"1 error\n  row 1, column 'query': got b'caf\\xe9'"):
             list(TableFiles(path, GradeScale(0, 3)).rows())
 
     def test_wands(self, tmp_path: Path) -> None:
@@ -326,7 +326,7 @@ class TestTables:
             ("smart table", "a table", 0.5),
         ]
         files.put(tmp_path, {"label.csv": "id\tquery_id\tproduct_id\tlabel\n0\t0\t7\tPerhaps\n1\t5\t9\tExact\n"})
-        with pytest.raises(InvalidFileError, match="3 faults"):
+        with pytest.raises(InvalidFileError, match="3 errors"):
             list(WandsFolder(tmp_path).rows())
 
     def test_own_pairs_keep_their_grades_whatever_their_scale(self, tmp_path: Path) -> None:

@@ -69,7 +69,7 @@ def test_a_dry_run_and_faults_end_with_3(capsys: pytest.CaptureFixture[str], tmp
     path = files.put(tmp_path, {"nq.jsonl": content}) / "nq.jsonl"
     assert main(["convert", "e5", str(path), "--dry-run", "--out", str(tmp_path / "out")]) == 3
     said = capsys.readouterr().out
-    assert "nq.jsonl: 1 fault\n  row 4: got '{broken" in said and "nothing was written" in said
+    assert "nq.jsonl: 1 error\n  row 4: got '{broken" in said and "nothing was written" in said
     assert not (tmp_path / "out").exists()
     assert "--skip-faulty" in refused(capsys, "convert", "e5", path, "--out", tmp_path / "out")
     assert "row 1, column 'relevance'" in refused(capsys, "convert", "pairs", path, "--dry-run")

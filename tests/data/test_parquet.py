@@ -11,10 +11,8 @@ import pytest
 import bixse
 from bixse.data.graded_pairs import GradedPairs
 from bixse.data.io.parquet import column_names, read_table, row_count, save_table, table_writer
-from bixse.data.pairs_files import load_graded_pairs, load_pairs, save_graded_pairs
-from bixse.errors import BixseError, InputError
-from bixse.grading.audit.label_tables import table_rows as label_rows
-from bixse.mining.mined_pairs import MinedPair, load_mined_pairs, save_mined_pairs
+from bixse.data.pairs_files import load_graded_pairs, save_graded_pairs
+from bixse.errors import InputError
 
 TABLE = pa.table({"a": [f"text {i % 9} of a page" for i in range(60)], "b": [i / 60 for i in range(60)]})
 
@@ -70,28 +68,6 @@ def test_every_page_has_a_checksum(tmp_path, several):
         except InputError as error:
             seen += "CRC checksum verification failed" in str(error)
     assert seen > 50
-
-
-def test_every_reader_of_our_own_tables_names_the_file(tmp_path):
-    mined = [MinedPair(f"q{i}", f"query {i}", f"d{i}", f"text {i}", None, "bm25:1", i + 1) for i in range(60)]
-    readers = [
-        (
-            "pairs",
-            lambda p: save_graded_pairs(graded(), p),
-            (load_graded_pairs, load_pairs, lambda p: [*label_rows(p)]),
-        ),
-        ("mined", lambda p: save_mined_pairs(mined, p), (lambda p: load_mined_pairs(p.parent),)),
-    ]
-    for name, write, read in readers:
-        path = tmp_path / name / "pairs.parquet"
-        path.parent.mkdir()
-        write(path)
-        data = path.read_bytes()
-        path.write_bytes(flipped(data, 8 * data.index(b"text 0" if name == "mined" else b"document 0")))
-        for reader in read:
-            with pytest.raises(BixseError, match="checksum") as caught:
-                reader(path)
-            assert str(path) in str(caught.value)
 
 
 def test_a_file_without_checksums_is_read_as_before(tmp_path):

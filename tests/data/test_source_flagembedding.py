@@ -42,8 +42,8 @@ def scored(positive: list[float], negative: list[float]) -> dict[str, Any]:
 def faults(path: Path, score_map: str) -> list[str]:
     with pytest.raises(InvalidFileError) as caught:
         list(FlagEmbeddingFile(path, score_map).rows())
-    assert all("; expected " in str(fault) and "; fix: " in str(fault) for fault in caught.value.faults)
-    return [str(fault).partition(";")[0] for fault in caught.value.faults]
+    assert all("; expected " in str(fault) and "; fix: " in str(fault) for fault in caught.value.errors)
+    return [str(fault).partition(";")[0] for fault in caught.value.errors]
 
 
 def test_a_map_is_demanded_and_the_scores_are_shown(tmp_path: Path) -> None:

@@ -161,7 +161,7 @@ def test_faulty_rows_are_told_together_in_the_name_of_their_shard(tmp_path: Path
     with pytest.raises(InvalidFileError) as caught:
         list(LightBlueFiles(tmp_path).rows())
     assert caught.value.path == shard
-    assert [str(fault).partition(";")[0] for fault in caught.value.faults] == [
+    assert [str(fault).partition(";")[0] for fault in caught.value.errors] == [
         "row 1, column 'question': got an empty text",
         "row 5, column '32B_score_probs': got 2 values",
         "row 7, column '32B_score_probs_rev': got null",

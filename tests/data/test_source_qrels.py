@@ -60,7 +60,7 @@ def test_without_a_collection_rows_have_ids_alone(tmp_path: Path) -> None:
 def test_ids_the_collection_lacks_are_faults_all_told(tmp_path: Path) -> None:
     with pytest.raises(InvalidFileError) as caught:
         list(QrelsFile(write(tmp_path, "q1 0 d1 3\nq1 0 d9 1\nq9 0 d1 0\n"), SCALE, TOY).rows())
-    assert [str(fault).partition(";")[0] for fault in caught.value.faults] == [
+    assert [str(fault).partition(";")[0] for fault in caught.value.errors] == [
         "column 'corpus-id': got 'd9', judged for query 'q1'",
         "column 'query-id': got 'q9', not in the collection",
     ]

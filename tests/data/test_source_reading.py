@@ -66,7 +66,7 @@ def test_faults_are_all_counted_and_the_first_kept(tmp_path: Path) -> None:
     for number in range(1000):
         faults.add(number, "a", "x", "y", "z")
     assert len(faults.kept) == 20
-    with pytest.raises(InvalidFileError, match=r"rows.jsonl: 1000 faults\n(.*\n){20}  \.\.\. and 980 more"):
+    with pytest.raises(InvalidFileError, match=r"rows.jsonl: 1000 errors\n(.*\n){20}  \.\.\. and 980 more"):
         faults.raise_any()
 
 

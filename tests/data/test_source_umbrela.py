@@ -34,8 +34,8 @@ def faults(path: Path) -> list[str]:
     with pytest.raises(InvalidFileError) as caught:
         list(UmbrelaFile(path).rows())
     assert str(path) in str(caught.value)
-    assert all("; expected " in str(fault) and "; fix: " in str(fault) for fault in caught.value.faults)
-    return [str(fault) for fault in caught.value.faults]
+    assert all("; expected " in str(fault) and "; fix: " in str(fault) for fault in caught.value.errors)
+    return [str(fault) for fault in caught.value.errors]
 
 
 def test_a_missing_file_a_folder_and_an_empty_file(tmp_path: Path) -> None:
@@ -124,9 +124,9 @@ def test_all_faults_are_told_with_row_and_key_and_counted(tmp_path: Path) -> Non
         "row 9, column 'judgment'",
         "row 10",
     ]
-    with pytest.raises(InvalidFileError, match="30 faults") as caught:
+    with pytest.raises(InvalidFileError, match="30 errors") as caught:
         list(UmbrelaFile(write(tmp_path, *[{**ROW, "judgment": "high"}] * 30)).rows())
-    assert len(caught.value.faults) == 20
+    assert len(caught.value.errors) == 20
 
 
 def test_contradicting_predictions_are_counted_and_the_judgement_kept(tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ def test_missing_file_and_folder_are_refused(tmp_path, read):
 @pytest.mark.parametrize("read", [read_run, read_qrels])
 @pytest.mark.parametrize("encoding", ["latin-1", "utf-16"])
 def test_wrong_encoding_is_refused(tmp_path, read, encoding):
-    with pytest.raises(InputError, match="expected UTF-8"):
+    with pytest.raises(InputError, match="UTF-8"):
         read(write(tmp_path, "q1 0 dé 1\n".encode(encoding)))
 
 
@@ -45,8 +45,8 @@ def test_all_faults_of_a_run_are_reported_with_their_lines(tmp_path):
     lines = ["q1 Q0 d1 1 2.5 tag", "q1 Q0 d2 2 high tag", "q1 Q0 d3 3", "", "q1 Q0 d1 4 1 tag", "q1 Q0 d5 5 nan tag"]
     with pytest.raises(InvalidFileError) as error:
         read_run(write(tmp_path, "\n".join(lines)))
-    assert [fault.row for fault in error.value.faults] == [2, 3, 5, 6]
-    assert [fault.column for fault in error.value.faults] == ["score", None, "document id", "score"]
+    assert [fault.row for fault in error.value.errors] == [2, 3, 5, 6]
+    assert [fault.column for fault in error.value.errors] == ["score", None, "document id", "score"]
     assert all("fix:" in line for line in str(error.value).splitlines()[1:])
 
 
@@ -138,8 +138,11 @@ def test_both_formats_are_told_apart(tmp_path, lines, start, end):
     assert read_qrels(write(tmp_path, start + end.join(lines) + end)) == JUDGED
 
 
-def test_ids_of_beir_files_may_hold_spaces_and_ids_of_either_may_be_odd(tmp_path):
-    assert read_qrels(write(tmp_path, BEIR[0] + "\na b\t#1 \u2028x\t1\n")) == {"a b": {"#1 \u2028x": 1.0}}
+def test_ids_hold_no_white_space_and_may_else_be_odd(tmp_path):
+    with pytest.raises(InvalidFileError) as error:
+        read_qrels(write(tmp_path, BEIR[0] + "\na b\t#1 \u2028x\t1\n"))
+    assert [found.column for found in error.value.errors] == ["query-id", "corpus-id"]
+    assert read_qrels(write(tmp_path, BEIR[0] + '\n"a\t#1\t1\n')) == {'"a': {"#1": 1.0}}
     assert read_qrels(write(tmp_path, "query-id 0 corpus-id 1\n")) == {"query-id": {"corpus-id": 1.0}}
 
 
@@ -153,14 +156,14 @@ def test_all_faults_of_trec_qrels_are_reported_with_their_lines(tmp_path):
     lines = ["q1 0 d1 3", "q1 0 d2 relevant", "q1 0 d3", "q1 0 d4 1 extra", "q1 0 d5 nan", "q1 0 d6 inf", "q1 0 d7 1_0"]
     with pytest.raises(InvalidFileError) as error:
         read_qrels(write(tmp_path, "\n".join(lines)))
-    assert [fault.row for fault in error.value.faults] == [2, 3, 4, 5, 6, 7]
+    assert [fault.row for fault in error.value.errors] == [2, 3, 4, 5, 6, 7]
 
 
 def test_all_faults_of_beir_qrels_are_reported_with_their_data_rows(tmp_path):
     lines = [BEIR[0], "q1\td1\t1", "q1 d2 1", "q1\td3\t", "\td4\t1", "q1\td5\tyes", "q1\td1\t2"]
     with pytest.raises(InvalidFileError) as error:
         read_qrels(write(tmp_path, "\n".join(lines)))
-    assert [fault.row for fault in error.value.faults] == [2, 3, 4, 5, 6]
+    assert [fault.row for fault in error.value.errors] == [2, 3, 4, 5, 6]
 
 
 @pytest.mark.parametrize("content", ["q1\td1\t1\n", "q1 d1 1\n", "a,b,c,d\n", '{"_id": 1, "x": 2, "y": 3, "z": 4}\n'])
@@ -184,9 +187,9 @@ def test_written_qrels_are_beir_tsv_and_read_back(tmp_path):
 @pytest.mark.parametrize(
     ("qrels", "message"),
     [
-        ({"q\t": {"d": 1}}, "got query id 'q\\t'"),
-        ({"q": {"d\n": 1}}, "got document id"),
-        ({"q": {"": 1}}, "got document id ''"),
+        ({"q\t": {"d": 1}}, "query id: got"),
+        ({"q": {"d\n": 1}}, "document id: got"),
+        ({"q": {"": 1}}, "document id: got ''"),
         ({"q": {"d": math.nan}}, "got grade nan"),
         ({"q": {"d": math.inf}}, "got grade inf"),
         ({}, "got no judgements"),

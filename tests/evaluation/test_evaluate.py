@@ -220,7 +220,7 @@ class TestMissingDocuments:
     def test_they_are_refused_or_left_out_and_counted(self, incomplete, tmp_path) -> None:
         with pytest.raises(InvalidFileError) as raised:
             evaluate("bm25", incomplete)
-        assert len(raised.value.faults) == 2
+        assert len(raised.value.errors) == 2
         assert "--missing-documents drop" in str(raised.value)
         for reused in (False, True):
             task = collection_task(incomplete, exclude_self=True, missing_documents="drop")

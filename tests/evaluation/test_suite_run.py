@@ -125,7 +125,7 @@ def test_a_wrong_second_model_is_said_before_the_first_one_works(data, tmp_path,
 def test_faulty_data_is_said_by_row(data) -> None:
     with (data / "fiqa" / "corpus.jsonl").open("a") as file:
         file.write('{"_id": "d2", "text": "again"}\n')
-    with pytest.raises(InputError, match="row 5, column '_id': got 'd2'; expected an id used once"):
+    with pytest.raises(InputError, match="row 5, column '_id': got 'd2'"):
         evaluate_suite(["bm25"], "beir", data, tasks=["FiQA2018"])
 
 

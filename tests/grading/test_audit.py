@@ -116,7 +116,7 @@ def test_a_grade_that_is_never_given_has_no_share():
 
 def test_impossible_labels_are_reported_and_left_out(human, judges):
     report = audit(judges, human, samples=20)
-    assert [(bad.line, bad.value) for bad in report.impossible] == [(78, 10.0), (131, 5.0)]
+    assert [(bad.row, bad.value) for bad in report.impossible] == [(78, 10.0), (131, 5.0)]
     assert (report.judges[1].pairs, report.judges[1].without_grade) == (178, 2)
     assert sum(map(sum, report.judges[1].confusion)) == 178
     assert "2 impossible labels" in describe(report)["warnings"][0]
@@ -211,7 +211,7 @@ def test_published_kappas_are_reproduced():
     kappas = {judge.name: round(judge.measures["kappa"].value, 4) for judge in report.judges}
     assert report.human_pairs == 4423
     assert kappas["willia-umbrela1"] == 0.2863 and kappas["Olz-gpt4o"] == 0.2625
-    assert {(Path(bad.path).stem, bad.line, bad.value) for bad in report.impossible} == {
+    assert {(Path(bad.path).stem, bad.row, bad.value) for bad in report.impossible} == {
         ("RMITIR-llama70B", 2449, 5.0),
         ("RMITIR-llama70B", 3825, 5.0),
         ("h2oloo-zeroshot2", 3187, 10.0),

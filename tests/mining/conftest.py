@@ -1,14 +1,10 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
 
 import pytest
 
 from bixse.data.trec import write_qrels
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 VERBS = "copy move delete open read write list find sort join".split()  # noqa: SIM905
 THINGS = "file folder tree disk path".split()  # noqa: SIM905
@@ -16,7 +12,7 @@ QUERIES = {f"q-{verb}": f"how do i {verb} a file" for verb in VERBS}
 
 
 @pytest.fixture
-def collection(tmp_path: Path) -> Path:
+def collection(tmp_path):
     """Fifty documents of a verb and a thing, an empty one, a copy, and ten queries of which eight are judged."""
     folder = tmp_path / "toy"
     documents = {f"{verb}-{thing}": f"{verb} the {thing}" for verb in VERBS for thing in THINGS}
@@ -29,6 +25,6 @@ def collection(tmp_path: Path) -> Path:
     return folder
 
 
-def write_rows(path: Path, rows: list[dict]) -> None:
+def write_rows(path, rows):
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")

@@ -166,6 +166,6 @@ def test_a_corpus_that_is_not_there_or_empty(tmp_path):
     with pytest.raises(InputError, match="no such file"):
         generate(GenerateConfig(tmp_path / "none.jsonl"), writer({}), load_query_prompt(), tmp_path / "out")
     (tmp_path / "c.jsonl").write_text('{"_id": "1", "text": " "}\n')
-    with pytest.raises(InputError, match="without text"):
+    with pytest.raises(InputError, match="texts"):
         generate(GenerateConfig(tmp_path / "c.jsonl"), writer({}), load_query_prompt(), tmp_path / "out")
     assert not (tmp_path / "out").exists()

@@ -59,7 +59,7 @@ def test_an_unknown_retriever_leaves_no_folder(collection: Path, tmp_path: Path)
 
 def test_no_candidate_for_any_query(collection: Path, tmp_path: Path) -> None:
     queries = tmp_path / "q.jsonl"
-    queries.write_text('{"_id": "a", "text": "weather tomorrow"}\n{"_id": "b", "text": " "}\n')
+    queries.write_text('{"_id": "a", "text": "weather tomorrow"}\n{"_id": "b", "text": "..."}\n')
     config = MineConfig(corpus=collection / "corpus.jsonl", queries=queries)
     with pytest.raises(InputError, match="got no candidate for any of 2 queries"):
         mine(config, tmp_path / "out")
@@ -156,10 +156,10 @@ def test_hard_negatives_are_the_best_unknown(collection: Path, tmp_path: Path) -
 
 def test_queries_without_candidates_are_listed_and_few_are_counted(collection: Path, tmp_path: Path) -> None:
     with (collection / "queries.jsonl").open("a") as file:
-        file.write('{"_id": "strange", "text": "weather"}\n{"_id": "blank", "text": ""}\n')
+        file.write('{"_id": "strange", "text": "weather"}\n{"_id": "dots", "text": "..."}\n')
         file.write('{"_id": "tree", "text": "tree disk"}\n')
     result = mine(MineConfig(collection=collection, per_query=25, depth=30, strategy="top"), tmp_path / "out")
-    assert result.without_candidates == ["strange", "blank"]
+    assert result.without_candidates == ["strange", "dots"]
     assert result.queries == 13
     assert result.with_fewer == 11
     assert result.empty_documents == 1

@@ -315,4 +315,4 @@ def test_bad_data_files_are_explained(tmp_path: Path, minimal_data: ReportData) 
     path.write_text(minimal_data.model_dump_json().replace('"metrics"', '"metric"'))
     with pytest.raises(InvalidFileError, match=r"column 'systems\.0\.metric'") as caught:
         load_report_data(path)
-    assert len(caught.value.faults) == 2
+    assert len(caught.value.errors) == 2

@@ -172,7 +172,7 @@ def test_all_faults_of_a_corpus_together(corpus, tmp_path):
     rows += ['{"_id": "c", "contents": "x"}', '{"_id": "d", "text": "\\ud83d"}', "[]"]
     (corpus / "corpus.jsonl").write_text("\n".join(rows))
     message = refused(InvalidFileError, make_index, WordEncoder(), corpus, tmp_path / "index")
-    assert message.splitlines()[0].endswith("corpus.jsonl: 7 faults")
+    assert message.splitlines()[0].endswith("corpus.jsonl: 7 errors")
     assert "row 2, column '_id': got 'a' again, after row 1" in message
     assert not (tmp_path / "index").exists()
 

@@ -51,7 +51,7 @@ def test_faults_of_added_documents_change_nothing(folder, tmp_path):
     before = state(folder)
     file = tmp_path / "add.jsonl"
     file.write_text('{"_id": "d1", "text": "x"}\n{"_id": "d1", "text": "y"}\n{"_id": "n"}\n')
-    with pytest.raises(InvalidFileError, match=r"(?s)2 faults.*row 2.*'d1' again, after row 1.*row 3.*no title"):
+    with pytest.raises(InvalidFileError, match=r"(?s)2 errors.*row 2.*'d1' again, after row 1.*row 3.*no title"):
         add_documents(folder, file, WordEncoder())
     for content, said in (("", "got no rows"), ("x", "one JSON object per line")):
         file.write_text(content)

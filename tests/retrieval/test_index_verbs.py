@@ -309,7 +309,7 @@ def test_faults_of_a_file_of_queries(capsys, index):
     capsys.readouterr()
     assert main(["search", str(index), "--queries", str(queries)]) == 2
     said = capsys.readouterr().err
-    assert "3 faults" in said
+    assert "3 errors" in said
     assert "'q1' again" in said
 
 

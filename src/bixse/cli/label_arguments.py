@@ -61,7 +61,7 @@ def impossible_lines(labels: Iterable[ImpossibleLabel]) -> list[str]:
     """One line per label off its scale, the first 20; then how many more."""
     taken = list(labels)
     lines = [
-        f"  {label.path}, line {label.line}: query {label.query_id}, document {label.document_id}: {label.value:g}"
+        f"  {label.path}, row {label.row}: query {label.query_id}, document {label.document_id}: {label.value:g}"
         for label in taken[:LISTED]
     ]
     return [*lines, f"  ... and {len(taken) - LISTED} more, see the JSON file"] if len(taken) > LISTED else lines

@@ -134,7 +134,8 @@ def _search_index(args: argparse.Namespace) -> CommandResult:
 def _search_collection(args: argparse.Namespace) -> CommandResult:
     """Encode the corpus once, then answer."""
     from bixse.data.collection import Collection
-    from bixse.data.collection_files import load_corpus, warn_of_empty
+    from bixse.data.collection_files import load_corpus
+    from bixse.data.collection_warnings import warn_of_empty
     from bixse.encoders.instructions import use_task
     from bixse.encoders.loading.build import build_encoder
     from bixse.encoders.pool import encode_on

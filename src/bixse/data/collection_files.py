@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
-import json
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+import pyarrow as pa
 
 from bixse.data.collection import Collection, Document
-from bixse.data.io.files import is_unicode, read_text, write_atomically
-from bixse.data.io.strict import json_fault, parse_json
+from bixse.data.row_files.columns import Column
+from bixse.data.row_files.read import read_blocks
+from bixse.data.row_files.write import write_rows
 from bixse.data.trec import read_qrels, write_qrels
-from bixse.errors import InputError, InvalidFileError, RowError, shorten
+from bixse.errors import InputError, InvalidFileError, shorten
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Container, Iterator, Mapping
 
     from bixse.relevance import Qrels
 
 
 MissingDocuments: TypeAlias = Literal["refuse", "drop"]
 """What is done with judgements that name a document which the corpus lacks."""
+DOCUMENT_COLUMNS = (Column("_id", "id", unique=True), Column("title", needed=False), Column("text", may_be_empty=True))
+"""Columns of a corpus. A document without title and text is no error: published corpora hold some, even judged ones."""
+QUERY_COLUMNS = (Column("_id", "id", unique=True), Column("text"))
+"""Columns of queries."""
 
 
 def load_collection(
@@ -36,7 +43,7 @@ def load_collection(
 
     Raises:
         InputError: a file or split is missing, or a split has no judged query.
-        InvalidFileError: every faulty row of a file together.
+        InvalidFileError: every error of a file together.
 
     Example:
         >>> import tempfile
@@ -48,7 +55,7 @@ def load_collection(
     """
     folder = Path(folder)
     corpus = load_corpus(folder)
-    queries = {identifier: row["text"] for identifier, row in _read_rows(folder / "queries.jsonl", ("text",)).items()}
+    queries = read_queries(folder / "queries.jsonl")
     available = {path.stem: path for path in sorted((folder / "qrels").glob("*.tsv"))}
     qrels: dict[str, Qrels] = {}
     missing: dict[str, int] = {}
@@ -59,11 +66,11 @@ def load_collection(
                 "fix: name a split that has a qrels file"
             )
         judged = read_qrels(available[split])
+        absent = {document_id for own in judged.values() for document_id in own if document_id not in corpus}
         if missing_documents == "drop":
-            kept = {query_id: {d: g for d, g in own.items() if d in corpus} for query_id, own in judged.items()}
-            missing[split] = sum(map(len, judged.values())) - sum(map(len, kept.values()))
-            judged = {query_id: own for query_id, own in kept.items() if own}
-        _check_qrels(available[split], judged, corpus, queries)
+            judged, missing[split] = drop_missing(judged, absent)
+            absent = set()
+        check_qrels(available[split], judged, queries, absent)
         qrels[split] = judged
     return Collection(folder.resolve().name, corpus, queries, qrels, missing)
 
@@ -77,9 +84,8 @@ def load_corpus(folder: str | Path) -> dict[str, Document]:
     """Read only the documents of a collection folder: document id -> document.
 
     Raises:
-        InputError: the folder or its `corpus.jsonl` is missing or holds no document.
-        InvalidFileError: every faulty row together. A document whose title and text are both empty is no fault, see
-            `warn_of_empty`; a row without either key is one.
+        InputError: the folder or its `corpus.jsonl` is missing, or no document has a title or a text.
+        InvalidFileError: every error of the file together.
     """
     folder = Path(folder)
     if not folder.is_dir():
@@ -87,55 +93,88 @@ def load_corpus(folder: str | Path) -> dict[str, Document]:
             f"{folder}: got {'a file' if folder.exists() else 'no such folder'}; expected a collection folder with "
             "corpus.jsonl, queries.jsonl and qrels/<split>.tsv; fix: check the path"
         )
-    rows = _read_rows(folder / "corpus.jsonl", ("title", "text"), may_be_empty=True)
-    corpus = {name: Document(row.get("title") or "", row.get("text") or "") for name, row in rows.items()}
-    if not any(document.content for document in corpus.values()):
-        raise InputError(
-            f"{folder / 'corpus.jsonl'}: got {len(corpus)} documents, none of them with a title or a text; expected "
-            "texts; fix: check the export"
-        )
+    return read_corpus(folder / "corpus.jsonl")
+
+
+def read_corpus(path: Path) -> dict[str, Document]:
+    """Read a file of documents (`DOCUMENT_COLUMNS`): document id -> document.
+
+    Raises:
+        InputError: the file is missing, or no document has a title or a text.
+        InvalidFileError: every error of the file together.
+    """
+    corpus = dict(stream_documents(path))
+    _refuse_all_empty(path, len(corpus), sum(not document.content for document in corpus.values()))
     return corpus
 
 
-def warn_of_empty(empty: Sequence[str], count: int) -> list[str]:
-    """One line that counts the documents without title and text, or none.
+def stream_documents(path: Path) -> Iterator[tuple[str, Document]]:
+    """The documents of a file one by one, in file order, never all in memory.
 
-    Published collections hold some, even judged ones (Cranfield two of 1,400). They are kept: without them the figures
-    would be those of another collection.
+    Raises:
+        InputError: the file is missing or holds no row.
+        InvalidFileError: every error of the file together, when it has been read.
+    """
+    for block in read_blocks(path, DOCUMENT_COLUMNS):
+        for name, title, text in zip(*block.columns.values(), strict=True):
+            yield name, Document(title or "", text)
+
+
+def read_queries(path: Path) -> dict[str, str]:
+    """Read a file of queries (`QUERY_COLUMNS`): query id -> text, in file order.
+
+    Raises:
+        InputError: the file is missing or holds no row.
+        InvalidFileError: every error of the file together.
+    """
+    queries: dict[str, str] = {}
+    for block in read_blocks(path, QUERY_COLUMNS):
+        queries.update(zip(block.columns["_id"], block.columns["text"], strict=True))
+    return queries
+
+
+@dataclass
+class CorpusCheck:
+    """What one reading of a corpus found: ids and exceptions alone."""
+
+    count: int = 0
+    """Documents."""
+    empty: list[str] = field(default_factory=list)
+    """Ids of the documents without title and text."""
+    named_as_queries: dict[str, Document] = field(default_factory=dict)
+    """Documents with the id of a judged query."""
+    missing: set[str] = field(default_factory=set)
+    """Judged documents that the corpus lacks."""
+
+
+def check_corpus(path: Path, qrels: Qrels) -> CorpusCheck:
+    """Read a corpus of any size once.
 
     Args:
-        empty: ids of the documents without title and text.
-        count: documents of the corpus.
+        path: file of documents.
+        qrels: judgements whose documents are looked for.
 
-    Example:
-        >>> warn_of_empty(["d2"], 2)
-        ["1 of 2 documents has neither title nor text ('d2'): it is kept as it is"]
+    Raises:
+        InputError: the file is missing, or no document has a title or a text.
+        InvalidFileError: every error of the file together.
     """
-    if not empty:
-        return []
-    has, it = ("has", "it is kept as it is") if len(empty) == 1 else ("have", "they are kept as they are")
-    return [f"{len(empty)} of {count} documents {has} neither title nor text ({empty[0]!r}): {it}"]
+    found = CorpusCheck(missing={document_id for judged in qrels.values() for document_id in judged})
+    for name, document in stream_documents(path):
+        found.count += 1
+        found.missing.discard(name)
+        if not document.content:
+            found.empty.append(name)
+        if name in qrels:
+            found.named_as_queries[name] = document
+    _refuse_all_empty(path, found.count, len(found.empty))
+    return found
 
 
-def warn_of_missing(missing: int, qrels: Qrels, split: str) -> list[str]:
-    """One line that counts the judgements left out since the corpus lacks their document, or none.
-
-    Args:
-        missing: judgements left out, see `Collection.missing`.
-        qrels: those that were kept.
-        split: their name.
-
-    Example:
-        >>> warn_of_missing(0, {"q": {"d": 1}}, "test")
-        []
-    """
-    if not missing:
-        return []
-    total = missing + sum(map(len, qrels.values()))
-    return [
-        f"{missing:,} of {total:,} judgements of split {split!r} name a document that the corpus lacks and are "
-        "left out: figures are not those of the whole collection"
-    ]
+def drop_missing(qrels: Qrels, missing: Container[str]) -> tuple[dict[str, dict[str, float]], int]:
+    """The judgements of documents that are there, and how many were left out; a query without any goes."""
+    kept = {query_id: {d: g for d, g in own.items() if d not in missing} for query_id, own in qrels.items()}
+    number = sum(map(len, qrels.values())) - sum(map(len, kept.values()))
+    return {query_id: own for query_id, own in kept.items() if own}, number
 
 
 def save_collection(collection: Collection, folder: str | Path) -> None:
@@ -145,97 +184,56 @@ def save_collection(collection: Collection, folder: str | Path) -> None:
         StorageError: the disk is full or the folder cannot be written.
     """
     folder = Path(folder)
-    write_atomically(
-        folder / "corpus.jsonl",
-        "".join(
-            json.dumps({"_id": identifier, "title": document.title, "text": document.text}, ensure_ascii=False) + "\n"
-            for identifier, document in collection.corpus.items()
-        ),
-    )
-    write_atomically(
-        folder / "queries.jsonl",
-        "".join(
-            json.dumps({"_id": identifier, "text": text}, ensure_ascii=False) + "\n"
-            for identifier, text in collection.queries.items()
-        ),
-    )
+    documents = list(collection.corpus.values())
+    corpus = {
+        "_id": list(collection.corpus),
+        "title": [document.title for document in documents],
+        "text": [document.text for document in documents],
+    }
+    write_rows(_table(corpus), folder / "corpus.jsonl")
+    queries = {"_id": list(collection.queries), "text": list(collection.queries.values())}
+    write_rows(_table(queries), folder / "queries.jsonl")
     for split, qrels in collection.qrels.items():
         write_qrels(folder / "qrels" / f"{split}.tsv", qrels)
 
 
-def _read_rows(path: Path, text_keys: tuple[str, ...], may_be_empty: bool = False) -> dict[str, dict[str, Any]]:
-    """Rows of a JSONL file by `_id`; a row needs an id seen once and a text, or where it may be empty a key for one."""
-    if not path.is_file():
-        found = "a folder" if path.is_dir() else "no such file"
-        raise InputError(f"{path}: got {found}; expected the collection's {path.name}; fix: add it")
-    faults: list[RowError] = []
-    rows: dict[str, dict[str, Any]] = {}
-    for number, line in enumerate(read_text(path).split("\n"), start=1):
-        if not line.strip():
-            continue
-        try:
-            row = parse_json(line)
-        except (ValueError, RecursionError) as error:
-            faults.append(json_fault(number, line, error))
-            continue
-        fault = _row_fault(number, row, text_keys, may_be_empty)
-        if fault is None and (identifier := str(row["_id"])) in rows:
-            fault = RowError(number, "_id", shorten(identifier), "an id used once", "drop or rename the repeat")
-        if fault is None:
-            rows[identifier] = row
-        else:
-            faults.append(fault)
-    if faults:
-        raise InvalidFileError(path, faults)
-    if not rows:
-        raise InputError(f"{path}: got no rows; expected at least one; fix: check the export")
-    return rows
+def check_qrels(path: Path, qrels: Qrels, queries: Mapping[str, str], missing: Container[str]) -> None:
+    """Refuse judgements with ids that the collection lacks, or without a relevant document.
 
+    Args:
+        path: the file of judgements, for messages.
+        qrels: its judgements.
+        queries: query id -> text.
+        missing: judged documents that the corpus lacks.
 
-def _row_fault(number: int, row: Any, text_keys: tuple[str, ...], may_be_empty: bool) -> RowError | None:
-    """The first fault of a row by itself, or None."""
-    identifier = row.get("_id") if isinstance(row, dict) else None
-    if identifier in (None, ""):
-        return RowError(number, "_id", shorten(row), "an object with an _id", "give the row an _id")
-    if not isinstance(identifier, (str, int)) or isinstance(identifier, bool) or not is_unicode(str(identifier)):
-        return RowError(number, "_id", shorten(identifier), "a text or a whole number", "write ids as strings")
-    for key in text_keys:
-        value = row.get(key)
-        if value is not None and (not isinstance(value, str) or not is_unicode(value)):
-            return RowError(number, key, shorten(value), "a text", "write it as a string of whole characters")
-    if any((row.get(key) or "").strip() for key in text_keys) or (
-        may_be_empty and any(key in row for key in text_keys)
-    ):
-        return None
-    found = "an empty text" if not may_be_empty else f"no {' and no '.join(text_keys)}"
-    return RowError(number, text_keys[-1], found, "a text", "fill it in or drop the row")
-
-
-def _check_qrels(path: Path, qrels: Qrels, corpus: Mapping[str, Document], queries: Mapping[str, str]) -> None:
-    """Refuse judgements with ids that the collection lacks, or without a relevant document."""
-    faults = []
+    Raises:
+        InvalidFileError: every id that is missing.
+        InputError: no grade is above 0.
+    """
+    errors = InvalidFileError(path)
     for query_id, judged in qrels.items():
         if query_id not in queries:
-            faults.append(
-                RowError(
-                    None, "query-id", shorten(query_id), "an id of queries.jsonl", "add the query or drop its rows"
-                )
-            )
-        faults.extend(
-            RowError(
-                None,
-                "corpus-id",
-                f"{shorten(document_id)} (judged for query {query_id!r})",
-                "an id of corpus.jsonl",
-                "add the document or drop the row (bixse evaluate and train: --missing-documents drop)",
-            )
-            for document_id in judged
-            if document_id not in corpus
-        )
-    if faults:
-        raise InvalidFileError(path, faults)
+            fix = "add the query or drop its rows"
+            errors.add(None, "query-id", shorten(query_id), "an id of queries.jsonl", fix)
+        for document_id in judged:
+            if document_id in missing:
+                got = f"{shorten(document_id)} (judged for query {query_id!r})"
+                fix = "add the document or drop the row (bixse evaluate and train: --missing-documents drop)"
+                errors.add(None, "corpus-id", got, "an id of corpus.jsonl", fix)
+    errors.raise_any()
     if not any(grade > 0 for judged in qrels.values() for grade in judged.values()):
         raise InputError(
             f"{path}: got no judgement above 0; expected at least one relevant document; "
             "fix: choose a split with judged queries"
         )
+
+
+def _refuse_all_empty(path: Path, count: int, empty: int) -> None:
+    if count == empty:
+        raise InputError(
+            f"{path}: got {count} documents, none of them with a title or a text; expected texts; fix: check the export"
+        )
+
+
+def _table(columns: Mapping[str, list[str]]) -> pa.Table:
+    return pa.table(columns, schema=pa.schema({name: pa.string() for name in columns}))

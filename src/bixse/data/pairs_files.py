@@ -1,36 +1,44 @@
-"""Graded pairs from and to files: Parquet, JSONL or CSV, every fault of a file reported together."""
+"""Graded pairs from and to files: Parquet, JSONL or CSV, every error of a file reported together."""
 
 from __future__ import annotations
 
-import contextlib
-import csv
-import io
-import json
-import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from bixse.data.graded_pairs import OPTIONAL_COLUMNS, GradedPairs, Pair, text_id
-from bixse.data.io.files import is_unicode, read_text, write_atomically
-from bixse.data.io.hints import column_hint, convert_hint, number_hint
-from bixse.data.io.parquet import save_table, table_rows
-from bixse.data.io.strict import json_fault, parse_json
-from bixse.data.sources.reading import number_of
-from bixse.errors import InputError, InvalidFileError, RowError, shorten
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from bixse.data.graded_pairs import GradedPairs, Pair, text_id
+from bixse.data.row_files.columns import Column
+from bixse.data.row_files.read import checked_format, read_blocks, stem_of
+from bixse.data.row_files.write import write_rows
+from bixse.errors import InputError, InvalidFileError, shorten
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Sequence
 
-REQUIRED_COLUMNS = ("query", "document", "relevance")
-"""Columns every file must have."""
-KNOWN_COLUMNS = (*REQUIRED_COLUMNS, "query_id", "document_id", *OPTIONAL_COLUMNS)
-"""Columns that are read; others are ignored."""
-FORMATS = (".parquet", ".jsonl", ".csv", ".tsv")
-"""Suffixes that are read and written."""
+PAIR_COLUMNS = (
+    Column("query_id", "id", needed=False),
+    Column("query"),
+    Column("document_id", "id", needed=False),
+    Column("document"),
+    Column("task", needed=False),
+)
+"""Columns of pairs that are still to be graded; others are ignored."""
+GRADED_COLUMNS = (
+    *PAIR_COLUMNS[:4],
+    Column("relevance", "number", low=0, high=1),
+    Column("task", needed=False),
+    Column("grade", "number", needed=False),
+    Column("grade_probs", "numbers", needed=False),
+    Column("judge", needed=False),
+)
+"""Columns of graded pairs; others are ignored."""
+_TYPES = {"relevance": pa.float64(), "grade": pa.float64(), "grade_probs": pa.list_(pa.float64())}
 
 
 def load_graded_pairs(path: str | Path) -> GradedPairs:
-    r"""Read graded pairs from a .parquet, .jsonl, .csv or .tsv file and check every row.
+    r"""Read graded pairs from a .parquet, .jsonl, .csv or .tsv file (text also with .gz) and check every row.
 
     Columns: `query`, `document` (text) and `relevance` (a number in [0, 1]); optional `query_id`, `document_id`
     (made from a hash of the text when absent), `task`, `grade`, `grade_probs` (a list, JSON in CSV), `judge`; other
@@ -38,7 +46,7 @@ def load_graded_pairs(path: str | Path) -> GradedPairs:
 
     Raises:
         InputError: the file is missing, empty or of another format.
-        InvalidFileError: every faulty row with column, what was found, what was expected and how to fix it.
+        InvalidFileError: every error with row, column, what was got, what was expected and how to fix it.
 
     Example:
         >>> import tempfile, pathlib
@@ -47,7 +55,7 @@ def load_graded_pairs(path: str | Path) -> GradedPairs:
         >>> load_graded_pairs(path).relevance.tolist()
         [1.0]
     """
-    return GradedPairs.from_rows(_read(Path(path), graded=True))
+    return GradedPairs.from_rows(_read(Path(path), GRADED_COLUMNS).to_pylist())
 
 
 def load_pairs(path: str | Path) -> list[Pair]:
@@ -57,7 +65,7 @@ def load_pairs(path: str | Path) -> list[Pair]:
 
     Raises:
         InputError: the file is missing, empty or of another format.
-        InvalidFileError: every faulty row with column, what was found, what was expected and how to fix it.
+        InvalidFileError: every error with row, column, what was got, what was expected and how to fix it.
 
     Example:
         >>> import tempfile, pathlib
@@ -66,40 +74,20 @@ def load_pairs(path: str | Path) -> list[Pair]:
         >>> load_pairs(path)[0].document
         'shutil.copytree'
     """
-    rows = _read(Path(path), graded=False)
-    return [Pair(row["query_id"], row["query"], row["document_id"], row["document"], row.get("task")) for row in rows]
-
-
-def _read(path: Path, graded: bool) -> list[Mapping[str, Any]]:
-    """The checked rows of a file of pairs."""
-    if path.suffix.lower() not in FORMATS:
-        raise InputError(f"{path}: got suffix {path.suffix!r}; expected one of {', '.join(FORMATS)}; fix: convert it")
-    if not path.is_file():
-        found = "a folder" if path.is_dir() else "no such file"
-        raise InputError(f"{path}: got {found}; expected a file of pairs; fix: check the path")
-    checker = _Checker(path, graded)
-    if path.suffix.lower() == ".parquet":
-        rows = _parquet_rows(path, checker)
-    elif path.suffix.lower() == ".jsonl":
-        rows = _json_rows(path, checker)
-    else:
-        rows = _csv_rows(path, checker)
-    for number, row in rows:
-        checker.add(number, row)
-    return checker.result()
+    return [Pair(**row) for row in _read(Path(path), PAIR_COLUMNS).to_pylist()]
 
 
 def load_several(paths: Sequence[str | Path]) -> GradedPairs:
     """Read graded pairs from one file, or from several as one table (see `GradedPairs.joined`; named by their files).
 
-    The order of the files does not matter.
+    The order of the files does not matter; white space in their names becomes _, as ids have none.
 
     Raises:
         InputError: as `load_graded_pairs`; or two files have the same name.
     """
     if len(paths) == 1:
         return load_graded_pairs(paths[0])
-    names = [Path(path).stem for path in paths]
+    names = ["_".join(stem_of(Path(path)).split()) for path in paths]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice or not paths:
         raise InputError(
@@ -110,230 +98,73 @@ def load_several(paths: Sequence[str | Path]) -> GradedPairs:
 
 
 def save_graded_pairs(pairs: GradedPairs, path: str | Path) -> None:
-    """Write graded pairs to .parquet, .jsonl, .csv or .tsv; the file appears whole or not at all.
+    """Write graded pairs to .parquet, .jsonl, .csv or .tsv (text also with .gz), whole or not at all.
 
     Raises:
         InputError: the suffix names no known format, or there is no pair to write.
         StorageError: the disk is full or the folder cannot be written.
     """
-    path = Path(path)
-    suffix = path.suffix.lower()
+    checked_format(Path(path))
     if len(pairs) == 0:
         raise InputError(f"{path}: got no pairs; expected at least one; fix: check what was selected")
-    if suffix == ".parquet":
-        save_table(pairs.to_arrow(), path)
-    elif suffix == ".jsonl":
-        write_atomically(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in pairs.rows()))
-    elif suffix in (".csv", ".tsv"):
-        text = io.StringIO()
-        columns = ["query_id", "query", "document_id", "document", "relevance", *pairs.extra]
-        writer = csv.DictWriter(text, columns, delimiter=_delimiter(path), lineterminator="\r\n")
-        writer.writeheader()
-        for row in pairs.rows():
-            if row.get("grade_probs") is not None:
-                row["grade_probs"] = json.dumps(row["grade_probs"])
-            writer.writerow(row)
-        write_atomically(path, text.getvalue())
-    else:
-        raise InputError(f"{path}: got suffix {path.suffix!r}; expected one of {', '.join(FORMATS)}; fix: rename it")
+    write_rows(pairs.to_arrow(), path)
 
 
-def _delimiter(path: Path) -> str:
-    return "\t" if path.suffix.lower() == ".tsv" else ","
+def _read(path: Path, columns: Sequence[Column]) -> pa.Table:
+    """The checked rows of a file of pairs, ids filled in; each pair of a task once."""
+    errors = InvalidFileError(path)
+    schema = pa.schema({column.name: _TYPES.get(column.name, pa.string()) for column in columns})
+    batches = []
+    rows: list[int] = []
+    ids_given = {"query": False, "document": False}
+    for block in read_blocks(path, columns, errors):
+        values = dict(block.columns)
+        for kind in ids_given:
+            given = values[f"{kind}_id"]
+            ids_given[kind] |= any(given)
+            values[f"{kind}_id"] = [
+                text_id(text) if identifier is None else identifier
+                for identifier, text in zip(given, values[kind], strict=True)
+            ]
+        batches.append(pa.record_batch(values, schema))
+        rows += block.rows
+    table = pa.Table.from_batches(batches, schema)
+    for kind, has_ids in ids_given.items():
+        if has_ids:
+            _check_texts(table, kind, rows, errors)
+    table = _each_pair_once(table, rows, errors)
+    errors.raise_any()
+    return table
 
 
-def _parquet_rows(path: Path, checker: _Checker) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    def choose(names: list[str]) -> list[str]:
-        checker.require_columns(names)
-        return [name for name in names if name in KNOWN_COLUMNS]
-
-    return table_rows(path, choose)
-
-
-def _json_rows(path: Path, checker: _Checker) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    for number, line in enumerate(read_text(path).split("\n"), start=1):
-        if not line.strip():
-            continue
-        try:
-            row = parse_json(line)
-        except (ValueError, RecursionError) as error:
-            checker.faults.append(json_fault(number, line, error))
-            continue
-        if isinstance(row, dict):
-            yield number, row
-        else:
-            checker.fault(number, None, shorten(row), "a JSON object", "write {...} with query, document, relevance")
+def _check_texts(table: pa.Table, kind: str, rows: Sequence[int], errors: InvalidFileError) -> None:
+    """Every row whose id stands for another text than in an earlier row is an error."""
+    identifier = f"{kind}_id"
+    texts = table.group_by([identifier, kind]).aggregate([])
+    if len(texts) == pc.count_distinct(table[identifier]).as_py():
+        return
+    first: dict[str, tuple[int, str]] = {}
+    for row, name, text in zip(rows, table[identifier].to_pylist(), table[kind].to_pylist(), strict=True):
+        before, known = first.setdefault(name, (row, text))
+        if known != text:
+            got = f"{shorten(name)} with another text than in row {before}"
+            errors.add(row, identifier, got, f"one {kind} text per id", "give each text its own id")
 
 
-def _csv_rows(path: Path, checker: _Checker) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    csv.field_size_limit(2**31 - 1)
-    text = io.StringIO(read_text(path, keep_line_ends=True), newline="")
-    reader = csv.reader(text, delimiter=_delimiter(path), strict=True)
-    number = 0
-    try:
-        names = next(reader, None)
-        if names is None:
-            return
-        checker.require_columns(names)
-        for fields in reader:
-            if not fields:
-                continue
-            number += 1
-            if len(fields) == len(names):
-                yield number, _typed(dict(zip(names, fields, strict=True)))
-            else:
-                fix = "put a text that holds the separator, a quote or a line end in double quotes; write 0.5, not 0,5"
-                checker.fault(number, None, f"{len(fields)} columns", f"{len(names)} as in the header", fix)
-    except csv.Error as error:
-        fix = 'close every double quote, and write a quote inside a text as ""'
-        checker.fault(number + 1, None, str(error), "well-formed CSV from here on", fix)
-
-
-def _typed(row: dict[str, Any]) -> dict[str, Any]:
-    """A CSV row with its optional columns read: an empty one is absent, grades are numbers, probabilities JSON."""
-    for name in OPTIONAL_COLUMNS:
-        row[name] = row.get(name) or None
-    for name, convert in (("grade", float), ("grade_probs", json.loads)):
-        if row[name] is not None:
-            with contextlib.suppress(ValueError, RecursionError):
-                row[name] = convert(row[name])
-    return row
-
-
-class _Checker:
-    """Collects valid rows and faults of one file."""
-
-    def __init__(self, path: Path, graded: bool) -> None:
-        self.path = path
-        self.graded = graded
-        self.faults: list[RowError] = []
-        self.rows: list[Mapping[str, Any]] = []
-        self._pairs: dict[tuple[str, str, str | None], tuple[int, float]] = {}
-        self._texts: dict[tuple[str, str], tuple[int, str]] = {}
-
-    def require_columns(self, names: Sequence[str]) -> None:
-        """Stop at once where a needed column is missing or a known one is there twice."""
-        found = f"columns {shorten(', '.join(map(str, names)), 120)}"
-        for column in REQUIRED_COLUMNS if self.graded else REQUIRED_COLUMNS[:2]:
-            if column not in names:
-                fix = self._column_hint(column, names, "rename or add the column")
-                self.fault(None, column, found, f"a column {column!r}", fix)
-        for column in KNOWN_COLUMNS:
-            if list(names).count(column) > 1:
-                self.fault(None, column, f"{list(names).count(column)} columns of that name", "one", "rename the other")
-        if self.faults:
-            raise InvalidFileError(self.path, self.faults)
-
-    def _column_hint(self, column: str, names: Sequence[object], otherwise: str) -> str:
-        if self.graded:
-            return convert_hint(self.path, column, names, otherwise)
-        return column_hint(column, names, otherwise)
-
-    def fault(self, row: int | None, column: str | None, found: str, expected: str, fix: str) -> None:
-        self.faults.append(RowError(row, column, found, expected, fix))
-
-    def add(self, number: int, row: Mapping[str, Any]) -> None:
-        before = len(self.faults)
-        for column in ("query", "document"):
-            self._check_text(number, column, row)
-        relevance = self._relevance(number, row) if self.graded else 0.0
-        columns = OPTIONAL_COLUMNS if self.graded else ("task",)
-        optional = {name: self._optional(number, name, row.get(name)) for name in columns}
-        if relevance is None or len(self.faults) > before:
-            return
-        named = {name: self._identify(number, name, row) for name in ("query", "document")}
-        if len(self.faults) > before:
-            return
-        key = (named["query"], named["document"], optional.get("task"))
-        if key in self._pairs:
-            first, value = self._pairs[key]
-            if value != relevance:
-                found = f"{relevance} where row {first} has {value} for the same pair"
-                self.fault(number, "relevance", found, "one relevance per pair", "keep one of the two rows")
-            return
-        self._pairs[key] = (number, relevance)
-        texts = {"query": row["query"], "document": row["document"]}
-        self.rows.append({"query_id": key[0], "document_id": key[1], "relevance": relevance, **texts, **optional})
-
-    def _check_text(self, number: int, column: str, row: Mapping[str, Any]) -> None:
-        value = row.get(column, _MISSING)
-        if value is _MISSING:
-            self.fault(
-                number, column, "nothing", "a text", self._column_hint(column, [*row], f"add the key {column!r}")
-            )
-        elif value is None:
-            self.fault(number, column, "null", "a text", "fill it in or drop the row")
-        elif not isinstance(value, str):
-            self.fault(number, column, shorten(value), "a text", "write it as a string")
-        elif not value.strip():
-            self.fault(number, column, "an empty text", "a text", "fill it in or drop the row")
-        elif not is_unicode(value):
-            self.fault(number, column, shorten(value), "text that UTF-8 can write", "drop the half of a surrogate pair")
-
-    def _relevance(self, number: int, row: Mapping[str, Any]) -> float | None:
-        value = row.get("relevance", _MISSING)
-        if value is _MISSING:
-            fix = self._column_hint("relevance", [*row], "add the key 'relevance'")
-            self.fault(number, "relevance", "nothing", "a number in [0, 1]", fix)
-            return None
-        relevance = number_of(value)
-        if 0.0 <= relevance <= 1.0:
-            return relevance
-        fix = number_hint(value, "drop the row: an unusable grade is no 0")
-        if math.isfinite(relevance):
-            fix = "map grades to [0, 1]: (grade - lowest) / (highest - lowest)"
-        self.fault(number, "relevance", "null" if value is None else shorten(value), "a number in [0, 1]", fix)
-        return None
-
-    def _optional(self, number: int, column: str, value: Any) -> Any:
-        """The value of an optional column: a text, a number or a list of numbers; None where it is absent."""
-        if _is_absent(value):
-            return None
-        if column == "grade":
-            if math.isfinite(grade := number_of(value)):
-                return grade
-            self.fault(
-                number,
-                column,
-                shorten(value),
-                "a finite number",
-                number_hint(value, "leave it out where there is no grade"),
-            )
-        elif column == "grade_probs":
-            if isinstance(value, list) and all(math.isfinite(number_of(item)) for item in value):
-                return [number_of(item) for item in value]
-            self.fault(number, column, shorten(value), "a list of numbers, one a grade", "write it as [0.1, 0.9]")
-        elif not isinstance(value, str) or not is_unicode(value):
-            self.fault(number, column, shorten(value), "a text", "write it as a string")
-        return value
-
-    def _identify(self, number: int, name: str, row: Mapping[str, Any]) -> str:
-        """The id of a row's query or document; one id must always carry one text."""
-        given = row.get(f"{name}_id")
-        if _is_absent(given):
-            identifier = text_id(row[name])
-        elif isinstance(given, (str, int)) and not isinstance(given, bool) and is_unicode(str(given)):
-            identifier = str(given)
-        else:
-            self.fault(number, f"{name}_id", shorten(given), "a text or a whole number", "write ids as strings")
-            return ""
-        first, text = self._texts.setdefault((name, identifier), (number, row[name]))
-        if text != row[name]:
-            found = f"{shorten(identifier)} with another text than in row {first}"
-            self.fault(number, f"{name}_id", found, f"one {name} text an id", "give each text its own id")
-        return identifier
-
-    def result(self) -> list[Mapping[str, Any]]:
-        if self.faults:
-            raise InvalidFileError(self.path, sorted(self.faults, key=lambda fault: fault.row or 0))
-        if not self.rows:
-            raise InputError(f"{self.path}: got no rows; expected at least one pair; fix: check the export")
-        return self.rows
-
-
-def _is_absent(value: Any) -> bool:
-    """Whether an optional value is not there: null, an empty text, or the NaN of a data frame."""
-    return value is None or value == "" or (isinstance(value, float) and math.isnan(value))
-
-
-_MISSING = object()
+def _each_pair_once(table: pa.Table, rows: Sequence[int], errors: InvalidFileError) -> pa.Table:
+    """The first row of every pair of a task; another relevance in a later one is an error."""
+    keys = ["query_id", "document_id", "task"]
+    if len(table.group_by(keys).aggregate([])) == len(table):
+        return table
+    graded = "relevance" in table.column_names
+    values = table["relevance"].to_pylist() if graded else [0.0] * len(table)
+    first: dict[tuple[str, ...], tuple[int, float]] = {}
+    kept = []
+    pairs = zip(*(table[name].to_pylist() for name in keys), strict=True)
+    for row, key, relevance in zip(rows, pairs, values, strict=True):
+        before, known = first.setdefault(key, (row, relevance))
+        kept.append(before == row)
+        if known != relevance:
+            got = f"{relevance} where row {before} has {known} for the same pair"
+            errors.add(row, "relevance", got, "one relevance per pair", "keep one of the two rows")
+    return table.filter(pa.array(kept))

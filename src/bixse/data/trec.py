@@ -1,4 +1,4 @@
-"""TREC run files and judgements (TREC qrels and BEIR TSV), in and out, every fault of a file reported together."""
+"""TREC run files and judgements (TREC qrels and BEIR TSV), in and out, every error of a file reported together."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from bixse.data.io.files import read_text, write_atomically
-from bixse.data.io.hints import number_hint
-from bixse.errors import InputError, InvalidFileError, RowError, shorten
+from bixse.data.io.files import write_atomically
+from bixse.data.row_files.columns import Column, InvalidValueError, number_of
+from bixse.data.row_files.read import text_lines
+from bixse.errors import InputError, InvalidFileError, shorten
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -19,6 +20,10 @@ if TYPE_CHECKING:
 
 QRELS_HEADER = ("query-id", "corpus-id", "score")
 """Columns of BEIR's qrels files."""
+BEIR_HEADER = "\t".join(QRELS_HEADER)
+"""First line of BEIR's qrels files."""
+_QRELS_COLUMNS = (Column("query-id", "id"), Column("corpus-id", "id"), Column("score", "number"))
+_TREC_COLUMNS = ("query id", "0", "document id", "grade")
 
 
 def ranked(scores: Mapping[str, float]) -> list[str]:
@@ -54,7 +59,7 @@ def read_run(path: str | Path) -> dict[str, dict[str, float]]:
 
     Raises:
         InputError: the file is missing, not UTF-8, or holds no line.
-        InvalidFileError: every faulty line: wrong number of columns, a score that is no number, a repeated document.
+        InvalidFileError: every invalid line: wrong number of columns, a score that is no number, a repeated document.
 
     Example:
         >>> import tempfile
@@ -64,27 +69,27 @@ def read_run(path: str | Path) -> dict[str, dict[str, float]]:
         {'q1': {'d2': 3.25, 'd1': 1.5}}
     """
     path = Path(path)
-    faults: list[RowError] = []
+    errors = InvalidFileError(path)
     run: dict[str, dict[str, float]] = {}
-    for number, line in _lines(path, "run"):
+    for number, line, _ in text_lines(path, errors):
         fields = line.split()
         if len(fields) != 6:
-            found = f"{len(fields)} columns in {shorten(line)}"
-            faults.append(
-                RowError(number, None, found, "query id, Q0, document id, rank, score, tag", "write six columns a line")
-            )
+            got = f"{len(fields)} columns in {shorten(line)}"
+            expected = "query id, Q0, document id, rank, score, tag"
+            errors.add(number, None, got, expected, "write six columns per line")
             continue
         query_id, _, document_id, _, text, _ = fields
-        score = _number(text)
+        score = number_of(text)
         if math.isnan(score):
-            faults.append(RowError(number, "score", shorten(text), "a number", "drop the line or score it again"))
+            errors.add(number, "score", shorten(text), "a number", "drop the line or score it again")
         elif document_id in run.get(query_id, ()):
-            found = f"{shorten(document_id)} again for query {query_id!r}"
-            faults.append(RowError(number, "document id", found, "a document once a query", "keep its best line"))
+            got = f"{shorten(document_id)} again for query {query_id!r}"
+            errors.add(number, "document id", got, "a document once per query", "keep its best line")
         else:
             run.setdefault(query_id, {})[document_id] = score
-    if faults:
-        raise InvalidFileError(path, faults)
+    errors.raise_any()
+    if not run:
+        raise _nothing(path, "run")
     return run
 
 
@@ -124,7 +129,7 @@ def read_qrels(path: str | Path) -> dict[str, dict[str, float]]:
 
     Raises:
         InputError: the file is missing, not UTF-8, or holds no judgement.
-        InvalidFileError: every faulty row: wrong columns, a grade that is no finite number, one pair with two grades.
+        InvalidFileError: every invalid row: wrong columns, a grade that is no finite number, one pair with two grades.
 
     Example:
         >>> import tempfile
@@ -134,58 +139,78 @@ def read_qrels(path: str | Path) -> dict[str, dict[str, float]]:
         {'q1': {'d1': 3.0, 'd2': 0.0}}
     """
     path = Path(path)
-    rows = list(_lines(path, "judgement"))
-    is_beir = _is_header(rows[0][1])
-    if is_beir:
-        rows = [(number - 1, line) for number, line in rows[1:]]
-        if not rows:
-            raise _nothing(path, "judgement")
-    elif len(rows[0][1].split()) != 4:
-        expected = "the header 'query-id<TAB>corpus-id<TAB>score' or four columns (query id, 0, document id, grade)"
-        raise InvalidFileError(
-            path, [RowError(1, None, shorten(rows[0][1]), expected, "add the header to a BEIR file")]
-        )
-    faults: list[RowError] = []
+    errors = InvalidFileError(path)
     qrels: dict[str, dict[str, float]] = {}
     first_rows: dict[tuple[str, str], int] = {}
-    for number, line in rows:
-        fields = line.split("\t") if is_beir else line.split()
-        if len(fields) != (3 if is_beir else 4) or not all(fields):
-            expected = "query id, document id, grade, tab-separated" if is_beir else "query id, 0, document id, grade"
-            faults.append(RowError(number, None, shorten(line), expected, "mend the line"))
-            continue
-        query_id, document_id, text = fields[0], fields[-2], fields[-1]
-        grade = _number(text)
-        if not math.isfinite(grade):
-            fix = number_hint(text, "drop the row: no grade is no 0")
-            faults.append(RowError(number, "score", shorten(text), "a finite number", fix))
-            continue
+    for number, query_id, document_id, grade in qrels_rows(path, errors):
         known = qrels.setdefault(query_id, {}).setdefault(document_id, grade)
         first = first_rows.setdefault((query_id, document_id), number)
         if known != grade:
-            found = f"{text.strip()} where row {first} has {known:g} for query {query_id!r}, document {document_id!r}"
-            faults.append(RowError(number, "score", found, "one grade per pair", "keep one of the two rows"))
-    if faults:
-        raise InvalidFileError(path, faults)
+            got = f"{grade:g} where row {first} has {known:g} for query {query_id!r}, document {document_id!r}"
+            errors.add(number, "score", got, "one grade per pair", "keep one of the two rows")
+    errors.raise_any()
     return qrels
+
+
+def qrels_rows(path: Path, errors: InvalidFileError) -> Iterator[tuple[int, str, str, float]]:
+    """The judgements of a file one by one: row, query id, document id, grade; see `read_qrels`.
+
+    Args:
+        path: the file; .gz is unpacked.
+        errors: takes what is wrong with rows; these are left out.
+
+    Raises:
+        InputError: the file is missing, cannot be read, or holds no judgement.
+        InvalidFileError: its first line is of neither format.
+    """
+    is_beir: bool | None = None
+    count = 0
+    for number, line, _ in text_lines(path, errors):
+        if is_beir is None:
+            is_beir = is_qrels_header(line)
+            if is_beir:
+                continue
+            if len(line.split()) != len(_TREC_COLUMNS):
+                expected = f"the header {BEIR_HEADER!r} or four columns ({', '.join(_TREC_COLUMNS)})"
+                errors.add(number, None, shorten(line), expected, "add the header to a BEIR file")
+                errors.raise_any()
+        fields = line.split("\t") if is_beir else line.split()
+        row = number - is_beir
+        count += 1
+        if len(fields) != len(QRELS_HEADER if is_beir else _TREC_COLUMNS):
+            expected = BEIR_HEADER if is_beir else ", ".join(_TREC_COLUMNS)
+            errors.add(row, None, shorten(line), expected, "correct the line")
+            continue
+        found = []
+        for column, value in zip(_QRELS_COLUMNS, (fields[0], *fields[-2:]), strict=True):
+            try:
+                found.append(column.read(value))
+            except InvalidValueError as error:
+                errors.add(row, column.name, error.got, error.expected, error.fix)
+        if len(found) == len(_QRELS_COLUMNS):
+            yield row, *found
+    if not count and not errors.total:
+        raise _nothing(path, "judgement")
+
+
+def is_qrels_header(line: str) -> bool:
+    """Whether a line is the header of BEIR's qrels, in any case and with - or _."""
+    return tuple(field.strip().lower().replace("_", "-") for field in line.split("\t")) == QRELS_HEADER
 
 
 def write_qrels(path: str | Path, qrels: Qrels) -> None:
     """Write judgements as BEIR TSV with its header; the file appears whole or not at all.
 
     Raises:
-        InputError: an id is empty or holds a tab or line end, a grade is not finite, or nothing to write.
+        InputError: an id is empty or holds white space, a grade is not finite, or nothing to write.
         StorageError: the disk is full or the folder cannot be written.
     """
     path = Path(path)
-    lines = ["\t".join(QRELS_HEADER) + "\n"]
+    lines = [BEIR_HEADER + "\n"]
     for query_id, judged in qrels.items():
+        _check_word("query id", query_id)
         for document_id, grade in judged.items():
-            for name, value in (("query id", query_id), ("document id", document_id)):
-                if not value or any(character in value for character in "\t\n\r"):
-                    raise InputError(
-                        f"{path}: got {name} {value!r}; expected text without tabs or line ends; fix: rename it"
-                    )
+            _check_word("document id", document_id)
             if not math.isfinite(grade):
                 raise InputError(
                     f"{path}: got grade {grade} for query {query_id!r}, document {document_id!r}; expected a finite "
@@ -193,38 +218,17 @@ def write_qrels(path: str | Path, qrels: Qrels) -> None:
                 )
             lines.append(f"{query_id}\t{document_id}\t{int(grade) if grade == int(grade) else float(grade)!r}\n")
     if len(lines) == 1:
-        raise InputError(f"{path}: got no judgements; expected at least one; fix: leave this split out")
+        raise _nothing(path, "judgements")
     write_atomically(path, "".join(lines))
-
-
-def _lines(path: Path, name: str) -> Iterator[tuple[int, str]]:
-    """The lines that are not blank, numbered from 1; refuses a file without any."""
-    lines = [(number, line) for number, line in enumerate(read_text(path).split("\n"), start=1) if line.strip()]
-    if not lines:
-        raise _nothing(path, name)
-    return iter(lines)
 
 
 def _nothing(path: Path, name: str) -> InputError:
     return InputError(f"{path}: got no {name}; expected at least one line; fix: check the export")
 
 
-def _is_header(line: str) -> bool:
-    """Whether a line is BEIR's header, in any case and with - or _."""
-    return tuple(field.strip().lower().replace("_", "-") for field in line.split("\t")) == QRELS_HEADER
-
-
-def _number(text: str) -> float:
-    """The number a text spells, NaN when it spells none (Python's 1_000 counts as none)."""
-    try:
-        return math.nan if "_" in text else float(text)
-    except ValueError:
-        return math.nan
-
-
 def _check_word(name: str, value: str) -> None:
     if value.split() != [value]:
         raise InputError(
-            f"{name}: got {value!r}; expected a word without white space (TREC run files are separated by it); "
+            f"{name}: got {value!r}; expected a word without white space (TREC files are separated by it); "
             "fix: rename it"
         )

@@ -8,9 +8,10 @@ import numpy as np
 from sentence_transformers.base.evaluation import BaseEvaluator
 
 from bixse.evaluation.evaluate import evaluate
-from bixse.evaluation.metrics import METRICS, MIN_RELEVANT_GRADE, PRIMARY_METRIC
+from bixse.evaluation.metrics import METRICS, PRIMARY_METRIC
 from bixse.evaluation.systems import EncoderSystem
 from bixse.evaluation.tasks import QuerySet, Task
+from bixse.relevance import MIN_RELEVANT_GRADE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from bixse.data.trec import ranked
 from bixse.errors import InputError
+from bixse.relevance import MIN_RELEVANT_GRADE
 
 if TYPE_CHECKING:
     from bixse.relevance import Qrels, Run
@@ -25,8 +26,6 @@ PRIMARY_METRIC = "ndcg@10"
 """The metric by which systems are compared and checkpoints chosen."""
 METRICS = (PRIMARY_METRIC, "recall@100", "mrr@10", "map@100")
 """What every system is measured by: the headline of BEIR, its recall, MS MARCO's metric, and that of TREC."""
-MIN_RELEVANT_GRADE = 1.0
-"""Grade from which a document is relevant for the binary metrics, unless another is chosen."""
 
 
 @dataclass(frozen=True)

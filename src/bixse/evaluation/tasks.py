@@ -6,12 +6,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bixse.data.collection_files import files_of_split
+from bixse.data.collection_files import (
+    check_corpus,
+    check_qrels,
+    drop_missing,
+    files_of_split,
+    read_queries,
+    stream_documents,
+)
+from bixse.data.collection_warnings import warn_of_collection
 from bixse.data.io.files import file_hash
+from bixse.data.trec import read_qrels
 from bixse.errors import InputError
-from bixse.evaluation.advice import advise
-from bixse.evaluation.folder_stream import check_corpus, read_judged_queries, stream_documents
-from bixse.evaluation.metrics import MIN_RELEVANT_GRADE, check_min_relevant_grade
+from bixse.evaluation.metrics import check_min_relevant_grade
+from bixse.relevance import MIN_RELEVANT_GRADE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -119,28 +127,35 @@ def collection_task(
     """
     folder = Path(folder)
     check_min_relevant_grade(min_relevant_grade)
-    queries, qrels = read_judged_queries(folder, split)
-    corpus = check_corpus(folder, qrels)
-    if missing_documents == "refuse":
-        corpus.refuse_missing(folder / "qrels" / f"{split}.tsv", qrels)
-    else:
-        known = {query: {d: g for d, g in own.items() if d not in corpus.missing} for query, own in qrels.items()}
-        qrels = {query: own for query, own in known.items() if own}
-        queries = {query: queries[query] for query in qrels}
-    if not any(grade > 0 for judged in qrels.values() for grade in judged.values()):
+    if not folder.is_dir():
         raise InputError(
-            f"{folder / 'qrels' / split}.tsv: got no judgement above 0; expected at least one relevant document; "
-            "fix: choose another split"
+            f"{folder}: got {'a file' if folder.exists() else 'no such folder'}; expected a collection folder with "
+            "corpus.jsonl, queries.jsonl and qrels/<split>.tsv; fix: check the path"
         )
+    judgements, corpus_file = folder / "qrels" / f"{split}.tsv", folder / "corpus.jsonl"
+    if not judgements.is_file():
+        splits = sorted(file.stem for file in judgements.parent.glob("*.tsv"))
+        raise InputError(
+            f"{judgements.parent}: got split {split!r}; expected one of {splits or 'qrels/<split>.tsv'}; "
+            "fix: name a split that has a qrels file"
+        )
+    qrels, missing = read_qrels(judgements), 0
+    texts = read_queries(folder / "queries.jsonl")
+    corpus = check_corpus(corpus_file, qrels)
+    if missing_documents == "drop":
+        qrels, missing = drop_missing(qrels, corpus.missing)
+        corpus.missing.clear()
+    check_qrels(judgements, qrels, texts, corpus.missing)
+    queries = {query_id: texts[query_id] for query_id in qrels}
     name = folder.resolve().name
     return Task(
         name=name,
-        documents=lambda: stream_documents(folder),
+        documents=lambda: ((name, document.content) for name, document in stream_documents(corpus_file)),
         count=corpus.count,
         query_sets=(QuerySet(name, queries, qrels),),
         exclude_self=exclude_self,
         min_relevant_grade=min_relevant_grade,
         inputs={file: file_hash(folder / file) for file in files_of_split(split)},
         settings={"collection": folder, "split": split, "missing_documents": missing_documents},
-        warnings=tuple(advise(corpus, split, queries, qrels, min_relevant_grade, exclude_self)),
+        warnings=tuple(warn_of_collection(corpus, missing, split, queries, qrels, min_relevant_grade, exclude_self)),
     )

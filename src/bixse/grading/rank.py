@@ -12,11 +12,12 @@ from bixse.data.io.files import file_hash, write_atomically
 from bixse.data.run_record import open_run
 from bixse.data.trec import ranked, read_run, write_run
 from bixse.errors import IncompleteError, InputError
-from bixse.evaluation.metrics import MIN_RELEVANT_GRADE, PRIMARY_METRIC, evaluate_run, mean
+from bixse.evaluation.metrics import PRIMARY_METRIC, evaluate_run, mean
 from bixse.evaluation.significance import Difference, paired_bootstrap, verdict
 from bixse.evaluation.systems import Bm25System
 from bixse.evaluation.tasks import collection_task
 from bixse.grading.grade import grade
+from bixse.relevance import MIN_RELEVANT_GRADE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -93,8 +93,7 @@ def mine(
     if record.status == "finished":
         return _finished(record, path)
     inputs = read_inputs(config)
-    asked = {query_id: text for query_id, text in inputs.queries.items() if text.strip()}
-    parts = SearchParts(out, asked)
+    parts = SearchParts(out, inputs.queries)
     _search(config, labels, inputs, parts, record, progress, cache)
     pairs, counts = _choose(config, list(labels), inputs, parts)
     if not pairs:

@@ -5,20 +5,19 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from bixse.data.collection import Document
-from bixse.data.io.files import is_unicode, read_text
-from bixse.data.io.strict import json_fault, parse_json
+from bixse.data.collection_files import read_corpus, read_queries
 from bixse.data.pairs_files import load_graded_pairs
 from bixse.data.trec import read_qrels
-from bixse.errors import InputError, InvalidFileError, RowError, shorten
+from bixse.errors import InputError, InvalidFileError, shorten
 from bixse.mining.mine_settings import splits_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
 
+    from bixse.data.collection import Document
     from bixse.mining.mine_settings import MineConfig
 
 
@@ -43,11 +42,11 @@ def read_inputs(config: MineConfig) -> MineInputs:
 
     Raises:
         InputError: a file is missing or holds nothing, or known pairs are not of this collection.
-        InvalidFileError: every faulty row of a file together.
+        InvalidFileError: every error of a file together.
     """
     files = config.files()
-    documents = read_texts(files["corpus"])
-    queries = {query_id: document.text for query_id, document in read_texts(files["queries"]).items()}
+    documents = read_corpus(files["corpus"])
+    queries = read_queries(files["queries"])
     warnings = []
     known: dict[str, set[str]] = {}
     if config.exclude_judged is not None:
@@ -80,37 +79,6 @@ def read_inputs(config: MineConfig) -> MineInputs:
     return MineInputs(corpus, len(documents) - len(corpus), queries, known, tuple(warnings))
 
 
-def read_texts(path: Path) -> dict[str, Document]:
-    """Read a corpus or queries in BEIR's JSONL, rows without text included.
-
-    Raises:
-        InputError: the file is unreadable, not UTF-8, or holds no row.
-        InvalidFileError: every faulty row together.
-    """
-    faults: list[RowError] = []
-    found: dict[str, Document] = {}
-    for number, line in enumerate(read_text(path).split("\n"), start=1):
-        if not line.strip():
-            continue
-        try:
-            row = parse_json(line)
-        except (ValueError, RecursionError) as error:
-            faults.append(json_fault(number, line, error))
-            continue
-        fault = _row_fault(number, row)
-        if fault is None and str(row["_id"]) in found:
-            fault = RowError(number, "_id", shorten(row["_id"]), "an id used once", "drop or rename the repeat")
-        if fault is None:
-            found[str(row["_id"])] = Document(row.get("title") or "", row.get("text") or "")
-        else:
-            faults.append(fault)
-    if faults:
-        raise InvalidFileError(path, faults)
-    if not found:
-        raise InputError(f"{path}: got no rows; expected at least one; fix: check the export")
-    return found
-
-
 def sample_queries(queries: Mapping[str, str], count: int | None, seed: int) -> dict[str, str]:
     """`count` queries drawn by the seed, in file order; more of them hold the fewer, whatever the file's order.
 
@@ -123,24 +91,6 @@ def sample_queries(queries: Mapping[str, str], count: int | None, seed: int) -> 
         return dict(queries)
     drawn = set(sorted(queries, key=lambda name: sha256(json.dumps([seed, name]).encode()).hexdigest())[:count])
     return {query_id: text for query_id, text in queries.items() if query_id in drawn}
-
-
-def _row_fault(number: int, row: Any) -> RowError | None:
-    identifier = row.get("_id") if isinstance(row, dict) else None
-    if not isinstance(identifier, (str, int)) or isinstance(identifier, bool) or str(identifier).split() == []:
-        return RowError(number, "_id", shorten(row), "an object with an _id", "give the row an _id, a text")
-    if (
-        len(str(identifier).split()) > 1
-        or str(identifier).strip() != str(identifier)
-        or not is_unicode(str(identifier))
-    ):
-        expected = "an id without white space (it separates the columns of TREC run files)"
-        return RowError(number, "_id", shorten(identifier), expected, "rename it")
-    for key in ("title", "text"):
-        value = row.get(key)
-        if value is not None and (not isinstance(value, str) or not is_unicode(value)):
-            return RowError(number, key, shorten(value), "a text", "write it as a string of whole characters")
-    return None
 
 
 def _graded_pairs_by_id(
@@ -177,23 +127,20 @@ def _add_known(
     documents: Mapping[str, Document],
 ) -> list[str]:
     """Add pairs to the known ones; refuses documents the corpus lacks, and a file without any query of ours."""
-    faults = []
+    errors = InvalidFileError(path)
     others = set()
     added = False
     for query_id, document_id in pairs:
         if query_id not in queries:
             others.add(query_id)
         elif document_id not in documents:
-            found = f"{shorten(document_id)} (of query {query_id!r})"
+            got = f"{shorten(document_id)} (of query {query_id!r})"
             expected = "an id or a text of the corpus: a document under another id would be mined as unknown"
-            faults.append(
-                RowError(None, "document_id", found, expected, "use the corpus the pairs are of, or drop them")
-            )
+            errors.add(None, "document_id", got, expected, "use the corpus the pairs are of, or drop them")
         else:
             known.setdefault(query_id, set()).add(document_id)
             added = True
-    if faults:
-        raise InvalidFileError(path, faults)
+    errors.raise_any()
     if not added:
         raise InputError(
             f"{path}: got no pair of these queries (such as query {shorten(min(others))}); expected ids or texts of "

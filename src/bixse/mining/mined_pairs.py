@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import csv
-import io
-import json
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
-from bixse.data.io.files import read_text, write_atomically
-from bixse.data.io.parquet import read_table, save_table
+import pyarrow as pa
+
+from bixse.data.pairs_files import PAIR_COLUMNS
+from bixse.data.row_files.columns import Column
+from bixse.data.row_files.read import read_rows
+from bixse.data.row_files.write import write_rows
 from bixse.errors import InputError, did_you_mean
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ class MinedPair:
         return [entry.rpartition(":")[0] or entry for entry in self.source.split(",")]
 
 
-COLUMNS = tuple(field.name for field in fields(MinedPair))
+COLUMNS = (*PAIR_COLUMNS, Column("source"), Column("rank", "integer", low=1))
 """Columns of the file."""
 
 
@@ -69,28 +70,17 @@ def save_mined_pairs(pairs: Sequence[MinedPair], path: Path) -> None:
     Raises:
         StorageError: the disk is full or the folder cannot be written.
     """
-    if path.suffix == ".jsonl":
-        write_atomically(path, "".join(json.dumps(asdict(pair), ensure_ascii=False) + "\n" for pair in pairs))
-        return
-    columns = {name: [getattr(pair, name) for pair in pairs] for name in COLUMNS}
-    if path.suffix == ".csv":
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\r\n")
-        writer.writerow(COLUMNS)
-        writer.writerows(zip(*columns.values(), strict=True))
-        write_atomically(path, text.getvalue())
-        return
-    import pyarrow as pa
-
-    types = [(name, pa.int32() if name == "rank" else pa.string()) for name in COLUMNS]
-    save_table(pa.table(columns, schema=pa.schema(types)), path)
+    columns = {column.name: [getattr(pair, column.name) for pair in pairs] for column in COLUMNS}
+    types = {name: pa.int32() if name == "rank" else pa.string() for name in columns}
+    write_rows(pa.table(columns, schema=pa.schema(types)), path)
 
 
 def load_mined_pairs(folder: Path) -> list[MinedPair]:
     """Read the mined pairs of an output folder of `bixse mine`.
 
     Raises:
-        InputError: the folder holds none, or the file is damaged.
+        InputError: the folder holds none, or the file cannot be read.
+        InvalidFileError: every error of the file together.
     """
     path = next((path for form in FORMATS if (path := pairs_path(folder, form)).is_file()), None)
     if path is None:
@@ -98,17 +88,4 @@ def load_mined_pairs(folder: Path) -> list[MinedPair]:
             f"{folder}: got no pairs.parquet, pairs.jsonl or pairs.csv; expected the output folder of `bixse mine`; "
             "fix: name the --out folder of the mining run"
         )
-    try:
-        if path.suffix == ".jsonl":
-            rows = [json.loads(line) for line in read_text(path).split("\n") if line]
-        elif path.suffix == ".csv":
-            csv.field_size_limit(2**31 - 1)
-            rows = list(csv.DictReader(io.StringIO(read_text(path, keep_line_ends=True), newline=""), strict=True))
-        else:
-            rows = read_table(path).to_pylist()
-        return [MinedPair(**{**row, "task": row["task"] or None, "rank": int(row["rank"])}) for row in rows]
-    except (csv.Error, OSError, ValueError, TypeError, KeyError) as error:
-        raise InputError(
-            f"{path}: got no readable mined pairs ({' '.join(str(error).split())[:200]}); expected the file that "
-            "`bixse mine` wrote; fix: mine again into another folder"
-        ) from error
+    return [MinedPair(**row) for _, row in read_rows(path, COLUMNS)]

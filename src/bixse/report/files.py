@@ -42,7 +42,7 @@ def load_report_data(path: Path | str) -> ReportData:
             RowError(
                 row=None,
                 column=".".join(map(str, fault["loc"])) or None,
-                found=shorten(fault["input"]),
+                got=shorten(fault["input"]),
                 expected=fault["msg"],
                 fix="write the file again with the command that made it",
             )

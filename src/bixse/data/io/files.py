@@ -9,7 +9,7 @@ import secrets
 import stat
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from bixse.data.io.strict import parse_yaml
 from bixse.errors import BixseError, ConfigError, InputError, StorageError, shorten
@@ -132,8 +132,9 @@ def _mend(error: Exception, full: bool) -> str:
     return "check that the path is right"
 
 
-def write_atomically(path: Path, content: str | bytes) -> None:
-    """Write a file so that it appears whole or not at all (a temporary file beside it, then a rename).
+@contextmanager
+def atomic_file(path: Path) -> Iterator[BinaryIO]:
+    """A file to write that appears whole or not at all (a temporary file beside it, then a rename).
 
     A file that is there keeps its mode, and a link stays a link to what is written; a new file gets the mode that the
     umask leaves. The content is on the disk before the name is.
@@ -142,7 +143,6 @@ def write_atomically(path: Path, content: str | bytes) -> None:
         StorageError: the disk is full, the folder cannot be written, or `path` is a folder or a device; the old file
             is left as it was.
     """
-    data = content.encode("utf-8") if isinstance(content, str) else content
     with storage_errors(path):
         target = Path(os.path.realpath(path))
         old = target.stat().st_mode if target.exists() else None
@@ -157,13 +157,23 @@ def write_atomically(path: Path, content: str | bytes) -> None:
             with part.open("xb") as file:
                 if old is not None:
                     part.chmod(stat.S_IMODE(old))
-                file.write(data)
+                yield file
                 file.flush()
                 os.fsync(file.fileno())
             part.replace(target)
         except BaseException:
             part.unlink(missing_ok=True)
             raise
+
+
+def write_atomically(path: Path, content: str | bytes) -> None:
+    """Write a small file whole or not at all, as `atomic_file` does.
+
+    Raises:
+        StorageError: as `atomic_file`.
+    """
+    with atomic_file(path) as file:
+        file.write(content.encode("utf-8") if isinstance(content, str) else content)
 
 
 def put_in_place(part: Path, target: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -54,19 +55,28 @@ def column_hint(column: str, names: Sequence[object], otherwise: str) -> str:
     return otherwise
 
 
-def convert_hint(path: Path, column: str, names: Sequence[object], otherwise: str) -> str:
-    """As `column_hint`; where all columns of graded pairs are there under other names, the command that maps them.
+@lru_cache
+def missing_column_hint(path: Path, column: str, names: tuple[str, ...], needed: tuple[str, ...]) -> str:
+    """How to get a column that is missing: as `column_hint`, or by a command that maps the columns of graded pairs.
+
+    Args:
+        path: the file.
+        column: the missing column.
+        names: the columns, or the keys of a row, that are there.
+        needed: the columns that have to be.
 
     Example:
         >>> from pathlib import Path
-        >>> print(convert_hint(Path("clicks.csv"), "query", ["search", "title", "stars"], "add it"))
+        >>> wanted = ("query", "document", "relevance")
+        >>> print(missing_column_hint(Path("clicks.csv"), "query", ("search", "title", "stars"), wanted))
         with the lowest and highest possible grade for LOW HIGH: bixse convert table clicks.csv --query-column search \
 --document-column title --grade-column stars --scale LOW HIGH
     """
+    otherwise = f"rename or add {column!r}"
     hint = column_hint(column, names, "")
-    if hint:
-        return hint
-    plain = {_plain(name): name for name in names if isinstance(name, str)}
+    if hint or not {*OTHER_NAMES} <= {*needed}:
+        return hint or otherwise
+    plain = {_plain(name): name for name in names}
     flags = {}
     for wanted, others in OTHER_NAMES.items():
         name = next((plain[one] for one in (wanted, *others) if one in plain), None)

@@ -2,42 +2,41 @@
 
 from __future__ import annotations
 
-import io
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from bixse.data.io.files import write_atomically
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from bixse.data.io.files import atomic_file
 from bixse.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
-
-    import pyarrow as pa
-    import pyarrow.parquet as pq
+    from typing import BinaryIO
 
 ROWS_AT_ONCE = 256
 """Rows that are read at a time."""
 
 
-def save_table(table: pa.Table, path: Path) -> None:
-    """Write a table with page checksums; the file appears whole or not at all.
+def save_table(table: pa.Table | pa.RecordBatchReader, path: Path) -> None:
+    """Write a table, or one batch after the other, with page checksums; the file appears whole or not at all.
 
     Raises:
         StorageError: the disk is full or the folder cannot be written.
     """
-    import pyarrow.parquet as pq
+    with atomic_file(path) as file, table_writer(file, table.schema) as writer:
+        if isinstance(table, pa.Table):
+            writer.write_table(table)
+            return
+        for batch in table:
+            writer.write_batch(batch)
 
-    buffer = io.BytesIO()
-    pq.write_table(table, buffer, write_page_checksum=True)
-    write_atomically(path, buffer.getvalue())
 
-
-def table_writer(path: Path, schema: pa.Schema) -> pq.ParquetWriter:
+def table_writer(target: Path | BinaryIO, schema: pa.Schema) -> pq.ParquetWriter:
     """A writer that takes one table after the other, with page checksums."""
-    import pyarrow.parquet as pq
-
-    return pq.ParquetWriter(path, schema, write_page_checksum=True)
+    return pq.ParquetWriter(target, schema, write_page_checksum=True)
 
 
 @contextmanager
@@ -48,9 +47,6 @@ def open_table(path: Path) -> Iterator[pq.ParquetFile]:
         InputError: names the file, when it is opened or read within the block: it is no whole Parquet file, or a page
             has other bytes than were written.
     """
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     try:
         # pre_buffer, on by default since some version of pyarrow, keeps all that was read until the file is closed
         with pq.ParquetFile(path, buffer_size=1 << 20, pre_buffer=False, page_checksum_verification=True) as file:

@@ -24,7 +24,7 @@ class RepeatedKeyError(ValueError):
         super().__init__(f"the key {key!r} is there twice" + ("" if line is None else f", again in line {line}"))
 
 
-def parse_json(text: str | bytes) -> Any:
+def parse_json(text: str) -> Any:
     """The value of a JSON text.
 
     Raises:
@@ -39,7 +39,7 @@ def parse_json(text: str | bytes) -> Any:
         ...
         bixse.data.io.strict.RepeatedKeyError: the key 'relevance' is there twice
     """
-    return json.loads(text, object_pairs_hook=_unique)
+    return _DECODER.decode(text)
 
 
 def json_fault(number: int, line: str, error: Exception) -> RowError:
@@ -103,3 +103,6 @@ def _mappings(root: Any) -> Iterator[Any]:
             waiting += [part for pair in node.value for part in pair]
         elif isinstance(node, yaml.SequenceNode):
             waiting += node.value
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_unique)

@@ -9,19 +9,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from bixse.data.graded_pairs import text_id
-from bixse.data.io.files import is_unicode, read_text
-from bixse.data.trec import QRELS_HEADER, read_qrels
-from bixse.errors import InputError, InvalidFileError, RowError, shorten
-from bixse.grading.audit.label_tables import is_table, table_rows
+from bixse.data.row_files.columns import Column
+from bixse.data.row_files.read import FORMATS, files_of, kind_of, read_rows, text_lines
+from bixse.data.trec import qrels_rows
+from bixse.errors import InputError, InvalidFileError
 from bixse.relevance import GradeScale
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
 Pair: TypeAlias = tuple[str, str]
 """Query id and document id."""
-COLUMNS = ("query_id", "document_id", "query", "document", "relevance", "grade", "status", "judge", "repeat")
-"""Columns that are read."""
+COLUMNS = (
+    *(Column(name, "id", needed=False) for name in ("query_id", "document_id")),
+    *(Column(name, needed=False) for name in ("query", "document", "status", "judge")),
+    *(Column(name, "number", needed=False) for name in ("grade", "relevance")),
+    Column("repeat", "integer", needed=False, low=0),
+)
+"""Columns of tables that are read."""
 _SAME = 1e-3
 """How far a relevance may lie from its grade's before it is another one (files round)."""
 _ROUNDING = 1e-9
@@ -34,8 +39,8 @@ class ImpossibleLabel:
 
     path: str
     """The file."""
-    line: int
-    """Line of a text file, row of a Parquet file, from 1."""
+    row: int
+    """Row of the file from 1: a line of qrels and JSONL; a header does not count."""
     query_id: str
     document_id: str
     value: float
@@ -75,10 +80,10 @@ class Labels:
 class _Row:
     """One row as it stands in a file."""
 
-    line: int
+    row: int
     pair: Pair
     grade: float | None
-    relevance: float | None
+    relevance: float | None = None
     status: str | None = None
     judge: str | None = None
     repeat: int = 0
@@ -98,26 +103,24 @@ def read_labels(path: str | Path, scale: GradeScale | None = None, otherwise: Gr
 
     Raises:
         InputError: the file cannot be read or holds no usable label.
-        InvalidFileError: every faulty row together: no id, a grade that is no number, a pair with two grades.
+        InvalidFileError: every error together: no id, a grade that is no number, a pair with two grades.
 
     Example:
         >>> import tempfile
         >>> file = Path(tempfile.mkdtemp()) / "judge.txt"
         >>> _ = file.write_text("q1 0 d1 3\nq1 0 d2 10\n")
         >>> labels = read_labels(file, GradeScale(0, 3))
-        >>> labels.grades, labels.missing, labels.impossible[0].line
+        >>> labels.grades, labels.missing, labels.impossible[0].row
         ({('q1', 'd1'): 3.0}, {('q1', 'd2'): 'off-scale'}, 2)
     """
     path = Path(path)
-    if not path.is_file():
-        found = "a folder" if path.is_dir() else "no such file"
-        raise InputError(f"{path}: got {found}; expected a file of labels; fix: check the path")
-    rows = _merged(path, _table_rows(path) if is_table(path) else _qrels_rows(path))
+    files_of(path, (), "a file of labels")
+    rows = _merged(path, _table_rows(path) if _is_table(path) else _qrels_rows(path))
     if scale is None:
         scale = _scale_of_relevance(rows) or otherwise or _scale_found(path, rows)
     first = {row.pair: row for row in rows if row.repeat == 0}
     impossible = tuple(
-        ImpossibleLabel(str(path), row.line, *row.pair, value)
+        ImpossibleLabel(str(path), row.row, *row.pair, value)
         for row in rows
         if (value := _off_scale(row, scale)) is not None
     )
@@ -155,47 +158,45 @@ def read_labels(path: str | Path, scale: GradeScale | None = None, otherwise: Gr
     )
 
 
-def _table_rows(path: Path) -> Iterator[_Row]:
-    """The rows of a table as labels; raises InvalidFileError with every faulty row."""
-    faults: list[RowError] = []
+def _is_table(path: Path) -> bool:
+    """Whether a file is read as a table; everything else, and a .tsv without a column of labels, is qrels."""
+    if kind_of(path) != ".tsv":
+        return kind_of(path) in FORMATS
+    _, header, _ = next(text_lines(path, InvalidFileError(path)), (0, "", 0))
+    return bool({"grade", "relevance"} & set(header.split("\t")))
+
+
+def _table_rows(path: Path) -> list[_Row]:
+    """The rows of a table as labels; raises InvalidFileError with every invalid row."""
+    errors = InvalidFileError(path)
     found: list[_Row] = []
-    columns: set[str] = set()
-    for line, row in table_rows(path, COLUMNS):
-        columns |= row.keys()
-        pair = (_identifier(line, row, "query", faults), _identifier(line, row, "document", faults))
-        grade, relevance = (_number(line, row, name, faults) for name in ("grade", "relevance"))
-        status, judge = (value if isinstance(value := row.get(name), str) else None for name in ("status", "judge"))
+    says_anything = False
+    for number, row in read_rows(path, COLUMNS, errors):
+        pair = (_identifier(number, row, "query", errors), _identifier(number, row, "document", errors))
+        grade, relevance, status = row["grade"], row["relevance"], row["status"]
+        says_anything |= (grade, relevance, status) != (None, None, None)
         if status not in (None, "graded"):
             grade = relevance = None
         elif status == "graded" and grade is None and relevance is None:
-            faults.append(RowError(line, "grade", "no grade with the status 'graded'", "a grade", "correct the status"))
-        repeat = row.get("repeat") or 0
-        if not str(repeat).isdigit():
-            faults.append(RowError(line, "repeat", shorten(repeat), "a whole number from 0 up", "number the askings"))
-            repeat = 0
-        found.append(_Row(line, pair, grade, relevance, status, judge, int(repeat)))
-    if found and not {"grade", "relevance"} & columns:
-        names = ", ".join(sorted(columns))
-        faults = [RowError(None, None, f"columns {names}", "a column 'grade' or 'relevance'", "rename or add it")]
-    if faults:
-        raise InvalidFileError(path, faults)
-    return iter(found)
+            errors.add(number, "grade", "no grade with the status 'graded'", "a grade", "correct the status")
+        found.append(_Row(number, pair, grade, relevance, status, row["judge"], row["repeat"] or 0))
+    if not says_anything and not errors.total:
+        errors.add(None, None, "no label", "a column 'grade' or 'relevance' with values", "rename or add it")
+    errors.raise_any()
+    return found
 
 
-def _qrels_rows(path: Path) -> Iterator[_Row]:
-    """The rows of a qrels file with their lines; `read_qrels` has found every fault before."""
-    read_qrels(path)
-    lines = [(n, line) for n, line in enumerate(read_text(path).split("\n"), start=1) if line.strip()]
-    is_beir = lines[0][1].split("\t")[-1].strip().lower() == QRELS_HEADER[-1]
-    for number, line in lines[1:] if is_beir else lines:
-        fields = line.split("\t") if is_beir else line.split()
-        yield _Row(number, (fields[0], fields[-2]), float(fields[-1]), None)
+def _qrels_rows(path: Path) -> list[_Row]:
+    errors = InvalidFileError(path)
+    found = [_Row(number, (query, document), grade) for number, query, document, grade in qrels_rows(path, errors)]
+    errors.raise_any()
+    return found
 
 
 def _merged(path: Path, rows: Iterable[_Row]) -> list[_Row]:
-    """One row per pair and asking; a label wins over none, and two that differ are a fault."""
+    """One row per pair and asking; a label wins over none, and two that differ are an error."""
     kept: dict[tuple[Pair, int], _Row] = {}
-    faults = []
+    errors = InvalidFileError(path)
     for row in rows:
         first = kept.setdefault((row.pair, row.repeat), row)
         if first is row or not _has_label(row):
@@ -203,10 +204,9 @@ def _merged(path: Path, rows: Iterable[_Row]) -> list[_Row]:
         if not _has_label(first):
             kept[row.pair, row.repeat] = row
         elif (first.grade, first.relevance) != (row.grade, row.relevance):
-            found = f"{_label(row):g} where row {first.line} has {_label(first):g} for the pair {row.pair}"
-            faults.append(RowError(row.line, "grade", found, "one grade per pair", "keep one of the two rows"))
-    if faults:
-        raise InvalidFileError(path, faults)
+            got = f"{_label(row):g} where row {first.row} has {_label(first):g} for the pair {row.pair}"
+            errors.add(row.row, "grade", got, "one grade per pair", "keep one of the two rows")
+    errors.raise_any()
     return list(kept.values())
 
 
@@ -266,25 +266,8 @@ def _name(path: Path, rows: Iterable[_Row]) -> str:
     return judges.pop() if len(judges) == 1 else path.stem
 
 
-def _identifier(line: int, row: Mapping[str, Any], kind: str, faults: list[RowError]) -> str:
-    given, text = row.get(f"{kind}_id"), row.get(kind)
-    if isinstance(given, (str, int)) and not isinstance(given, bool) and str(given) and is_unicode(str(given)):
-        return str(given)
-    if given in (None, "") and isinstance(text, str) and text.strip() and is_unicode(text):
-        return text_id(text)
-    faults.append(RowError(line, f"{kind}_id", shorten(given), f"an id, or the {kind}'s text", "write ids as strings"))
-    return ""
-
-
-def _number(line: int, row: Mapping[str, Any], name: str, faults: list[RowError]) -> float | None:
-    value = row.get(name)
-    if value is None or value == "":
-        return None
-    try:
-        number = math.inf if isinstance(value, bool) or "_" in str(value) else float(value)
-    except (TypeError, ValueError, OverflowError):
-        number = math.inf
-    if math.isinf(number):
-        fix = "leave it out where there is no grade, and give the row a status"
-        faults.append(RowError(line, name, shorten(value), "a number", fix))
-    return None if not math.isfinite(number) else number
+def _identifier(number: int, row: Mapping[str, Any], kind: str, errors: InvalidFileError) -> str:
+    identifier, text = row[f"{kind}_id"], row[kind]
+    if identifier is None and text is None:
+        errors.add(number, f"{kind}_id", "nothing", f"an id, or the {kind}'s text", "add a column of ids or of texts")
+    return identifier or text_id(text or "")

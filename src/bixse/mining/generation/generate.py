@@ -10,6 +10,7 @@ from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from bixse.data.collection_files import read_corpus
 from bixse.data.io.files import file_hash, write_atomically
 from bixse.data.run_record import open_run
 from bixse.errors import SEEDS, BixseError, InputError, InterruptedRunError
@@ -18,7 +19,6 @@ from bixse.grading.cost import Prices
 from bixse.grading.judge import Question
 from bixse.grading.ledger import Ledger
 from bixse.mining.generation.query_text import clean_query, refusal, same_query
-from bixse.mining.mine_inputs import read_texts
 from bixse.mining.mined_pairs import MinedPair, pairs_path, save_mined_pairs
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ def generate(
 
     Raises:
         InputError: the corpus cannot be used, or several queries per document at a temperature of 0.
-        InvalidFileError: every faulty row of the corpus.
+        InvalidFileError: every error of the corpus.
         StorageError: the folder cannot be written.
         InterruptedRunError: stopped by Ctrl-C; texts so far are kept.
     """
@@ -137,9 +137,7 @@ def generate(
             f"--per-document: got {config.per_document} at a temperature of 0, which writes the same each time; "
             "expected a temperature above 0; fix: --temperature 0.7"
         )
-    if not config.corpus.is_file():
-        raise InputError(f"{config.corpus}: got no such file; expected a corpus; fix: check the path")
-    documents = _chosen(read_texts(config.corpus), config)
+    documents = _chosen(read_corpus(config.corpus), config)
     settings = {**asdict(config), "writer": dict(writer.identity), "prompt": prompt.model_dump(mode="json")}
     record = open_run(out, "generate", settings, {"corpus": file_hash(config.corpus)}, paths=("corpus",))
     record.save("running")
@@ -172,8 +170,6 @@ def generate(
 def _chosen(corpus: Mapping[str, Document], config: GenerateConfig) -> dict[str, str]:
     """Documents with text, or so many of them drawn by the seed; more of them hold the fewer."""
     texts = {name: document.content for name, document in corpus.items() if document.content.strip()}
-    if not texts:
-        raise InputError(f"{config.corpus}: got documents without text; expected some; fix: check the export")
     if config.documents is None or config.documents >= len(texts):
         return texts
     order = sorted(texts)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from bixse.data.collection_files import load_collection, warn_of_missing
+from bixse.data.collection_files import load_collection
+from bixse.data.collection_warnings import warn_of_missing
 from bixse.errors import InputError
 from bixse.evaluation.metrics import PRIMARY_METRIC
 from bixse.evaluation.suites.beir_short import cut_collection

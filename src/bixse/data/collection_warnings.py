@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from bixse.data.collection_files import warn_of_empty, warn_of_missing
 from bixse.data.transforms.pair_columns import normal_form
-from bixse.evaluation.metrics import MIN_RELEVANT_GRADE
+from bixse.relevance import MIN_RELEVANT_GRADE
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from bixse.data.collection import Document
-    from bixse.evaluation.folder_stream import CorpusCheck
+    from bixse.data.collection_files import CorpusCheck
     from bixse.relevance import Qrels
 
 
-def advise(
+def warn_of_collection(
     corpus: CorpusCheck,
+    missing: int,
     split: str,
     queries: Mapping[str, str],
     qrels: Qrels,
@@ -28,6 +28,7 @@ def advise(
 
     Args:
         corpus: what was found in the corpus.
+        missing: judgements left out since the corpus lacks their document.
         split: name of the judgements.
         queries: the judged queries.
         qrels: the judgements that are scored against.
@@ -36,9 +37,50 @@ def advise(
     """
     return [
         *warn_of_empty(corpus.empty, corpus.count),
-        *warn_of_missing(corpus.missing_judgements, qrels, split),
+        *warn_of_missing(missing, qrels, split),
         *_warn_of_grades(qrels, min_relevant_grade),
         *_warn_of_self_matches(queries, corpus.named_as_queries, exclude_self),
+    ]
+
+
+def warn_of_empty(empty: Sequence[str], count: int) -> list[str]:
+    """One line that counts the documents without title and text, or none.
+
+    Published collections hold some, even judged ones (Cranfield two of 1,400). They are kept: without them the figures
+    would be those of another collection.
+
+    Args:
+        empty: ids of the documents without title and text.
+        count: documents of the corpus.
+
+    Example:
+        >>> warn_of_empty(["d2"], 2)
+        ["1 of 2 documents has neither title nor text ('d2'): it is kept as it is"]
+    """
+    if not empty:
+        return []
+    has, it = ("has", "it is kept as it is") if len(empty) == 1 else ("have", "they are kept as they are")
+    return [f"{len(empty)} of {count} documents {has} neither title nor text ({empty[0]!r}): {it}"]
+
+
+def warn_of_missing(missing: int, qrels: Qrels, split: str) -> list[str]:
+    """One line that counts the judgements left out since the corpus lacks their document, or none.
+
+    Args:
+        missing: judgements left out, see `Collection.missing`.
+        qrels: those that were kept.
+        split: their name.
+
+    Example:
+        >>> warn_of_missing(0, {"q": {"d": 1}}, "test")
+        []
+    """
+    if not missing:
+        return []
+    total = missing + sum(map(len, qrels.values()))
+    return [
+        f"{missing:,} of {total:,} judgements of split {split!r} name a document that the corpus lacks and are left "
+        "out: figures are not those of the whole collection"
     ]
 
 

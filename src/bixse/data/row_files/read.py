@@ -1,0 +1,393 @@
+"""Reading files of rows block by block: JSONL, CSV, TSV (each also with .gz) and Parquet, every row checked."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import zlib
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, TextIO, cast
+
+from bixse.data.io.hints import missing_column_hint
+from bixse.data.io.parquet import open_table
+from bixse.data.io.strict import RepeatedKeyError, parse_json
+from bixse.data.row_files.columns import Column, InvalidValueError
+from bixse.errors import InputError, InvalidFileError, shorten
+
+if TYPE_CHECKING:
+    from collections.abc import Container, Iterator, Mapping, Sequence
+
+FORMATS = (".parquet", ".jsonl", ".csv", ".tsv")
+"""Suffixes of files of rows; all but Parquet may have .gz behind it."""
+BLOCK_ROWS = 1024
+"""Most rows of a block."""
+BLOCK_BYTES = 1 << 26
+"""Most bytes of text that a block of JSONL or CSV is read from."""
+LONGEST_LINE = 1 << 26
+"""Most bytes of one line or field, so that a file without line ends does not fill the memory."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """Checked rows that follow one another in a file, column by column."""
+
+    rows: Sequence[int]
+    """Their numbers: lines of JSONL, elsewhere data rows, from 1."""
+    columns: Mapping[str, list[Any]]
+    """Name -> a value per row, as the kind of the column says; None where an optional one is absent."""
+    position: int
+    """How many bytes of the file have been read."""
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+
+def read_rows(
+    path: str | Path, columns: Sequence[Column], errors: InvalidFileError | None = None
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    r"""The checked rows of a file one by one, with their numbers; see `read_blocks`.
+
+    Example:
+        >>> import tempfile
+        >>> path = Path(tempfile.mkdtemp()) / "labels.tsv"
+        >>> _ = path.write_text("id\tgrade\n7\t0.5\n")
+        >>> list(read_rows(path, [Column("id", "id"), Column("grade", "number")]))
+        [(1, {'id': '7', 'grade': 0.5})]
+    """
+    for block in read_blocks(path, columns, errors):
+        for number, *values in zip(block.rows, *block.columns.values(), strict=True):
+            yield number, dict(zip(block.columns, values, strict=True))
+
+
+def read_blocks(path: str | Path, columns: Sequence[Column], errors: InvalidFileError | None = None) -> Iterator[Block]:
+    """The rows of a file in blocks of bounded size; what is wrong is collected, and such rows are left out.
+
+    Args:
+        path: .jsonl, .csv, .tsv (each may have .gz behind it) or .parquet.
+        columns: the columns to read; others are ignored.
+        errors: takes the errors, for a caller that has checks of its own to add, or that goes on without faulty rows.
+            None raises them all when the file has been read.
+
+    Raises:
+        InputError: no such file, a file of another format, one that cannot be read, or one without any row.
+        InvalidFileError: a needed column is missing in the header, or a column is there twice; with `errors` None also
+            every error of a row: no JSON object, a key twice, another number of columns, a value that its column
+            cannot hold.
+    """
+    path = Path(path)
+    found = errors if errors is not None else InvalidFileError(path)
+    seen: dict[str, dict[Any, int]] = {column.name: {} for column in columns if column.unique}
+    count = 0
+    for raw in _raw_blocks(path, columns, found):
+        block = _checked(raw, columns, seen, found)
+        count += len(block)
+        if len(block):
+            yield block
+    if errors is None:
+        found.raise_any()
+    if not count and not found.total:
+        raise InputError(f"{path}: got no rows; expected at least one; fix: check the export")
+
+
+def kind_of(path: Path) -> str:
+    """The suffix that says what a file holds, in lower case: that before `.gz` where it is compressed.
+
+    A compressed file without another suffix is JSONL, as the shards of MS MARCO 2 are.
+
+    Example:
+        >>> kind_of(Path("nq.JSONL.gz")), kind_of(Path("nq.parquet"))
+        ('.jsonl', '.parquet')
+    """
+    suffixes = [suffix.lower() for suffix in path.suffixes]
+    if suffixes[-1:] == [".gz"]:
+        return suffixes[-2] if len(suffixes) > 1 else ".jsonl"
+    return suffixes[-1] if suffixes else ""
+
+
+def checked_format(path: Path) -> str:
+    """The suffix of a file of rows, see `kind_of`.
+
+    Raises:
+        InputError: it is none of `FORMATS`, or compressed Parquet.
+    """
+    kind = kind_of(path)
+    if kind not in FORMATS or (kind == ".parquet" and path.suffix.lower() == ".gz"):
+        raise InputError(
+            f"{path}: got suffix {path.suffix!r}; expected one of {', '.join(FORMATS)}; fix: rename or convert it"
+        )
+    return kind
+
+
+def stem_of(path: Path) -> str:
+    """The name of a file without its suffix, and without `.gz`.
+
+    Example:
+        >>> stem_of(Path("data/nq.v1.jsonl.gz"))
+        'nq.v1'
+    """
+    name = path.name[:-3] if path.suffix.lower() == ".gz" else path.name
+    return name.rpartition(".")[0] or name
+
+
+def files_of(path: Path, suffixes: Sequence[str] = FORMATS, what: str = "a file of rows") -> list[Path]:
+    """The file itself, or those of a folder with one of these suffixes, by name.
+
+    Raises:
+        InputError: no such path, or no such file in the folder.
+    """
+    if path.is_dir() and suffixes:
+        found = sorted(file for file in path.rglob("*") if file.is_file() and kind_of(file) in suffixes)
+        if found:
+            return found
+        raise InputError(
+            f"{path}: got a folder without {' or '.join(suffixes)} files; expected {what}; fix: check the path"
+        )
+    if not path.is_file():
+        got = "a folder" if path.is_dir() else "no such file"
+        raise InputError(f"{path}: got {got}; expected {what}; fix: check the path")
+    return [path]
+
+
+def text_lines(path: Path, errors: InvalidFileError) -> Iterator[tuple[int, str, int]]:
+    """The lines of a UTF-8 file (gzip is unpacked) that are not blank: number from 1, text, bytes of the file read.
+
+    Line ends and a byte order mark are dropped; a line that is too long or not UTF-8 is an error.
+
+    Raises:
+        InputError: the file cannot be read, or is UTF-16.
+    """
+    with _opened(path) as (file, raw):
+        number = 0
+        while line := file.readline(LONGEST_LINE + 1):
+            number += 1
+            if len(line) > LONGEST_LINE:
+                got = f"a line longer than {LONGEST_LINE >> 20} MiB"
+                errors.add(number, None, got, "lines of a row each", "end every row with a line end")
+                while line and not line.endswith(b"\n"):
+                    line = file.readline(LONGEST_LINE)
+                continue
+            try:
+                text = line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
+            except UnicodeDecodeError as error:
+                got = f"byte {error.object[error.start]:#04x}"
+                errors.add(number, None, got, "UTF-8 text", "convert it, for example with `iconv -f latin1 -t utf-8`")
+                continue
+            if text.strip():
+                yield number, text, raw.tell()
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[tuple[BinaryIO, BinaryIO]]:
+    """The content of a file, unpacked where it is compressed, and the file as it lies on the disk."""
+    files_of(path, ())
+    try:
+        with path.open("rb") as raw:
+            packed = path.suffix.lower() == ".gz"
+            file = cast("BinaryIO", gzip.GzipFile(fileobj=raw)) if packed else cast("BinaryIO", raw)
+            if file.read(2) in (b"\xff\xfe", b"\xfe\xff"):
+                raise InputError(
+                    f"{path}: got UTF-16; expected UTF-8 text; fix: convert it with `iconv -f utf-16 -t utf-8`"
+                )
+            file.seek(0)
+            yield file, raw
+    except (OSError, EOFError, zlib.error) as error:
+        got = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        raise InputError(
+            f"{path}: got {got!r}; expected a readable file; fix: check the path, or fetch it again"
+        ) from error
+
+
+def _raw_blocks(path: Path, columns: Sequence[Column], errors: InvalidFileError) -> Iterator[Block]:
+    """Blocks of values as they stand in the file."""
+    kind = checked_format(path)
+    files_of(path, ())
+    if kind == ".parquet":
+        return _parquet_blocks(path, columns, errors)
+    return _json_blocks(path, columns, errors) if kind == ".jsonl" else _csv_blocks(path, columns, errors)
+
+
+def _json_blocks(path: Path, columns: Sequence[Column], errors: InvalidFileError) -> Iterator[Block]:
+    def block() -> Block:
+        return Block(numbers, {column.name: [row.get(column.name) for row in rows] for column in columns}, position)
+
+    needed = {column.name for column in columns if column.needed}
+    has_other_names = any(column.other_names for column in columns)
+    numbers: list[int] = []
+    rows: list[dict[str, Any]] = []
+    size = position = 0
+    for number, line, position in text_lines(path, errors):  # noqa: B007 (the last one is the block's)
+        row = _json_object(number, line, errors)
+        if row is None:
+            continue
+        if has_other_names:
+            row |= {column.name: row[name] for column in columns if (name := _name_in(column, row)) is not None}
+        if not needed <= row.keys():
+            for column in columns:
+                if column.name in needed and column.name not in row:
+                    fix = missing_column_hint(path, column.name, tuple(row), tuple(sorted(needed)))
+                    errors.add(number, column.name, "nothing", column.expected, fix)
+            continue
+        numbers.append(number)
+        rows.append(row)
+        size += len(line)
+        if len(rows) == BLOCK_ROWS or size > BLOCK_BYTES:
+            yield block()
+            numbers, rows, size = [], [], 0
+    yield block()
+
+
+def _json_object(number: int, line: str, errors: InvalidFileError) -> dict[str, Any] | None:
+    try:
+        row = parse_json(line)
+    except RepeatedKeyError as error:
+        errors.add(number, error.key, "the key twice", "it once an object", "keep one of the two")
+        return None
+    except (ValueError, RecursionError) as error:
+        errors.add(number, None, shorten(line), "one JSON object per line", f"correct the line ({error})")
+        return None
+    if not isinstance(row, dict):
+        errors.add(number, None, shorten(row), "a JSON object", "write {...} with its keys")
+        return None
+    return row
+
+
+def _csv_blocks(path: Path, columns: Sequence[Column], errors: InvalidFileError) -> Iterator[Block]:
+    def block() -> Block:
+        fields = list(zip(*rows, strict=True)) or [()] * len(names)
+        values = {name: list(fields[place]) for name, place in places.items()}
+        values |= {name: [field or None for field in values[name]] for name in optional & values.keys()}
+        return Block(numbers, values, raw.tell())
+
+    csv.field_size_limit(LONGEST_LINE)
+    optional = {column.name for column in columns if not column.needed}
+    delimiter = "\t" if kind_of(path) == ".tsv" else ","
+    with _opened(path) as (file, raw):
+        # bytes that are no UTF-8 become halves of surrogate pairs, which the rule for texts finds in its row
+        text = io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline="")
+        reader = csv.reader(_csv_lines(text), delimiter=delimiter, strict=True)
+        number = size = 0
+        names: list[str] = []
+        try:
+            names = next(reader, [])
+            if not names:
+                return
+            chosen = _choose(path, names, columns, errors)
+            places = {name: names.index(found) for name, found in chosen.items()}
+            rows: list[list[str]] = []
+            numbers: list[int] = []
+            for fields in reader:
+                if not fields:
+                    continue
+                number += 1
+                if len(fields) != len(names):
+                    fix = "put a text that holds the separator, a quote or a line end in double quotes; 0.5, not 0,5"
+                    errors.add(number, None, f"{len(fields)} columns", f"{len(names)} as in the header", fix)
+                    continue
+                numbers.append(number)
+                rows.append(fields)
+                size += sum(map(len, fields))
+                if len(rows) == BLOCK_ROWS or size > BLOCK_BYTES:
+                    yield block()
+                    numbers, rows, size = [], [], 0
+        except csv.Error as error:
+            fix = 'close every double quote, and write a quote inside a text as ""'
+            errors.add(number + 1, None, str(error), "well-formed CSV from here on", fix)
+        yield block()
+
+
+def _csv_lines(text: TextIO) -> Iterator[str]:
+    while line := text.readline(LONGEST_LINE):
+        if len(line) == LONGEST_LINE and not line.endswith("\n"):
+            raise csv.Error(f"a line longer than {LONGEST_LINE >> 20} MiB")
+        yield line
+
+
+def _parquet_blocks(path: Path, columns: Sequence[Column], errors: InvalidFileError) -> Iterator[Block]:
+    size = path.stat().st_size
+    number = 0
+    with open_table(path) as file:
+        chosen = _choose(path, file.schema_arrow.names, columns, errors)
+        for batch in file.iter_batches(batch_size=BLOCK_ROWS, columns=list(chosen.values())):
+            numbers = range(number + 1, number + batch.num_rows + 1)
+            number += batch.num_rows
+            values = {name: batch.column(found).to_pylist() for name, found in chosen.items()}
+            yield Block(numbers, values, size * number // max(1, file.metadata.num_rows))
+
+
+def _choose(path: Path, names: Sequence[str], columns: Sequence[Column], errors: InvalidFileError) -> dict[str, str]:
+    """Column -> its name in the header; stops where a needed one is missing, or one that is read is there twice."""
+    chosen: dict[str, str] = {}
+    for column in columns:
+        found = _name_in(column, names)
+        if found is not None:
+            chosen[column.name] = found
+            if (times := list(names).count(found)) > 1:
+                errors.add(None, found, f"{times} columns of that name", "one", "rename the other")
+        elif column.needed:
+            needed = tuple(sorted(one.name for one in columns if one.needed))
+            fix = missing_column_hint(path, column.name, tuple(names), needed)
+            got = f"columns {shorten(', '.join(names), 120)}"
+            errors.add(None, column.name, got, f"a column {column.name!r}", fix)
+    errors.raise_any()
+    return chosen
+
+
+def _name_in(column: Column, names: Container[str]) -> str | None:
+    """The name by which a file or a row has a column, or None."""
+    return next((name for name in (column.name, *column.other_names) if name in names), None)
+
+
+def _checked(
+    raw: Block, columns: Sequence[Column], seen: Mapping[str, dict[Any, int]], errors: InvalidFileError
+) -> Block:
+    """A block without the rows that break a rule, every value as its column's kind says."""
+    faulty: set[int] = set()
+    found: dict[str, list[Any]] = {}
+    for column in columns:
+        values = raw.columns.get(column.name)
+        if values is None:
+            found[column.name] = [None] * len(raw)
+            continue
+        at_once = column.read_all(values)
+        found[column.name] = at_once if at_once is not None else _read_each(column, raw.rows, values, faulty, errors)
+        if column.unique:
+            _check_unique(column, raw.rows, found[column.name], seen[column.name], faulty, errors)
+    if not faulty:
+        return Block(raw.rows, found, raw.position)
+    kept = [place for place in range(len(raw)) if place not in faulty]
+    columns_kept = {name: [values[place] for place in kept] for name, values in found.items()}
+    return Block([raw.rows[place] for place in kept], columns_kept, raw.position)
+
+
+def _check_unique(
+    column: Column,
+    rows: Sequence[int],
+    values: Sequence[Any],
+    seen: dict[Any, int],
+    faulty: set[int],
+    errors: InvalidFileError,
+) -> None:
+    """Note the values that an earlier row has; `seen` holds the first row of each."""
+    for place, (row, value) in enumerate(zip(rows, values, strict=True)):
+        if place not in faulty and (first := seen.setdefault(value, row)) != row:
+            got = f"{shorten(value)} again, after row {first}"
+            errors.add(row, column.name, got, "a value used once", "drop or rename the repeat")
+            faulty.add(place)
+
+
+def _read_each(
+    column: Column, rows: Sequence[int], values: Sequence[Any], faulty: set[int], errors: InvalidFileError
+) -> list[Any]:
+    """The values of a column one by one; places of those that cannot be used are added to `faulty`."""
+    found: list[Any] = []
+    for place, value in enumerate(values):
+        try:
+            found.append(column.read(value))
+        except InvalidValueError as error:
+            errors.add(rows[place], column.name, error.got, error.expected, error.fix)
+            faulty.add(place)
+            found.append(None)
+    return found

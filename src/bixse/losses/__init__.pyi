@@ -1,0 +1,13 @@
+"""Public names of the losses; each is imported on first use."""
+
+from .base import GradedLoss as GradedLoss
+from .bixse import BiXSELoss as BiXSELoss
+from .catalogue import LOSSES as LOSSES
+from .catalogue import build_loss as build_loss
+from .engines.graded_bce import graded_bce as graded_bce
+from .infonce import InfoNCELoss as InfoNCELoss
+from .lambda_loss import LambdaLoss as LambdaLoss
+from .margin_mse import MarginMSELoss as MarginMSELoss
+from .pairwise_bce import PairwiseBCELoss as PairwiseBCELoss
+from .soft_infonce import SoftInfoNCELoss as SoftInfoNCELoss
+from .targets import GradedTargets as GradedTargets
