@@ -21,9 +21,9 @@ from bixse.data.trec import write_run
 from bixse.encoders.head import RelevanceHead
 from bixse.encoders.loading.build import build_encoder
 from bixse.encoders.loading.demo import demo_model_path
-from bixse.evaluation.evaluate import evaluate_query_sets
+from bixse.evaluation.evaluate import evaluate, evaluate_query_sets
 from bixse.evaluation.metrics import PRIMARY_METRIC
-from bixse.evaluation.systems import Bm25System, EncoderSystem
+from bixse.evaluation.systems import EncoderSystem
 from bixse.evaluation.tasks import collection_task
 from bixse.report.files import load_report_data, save_report_data
 from bixse.report.page import write_report
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from bixse.data.collection import Collection
-    from bixse.evaluation.systems import System
     from bixse.progress import ProgressBars
     from bixse.report.schema import ReportData
 
@@ -175,7 +174,7 @@ def quickstart(
     comparer, guard = (Comparer(collection, split, PYDOCS_SCALE, seed) for split in ("test", "guard"))
     trained: dict[str, TrainResult] = {}
 
-    def search(shown: ReportedSystem, system: System) -> None:
+    def search(shown: ReportedSystem, system: EncoderSystem) -> None:
         with stages.stage(f"search with {shown.label}") as notes:
             found = evaluate_query_sets(system, task, progress=progress)
             notes.append(f"nDCG@10 {comparer.add(shown, found['test']):.3f}")
@@ -189,7 +188,8 @@ def quickstart(
         encoded = encode_collection(build_encoder(model, config.max_length), collection, judged, progress, cache)
         return comparer.calibrate(label, encoded, head, "dev")
 
-    search(ReportedSystem("bm25", "BM25"), Bm25System())
+    with stages.stage("search with BM25") as notes:
+        notes.append(f"nDCG@10 {comparer.add(ReportedSystem('bm25', 'BM25'), evaluate('bm25', tests)):.3f}")
     search(ReportedSystem("base", "base model"), encoder(config.model))
     for system, chosen in ((INFONCE, infonce_config(config)), (BIXSE, config)):
         with stages.stage(f"train {system.label}") as notes:
