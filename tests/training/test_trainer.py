@@ -8,7 +8,7 @@ import torch
 from transformers import TrainerCallback, set_seed
 
 from bixse.errors import TrainingError
-from bixse.evaluation.dense_search import GradedRetrievalEvaluator
+from bixse.evaluation.dev_evaluator import GradedRetrievalEvaluator
 from bixse.losses import BiXSELoss, InfoNCELoss
 from bixse.training.loop.loss_state import LOSS_STATE_FILE, load_loss_state, save_loss_state
 from bixse.training.loop.trainer import GradedTrainer, GradedTrainingArguments
