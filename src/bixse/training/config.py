@@ -139,7 +139,7 @@ class TrainConfig(Settings):
     """Merge the tuned weights with those of the base model; null keeps the tuned ones."""
     missing_documents: MissingDocuments = "refuse"
     """Judgements of dev that name a document which the corpus lacks: "refuse" stops, "drop" leaves them out."""
-    relevance_level: float = Field(default=1.0, gt=0)
+    min_relevant_grade: float = Field(default=1.0, gt=0)
     """Grade from which a document of the collection counts as relevant for recall and MRR."""
     model: str = "demo"
     """Folder or hub name of the encoder; "demo" is the one of the extra `bixse[demo]`."""
