@@ -40,7 +40,7 @@ def test_input_that_is_refused_leaves_no_folder(tmp_path):
         audited("--judge", CAREFUL, "--human", HUMAN, "--rubric", "nine", "--out", out)
     with pytest.raises(InputError, match="maximum above the minimum"):
         audited("--judge", CAREFUL, "--human", HUMAN, "--scale", 3, 0, "--out", out)
-    with pytest.raises(InputError, match="samples: got 0"):
+    with pytest.raises(InputError, match="samples: got '0'"):
         audited("--judge", CAREFUL, "--human", HUMAN, "--out", out, samples=0)
     assert not out.exists()
 
