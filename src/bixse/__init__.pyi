@@ -19,10 +19,10 @@ from .evaluation.suites.suite_result import SuiteResult as SuiteResult
 from .evaluation.suites.suite_run import evaluate_suite as evaluate_suite
 from .evaluation.systems import EncoderSystem as EncoderSystem
 from .evaluation.tasks import collection_task as collection_task
+from .grading.audit.audit_judges import AuditSettings as AuditSettings
 from .grading.audit.audit_judges import audit_judges as audit_judges
 from .grading.audit.calibrate_grades import GradeMapSettings as GradeMapSettings
 from .grading.audit.calibrate_grades import calibrate_grades as calibrate_grades
-from .grading.audit.label_settings import LabelSettings as LabelSettings
 from .grading.grade import GradeSettings as GradeSettings
 from .grading.grade import grade as grade
 from .grading.open_judge import open_judge as open_judge

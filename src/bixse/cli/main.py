@@ -47,8 +47,10 @@ VERBS = {
     "doctor": "show what this machine can do and what is missing",
 }
 """Verb -> one line of help; `bixse.cli.<verb>` holds `add_arguments` and `run`, with _ for the space of two words."""
-CONFIG_VERBS = tuple(verb for verb in VERBS if verb not in ("train", "merge", "sweep", "study", "doctor"))
-"""Verbs whose arguments may come from a YAML file; `train`, `sweep` and `study` have settings of their own."""
+SETTINGS_VERBS = ("train", "merge", "sweep", "study", "calibrate", "grade audit", "grade calibrate")
+"""Verbs whose flags and YAML file are their `Settings`."""
+CONFIG_VERBS = tuple(verb for verb in VERBS if verb not in (*SETTINGS_VERBS, "doctor"))
+"""Other verbs whose arguments may come from a YAML file."""
 
 SHARING_VERBS = ("train",)
 """Verbs whose work several processes share."""
