@@ -64,7 +64,7 @@ def write_files(
             path = folder / f"embeddings-{len(embeddings):05d}.safetensors"
             path.write_bytes(save({TENSOR: vectors}))
             embeddings.append(StoredFile.of(path))
-            rows = [{"id": name, **document._asdict()} for name, document in block]
+            rows = [{"id": name, "title": document.title, "text": document.text} for name, document in block]
             writer.write_table(pa.Table.from_pylist(rows, SCHEMA), row_group_size=GROUP_ROWS)
     return tuple(embeddings), StoredFile.of(texts)
 
