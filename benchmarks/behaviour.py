@@ -390,7 +390,7 @@ def metrics(record):
     qrels = {f"q{q}": {f"d{draw.randrange(60)}": draw.choice(grades) for _ in range(12)} for q in range(50)}
     for level in (0.5, 1, 2):
         run = {query: {f"d{d}": round(draw.random() * 8) / 8 for d in range(0, 60, 2)} for query in list(qrels)[:-1]}
-        values = inner("evaluate_run")(qrels, run, names, relevance_level=level)
+        values = inner("evaluate_run")(qrels, run, names, level)
         record.put(f"means from {level}", inner("mean")(values))
         record.put(f"queries from {level}", {name: number_sums(found.values()) for name, found in values.items()})
         systems.append(values["ndcg@10"])
@@ -405,7 +405,7 @@ def evaluation(record):
     shared, short = inputs.shared, ("--max-length", "32")
     whole = record.run("cranfield bm25", "evaluate", "bm25", "--collection", shared / "cranfield", "--out", "OUT")
     record.ranking("cranfield bm25", whole / "run.trec")
-    record.run("cranfield from 2", "evaluate", "bm25", "--collection", inputs.cranfield, "--relevance-level", "2")
+    record.run("cranfield from 2", "evaluate", "bm25", "--collection", inputs.cranfield, "--min-relevant-grade", "2")
     two = ("evaluate", "demo", "bm25", *short)
     record.run("cranfield", *two, "--collection", inputs.cranfield, "--out", "OUT")
     record.run("pydocs", *two, "--collection", inputs.pydocs, "--out", "OUT")

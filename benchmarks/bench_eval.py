@@ -33,8 +33,7 @@ import datasets
 import numpy as np
 import torch
 
-from bixse.evaluation.metrics import evaluate_run, mean
-from bixse.evaluation.suites.suite_result import SUITE_METRICS
+from bixse.evaluation.metrics import METRICS, evaluate_run, mean
 from bixse.retrieval.exact import exact_search, to_run
 from bixse.studies.paper.memory import peak_beyond_gradients
 from measuring import in_a_process_of_its_own, write_table
@@ -141,7 +140,7 @@ def bixse(problem: Problem) -> float:
     """Our search and metrics; returns nDCG@10."""
     scores, indices = exact_search(problem.query_embeddings, problem.documents, DEPTH)
     run = to_run(problem.query_ids, problem.document_ids, scores, indices)
-    return mean(evaluate_run(problem.qrels, run, SUITE_METRICS))["ndcg@10"]
+    return mean(evaluate_run(problem.qrels, run, METRICS))["ndcg@10"]
 
 
 def sentence_transformers(problem: Problem) -> float:

@@ -72,7 +72,7 @@ def runs(
         found += [("pydocs-minilm", study, ["--preset", "laptop-minilm"]) for study in ("losses", "noise")]
     main = ("losses", "noise", "cutoff", "batch-size", "bias-rate")
     if cranfield is not None:
-        arguments = ["--collection", str(cranfield), "--scale", "0", "4", "--relevance-level", "1"]
+        arguments = ["--collection", str(cranfield), "--scale", "0", "4", "--min-relevant-grade", "1"]
         found += [("cranfield", study, [*arguments, *FEW_SEEDS]) for study in main]
     if judge is not None:
         found.append(("pydocs", "rankers", ["--config", str(judge)]))
@@ -105,7 +105,7 @@ def sick_configuration(folder: Path, work: Path) -> Path:
         save_collection(Collection("sick", corpus, queries, qrels), target)
     path = work / "sick.yaml"
     path.write_text(
-        "data: {collection: sick-collection, scale: [0, 4], relevance_level: 3, exclude_self: true}\n"
+        "data: {collection: sick-collection, scale: [0, 4], min_relevant_grade: 3, exclude_self: true}\n"
         "train: {optimizer: {epochs: 1, documents_per_query: 4}}\n",
         encoding="utf-8",
     )

@@ -24,10 +24,10 @@ from bixse.data.graded_pairs import GradedPairs
 from bixse.data.pydocs.collection import PYDOCS_SCALE, load_pydocs
 from bixse.encoders.loading.build import build_encoder
 from bixse.encoders.lora import add_lora, merge_lora
-from bixse.evaluation.dense_search import encode_collection
-from bixse.evaluation.metrics import evaluate_run
+from bixse.evaluation.metrics import PRIMARY_METRIC, evaluate_run
 from bixse.losses.bixse import BiXSELoss
 from bixse.losses.catalogue import build_loss
+from bixse.retrieval.dense_search import encode_collection
 from bixse.training.config import TrainConfig
 from bixse.training.loop.arguments import training_arguments
 from bixse.training.loop.trainer import GradedTrainer
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from bixse.data.collection import Collection
 
 SPLITS = ("dev", "guard", "test")
-METRIC = "ndcg@10"
 WEIGHTS = (0.3, 0.5, 0.7, 1.0)
 MAX_LENGTH = 64
 """Tokens of a text that are read, in training and in search: every arm reads the same."""
@@ -140,7 +139,7 @@ def score(model: Any, collection: Collection) -> dict[str, dict[str, float]]:
     queries = [query for split in SPLITS for query in collection.qrels[split]]
     encoded = encode_collection(model.eval(), collection, queries)
     qrels = {split: collection.qrels[split] for split in SPLITS}
-    return {s: evaluate_run(q, encoded.search(list(q)), [METRIC])[METRIC] for s, q in qrels.items()}
+    return {s: evaluate_run(q, encoded.search(list(q)), [PRIMARY_METRIC])[PRIMARY_METRIC] for s, q in qrels.items()}
 
 
 def rows(name: str, seed: int, w: float, found: dict[str, Any], base: dict[str, Any]) -> Iterable[dict[str, Any]]:

@@ -24,9 +24,12 @@ from bixse.data.graded_pairs import GradedPairs
 from bixse.data.pairs_files import save_graded_pairs
 from bixse.data.pydocs.collection import PYDOCS_RELEVANT_GRADE, PYDOCS_SCALE, load_pydocs
 from bixse.encoders.loading.build import build_encoder, load_relevance_model
-from bixse.evaluation.baseline import search_bm25
-from bixse.evaluation.dense_search import GradedRetrievalEvaluator, candidate_corpus, encode_collection
+from bixse.evaluation.dev_evaluator import GradedRetrievalEvaluator
+from bixse.retrieval.bm25 import BM25
+from bixse.retrieval.dense_search import encode_collection
+from bixse.retrieval.exact import DEPTH
 from bixse.training.config import TrainConfig
+from bixse.training.dev_evaluation import candidate_corpus
 from bixse.training.recipe import train
 
 if TYPE_CHECKING:
@@ -155,7 +158,8 @@ def dev_evaluator(collection: Collection, full: bool) -> GradedRetrievalEvaluato
         texts = {document_id: document.content for document_id, document in collection.corpus.items()}
         return GradedRetrievalEvaluator(texts, queries, qrels, PYDOCS_RELEVANT_GRADE)
     base = encode_collection(build_encoder("demo", 128), collection, list(qrels))
-    runs = [search_bm25(collection, list(qrels)), base.search(list(qrels))]
+    index = BM25(list(collection.corpus), [document.content for document in collection.corpus.values()])
+    runs = [index.search(queries, DEPTH), base.search(list(qrels))]
     corpus = candidate_corpus(collection, qrels, runs, CANDIDATES)
     return GradedRetrievalEvaluator(corpus, queries, qrels, PYDOCS_RELEVANT_GRADE)
 

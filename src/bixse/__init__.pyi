@@ -12,10 +12,13 @@ from .encoders.pool import encode_on as encode_on
 from .encoders.relevance_model import RelevanceModel as RelevanceModel
 from .evaluation.calibration.calibrate import CalibrateSettings as CalibrateSettings
 from .evaluation.calibration.calibrate import calibrate as calibrate
+from .evaluation.evaluate import Evaluation as Evaluation
 from .evaluation.evaluate import evaluate as evaluate
 from .evaluation.suites.known_suites import SUITES as SUITES
 from .evaluation.suites.suite_result import SuiteResult as SuiteResult
 from .evaluation.suites.suite_run import evaluate_suite as evaluate_suite
+from .evaluation.systems import EncoderSystem as EncoderSystem
+from .evaluation.tasks import collection_task as collection_task
 from .grading.audit.audit_judges import audit_judges as audit_judges
 from .grading.audit.calibrate_grades import GradeMapSettings as GradeMapSettings
 from .grading.audit.calibrate_grades import calibrate_grades as calibrate_grades

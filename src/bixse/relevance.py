@@ -13,6 +13,9 @@ Qrels: TypeAlias = Mapping[str, Mapping[str, float]]
 Run: TypeAlias = Mapping[str, Mapping[str, float]]
 """A system's answers: query id -> document id -> score, higher is better."""
 
+MIN_RELEVANT_GRADE = 1.0
+"""Grade from which a document is relevant for the binary metrics, unless another is chosen."""
+
 
 @dataclass(frozen=True)
 class GradeScale:

@@ -59,7 +59,7 @@ def test_nothing_is_written_into_the_collection_and_all_verbs_share_one_store(
 ) -> None:  # fmt: skip
     before = files(collection)
     call(capsys, "evaluate", tiny_model_path, "--collection", collection)
-    assert encoded == ["document", "query"]
+    assert encoded == ["query", "document"]
     call(capsys, "evaluate", tiny_model_path, "--collection", collection)
     call(capsys, "search", tiny_model_path, "copy", "--collection", collection)
     mine(MineConfig(collection=collection, split="train", retrievers=(str(tiny_model_path),)), tmp_path / "mined")

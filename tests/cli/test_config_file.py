@@ -43,16 +43,16 @@ def test_no_mapping(tmp_path: Path) -> None:
 
 
 def test_all_faults_together(tmp_path: Path) -> None:
-    path = yaml_file(tmp_path, "modle: x\nsplit: [a]\nrelevance-level: high\nmax_length: 1.5\nout: 5\nconfig: x\n")
+    path = yaml_file(tmp_path, "modle: x\nsplit: [a]\nmin-relevant-grade: high\nmax_length: 1.5\nout: 5\nconfig: x\n")
     assert faults(path, "evaluate") == [
         f"{path}: 6 faults",
         "  modle: got an unknown key; expected a known one; fix: did you mean 'model'?",
         "  split: got ['a']; expected a text (in quotes); fix: correct the value",
-        "  relevance-level: got 'high'; expected a number; fix: correct the value",
+        "  min-relevant-grade: got 'high'; expected a number; fix: correct the value",
         "  max_length: got 1.5; expected a whole number; fix: correct the value",
         "  out: got 5; expected a path; fix: correct the value",
         "  config: got an unknown key; expected a known one; fix: known keys: "
-        "model, suite, collection, split, relevance_level, task, max_length, exclude_self, missing_documents, data, "
+        "model, suite, collection, split, min_relevant_grade, task, max_length, exclude_self, missing_documents, data, "
         "tasks, download, protocol, cache, processes, devices, out, precision",
     ]
 
@@ -74,8 +74,15 @@ def test_a_key_twice_in_two_spellings(tmp_path: Path) -> None:
 
 
 def test_required_arguments_may_come_from_the_file(tmp_path: Path) -> None:
-    args = parse(yaml_file(tmp_path, "model: bm25\ncollection: data\nmax-length: 64\nrelevance_level: 2\n"), "evaluate")
-    assert (args.model, args.collection, args.max_length, args.relevance_level) == (["bm25"], tmp_path / "data", 64, 2)
+    args = parse(
+        yaml_file(tmp_path, "model: bm25\ncollection: data\nmax-length: 64\nmin_relevant_grade: 2\n"), "evaluate"
+    )
+    assert (args.model, args.collection, args.max_length, args.min_relevant_grade) == (
+        ["bm25"],
+        tmp_path / "data",
+        64,
+        2,
+    )
     assert (args.split, args.out) == ("test", None)
 
 

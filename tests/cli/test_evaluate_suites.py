@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from bixse.cli.main import main
 from bixse.data.collection import Collection, Document
 from bixse.data.collection_files import save_collection
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 CORPUS = {
     "d1": Document("copy", "copy a file to a folder"),
@@ -24,27 +20,26 @@ QRELS = {"test": {"q1": {"d1": 3, "d2": 1}, "q2": {"d3": 2}, "q3": {"d2": 1}}}
 
 
 @pytest.fixture
-def data(tmp_path: Path) -> Path:
+def data(tmp_path):
     save_collection(Collection("toy", CORPUS, QUERIES, QRELS), tmp_path / "data" / "NFCorpus")
     save_collection(Collection("toy", CORPUS, QUERIES, QRELS), tmp_path / "data" / "scifact")
     return tmp_path / "data"
 
 
-def call(capsys: pytest.CaptureFixture[str], *words: Any) -> tuple[int, dict[str, Any]]:
+def call(capsys, *words):
     code = main([str(word) for word in words] + ["--json"])
-    envelope: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return code, envelope
+    return code, json.loads(capsys.readouterr().out)
 
 
-def refused(capsys: pytest.CaptureFixture[str], *words: Any) -> str:
+def refused(capsys, *words):
     code, envelope = call(capsys, "evaluate", *words)
     assert code == 2, envelope
     (message,) = envelope["errors"]
     assert "got " in message and "expected " in message and "fix: " in message, message
-    return str(message)
+    return message
 
 
-def test_arguments_of_another_suite(capsys: pytest.CaptureFixture[str], data: Path) -> None:
+def test_arguments_of_another_suite(capsys, data) -> None:
     collection = data / "NFCorpus"
     assert "got no --collection" in refused(capsys, "bm25")
     assert "got --data, --tasks for suite local" in refused(
@@ -53,35 +48,40 @@ def test_arguments_of_another_suite(capsys: pytest.CaptureFixture[str], data: Pa
     assert "got --collection for suite beir" in refused(
         capsys, "bm25", "--suite", "beir", "--data", data, "--collection", collection
     )
-    assert "--protocol: got full for suite beir" in refused(
-        capsys, "bm25", "--suite", "beir", "--data", data, "--protocol", "full"
-    )
-    for option in (("--split", "dev"), ("--relevance-level", "2")):
-        assert "its tasks have their own" in refused(capsys, "bm25", "--suite", "beir", "--data", data, *option)
+    for option in (
+        ("--protocol", "full"),
+        ("--split", "dev"),
+        ("--min-relevant-grade", "2"),
+        ("--exclude-self",),
+        ("--missing-documents", "drop"),
+    ):
+        assert f"got {option[0]} for suite beir" in refused(capsys, "bm25", "--suite", "beir", "--data", data, *option)
     assert "did you mean 'beir'" in refused(capsys, "bm25", "--suite", "bir", "--data", data)
     assert "got no --data" in refused(capsys, "bm25", "--suite", "nanobeir")
 
 
-def test_one_model_twice(capsys: pytest.CaptureFixture[str], data: Path) -> None:
+def test_bm25_alone_takes_no_task(capsys, data) -> None:
+    assert "no instructions" in refused(capsys, "bm25", "--task", "x", "--collection", data / "NFCorpus")
+
+
+def test_one_model_twice(capsys, data) -> None:
     assert "the same checkpoint" in refused(capsys, "bm25", "bm25", "--collection", data / "NFCorpus")
 
 
-def test_a_second_model_that_is_none(capsys: pytest.CaptureFixture[str], data: Path, tmp_path: Path) -> None:
+def test_a_second_model_that_is_none(capsys, data, tmp_path) -> None:
     words = ("bm25", "./none", "--collection", data / "NFCorpus", "--out", tmp_path / "out")
     assert "got no such folder" in refused(capsys, *words)
     assert not (tmp_path / "out").exists()
 
 
-def test_missing_data_is_one_message(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_missing_data_is_one_message(capsys, tmp_path) -> None:
     message = refused(capsys, "bm25", "--suite", "trec-dl", "--data", tmp_path / "none")
     assert message.count("curl -LO https://") == 12
     assert main(["evaluate", "bm25", "--suite", "trec-dl", "--data", str(tmp_path / "none")]) == 2
     assert "Traceback" not in capsys.readouterr().err
 
 
-def test_several_models_on_one_collection(
-    capsys: pytest.CaptureFixture[str], data: Path, tiny_model_path: Path, tmp_path: Path
-) -> None:
+def test_several_models_on_one_collection(capsys, data, tiny_model_path, tmp_path) -> None:
     out = tmp_path / "out"
     words = ("evaluate", tiny_model_path, "bm25", "--collection", data / "NFCorpus", "--out", out)
     code, first = call(capsys, *words)
@@ -99,9 +99,7 @@ def test_several_models_on_one_collection(
     assert "ndcg@10" in text and "bm25" in text and "randomisation test" in text
 
 
-def test_a_suite_as_text_and_as_json(
-    capsys: pytest.CaptureFixture[str], data: Path, tiny_model_path: Path, tmp_path: Path
-) -> None:
+def test_a_suite_as_text_and_as_json(capsys, data, tiny_model_path, tmp_path) -> None:
     words = ("evaluate", tiny_model_path, "bm25", "--suite", "beir", "--data", data, "--tasks", "NFCorpus", "SciFact")
     code, envelope = call(capsys, *words, "--out", tmp_path / "out")
     assert code == 0
@@ -113,7 +111,7 @@ def test_a_suite_as_text_and_as_json(
         assert said in text
 
 
-def test_a_suite_from_a_config_file(capsys: pytest.CaptureFixture[str], data: Path, tmp_path: Path) -> None:
+def test_a_suite_from_a_config_file(capsys, data, tmp_path) -> None:
     (tmp_path / "run.yaml").write_text("model: [bm25]\nsuite: beir\ndata: data\ntasks: [NFCorpus]\n")
     code, envelope = call(capsys, "evaluate", "--config", tmp_path / "run.yaml")
     assert code == 0, envelope
@@ -121,18 +119,12 @@ def test_a_suite_from_a_config_file(capsys: pytest.CaptureFixture[str], data: Pa
 
 
 @pytest.mark.slow
-def test_tasks_that_failed_end_with_3(
-    capsys: pytest.CaptureFixture[str], data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tasks_that_failed_end_with_3(capsys, tmp_path, monkeypatch) -> None:
     pytest.importorskip("mteb")
-    from bixse.evaluation.mteb import mteb_suite
+    from bixse.evaluation.mteb import mteb_tasks
 
-    monkeypatch.setattr(mteb_suite, "with_local_data", None)
-    save_collection(Collection("toy", CORPUS, QUERIES, QRELS), data / "FiQA2018")
-    words = ("evaluate", "bm25", "--suite", "mteb-eng-v2", "--data", data, "--tasks", "FiQA2018")
-    code, envelope = call(capsys, *words, "--out", tmp_path / "out")
+    monkeypatch.setattr(mteb_tasks, "in_hub_cache", lambda task: True)  # and then the data are not there
+    words = ("evaluate", "bm25", "--suite", "mteb-eng-v2", "--tasks", "FiQA2018", "--out", tmp_path / "out")
+    code, envelope = call(capsys, *words)
     assert (code, envelope["status"]) == (3, "partial")
     assert list(envelope["metrics"]["failures"]) == ["bm25: FiQA2018"]
-    monkeypatch.undo()
-    code, envelope = call(capsys, *words, "--out", tmp_path / "out")
-    assert (code, envelope["metrics"]["failures"]) == (0, {})

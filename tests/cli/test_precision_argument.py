@@ -193,7 +193,7 @@ def test_a_study_says_it_on_its_page_and_in_its_table(
     capsys: pytest.CaptureFixture[str], collection: Path, pairs: Path, tiny_model_path: Path, tmp_path: Path
 ) -> None:
     path = tmp_path / "study.yaml"
-    data = {"pairs": [str(pairs)], "dev": [str(collection)], "test": [str(collection)], "relevance_level": 1}
+    data = {"pairs": [str(pairs)], "dev": [str(collection)], "test": [str(collection)], "min_relevant_grade": 1}
     train = {"optimizer": {"steps": 1, "batch_size": 4}, "allow_shared_queries": True}
     values = {"losses": ["bixse"]}
     settings = {"data": data, "model": str(tiny_model_path), "train": train, "values": values, "seeds": [0]}

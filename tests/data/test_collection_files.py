@@ -107,10 +107,11 @@ def test_a_document_without_title_and_text_is_kept_and_counted(tmp_path):
     folder = make(tmp_path, corpus=[*CORPUS, *empty], qrels=QRELS + "q1\td3\t1\n")
     corpus = load_collection(folder).corpus
     assert [document.content for document in corpus.values()] == ["copy copies", "moves", "", ""]
-    assert warn_of_empty(corpus) == ["2 of 4 documents have neither title nor text ('d3'): they are kept as they are"]
-    del corpus["d4"]  # type: ignore[attr-defined]
-    assert warn_of_empty(corpus) == ["1 of 3 documents has neither title nor text ('d3'): it is kept as it is"]
-    assert warn_of_empty({}) == []
+    assert warn_of_empty(["d3", "d4"], 4) == [
+        "2 of 4 documents have neither title nor text ('d3'): they are kept as they are"
+    ]
+    assert warn_of_empty(["d3"], 3) == ["1 of 3 documents has neither title nor text ('d3'): it is kept as it is"]
+    assert warn_of_empty([], 3) == []
 
 
 def test_a_corpus_of_empty_documents(tmp_path):

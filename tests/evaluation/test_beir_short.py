@@ -10,13 +10,12 @@ import pytest
 from bixse.data.collection import Collection, Document
 from bixse.data.collection_files import save_collection
 from bixse.errors import InputError
-from bixse.evaluation.suites.beir_short import FOLDER, cut_collection, short_source
-from bixse.evaluation.suites.known_suites import SuiteTask
+from bixse.evaluation.suites.beir_short import FOLDER, cut_collection, short_task
+from bixse.evaluation.tasks import collection_task
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-TASK = SuiteTask("FiQA2018", "fiqa", None, exclude_self=True)
 CORPUS = [f"d{number}" for number in range(200)]
 QRELS = {f"q{number}": {f"d{number}": 1.0, f"d{number + 50}": 0.0} for number in range(40)}
 
@@ -64,14 +63,14 @@ def data(tmp_path: Path) -> Path:
 
 
 def prepare(data: Path):
-    return short_source(TASK, data / "fiqa", "test", data, queries=10, passages=60).prepare()
+    return short_task(collection_task(data / "fiqa", exclude_self=True), "FiQA2018", data, queries=10, passages=60)
 
 
 def test_the_lists_are_written_and_read_again(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = prepare(data)
     (path,) = (data / FOLDER).iterdir()
     written = json.loads(path.read_text())
-    assert written["queries"] == list(first.sets[0].queries)
+    assert written["queries"] == list(first.query_sets[0].queries)
     assert [name for name, _ in first.documents()] == written["documents"]
     assert (first.count, first.exclude_self, first.inputs["id lists"]) == (60, True, written["sha256"])
     monkeypatch.setattr("bixse.evaluation.suites.beir_short.cut_collection", None)  # not chosen again

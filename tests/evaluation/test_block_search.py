@@ -11,10 +11,12 @@ import pytest
 
 from bixse.encoders.encode import encode_texts
 from bixse.errors import InputError
-from bixse.evaluation.suites import block_search
-from bixse.evaluation.suites.block_search import Best, search_blocks
-from bixse.evaluation.suites.prepared import JudgedQueries, PreparedTask
-from bixse.retrieval.exact import exact_search, to_run
+from bixse.evaluation import block_search
+from bixse.evaluation.block_search import search_blocks
+from bixse.evaluation.tasks import QuerySet, Task
+from bixse.retrieval import store
+from bixse.retrieval.exact import TopK, exact_search, to_run
+from bixse.retrieval.store import EmbeddingStore
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -30,10 +32,13 @@ def texts(count: int) -> dict[str, str]:
     return {f"d{number}": made[number - 1] if number % 3 == 0 else made[number] for number in range(count)}
 
 
-def task(documents: dict[str, str], **sets) -> PreparedTask:
-    exclude_self = sets.pop("exclude_self", False)
-    judged = JudgedQueries("test", QUERIES, {}, **sets)
-    return PreparedTask("toy", lambda: iter(documents.items()), len(documents), (judged,), {}, exclude_self)
+def task(documents: dict[str, str], exclude_self: bool = False, **sets) -> Task:
+    queries = QuerySet("test", QUERIES, {}, **sets)
+    return Task("toy", lambda: iter(documents.items()), len(documents), (queries,), exclude_self)
+
+
+def search(model, wanted: Task, depth: int, partial=None, cache="none"):
+    return search_blocks(EmbeddingStore(model, cache), wanted, depth, partial)
 
 
 def at_once(model, documents: dict[str, str], depth: int):
@@ -43,14 +48,14 @@ def at_once(model, documents: dict[str, str], depth: int):
 
 
 @pytest.fixture(autouse=True)
-def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(block_search, "DOCUMENTS_PER_BLOCK", 7)
+def save_each_block(monkeypatch) -> None:
     monkeypatch.setattr(block_search, "SAVE_SECONDS", 0.0)
+    monkeypatch.setattr(block_search, "DOCUMENTS_PER_BLOCK", 7)
 
 
 def test_blocks_make_no_difference(tiny_model) -> None:
     documents = texts(50)
-    found = search_blocks(tiny_model, task(documents), 10)["test"]
+    found = search(tiny_model, task(documents), 10)["test"]
     expected = at_once(tiny_model, documents, 10)
     for query_id in QUERIES:
         assert list(found[query_id].values()) == pytest.approx(list(expected[query_id].values()), abs=1e-6)
@@ -61,21 +66,28 @@ def test_blocks_make_no_difference(tiny_model) -> None:
 def test_equal_scores_keep_the_order_of_the_corpus(block: int) -> None:
     generator = np.random.default_rng(0)
     queries, documents = (generator.integers(-1, 2, (size, 3)).astype(np.float32) for size in (3, 50))
-    names = [f"d{number}" for number in range(50)]
-    best = Best(JudgedQueries("test", QUERIES, {}, frozenset(names[10:20])), queries, 12)
+    best = TopK(queries, 12)
     for start in range(0, 50, block):
-        best.add(names[start : start + block], documents[start : start + block])
-    kept = [number for number in range(50) if not 10 <= number < 20]
-    for query, run in zip(queries, best.run().values(), strict=True):
-        scores = {number: float(query @ documents[number]) for number in kept}
-        order = sorted(kept, key=lambda number: (-scores[number], number))[:12]
-        assert list(run.items()) == [(names[number], scores[number]) for number in order]
+        best.add(documents[start : start + block])
+    for query, scores, positions in zip(queries, *(found.tolist() for found in best.result()), strict=True):
+        products = (documents @ query).tolist()
+        assert positions == sorted(range(50), key=lambda place: (-products[place], place))[:12]
+        assert scores == [products[place] for place in positions]
+
+
+def test_stored_blocks_give_the_same_run(tiny_model, tmp_path: Path) -> None:
+    wanted = task(texts(50))
+    assert search(tiny_model, wanted, 10) == search(tiny_model, wanted, 10, cache=tmp_path)
+    assert len(list((tmp_path / "embeddings").iterdir())) == 8
+    changed = task({**texts(50), "d49": "another text"})
+    search(tiny_model, changed, 10, cache=tmp_path)
+    assert len(list((tmp_path / "embeddings").iterdir())) == 9  # only the last block is encoded again
 
 
 def test_documents_that_are_left_out(tiny_model) -> None:
     documents = texts(40)
     left_out = frozenset(list(documents)[5:25])
-    found = search_blocks(tiny_model, task(documents, left_out=left_out), 15)["test"]
+    found = search(tiny_model, task(documents, left_out=left_out), 15)["test"]
     kept = {name: text for name, text in documents.items() if name not in left_out}
     for query_id, run in at_once(tiny_model, kept, 15).items():
         assert list(found[query_id].values()) == pytest.approx(list(run.values()), abs=1e-6)
@@ -84,8 +96,8 @@ def test_documents_that_are_left_out(tiny_model) -> None:
 
 def test_a_query_that_is_a_document_keeps_the_depth(tiny_model) -> None:
     documents = {**texts(20), "d3": QUERIES["d3"]}
-    assert "d3" in search_blocks(tiny_model, task(documents), 5)["test"]["d3"]
-    found = search_blocks(tiny_model, task(documents, exclude_self=True), 5)["test"]
+    assert "d3" in search(tiny_model, task(documents), 5)["test"]["d3"]
+    found = search(tiny_model, task(documents, exclude_self=True), 5)["test"]
     assert "d3" not in found["d3"]
     assert {len(run) for run in found.values()} == {5}
 
@@ -93,7 +105,7 @@ def test_a_query_that_is_a_document_keeps_the_depth(tiny_model) -> None:
 def test_candidates_alone_are_scored(tiny_model) -> None:
     documents = texts(30)
     candidates = {"q1": ["d1", "d29", "d13"], "q2": ["d2", "elsewhere"]}
-    found = search_blocks(tiny_model, task(documents, candidates=candidates), 100)["test"]
+    found = search(tiny_model, task(documents, candidates=candidates), 100)["test"]
     expected = at_once(tiny_model, documents, 30)
     assert found["q1"] == pytest.approx({name: expected["q1"][name] for name in candidates["q1"]}, abs=1e-6)
     assert list(found["q2"]) == ["d2"]
@@ -102,7 +114,7 @@ def test_candidates_alone_are_scored(tiny_model) -> None:
 
 def test_a_killed_search_goes_on_with_the_same_result(tiny_model, tmp_path: Path) -> None:
     documents = texts(50)
-    whole = search_blocks(tiny_model, task(documents), 10)
+    whole = search(tiny_model, task(documents), 10)
     read: list[str] = []
 
     def broken():
@@ -115,22 +127,22 @@ def test_a_killed_search_goes_on_with_the_same_result(tiny_model, tmp_path: Path
     object.__setattr__(killed, "documents", broken)
     partial = tmp_path / "best.json"
     with pytest.raises(KeyboardInterrupt):
-        search_blocks(tiny_model, killed, 10, partial)
+        search(tiny_model, killed, 10, partial)
     assert json.loads(partial.read_text())["done"] == 28
-    encode = block_search.encode_texts
+    encode = store.encode_texts
 
     def counted(model, given, kind, **options):
         read.extend(given if kind == "document" else ())
         return encode(model, given, kind, **options)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(block_search, "encode_texts", counted)
-        assert search_blocks(tiny_model, task(documents), 10, partial) == whole
+        patch.setattr(store, "encode_texts", counted)
+        assert search(tiny_model, task(documents), 10, partial) == whole
     assert len(read) == 50 - 28
 
 
-@pytest.mark.parametrize("content", ["", "{", "{}", '{"done": 7, "best": []}', '{"done": 7, "best": [{"ids": []}]}'])
+@pytest.mark.parametrize("content", ["", "{", "{}", '{"done": 7, "sets": []}', '{"done": 7, "sets": [{"keys": []}]}'])
 def test_a_damaged_file_is_refused(tiny_model, tmp_path: Path, content: str) -> None:
     (tmp_path / "best.json").write_text(content)
     with pytest.raises(InputError, match="delete the file"):
-        search_blocks(tiny_model, task(texts(20)), 10, tmp_path / "best.json")
+        search(tiny_model, task(texts(20)), 10, tmp_path / "best.json")

@@ -53,7 +53,7 @@ def test_equals_pytrec_eval_bit_for_bit(block, level):
     for seed in range(block * 20, block * 20 + 20):
         qrels, run = random_case(seed)
         oracle = pytrec_eval_values(qrels, run, MEASURES, level)
-        ours = evaluate_run(qrels, run, NAMES, relevance_level=level)
+        ours = evaluate_run(qrels, run, NAMES, min_relevant_grade=level)
         for name, measure in NAMES.items():
             for query_id, value in ours[name].items():
                 assert value == oracle[query_id][measure], (seed, name, query_id)
@@ -86,9 +86,9 @@ def test_empty_run_scores_zero():
     assert evaluate_run({"q1": {"d": 1}}, {}, ["ndcg@10"]) == {"ndcg@10": {"q1": 0.0}}
 
 
-def test_relevance_level_between_grades_takes_fractional_grades():
+def test_min_relevant_grade_between_grades_takes_fractional_grades():
     values = evaluate_run(
-        {"q": {"a": 0.4, "b": 0.9}}, {"q": {"a": 2.0, "b": 1.0}}, ["mrr", "ndcg"], relevance_level=0.5
+        {"q": {"a": 0.4, "b": 0.9}}, {"q": {"a": 2.0, "b": 1.0}}, ["mrr", "ndcg"], min_relevant_grade=0.5
     )
     assert values["mrr"]["q"] == 0.5
     assert values["ndcg"]["q"] == pytest.approx((0.4 + 0.9 / math.log2(3)) / (0.9 + 0.4 / math.log2(3)), abs=1e-15)
@@ -127,8 +127,8 @@ def test_unknown_metric_is_refused_with_a_hint(name, hint):
         ({"q": {"d": 1}}, {"q": {"d": math.nan}}, {}, "score of document 'd'"),
         ({"q": {"d": 1}}, {"other": {"d": 1.0}}, {}, "queries such as 'other'"),
         ({"q": {"d": 1}}, {}, {"metrics": []}, "got none"),
-        ({"q": {"d": 1}}, {}, {"relevance_level": 0}, "expected above 0"),
-        ({"q": {"d": 1}}, {}, {"relevance_level": math.nan}, "expected above 0"),
+        ({"q": {"d": 1}}, {}, {"min_relevant_grade": 0}, "expected above 0"),
+        ({"q": {"d": 1}}, {}, {"min_relevant_grade": math.nan}, "expected above 0"),
     ],
 )
 def test_unusable_input_is_refused(qrels, run, options, message):

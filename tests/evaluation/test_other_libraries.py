@@ -75,7 +75,7 @@ def test_ranx_gives_the_same_values_where_no_scores_are_equal():
     cases = [(*case(seed, ties=False), level) for seed in range(12) for level in LEVELS]
     theirs = ranx(*((qrels, run, [ranx_name(name, level) for name in NAMES]) for qrels, run, level in cases))
     for (qrels, run, level), found in zip(cases, theirs, strict=True):
-        ours = evaluate_run(qrels, run, NAMES, relevance_level=level)
+        ours = evaluate_run(qrels, run, NAMES, min_relevant_grade=level)
         for name in NAMES:
             assert ours[name] == pytest.approx(found[ranx_name(name, level)], rel=40 * sys.float_info.epsilon)
 
@@ -88,7 +88,7 @@ def test_ir_measures_gives_the_same_bits_ties_included(level):
         ties = bool(seed % 2)
         qrels, run = case(seed, ties)
         theirs = {(str(one.measure), one.query_id): one.value for one in im.iter_calc(measures.values(), qrels, run)}
-        for name, values in evaluate_run(qrels, run, NAMES, relevance_level=level).items():
+        for name, values in evaluate_run(qrels, run, NAMES, min_relevant_grade=level).items():
             if not ties or name != "mrr@3":
                 assert values == {query: theirs[str(measures[name]), query] for query in qrels}
 

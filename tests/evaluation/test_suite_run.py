@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -18,13 +17,11 @@ from bixse.data.task_instructions import Instructions
 from bixse.data.trec import read_run
 from bixse.encoders.instructions import set_instructions
 from bixse.errors import InputError, ModelError, OutputExistsError
-from bixse.evaluation.evaluate import evaluate
-from bixse.evaluation.suites import block_search, suite_run, suite_systems, task_run
+from bixse.evaluation import block_search, systems
+from bixse.evaluation.evaluate import PARTIAL_NAME, evaluate
 from bixse.evaluation.suites.suite_run import evaluate_suite
-from bixse.evaluation.suites.suite_systems import EncoderSystem, instructions_of, make_system
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from bixse.evaluation.systems import EncoderSystem, instructions_of, open_system
+from bixse.evaluation.tasks import collection_task
 
 CORPUS = {
     "q1": Document("", "copy a file to a folder"),
@@ -38,7 +35,7 @@ TASKS = ["NFCorpus", "FiQA2018"]
 
 
 @pytest.fixture
-def data(tmp_path: Path) -> Path:
+def data(tmp_path):
     """Two tasks of BEIR, one under mteb's name and one under BEIR's; the first query is a document too."""
     for name in ("NFCorpus", "fiqa"):
         save_collection(Collection(name, CORPUS, QUERIES, {"test": QRELS}), tmp_path / "beir" / name)
@@ -46,7 +43,7 @@ def data(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def other_model_path(tiny_model, tmp_path: Path) -> Path:
+def other_model_path(tiny_model, tmp_path):
     """Another checkpoint."""
     import torch
 
@@ -57,10 +54,10 @@ def other_model_path(tiny_model, tmp_path: Path) -> Path:
     return tmp_path / "other" / "model"
 
 
-def count_searches(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def count_searches(monkeypatch):
     """The tasks that are searched from now on."""
     searched: list[str] = []
-    for kind in (suite_systems.EncoderSystem, suite_systems.Bm25System):
+    for kind in (systems.EncoderSystem, systems.Bm25System):
         before = kind.search
 
         def search(self, task, *rest, before=before):
@@ -74,8 +71,7 @@ def count_searches(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 # --- refused before anything is loaded
 
 
-def test_all_missing_data_is_listed_before_a_model_is_loaded(data: Path, tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(suite_run, "make_system", None)
+def test_all_missing_data_is_listed_before_a_model_is_loaded(data, tmp_path) -> None:
     with pytest.raises(InputError) as error:
         evaluate_suite(["no/such/model"], "beir", data, tmp_path / "out")
     message = str(error.value)
@@ -87,7 +83,7 @@ def test_all_missing_data_is_listed_before_a_model_is_loaded(data: Path, tmp_pat
     assert not (tmp_path / "out").exists()
 
 
-def test_a_task_whose_qrels_lack_is_missing(data: Path) -> None:
+def test_a_task_whose_qrels_lack_is_missing(data) -> None:
     (data / "fiqa" / "qrels" / "test.tsv").unlink()
     with pytest.raises(InputError, match=r"FiQA2018 or fiqa: curl -LO https://\S+/fiqa\.zip"):
         evaluate_suite(["bm25"], "beir", data, tasks=TASKS)
@@ -99,25 +95,25 @@ def test_a_task_whose_qrels_lack_is_missing(data: Path) -> None:
         ({"suite": "bier"}, "did you mean 'beir'"),
         ({"tasks": ["FiQA"]}, "got 'FiQA'; expected one of beir: .*did you mean 'FiQA2018'"),
         ({"data": None}, "suite beir: got no --data"),
-        ({"models": []}, "models: got none"),
-        ({"models": ["bm25", "bm25"]}, "'bm25' and 'bm25', which are the same checkpoint"),
+        ({"systems": []}, "models: got none"),
+        ({"systems": ["bm25", "bm25"]}, "'bm25' and 'bm25', which are the same checkpoint"),
         ({"download": True}, "got HF_HUB_OFFLINE set"),
         ({"suite": "trec-dl", "download": True}, "got HF_HUB_OFFLINE set"),
     ],
 )
-def test_wrong_arguments(data: Path, options, said) -> None:
-    given = {"models": ["bm25"], "suite": "beir", "data": data, "tasks": TASKS, **options}
+def test_wrong_arguments(data, options, said) -> None:
+    given = {"systems": ["bm25"], "suite": "beir", "data": data, "tasks": TASKS, **options}
     with pytest.raises(InputError, match=said):
         evaluate_suite(**given)
 
 
-def test_the_same_checkpoint_under_two_paths_is_one(data: Path, tiny_model_path: Path, tmp_path: Path) -> None:
+def test_the_same_checkpoint_under_two_paths_is_one(data, tiny_model_path, tmp_path) -> None:
     (tmp_path / "link").symlink_to(tiny_model_path)
     with pytest.raises(InputError, match="which are the same checkpoint"):
         evaluate_suite([str(tiny_model_path), str(tiny_model_path / ".." / "model")], "beir", data, tasks=TASKS)
 
 
-def test_a_wrong_second_model_is_said_before_the_first_one_works(data: Path, tmp_path: Path, monkeypatch) -> None:
+def test_a_wrong_second_model_is_said_before_the_first_one_works(data, tmp_path, monkeypatch) -> None:
     searched = count_searches(monkeypatch)
     with pytest.raises(ModelError, match="got no such folder"):
         evaluate_suite(["bm25", "./no/such"], "beir", data, tmp_path / "out", TASKS)
@@ -125,7 +121,7 @@ def test_a_wrong_second_model_is_said_before_the_first_one_works(data: Path, tmp
     assert not (tmp_path / "out").exists()
 
 
-def test_faulty_data_is_said_by_row(data: Path) -> None:
+def test_faulty_data_is_said_by_row(data) -> None:
     with (data / "fiqa" / "corpus.jsonl").open("a") as file:
         file.write('{"_id": "d2", "text": "again"}\n')
     with pytest.raises(InputError, match="row 5, column '_id': got 'd2' again"):
@@ -135,7 +131,7 @@ def test_faulty_data_is_said_by_row(data: Path) -> None:
 # --- figures
 
 
-def test_self_matches_are_left_out_where_mteb_does_so(data: Path, tiny_model_path: Path, tmp_path: Path) -> None:
+def test_self_matches_are_left_out_where_mteb_does_so(data, tiny_model_path, tmp_path) -> None:
     result = evaluate_suite([str(tiny_model_path), "bm25"], "beir", data, tmp_path / "out", TASKS)
     for scores in result.scores.values():
         assert scores["FiQA2018"].per_query["mrr@10"]["q1"] == 1.0
@@ -145,17 +141,17 @@ def test_self_matches_are_left_out_where_mteb_does_so(data: Path, tiny_model_pat
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_figures_are_those_of_the_local_evaluator(data: Path, tiny_model_path: Path, task: str) -> None:
+def test_figures_are_those_of_the_local_evaluator(data, tiny_model_path, task: str) -> None:
     folder = {"NFCorpus": "NFCorpus", "FiQA2018": "fiqa"}[task]
     for model in (str(tiny_model_path), "bm25"):
         result = evaluate_suite([model], "beir", data, tasks=[task])
-        expected = evaluate(model, data / folder, exclude_self=task == "FiQA2018")
+        expected = evaluate(model, collection_task(data / folder, exclude_self=task == "FiQA2018"))
         scores = result.scores[model][task]
         for metric, value in expected.metrics.items():
             assert scores.metrics[metric] == pytest.approx(value), (model, metric)
 
 
-def test_msmarco_is_no_zero_shot_task(data: Path) -> None:
+def test_msmarco_is_no_zero_shot_task(data) -> None:
     save_collection(Collection("msmarco", CORPUS, QUERIES, {"dev": {"q2": {"d3": 1}}}), data / "msmarco")
     means = evaluate_suite(["bm25"], "beir", data, tasks=[*TASKS, "MSMARCO"]).means["bm25"]
     result = evaluate_suite(["bm25"], "beir", data, tasks=TASKS)
@@ -163,7 +159,7 @@ def test_msmarco_is_no_zero_shot_task(data: Path) -> None:
     assert "mean, zero-shot" not in result.means["bm25"]
 
 
-def test_the_parts_of_a_task_count_as_one(data: Path) -> None:
+def test_the_parts_of_a_task_count_as_one(data) -> None:
     for number, forum in enumerate(("android", "tex")):
         qrels = {"q2": {"d3" if number else "q1": 1}}  # found at once, and never
         save_collection(Collection(forum, CORPUS, QUERIES, {"test": qrels}), data / "cqadupstack" / forum)
@@ -174,19 +170,19 @@ def test_the_parts_of_a_task_count_as_one(data: Path) -> None:
     assert result.means["bm25"]["mean over tasks"] == pytest.approx((0.5 + scores["NFCorpus"]) / 2)
 
 
-def test_a_licensed_task_takes_part_where_it_is_there(data: Path) -> None:
+def test_a_licensed_task_takes_part_where_it_is_there(data) -> None:
     save_collection(Collection("bioasq", CORPUS, QUERIES, {"test": QRELS}), data / "bioasq")
     assert list(evaluate_suite(["bm25"], "beir", data, tasks=["BioASQ"]).scores["bm25"]) == ["BioASQ"]
 
 
-def test_the_short_suite_keeps_its_lists(data: Path) -> None:
+def test_the_short_suite_keeps_its_lists(data) -> None:
     result = evaluate_suite(["bm25"], "beir-short", data, tasks=["FiQA2018"])
     assert (data / "beir-short" / "FiQA2018-seed0.json").is_file()
     assert "selection leak" in result.notes[0]
     assert result.scores["bm25"]["FiQA2018"].per_query["mrr@10"]["q1"] == 1.0
 
 
-def test_every_pair_gets_a_verdict(data: Path, tiny_model_path: Path, other_model_path: Path, tmp_path: Path) -> None:
+def test_every_pair_gets_a_verdict(data, tiny_model_path, other_model_path, tmp_path) -> None:
     models = [str(tiny_model_path), str(other_model_path), "bm25"]
     result = evaluate_suite(models, "beir", data, tmp_path / "out", TASKS)
     assert [(found.a, found.b) for found in result.comparisons] == [
@@ -203,7 +199,7 @@ def test_every_pair_gets_a_verdict(data: Path, tiny_model_path: Path, other_mode
 # --- instructions
 
 
-def test_each_task_gets_its_instructions_and_the_model_stays_as_it_was(tiny_model, data: Path, tmp_path: Path) -> None:
+def test_each_task_gets_its_instructions_and_the_model_stays_as_it_was(tiny_model, data, tmp_path) -> None:
     table = Instructions(
         default="find it", tasks={"fiqa2018": {"instructions": ["answer it"]}, "nf": {"instructions": ["same"]}}
     )
@@ -223,11 +219,7 @@ def test_each_task_gets_its_instructions_and_the_model_stays_as_it_was(tiny_mode
     system = EncoderSystem(str(tmp_path / "model"))
     before = system.encoder.preprocess
     system.encoder.preprocess = lambda texts, **given: seen.append(given.get("prompt")) or before(texts, **given)
-    from bixse.evaluation.suites.known_suites import SUITES
-    from bixse.evaluation.suites.prepared import find_folder, folder_source
-
-    task = next(task for task in SUITES["beir"].tasks if task.name == "FiQA2018")
-    task_run.run_task(system, folder_source(task, *find_folder(task, data), ("FiQA2018",)), None, {})
+    evaluate_suite([system], "beir", data, tasks=["FiQA2018"])
     assert set(seen) == {"Instruct: answer it\nQuery:\n", None}
 
 
@@ -237,7 +229,7 @@ def _without_default(model):
 
 
 def test_a_model_without_an_instruction_for_a_task_is_refused_before_work(
-    tiny_model, data: Path, tmp_path: Path, monkeypatch
+    tiny_model, data, tmp_path, monkeypatch
 ) -> None:
     set_instructions(
         tiny_model, Instructions(tasks={"FiQA2018": {"instructions": ["a"]}, "b": {"instructions": ["b"]}})
@@ -248,13 +240,13 @@ def test_a_model_without_an_instruction_for_a_task_is_refused_before_work(
         evaluate_suite([str(tmp_path / "model")], "beir", data, tasks=TASKS)
     assert searched == []
     assert evaluate_suite([str(tmp_path / "model")], "beir", data, tasks=["FiQA2018"]).scores
-    assert evaluate_suite([str(tmp_path / "model")], "beir", data, tasks=TASKS, task="b").scores
+    assert evaluate_suite([EncoderSystem(tmp_path / "model", task="b")], "beir", data, tasks=TASKS).scores
 
 
 # --- going on
 
 
-def test_finished_tasks_are_read_and_more_models_join(data: Path, tiny_model_path: Path, tmp_path: Path, monkeypatch):
+def test_finished_tasks_are_read_and_more_models_join(data, tiny_model_path, tmp_path, monkeypatch):
     searched = count_searches(monkeypatch)
     out = tmp_path / "out"
     first = evaluate_suite(["bm25"], "beir", data, out, ["NFCorpus"])
@@ -270,7 +262,7 @@ def test_finished_tasks_are_read_and_more_models_join(data: Path, tiny_model_pat
     assert len(searched) == 4
 
 
-def test_another_checkpoint_in_the_same_place_is_another_system(data: Path, tiny_model, tmp_path: Path) -> None:
+def test_another_checkpoint_in_the_same_place_is_another_system(data, tiny_model, tmp_path) -> None:
     import torch
 
     out, place = tmp_path / "out", tmp_path / "model"
@@ -286,34 +278,21 @@ def test_another_checkpoint_in_the_same_place_is_another_system(data: Path, tiny
     assert first.scores.keys() == second.scores.keys()
 
 
-def test_other_settings_and_changed_data_are_refused(data: Path, tmp_path: Path) -> None:
+def test_other_settings_and_changed_data_are_refused(data, tmp_path) -> None:
     out = tmp_path / "out"
     evaluate_suite(["bm25"], "beir", data, out, ["NFCorpus"])
-    with pytest.raises(OutputExistsError, match="max_length"):
-        evaluate_suite(["bm25"], "beir", data, out, ["NFCorpus"], max_length=16)
+    with pytest.raises(OutputExistsError, match="suite"):
+        evaluate_suite(["bm25"], "beir-short", data, out, ["FiQA2018"])
     with (data / "NFCorpus" / "corpus.jsonl").open("a") as file:
         file.write('{"_id": "d9", "text": "new"}\n')
     with pytest.raises(OutputExistsError, match=r"corpus\.jsonl"):
         evaluate_suite(["bm25"], "beir", data, out, ["NFCorpus"])
 
 
-@pytest.mark.parametrize("content", [None, "", "[]", "{}", '{"NFCorpus": {"ndcg@10": 5}}'])
-def test_damaged_results_are_refused(data: Path, tmp_path: Path, content) -> None:
-    out = tmp_path / "out"
-    evaluate_suite(["bm25"], "beir", data, out, ["NFCorpus"])
-    path = out / "bm25" / "NFCorpus" / task_run.PER_QUERY_FILE
-    path.unlink()
-    if content is not None:
-        path.write_text(content)
-    with pytest.raises(InputError, match="delete the folder and evaluate again"):
-        evaluate_suite(["bm25"], "beir", data, out, ["NFCorpus"])
-
-
-def test_an_interrupted_suite_goes_on_inside_its_task(
-    data: Path, tiny_model_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_suite_goes_on_inside_its_task(data, tiny_model_path, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(block_search, "DOCUMENTS_PER_BLOCK", 1)
     monkeypatch.setattr(block_search, "SAVE_SECONDS", 0.0)
+    monkeypatch.setenv("BIXSE_CACHE_DIR", "none")
     whole = evaluate_suite([str(tiny_model_path)], "beir", data, tasks=TASKS)
     done: list[str] = []
 
@@ -340,25 +319,27 @@ def test_an_interrupted_suite_goes_on_inside_its_task(
 
 KILLED = """
 import sys, time
-from bixse.evaluation.suites import block_search
+from bixse.evaluation import block_search
 from bixse.evaluation.suites.suite_run import evaluate_suite
+from bixse.retrieval import store
 
 block_search.DOCUMENTS_PER_BLOCK, block_search.SAVE_SECONDS = 1, 0.0
-encode = block_search.encode_texts
+encode = store.encode_texts
 def slow(model, texts, kind, **options):
     time.sleep(0.5 if kind == "document" and len(sys.argv) > 4 else 0)
     return encode(model, texts, kind, **options)
-block_search.encode_texts = slow
+store.encode_texts = slow
 evaluate_suite([sys.argv[1]], "beir", sys.argv[2], sys.argv[3], ["NFCorpus", "FiQA2018"])
 """
 
 
 @pytest.mark.slow
-def test_a_killed_suite_goes_on_inside_its_task(data: Path, tiny_model_path: Path, tmp_path: Path) -> None:
+def test_a_killed_suite_goes_on_inside_its_task(data, tiny_model_path, tmp_path) -> None:
     command = [sys.executable, "-c", KILLED, str(tiny_model_path), str(data)]
-    subprocess.run([*command, str(tmp_path / "whole")], check=True)
-    process = subprocess.Popen([*command, str(tmp_path / "out"), "slow"])
-    pattern = f"*/FiQA2018/{task_run.PARTIAL_FILE}"
+    environment = {**os.environ, "BIXSE_CACHE_DIR": "none"}
+    subprocess.run([*command, str(tmp_path / "whole")], check=True, env=environment)
+    process = subprocess.Popen([*command, str(tmp_path / "out"), "slow"], env=environment)
+    pattern = f"*/FiQA2018/{PARTIAL_NAME}"
     deadline = time.monotonic() + 120
     while not list((tmp_path / "out").glob(pattern)) and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -366,7 +347,7 @@ def test_a_killed_suite_goes_on_inside_its_task(data: Path, tiny_model_path: Pat
     assert process.wait() == -signal.SIGKILL
     finished = next((tmp_path / "out").glob("*/NFCorpus/run.json"))
     before = finished.stat().st_mtime_ns
-    subprocess.run([*command, str(tmp_path / "out")], check=True)
+    subprocess.run([*command, str(tmp_path / "out")], check=True, env=environment)
     assert finished.stat().st_mtime_ns == before
     assert not list((tmp_path / "out").glob(pattern))
     for path in (tmp_path / "whole").glob("*/*/*.trec"):
@@ -376,8 +357,8 @@ def test_a_killed_suite_goes_on_inside_its_task(data: Path, tiny_model_path: Pat
 # --- names
 
 
-def test_a_name_says_which_checkpoint_it_is(tiny_model_path: Path, other_model_path: Path) -> None:
-    one, other = make_system(str(tiny_model_path)), make_system(str(other_model_path))
+def test_a_name_says_which_checkpoint_it_is(tiny_model_path, other_model_path) -> None:
+    one, other = open_system(str(tiny_model_path)), open_system(str(other_model_path))
     assert one.name != other.name
     assert one.name.startswith("model-") and other.name.startswith("model-")
-    assert make_system("bm25").name == "bm25"
+    assert open_system("bm25").name == "bm25"

@@ -13,8 +13,7 @@ from trec_fixture import TEXTS, write_duplicates, write_trec_folder
 
 from bixse.data.trec import read_qrels, read_run
 from bixse.errors import InputError, InvalidFileError
-from bixse.evaluation.metrics import evaluate_run
-from bixse.evaluation.suites.suite_result import SUITE_METRICS
+from bixse.evaluation.metrics import METRICS, evaluate_run
 from bixse.evaluation.suites.suite_run import evaluate_suite
 from bixse.evaluation.trec_dl.protocols import (
     chosen_years,
@@ -67,11 +66,11 @@ def test_only_the_files_of_a_corpus_that_are_needed_are_missed(data: Path) -> No
 
 
 def test_passages_that_were_looked_up_replace_the_corpora(data: Path) -> None:
-    pool_source(data, chosen_years(None)).prepare()
+    pool_source(data, chosen_years(None)).read()
     for path in (data / "collection.tsv", *(data / "msmarco_v2_passage").iterdir()):
         path.unlink()
     assert missing_files(data, chosen_years(None), "judged") == []
-    task = pool_source(data, chosen_years(None)).prepare()
+    task = pool_source(data, chosen_years(None)).read()
     assert dict(task.documents())["0"] == TEXTS[0]
 
 
@@ -115,27 +114,27 @@ def test_damaged_files(data: Path) -> None:
 def test_judged_queries_without_a_text(data: Path) -> None:
     (data / "2021_queries.tsv").write_text("20211\topen a file\n")
     with pytest.raises(InputError, match="got no text of 1 judged queries, such as '20212'"):
-        pool_source(data, chosen_years(["2021"])).prepare()
+        pool_source(data, chosen_years(["2021"])).read()
 
 
 # --- judged passages
 
 
 def test_the_pool_is_the_union_of_judged_passages(data: Path) -> None:
-    task = pool_source(data, chosen_years(None)).prepare()
+    task = pool_source(data, chosen_years(None)).read()
     ids = dict(task.documents())
     assert {"0", "1", "2", "3"} <= ids.keys()
     assert len(ids) == task.count == 4 + 4
-    assert [judged.name for judged in task.sets] == ["2019", "2020", "2021", "2022", "2023"]
-    assert task.relevance_level == 2
-    assert "never judged" not in task.sets[0].queries.values()
+    assert [judged.name for judged in task.query_sets] == ["2019", "2020", "2021", "2022", "2023"]
+    assert task.min_relevant_grade == 2
+    assert "never judged" not in task.query_sets[0].queries.values()
 
 
 def test_propagated_duplicates_are_taken_back_where_the_classes_are_known(data: Path) -> None:
     ids = write_trec_folder(data)
     write_duplicates(data, ids)
-    task = pool_source(data, chosen_years(None)).prepare()
-    sets = {judged.name: judged for judged in task.sets}
+    task = pool_source(data, chosen_years(None)).read()
+    sets = {judged.name: judged for judged in task.query_sets}
     assert list(sets)[5:] == ["2022 without duplicates", "2023 without duplicates"]
     without = sets["2022 without duplicates"]
     assert without.left_out == {ids["1"]}
@@ -161,7 +160,7 @@ def test_a_suite_of_years(data: Path, tmp_path: Path) -> None:
     assert means["mean over queries"] == pytest.approx(sum(values) / len(values))
     without = [*years[:3], *(scores[f"{year} without duplicates"].metrics["ndcg@10"] for year in (2022, 2023))]
     assert means["mean over years without duplicates"] == pytest.approx(sum(without) / 5)
-    assert trec_means(scores, "ndcg@10") == means
+    assert trec_means(scores) == means
     assert any("got 2 judged queries in 2019qrels-pass.txt; the official file has 43" in note for note in result.notes)
 
 
@@ -174,7 +173,7 @@ def test_figures_equal_pytrec_eval_bit_for_bit(data: Path, tmp_path: Path, tiny_
             qrels = {q: {d: int(g) for d, g in judged.items()} for q, judged in read_qrels(data / name).items()}
             measures = set(MEASURES.values())
             oracle = pytrec_eval.RelevanceEvaluator(qrels, measures, relevance_level=2)
-            theirs = oracle.evaluate(read_run(folder / f"{year}.trec"))
+            theirs = oracle.evaluate(read_run(folder / year / "run.trec"))
             for metric, measure in MEASURES.items():
                 ours = result.scores[label][year].per_query[metric]
                 assert {query: theirs[query][measure] for query in ours} == ours, (label, year, metric)
@@ -186,7 +185,7 @@ def test_long_graded_runs_equal_pytrec_eval_at_the_level_of_the_track() -> None:
     qrels = {f"q{n}": {d: draw.choice([0, 0, 0, 1, 2, 3]) for d in draw.sample(documents, 400)} for n in range(20)}
     run = {q: {d: round(draw.random(), 2) for d in draw.sample(documents, 100)} for q in qrels}
     theirs = pytrec_eval.RelevanceEvaluator(qrels, set(MEASURES.values()), relevance_level=2).evaluate(run)
-    ours = evaluate_run(qrels, run, [*SUITE_METRICS, "mrr"], relevance_level=2)
+    ours = evaluate_run(qrels, run, [*METRICS, "mrr"], min_relevant_grade=2)
     for metric, measure in {**MEASURES, "mrr": "recip_rank"}.items():
         if metric != "mrr@10":  # trec_eval's has no cut
             assert ours[metric] == {query: theirs[query][measure] for query in ours[metric]}
@@ -197,8 +196,8 @@ def test_long_graded_runs_equal_pytrec_eval_at_the_level_of_the_track() -> None:
 
 def test_lists_of_the_first_corpus_hold_their_passages(data: Path) -> None:
     (source,) = rerank_sources(data, chosen_years(["2020"]))
-    task = source.prepare()
-    assert task.sets[0].candidates == {"20201": ["0", "2"], "20202": ["3"]}
+    task = source.read()
+    assert task.query_sets[0].candidates == {"20201": ["0", "2"], "20202": ["3"]}
     assert dict(task.documents()) == {"0": TEXTS[0], "2": TEXTS[2], "3": TEXTS[3]}
 
 

@@ -16,6 +16,8 @@ from bixse.encoders.instructions import set_instructions
 from bixse.encoders.loading.precision import PRECISION_VARIABLE
 from bixse.errors import InputError, ModelError, OutputExistsError
 from bixse.evaluation.evaluate import evaluate
+from bixse.evaluation.systems import EncoderSystem
+from bixse.evaluation.tasks import collection_task
 from bixse.mining import mine as mine_module
 from bixse.mining import searching
 from bixse.mining.candidates import fuse
@@ -247,8 +249,9 @@ def test_the_runs_are_those_of_evaluate(collection, tmp_path, tiny_model):
     assert not (tmp_path / "out").exists()
     mine(config, tmp_path / "out")
     for name, task in (("bm25", None), ("model", "list")):
-        model = "bm25" if name == "bm25" else str(tmp_path / "model")
-        assert read_run(tmp_path / "out" / f"run.{name}.trec") == evaluate(model, collection, "train", task=task).run
+        system = "bm25" if name == "bm25" else EncoderSystem(tmp_path / "model", task=task)
+        found = evaluate(system, collection_task(collection, "train"))
+        assert read_run(tmp_path / "out" / f"run.{name}.trec") == found.run
 
 
 # --- going on

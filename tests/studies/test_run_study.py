@@ -72,7 +72,7 @@ def words(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def config(words: Path, student: Path) -> StudyConfig:
     return StudyConfig(
-        data={"collection": str(words), "scale": (0, 3), "relevance_level": 2},
+        data={"collection": str(words), "scale": (0, 3), "min_relevant_grade": 2},
         model=str(student),
         seeds=(0, 1),
         train={"optimizer": {"learning_rate": 1e-2, "epochs": 1, "batch_size": 8}},
@@ -202,7 +202,7 @@ def test_an_only_split_is_divided_by_query_text(student: Path, tmp_path: Path) -
     whole = collection(splits=False)
     corpus = {**whole.corpus, "copy-0": Document("", "")}  # judged, and empty, as published collections have them
     save_collection(Collection("words", corpus, whole.queries, whole.qrels), tmp_path / "words")
-    data = {"collection": str(tmp_path / "words"), "scale": (0, 3), "relevance_level": 2, "shares": (0.4, 0.2, 0.4)}
+    data = {"collection": str(tmp_path / "words"), "scale": (0, 3), "min_relevant_grade": 2, "shares": (0.4, 0.2, 0.4)}
     config = StudyConfig(data=data, model=str(student), seeds=(0,), values={"losses": ["bixse"]},
                          train={"optimizer": {"epochs": 1, "steps": 1}})  # fmt: skip
     run_study("losses", config, tmp_path / "study", jobs=1)
@@ -241,14 +241,14 @@ class TestUnhappyPaths:
     def test_a_fault_of_a_library_fails_its_cell_alone(
         self, config: StudyConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        measured = cells._scored
+        measured = cells.scored
 
         def broken(cell: Cell, *rest: Any) -> Any:
             if cell.labels["loss"] == "bm25":
                 raise KeyError("vocabulary")
             return measured(cell, *rest)
 
-        monkeypatch.setattr(cells, "_scored", broken)
+        monkeypatch.setattr(cells, "scored", broken)
         found = run_study("losses", config, tmp_path / "s", jobs=1)
         assert [row.reason for row in found.outcome.failed] == ["KeyError: 'vocabulary'"]
         assert len(found.outcome.results) == 6
@@ -256,7 +256,7 @@ class TestUnhappyPaths:
     def test_a_collection_without_its_scale(self, words: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["study", "losses", "--collection", str(words)]) == 2
         assert "expected all three" in capsys.readouterr().err
-        flags = ["--collection", str(words), "--scale", "0", "3", "--relevance-level", "2"]
+        flags = ["--collection", str(words), "--scale", "0", "3", "--min-relevant-grade", "2"]
         assert main(["study", "losses", "--preset", "paper-qwen2.5-0.5b", *flags]) == 2
         assert "beside files of pairs" in capsys.readouterr().err
 
@@ -324,7 +324,7 @@ def test_ctrl_c_and_the_same_command_goes_on(jobs: int, words: Path, student: Pa
         pytest.skip("needs two cores")
     path = tmp_path / "study.yaml"
     path.write_text(
-        f"data: {{collection: {words}, scale: [0, 3], relevance_level: 2}}\nmodel: {student}\nseeds: [0, 1, 2]\n"
+        f"data: {{collection: {words}, scale: [0, 3], min_relevant_grade: 2}}\nmodel: {student}\nseeds: [0, 1, 2]\n"
         "values: {losses: [bixse, infonce]}\ntrain: {optimizer: {batch_size: 8, epochs: 40}}\n"
     )
     out = tmp_path / "out"

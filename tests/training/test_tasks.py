@@ -13,6 +13,8 @@ from bixse.encoders.encode import encode_texts
 from bixse.encoders.loading.build import build_encoder
 from bixse.errors import ConfigError, InputError
 from bixse.evaluation.evaluate import evaluate
+from bixse.evaluation.systems import EncoderSystem
+from bixse.evaluation.tasks import collection_task
 from bixse.training.config import TrainConfig
 from bixse.training.recipe import train
 
@@ -98,7 +100,11 @@ def test_a_mixture_of_files_is_trained_by_task_and_the_instructions_are_saved_an
     assert model.instructions is not None
     assert model.prompts["query"] == "list of\n"
     default, twins = (
-        evaluate(str(result.model_path), training_files / "collection", "dev", files / f"eval-{task}", task=task)
+        evaluate(
+            EncoderSystem(result.model_path, task=task),
+            collection_task(training_files / "collection", "dev"),
+            files / f"eval-{task}",
+        )
         for task in (None, "twins")
     )
     assert default.per_query != twins.per_query

@@ -10,7 +10,7 @@ from datasets import Dataset
 from transformers import TrainerCallback, set_seed
 
 from bixse.errors import InputError, TrainingError
-from bixse.evaluation.dense_search import GradedRetrievalEvaluator
+from bixse.evaluation.dev_evaluator import GradedRetrievalEvaluator
 from bixse.losses import BiXSELoss, InfoNCELoss
 from bixse.training.loop.loss_state import LOSS_STATE_FILE, load_loss_state, save_loss_state
 from bixse.training.loop.trainer import GradedTrainer, GradedTrainingArguments

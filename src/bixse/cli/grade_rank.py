@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--depth", type=int, default=100, metavar="N", help="candidates per query (default: 100)")
     parser.add_argument(
-        "--relevance-level",
+        "--min-relevant-grade",
         type=float,
         default=1.0,
         metavar="GRADE",
@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> CommandResult:
             settings,
             args.candidates,
             args.depth,
-            args.relevance_level,
+            args.min_relevant_grade,
             prices_of(args, judge.name),
             Budget(args.max_usd),
             progress_bar,

@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--scale", nargs=2, type=float, metavar=("LOW", "HIGH"), help="lowest and highest grade of that collection"
     )
     parser.add_argument(
-        "--relevance-level", type=float, metavar="GRADE", help="its grade from which a document is relevant"
+        "--min-relevant-grade", type=float, metavar="GRADE", help="its grade from which a document is relevant"
     )
     parser.add_argument("--model", metavar="NAME", help="encoder in the place of the configuration's")
     parser.add_argument("--seeds", nargs="+", type=int, metavar="N", help="training seeds in the place of its")
@@ -88,13 +88,13 @@ def _config(args: argparse.Namespace) -> StudyConfig:
     from bixse.studies.engine.study_config import load_study_config
 
     preset = args.preset if args.preset or args.config else "laptop"
-    flags = {"collection": args.collection, "scale": args.scale, "relevance_level": args.relevance_level}
+    flags = {"collection": args.collection, "scale": args.scale, "min_relevant_grade": args.min_relevant_grade}
     data = {name: value for name, value in flags.items() if value is not None}
     own: dict[str, Any] = {"data": data} if data else {}
-    if args.collection is not None and (args.scale is None or args.relevance_level is None):
+    if args.collection is not None and (args.scale is None or args.min_relevant_grade is None):
         raise InputError(
-            "--collection: got it without --scale or --relevance-level; expected all three, since the grades that "
-            "occur do not show those nobody gave; fix: add for example --scale 0 3 --relevance-level 2"
+            "--collection: got it without --scale or --min-relevant-grade; expected all three, since the grades that "
+            "occur do not show those nobody gave; fix: add for example --scale 0 3 --min-relevant-grade 2"
         )
     own |= {"train": {"precision": args.precision}} if args.precision is not None else {}
     own |= {name: value for name, value in (("model", args.model), ("seeds", args.seeds)) if value is not None}
@@ -145,7 +145,7 @@ def _list() -> str:
 def _command(args: argparse.Namespace) -> str:
     """The command line that makes this study again."""
     words = ["bixse", "study", args.name]
-    for flag in ("preset", "config", "collection", "scale", "relevance_level", "model", "seeds", "precision"):
+    for flag in ("preset", "config", "collection", "scale", "min_relevant_grade", "model", "seeds", "precision"):
         value = getattr(args, flag)
         if value is not None:
             values = value if isinstance(value, list) else [value]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from bixse.evaluation.metrics import PRIMARY_METRIC
 from bixse.report.table import (
     VERDICT_WORDS,
     format_difference,
@@ -14,9 +15,19 @@ from bixse.report.table import (
 )
 
 if TYPE_CHECKING:
+    from bixse.evaluation.evaluate import Evaluation
     from bixse.evaluation.suites.suite_result import SuiteResult
-    from bixse.evaluation.suites.suite_verdict import SuiteDifference
+    from bixse.evaluation.suites.suite_verdict import SuiteDifference, TaskDifference
     from bixse.report.table import Cell
+
+COLUMNS = ("95 % interval", "p", "p (Holm)", "verdict")
+"""What is said of a difference beside its mean."""
+
+
+def metrics_text(found: Evaluation) -> str:
+    """The table of one system on one collection."""
+    rows: list[list[Cell]] = [[name, value] for name, value in found.metrics.items()]
+    return format_table(rows, ["metric", "mean"])
 
 
 def suite_text(result: SuiteResult) -> str:
@@ -56,18 +67,8 @@ def _scores(result: SuiteResult) -> str:
 
 
 def _comparisons(result: SuiteResult) -> str:
-    rows: list[list[Cell]] = [
-        [
-            f"{found.a} − {found.b}",
-            format_difference(found.difference.mean),
-            format_interval(found.difference.low, found.difference.high, signed=True),
-            format_p_value(found.randomisation_p),
-            format_p_value(found.holm_p),
-            VERDICT_WORDS[found.verdict],
-        ]
-        for found in result.comparisons
-    ]
-    table = format_table(rows, ["difference", "ndcg@10", "95 % interval", "p", "p (Holm)", "verdict"])
+    rows = [[f"{found.a} − {found.b}", *_difference(found)] for found in result.comparisons]
+    table = format_table(rows, ["difference", PRIMARY_METRIC, *COLUMNS])
     pairs = len(result.comparisons)
     several = (
         f" {pairs} pairs are compared: the verdict is that of one pair by itself, p (Holm) allows for all of them."
@@ -78,17 +79,17 @@ def _comparisons(result: SuiteResult) -> str:
 
 
 def _by_task(found: SuiteDifference) -> str:
-    rows: list[list[Cell]] = [
-        [
-            task.task,
-            format_difference(task.difference.mean),
-            format_interval(task.difference.low, task.difference.high, signed=True),
-            format_p_value(task.randomisation_p),
-            format_p_value(task.holm_p),
-            VERDICT_WORDS[task.verdict],
-        ]
-        for task in found.tasks
-    ]
-    table = format_table(rows, ["task", f"{found.a} − {found.b}", "95 % interval", "p", "p (Holm)", "verdict"])
+    rows = [[task.task, *_difference(task)] for task in found.tasks]
+    table = format_table(rows, ["task", f"{found.a} − {found.b}", *COLUMNS])
     kept = sum(task.holm_p < 0.05 for task in found.tasks)
     return f"{table}\n\n{len(rows)} tasks are tested: after Holm's correction {kept} of them remain below 0.05."
+
+
+def _difference(found: SuiteDifference | TaskDifference) -> list[Cell]:
+    return [
+        format_difference(found.difference.mean),
+        format_interval(found.difference.low, found.difference.high, signed=True),
+        format_p_value(found.randomisation_p),
+        format_p_value(found.holm_p),
+        VERDICT_WORDS[found.verdict],
+    ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
@@ -15,7 +16,7 @@ from bixse.data.trec import read_qrels, write_qrels
 from bixse.errors import InputError, InvalidFileError, shorten
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Container, Iterator, Mapping
 
     from bixse.relevance import Qrels
 
@@ -69,11 +70,11 @@ def load_collection(
                 "fix: name a split that has a qrels file"
             )
         judged = read_qrels(available[split])
+        absent = {document_id for own in judged.values() for document_id in own if document_id not in corpus}
         if missing_documents == "drop":
-            kept = {query_id: {d: g for d, g in own.items() if d in corpus} for query_id, own in judged.items()}
-            missing[split] = sum(map(len, judged.values())) - sum(map(len, kept.values()))
-            judged = {query_id: own for query_id, own in kept.items() if own}
-        check_qrels(available[split], judged, queries, corpus)
+            judged, missing[split] = drop_missing(judged, absent)
+            absent = set()
+        check_qrels(available[split], judged, queries, absent)
         qrels[split] = judged
     return Collection(folder.resolve().name, corpus, queries, qrels, missing)
 
@@ -107,11 +108,7 @@ def read_corpus(path: Path) -> dict[str, Document]:
         InvalidFileError: every error of the file together.
     """
     corpus = dict(stream_documents(path))
-    if not any(document.content for document in corpus.values()):
-        raise InputError(
-            f"{path}: got {len(corpus)} documents, none of them with a title or a text; expected texts; "
-            "fix: check the export"
-        )
+    _refuse_all_empty(path, len(corpus), sum(not document.content for document in corpus.values()))
     return corpus
 
 
@@ -140,6 +137,50 @@ def read_queries(path: Path) -> dict[str, str]:
     return queries
 
 
+@dataclass
+class CorpusCheck:
+    """What one reading of a corpus found: ids and exceptions alone."""
+
+    count: int = 0
+    """Documents."""
+    empty: list[str] = field(default_factory=list)
+    """Ids of the documents without title and text."""
+    named_as_queries: dict[str, Document] = field(default_factory=dict)
+    """Documents with the id of a judged query."""
+    missing: set[str] = field(default_factory=set)
+    """Judged documents that the corpus lacks."""
+
+
+def check_corpus(path: Path, qrels: Qrels) -> CorpusCheck:
+    """Read a corpus of any size once.
+
+    Args:
+        path: file of documents.
+        qrels: judgements whose documents are looked for.
+
+    Raises:
+        InputError: the file is missing, or no document has a title or a text.
+        InvalidFileError: every error of the file together.
+    """
+    found = CorpusCheck(missing={document_id for judged in qrels.values() for document_id in judged})
+    for name, document in stream_documents(path):
+        found.count += 1
+        found.missing.discard(name)
+        if not document.content:
+            found.empty.append(name)
+        if name in qrels:
+            found.named_as_queries[name] = document
+    _refuse_all_empty(path, found.count, len(found.empty))
+    return found
+
+
+def drop_missing(qrels: Qrels, missing: Container[str]) -> tuple[dict[str, dict[str, float]], int]:
+    """The judgements of documents that are there, and how many were left out; a query without any goes."""
+    kept = {query_id: {d: g for d, g in own.items() if d not in missing} for query_id, own in qrels.items()}
+    number = sum(map(len, qrels.values())) - sum(map(len, kept.values()))
+    return {query_id: own for query_id, own in kept.items() if own}, number
+
+
 def save_collection(collection: Collection, folder: str | Path) -> None:
     """Write a collection folder in the BEIR layout; each file appears whole or not at all.
 
@@ -160,16 +201,14 @@ def save_collection(collection: Collection, folder: str | Path) -> None:
         write_qrels(folder / "qrels" / f"{split}.tsv", qrels)
 
 
-def check_qrels(
-    path: Path, qrels: Qrels, queries: Mapping[str, str], corpus: Mapping[str, Document] | None = None
-) -> None:
+def check_qrels(path: Path, qrels: Qrels, queries: Mapping[str, str], missing: Container[str]) -> None:
     """Refuse judgements with ids that the collection lacks, or without a relevant document.
 
     Args:
         path: the file of judgements, for messages.
         qrels: its judgements.
         queries: query id -> text.
-        corpus: document id -> document; None where documents are checked elsewhere.
+        missing: judged documents that the corpus lacks.
 
     Raises:
         InvalidFileError: every id that is missing.
@@ -180,8 +219,8 @@ def check_qrels(
         if query_id not in queries:
             fix = "add the query or drop its rows"
             errors.add(None, "query-id", shorten(query_id), "an id of queries.jsonl", fix)
-        for document_id in judged if corpus is not None else ():
-            if document_id not in (corpus or ()):
+        for document_id in judged:
+            if document_id in missing:
                 got = f"{shorten(document_id)} (judged for query {query_id!r})"
                 fix = "add the document or drop the row (bixse evaluate and train: --missing-documents drop)"
                 errors.add(None, "corpus-id", got, "an id of corpus.jsonl", fix)
@@ -190,6 +229,13 @@ def check_qrels(
         raise InputError(
             f"{path}: got no judgement above 0; expected at least one relevant document; "
             "fix: choose a split with judged queries"
+        )
+
+
+def _refuse_all_empty(path: Path, count: int, empty: int) -> None:
+    if count == empty:
+        raise InputError(
+            f"{path}: got {count} documents, none of them with a title or a text; expected texts; fix: check the export"
         )
 
 

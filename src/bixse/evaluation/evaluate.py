@@ -1,215 +1,186 @@
-"""Evaluate a model, or BM25, on a collection folder; every figure with its run on disk."""
+"""Search a task with a system and score the answers; every figure with its run on disk."""
 
 from __future__ import annotations
 
 import json
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bixse.data.collection_files import files_of_split, load_collection
-from bixse.data.collection_warnings import RELEVANCE_LEVEL, warn_of_collection
-from bixse.data.io.files import file_hash, read_text, write_atomically
+from bixse.data.io.files import read_text, write_atomically
 from bixse.data.run_record import open_run
 from bixse.data.trec import read_run, write_run
-from bixse.encoders.identity import model_hashes, model_path_settings
-from bixse.encoders.loading.precision import resolve_precision
+from bixse.encoders.identity import model_path_settings
 from bixse.errors import InputError
-from bixse.evaluation.baseline import METRICS, search_bm25
-from bixse.evaluation.metrics import PerQuery, evaluate_run, mean
-from bixse.retrieval.bm25 import BM25_NAME
+from bixse.evaluation.metrics import METRICS, evaluate_run, mean
+from bixse.evaluation.systems import open_system
+from bixse.evaluation.tasks import Task, collection_task
+from bixse.retrieval.exact import DEPTH
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping
 
-    from bixse.data.collection import Collection
-    from bixse.data.collection_files import MissingDocuments
-    from bixse.evaluation.dense_search import EncodedCollection
+    from sentence_transformers import SentenceTransformer
+
+    from bixse.data.run_record import RunRecord
+    from bixse.evaluation.metrics import PerQuery
+    from bixse.evaluation.systems import System
+    from bixse.evaluation.tasks import QuerySet
     from bixse.progress import ProgressBars
-    from bixse.relevance import Qrels, Run
+    from bixse.relevance import Run
 
 RUN_NAME = "run.trec"
 PER_QUERY_NAME = "per_query.json"
+PARTIAL_NAME = "best_so_far.json"
+"""The best documents of the blocks that are done, while a corpus is searched."""
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What one system reached on one split."""
+    """What one system reached on one query set."""
 
-    metrics: dict[str, float]
+    task: str
+    """Name of the query set."""
+    metrics: Mapping[str, float]
     """Metric -> mean over the judged queries."""
     per_query: PerQuery
-    """Metric -> query id -> value."""
-    run: Run
-    """The answers: query id -> document id -> score."""
+    """Metric -> query id -> value; empty where the task is not retrieval (of mteb's suites)."""
+    run: Run = field(repr=False)
+    """The answers: query id -> document id -> score; empty in the results of a suite, whose runs are on disk."""
     seconds: float
-    """Wall time of encoding and search."""
+    """Wall time of encoding and search of its corpus."""
     reused: bool = False
     """Read from an output folder that held this very evaluation."""
-    warnings: list[str] = field(default_factory=list)
+    warnings: tuple[str, ...] = ()
     """What the user should know."""
     precision: str | None = None
     """What the model computed in; None for BM25."""
+    group: str = ""
+    """The group it is averaged in, in the mean of a suite."""
 
 
 def evaluate(
-    model: str,
-    collection: str | Path,
-    split: str = "test",
+    system: str | Path | SentenceTransformer | System,
+    task: str | Path | Task,
     out: str | Path | None = None,
-    relevance_level: float = RELEVANCE_LEVEL,
-    max_length: int | None = None,
-    trust_remote_code: bool = False,
-    exclude_self: bool = False,
-    task: str | None = None,
     progress: ProgressBars | None = None,
-    devices: Sequence[str] | None = None,
-    cache: str | Path | None = None,
-    missing_documents: MissingDocuments = "refuse",
 ) -> Evaluation:
     """Search a collection with a model and score the answers against its graded judgements.
 
     Args:
-        model: model folder, hub name, "demo", or "bm25".
-        collection: folder in the BEIR layout.
-        split: qrels file to score against.
-        out: folder for run.json, run.trec and per_query.json; None writes nothing.
-        relevance_level: grade from which a document counts as relevant for recall and MRR.
-        max_length: tokens of a text that are read; None keeps the model's own.
-        trust_remote_code: run code that comes with the model.
-        exclude_self: leave the document whose id equals the query's id out of its answers, for collections whose
-            queries are also documents (ArguAna, Quora).
-        task: task whose instructions the model puts before the texts; None takes its default prompts.
+        system: model folder, hub name, "demo", "bm25", a loaded model, or a system such as
+            `EncoderSystem("runs/mine/model", max_length=64)`.
+        task: a collection folder, of which the split "test" is read, or a task such as
+            `collection_task("my-collection", "dev", min_relevant_grade=2)`.
+        out: folder for run.json, run.trec and per_query.json; None writes nothing. The same call then reads what is
+            finished, and goes on inside a corpus where it was stopped.
         progress: makes a progress callback from a title and a total.
-        devices: where texts are encoded: one device, or one a process, such as ["cuda:0", "cuda:1"] or ["cpu", "cpu"];
-            None: here.
-        cache: folder in which document embeddings are kept, or "none"; None: see `bixse.data.io.cache.cache_folder`.
-        missing_documents: of judgements that name a document which the corpus lacks, see
-            `bixse.data.collection_files.load_collection`.
 
     Raises:
-        InputError: collection, split or model cannot be used.
+        InputError: collection, split or model cannot be used, or the task has several query sets.
         OutputExistsError: `out` holds another run.
+        StorageError: `out` cannot be written.
 
     Example:
         Compare a trained model with BM25::
 
-            evaluate("runs/quickstart/bixse/model", "runs/quickstart/collection", split="test").metrics
-            evaluate("bm25", "runs/quickstart/collection", split="test").metrics
+            evaluate("runs/quickstart/bixse/model", "runs/quickstart/collection").metrics
+            evaluate("bm25", "runs/quickstart/collection").metrics
     """
-    folder = Path(collection)
-    data = load_collection(folder, [split], missing_documents)
-    qrels = data.qrels[split]
-    if not relevance_level > 0:
-        raise InputError(
-            f"relevance level: got {relevance_level}; expected a grade above 0; "
-            "fix: give the lowest grade that counts as relevant"
-        )
-    if task is not None and model == BM25_NAME:
-        raise InputError(
-            f"task: got {task!r} for bm25, which takes no instructions; expected none; fix: leave the task out"
-        )
-    precision = None if model == BM25_NAME else resolve_precision(device=devices[0] if devices else None)
-    warnings = warn_of_collection(data, split, relevance_level, exclude_self)
+    task = task if isinstance(task, Task) else collection_task(task)
+    if len(task.query_sets) > 1:
+        names = ", ".join(own.name for own in task.query_sets)
+        raise InputError(f"task {task.name}: got the query sets {names}; expected one; fix: call evaluate_query_sets")
+    return evaluate_query_sets(open_system(system), task, None if out is None else Path(out), progress)[task.name]
+
+
+def evaluate_query_sets(
+    system: System, task: Task, out: Path | None = None, progress: ProgressBars | None = None
+) -> dict[str, Evaluation]:
+    """`evaluate` for a task of one or several query sets, which share the encoding of the corpus.
+
+    Returns:
+        Name of the query set -> evaluation. With several sets each has a folder in `out`.
+    """
     record = None
     if out is not None:
-        _check_writable_ids(data, qrels)
-        inputs = {name: file_hash(folder / name) for name in files_of_split(split)}
-        inputs |= model_hashes(model)
         config = {
-            "model": model,
-            "collection": folder,
-            "split": split,
-            "relevance_level": relevance_level,
-            "max_length": max_length,
-            "exclude_self": exclude_self,
-            "task": task,
-            **({} if precision is None else {"precision": precision}),
-            "missing_documents": missing_documents,
+            **system.settings,
+            **task.settings,
+            "exclude_self": task.exclude_self,
+            "min_relevant_grade": task.min_relevant_grade,
         }
-        record = open_run(Path(out), "evaluate", config, inputs, paths=("collection", *model_path_settings(model)))
+        paths = ("collection", *model_path_settings(system.settings.get("model", "")))
+        record = open_run(out, "evaluate", config, {**task.inputs, **system.inputs}, paths)
         if record.status == "finished":
-            return replace(_read(Path(out), record.results, warnings), precision=precision)
-    encoder = None
-    if model != BM25_NAME:
-        from bixse.encoders.instructions import prompts_hash, use_task
-        from bixse.encoders.loading.build import build_encoder
-        from bixse.encoders.prompts import prompt_for
-
-        encoder = build_encoder(model, max_length, trust_remote_code=trust_remote_code)
-        use_task(encoder, task)
-        prompt_for(encoder, "query")  # a task that is missing is said before the corpus is encoded
+            return {own.name: _read(record, system, task, own) for own in task.query_sets}
+    system.check(task.instructions)
     if record is not None:
         record.save("running")
+    partial = record.folder / PARTIAL_NAME if record is not None else None
+    step = progress(f"{system.label}: {task.name}", task.count) if progress is not None else None
     started = time.perf_counter()
-    if encoder is None:
-        run: Run = search_bm25(data, list(qrels), exclude_self=exclude_self)
-    else:
-        from bixse.encoders.pool import encode_on
-
-        with encode_on(encoder, devices):
-            encoded = encode_stored(encoder, data, list(qrels), progress, cache)
-        run = encoded.search(list(qrels), exclude_self=exclude_self)
+    runs = system.search(task, DEPTH, partial, step)
     seconds = time.perf_counter() - started
-    per_query = evaluate_run(qrels, run, METRICS, relevance_level)
-    result = Evaluation(mean(per_query), per_query, run, seconds, precision=precision, warnings=warnings)
+    found = {}
+    for own in task.query_sets:
+        run = runs[own.name]
+        per_query = evaluate_run(own.qrels, run, METRICS, task.min_relevant_grade)
+        found[own.name] = _evaluation(system, task, own, per_query, run, seconds)
     if record is not None:
-        write_run(record.folder / RUN_NAME, run, tag="-".join(Path(model).name.split()) or "model")
-        write_atomically(record.folder / PER_QUERY_NAME, json.dumps(per_query, indent=1) + "\n")
-        record.results = {"metrics": result.metrics, "seconds": seconds}
-        if encoder is not None:
-            record.results["prompts_hash"] = prompts_hash(encoder)
-        record.timings["search"] = seconds
-        record.save("finished")
-    return result
+        _write(record, system, task, found, seconds)
+    return found
 
 
-def encode_stored(
-    model: object,
-    collection: Collection,
-    query_ids: list[str],
-    progress: ProgressBars | None = None,
-    cache: str | Path | None = None,
-) -> EncodedCollection:
-    """Embed a collection, taking document embeddings from the cache when this very model made them before.
-
-    Args:
-        model: a SentenceTransformer.
-        collection: corpus and queries.
-        query_ids: the queries to embed.
-        progress: makes a progress callback from a title and a total.
-        cache: folder in which document embeddings are kept, or "none"; None: see `bixse.data.io.cache.cache_folder`.
-    """
-    from bixse.encoders.encode import encode_texts
-    from bixse.evaluation.dense_search import EncodedCollection
-    from bixse.retrieval.store import encode_corpus
-
-    documents = encode_corpus(model, collection.corpus, progress, cache)  # type: ignore[arg-type]
-    queries = encode_texts(model, [collection.queries[q] for q in query_ids], "query")  # type: ignore[arg-type]
-    return EncodedCollection(list(collection.corpus), documents, query_ids, queries)
+def _evaluation(
+    system: System, task: Task, own: QuerySet, per_query: PerQuery, run: Run, seconds: float, reused: bool = False
+) -> Evaluation:
+    return Evaluation(
+        own.name,
+        mean(per_query),
+        per_query,
+        run,
+        seconds,
+        reused,
+        task.warnings,
+        system.precision,
+        own.group or own.name,
+    )
 
 
-def _check_writable_ids(data: Collection, qrels: Qrels) -> None:
-    """Refuse ids that a TREC run file cannot hold before any work is done."""
-    for name, ids in (("document", data.corpus), ("query", qrels)):
-        for identifier in ids:
-            if identifier.split() != [identifier]:
-                raise InputError(
-                    f"{name} id: got {identifier!r}; expected no white space (it separates the columns of run.trec); "
-                    "fix: rename it, or evaluate without --out"
-                )
+def _write(record: RunRecord, system: System, task: Task, found: Mapping[str, Evaluation], seconds: float) -> None:
+    for own in task.query_sets:
+        folder, run = _folder(record, task, own), found[own.name].run
+        if any(run.values()):
+            write_run(folder / RUN_NAME, run, tag="-".join(Path(system.label).name.split()) or "model")
+        else:
+            write_atomically(folder / RUN_NAME, "")
+        write_atomically(folder / PER_QUERY_NAME, json.dumps(found[own.name].per_query, indent=1) + "\n")
+    metrics = {name: evaluation.metrics for name, evaluation in found.items()}
+    record.results = {"metrics": metrics if len(metrics) > 1 else next(iter(metrics.values())), "seconds": seconds}
+    if system.prompts_hash is not None:
+        record.results["prompts_hash"] = system.prompts_hash
+    record.timings["search"] = seconds
+    record.save("finished")
+    (record.folder / PARTIAL_NAME).unlink(missing_ok=True)
 
 
-def _read(out: Path, results: dict[str, object], warnings: list[str]) -> Evaluation:
+def _read(record: RunRecord, system: System, task: Task, own: QuerySet) -> Evaluation:
     """A finished evaluation from its folder."""
+    folder = _folder(record, task, own)
     try:
-        stored = json.loads(read_text(out / PER_QUERY_NAME))
-        per_query = {name: stored[name] for name in METRICS}
-        seconds = float(str(results["seconds"]))
-        return Evaluation(mean(per_query), per_query, read_run(out / RUN_NAME), seconds, True, warnings)
-    except (InputError, ValueError, KeyError, TypeError, AttributeError) as error:
+        stored = json.loads(read_text(folder / PER_QUERY_NAME))
+        per_query = {name: dict(stored[name]) for name in METRICS}
+        run = read_run(folder / RUN_NAME) if (folder / RUN_NAME).stat().st_size else {}
+        return _evaluation(system, task, own, per_query, run, float(record.results["seconds"]), reused=True)
+    except (InputError, OSError, ValueError, KeyError, TypeError, ZeroDivisionError) as error:
         raise InputError(
-            f"{out}: got missing or damaged results; expected the {PER_QUERY_NAME} and {RUN_NAME} of a finished run; "
-            "fix: delete the folder and evaluate again"
+            f"{folder}: got missing or damaged results; expected the {PER_QUERY_NAME} and {RUN_NAME} of a finished "
+            "run; fix: delete the folder and evaluate again"
         ) from error
+
+
+def _folder(record: RunRecord, task: Task, own: QuerySet) -> Path:
+    """Where the files of a query set lie: in the output folder itself where it is the only one."""
+    return record.folder if len(task.query_sets) == 1 else record.folder / "-".join(own.name.split())

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from bixse.data.trec import ranked
 from bixse.errors import InputError
+from bixse.relevance import MIN_RELEVANT_GRADE
 
 if TYPE_CHECKING:
     from bixse.relevance import Qrels, Run
@@ -21,8 +22,10 @@ if TYPE_CHECKING:
 PerQuery: TypeAlias = dict[str, dict[str, float]]
 """Metric name -> query id -> value in [0, 1]."""
 Floats: TypeAlias = npt.NDArray[np.float64]
-DEFAULT_METRICS = ("ndcg@10", "recall@100", "mrr@10")
-"""The headline metrics of BEIR, its recall, and MS MARCO's."""
+PRIMARY_METRIC = "ndcg@10"
+"""The metric by which systems are compared and checkpoints chosen."""
+METRICS = (PRIMARY_METRIC, "recall@100", "mrr@10", "map@100")
+"""What every system is measured by: the headline of BEIR, its recall, MS MARCO's metric, and that of TREC."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +43,7 @@ class _Judged:
 
 
 def evaluate_run(
-    qrels: Qrels, run: Run, metrics: Iterable[str] = DEFAULT_METRICS, relevance_level: float = 1
+    qrels: Qrels, run: Run, metrics: Iterable[str] = METRICS, min_relevant_grade: float = MIN_RELEVANT_GRADE
 ) -> PerQuery:
     """Score every judged query of a run.
 
@@ -48,21 +51,21 @@ def evaluate_run(
     `ndcg` (gain = grade, discount log2(rank + 1), ideal ranking of all judged documents; Järvelin and Kekäläinen
     2002, doi:10.1145/582415.582418, in trec_eval's linear form), `recall`, `precision` (always with @k), `mrr`
     (reciprocal rank of the first relevant document) and `map` (average precision). The last four are binary: a
-    document is relevant from grade `relevance_level` on. Ties and float32 scores as trec_eval (see
+    document is relevant from grade `min_relevant_grade` on. Ties and float32 scores as trec_eval (see
     `bixse.data.trec.ranked`). Grades may be fractional; grades below 0 count as 0; unjudged documents as 0.
 
     A query counts when it has a grade above 0. One that the run lacks scores 0, where trec_eval and pytrec_eval by
-    default leave it out of the mean (their option -c counts it). One without a document at `relevance_level` scores
+    default leave it out of the mean (their option -c counts it). One without a document at `min_relevant_grade` scores
     0 in the binary metrics, as in trec_eval. Queries of the run without judgements are ignored.
 
     Args:
         qrels: query id -> document id -> grade.
         run: query id -> document id -> score; order does not matter.
         metrics: names such as "ndcg@10".
-        relevance_level: grade from which a document is relevant, above 0; TREC Deep Learning uses 2.
+        min_relevant_grade: grade from which a document is relevant, above 0; TREC Deep Learning uses 2.
 
     Raises:
-        InputError: an unknown metric, a relevance level of 0 or below, no query with a grade above 0, a grade or
+        InputError: an unknown metric, a lowest relevant grade of 0 or below, no query with a grade above 0, a grade or
             score that is not a number, or a run that shares no query with the judgements.
 
     Example:
@@ -71,12 +74,8 @@ def evaluate_run(
     """
     measures = {name: _parse(name) for name in metrics}
     if not measures:
-        raise InputError(f"metrics: got none; expected some such as {', '.join(DEFAULT_METRICS)}; fix: name one")
-    if not relevance_level > 0:
-        raise InputError(
-            f"relevance_level: got {relevance_level}; expected above 0 (unjudged documents have grade 0); "
-            "fix: use the lowest grade that counts as relevant"
-        )
+        raise InputError(f"metrics: got none; expected some such as {', '.join(METRICS)}; fix: name one")
+    check_min_relevant_grade(min_relevant_grade)
     judged_queries = [query_id for query_id, judged in qrels.items() if _has_relevant(query_id, judged)]
     if not judged_queries:
         raise InputError(
@@ -90,10 +89,19 @@ def evaluate_run(
         )
     values: PerQuery = {name: {} for name in measures}
     for query_id in judged_queries:
-        judged = _judge(qrels[query_id], run.get(query_id, {}), relevance_level)
+        judged = _judge(qrels[query_id], run.get(query_id, {}), min_relevant_grade)
         for name, (measure, cutoff) in measures.items():
             values[name][query_id] = measure(judged, cutoff)
     return values
+
+
+def check_min_relevant_grade(grade: float) -> None:
+    """Raise InputError for a lowest relevant grade of 0 or below."""
+    if not grade > 0:
+        raise InputError(
+            f"min_relevant_grade: got {grade}; expected above 0 (unjudged documents have grade 0); "
+            "fix: use the lowest grade that counts as relevant"
+        )
 
 
 def mean(per_query: PerQuery) -> dict[str, float]:
@@ -115,7 +123,7 @@ def _has_relevant(query_id: str, judged: Mapping[str, float]) -> bool:
     return bool((grades > 0).any())
 
 
-def _judge(grades: Mapping[str, float], scores: Mapping[str, float], relevance_level: float) -> _Judged:
+def _judge(grades: Mapping[str, float], scores: Mapping[str, float], min_relevant_grade: float) -> _Judged:
     """Rank a query's documents and look up their grades."""
     order = ranked(scores)
     gains = np.fromiter((max(grades.get(document_id, 0), 0) for document_id in order), np.float64, len(order))
@@ -123,8 +131,8 @@ def _judge(grades: Mapping[str, float], scores: Mapping[str, float], relevance_l
     return _Judged(
         gains=gains,
         ideal=ideal,
-        hits=(gains >= relevance_level).astype(np.float64),
-        relevant=int((ideal >= relevance_level).sum()),
+        hits=(gains >= min_relevant_grade).astype(np.float64),
+        relevant=int((ideal >= min_relevant_grade).sum()),
     )
 
 

@@ -7,29 +7,30 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bixse.data.collection_files import files_of_split, load_collection
 from bixse.data.graded_pairs import Pair
 from bixse.data.io.files import file_hash, write_atomically
 from bixse.data.run_record import open_run
 from bixse.data.trec import ranked, read_run, write_run
 from bixse.errors import IncompleteError, InputError
-from bixse.evaluation.baseline import METRICS, search_bm25
-from bixse.evaluation.metrics import evaluate_run, mean
+from bixse.evaluation.metrics import PRIMARY_METRIC, evaluate_run, mean
 from bixse.evaluation.significance import paired_bootstrap
+from bixse.evaluation.systems import Bm25System
+from bixse.evaluation.tasks import collection_task
 from bixse.grading.grade import grade
 from bixse.grading.judge import stored_identity
+from bixse.relevance import MIN_RELEVANT_GRADE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from bixse.data.collection import Collection
     from bixse.evaluation.metrics import PerQuery
+    from bixse.evaluation.tasks import Task
     from bixse.grading.ask import Budget
     from bixse.grading.cost import Prices
     from bixse.grading.grade import GradeSettings
     from bixse.grading.judge import Judge
     from bixse.progress import Step
-    from bixse.relevance import Qrels, Run
+    from bixse.relevance import Run
     from bixse.results import Difference
 
 BM25, JUDGED = "bm25", "judged"
@@ -73,7 +74,7 @@ def rank(
     settings: GradeSettings,
     candidates: str | Path = BM25,
     depth: int = 100,
-    relevance_level: float = 1.0,
+    min_relevant_grade: float = MIN_RELEVANT_GRADE,
     prices: Prices | None = None,
     budget: Budget | None = None,
     progress: Callable[[str, int], Step] | None = None,
@@ -93,7 +94,7 @@ def rank(
         settings: rubric.
         candidates: "bm25", "judged" (the documents that have a judgement, as where a pool is ranked) or a TREC run.
         depth: candidates per query.
-        relevance_level: grade from which a document counts as relevant for recall and MRR.
+        min_relevant_grade: grade from which a document counts as relevant for recall and MRR.
         prices: see `grade`.
         budget: see `grade`; a ranking that a limit cut short is not scored.
         progress: see `grade`.
@@ -105,11 +106,12 @@ def rank(
     """
     if depth < 1:
         raise InputError(f"--depth: got {depth}; expected 1 or more; fix: use 100")
-    folder, target = Path(collection), Path(out)
-    data = load_collection(folder, [split])
-    qrels = data.qrels[split]
-    given = _candidates(candidates, data, qrels, depth)
-    inputs = {name: file_hash(folder / name) for name in files_of_split(split)}
+    target = Path(out)
+    task = collection_task(collection, split, min_relevant_grade=min_relevant_grade)
+    (asked,) = task.query_sets
+    given = _candidates(candidates, task, depth)
+    texts = _texts(candidates, task, given)
+    inputs = dict(task.inputs)
     paths = ["collection"]
     if candidates not in (BM25, JUDGED):
         inputs["candidates"] = file_hash(Path(candidates))
@@ -117,16 +119,16 @@ def rank(
     config = {
         "judge": stored_identity(judge.identity),
         **settings.config(),
-        "collection": folder,
+        "collection": Path(collection),
         "split": split,
         "candidates": str(candidates),
         "depth": depth,
-        "relevance_level": relevance_level,
+        "min_relevant_grade": min_relevant_grade,
     }
     record = open_run(target, "grade rank", config, inputs, paths)
     record.save("running")
     pairs = [
-        Pair(query_id, data.queries[query_id], document_id, data.corpus[document_id].content)
+        Pair(query_id, asked.queries[query_id], document_id, texts[document_id])
         for query_id, found in given.items()
         for document_id in ranked(found)[:depth]
     ]
@@ -139,10 +141,10 @@ def rank(
         )
     relevance = {(j.pair.query_id, j.pair.document_id): j.relevance for j in result.judgements if j.repeat == 0}
     run = {query_id: _reordered(query_id, found, depth, relevance) for query_id, found in given.items()}
-    per_query = evaluate_run(qrels, run, METRICS, relevance_level)
-    before = evaluate_run(qrels, given, METRICS, relevance_level) if candidates != JUDGED else {}
-    ndcg = METRICS[0]
-    difference = paired_bootstrap(per_query[ndcg], before[ndcg]) if before and len(per_query[ndcg]) > 1 else None
+    per_query = evaluate_run(asked.qrels, run, min_relevant_grade=min_relevant_grade)
+    before = evaluate_run(asked.qrels, given, min_relevant_grade=min_relevant_grade) if candidates != JUDGED else {}
+    values = per_query[PRIMARY_METRIC]
+    difference = paired_bootstrap(values, before[PRIMARY_METRIC]) if before and len(values) > 1 else None
     write_run(target / "run.trec", run, tag="-".join(judge.name.split()) or "judge")
     write_atomically(target / "per_query.json", json.dumps(per_query, indent=1) + "\n")
     ranking = JudgeRanking(
@@ -160,20 +162,33 @@ def rank(
     return ranking
 
 
-def _candidates(candidates: str | Path, data: Collection, qrels: Qrels, depth: int) -> Run:
+def _candidates(candidates: str | Path, task: Task, depth: int) -> Run:
     """The candidates of every judged query, as a run."""
+    (asked,) = task.query_sets
     if candidates == BM25:
-        return search_bm25(data, list(qrels), depth)
+        return Bm25System().search(task, depth)[asked.name]
     if candidates == JUDGED:
-        return {query_id: dict.fromkeys(judged, 0.0) for query_id, judged in qrels.items()}
+        return {query_id: dict.fromkeys(judged, 0.0) for query_id, judged in asked.qrels.items()}
     found = read_run(candidates)
-    unknown = sorted({document for answers in found.values() for document in answers} - set(data.corpus))
-    if unknown or not set(found) & set(qrels):
-        what = f"documents that the corpus lacks, such as {unknown[0]!r}" if unknown else "no query of the split"
+    if not set(found) & set(asked.qrels):
         raise InputError(
-            f"{candidates}: got {what}; expected a run over this collection; fix: name the run of this collection"
+            f"{candidates}: got no query of the split; expected a run over this collection; fix: name the run of this "
+            "collection"
         )
-    return {query_id: found.get(query_id, {}) for query_id in qrels}
+    return {query_id: found.get(query_id, {}) for query_id in asked.qrels}
+
+
+def _texts(candidates: str | Path, task: Task, given: Run) -> dict[str, str]:
+    """The texts of the candidates."""
+    wanted = {document for answers in given.values() for document in answers}
+    texts = {name: text for name, text in task.documents() if name in wanted}
+    unknown = sorted(wanted - set(texts))
+    if unknown:
+        raise InputError(
+            f"{candidates}: got documents that the corpus lacks, such as {unknown[0]!r}; expected a run over this "
+            "collection; fix: name the run of this collection"
+        )
+    return texts
 
 
 def _warnings(

@@ -21,6 +21,8 @@ _INDEX_BITS = 32
 """Low bits of a sort key that hold the document's position."""
 _NO_KEY = -(1 << 63)
 """Below every sort key."""
+DEPTH = 100
+"""Documents of a query that are retrieved unless another number is asked for."""
 
 
 def exact_search(
@@ -57,26 +59,72 @@ def exact_search(
         >>> indices.tolist()
         [[2, 1], [0, 1]]
     """
-    _check_shapes(query_embeddings, document_embeddings, top_k, chunk_size)
     home = document_embeddings.device if isinstance(document_embeddings, torch.Tensor) else "cpu"
-    target = torch.device(device if device is not None else home)
-    queries = _float32(query_embeddings, "query embeddings", target)
-    count = min(top_k, len(document_embeddings))
-    best = torch.empty((len(queries), 0), dtype=torch.int64, device=target)
-    for start in range(0, len(document_embeddings), chunk_size):
-        chunk = _float32(document_embeddings[start : start + chunk_size], "document embeddings", target)
-        parts = [
-            _best_keys(block @ chunk.T, start, known, count)
-            for block, known in zip(queries.split(QUERY_BLOCK), best.split(QUERY_BLOCK), strict=True)
-        ]
-        best = torch.cat(parts)
-    if bool((best == _NO_KEY).any()):
-        raise InputError(
-            "embeddings: got inner products beyond float32 (infinity minus infinity); expected embeddings of moderate "
-            "length; fix: normalise them"
-        )
-    scores, indices = _from_keys(best)
-    return scores.cpu().numpy(), indices.cpu().numpy()
+    best = TopK(query_embeddings, top_k, device if device is not None else home)
+    best.add(document_embeddings, chunk_size)
+    return best.result()
+
+
+class TopK:
+    """The documents with the highest inner product for every query, over blocks of documents given one by one.
+
+    The blocks are one corpus: positions count on from block to block, and the result does not depend on where the
+    corpus is cut (see `exact_search`, which is one block).
+
+    Args:
+        query_embeddings: shape (Q, D).
+        top_k: documents to keep for each query, at least 1.
+        device: where to score.
+
+    Example:
+        >>> import numpy as np
+        >>> best = TopK(np.eye(2), top_k=2)
+        >>> best.add(np.array([[0.0, 1.0], [0.6, 0.8]]))
+        >>> best.add(np.array([[1.0, 0.0]]))
+        >>> best.result()[1].tolist()
+        [[2, 1], [0, 1]]
+    """
+
+    def __init__(
+        self,
+        query_embeddings: torch.Tensor | npt.NDArray[Any],
+        top_k: int,
+        device: str | torch.device = "cpu",
+    ) -> None:
+        _check_at_least_one("top_k", top_k)
+        self.queries = _float32(query_embeddings, "query embeddings", torch.device(device))
+        self.top_k = top_k
+        self.seen = 0
+        """Documents seen: the position of the next one."""
+        self.keys = torch.empty((len(self.queries), 0), dtype=torch.int64, device=self.queries.device)
+        """(Q, k) sort keys of the best so far: with `seen` all there is to go on from."""
+
+    def add(self, documents: torch.Tensor | npt.NDArray[Any], chunk_size: int = 16_384) -> None:
+        """Let documents, shape (N, D), compete with those seen before; raises InputError as `exact_search`."""
+        _check_at_least_one("chunk_size", chunk_size)
+        if self.queries.ndim != 2 or documents.ndim != 2 or self.queries.shape[1] != documents.shape[1]:
+            raise InputError(
+                f"embeddings: got queries {tuple(self.queries.shape)} and documents {tuple(documents.shape)}; expected "
+                "(Q, D) and (N, D) with one D; fix: encode both sides with one model"
+            )
+        for start in range(0, len(documents), chunk_size):
+            chunk = _float32(documents[start : start + chunk_size], "document embeddings", self.queries.device)
+            parts = [
+                _best_keys(block @ chunk.T, self.seen, known, self.top_k)
+                for block, known in zip(self.queries.split(QUERY_BLOCK), self.keys.split(QUERY_BLOCK), strict=True)
+            ]
+            self.keys = torch.cat(parts)
+            self.seen += len(chunk)
+
+    def result(self) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
+        """Scores and positions, each (Q, k), see `exact_search`."""
+        if bool((self.keys == _NO_KEY).any()):
+            raise InputError(
+                "embeddings: got inner products beyond float32 (infinity minus infinity); expected embeddings of "
+                "moderate length; fix: normalise them"
+            )
+        scores, positions = _from_keys(self.keys)
+        return scores.cpu().numpy(), positions.cpu().numpy()
 
 
 def to_run(
@@ -205,17 +253,6 @@ def _float32(embeddings: torch.Tensor | npt.NDArray[Any], name: str, device: tor
     return values
 
 
-def _check_shapes(
-    queries: torch.Tensor | npt.NDArray[Any],
-    documents: torch.Tensor | npt.NDArray[Any],
-    top_k: int,
-    chunk_size: int,
-) -> None:
-    if queries.ndim != 2 or documents.ndim != 2 or queries.shape[1] != documents.shape[1]:
-        raise InputError(
-            f"embeddings: got queries {tuple(queries.shape)} and documents {tuple(documents.shape)}; expected (Q, D) "
-            "and (N, D) with one D; fix: encode both sides with one model"
-        )
-    for name, value in (("top_k", top_k), ("chunk_size", chunk_size)):
-        if value < 1:
-            raise InputError(f"{name}: got {value}; expected at least 1; fix: ask for at least one document")
+def _check_at_least_one(name: str, value: int) -> None:
+    if value < 1:
+        raise InputError(f"{name}: got {value}; expected at least 1; fix: ask for at least one document")

@@ -84,4 +84,5 @@ def search_collection(
         for score, row in zip(scores[0], rows[0].tolist(), strict=True)
     ]
     hits = [hit for hit in found if least is None or (hit.probability or 0.0) >= least]
-    return CollectionAnswer(hits, warn_of_empty(corpus))
+    empty = [name for name, document in corpus.items() if not document.content]
+    return CollectionAnswer(hits, warn_of_empty(empty, len(corpus)))

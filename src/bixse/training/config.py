@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 from pydantic import Field, field_validator, model_validator
 
@@ -16,7 +16,9 @@ from bixse.errors import SEEDS, did_you_mean
 from bixse.losses.catalogue import LOSSES
 from bixse.losses.options import DEFAULT_SCALE
 from bixse.settings import Flag, Settings, paths_in
-from bixse.training.preflight import LongTexts
+
+LongTexts: TypeAlias = Literal["cut", "refuse"]
+"""What is done with texts that are longer than the encoder reads."""
 
 
 class LoraConfig(Settings):
@@ -139,7 +141,7 @@ class TrainConfig(Settings):
     """Merge the tuned weights with those of the base model; null keeps the tuned ones."""
     missing_documents: MissingDocuments = "refuse"
     """Judgements of dev that name a document which the corpus lacks: "refuse" stops, "drop" leaves them out."""
-    relevance_level: float = Field(default=1.0, gt=0)
+    min_relevant_grade: float = Field(default=1.0, gt=0)
     """Grade from which a document of the collection counts as relevant for recall and MRR."""
     model: str = "demo"
     """Folder or hub name of the encoder; "demo" is the one of the extra `bixse[demo]`."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from bixse.data.collection_files import files_of_split, load_collection
 from bixse.data.io.files import file_hash
 from bixse.errors import InputError
+from bixse.retrieval.bm25 import BM25
 from bixse.settings import paths_in
 from bixse.training.config import TrainConfig
 from bixse.training.merging.watched import Split, load_watched
@@ -15,7 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from bixse.data.collection import Collection
-    from bixse.evaluation.dense_search import DevEvaluator
+    from bixse.evaluation.dev_evaluator import DevEvaluator
+    from bixse.relevance import Qrels, Run
     from bixse.training.config import TrainConfig
     from bixse.training.merging.watched import Watched
 
@@ -79,22 +81,36 @@ def dev_evaluator(config: TrainConfig, collections: Mapping[str, Collection]) ->
 
     Of several collections the mean decides, each counting as much (BiXSE paper, appendix: BEIR(short)).
     """
-    from bixse.evaluation.baseline import search_bm25
-    from bixse.evaluation.dense_search import GradedRetrievalEvaluator, MeanEvaluator, candidate_corpus
+    from bixse.evaluation.dev_evaluator import GradedRetrievalEvaluator, MeanEvaluator
 
     if config.evaluations_per_epoch == 0:
         return None
     found = []
     for name, collection in collections.items():
         qrels = collection.qrels[config.dev_split]
-        runs = [search_bm25(collection, list(qrels), config.dev_candidates)]
-        corpus = candidate_corpus(collection, qrels, runs, config.dev_candidates)
         queries = {query_id: collection.queries[query_id] for query_id in qrels}
+        index = BM25(list(collection.corpus), [document.content for document in collection.corpus.values()])
+        runs = [index.search(queries, config.dev_candidates)]
+        corpus = candidate_corpus(collection, qrels, runs, config.dev_candidates)
         prefix = "dev" if len(collections) == 1 else f"dev_{name}"
-        found.append(GradedRetrievalEvaluator(corpus, queries, qrels, config.relevance_level, prefix))
+        found.append(GradedRetrievalEvaluator(corpus, queries, qrels, config.min_relevant_grade, prefix))
     if len(found) <= 1:
         return found[0] if found else None
     return MeanEvaluator(found, "dev")
+
+
+def candidate_corpus(collection: Collection, qrels: Qrels, runs: Sequence[Run], depth: int) -> dict[str, str]:
+    """The judged documents of some queries and the top `depth` of each run: a small corpus that stays hard.
+
+    A full corpus is too slow to encode at each evaluation during training; random documents beside the judged ones
+    would be too easy.
+    """
+    chosen = {document_id for judged in qrels.values() for document_id in judged}
+    for run in runs:
+        for query_id in qrels:
+            scores = run.get(query_id, {})
+            chosen.update(sorted(scores, key=lambda d: (-scores[d], d))[:depth])
+    return {document_id: d.content for document_id, d in collection.corpus.items() if document_id in chosen}
 
 
 def dev_figures(history: Iterable[Mapping[str, Any]]) -> dict[int, float]:

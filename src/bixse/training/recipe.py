@@ -25,10 +25,10 @@ from bixse.training.config import TrainConfig
 from bixse.training.dev_evaluation import dev_evaluator, dev_figures, dev_hashes, load_dev, load_watched_of
 from bixse.training.distributed import any_process, check_agreement, init_distributed, is_main_process, raise_together
 from bixse.training.loop.checkpoints import checkpoint_to_resume, tell_where_the_best_is, whole_checkpoints
-from bixse.training.loop.divergence import check_learned, embedding_spreads
+from bixse.training.loop.divergence import check_finite, check_learned, embedding_spreads
 from bixse.training.merging.merge import MergeResult, merge, own_share, refitted_head
 from bixse.training.merging.watched import check_not_trained_on, queries_of
-from bixse.training.preflight import check_disk, check_finite, check_lengths, check_memory, check_pairs
+from bixse.training.preflight import check_disk, check_lengths, check_memory, check_pairs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from bixse.encoders.head import RelevanceHead
     from bixse.encoders.interpolation import Weights
     from bixse.encoders.relevance_model import RelevanceModel
-    from bixse.evaluation.dense_search import DevEvaluator
+    from bixse.evaluation.dev_evaluator import DevEvaluator
     from bixse.losses.base import GradedLoss
     from bixse.training.config import TrainConfig
     from bixse.training.loop.trainer import GradedTrainer
@@ -245,7 +245,9 @@ def check_training(
     warnings = check_not_trained_on(held_out, pairs.queries, config.allow_shared_queries)
     warnings += check_pairs(where, config.loss, loss, pairs, config.optimizer.documents_per_query)
     warnings += check_lengths(where, model, pairs, config.long_texts)
-    warnings += [said for dev in collections.values() for said in warn_of_missing(dev, config.dev_split)]
+    split = config.dev_split
+    for dev in collections.values():
+        warnings += warn_of_missing(dev.missing.get(split, 0), dev.qrels[split], split)
     warnings += [said for corpus in watched for said in corpus.warnings]
     check_disk(out, model, checkpoints=_kept_checkpoints(config))
     return warnings

@@ -10,8 +10,10 @@ from bixse.data.task_instructions import RESERVED
 from bixse.encoders.encode import encode_texts
 from bixse.encoders.loading.precision import autocast
 from bixse.encoders.prompts import prompt_for
+from bixse.errors import InputError
+from bixse.evaluation.mteb.mteb_tasks import parts_of_task
 from bixse.evaluation.suites.known_suites import INSTRUCTIONS
-from bixse.evaluation.suites.suite_systems import instructions_of, weights_hash
+from bixse.evaluation.systems import Bm25System, EncoderSystem, instructions_of
 from bixse.retrieval.bm25 import BM25
 
 if TYPE_CHECKING:
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 
     from bixse.encoders.prompts import Kind
     from bixse.encoders.relevance_model import RelevanceModel
+    from bixse.evaluation.systems import System
 
 KINDS: tuple[Kind, ...] = ("query", "document")
 """What texts of a retrieval task are."""
@@ -34,12 +37,10 @@ class MtebEncoder:
         encoder: the model.
         label: path or name of the model.
         prompts: mteb's names of prompts -> prompt, see `mteb_prompts`.
-        revision: its `weights_hash` where that is known already.
+        revision: hash of all that embeddings depend on, see `EncoderSystem.weights`.
     """
 
-    def __init__(
-        self, encoder: RelevanceModel, label: str, prompts: Mapping[str, str], revision: str | None = None
-    ) -> None:
+    def __init__(self, encoder: RelevanceModel, label: str, prompts: Mapping[str, str], revision: str) -> None:
         self.encoder = encoder
         self.prompts = dict(prompts)
         self.mteb_model_meta = model_meta(encoder, label, revision)
@@ -108,7 +109,42 @@ class MtebBm25:
         return {query: {name: found[query].get(name, 0.0) for name in top_ranked.get(query, ())} for query in texts}
 
 
-def model_meta(encoder: RelevanceModel, label: str, revision: str | None = None) -> Any:
+def mteb_model(system: System, tasks: Sequence[Any]) -> MtebEncoder | MtebBm25:
+    """A system as mteb takes it.
+
+    Raises:
+        InputError: neither an encoder nor BM25; or a table of instructions without one for a task.
+    """
+    if isinstance(system, Bm25System):
+        return MtebBm25()
+    if not isinstance(system, EncoderSystem):
+        raise InputError(
+            f"{system.label}: got a system of its own; expected an encoder or bm25, which mteb can run; fix: leave it "
+            "out, or evaluate it on a collection"
+        )
+    encoder: Any = system.encoder
+    return MtebEncoder(encoder, system.label, mteb_prompts(encoder, tasks, system.task), system.weights)
+
+
+def check_mteb_system(system: System, tasks: Sequence[Any]) -> None:
+    """Raise InputError where a system cannot run mteb's tasks: no encoder for some, no instructions for others."""
+    from mteb.abstasks.retrieval import AbsTaskRetrieval
+
+    others = [
+        task.metadata.name
+        for task in tasks
+        if not all(isinstance(part, AbsTaskRetrieval) for part in parts_of_task(task))
+    ]
+    if isinstance(system, EncoderSystem):
+        mteb_prompts(system.encoder, tasks, system.task)  # type: ignore[arg-type]
+    elif others:
+        raise InputError(
+            f"{system.label}: got {len(others)} tasks that are not retrieval, such as {others[0]}; expected an encoder "
+            "for them; fix: leave it out, or name tasks of retrieval with --tasks"
+        )
+
+
+def model_meta(encoder: RelevanceModel, label: str, revision: str) -> Any:
     """What mteb files results under: a name that says where the model lies and a hash of all its embeddings depend on.
 
     mteb calls every model from a folder no_model_name_available at no revision: a second checkpoint would be given the
@@ -121,7 +157,7 @@ def model_meta(encoder: RelevanceModel, label: str, revision: str | None = None)
     return ModelMeta.create_empty(
         overwrites={
             "name": "/".join(parts if len(parts) == 2 else ["bixse", *parts]),
-            "revision": revision or weights_hash(encoder),
+            "revision": revision,
             "framework": ["Sentence Transformers", "PyTorch"],
             "similarity_fn_name": ScoringFunction.COSINE,
             "embed_dim": encoder.get_embedding_dimension(),

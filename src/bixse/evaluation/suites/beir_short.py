@@ -5,20 +5,18 @@ from __future__ import annotations
 import hashlib
 import json
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from heapq import nsmallest
 from typing import TYPE_CHECKING, Any
 
-from bixse.data.io.files import file_hash, read_text, write_atomically
+from bixse.data.io.files import read_text, write_atomically
 from bixse.errors import InputError, StorageError
-from bixse.evaluation.suites.folder_stream import check_corpus, read_judged_queries, stream_documents
-from bixse.evaluation.suites.prepared import JudgedQueries, PreparedTask, TaskSource
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
     from pathlib import Path
 
-    from bixse.evaluation.suites.known_suites import SuiteTask
+    from bixse.evaluation.tasks import Task
     from bixse.relevance import Qrels
 
 QUERIES = 256
@@ -104,57 +102,40 @@ def cut_collection(
     )
 
 
-def short_source(
-    task: SuiteTask,
-    folder: Path,
-    split: str,
-    data: Path,
-    instruction_names: tuple[str, ...] = (),
-    queries: int = QUERIES,
-    passages: int = PASSAGES,
-    seed: int = 0,
-) -> TaskSource:
-    """A task of the suite: the id lists are read from <data>/beir-short, or made and written there.
+def short_task(
+    task: Task, name: str, data: Path, queries: int = QUERIES, passages: int = PASSAGES, seed: int = 0
+) -> Task:
+    """A task of the suite cut down: the id lists are read from <data>/beir-short, or made and written there.
 
     Args:
-        task: the task.
-        folder: its collection folder.
-        split: its split.
+        task: the whole task, with one query set.
+        name: of the task, part of the choice.
         data: folder of the tasks' folders.
-        instruction_names: see `TaskSource`.
         queries: queries to keep.
         passages: passages to keep.
         seed: of the choice.
     """
-
-    def prepare() -> PreparedTask:
-        texts, qrels = read_judged_queries(folder, split)
-        files = ("corpus.jsonl", "queries.jsonl", f"qrels/{split}.tsv")
-        hashes = {name: file_hash(folder / name) for name in files}
-        wanted = {"queries": queries, "passages": passages, "files": hashes}
-        path = data / FOLDER / f"{task.name}-seed{seed}.json"
-        cut = _read(path, task.name, seed, wanted)
-        if cut is None:
-            check_corpus(folder, qrels)
-            names = (document_id for document_id, _ in stream_documents(folder))
-            cut = cut_collection(task.name, qrels, names, queries, passages, seed)
-            with suppress(StorageError):  # a folder that cannot be written: the same lists are made anew each time
-                _write(path, cut, wanted)
-        kept = frozenset(cut.documents)
-
-        def documents() -> Iterator[tuple[str, str]]:
-            return ((name, text) for name, text in stream_documents(folder) if name in kept)
-
-        return PreparedTask(
-            name=task.name,
-            documents=documents,
-            count=len(cut.documents),
-            sets=(JudgedQueries(task.name, {q: texts[q] for q in cut.queries}, {q: qrels[q] for q in cut.queries}),),
-            inputs={**hashes, "id lists": cut.content_hash},
-            exclude_self=task.exclude_self,
-        )
-
-    return TaskSource(task.name, prepare, instruction_names)
+    (whole,) = task.query_sets
+    wanted = {"queries": queries, "passages": passages, "files": dict(task.inputs)}
+    path = data / FOLDER / f"{name}-seed{seed}.json"
+    cut = _read(path, name, seed, wanted)
+    if cut is None:
+        cut = cut_collection(name, whole.qrels, (document for document, _ in task.documents()), queries, passages, seed)
+        with suppress(StorageError):  # a folder that cannot be written: the same lists are made anew each time
+            _write(path, cut, wanted)
+    kept = frozenset(cut.documents)
+    own = replace(
+        whole,
+        queries={query: whole.queries[query] for query in cut.queries},
+        qrels={query: whole.qrels[query] for query in cut.queries},
+    )
+    return replace(
+        task,
+        documents=lambda: ((document, text) for document, text in task.documents() if document in kept),
+        count=len(cut.documents),
+        query_sets=(own,),
+        inputs={**task.inputs, "id lists": cut.content_hash},
+    )
 
 
 def _write(path: Path, cut: Cut, wanted: dict[str, Any]) -> None:

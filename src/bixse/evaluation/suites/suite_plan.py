@@ -1,15 +1,16 @@
-"""What a suite runs: its tasks with the places of their data, after everything that lacks has been said."""
+"""What a suite runs: its tasks with the places of their data, after all missing data has been said."""
 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from bixse.errors import InputError, did_you_mean
-from bixse.evaluation.suites.beir_short import short_source
+from bixse.evaluation.suites.beir_short import short_task
 from bixse.evaluation.suites.known_suites import INSTRUCTIONS, Suite, SuiteTask
-from bixse.evaluation.suites.prepared import TaskSource, find_folder, folder_source
+from bixse.evaluation.tasks import Task, TaskSource, collection_task
+from bixse.evaluation.trec_dl.protocols import chosen_years, full_sources, missing_files, pool_source, rerank_sources
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,11 +39,11 @@ def make_plan(suite: Suite, data: Path | None, names: Sequence[str] | None, down
         suite: the suite.
         data: folder of the data, or None.
         names: tasks to run; None runs all.
-        download: fetch from the hub what lacks.
+        download: fetch from the hub what is missing.
         protocol: of the suite trec-dl.
 
     Raises:
-        InputError: no such task, or data that lack: everything that lacks is listed with the command that brings it.
+        InputError: no such task, or missing data: all of it is listed with the command that brings it.
     """
     if download and os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
         raise InputError(
@@ -52,8 +53,13 @@ def make_plan(suite: Suite, data: Path | None, names: Sequence[str] | None, down
     if suite.engine == "mteb":
         from bixse.evaluation.mteb.mteb_tasks import benchmark_tasks, missing_data
 
+        if data is not None:
+            raise InputError(
+                f"--data: got {data} for {suite.name}, which mteb reads from the hub's cache; expected none; fix: "
+                "leave it out, and evaluate collection folders with --collection or --suite beir"
+            )
         found = benchmark_tasks(suite.benchmark or "", names)
-        _refuse_missing(suite, data, [] if download else missing_data(found, data))
+        _refuse_missing(suite, "in the hub's cache on this machine", [] if download else missing_data(found))
         return Plan(tasks=tuple(found))
     if data is None:
         raise InputError(
@@ -63,34 +69,41 @@ def make_plan(suite: Suite, data: Path | None, names: Sequence[str] | None, down
     if suite.engine in ("trec-dl", "trec-dl-rerank"):
         return _trec_plan(suite, data, names, download, protocol)
     wanted = _chosen_tasks(suite, data, names)
-    lacking = [task for task in wanted if find_folder(task, data) is None]
+    missing = [task for task in wanted if find_folder(task, data) is None]
     if download:
-        _fetch(lacking, data)
-        lacking = [task for task in lacking if task.hub_name is None]
-    _refuse_missing(suite, data, _commands(lacking))
+        from bixse.evaluation.mteb.mteb_tasks import download_collection
+
+        for task in missing:
+            if task.hub_name is not None:
+                download_collection(task.name, data / task.name, task.splits[:1])
+        missing = [task for task in missing if task.hub_name is None]
+    _refuse_missing(suite, f"below {data}", _commands(missing))
     return Plan(tuple(_source(suite, task, data) for task in wanted))
 
 
-def _trec_plan(suite: Suite, data: Path, names: Sequence[str] | None, download: bool, protocol: Protocol) -> Plan:
-    from bixse.evaluation.trec_dl.protocols import (
-        chosen_years,
-        full_sources,
-        missing_files,
-        pool_source,
-        rerank_sources,
-    )
+def find_folder(task: SuiteTask, data: Path) -> tuple[Path, str] | None:
+    """The folder and split of a task below a folder of data sets, or None where a file is missing."""
+    for folder in (data / name for name in task.folders):
+        for split in task.splits:
+            files = (folder / "corpus.jsonl", folder / "queries.jsonl", folder / "qrels" / f"{split}.tsv")
+            if all(file.is_file() for file in files):
+                return folder, split
+    return None
 
+
+def _trec_plan(suite: Suite, data: Path, names: Sequence[str] | None, download: bool, protocol: Protocol) -> Plan:
     if download:
         raise InputError(
             f"--download: got it for {suite.name}, whose files are not on the hub; expected the official files; "
-            "fix: leave it out, what lacks is then listed with its address"
+            "fix: leave it out, what is missing is then listed with its address"
         )
     years = chosen_years(names)
     rerank = suite.engine == "trec-dl-rerank"
-    _refuse_missing(suite, data, missing_files(data, years, "rerank" if rerank else protocol))
+    _refuse_missing(suite, f"below {data}", missing_files(data, years, "rerank" if rerank else protocol))
     if rerank:
-        return Plan(tuple(rerank_sources(data, years)), years=tuple(years))
-    sources = full_sources(data, years) if protocol == "full" else [pool_source(data, years)]
+        sources = rerank_sources(data, years)
+    else:
+        sources = full_sources(data, years) if protocol == "full" else [pool_source(data, years)]
     return Plan(tuple(sources), years=tuple(years))
 
 
@@ -108,10 +121,9 @@ def _chosen_tasks(suite: Suite, data: Path, names: Sequence[str] | None) -> list
     return [task for task in (*suite.tasks, *suite.optional) if task.name in names or task.group in names]
 
 
-def _refuse_missing(suite: Suite, data: Path | None, lacking: Sequence[str]) -> None:
-    if lacking:
-        where = f"below {data}" if data is not None else "on this machine (no --data)"
-        lines = "\n".join(f"  {line}" for line in lacking)
+def _refuse_missing(suite: Suite, where: str, missing: Sequence[str]) -> None:
+    if missing:
+        lines = "\n".join(f"  {line}" for line in missing)
         raise InputError(
             f"suite {suite.name}: got none of these data {where}; expected all of the suite:\n{lines}\n"
             "fix: fetch them there, or name with --tasks those you have"
@@ -126,20 +138,19 @@ def _commands(tasks: Sequence[SuiteTask]) -> list[str]:
     return [f"{', '.join(names)}: {command}" for command, names in folders.items()]
 
 
-def _fetch(tasks: Sequence[SuiteTask], data: Path) -> None:
-    """Bring tasks from the hub into their folders."""
-    from bixse.evaluation.mteb.mteb_tasks import download_collection
-
-    for task in tasks:
-        if task.hub_name is not None:
-            download_collection(task.name, data / task.name, task.splits[:1])
-
-
 def _source(suite: Suite, task: SuiteTask, data: Path) -> TaskSource:
-    place = find_folder(task, data)
-    if place is None:
-        raise InputError(f"{data / task.name}: got no data; expected those that were just there; fix: try again")
+    """A task whose data are a collection folder."""
+
+    def read() -> Task:
+        place = find_folder(task, data)
+        if place is None:
+            raise InputError(f"{data / task.name}: got no data; expected those that were just there; fix: try again")
+        found = collection_task(*place, exclude_self=task.exclude_self)
+        if suite.engine == "short":
+            found = short_task(found, task.name, data)
+        (queries,) = found.query_sets
+        named = replace(queries, name=task.name, group=task.group)
+        return replace(found, name=task.name, query_sets=(named,), settings={"task": task.name}, warnings=())
+
     names = tuple(dict.fromkeys((task.name, INSTRUCTIONS.get(task.name, task.name))))
-    if suite.engine == "short":
-        return short_source(task, *place, data, names)
-    return folder_source(task, *place, names)
+    return TaskSource(task.name, read, names)

@@ -1,29 +1,28 @@
-"""Evaluate systems on a suite: what lacks is said first, what is finished is read, the rest is run and compared."""
+"""Evaluate systems on a suite: missing data is said first, finished tasks are read, the rest is run and compared."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bixse.data.run_record import open_run
 from bixse.errors import BixseError, InputError
-from bixse.evaluation.suites.known_suites import Suite, suite_named
+from bixse.evaluation.evaluate import Evaluation, evaluate, evaluate_query_sets
+from bixse.evaluation.metrics import PRIMARY_METRIC
+from bixse.evaluation.suites.known_suites import LOCAL, Suite, suite_named
 from bixse.evaluation.suites.suite_plan import Plan, make_plan
-from bixse.evaluation.suites.suite_result import (
-    HEADLINE,
-    SuiteResult,
-    TaskScore,
-    group_means,
-    headline_values,
-    mean_of,
-)
-from bixse.evaluation.suites.suite_systems import EncoderSystem, System, check_distinct, make_system, precision_of
+from bixse.evaluation.suites.suite_result import SuiteResult, group_means
 from bixse.evaluation.suites.suite_verdict import SuiteDifference, compare_systems
-from bixse.evaluation.suites.task_run import run_task
+from bixse.evaluation.systems import System, check_distinct, open_system
+from bixse.evaluation.trec_dl.protocols import WITHOUT, trec_means, trec_notes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from sentence_transformers import SentenceTransformer
+
+    from bixse.evaluation.tasks import Task
     from bixse.evaluation.trec_dl.protocols import Protocol
     from bixse.progress import ProgressBars
 
@@ -31,43 +30,37 @@ OUT_FOLDER = Path("runs") / "evaluation"
 """Below it a suite that mteb runs is kept when no folder is given: mteb needs one."""
 ZERO_SHOT_EXCEPT = "MSMARCO"
 """The task of BEIR that is left out of its zero-shot mean."""
+MTEB_METRIC = "main"
+"""Name of the metric by which mteb ranks a task."""
 
 
 def evaluate_suite(
-    models: Sequence[str],
+    systems: Sequence[str | SentenceTransformer | System],
     suite: str,
     data: str | Path | None = None,
     out: str | Path | None = None,
     tasks: Sequence[str] | None = None,
     download: bool = False,
-    max_length: int | None = None,
-    task: str | None = None,
     protocol: Protocol = "judged",
-    trust_remote_code: bool = False,
     progress: ProgressBars | None = None,
-    devices: Sequence[str] | None = None,
 ) -> SuiteResult:
-    """Evaluate models on a suite, with a verdict for every pair of them.
+    """Evaluate systems on a suite, with a verdict for every pair of them.
 
     Before a model is loaded every missing data set is listed with the command that brings it. With `out`, every
-    finished task is kept: called again, also with more models, only what is not there is run.
+    finished task is kept: called again, also with more systems, only what is not there is run.
 
     Args:
-        models: model folders, hub names, "demo" or "bm25".
+        systems: each as for `bixse.evaluate`.
         suite: a name in `bixse.evaluation.suites.known_suites.SUITES`.
         data: folder with a collection folder for each task, or with the official TREC files.
         out: folder for results; None writes nothing (mteb's suites: runs/evaluation/<suite>).
         tasks: run only these; years for TREC.
         download: fetch from the hub what `data` lacks.
-        max_length: tokens of a text that are read; None keeps the model's own.
-        task: task whose instructions stand before all texts; None: each task's own.
         protocol: what is searched in the suite trec-dl.
-        trust_remote_code: run code that comes with a model.
         progress: makes a progress callback from a title and a total.
-        devices: where texts are encoded: one device, or one a process, such as ["cuda:0", "cuda:1"] or ["cpu", "cpu"].
 
     Raises:
-        InputError: no such suite or task, data that lack or cannot be used, a model twice.
+        InputError: no such suite or task, data that are missing or cannot be used, a model twice.
         ModelError: a model cannot be used.
         OutputExistsError: `out` holds another evaluation.
         StorageError: `out` cannot be written.
@@ -93,140 +86,181 @@ def evaluate_suite(
     chosen = suite_named(suite)
     folder = Path(data) if data is not None else None
     kept = Path(out) if out is not None else (OUT_FOLDER / suite if chosen.engine == "mteb" else None)
-    if not models:
+    if not systems:
         raise InputError("models: got none; expected at least one; fix: name a model folder, a hub name or bm25")
     plan = make_plan(chosen, folder, tasks, download, protocol)
-    settings = {"suite": suite, "max_length": max_length, "instructions": task}
-    if chosen.engine == "trec-dl":
-        settings["protocol"] = protocol
-    if kept is not None:
-        root = open_run(kept, "evaluate", settings, {})
-    systems = [make_system(model, max_length, task, trust_remote_code, devices) for model in models]
-    check_distinct(systems)
-    _check_systems(chosen, systems, plan)
-    if kept is not None:
+    settings = {"suite": suite, **({"protocol": protocol} if chosen.engine == "trec-dl" else {})}
+    root = open_run(kept, "evaluate", settings, {}) if kept is not None else None
+    opened = [open_system(system) for system in systems]
+    check_distinct(opened)
+    _check_systems(chosen, opened, plan)
+    if root is not None:
         root.save("running")
-    scores: dict[str, dict[str, TaskScore]] = {}
+    scores: dict[str, dict[str, Evaluation]] = {}
     failures: dict[str, str] = {}
-    for system in systems:
-        scores[system.name], failed = _run_system(chosen, system, plan, kept, folder, settings, download, progress)
-        failures |= {f"{system.label}: {name}": why for name, why in failed.items()}
+    for system, shown in zip(opened, shown_names(opened), strict=True):
+        if chosen.engine == "mteb" and kept is not None:
+            scores[shown], failed = _run_mteb(system, plan, kept, settings, download, progress)
+            failures |= {f"{system.label}: {name}": why for name, why in failed.items()}
+        else:
+            scores[shown] = _run_tasks(system, plan, kept, settings, progress)
         system.release()
-    result = _result(chosen, plan, systems, scores, failures, folder, protocol)
-    if kept is not None:
+    result = _result(chosen, plan, opened, scores, failures, folder, protocol)
+    if root is not None:
         root.results = result.plain()
-        result.write(kept)
+        result.write(root.folder)
         root.save("failed" if failures else "finished")
     return result
+
+
+def compare_on_task(
+    systems: Sequence[System], task: Task, out: Path | None = None, progress: ProgressBars | None = None
+) -> SuiteResult:
+    """Evaluate several systems on one task, with a verdict for every pair: a suite of one task.
+
+    Args:
+        systems: two or more.
+        task: with one query set.
+        out: each system's files go to <out>/<name and hash of the model>.
+        progress: makes a progress callback from a title and a total.
+
+    Raises:
+        InputError: see `evaluate`; or one model twice.
+        OutputExistsError: a folder holds another run.
+    """
+    check_distinct(systems)
+    scores = {}
+    for system, shown in zip(systems, shown_names(systems), strict=True):
+        found = evaluate(system, task, out / system.name if out is not None else None, progress)
+        scores[shown] = {task.name: replace(found, run={})}
+        system.release()
+    one_query = len(task.query_sets[0].queries) < 2
+    comparisons = [] if one_query else compare_systems(_values(scores, [task.name]))
+    means = {shown: {PRIMARY_METRIC: own[task.name].metrics[PRIMARY_METRIC]} for shown, own in scores.items()}
+    result = SuiteResult(LOCAL, PRIMARY_METRIC, scores, means, tuple(comparisons), precision=_precision(systems))
+    if out is not None:
+        result.write(out)
+    return result
+
+
+def shown_names(systems: Sequence[System]) -> list[str]:
+    """What tables call each system: its label, or where two have the same one, the name with the hash."""
+    labels = [system.label for system in systems]
+    return [system.label if labels.count(system.label) == 1 else system.name for system in systems]
 
 
 def _check_systems(suite: Suite, systems: Sequence[System], plan: Plan) -> None:
     """Say what cannot work before the first task is run: wrong models, tasks without instructions."""
     for system in systems:
-        if isinstance(system, EncoderSystem):
-            for source in plan.sources:
-                system.check_instructions(source.instruction_names)
-            if plan.tasks:
-                from bixse.evaluation.mteb.mteb_model import mteb_prompts
+        for source in plan.sources:
+            system.check(source.instructions)
+        if suite.engine == "mteb":
+            from bixse.evaluation.mteb.mteb_model import check_mteb_system
 
-                mteb_prompts(system.encoder, plan.tasks, system.task)
-            if len(systems) > 1:  # one model in memory at a time
-                system.release()
-        elif suite.engine == "mteb":
-            from bixse.evaluation.mteb.mteb_tasks import not_retrieval
-
-            others = not_retrieval(plan.tasks)
-            if others:
-                raise InputError(
-                    f"{system.label}: got {len(others)} tasks that are no retrieval, such as {others[0]}; expected an "
-                    "encoder for them; fix: leave it out, or name tasks of retrieval with --tasks"
-                )
+            check_mteb_system(system, plan.tasks)
+        if len(systems) > 1:  # one model in memory at a time
+            system.release()
 
 
-def _run_system(
-    suite: Suite,
-    system: System,
-    plan: Plan,
-    out: Path | None,
-    data: Path | None,
-    settings: Mapping[str, Any],
-    download: bool,
-    progress: ProgressBars | None,
-) -> tuple[dict[str, TaskScore], dict[str, str]]:
-    """One system on all tasks: task -> score, and task -> why it failed."""
-    if suite.engine == "mteb" and out is not None:
-        from bixse.evaluation.mteb.mteb_suite import run_mteb
+def _run_tasks(
+    system: System, plan: Plan, out: Path | None, settings: Mapping[str, Any], progress: ProgressBars | None
+) -> dict[str, Evaluation]:
+    """One system on all tasks that our own evaluator runs."""
+    scores: dict[str, Evaluation] = {}
+    for source in plan.sources:
+        task = source.read()
+        task = replace(task, instructions=source.instructions, settings={**task.settings, **settings})
+        folder = out / system.name / task.name if out is not None else None
+        found = evaluate_query_sets(system, task, folder, progress)
+        scores |= {name: replace(evaluation, run={}) for name, evaluation in found.items()}
+    return scores
 
-        step = progress(f"{system.label}: tasks", len(plan.tasks)) if progress is not None else None
-        return run_mteb(system, plan.tasks, out, data, settings, download, None if step is None else lambda _: step(1))
-    scores = [score for source in plan.sources for score in run_task(system, source, out, settings, progress)]
-    return {score.task: score for score in scores}, {}
+
+def _run_mteb(
+    system: System, plan: Plan, out: Path, settings: Mapping[str, Any], download: bool, progress: ProgressBars | None
+) -> tuple[dict[str, Evaluation], dict[str, str]]:
+    from bixse.evaluation.mteb.mteb_suite import run_mteb
+
+    step = progress(f"{system.label}: tasks", len(plan.tasks)) if progress is not None else None
+    return run_mteb(system, plan.tasks, out, settings, download, step)
 
 
 def _result(
     suite: Suite,
     plan: Plan,
     systems: Sequence[System],
-    scores: Mapping[str, Mapping[str, TaskScore]],
+    scores: Mapping[str, Mapping[str, Evaluation]],
     failures: Mapping[str, str],
     data: Path | None,
     protocol: Protocol,
 ) -> SuiteResult:
     """Means, comparisons and notes."""
-    from bixse.evaluation.mteb.mteb_suite import MAIN
-
-    labels = {system.name: system.label for system in systems}
-    shown = {name: label if list(labels.values()).count(label) == 1 else name for name, label in labels.items()}
-    headline = MAIN if suite.engine == "mteb" else HEADLINE
-    named = {shown[name]: found for name, found in scores.items()}
     notes = [suite.note] if suite.note else []
     if plan.years and data is not None:
-        from bixse.evaluation.trec_dl.protocols import trec_notes
-
         notes += trec_notes(data, plan.years, "rerank" if suite.engine == "trec-dl-rerank" else protocol)
     comparisons: list[SuiteDifference] = []
     try:
-        comparisons = _compare(named, grouped=suite.engine != "mteb")
+        comparisons = _compare(scores, grouped=suite.engine != "mteb")
     except BixseError as error:
         notes.append(f"systems are not compared: {error}")
-    means = {name: _means(suite, found, headline) for name, found in named.items()}
     return SuiteResult(
-        suite.name, headline, named, means, tuple(comparisons), tuple(notes), failures, precision_of(systems)
+        suite.name,
+        MTEB_METRIC if suite.engine == "mteb" else PRIMARY_METRIC,
+        scores,
+        {shown: _means(suite, found) for shown, found in scores.items()},
+        tuple(comparisons),
+        tuple(notes),
+        failures,
+        _precision(systems),
     )
 
 
-def _means(suite: Suite, scores: Mapping[str, TaskScore], headline: str) -> dict[str, float]:
+def _means(suite: Suite, scores: Mapping[str, Evaluation]) -> dict[str, float]:
     """The means of a suite over its tasks."""
     if not scores:
         return {}
     if suite.engine in ("trec-dl", "trec-dl-rerank"):
-        from bixse.evaluation.trec_dl.protocols import trec_means
-
-        return trec_means(scores, headline)
+        return trec_means(scores)
     if suite.engine == "mteb":
-        over_tasks = mean_of({name: score.metrics[headline] for name, score in scores.items()})
-        return {"mean over tasks": over_tasks, "mean over types": mean_of(group_means(scores, headline))}
-    groups = group_means(scores, headline)
-    means = {"mean over tasks": mean_of(groups)}
+        over_tasks = {name: score.metrics[MTEB_METRIC] for name, score in scores.items()}
+        return {
+            "mean over tasks": _mean(over_tasks),
+            "mean over types": _mean(group_means(scores, MTEB_METRIC)),
+        }
+    groups = group_means(scores)
+    means = {"mean over tasks": _mean(groups)}
     zero_shot = {name: value for name, value in groups.items() if name != ZERO_SHOT_EXCEPT}
     if zero_shot and len(zero_shot) < len(groups):
-        means["mean, zero-shot"] = mean_of(zero_shot)
+        means["mean, zero-shot"] = _mean(zero_shot)
     return means
 
 
-def _compare(scores: Mapping[str, Mapping[str, TaskScore]], grouped: bool) -> list[SuiteDifference]:
-    """Every pair of systems on the tasks that all of them have; groups count as one where the suite's mean does so."""
-    from bixse.evaluation.trec_dl.protocols import WITHOUT
+def _mean(values: Mapping[str, float]) -> float:
+    return sum(values.values()) / len(values)
 
+
+def _compare(scores: Mapping[str, Mapping[str, Evaluation]], grouped: bool) -> list[SuiteDifference]:
+    """Every pair of systems on the tasks that all of them have; groups count as one where the suite's mean does so."""
     if len(scores) < 2:
         return []
-    values = {name: headline_values(found) for name, found in scores.items()}
+    first = next(iter(scores.values()))
     common = [
         task
-        for task in next(iter(values.values()))
-        if all(task in found for found in values.values()) and not task.endswith(WITHOUT)
+        for task in first
+        if all(task in own and PRIMARY_METRIC in own[task].per_query for own in scores.values())
+        and not task.endswith(WITHOUT)
     ]
-    if not common:
-        return []
-    groups = {task: score.group for task, score in next(iter(scores.values())).items()} if grouped else None
-    return compare_systems({name: {task: found[task] for task in common} for name, found in values.items()}, groups)
+    groups = {task: score.group for task, score in first.items()} if grouped else None
+    return compare_systems(_values(scores, common), groups) if common else []
+
+
+def _values(
+    scores: Mapping[str, Mapping[str, Evaluation]], tasks: Sequence[str]
+) -> dict[str, dict[str, dict[str, float]]]:
+    """System -> task -> query id -> value of the primary metric."""
+    return {shown: {task: own[task].per_query[PRIMARY_METRIC] for task in tasks} for shown, own in scores.items()}
+
+
+def _precision(systems: Sequence[System]) -> str | None:
+    """What the encoders among some systems compute in; None where there is none."""
+    return next((system.precision for system in systems if system.precision is not None), None)

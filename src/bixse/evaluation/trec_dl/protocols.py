@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 from bixse.data.io.files import file_hash
 from bixse.data.trec import read_qrels
 from bixse.errors import InputError, did_you_mean
-from bixse.evaluation.suites.prepared import JudgedQueries, PreparedTask, TaskSource
+from bixse.evaluation.metrics import PRIMARY_METRIC
+from bixse.evaluation.tasks import QuerySet, Task, TaskSource
 from bixse.evaluation.trec_dl.trec_files import (
     CORPUS_SIZES,
     DUPLICATES_FILE,
@@ -29,12 +30,12 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from bixse.evaluation.suites.suite_result import TaskScore
+    from bixse.evaluation.evaluate import Evaluation
     from bixse.relevance import Qrels
 
 Protocol: TypeAlias = Literal["judged", "full"]
 """What is searched: the union of the judged passages of all years, as in the BiXSE paper, or the official corpora."""
-RELEVANCE_LEVEL = 2.0
+MIN_RELEVANT_GRADE = 2.0
 """Grade 1 means "on topic, does not answer": the binary metrics of the track count from 2 on."""
 WITHOUT = " without duplicates"
 """Ends the name of a year whose propagated judgements are taken back."""
@@ -57,25 +58,25 @@ def chosen_years(names: Sequence[str] | None) -> list[Year]:
 
 
 def missing_files(data: Path, years: Sequence[Year], protocol: Protocol | Literal["rerank"]) -> list[str]:
-    """Every file that lacks for a protocol, with the command that brings it; [] where all are there."""
-    lacking = []
+    """Every missing file for a protocol, with the command that brings it; [] where all are there."""
+    missing = []
     for year in years:
         names = [year.queries, year.qrels, *([year.candidates] if protocol == "rerank" else [])]
-        lacking += [f"{name}: {year.commands[name]}" for name in names if find_file(data, name) is None]
+        missing += [f"{name}: {year.commands[name]}" for name in names if find_file(data, name) is None]
     if protocol == "full":
-        return lacking + [line for version in sorted({year.version for year in years})
+        return missing + [line for version in sorted({year.version for year in years})
                           for line in missing_corpus(data, version)]  # fmt: skip
     known = load_known_passages(data).keys()
     for version in sorted({year.version for year in years}):
         own = [year for year in years if year.version == version]
         source = {year: year.candidates if protocol == "rerank" and version == 2 else year.qrels for year in own}
-        if any(line.startswith(f"{name}:") for line in lacking for name in source.values()):
-            lacking += missing_corpus(data, version) if protocol == "judged" or version == 2 else []
+        if any(line.startswith(f"{name}:") for line in missing for name in source.values()):
+            missing += missing_corpus(data, version) if protocol == "judged" or version == 2 else []
             continue  # which passages are needed cannot be told yet
         wanted = {name for year in own for name in _passages_of(data, year, protocol)}
         if wanted - known:
-            lacking += missing_corpus(data, version, wanted - known)
-    return lacking
+            missing += missing_corpus(data, version, wanted - known)
+    return missing
 
 
 def pool_source(data: Path, years: Sequence[Year]) -> TaskSource:
@@ -85,7 +86,7 @@ def pool_source(data: Path, years: Sequence[Year]) -> TaskSource:
     them: one passage of each class stays, with the class's highest grade.
     """
 
-    def prepare() -> PreparedTask:
+    def read() -> Task:
         judged = {year.year: _judged(data, year) for year in years}
         wanted = {
             version: {
@@ -98,7 +99,7 @@ def pool_source(data: Path, years: Sequence[Year]) -> TaskSource:
             for version in {year.version for year in years}
         }
         passages = look_up_passages(data, wanted)
-        sets = [JudgedQueries(year, queries, qrels) for year, (queries, qrels) in judged.items()]
+        sets = [QuerySet(year, queries, qrels) for year, (queries, qrels) in judged.items()]
         path = find_file(data, DUPLICATES_FILE)
         if path is not None and any(year.propagated for year in years):
             stands_for = _stands_for(passages, read_duplicates(path, frozenset(passages)))
@@ -107,37 +108,37 @@ def pool_source(data: Path, years: Sequence[Year]) -> TaskSource:
                 if year.propagated:
                     queries, qrels = judged[year.year]
                     sets.append(
-                        JudgedQueries(year.year + WITHOUT, queries, collapse_duplicates(qrels, stands_for), left_out)
+                        QuerySet(year.year + WITHOUT, queries, collapse_duplicates(qrels, stands_for), left_out)
                     )
         files = [name for year in years for name in (year.queries, year.qrels)]
-        return PreparedTask(
+        return Task(
             name="judged-passages",
             documents=lambda: iter(passages.items()),
             count=len(passages),
-            sets=tuple(sets),
+            query_sets=tuple(sets),
             inputs=_hashes(data, [*files, *([DUPLICATES_FILE] if path is not None else [])], passages),
-            relevance_level=RELEVANCE_LEVEL,
+            min_relevant_grade=MIN_RELEVANT_GRADE,
         )
 
-    return TaskSource("judged-passages", prepare, INSTRUCTION_NAMES)
+    return TaskSource("judged-passages", read, INSTRUCTION_NAMES)
 
 
 def full_sources(data: Path, years: Sequence[Year]) -> list[TaskSource]:
     """The full corpora, each read and encoded once for all its years."""
 
     def source(version: int) -> TaskSource:
-        def prepare() -> PreparedTask:
+        def read() -> Task:
             own = [year for year in years if year.version == version]
-            return PreparedTask(
+            return Task(
                 name=f"msmarco-v{version}",
                 documents=lambda: stream_corpus(data, version),
                 count=CORPUS_SIZES[version],
-                sets=tuple(JudgedQueries(year.year, *_judged(data, year)) for year in own),
+                query_sets=tuple(QuerySet(year.year, *_judged(data, year)) for year in own),
                 inputs=_hashes(data, [name for year in own for name in (year.queries, year.qrels)]),
-                relevance_level=RELEVANCE_LEVEL,
+                min_relevant_grade=MIN_RELEVANT_GRADE,
             )
 
-        return TaskSource(f"msmarco-v{version}", prepare, INSTRUCTION_NAMES)
+        return TaskSource(f"msmarco-v{version}", read, INSTRUCTION_NAMES)
 
     return [source(version) for version in sorted({year.version for year in years})]
 
@@ -146,28 +147,28 @@ def rerank_sources(data: Path, years: Sequence[Year]) -> list[TaskSource]:
     """The official candidate lists, year by year: 1,000 passages per query in 2019 and 2020, 100 since."""
 
     def source(year: Year) -> TaskSource:
-        def prepare() -> PreparedTask:
+        def read() -> Task:
             queries, qrels = _judged(data, year)
             candidates, passages = _candidates(data, year, qrels)
             if not passages:
                 wanted = {name for names in candidates.values() for name in names}
                 passages = look_up_passages(data, {year.version: wanted})
-            lacking = [query_id for query_id in queries if query_id not in candidates]
-            if len(lacking) == len(queries):
+            missing = [query_id for query_id in queries if query_id not in candidates]
+            if len(missing) == len(queries):
                 raise InputError(
                     f"{data / year.candidates}: got no list for any judged query of {year.year}; expected one for "
                     "each; fix: fetch the file again"
                 )
-            return PreparedTask(
+            return Task(
                 name=f"{year.year}-candidates",
                 documents=lambda: iter(passages.items()),
                 count=len(passages),
-                sets=(JudgedQueries(year.year, queries, qrels, candidates=candidates),),
+                query_sets=(QuerySet(year.year, queries, qrels, candidates=candidates),),
                 inputs=_hashes(data, [year.queries, year.qrels, year.candidates], passages),
-                relevance_level=RELEVANCE_LEVEL,
+                min_relevant_grade=MIN_RELEVANT_GRADE,
             )
 
-        return TaskSource(f"{year.year}-candidates", prepare, INSTRUCTION_NAMES)
+        return TaskSource(f"{year.year}-candidates", read, INSTRUCTION_NAMES)
 
     return [source(year) for year in years]
 
@@ -193,7 +194,7 @@ def collapse_duplicates(qrels: Qrels, stands_for: Mapping[str, str]) -> dict[str
     return collapsed
 
 
-def trec_means(scores: Mapping[str, TaskScore], metric: str) -> dict[str, float]:
+def trec_means(scores: Mapping[str, Evaluation], metric: str = PRIMARY_METRIC) -> dict[str, float]:
     """The means of a suite of years: over years, over all queries, and over years without duplicates.
 
     The mean over queries is what evaluating all years' judgements as one file gives, as in the BiXSE paper.

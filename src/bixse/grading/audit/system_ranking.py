@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from bixse.errors import InputError
-from bixse.evaluation.metrics import evaluate_run
+from bixse.evaluation.metrics import PRIMARY_METRIC, evaluate_run
 from bixse.evaluation.statistics import percentile_estimate, query_draws, quotient
 
 if TYPE_CHECKING:
@@ -18,9 +18,6 @@ if TYPE_CHECKING:
     from bixse.grading.audit.labels import Pair
     from bixse.relevance import Run
     from bixse.results import IntervalEstimate
-
-METRIC = "ndcg@10"
-"""What systems are ranked by."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +114,7 @@ def _qrels(relevance: Mapping[Pair, float], pairs: set[Pair]) -> dict[str, dict[
 
 
 def _scores(qrels: Mapping[str, Mapping[str, float]], run: Run, queries: Sequence[str]) -> list[float]:
-    values = evaluate_run({query: qrels[query] for query in queries}, run, [METRIC])[METRIC]
+    values = evaluate_run({query: qrels[query] for query in queries}, run, [PRIMARY_METRIC])[PRIMARY_METRIC]
     return [values[query] for query in queries]
 
 

@@ -16,7 +16,10 @@ from bixse.data.pairs_files import load_graded_pairs, save_graded_pairs
 from bixse.data.run_record import RUN_FILE
 from bixse.encoders.loading.precision import resolve_precision, use_precision
 from bixse.errors import BixseError, InterruptedRunError, OutputExistsError, StorageError
-from bixse.evaluation.baseline import METRICS
+from bixse.evaluation.evaluate import evaluate
+from bixse.evaluation.metrics import METRICS, PRIMARY_METRIC
+from bixse.evaluation.systems import Bm25System, EncoderSystem
+from bixse.evaluation.tasks import collection_task
 from bixse.studies.engine.study_config import merged, train_config
 from bixse.training.recipe import MODEL_FOLDER
 
@@ -25,13 +28,15 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from bixse.encoders.relevance_model import RelevanceModel
+    from bixse.evaluation.evaluate import Evaluation
+    from bixse.evaluation.systems import System
+    from bixse.evaluation.tasks import Task
+    from bixse.grading.rank import JudgeRanking
     from bixse.studies.engine.inputs import StudyInputs
     from bixse.training.config import TrainConfig
 
 RESULT_FILE = "result.json"
 """What a finished cell leaves."""
-HEADLINE = "ndcg@10"
-"""The metric that decides."""
 
 
 @dataclass(frozen=True)
@@ -171,9 +176,9 @@ def _measure(cell: Cell, settings: Mapping[str, Any], inputs: StudyInputs | None
 
         return rank_cell(cell, settings, inputs, own)
     if cell.kind == "bm25":
-        return _scored(cell, inputs, "bm25", None)
+        return scored(cell, inputs, Bm25System())
     if cell.kind == "untrained":
-        return _scored(cell, inputs, inputs.model, settings)
+        return scored(cell, inputs, EncoderSystem(untrained(inputs, settings), cache="none"))
     path = own / "pairs.parquet"
     rows = _write_pairs(cell, inputs, path)
     config = cell_config(cell, settings, inputs, path)
@@ -181,7 +186,7 @@ def _measure(cell: Cell, settings: Mapping[str, Any], inputs: StudyInputs | None
 
     drop_unbegun(own / "run")
     train(config, own / "run", progress=False)
-    found = _scored(cell, inputs, str(own / "run" / MODEL_FOLDER), None)
+    found = scored(cell, inputs, EncoderSystem(own / "run" / MODEL_FOLDER, cache="none"))  # the model is dropped soon
     return CellResult(**{**asdict(found), "rows": rows})
 
 
@@ -196,7 +201,7 @@ def cell_config(cell: Cell, settings: Mapping[str, Any], inputs: StudyInputs, pa
         "pairs": pairs,
         "dev": dev[0] if len(dev) == 1 else dev,
         "dev_split": inputs.dev_split,
-        "relevance_level": inputs.relevance_level,
+        "min_relevant_grade": inputs.min_relevant_grade,
         "model": inputs.model,
         "seed": cell.seed,
     }
@@ -233,31 +238,29 @@ def untrained(inputs: StudyInputs, settings: Mapping[str, Any]) -> RelevanceMode
     return encoder
 
 
-def _scored(cell: Cell, inputs: StudyInputs, model: str, settings: Mapping[str, Any] | None) -> CellResult:
+def scored(cell: Cell, inputs: StudyInputs, system: System) -> CellResult:
     """A system's figures on the test queries."""
-    from bixse.data.collection_files import load_collection
-    from bixse.evaluation.baseline import search_bm25
-    from bixse.evaluation.metrics import evaluate_run, mean
+    return measured(cell, {name: evaluate(system, test_task(inputs, folder)) for name, folder in inputs.tests.items()})
 
-    encoder = None
-    if model != "bm25":
-        from bixse.encoders.loading.build import build_encoder
 
-        encoder = build_encoder(model) if settings is None else untrained(inputs, settings)
-    means: list[dict[str, float]] = []
-    per_query: dict[str, float] = {}
-    for name, folder in inputs.tests.items():
-        collection = load_collection(folder, ["test"])
-        qrels = collection.qrels["test"]
-        if encoder is None:
-            run = search_bm25(collection, list(qrels), exclude_self=inputs.exclude_self)
-        else:
-            from bixse.evaluation.dense_search import encode_collection
+def test_task(inputs: StudyInputs, folder: Path) -> Task:
+    """The test queries of a collection, scored as the study says."""
+    return collection_task(
+        folder, "test", exclude_self=inputs.exclude_self, min_relevant_grade=inputs.min_relevant_grade
+    )
 
-            encoded = encode_collection(encoder, collection, list(qrels))
-            run = encoded.search(list(qrels), exclude_self=inputs.exclude_self)
-        figures = evaluate_run(qrels, run, METRICS, inputs.relevance_level)
-        means.append(mean(figures))
-        per_query |= {f"{name}/{query}": value for query, value in figures[HEADLINE].items()}
-    metrics = {metric: sum(found[metric] for found in means) / len(means) for metric in METRICS}
+
+def measured(cell: Cell, found: Mapping[str, Evaluation | JudgeRanking]) -> CellResult:
+    """The figures of a cell: of several collections the mean of their means.
+
+    Args:
+        cell: the cell.
+        found: collection -> what was reached there.
+    """
+    metrics = {metric: sum(own.metrics[metric] for own in found.values()) / len(found) for metric in METRICS}
+    per_query = {
+        f"{name}/{query}": value
+        for name, own in found.items()
+        for query, value in own.per_query[PRIMARY_METRIC].items()
+    }
     return CellResult(cell.labels, cell.seed, "finished", metrics=metrics, per_query=per_query)

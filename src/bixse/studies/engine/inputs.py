@@ -45,7 +45,7 @@ class StudyInputs:
     """Name -> collection to measure on, split test."""
     model: str
     """The encoder that is trained."""
-    relevance_level: float
+    min_relevant_grade: float
     """Grade from which a document is relevant."""
     exclude_self: bool = False
     """Whether the document with the query's id is left out of its answers."""
@@ -67,7 +67,7 @@ def prepare_inputs(config: StudyConfig, out: Path) -> StudyInputs:
         if not Path(model).is_dir():
             save_static_student(folder / STATIC)
     data = config.data
-    rest = (config.data.relevance_level, config.data.exclude_self)
+    rest = (config.data.min_relevant_grade, config.data.exclude_self)
     if data.pairs:
         tests = _named(data.test)
         for path in tests.values():

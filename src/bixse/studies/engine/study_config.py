@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 PYDOCS = "pydocs"
 """The word for the sample collection."""
-OWNED = ("pairs", "dev", "dev_split", "model", "seed", "relevance_level", "report_to", "loss")
+OWNED = ("pairs", "dev", "dev_split", "model", "seed", "min_relevant_grade", "report_to", "loss")
 """Settings of training that a study sets itself."""
 
 
@@ -37,7 +37,7 @@ class StudyData(Settings):
     """Shares of the queries to train, choose and measure on where there is one split; by a hash of the query's text."""
     scale: tuple[float, float] = (0, 3)
     """Lowest and highest grade of the collection."""
-    relevance_level: float = Field(default=2, gt=0)
+    min_relevant_grade: float = Field(default=2, gt=0)
     """Grade from which a document is relevant for recall and MRR."""
     exclude_self: bool = False
     """Leave the document whose id equals the query's id out of its answers, where queries are also documents."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from bixse.errors import IncompleteError, InputError
-from bixse.studies.engine.cells import HEADLINE, Cell, CellResult, cell_config, drop_unbegun, untrained
+from bixse.evaluation.evaluate import evaluate
+from bixse.evaluation.systems import Bm25System, EncoderSystem
+from bixse.studies.engine.cells import Cell, CellResult, cell_config, drop_unbegun, measured, test_task, untrained
 from bixse.studies.engine.study import Study, of_loss
 from bixse.studies.findings.contrasts import above
 
@@ -13,10 +16,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from bixse.data.collection import Collection
     from bixse.data.graded_pairs import GradedPairs
     from bixse.encoders.relevance_model import RelevanceModel
-    from bixse.relevance import Run
+    from bixse.evaluation.systems import System
+    from bixse.evaluation.tasks import Task
+    from bixse.grading.rank import JudgeRanking
     from bixse.studies.engine.inputs import StudyInputs
     from bixse.studies.engine.study import Values
     from bixse.studies.engine.study_config import StudyConfig
@@ -60,33 +64,29 @@ def rank_cell(cell: Cell, settings: Mapping[str, Any], inputs: StudyInputs, own:
         inputs: where everything is.
         own: the cell's folder.
     """
-    from bixse.data.collection_files import load_collection
-    from bixse.evaluation.baseline import METRICS, search_bm25
-    from bixse.evaluation.metrics import evaluate_run, mean
-
     depth, system = cell.pairs["depth"], cell.pairs["system"]
-    if system == "judge" and inputs.exclude_self:
-        raise InputError(
-            "rankers: got a judge and `exclude_self`; expected one of them, since a judge ranks all that BM25 finds; "
-            "fix: leave the judge out, or take a collection whose queries are no documents"
+    if system == "judge":
+        if inputs.exclude_self:
+            raise InputError(
+                "rankers: got a judge and `exclude_self`; expected one of them, since a judge ranks all that BM25 "
+                "finds; fix: leave the judge out, or take a collection whose queries are no documents"
+            )
+        return measured(
+            cell, {name: _judged(cell, folder, inputs, own / name) for name, folder in inputs.tests.items()}
         )
-    model = _model(cell, settings, inputs, own) if system not in (BM25, "judge") else None
-    means: list[dict[str, float]] = []
-    per_query: dict[str, float] = {}
-    for name, folder in inputs.tests.items():
-        collection = load_collection(folder, ["test"])
-        qrels = collection.qrels["test"]
-        if system == "judge":
-            run: Run = _judged(cell, folder, inputs, own / name)
-        else:
-            run = search_bm25(collection, list(qrels), depth, exclude_self=inputs.exclude_self)
-            if model is not None:
-                run = _reranked(model, collection, run)
-        figures = evaluate_run(qrels, run, METRICS, inputs.relevance_level)
-        means.append(mean(figures))
-        per_query |= {f"{name}/{query}": value for query, value in figures[HEADLINE].items()}
-    metrics = {metric: sum(found[metric] for found in means) / len(means) for metric in METRICS}
-    return CellResult(cell.labels, cell.seed, "finished", metrics=metrics, per_query=per_query)
+    ranker: System = Bm25System()
+    if system != BM25:
+        ranker = EncoderSystem(_model(cell, settings, inputs, own), cache="none")
+    found = {name: evaluate(ranker, _of_candidates(inputs, folder, depth)) for name, folder in inputs.tests.items()}
+    return measured(cell, found)
+
+
+def _of_candidates(inputs: StudyInputs, folder: Path, depth: int) -> Task:
+    """The test queries with the first documents that BM25 finds as candidates."""
+    task = test_task(inputs, folder)
+    (queries,) = task.query_sets
+    candidates = {query: list(answers) for query, answers in Bm25System().search(task, depth)[queries.name].items()}
+    return replace(task, query_sets=(replace(queries, candidates=candidates),))
 
 
 def _model(cell: Cell, settings: Mapping[str, Any], inputs: StudyInputs, own: Path) -> RelevanceModel:
@@ -100,22 +100,7 @@ def _model(cell: Cell, settings: Mapping[str, Any], inputs: StudyInputs, own: Pa
     return build_encoder(own / "run" / MODEL_FOLDER)
 
 
-def _reranked(model: RelevanceModel, collection: Collection, candidates: Run) -> Run:
-    """The candidates with an encoder's cosines as scores; only their texts are encoded."""
-    from bixse.data.collection import Collection as Table
-    from bixse.evaluation.dense_search import encode_collection
-
-    wanted = {document for found in candidates.values() for document in found}
-    corpus = {name: document for name, document in collection.corpus.items() if name in wanted}
-    pairs = [(query, document) for query, found in candidates.items() for document in found]
-    encoded = encode_collection(model, Table(collection.name, corpus, collection.queries), list(candidates))
-    run: dict[str, dict[str, float]] = {query: {} for query in candidates}
-    for (query, document), score in zip(pairs, encoded.cosines(pairs).tolist(), strict=True):
-        run[query][document] = score
-    return run
-
-
-def _judged(cell: Cell, folder: Path, inputs: StudyInputs, out: Path) -> Run:
+def _judged(cell: Cell, folder: Path, inputs: StudyInputs, out: Path) -> JudgeRanking:
     from bixse.grading.grade import GradeSettings
     from bixse.grading.open_judge import open_judge, reads_rubric
     from bixse.grading.rank import rank
@@ -127,7 +112,13 @@ def _judged(cell: Cell, folder: Path, inputs: StudyInputs, out: Path) -> Run:
     try:
         settings = GradeSettings(rubric if reads_rubric(names) else None)
         found = rank(
-            judge, folder, "test", out, settings, depth=cell.pairs["depth"], relevance_level=inputs.relevance_level
+            judge,
+            folder,
+            "test",
+            out,
+            settings,
+            depth=cell.pairs["depth"],
+            min_relevant_grade=inputs.min_relevant_grade,
         )
     finally:
         judge.close()
@@ -136,7 +127,7 @@ def _judged(cell: Cell, folder: Path, inputs: StudyInputs, out: Path) -> Run:
             f"{cell.labels['system']}: got {found.warnings[0]}; expected a grade for each candidate; fix: give the "
             "same command again, or another judge"
         )
-    return found.run
+    return found
 
 
 def _short(judge: str) -> str:

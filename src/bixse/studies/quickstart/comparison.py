@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bixse.data.trec import ranked
-from bixse.evaluation.baseline import METRICS, search_bm25
 from bixse.evaluation.calibration.calibrate_head import fit_head
 from bixse.evaluation.calibration.reliability import calibration_report
-from bixse.evaluation.metrics import PerQuery, evaluate_run, mean
+from bixse.evaluation.metrics import METRICS, PRIMARY_METRIC
 from bixse.evaluation.significance import paired_bootstrap
 from bixse.report.schema import (
     MergeCurve,
@@ -33,12 +32,11 @@ if TYPE_CHECKING:
 
     from bixse.data.collection import Collection
     from bixse.encoders.head import RelevanceHead
-    from bixse.evaluation.dense_search import EncodedCollection
-    from bixse.relevance import GradeScale, Run
+    from bixse.evaluation.evaluate import Evaluation
+    from bixse.relevance import GradeScale
+    from bixse.retrieval.dense_search import EncodedCollection
     from bixse.training.merging.merge import MergeResult
 
-PRIMARY_METRIC = "ndcg@10"
-"""The metric that decides."""
 SIDE_BY_SIDE = 3
 """Queries shown in full for the largest gains, and as many for the largest losses."""
 SHOWN_DOCUMENTS = 5
@@ -46,7 +44,7 @@ SHOWN_DOCUMENTS = 5
 
 
 @dataclass(frozen=True)
-class System:
+class ReportedSystem:
     """A system under comparison."""
 
     name: str
@@ -61,42 +59,32 @@ class Comparer:
     Args:
         collection: corpus, queries and judgements.
         split: the held-out split everything is measured on.
-        relevance_level: grade from which a document counts as relevant for recall and MRR.
         scale: of the grades, for calibration.
         seed: of the bootstrap.
     """
 
-    def __init__(
-        self, collection: Collection, split: str, relevance_level: float, scale: GradeScale, seed: int = 0
-    ) -> None:
+    def __init__(self, collection: Collection, split: str, scale: GradeScale, seed: int = 0) -> None:
         self.collection = collection
         self.split = split
         self.qrels = collection.qrels[split]
-        self.relevance_level = relevance_level
         self.scale = scale
         self.seed = seed
-        self.systems: list[System] = []
-        self.runs: dict[str, Run] = {}
-        self.per_query: dict[str, PerQuery] = {}
+        self.systems: list[ReportedSystem] = []
+        self.found: dict[str, Evaluation] = {}
         self.comparisons: list[Comparison] = []
         self.calibrations: dict[str, CalibrationReport] = {}
 
-    def add(self, system: System, run: Run) -> dict[str, float]:
-        """Score a system's run; returns its mean metrics."""
+    def add(self, system: ReportedSystem, found: Evaluation) -> float:
+        """Add what a system reached; returns its primary metric."""
         self.systems.append(system)
-        self.runs[system.name] = run
-        self.per_query[system.name] = evaluate_run(self.qrels, run, METRICS, self.relevance_level)
-        return mean(self.per_query[system.name])
-
-    def add_bm25(self) -> dict[str, float]:
-        """Add the lexical baseline."""
-        return self.add(System("bm25", "BM25"), search_bm25(self.collection, list(self.qrels)))
+        self.found[system.name] = found
+        return found.metrics[PRIMARY_METRIC]
 
     def compare(self, system: str, baseline: str, metrics: Sequence[str] = METRICS) -> None:
         """The difference of two systems on each metric, with its 95 % interval (paired bootstrap over queries)."""
         for metric in metrics:
             difference = paired_bootstrap(
-                self.per_query[system][metric], self.per_query[baseline][metric], seed=self.seed
+                self.found[system].per_query[metric], self.found[baseline].per_query[metric], seed=self.seed
             )
             self.comparisons.append(Comparison(system, baseline, metric, difference))
 
@@ -158,7 +146,7 @@ class Comparer:
 
     def changes(self, system: str, baseline: str, kinds: Mapping[str, str]) -> list[QueryChange]:
         """Every query's primary metric under both systems."""
-        after, before = self.per_query[system][PRIMARY_METRIC], self.per_query[baseline][PRIMARY_METRIC]
+        after, before = (self.found[name].per_query[PRIMARY_METRIC] for name in (system, baseline))
         return [
             QueryChange(
                 query_id=query_id,
@@ -192,7 +180,7 @@ class Comparer:
         ]
 
     def _top(self, system: str, query_id: str, head: RelevanceHead | None) -> list[RankedDocument]:
-        scores = self.runs[system].get(query_id, {})
+        scores = self.found[system].run.get(query_id, {})
         return [
             RankedDocument(
                 rank=rank,
@@ -238,7 +226,7 @@ class Comparer:
             description=description,
             verdicts=[self.summary(system, against)],
             systems=[
-                SystemScores(name=entry.name, label=entry.label, metrics=mean(self.per_query[entry.name]))
+                SystemScores(name=entry.name, label=entry.label, metrics=dict(self.found[entry.name].metrics))
                 for entry in self.systems
             ],
             comparisons=self.comparisons,

@@ -21,10 +21,14 @@ from bixse.data.trec import write_run
 from bixse.encoders.head import RelevanceHead
 from bixse.encoders.loading.build import build_encoder
 from bixse.encoders.loading.demo import demo_model_path
-from bixse.evaluation.evaluate import encode_stored
+from bixse.evaluation.evaluate import evaluate, evaluate_query_sets
+from bixse.evaluation.metrics import PRIMARY_METRIC
+from bixse.evaluation.systems import EncoderSystem
+from bixse.evaluation.tasks import collection_task
 from bixse.report.files import load_report_data, save_report_data
 from bixse.report.page import write_report
-from bixse.studies.quickstart.comparison import PRIMARY_METRIC, Comparer, System, merge_curve, training_curve
+from bixse.retrieval.dense_search import encode_collection
+from bixse.studies.quickstart.comparison import Comparer, ReportedSystem, merge_curve, training_curve
 from bixse.training.config import MergeConfig, OptimizerConfig, TrainConfig
 from bixse.training.recipe import TUNED_FOLDER, TrainResult, train
 
@@ -33,15 +37,17 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from bixse.data.collection import Collection
-    from bixse.evaluation.dense_search import EncodedCollection
     from bixse.progress import ProgressBars
     from bixse.report.schema import ReportData
 
 MODEL = "demo"
 """all-MiniLM-L6-v2, carried by the extra `bixse[demo]`."""
-BIXSE = System("bixse", "BiXSE")
-INFONCE = System("infonce", "InfoNCE")
-TUNED = {"bixse": System("bixse-tuned", "BiXSE, not merged"), "infonce": System("infonce-tuned", "InfoNCE, not merged")}
+BIXSE = ReportedSystem("bixse", "BiXSE")
+INFONCE = ReportedSystem("infonce", "InfoNCE")
+TUNED = {
+    "bixse": ReportedSystem("bixse-tuned", "BiXSE, not merged"),
+    "infonce": ReportedSystem("infonce-tuned", "InfoNCE, not merged"),
+}
 """The trained systems as they were before their weights were merged with the base model's."""
 COMPARED = (
     ("bixse", "base"), ("bixse", "infonce"), ("infonce", "base"), ("bixse-tuned", "base"), ("infonce-tuned", "base"),
@@ -159,32 +165,38 @@ def quickstart(
         notes.append(f"{len(pairs)} training pairs of {len(set(pairs.query_ids))} queries")
     write_atomically(out / "train.yaml", user_config(config))
 
-    queries = [query for split in ("dev", "test", "guard") for query in collection.qrels[split]]
-    comparer, guard = (
-        Comparer(collection, split, PYDOCS_RELEVANT_GRADE, PYDOCS_SCALE, seed) for split in ("test", "guard")
+    tests, guards = (
+        collection_task(folder, split, min_relevant_grade=PYDOCS_RELEVANT_GRADE) for split in ("test", "guard")
     )
-    encoded: dict[str, EncodedCollection] = {}
+    sets = [replace(task.query_sets[0], name=name) for name, task in (("test", tests), ("guard", guards))]
+    task = replace(tests, query_sets=tuple(sets))
+    comparer, guard = (Comparer(collection, split, PYDOCS_SCALE, seed) for split in ("test", "guard"))
     trained: dict[str, TrainResult] = {}
 
-    def search(system: System, model: str) -> None:
-        with stages.stage(f"encode and search with {system.label}") as notes:
-            encoder = build_encoder(model, config.max_length)
-            encoded[system.name] = encode_stored(encoder, collection, queries, progress, cache)
-            figures = comparer.add(system, encoded[system.name].search(list(collection.qrels["test"])))
-            notes.append(f"nDCG@10 {figures[PRIMARY_METRIC]:.3f}")
-            figures = guard.add(system, encoded[system.name].search(list(collection.qrels["guard"])))
-            notes.append(f"guard {figures[PRIMARY_METRIC]:.3f}")
+    def search(shown: ReportedSystem, system: EncoderSystem) -> None:
+        with stages.stage(f"search with {shown.label}") as notes:
+            found = evaluate_query_sets(system, task, progress=progress)
+            notes.append(f"nDCG@10 {comparer.add(shown, found['test']):.3f}")
+            notes.append(f"guard {guard.add(shown, found['guard']):.3f}")
+
+    def encoder(model: str | Path) -> EncoderSystem:
+        return EncoderSystem(model, config.max_length, cache=cache)
+
+    def calibrate(label: str, model: str | Path, head: RelevanceHead | None) -> RelevanceHead:
+        judged = [query for split in ("dev", "test") for query in collection.qrels[split]]
+        encoded = encode_collection(build_encoder(model, config.max_length), collection, judged, progress, cache)
+        return comparer.calibrate(label, encoded, head, "dev")
 
     with stages.stage("search with BM25") as notes:
-        notes.append(f"nDCG@10 {comparer.add_bm25()[PRIMARY_METRIC]:.3f}")
-    search(System("base", "base model"), config.model)
+        notes.append(f"nDCG@10 {comparer.add(ReportedSystem('bm25', 'BM25'), evaluate('bm25', tests)):.3f}")
+    search(ReportedSystem("base", "base model"), encoder(config.model))
     for system, chosen in ((INFONCE, infonce_config(config)), (BIXSE, config)):
         with stages.stage(f"train {system.label}") as notes:
             trained[system.name] = train(chosen, out / system.name, progress is not None, system.label)
             merged = trained[system.name].merge
             notes += [f"weight {merged.weight:g} of the tuned model is kept"] if merged is not None else []
-        search(TUNED[system.name], str(out / system.name / TUNED_FOLDER))
-        search(system, str(trained[system.name].model_path))
+        search(TUNED[system.name], encoder(out / system.name / TUNED_FOLDER))
+        search(system, encoder(trained[system.name].model_path))
 
     with stages.stage("compare, calibrate and write the report"):
         for system_name, baseline in COMPARED:
@@ -192,10 +204,10 @@ def quickstart(
             if baseline == "base":
                 guard.compare(system_name, baseline, [PRIMARY_METRIC])
         trained_head = RelevanceHead.load(trained["bixse"].model_path)
-        head = comparer.calibrate("BiXSE", encoded["bixse"], uncalibrated(trained_head), "dev")
+        head = calibrate("BiXSE", trained["bixse"].model_path, uncalibrated(trained_head))
         head.save(trained["bixse"].model_path)
-        comparer.calibrate("InfoNCE", encoded["infonce"], None, "dev")
-        comparer.calibrate("base model", encoded["base"], None, "dev")
+        calibrate("InfoNCE", trained["infonce"].model_path, None)
+        calibrate("base model", config.model, None)
         warnings = [f"{name}: {warning}" for name, result in trained.items() for warning in result.warnings]
         report = comparer.report(
             title="bixse quickstart: search over Python's documentation",
@@ -214,9 +226,9 @@ def quickstart(
             commands=next_commands(out),
             notes=[*NOTES, *warnings],
         )
-        for folder, runs in ((out / "runs", comparer.runs), (out / "runs" / "guard", guard.runs)):
-            for name, run in runs.items():
-                write_run(folder / f"{name}.trec", run, name)
+        for folder, evaluations in ((out / "runs", comparer.found), (out / "runs" / "guard", guard.found)):
+            for name, found in evaluations.items():
+                write_run(folder / f"{name}.trec", found.run, name)
         save_report_data(report, out / "results.json")
         write_report(report, out / "report.html")
     record.results = {
@@ -240,7 +252,7 @@ def quickstart_config(out: Path, fast: bool, seed: int) -> TrainConfig:
         guard_split="guard",
         merge=MERGE,
         evaluations_per_epoch=0,
-        relevance_level=PYDOCS_RELEVANT_GRADE,
+        min_relevant_grade=PYDOCS_RELEVANT_GRADE,
         model=MODEL,
         max_length=FAST_MAX_LENGTH if fast else MAX_LENGTH,
         seed=seed,

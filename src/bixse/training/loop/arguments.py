@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from bixse.evaluation.dense_search import DevEvaluator
+    from bixse.evaluation.dev_evaluator import DevEvaluator
     from bixse.training.config import TrainConfig
 
 CHECKPOINTING: dict[str, Any] = {

@@ -8,35 +8,31 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 from bixse.data.collection_files import load_collection
 from bixse.data.collection_warnings import warn_of_missing
 from bixse.errors import InputError
+from bixse.evaluation.metrics import PRIMARY_METRIC
+from bixse.evaluation.suites.beir_short import cut_collection
+from bixse.evaluation.tasks import QuerySet, Task
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from sentence_transformers import SentenceTransformer
 
+    from bixse.data.collection import Collection
     from bixse.data.collection_files import MissingDocuments
-    from bixse.relevance import Qrels
 
 Role: TypeAlias = Literal["dev", "guard"]
 """dev: what should get better; guard: what must not get worse."""
 Scores: TypeAlias = "dict[str, dict[str, float]]"
 """Name of a query set -> query id -> nDCG@10."""
-METRIC = "ndcg@10"
 
 
 @dataclass(frozen=True)
-class QuerySet:
-    """The judged queries of one split of a collection."""
+class WatchedQueries(QuerySet):
+    """The judged queries of one split of a collection, by the collection's name (and the split's, of several)."""
 
-    name: str
-    """Shown in tables: the collection's name, with the split where a name stands for several."""
-    role: Role
+    role: Role = "dev"
     """What a change of its figure means."""
-    queries: Mapping[str, str]
-    """Query id -> text."""
-    qrels: Qrels
-    """Their judgements."""
 
 
 @dataclass(frozen=True)
@@ -47,26 +43,19 @@ class Watched:
     """Document id -> text."""
     size: int
     """Documents of the whole corpus."""
-    sets: tuple[QuerySet, ...]
+    sets: tuple[WatchedQueries, ...]
     """Dev and guard queries of this corpus."""
     warnings: tuple[str, ...] = ()
     """What the user should know of its guard splits."""
 
     def scores(self, model: SentenceTransformer) -> Scores:
         """nDCG@10 of every judged query; the documents are encoded once for all query sets."""
-        from bixse.encoders.encode import encode_texts
-        from bixse.evaluation.dense_search import EncodedCollection
-        from bixse.evaluation.metrics import evaluate_run
+        from bixse.evaluation.evaluate import evaluate_query_sets
+        from bixse.evaluation.systems import EncoderSystem
 
-        queries = {(own.name, query): text for own in self.sets for query, text in own.queries.items()}
-        documents = encode_texts(model, list(self.documents.values()), "document")
-        vectors = encode_texts(model, list(queries.values()), "query")
-        found: Scores = {}
-        for own in self.sets:
-            rows = [row for row, (name, _) in enumerate(queries) if name == own.name]
-            encoded = EncodedCollection(list(self.documents), documents, list(own.queries), vectors[rows])
-            found[own.name] = evaluate_run(own.qrels, encoded.search(list(own.queries)), [METRIC])[METRIC]
-        return found
+        task = Task("watched", lambda: iter(self.documents.items()), len(self.documents), self.sets)
+        found = evaluate_query_sets(EncoderSystem(model, cache="none"), task)
+        return {name: own.per_query[PRIMARY_METRIC] for name, own in found.items()}
 
 
 @dataclass(frozen=True)
@@ -92,8 +81,6 @@ def load_watched(
     Raises:
         InputError: a collection or split cannot be used, or has no relevant document, or two have one name.
     """
-    from bixse.evaluation.suites.beir_short import cut_collection
-
     names = _names(splits)
     found = []
     for folder in dict.fromkeys(entry.folder.resolve() for entry in splits):
@@ -103,7 +90,7 @@ def load_watched(
         for name, entry in own:
             judged = {q: grades for q, grades in collection.qrels[entry.split].items() if max(grades.values()) > 0}
             queries = {query: collection.queries[query] for query in judged}
-            sets.append(QuerySet(name, entry.role, queries, judged))
+            sets.append(WatchedQueries(name, queries, judged, role=entry.role))
         together: dict[str, dict[str, float]] = {
             f"{own.name}/{query}": dict(grades) for own in sets for query, grades in own.qrels.items()
         }
@@ -113,9 +100,16 @@ def load_watched(
             size = max(documents, len(judged_documents))
             kept = cut_collection(collection.name, together, collection.corpus, len(together), size).documents
         texts = {document: collection.corpus[document].content for document in kept}
-        missing = [said for _, e in own if e.role == "guard" for said in warn_of_missing(collection, e.split)]
-        found.append(Watched(texts, len(collection.corpus), tuple(sets), tuple(missing)))
+        found.append(Watched(texts, len(collection.corpus), tuple(sets), tuple(_missing(collection, own))))
     return found
+
+
+def _missing(collection: Collection, own: Sequence[tuple[str, Split]]) -> Iterator[str]:
+    """What was left out of the guard splits; of dev it is said where the collection is loaded."""
+    for _, entry in own:
+        if entry.role == "guard":
+            split = entry.split
+            yield from warn_of_missing(collection.missing.get(split, 0), collection.qrels[split], split)
 
 
 def check_not_trained_on(held_out: Mapping[str, Mapping[str, str]], queries: Iterable[str], allowed: bool) -> list[str]:

@@ -1,0 +1,164 @@
+"""Search a corpus of any length block by block: encode, keep the best, forget; a killed search goes on where it was."""
+
+from __future__ import annotations
+
+import json
+import time
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from bixse.data.io.files import read_text, write_atomically
+from bixse.encoders.encode import encode_texts
+from bixse.errors import InputError
+from bixse.retrieval.exact import TopK
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from bixse.evaluation.tasks import QuerySet, Task
+    from bixse.relevance import Run
+    from bixse.retrieval.store import EmbeddingStore
+
+DOCUMENTS_PER_BLOCK = 16_384
+"""Documents encoded and searched together; at 1,024 dimensions their embeddings take 67 MB."""
+SAVE_SECONDS = 60.0
+"""The best so far are written after a block when this much time went by since they last were."""
+
+
+class _Search:
+    """The best documents of each query of a set, over the blocks seen so far."""
+
+    def __init__(self, query_set: QuerySet, embeddings: NDArray[np.float32], depth: int) -> None:
+        self.query_set = query_set
+        self.best = TopK(embeddings, depth)
+        self.names: dict[int, str] = {}
+        """Position -> id of the best documents."""
+
+    def add(self, ids: list[str], documents: NDArray[np.float32]) -> None:
+        """Let a block of documents compete; at equal scores the earlier one stays ahead."""
+        rows = [row for row, name in enumerate(ids) if name not in self.query_set.left_out]
+        start = self.best.seen
+        self.best.add(documents if len(rows) == len(ids) else documents[rows])
+        kept = np.unique(self.best.result()[1]).tolist()
+        self.names = {place: self.names[place] if place < start else ids[rows[place - start]] for place in kept}
+
+    def run(self) -> dict[str, dict[str, float]]:
+        scores, positions = (found.tolist() for found in self.best.result())
+        return {
+            query_id: {self.names[place]: score for place, score in zip(places, own, strict=True)}
+            for query_id, places, own in zip(self.query_set.queries, positions, scores, strict=True)
+        }
+
+    def state(self) -> dict[str, Any]:
+        return {"keys": self.best.keys.tolist(), "seen": self.best.seen, "names": self.names}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.best.keys = torch.tensor(state["keys"], dtype=torch.int64).reshape(len(self.query_set.queries), -1)
+        self.best.seen = int(state["seen"])
+        self.names = {int(place): str(name) for place, name in state["names"].items()}
+
+
+class _Reranking:
+    """The candidates of each query of a set, scored."""
+
+    def __init__(self, query_set: QuerySet, embeddings: NDArray[np.float32]) -> None:
+        self.query_set = query_set
+        self.embeddings = embeddings
+        self.candidates = [(query, (query_set.candidates or {}).get(query, ())) for query in query_set.queries]
+        self.found: dict[str, dict[str, float]] = {query_id: {} for query_id in query_set.queries}
+
+    def add(self, ids: list[str], documents: NDArray[np.float32]) -> None:
+        row_of = {name: row for row, name in enumerate(ids)}
+        for (query_id, candidates), query in zip(self.candidates, self.embeddings, strict=True):
+            here = [name for name in candidates if name in row_of]
+            scores = documents[[row_of[name] for name in here]] @ query
+            self.found[query_id].update(zip(here, scores.tolist(), strict=True))
+
+    def run(self) -> dict[str, dict[str, float]]:
+        return self.found
+
+
+def search_blocks(
+    store: EmbeddingStore,
+    task: Task,
+    depth: int,
+    partial: Path | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> dict[str, Run]:
+    """The answers to every query set of a task, each document encoded once.
+
+    Memory holds one block of documents. The best so far are kept in a file; called again with the same task, model and
+    file, a killed search goes on after the last block it wrote, with the same result.
+
+    Args:
+        store: the model, and where its document embeddings are kept.
+        task: corpus and queries. Of a corpus that is only reranked, the candidates alone are encoded.
+        depth: documents of a query that are retrieved.
+        partial: file for the best so far, removed by the caller when it has the answers; None keeps none.
+        progress: called with the number of documents done since the last call.
+
+    Returns:
+        Name of the query set -> run; the document with the query's own id is left out where the task says so.
+
+    Raises:
+        StorageError: `partial` cannot be written.
+        InputError: `partial` is damaged.
+    """
+    states: list[_Search | _Reranking] = []
+    for query_set in task.query_sets:
+        embeddings = encode_texts(store.model, list(query_set.queries.values()), "query")
+        if query_set.candidates is None:
+            states.append(_Search(query_set, embeddings, depth + task.exclude_self))
+        else:
+            states.append(_Reranking(query_set, embeddings))
+    searches = [state for state in states if isinstance(state, _Search)]
+    documents: Iterator[tuple[str, str]] = task.documents()
+    if not searches:
+        wanted = {name for own in task.query_sets for names in (own.candidates or {}).values() for name in names}
+        documents = ((name, text) for name, text in documents if name in wanted)
+    if len(searches) < len(states):
+        partial = None  # lists of candidates are short
+    done = _restore(partial, searches) if partial is not None else 0
+    if progress is not None and done:
+        progress(done)
+    saved = time.monotonic()
+    rest = islice(documents, done, None)
+    while block := dict(islice(rest, DOCUMENTS_PER_BLOCK)):
+        embeddings = store.encode(list(block.values()), progress)
+        for state in states:
+            state.add(list(block), embeddings)
+        done += len(block)
+        if partial is not None and done < task.count and time.monotonic() - saved >= SAVE_SECONDS:
+            write_atomically(partial, json.dumps({"done": done, "sets": [search.state() for search in searches]}))
+            saved = time.monotonic()
+    runs = {state.query_set.name: state.run() for state in states}
+    return {name: _without_self(run, depth) for name, run in runs.items()} if task.exclude_self else dict(runs)
+
+
+def _without_self(run: dict[str, dict[str, float]], depth: int) -> dict[str, dict[str, float]]:
+    return {
+        query_id: dict(islice(((name, score) for name, score in found.items() if name != query_id), depth))
+        for query_id, found in run.items()
+    }
+
+
+def _restore(path: Path, searches: list[_Search]) -> int:
+    """Take up the best so far; returns the number of documents they come from."""
+    if not path.is_file():
+        return 0
+    try:
+        content = json.loads(read_text(path))
+        for search, state in zip(searches, content["sets"], strict=True):
+            search.restore(state)
+        return int(content["done"])
+    except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
+        raise InputError(
+            f"{path}: got a damaged file ({type(error).__name__}: {error}); expected the best documents so far, as "
+            "bixse wrote them; fix: delete the file"
+        ) from error

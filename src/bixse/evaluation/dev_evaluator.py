@@ -1,0 +1,91 @@
+"""Graded metrics during training, as sentence-transformers' trainer takes them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+from sentence_transformers.base.evaluation import BaseEvaluator
+
+from bixse.evaluation.evaluate import evaluate
+from bixse.evaluation.metrics import METRICS, PRIMARY_METRIC
+from bixse.evaluation.systems import EncoderSystem
+from bixse.evaluation.tasks import QuerySet, Task
+from bixse.relevance import MIN_RELEVANT_GRADE
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from bixse.relevance import Qrels
+
+
+class GradedRetrievalEvaluator(BaseEvaluator):
+    """Graded nDCG@10 and its companions on a small collection, for choosing a checkpoint during training.
+
+    Args:
+        corpus: document id -> text; for a quick figure the judged documents and hard ones beside them.
+        queries: query id -> text.
+        qrels: judgements of these queries.
+        min_relevant_grade: grade from which a document counts as relevant for the binary metrics.
+        name: prefix of the metrics, for example "dev".
+    """
+
+    def __init__(
+        self,
+        corpus: Mapping[str, str],
+        queries: Mapping[str, str],
+        qrels: Qrels,
+        min_relevant_grade: float = MIN_RELEVANT_GRADE,
+        name: str = "dev",
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.name = name
+        self.primary_metric = f"{name}_{PRIMARY_METRIC}"
+        self.corpus, self.queries = dict(corpus), dict(queries)
+        self.task = Task(
+            name,
+            lambda: iter(self.corpus.items()),
+            len(corpus),
+            (QuerySet(name, self.queries, qrels),),
+            min_relevant_grade=min_relevant_grade,
+        )
+
+    def __call__(
+        self, model: Any, output_path: str | Path | None = None, epoch: float = -1, steps: int = -1
+    ) -> dict[str, float]:
+        """Encode, search and score; the headline is `<name>_ndcg@10`."""
+        found = evaluate(EncoderSystem(model, cache="none"), self.task)
+        return {f"{self.name}_{metric}": value for metric, value in found.metrics.items()}
+
+
+class MeanEvaluator(BaseEvaluator):
+    """Several collections as one: the mean of each figure, every collection counting as much.
+
+    sentence-transformers' `SequentialEvaluator` gives the last score, not the mean.
+
+    Args:
+        evaluators: one or more, with names of their own.
+        name: prefix of the means, for example "dev".
+    """
+
+    def __init__(self, evaluators: Sequence[GradedRetrievalEvaluator], name: str = "dev") -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.evaluators = list(evaluators)
+        self.name = name
+        self.primary_metric = f"{name}_{PRIMARY_METRIC}"
+
+    def __call__(
+        self, model: Any, output_path: str | Path | None = None, epoch: float = -1, steps: int = -1
+    ) -> dict[str, float]:
+        """The figures of each collection, and their means; the headline is `<name>_ndcg@10`."""
+        found = {evaluator.name: evaluator(model, output_path, epoch, steps) for evaluator in self.evaluators}
+        means = {
+            f"{self.name}_{metric}": float(np.mean([figures[f"{own}_{metric}"] for own, figures in found.items()]))
+            for metric in METRICS
+        }
+        return {**means, **{name: value for figures in found.values() for name, value in figures.items()}}
+
+
+DevEvaluator: TypeAlias = GradedRetrievalEvaluator | MeanEvaluator
+"""What chooses a checkpoint: one dev collection, or the mean of several."""

@@ -1,0 +1,288 @@
+"""What is evaluated: encoders and BM25, each with a name that says which checkpoint it is."""
+
+from __future__ import annotations
+
+import hashlib
+from contextlib import ExitStack, contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+from bixse.encoders.identity import embeddings_key, model_hashes
+from bixse.encoders.loading.demo import demo_model_path
+from bixse.encoders.loading.precision import resolve_precision
+from bixse.errors import InputError
+from bixse.retrieval.bm25 import BM25, BM25_NAME
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from sentence_transformers import SentenceTransformer
+
+    from bixse.evaluation.tasks import QuerySet, Task
+    from bixse.relevance import Run
+
+HASH_DIGITS = 8
+"""Digits of a checkpoint's hash in the name of its folder."""
+MOST_KEPT = 1_000_000
+"""Documents of a corpus above which its embeddings are kept only in a cache folder that was named."""
+
+
+class System(Protocol):
+    """Something that answers queries: anything with these members can be evaluated."""
+
+    label: str
+    """What tables show."""
+    prompts_hash: str | None
+    """Hash of the prompts that stood before the texts of the last search; None where there are no prompts."""
+
+    @property
+    def name(self) -> str:
+        """A word for folders, another one for each checkpoint."""
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """What the record of a run says of the system; "model" may be a path."""
+
+    @property
+    def inputs(self) -> Mapping[str, str]:
+        """File of the system -> hash of its content."""
+
+    @property
+    def precision(self) -> str | None:
+        """What a model computes in; None without one."""
+
+    def check(self, instructions: Sequence[str]) -> None:
+        """Raise InputError where a task with these names of instructions cannot be run; before any other work."""
+
+    def search(
+        self, task: Task, depth: int, partial: Path | None = None, progress: Callable[[int], None] | None = None
+    ) -> Mapping[str, Run]:
+        """Name of each query set -> run; arguments as for `bixse.evaluation.block_search.search_blocks`."""
+
+    def release(self) -> None:
+        """Free the memory that can be filled again."""
+
+
+class EncoderSystem:
+    """A checkpoint, loaded when it is first needed, or a model in memory.
+
+    Args:
+        model: model folder, hub name, "demo", or a loaded model.
+        max_length: tokens of a text that are read; None keeps the model's own. Of a loaded model it is not changed.
+        task: task of the model's table whose instructions stand before all texts; None chooses by the evaluated task.
+        trust_remote_code: run code that comes with the model.
+        devices: where texts are encoded: one device, or one per process, such as ["cuda:0", "cuda:1"] or
+            ["cpu", "cpu"]; None: here.
+        cache: folder in which document embeddings are kept, or "none"; None: see `bixse.data.io.cache.cache_folder`
+            (corpora of more than a million documents are then not kept).
+
+    Example:
+        The first 64 tokens, on two processes::
+
+            system = EncoderSystem("runs/quickstart/bixse/model", max_length=64, devices=["cpu", "cpu"])
+            evaluate(system, "runs/quickstart/collection").metrics
+    """
+
+    def __init__(
+        self,
+        model: str | Path | SentenceTransformer,
+        max_length: int | None = None,
+        task: str | None = None,
+        trust_remote_code: bool = False,
+        devices: Sequence[str] | None = None,
+        cache: str | Path | None = None,
+    ) -> None:
+        self.label = str(model) if isinstance(model, (str, Path)) else "model"
+        self.prompts_hash: str | None = None
+        self.max_length = max_length
+        self.task = task
+        self.trust_remote_code = trust_remote_code
+        self.devices = devices
+        self.cache = cache
+        self._placed = ExitStack()
+        self._given = None if isinstance(model, (str, Path)) else model
+        self._loaded: SentenceTransformer | None = None
+
+    @property
+    def encoder(self) -> SentenceTransformer:
+        """The loaded model."""
+        if self._loaded is None:
+            from bixse.encoders.loading.build import build_encoder
+            from bixse.encoders.pool import encode_on
+
+            self._loaded = self._given
+            if self._loaded is None:
+                self._loaded = build_encoder(self.label, self.max_length, trust_remote_code=self.trust_remote_code)
+            self._placed.enter_context(encode_on(self._loaded, self.devices))
+        return self._loaded
+
+    @cached_property
+    def weights(self) -> str:
+        """Hash of everything that embeddings depend on except the texts: weights, tokenizer, prompts, lengths."""
+        from bixse.encoders.instructions import prompts_hash
+
+        content = f"{embeddings_key(self.encoder)} {prompts_hash(self.encoder)}"
+        return hashlib.sha256(content.encode()).hexdigest()[:32]
+
+    @cached_property
+    def inputs(self) -> dict[str, str]:
+        """Hashes of the model's files; of a hub name or a loaded model that of what is loaded."""
+        files = (
+            {} if self._given is not None else model_hashes(demo_model_path() if self.label == "demo" else self.label)
+        )
+        return files or {"weights": self.weights}
+
+    @property
+    def name(self) -> str:
+        """The last part of path or hub name, and the beginning of the checkpoint's hash."""
+        digest = hashlib.sha256(repr(sorted(self.inputs.items())).encode()).hexdigest()
+        words = "-".join((Path(self.label).name or "model").split())
+        return f"{words}-{digest[:HASH_DIGITS]}"
+
+    @property
+    def precision(self) -> str:
+        """What it computes in."""
+        here = None if self._given is None else self._given.device
+        return resolve_precision(device=self.devices[0] if self.devices else here)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """See `System`."""
+        return {
+            "model": self.label,
+            "max_length": self.max_length,
+            "instructions": self.task,
+            "precision": self.precision,
+        }
+
+    def check(self, instructions: Sequence[str]) -> None:
+        """Load the model and see that it has a prompt for a task."""
+        from bixse.encoders.prompts import prompt_for
+
+        with self._instructed(instructions):
+            prompt_for(self.encoder, "query")
+
+    def search(
+        self, task: Task, depth: int, partial: Path | None = None, progress: Callable[[int], None] | None = None
+    ) -> dict[str, Run]:
+        """Encode the corpus block by block with the task's instructions."""
+        from bixse.encoders.instructions import prompts_hash
+        from bixse.evaluation.block_search import search_blocks
+        from bixse.retrieval.store import EmbeddingStore
+
+        with self._instructed(task.instructions):
+            self.prompts_hash = prompts_hash(self.encoder)
+            cache = "none" if self.cache is None and task.count > MOST_KEPT else self.cache
+            return search_blocks(EmbeddingStore(self.encoder, cache), task, depth, partial, progress)
+
+    def release(self) -> None:
+        """Free the model's memory and its processes; a checkpoint is loaded again when it is needed."""
+        self._placed.close()
+        self._loaded = None
+
+    @contextmanager
+    def _instructed(self, instructions: Sequence[str]) -> Iterator[None]:
+        with instructions_of(self.encoder, (self.task,) if self.task else instructions, must=bool(self.task)):
+            yield
+
+
+class Bm25System:
+    """The word-matching baseline: it holds the corpus in memory."""
+
+    label = BM25_NAME
+    name = BM25_NAME
+    precision = None
+
+    def __init__(self) -> None:
+        self.prompts_hash: str | None = None
+        self.settings = {"model": BM25_NAME}
+        self.inputs: dict[str, str] = {}
+
+    def check(self, instructions: Sequence[str]) -> None:
+        """It takes no instructions: every task can be run."""
+
+    def search(
+        self, task: Task, depth: int, partial: Path | None = None, progress: Callable[[int], None] | None = None
+    ) -> dict[str, Run]:
+        """Index the documents of each query set; sets that search the same documents share an index."""
+        corpus = dict(task.documents())
+        indexes: dict[frozenset[str], BM25] = {}
+        for own in task.query_sets:
+            if own.left_out not in indexes:
+                kept = {name: text for name, text in corpus.items() if name not in own.left_out}
+                indexes[own.left_out] = BM25(list(kept), list(kept.values()))
+        if progress is not None:
+            progress(task.count)
+        return {own.name: _bm25_run(indexes[own.left_out], own, depth, task.exclude_self) for own in task.query_sets}
+
+    def release(self) -> None:
+        """Nothing is kept."""
+
+
+def open_system(model: str | Path | SentenceTransformer | System, **options: Any) -> System:
+    """A system by the name that a user gives, or of a loaded model.
+
+    Args:
+        model: model folder, hub name, "demo", "bm25", a loaded model, or a system, which is given back.
+        options: as for `EncoderSystem`; BM25 takes none.
+
+    Example:
+        >>> open_system("bm25").name
+        'bm25'
+    """
+    if model == BM25_NAME:
+        return Bm25System()
+    if not isinstance(model, (str, Path)) and hasattr(model, "search"):
+        return cast("System", model)
+    return EncoderSystem(cast("str | Path | SentenceTransformer", model), **options)
+
+
+@contextmanager
+def instructions_of(encoder: SentenceTransformer, names: Sequence[str], must: bool = False) -> Iterator[str | None]:
+    """Encode with the instructions of the first name that the model's table holds; afterwards as before.
+
+    Args:
+        encoder: the model.
+        names: names of one task, the first known one counts; case does not matter unless `must`.
+        must: refuse where the table lacks the (first) name, instead of taking the model's default.
+
+    Yields:
+        The name in the table, or None for the default.
+    """
+    from bixse.encoders.instructions import use_task
+
+    table = getattr(encoder, "instructions", None)
+    known = {name.casefold(): name for name in (table.tasks if table is not None else ())}
+    chosen = names[0] if must else next((known[name.casefold()] for name in names if name.casefold() in known), None)
+    if chosen is None:
+        yield None
+        return
+    prompts, task = encoder.prompts, getattr(encoder, "task", None)
+    try:
+        use_task(encoder, chosen)
+        yield chosen
+    finally:
+        encoder.prompts, encoder.task = prompts, task  # type: ignore[assignment]
+
+
+def check_distinct(systems: Sequence[System]) -> None:
+    """Raise InputError for one checkpoint twice."""
+    seen: dict[str, str] = {}
+    for system in systems:
+        if system.name in seen:
+            raise InputError(
+                f"models: got {seen[system.name]!r} and {system.label!r}, which are the same checkpoint; expected each "
+                "once; fix: leave one out"
+            )
+        seen[system.name] = system.label
+
+
+def _bm25_run(index: BM25, own: QuerySet, depth: int, exclude_self: bool) -> Run:
+    if own.candidates is None:
+        return index.search(own.queries, depth, exclude_self)
+    found = index.search(own.queries, len(index.document_ids))
+    return {
+        query_id: {name: found[query_id].get(name, 0.0) for name in own.candidates.get(query_id, ())}
+        for query_id in own.queries
+    }

@@ -1,0 +1,161 @@
+"""What is evaluated: a corpus, judged queries over it, and how their answers are scored."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bixse.data.collection_files import (
+    check_corpus,
+    check_qrels,
+    drop_missing,
+    files_of_split,
+    read_queries,
+    stream_documents,
+)
+from bixse.data.collection_warnings import warn_of_collection
+from bixse.data.io.files import file_hash
+from bixse.data.trec import read_qrels
+from bixse.errors import InputError
+from bixse.evaluation.metrics import check_min_relevant_grade
+from bixse.relevance import MIN_RELEVANT_GRADE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from bixse.data.collection_files import MissingDocuments
+    from bixse.relevance import Qrels
+
+
+@dataclass(frozen=True)
+class QuerySet:
+    """Judged queries over a corpus."""
+
+    name: str
+    """Names the set: a task, a year."""
+    queries: Mapping[str, str]
+    """Query id -> text."""
+    qrels: Qrels
+    """Judgements of these queries."""
+    left_out: frozenset[str] = frozenset()
+    """Documents of the corpus that are not searched for these queries."""
+    candidates: Mapping[str, Sequence[str]] | None = None
+    """Query id -> the documents to rank; None: the whole corpus."""
+    group: str | None = None
+    """Sets of one group count as one in the mean of a suite; None: the set is its own."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """One corpus and the query sets that are searched in it, each document encoded once.
+
+    The corpus is read as often as needed and never held: it may be larger than memory.
+
+    Example:
+        >>> texts = {"d1": "copies a file", "d2": "waits"}
+        >>> queries = QuerySet("toy", {"q": "copy a file"}, {"q": {"d1": 1}})
+        >>> task = Task("toy", lambda: iter(texts.items()), len(texts), (queries,))
+    """
+
+    name: str
+    """Names the task, and its folder."""
+    documents: Callable[[], Iterator[tuple[str, str]]]
+    """Gives id and text of each document, in an order that stays the same."""
+    count: int
+    """Number of documents."""
+    query_sets: tuple[QuerySet, ...]
+    """At least one."""
+    exclude_self: bool = False
+    """Leave the document with the query's own id out of its answers."""
+    min_relevant_grade: float = MIN_RELEVANT_GRADE
+    """Grade from which a document is relevant for the binary metrics."""
+    instructions: tuple[str, ...] = ()
+    """Names under which a model's table of instructions may hold the task, the first one it knows counts."""
+    inputs: Mapping[str, str] = field(default_factory=dict)
+    """What the task was read from -> hash of its content."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """What the record of a run says of the task; "collection" is a path that `inputs` stands for."""
+    warnings: tuple[str, ...] = ()
+    """What makes figures on it mislead."""
+
+
+@dataclass(frozen=True)
+class TaskSource:
+    """A task whose data are there, not yet read."""
+
+    name: str
+    """As in `Task`."""
+    read: Callable[[], Task]
+    """Reads and checks the data."""
+    instructions: tuple[str, ...] = ()
+    """As in `Task`."""
+
+
+def collection_task(
+    folder: str | Path,
+    split: str = "test",
+    exclude_self: bool = False,
+    min_relevant_grade: float = MIN_RELEVANT_GRADE,
+    missing_documents: MissingDocuments = "refuse",
+) -> Task:
+    """The judged queries of one split of a collection folder; the corpus is checked here and streamed later.
+
+    Args:
+        folder: holds `corpus.jsonl`, `queries.jsonl` and `qrels/<split>.tsv`.
+        split: qrels file to score against.
+        exclude_self: leave the document whose id equals the query's id out of its answers, for collections whose
+            queries are also documents (ArguAna, Quora).
+        min_relevant_grade: grade from which a document counts as relevant for recall, MRR and MAP, above 0.
+        missing_documents: of judgements that name a document which the corpus lacks: "refuse" raises, "drop" leaves
+            them out with a warning.
+
+    Raises:
+        InputError: a file is missing, there is nothing to score, or a value is out of range.
+        InvalidFileError: every faulty row of a file together.
+
+    Example:
+        >>> import tempfile
+        >>> from bixse.data.collection import Collection, Document
+        >>> from bixse.data.collection_files import save_collection
+        >>> toy = Collection("toy", {"d1": Document("", "copies")}, {"q": "copy"}, {"test": {"q": {"d1": 1}}})
+        >>> folder = Path(tempfile.mkdtemp())
+        >>> save_collection(toy, folder)
+        >>> task = collection_task(folder)
+        >>> task.count, task.query_sets[0].queries
+        (1, {'q': 'copy'})
+    """
+    folder = Path(folder)
+    check_min_relevant_grade(min_relevant_grade)
+    if not folder.is_dir():
+        raise InputError(
+            f"{folder}: got {'a file' if folder.exists() else 'no such folder'}; expected a collection folder with "
+            "corpus.jsonl, queries.jsonl and qrels/<split>.tsv; fix: check the path"
+        )
+    judgements, corpus_file = folder / "qrels" / f"{split}.tsv", folder / "corpus.jsonl"
+    if not judgements.is_file():
+        splits = sorted(file.stem for file in judgements.parent.glob("*.tsv"))
+        raise InputError(
+            f"{judgements.parent}: got split {split!r}; expected one of {splits or 'qrels/<split>.tsv'}; "
+            "fix: name a split that has a qrels file"
+        )
+    qrels, missing = read_qrels(judgements), 0
+    texts = read_queries(folder / "queries.jsonl")
+    corpus = check_corpus(corpus_file, qrels)
+    if missing_documents == "drop":
+        qrels, missing = drop_missing(qrels, corpus.missing)
+        corpus.missing.clear()
+    check_qrels(judgements, qrels, texts, corpus.missing)
+    queries = {query_id: texts[query_id] for query_id in qrels}
+    name = folder.resolve().name
+    return Task(
+        name=name,
+        documents=lambda: ((name, document.content) for name, document in stream_documents(corpus_file)),
+        count=corpus.count,
+        query_sets=(QuerySet(name, queries, qrels),),
+        exclude_self=exclude_self,
+        min_relevant_grade=min_relevant_grade,
+        inputs={file: file_hash(folder / file) for file in files_of_split(split)},
+        settings={"collection": folder, "split": split, "missing_documents": missing_documents},
+        warnings=tuple(warn_of_collection(corpus, missing, split, queries, qrels, min_relevant_grade, exclude_self)),
+    )
