@@ -34,6 +34,9 @@ from .losses.margin_mse import MarginMSELoss as MarginMSELoss
 from .losses.pairwise_bce import PairwiseBCELoss as PairwiseBCELoss
 from .losses.relevance_head import save_relevance_head as save_relevance_head
 from .losses.soft_infonce import SoftInfoNCELoss as SoftInfoNCELoss
+from .mining.mine import MineResult as MineResult
+from .mining.mine import mine as mine
+from .mining.mine_settings import MineConfig as MineConfig
 from .relevance import GradeScale as GradeScale
 from .retrieval.index.build import make_index as make_index
 from .retrieval.index.search import open_index as open_index
