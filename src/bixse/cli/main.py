@@ -106,8 +106,7 @@ def build_parser(verb: str | None = None, config: Path | None = None) -> argpars
         sub = verbs.add_parser(name, help=summary, description=about, formatter_class=_Help, allow_abbrev=False)
         if verb in (None, name):
             _module(name).add_arguments(sub)
-            if "--precision" not in sub._option_string_actions:
-                add_precision_argument(sub, name)
+            add_precision_argument(sub, name)
             if name in CONFIG_VERBS:
                 sub.add_argument("--config", metavar="FILE", help="YAML file of these arguments; flags override it")
         if config is not None and name == verb and name in CONFIG_VERBS:
