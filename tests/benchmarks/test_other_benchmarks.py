@@ -20,9 +20,9 @@ SMALLEST = {
 
 
 def test_every_script_is_run() -> None:
-    own = {path.stem.removeprefix("test_") for path in Path(__file__).parent.glob("test_bench_*.py")}
+    own = {path.stem.removeprefix("test_") for path in Path(__file__).parent.glob("test_*.py")}
     helpers = {"measuring"}
-    assert {path.stem for path in FOLDER.glob("*.py")} == own | set(SMALLEST) | helpers
+    assert {path.stem for path in FOLDER.glob("*.py")} <= own | set(SMALLEST) | helpers
 
 
 @pytest.mark.parametrize("script", list(SMALLEST))
