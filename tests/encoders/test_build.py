@@ -86,15 +86,15 @@ class TestDropout:
             return not torch.equal(model(tokens).last_hidden_state, model(tokens).last_hidden_state)
 
         assert varies() == (before > 0)
-        set_dropout(model, 0.0)  # type: ignore[arg-type]
+        set_dropout(model, 0.0)
         assert not varies()
         for module in model.modules():
             if hasattr(module, "attention_dropout"):
                 module.attention_dropout = 0.5
         assert varies()
-        set_dropout(model, 0.0)  # type: ignore[arg-type]
+        set_dropout(model, 0.0)
         assert not varies()
-        set_dropout(model, 0.2)  # type: ignore[arg-type]
+        set_dropout(model, 0.2)
         assert {module.attention_dropout for module in model.modules() if hasattr(module, "attention_dropout")} == {0.2}
         assert config.attention_dropout == before, "dropout of a training run is not saved with the model"
 

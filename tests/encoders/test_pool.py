@@ -107,7 +107,7 @@ def test_few_texts_stay_in_this_process(spread, monkeypatch):
 @pytest.mark.precision("float32")
 def test_an_error_in_a_process_is_raised_here(spread, tiny_model):
     with pytest.raises(Exception, match="int"):
-        encode_texts(spread, [*TEXTS, 5], "document")  # type: ignore[list-item]
+        encode_texts(spread, [*TEXTS, 5], "document")
     np.testing.assert_allclose(
         encode_texts(spread, TEXTS, "document"), encode_texts(tiny_model, TEXTS, "document"), atol=1e-6
     )
@@ -116,7 +116,7 @@ def test_an_error_in_a_process_is_raised_here(spread, tiny_model):
 def test_no_process_is_started_without_need(tiny_model):
     with encode_on(tiny_model, ["cpu", "cpu"]):
         encode_texts(tiny_model, TEXTS[:3], "query")
-        assert POOLS[tiny_model]._executor is None  # type: ignore[attr-defined]
+        assert POOLS[tiny_model]._executor is None
     for devices in (["cpu"], None):
         with encode_on(tiny_model, devices):
             assert tiny_model not in POOLS

@@ -81,7 +81,6 @@ def shown(capsys, *words):
         (["demo", "--collection", "c", "--out", "o", "--check"], "--check"),
         (["--describe", "nowhere"], "no such folder"),
         (["demo", "--collection", "c", "--out", "o"], "corpus.jsonl"),
-        (["demo", "--collection", "c", "--out", "o", "--dtype", "int8"], "--dtype"),
     ],
 )
 def test_wrong_usage(capsys, tmp_path, monkeypatch, words, said):
@@ -100,9 +99,6 @@ def test_wrong_usage(capsys, tmp_path, monkeypatch, words, said):
         (["--queries", "-", "--out", "run"], "--out"),
         (["--queries", "none.txt"], "none.txt"),
         ([" "], "empty query"),
-        (["copy", "--top", "0"], "--top"),
-        (["copy", "--threshold", "2"], "--threshold"),
-        (["copy", "--threshold", "0.5"], "without a relevance head"),
         (["copy", "--task", "find"], "without task instructions"),
     ],
 )

@@ -126,13 +126,6 @@ def encode_corpus(
     progress: ProgressBars | None = None,
     cache: str | Path | None = None,
 ) -> NDArray[np.float32]:
-    """(N, D) embeddings of the documents of a corpus, in its order; see `EmbeddingStore`.
-
-    Args:
-        model: the encoder.
-        corpus: document id -> document.
-        progress: makes a progress callback from a title and a total.
-        cache: folder in which document embeddings are kept, or "none"; None: see `bixse.data.io.cache.cache_folder`.
-    """
+    """(N, D) embeddings of the documents of a corpus, in its order; see `EmbeddingStore`."""
     step = progress("encode documents", len(corpus)) if progress is not None else None
     return EmbeddingStore(model, cache).encode([document.content for document in corpus.values()], step)

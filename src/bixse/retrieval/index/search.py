@@ -116,14 +116,7 @@ class SearchIndex:
     ) -> dict[str, dict[str, float]]:
         """The best documents of many queries as a run: query id -> document id -> cosine, see `bixse.data.trec`.
 
-        Texts of documents are not read. The other arguments are those of `search`.
-
-        Args:
-            queries: query id -> text.
-            top: documents per query.
-            threshold: lowest probability.
-            at_precision: instead, a share of relevant documents.
-            progress: makes a progress callback from a title and a total.
+        Texts of documents are not read. `queries` are query id -> text; the other arguments are those of `search`.
         """
         check_queries(list(queries.values()))
         least = chosen_threshold(self.head, self.manifest.encoder.name, threshold, at_precision)
