@@ -10,8 +10,8 @@ from .encoders.loading.build import build_encoder as build_encoder
 from .encoders.loading.build import load_relevance_model as load_relevance_model
 from .encoders.pool import encode_on as encode_on
 from .encoders.relevance_model import RelevanceModel as RelevanceModel
-from .evaluation.calibration.calibrate import CalibrateSettings as CalibrateSettings
 from .evaluation.calibration.calibrate import calibrate as calibrate
+from .evaluation.calibration.calibrate_settings import CalibrateSettings as CalibrateSettings
 from .evaluation.evaluate import Evaluation as Evaluation
 from .evaluation.evaluate import evaluate as evaluate
 from .evaluation.suites.known_suites import SUITES as SUITES
@@ -45,8 +45,8 @@ from .training.config import TrainConfig as TrainConfig
 from .training.loop.callbacks import SaveRelevanceHead as SaveRelevanceHead
 from .training.loop.trainer import GradedTrainer as GradedTrainer
 from .training.loop.trainer import GradedTrainingArguments as GradedTrainingArguments
-from .training.merging.merge_models import MergeModelsConfig as MergeModelsConfig
 from .training.merging.merge_models import merge_models as merge_models
+from .training.merging.merge_settings import MergeModelsConfig as MergeModelsConfig
 from .training.recipe import train as train
 from .training.sweep.sweep import sweep as sweep
 from .training.sweep.sweep_config import SweepConfig as SweepConfig

@@ -18,7 +18,7 @@ from bixse.data.pairs_files import save_graded_pairs
 from bixse.encoders.head import RelevanceHead, Threshold
 from bixse.encoders.loading.build import load_relevance_model
 from bixse.errors import InputError, ModelError
-from bixse.evaluation.calibration.calibrate import CalibrateSettings
+from bixse.evaluation.calibration.calibrate_settings import CalibrateSettings
 
 WORDS = """copy move delete open read write list file folder tree disk path name text byte line word number sum mean
 sort find match search""".split()  # noqa: SIM905

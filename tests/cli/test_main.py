@@ -21,7 +21,6 @@ HEAVY = (
     "torch",
     "transformers",
     "sentence_transformers",
-    "pyarrow",
     "sklearn",
     "matplotlib",
 )

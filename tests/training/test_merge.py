@@ -22,7 +22,8 @@ from bixse.training.config import MergeConfig, TrainConfig
 from bixse.training.dev_evaluation import dev_figures
 from bixse.training.loop.callbacks import StopOnInterrupt
 from bixse.training.merging.merge import MergeResult, _choose
-from bixse.training.merging.merge_models import MergeModelsConfig, merge_models
+from bixse.training.merging.merge_models import merge_models
+from bixse.training.merging.merge_settings import MergeModelsConfig
 from bixse.training.merging.watched import Split, load_watched
 from bixse.training.recipe import train
 

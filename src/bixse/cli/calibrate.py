@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The settings, and where the model goes."""
-    from bixse.evaluation.calibration.calibrate import CalibrateSettings
+    from bixse.evaluation.calibration.calibrate_settings import CalibrateSettings
 
     add_settings(parser, CalibrateSettings)
     parser.add_argument(
@@ -33,7 +33,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> CommandResult:
     """Fit on half of the queries, measure on the other half; keep the map only if it helps there."""
-    from bixse.evaluation.calibration.calibrate import CalibrateSettings, calibrate
+    from bixse.evaluation.calibration.calibrate import calibrate
+    from bixse.evaluation.calibration.calibrate_settings import CalibrateSettings
     from bixse.progress import progress_bar
 
     settings = settings_from(args, CalibrateSettings)

@@ -227,7 +227,7 @@ class GradedPairs:
 
         def batches() -> Iterator[pa.RecordBatch]:
             for prefix, pairs in tables.items():
-                for block in pairs._blocks():
+                for block in pairs.blocks():
                     columns = {
                         name: block[name]
                         if name in block.column_names
@@ -243,7 +243,7 @@ class GradedPairs:
 
         return cls(spool(batches(), schema))
 
-    def _blocks(self) -> Iterator[pa.Table]:
+    def blocks(self) -> Iterator[pa.Table]:
         """The table in blocks of rows, with ids."""
         for start in range(0, len(self), ROWS_PER_BLOCK):
             block = self.table.slice(start, ROWS_PER_BLOCK)
@@ -256,7 +256,7 @@ class GradedPairs:
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """Row dictionaries in order, optional columns included."""
-        for block in self._blocks():
+        for block in self.blocks():
             yield from block.to_pylist()
 
     @cached_property
@@ -338,7 +338,7 @@ class GradedPairs:
 
     def to_arrow(self) -> pa.Table:
         """The table with ids, in blocks of rows."""
-        return pa.concat_tables(self._blocks()) if len(self) else self.table
+        return pa.concat_tables(self.blocks()) if len(self) else self.table
 
     def to_dataset(self) -> datasets.Dataset:
         """The pairs as sentence-transformers' own trainer takes them: columns query, document, label (the relevance).
@@ -356,7 +356,7 @@ class GradedPairs:
     def content_hash(self) -> str:
         """SHA-256 over every row's ids, texts and relevance, in order; how the table is chunked does not count."""
         digest = hashlib.sha256()
-        for block in self._blocks():
+        for block in self.blocks():
             for name in ("query_id", "query", "document_id", "document"):
                 texts = [text.encode() for text in block[name].to_pylist()]
                 digest.update(np.array([len(text) for text in texts], dtype="<i8").tobytes())

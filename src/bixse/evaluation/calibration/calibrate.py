@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from pydantic import Field, TypeAdapter, model_validator
+from pydantic import TypeAdapter
 
 from bixse.data.collection_files import load_collection
 from bixse.data.io.files import file_hash, storage_errors
@@ -21,9 +21,8 @@ from bixse.encoders.instructions import use_task
 from bixse.encoders.loading.build import build_encoder, quiet_loading
 from bixse.encoders.loading.precision import resolve_precision
 from bixse.encoders.loading.saving import save_whole
-from bixse.errors import SEEDS, InputError
+from bixse.errors import InputError
 from bixse.evaluation.calibration.calibrate_head import (
-    RELEVANT_FROM,
     HeldOutCheck,
     choose_thresholds,
     fit_head,
@@ -31,11 +30,9 @@ from bixse.evaluation.calibration.calibrate_head import (
 )
 from bixse.evaluation.calibration.thresholds import OperatingPoint  # noqa: TC001 pydantic reads it
 from bixse.report.plots import reliability_diagram, save_plot
-from bixse.settings import Flag, Settings
 
 if TYPE_CHECKING:
-    from typing import Self
-
+    from bixse.evaluation.calibration.calibrate_settings import CalibrateSettings
     from numpy.typing import NDArray
 
     from bixse.data.graded_pairs import GradedPairs
@@ -45,44 +42,6 @@ if TYPE_CHECKING:
 
 DIAGRAM = "reliability.svg"
 """The reliability diagram in the output folder."""
-Precision = Annotated[float, Field(gt=0, le=1)]
-
-
-class CalibrateSettings(Settings):
-    """Settings of `bixse calibrate`.
-
-    Example:
-        >>> CalibrateSettings(model="demo", pairs="graded.parquet", at_precision=[0.9, 0.8]).relevant_from
-        0.5
-    """
-
-    model: Annotated[str, Flag(metavar="MODEL", positional=True)]
-    """Model folder, Hugging Face name, or demo (the small model of bixse[demo])."""
-    pairs: Annotated[Path, Flag(metavar="FILE")]
-    """Graded pairs that were not trained on (.parquet .jsonl .csv .tsv)."""
-    task: str | None = None
-    """Task whose instructions stand before queries (and documents)."""
-    negatives: int | None = Field(default=None, ge=1)
-    """Random documents of the collection that are added per query as irrelevant pairs, never one judged for it."""
-    collection: Annotated[Path | None, Flag(metavar="DIR")] = None
-    """Folder with corpus.jsonl, queries.jsonl and qrels, that negatives are drawn from."""
-    prior: Annotated[float | None, Flag(metavar="SHARE")] = Field(default=None, gt=0, lt=1)
-    """Mean relevance of all that will be scored: probabilities are moved from the pairs' own mean to it; null leaves
-    them as in the pairs."""
-    at_precision: Annotated[tuple[Precision, ...], Flag(metavar="P")] = ()
-    """Find and save the lowest probability from which at least this share of the documents is relevant; one or
-    several."""
-    relevant_from: Annotated[float, Flag(metavar="Z")] = Field(default=RELEVANT_FROM, gt=0, le=1)
-    """Relevance from which a document counts as relevant for at_precision."""
-    seed: int = Field(default=0, ge=0, lt=SEEDS)
-    """Of the split of the queries into two halves, and of negatives."""
-
-    @model_validator(mode="after")
-    def _usable(self) -> Self:
-        if (self.negatives is None) != (self.collection is None):
-            given, absent = ("negatives", "collection")[:: 1 if self.collection is None else -1]
-            raise ValueError(f"got {given} without {absent}; expected both; fix: add {absent}, or drop {given}")
-        return self
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ import numpy as np
 
 from bixse.encoders.head import RelevanceHead, Threshold
 from bixse.errors import InputError
+from bixse.evaluation.calibration.calibrate_settings import RELEVANT_FROM
 from bixse.evaluation.calibration.platt import fit_platt
 from bixse.evaluation.calibration.prevalence import reweight_to_prevalence
 from bixse.evaluation.calibration.reliability import calibration_report
@@ -24,8 +25,6 @@ PLAIN_SCALE = 20.0
 """Scale of a model that was trained without a head; the calibration slope corrects it."""
 FEWEST_QUERIES = 20
 """Queries without which no threshold is chosen: half of them are held out."""
-RELEVANT_FROM = 0.5
-"""Relevance from which a document counts as relevant where only yes and no are told apart."""
 
 
 def fit_head(
