@@ -20,6 +20,7 @@ ORDER = [
     "grading",
     "mining",
     "training",
+    "experiments",
     "report",
     "studies",
     "cli",

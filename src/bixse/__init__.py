@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from bixse.evaluation.suites.known_suites import SUITES as SUITES
     from bixse.evaluation.suites.suite_result import SuiteResult as SuiteResult
     from bixse.evaluation.suites.suite_run import evaluate_suite as evaluate_suite
+    from bixse.experiments.sweep.sweep import sweep as sweep
+    from bixse.experiments.sweep.sweep_config import SweepConfig as SweepConfig
     from bixse.grading.grade import GradeSettings as GradeSettings
     from bixse.grading.grade import grade as grade
     from bixse.grading.open_judge import open_judge as open_judge
@@ -36,6 +38,10 @@ if TYPE_CHECKING:
     from bixse.relevance import GradeScale as GradeScale
     from bixse.retrieval.index import open_index as open_index
     from bixse.retrieval.index_build import make_index as make_index
+    from bixse.studies.engine.run_study import run_study as run_study
+    from bixse.studies.engine.study_config import StudyConfig as StudyConfig
+    from bixse.studies.quickstart.quickstart import quickstart as quickstart
+    from bixse.studies.quickstart.quickstart_config import QuickstartConfig as QuickstartConfig
     from bixse.training.config import TrainConfig as TrainConfig
     from bixse.training.loop.callbacks import SaveRelevanceHead as SaveRelevanceHead
     from bixse.training.loop.trainer import GradedTrainer as GradedTrainer
@@ -43,8 +49,6 @@ if TYPE_CHECKING:
     from bixse.training.merging.merge_models import MergeModelsConfig as MergeModelsConfig
     from bixse.training.merging.merge_models import merge_models as merge_models
     from bixse.training.recipe import train as train
-    from bixse.training.sweep.sweep import sweep as sweep
-    from bixse.training.sweep.sweep_config import SweepConfig as SweepConfig
 
 _HOMES = {
     "SUITES": "evaluation.suites.known_suites",
@@ -60,11 +64,13 @@ _HOMES = {
     "MergeModelsConfig": "training.merging.merge_models",
     "MarginMSELoss": "losses.margin_mse",
     "PairwiseBCELoss": "losses.pairwise_bce",
+    "QuickstartConfig": "studies.quickstart.quickstart_config",
     "RelevanceModel": "encoders.relevance_model",
     "SaveRelevanceHead": "training.loop.callbacks",
     "SoftInfoNCELoss": "losses.soft_infonce",
+    "StudyConfig": "studies.engine.study_config",
     "SuiteResult": "evaluation.suites.suite_result",
-    "SweepConfig": "training.sweep.sweep_config",
+    "SweepConfig": "experiments.sweep.sweep_config",
     "TrainConfig": "training.config",
     "build_encoder": "encoders.loading.build",
     "convert": "data.conversion.convert",
@@ -81,8 +87,10 @@ _HOMES = {
     "merge_models": "training.merging.merge_models",
     "open_index": "retrieval.index",
     "open_judge": "grading.open_judge",
+    "quickstart": "studies.quickstart.quickstart",
+    "run_study": "studies.engine.run_study",
     "save_relevance_head": "losses.relevance_head",
-    "sweep": "training.sweep.sweep",
+    "sweep": "experiments.sweep.sweep",
     "train": "training.recipe",
 }
 """Public name -> module; imported on first use, so that `import bixse` is light."""
@@ -101,9 +109,11 @@ __all__ = [
     "MarginMSELoss",
     "MergeModelsConfig",
     "PairwiseBCELoss",
+    "QuickstartConfig",
     "RelevanceModel",
     "SaveRelevanceHead",
     "SoftInfoNCELoss",
+    "StudyConfig",
     "SuiteResult",
     "SweepConfig",
     "TrainConfig",
@@ -123,6 +133,8 @@ __all__ = [
     "merge_models",
     "open_index",
     "open_judge",
+    "quickstart",
+    "run_study",
     "save_relevance_head",
     "sweep",
     "train",

@@ -16,6 +16,8 @@ from typing import Any
 
 import psutil
 import pytest
+from bixse.studies.engine.cells import RESULT_FILE, Cell, known_result
+from bixse.studies.engine.preset_names import preset_names
 from filelock import FileLock
 
 from bixse.cli.main import main
@@ -24,8 +26,6 @@ from bixse.data.collection_files import save_collection
 from bixse.encoders.static import save_static_student
 from bixse.errors import ConfigError, InputError, OutputExistsError
 from bixse.studies.engine import cells
-from bixse.studies.engine.cells import RESULT_FILE, Cell, known_result
-from bixse.studies.engine.preset_names import preset_names
 from bixse.studies.engine.run_study import CELLS_FOLDER, run_study
 from bixse.studies.engine.study import STUDIES, chosen_values, find_study
 from bixse.studies.engine.study_config import StudyConfig, load_study_config

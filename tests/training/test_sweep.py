@@ -9,6 +9,8 @@ import statistics
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from bixse.training.sweep.sweep import sweep
+from bixse.training.sweep.sweep_config import SweepConfig
 
 from bixse.errors import (
     ConfigError,
@@ -21,8 +23,6 @@ from bixse.training.config import TrainConfig
 from bixse.training.loop.trainer import GradedTrainer
 from bixse.training.recipe import train
 from bixse.training.sweep import sweep as sweep_module
-from bixse.training.sweep.sweep import sweep
-from bixse.training.sweep.sweep_config import SweepConfig
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -4,10 +4,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from bixse.errors import ConfigError, InputError
 from bixse.training.sweep.sweep_config import Range, SweepConfig, load_sweep
 from bixse.training.sweep.sweep_plan import plan_cells, setting
+
+from bixse.errors import ConfigError, InputError
 
 BASE = {"pairs": "pairs.jsonl", "dev": "collection"}
 

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 PerQuery: TypeAlias = dict[str, dict[str, float]]
 """Metric name -> query id -> value in [0, 1]."""
 Floats: TypeAlias = npt.NDArray[np.float64]
-DEFAULT_METRICS = ("ndcg@10", "recall@100", "mrr@10")
+PRIMARY_METRIC = "ndcg@10"
+"""The metric that decides."""
+DEFAULT_METRICS = (PRIMARY_METRIC, "recall@100", "mrr@10")
 """The headline metrics of BEIR, its recall, and MS MARCO's."""
 
 

@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from bixse.errors import InputError, StorageError, TrainingError
+from bixse.errors import DivergedError, InputError, StorageError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -233,11 +233,11 @@ def check_finite(model: torch.nn.Module, step: int) -> None:
     """Refuse to save weights that are no finite numbers.
 
     Raises:
-        TrainingError: names the first such parameter.
+        DivergedError: names the first such parameter.
     """
     for name, parameter in model.named_parameters():
         if not bool(parameter.detach().isfinite().all()):
-            raise TrainingError(
+            raise DivergedError(
                 f"training: got weights that are no finite numbers ({name}) after step {step}; expected finite ones; "
                 "fix: lower learning_rate or set max_grad_norm, and give another --out folder"
             )

@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from bixse.evaluation.significance import Difference
-    from bixse.studies.engine.cells import CellResult
+    from bixse.experiments.arms import RunResult
     from bixse.studies.engine.study import Study
     from bixse.studies.engine.study_config import StudyConfig
     from bixse.studies.findings.contrasts import Labels
 
 FILES = {
-    "cells": "cells.csv",
+    "runs": "runs.csv",
     "summary": "summary.csv",
     "claims": "findings.csv",
     "findings": "findings.md",
@@ -60,8 +60,8 @@ class StudyOutcome:
     """The study."""
     config: StudyConfig
     """What it ran on."""
-    results: Sequence[CellResult]
-    """A result a cell."""
+    results: Sequence[RunResult]
+    """A result per run."""
     summary: Sequence[SummaryRow]
     """A row a combination of labels."""
     claims: Sequence[Found]
@@ -72,9 +72,9 @@ class StudyOutcome:
     """Folders of the models that were kept."""
 
     @property
-    def failed(self) -> list[CellResult]:
-        """The cells that did not finish."""
-        return [found for found in self.results if found.status == "failed"]
+    def failed(self) -> list[RunResult]:
+        """The runs that did not finish."""
+        return [found for found in self.results if found.status != "finished"]
 
     def verdict(self) -> str:
         """One sentence: how many claims are reproduced."""
@@ -104,7 +104,7 @@ class StudyOutcome:
             lines += [format_markdown(self.claim_rows(), CLAIM_HEADERS), ""]
         lines += [format_markdown(self.summary_rows(), self.summary_headers()), ""]
         lines += [*study.notes, ""] if study.notes else []
-        lines += [f"{len(self.failed)} cells failed: {self.failed[0].reason}", ""] if self.failed else []
+        lines += [f"{len(self.failed)} runs failed: {self.failed[0].reason}", ""] if self.failed else []
         return "\n".join(lines)
 
     def about(self) -> list[str]:
@@ -172,7 +172,7 @@ def outcome_of(
     study: Study,
     config: StudyConfig,
     values: Mapping[str, Any],
-    results: Sequence[CellResult],
+    results: Sequence[RunResult],
     command: str,
     models: Sequence[str] = (),
     seedless: Collection[Any] = (),
@@ -183,12 +183,12 @@ def outcome_of(
         study: the study.
         config: its configuration.
         values: what it went through.
-        results: a result a cell, in the order of the study.
+        results: a result per run, in the order of the study.
         command: the command line, for the page.
         models: folders of the models that were kept.
         seedless: keys of the systems without training.
     """
-    finished: dict[Any, list[CellResult]] = {}
+    finished: dict[Any, list[RunResult]] = {}
     for found in results:
         finished.setdefault(key_of(found.labels), [])
         if found.status == "finished":
@@ -202,7 +202,7 @@ def outcome_of(
     return StudyOutcome(study, config, list(results), summary, claims, command, models)
 
 
-def _summary(study: Study, group: Sequence[CellResult], figures: Mapping[int, Mapping[str, float]]) -> SummaryRow:
+def _summary(study: Study, group: Sequence[RunResult], figures: Mapping[int, Mapping[str, float]]) -> SummaryRow:
     metrics = list(group[0].metrics)
     means = {metric: statistics.fmean(found.metrics[metric] for found in group) for metric in metrics}
     headline = [found.metrics[study.metric] for found in group]
@@ -221,9 +221,9 @@ def write_outcome(outcome: StudyOutcome, out: Path) -> dict[str, str]:
     """Write tables, plot, findings and page; gives name -> file."""
     from bixse.report.study_page import write_study_page
     from bixse.studies.findings.plot import plot_of
-    from bixse.studies.findings.tables import cells_csv, claims_csv, summary_csv
+    from bixse.studies.findings.tables import claims_csv, runs_csv, summary_csv
 
-    write_atomically(out / FILES["cells"], cells_csv(outcome))
+    write_atomically(out / FILES["runs"], runs_csv(outcome))
     write_atomically(out / FILES["summary"], summary_csv(outcome))
     write_atomically(out / FILES["claims"], claims_csv(outcome))
     write_atomically(out / FILES["findings"], outcome.markdown())
@@ -238,7 +238,7 @@ def page_content(outcome: StudyOutcome, plot: str) -> dict[str, Any]:
     tables = []
     if outcome.claims:
         tables.append({"title": "Claims", "headers": CLAIM_HEADERS, "rows": outcome.claim_rows()})
-    tables.append({"title": "Cells", "headers": outcome.summary_headers(), "rows": outcome.summary_rows()})
+    tables.append({"title": "Arms", "headers": outcome.summary_headers(), "rows": outcome.summary_rows()})
     return {
         "title": outcome.study.title,
         "command": outcome.command,

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from bixse.studies.findings.outcome import StudyOutcome
 
 
-def cells_csv(outcome: StudyOutcome) -> str:
-    """A row a cell: labels, seed, status, metrics, pairs, reason; the wall time last, which is never the same."""
+def runs_csv(outcome: StudyOutcome) -> str:
+    """A row per run: labels, seed, status, metrics, pairs, reason; the wall time last, which is never the same."""
     metrics = list(next((found.metrics for found in outcome.results if found.metrics), {}))
     labels = list(outcome.results[0].labels) if outcome.results else []
     head = [*labels, "seed", "status", *metrics, "pairs", "precision", "reason", "seconds"]

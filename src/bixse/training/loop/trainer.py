@@ -23,7 +23,7 @@ from bixse.data.io.hashes import write_hashes
 from bixse.encoders.embedding import tokens_without_padding
 from bixse.encoders.loading.parts import input_parts
 from bixse.encoders.prompts import prompt_for
-from bixse.errors import TrainingError
+from bixse.errors import DivergedError
 from bixse.training.distributed import all_of, any_process, average_gradients, copy_from_first
 from bixse.training.loop.batch_plan import BatchPlan
 from bixse.training.loop.batches import GradedCollator, GroupDataset
@@ -190,7 +190,7 @@ class GradedTrainer(SentenceTransformerTrainer):
         if any_process(not bool(loss.isfinite()), loss.device):
             path = self._dump_batch(inputs)
             losses = [value for value in all_of(float(loss)) if not math.isfinite(value)]
-            raise TrainingError(
+            raise DivergedError(
                 f"training: got loss {losses[0]} at step {self.state.global_step + 1}; expected a finite number; "
                 f"fix: look at the batch ({path}), lower learning_rate or set max_grad_norm, and give another "
                 "--out folder"
