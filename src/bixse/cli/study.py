@@ -16,20 +16,8 @@ if TYPE_CHECKING:
 
 UTILISATION = 0.35
 """Share of a device's peak that a plan takes for reached."""
-NOT_REPEATED = (
-    "verb",
-    "config",
-    "out",
-    "jobs",
-    "keep_models",
-    "list",
-    "dry_run",
-    "devices",
-    "teraflops",
-    "json",
-    "debug",
-)
-"""Arguments that are no part of the command that makes a study again; the configuration is named first."""
+NOT_REPEATED = ("verb", "out", "jobs", "keep_models", "list", "dry_run", "devices", "teraflops", "json", "debug")
+"""Arguments that are no part of the command that makes a study again."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -118,6 +106,9 @@ def _command(args: argparse.Namespace) -> str:
     given = {key: value for key, value in vars(args).items() if key not in NOT_REPEATED and value is not None}
     words = ["bixse", "study", given.pop("study", "")]
     for key, value in given.items():
+        name = key.rpartition(".")[2].replace("_", "-")
         values = value if isinstance(value, list) else [value]
-        words += [f"--{key.rpartition('.')[2].replace('_', '-')}", *map(str, values)]
+        words += (
+            [f"--no-{name}"] if value is False else [f"--{name}", *(str(each) for each in values if each is not True)]
+        )
     return shlex.join(words)

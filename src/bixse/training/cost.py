@@ -27,6 +27,8 @@ class EncoderSize(Settings):
     """Weights in all."""
     trained: float | None = Field(default=None, gt=0)
     """Weights that are trained; null: all."""
+    multiplied: float | None = Field(default=None, gt=0)
+    """Weights that every token is multiplied with, all but the table of token embeddings; null: all."""
     layers: int = Field(ge=1)
     """Transformer layers."""
     hidden: int = Field(ge=1)
@@ -77,4 +79,4 @@ def operations(
     each = 6 + 2 * checkpointing + 2 * cached
     tokens = sum(length * count for length, count in texts)
     squares = sum(length**2 * count for length, count in texts)
-    return each * size.parameters * tokens + 12 * size.layers * size.hidden * squares
+    return each * (size.multiplied or size.parameters) * tokens + 12 * size.layers * size.hidden * squares
