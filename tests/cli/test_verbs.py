@@ -456,7 +456,7 @@ def test_sweep_refuses_before_it_writes(capsys: pytest.CaptureFixture[str], swee
         ("learning_rate: [", "learning_rat: [", "did you mean 'optimizer.learning_rate'?"),
         ("vary:", "very:", "did you mean 'vary'?"),
         ("  dev: toy\n", "", "dev: got nothing; expected a collection folder to rank the arms by"),
-        ("pairs.csv", "none.csv", "got no such file"),
+        ("pairs.csv", "none.csv", "none.csv: got"),
     ):
         sweep_file.write_text(text.replace(old, new))
         code, envelope = call(capsys, "sweep", "--config", sweep_file, "--out", out)
