@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from dataclasses import asdict
 from pathlib import Path
@@ -104,5 +105,7 @@ def _table(rows: list[SweepRow]) -> str:
 def _figures(row: SweepRow) -> dict[str, Any]:
     """A row for machines."""
     names = {"before": "dev_ndcg@10_before", "best": "dev_ndcg@10", "spread": "dev_ndcg@10_spread"}
+    names["best_steps"] = "best_step"
     left_out = ("label", "warnings", "best_run", "best_seed")
-    return {names.get(key, key): value for key, value in asdict(row).items() if key not in left_out}
+    figures = {names.get(key, key): value for key, value in asdict(row).items() if key not in left_out}
+    return {**figures, "settings": json.loads(json.dumps(row.settings, default=str))}
