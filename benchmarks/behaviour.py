@@ -49,7 +49,7 @@ FILES = {
     "judgements": "judgements.parquet",
     "audit": "audit.json",
     "map": "map.json",
-    "study": ["cells.csv", "summary.csv", "findings.csv"],
+    "study": ["runs.csv", "summary.csv", "findings.csv"],
     "sweep": ["sweep.csv"],
 }
 """What is read of output folders -> its name there."""

@@ -2,7 +2,7 @@
 
     python benchmarks/results.py [--run] [--only NAME ...] [--cranfield DIR] [--sick DIR] [--work runs/results]
 
-`--run` trains what is not trained yet (each study resumes cell by cell), in float32, copies the small tables and plots
+`--run` trains what is not trained yet (each study resumes run by run), in float32, copies the small tables and plots
 to docs/results/studies/COLLECTION/STUDY, and writes docs/study-results.md from them. Without it the page alone is
 written again. The other collections are given by their folders: Cranfield in the BEIR layout, SICK with SICK_train.txt
 and SICK_trial.txt.
@@ -30,8 +30,8 @@ from bixse.encoders.loading.precision import use_precision
 from bixse.evaluation.metrics import evaluate_run
 from bixse.report.files import load_report_data
 from bixse.report.table import format_difference, format_interval, format_markdown, format_number, format_p_value
-from bixse.studies.engine.study import STUDIES, find_study
 from bixse.studies.findings.contrasts import crossed_interval
+from bixse.studies.paper.catalogue import STUDIES, find_study
 from bixse.studies.quickstart.quickstart import COMPARED
 
 if TYPE_CHECKING:
@@ -184,7 +184,7 @@ def run(collection: str, study: str, arguments: Sequence[str], work: Path) -> No
     preset = [] if "--preset" in arguments else ["--preset", "laptop"]
     command = [sys.executable, "-m", "bixse", "study", study, *preset, *arguments, "--out", str(out)]
     ended = subprocess.run(command, check=False).returncode
-    if ended not in (0, 3):  # 3: some cells failed, which the table says
+    if ended not in (0, 3):  # 3: some runs failed, which the table says
         raise SystemExit(ended)
     target = STORED / collection / study
     target.mkdir(parents=True, exist_ok=True)
@@ -259,7 +259,7 @@ FIGURES = {"seeds", "ndcg@10", "recall@100", "mrr@10", "low", "high", "spread", 
 
 
 def _difference(row: dict[str, str]) -> list[str]:
-    """Difference, interval and p-value of a claim; dashes where a cell failed."""
+    """Difference, interval and p-value of a claim; dashes where a run failed."""
     if not row["difference"]:
         return ["–", "–", "–"]
     interval = format_interval(float(row["low"]), float(row["high"]), signed=True)
@@ -289,7 +289,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "--quickstart", type=Path, nargs="+", help="folders of `bixse quickstart`, one per seed, to store their figures"
     )
     parser.add_argument("--minilm", action="store_true", help="all-MiniLM-L6-v2 too: hours on two cores")
-    parser.add_argument("--work", type=Path, default=Path("runs/results"), help="where the studies keep their cells")
+    parser.add_argument("--work", type=Path, default=Path("runs/results"), help="where the studies keep their runs")
     options = parser.parse_args(arguments)
     if options.quickstart:
         quickstart_table(options.quickstart[0])

@@ -4,14 +4,15 @@
 
 One row an encoder and batch: one graded document a query, trained weights in float32 (frozen ones in bf16), bf16
 autocast, gradient checkpointing, and `gradient_cache: true` with mini-batches of 32 texts. Bytes are of one device; a
-step is the computation alone, without input or output.
+step is the computation alone, without input or output. What an encoder takes is `bixse.training.cost`'s.
 """
 
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from bixse.training.cost import EncoderSize, operations, state_bytes, weight_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,58 +25,36 @@ ACHIEVED_FLOAT32 = 40e12
 """And in float32 products, in which the losses compute: 60 % of 67e12."""
 GATHER_BYTES = 200e9
 """Bytes a second between devices: half of NVLink's on an H100."""
-LAYER_STATES = 34
-"""Bytes a token and hidden unit that one layer keeps for its backward pass in bf16 (Korthikanti et al. 2022,
-arXiv:2205.05198, without dropout and attention matrices)."""
-
-
-@dataclass(frozen=True)
-class Encoder:
-    """What the arithmetic needs of a model, from its config.json."""
-
-    name: str
-    parameters: float
-    """All weights."""
-    computing: float
-    """Weights without the table of word embeddings: each costs two operations per token and pass."""
-    layers: int
-    hidden: int
-
-
-ENCODERS = (
-    Encoder("Qwen2.5-0.5B", 0.494e9, 0.358e9, 24, 896),
-    Encoder("Llama-3.2-1B", 1.236e9, 0.973e9, 16, 2048),
-    Encoder("Qwen2.5-1.5B", 1.544e9, 1.310e9, 28, 1536),
-    Encoder("Qwen2.5-3B", 3.086e9, 2.775e9, 36, 2048),
-    Encoder("Mistral-7B", 7.242e9, 7.111e9, 32, 4096),
-)
+ENCODERS = {
+    "Qwen2.5-0.5B": EncoderSize(parameters=0.494e9, multiplied=0.358e9, layers=24, hidden=896),
+    "Llama-3.2-1B": EncoderSize(parameters=1.236e9, multiplied=0.973e9, layers=16, hidden=2048),
+    "Qwen2.5-1.5B": EncoderSize(parameters=1.544e9, multiplied=1.310e9, layers=28, hidden=1536),
+    "Qwen2.5-3B": EncoderSize(parameters=3.086e9, multiplied=2.775e9, layers=36, hidden=2048),
+    "Mistral-7B": EncoderSize(parameters=7.242e9, multiplied=7.111e9, layers=32, hidden=4096),
+}
+"""Name -> size, from its config.json."""
 LORA_SHARE = 0.02
 """Weights of adapters of rank 32 on every linear layer, over the encoder's."""
 
 
-def states_bytes(encoder: Encoder, tokens: int) -> float:
-    """Checkpointed states of one pass: the input of every layer in bf16, and what one layer keeps."""
-    return tokens * encoder.hidden * (2 * encoder.layers + LAYER_STATES)
+def with_adapters(size: EncoderSize) -> EncoderSize:
+    """The encoder frozen, with low-rank adapters that are trained."""
+    adapters = LORA_SHARE * size.parameters
+    return size.model_copy(update={"parameters": size.parameters + adapters, "trained": adapters})
 
 
-def device_bytes(encoder: Encoder, batch: int, devices: int, tokens: int, lora: bool) -> float:
+def device_bytes(size: EncoderSize, batch: int, devices: int, document_tokens: int) -> float:
     """Peak bytes of one device: weights, gradients and Adam, one pass, embeddings of all, and the loss's tiles."""
-    trained = encoder.parameters * LORA_SHARE if lora else encoder.parameters
-    weights = 2 * encoder.parameters + 16 * trained if lora else 16 * trained
-    embeddings = 4 * encoder.hidden * (3 * batch + 4 * batch / devices)  # gathered, their gradient, their sum
-    return weights + states_bytes(encoder, TEXTS_PER_PASS * tokens) + embeddings + 16 * 1024**2
+    embeddings = 4 * size.hidden * (3 * batch + 4 * batch / devices)  # gathered, their gradient, their sum
+    states = state_bytes(size, TEXTS_PER_PASS * document_tokens, checkpointing=True)
+    return weight_bytes(size) + states + embeddings + 16 * 1024**2
 
 
-def step_seconds(encoder: Encoder, batch: int, devices: int, tokens: int, lora: bool) -> tuple[float, float, float]:
-    """Seconds of encoding, of the loss, and between devices.
-
-    Forward, forward again for the cache, forward again for checkpointing, backward: 2 + 2 + 2 + 4 operations a weight
-    and token. The loss: three products of B / W queries by B documents.
-    """
-    trained = encoder.parameters * LORA_SHARE if lora else encoder.parameters
-    encoding = 10 * encoder.computing * batch * tokens / devices / ACHIEVED
-    loss = 3 * 2 * batch * batch * encoder.hidden / devices / ACHIEVED_FLOAT32
-    between = (2 * 4 * batch * encoder.hidden + 2 * 4 * trained) * (devices > 1) / GATHER_BYTES
+def step_seconds(size: EncoderSize, batch: int, devices: int, lengths: Sequence[int]) -> tuple[float, float, float]:
+    """Seconds of encoding, of the loss (three products of B / W queries by B documents), and between devices."""
+    encoding = operations(size, [(length, batch) for length in lengths], True, gradient_cache=True) / devices / ACHIEVED
+    loss = 3 * 2 * batch * batch * size.hidden / devices / ACHIEVED_FLOAT32
+    between = (2 * 4 * batch * size.hidden + 2 * 4 * (size.trained or size.parameters)) * (devices > 1) / GATHER_BYTES
     return encoding, loss, between
 
 
@@ -89,18 +68,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     if min(options.devices, options.query_tokens, options.document_tokens, *options.batches) < 1:
         parser.error("expected numbers of at least 1")
-    tokens = options.query_tokens + options.document_tokens
     print("| encoder | batch | full, GB | LoRA, GB | encode, s | loss, s | between devices, s (full / LoRA) |")
     print("|---|---|---|---|---|---|---|")
-    for encoder in ENCODERS:
+    lengths = (options.query_tokens, options.document_tokens)
+    for name, size in ENCODERS.items():
         for batch in options.batches:
-            full, lora = (
-                device_bytes(encoder, batch, options.devices, options.document_tokens, with_lora) / GB
-                for with_lora in (False, True)
-            )
-            encoding, loss, between = step_seconds(encoder, batch, options.devices, tokens, False)
-            less = step_seconds(encoder, batch, options.devices, tokens, True)[2]
-            print(f"| {encoder.name} | {batch:,} | {full:.1f} | {lora:.1f} | {encoding:.2f} | {loss:.3f} | "
+            both = (size, with_adapters(size))
+            full, lora = (device_bytes(size, batch, options.devices, options.document_tokens) / GB for size in both)
+            encoding, loss, between = step_seconds(both[0], batch, options.devices, lengths)
+            less = step_seconds(both[1], batch, options.devices, lengths)[2]
+            print(f"| {name} | {batch:,} | {full:.1f} | {lora:.1f} | {encoding:.2f} | {loss:.3f} | "
                   f"{between:.3f} / {less:.3f} |")  # fmt: skip
 
 

@@ -21,6 +21,7 @@ ORDER = [
     "grading",
     "mining",
     "training",
+    "experiments",
     "studies",
     "cli",
 ]

@@ -19,6 +19,8 @@ from .evaluation.suites.suite_result import SuiteResult as SuiteResult
 from .evaluation.suites.suite_run import evaluate_suite as evaluate_suite
 from .evaluation.systems import EncoderSystem as EncoderSystem
 from .evaluation.tasks import collection_task as collection_task
+from .experiments.sweep.sweep import sweep as sweep
+from .experiments.sweep.sweep_config import SweepConfig as SweepConfig
 from .grading.audit.audit_judges import AuditSettings as AuditSettings
 from .grading.audit.audit_judges import audit_judges as audit_judges
 from .grading.audit.calibrate_grades import GradeMapSettings as GradeMapSettings
@@ -41,6 +43,10 @@ from .relevance import GradeScale as GradeScale
 from .retrieval.index.build import make_index as make_index
 from .retrieval.index.search import open_index as open_index
 from .retrieval.search_collection import search_collection as search_collection
+from .studies.engine.run_study import run_study as run_study
+from .studies.engine.study_config import StudyConfig as StudyConfig
+from .studies.quickstart.quickstart import quickstart as quickstart
+from .studies.quickstart.quickstart_config import QuickstartConfig as QuickstartConfig
 from .training.config import TrainConfig as TrainConfig
 from .training.loop.callbacks import SaveRelevanceHead as SaveRelevanceHead
 from .training.loop.trainer import GradedTrainer as GradedTrainer
@@ -48,7 +54,5 @@ from .training.loop.trainer import GradedTrainingArguments as GradedTrainingArgu
 from .training.merging.merge_models import merge_models as merge_models
 from .training.merging.merge_settings import MergeModelsConfig as MergeModelsConfig
 from .training.recipe import train as train
-from .training.sweep.sweep import sweep as sweep
-from .training.sweep.sweep_config import SweepConfig as SweepConfig
 
 __version__: str

@@ -78,6 +78,10 @@ class TrainingError(BixseError):
     """Training cannot go on; the last checkpoint is kept."""
 
 
+class DivergedError(TrainingError):
+    """Training reached numbers that are not finite, or a useless model; the same run would do so again."""
+
+
 class InterruptedRunError(BixseError):
     """Stopped by Ctrl-C after a checkpoint was written; the same command goes on from there."""
 

@@ -57,9 +57,11 @@ def test_all_faults_together(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("line", ["fast: 1", "fast: 'yes'", "seed: true", "seed: '3'", "out: ''", "json: true"])
+@pytest.mark.parametrize(
+    "line", ["exclude_self: 1", "exclude_self: 'yes'", "seed: true", "seed: '3'", "out: ''", "json: true"]
+)
 def test_values_of_another_kind(tmp_path: Path, line: str) -> None:
-    assert faults(yaml_file(tmp_path, line), "quickstart")[0].endswith("1 fault")
+    assert faults(yaml_file(tmp_path, line), "mine")[0].endswith("1 fault")
 
 
 @pytest.mark.parametrize("value", ["yes", ".nan", ".inf"])
@@ -112,8 +114,8 @@ def test_a_query_beside_a_model_from_the_file(tmp_path: Path) -> None:
 
 
 def test_switches(tmp_path: Path) -> None:
-    assert parse(yaml_file(tmp_path, "fast: true\nseed: 3\n"), "quickstart").fast is True
-    assert parse(yaml_file(tmp_path, "fast: false\n"), "quickstart", "--fast").fast is True
+    assert parse(yaml_file(tmp_path, "exclude_self: true\nseed: 3\n"), "mine").exclude_self is True
+    assert parse(yaml_file(tmp_path, "exclude_self: false\n"), "mine", "--exclude-self").exclude_self is True
 
 
 @pytest.mark.parametrize("verb", CONFIG_VERBS)

@@ -202,7 +202,7 @@ def test_a_study_says_it_on_its_page_and_in_its_table(
     code, found = run(capsys, *words, "--precision", "bfloat16")
     assert code == 0, found
     assert "Computed in bfloat16." in (tmp_path / "out" / "findings.md").read_text(encoding="utf-8")
-    assert "bfloat16" in (tmp_path / "out" / "cells.csv").read_text(encoding="utf-8")
+    assert "bfloat16" in (tmp_path / "out" / "runs.csv").read_text(encoding="utf-8")
     assert record(tmp_path / "out")["config"]["train"]["precision"] == "bfloat16"
     code, found = run(capsys, *words, "--precision", "float32")
     assert code == 2

@@ -6,11 +6,13 @@ import shlex
 import pytest
 import yaml
 
+from bixse.cli.flags import settings_from
 from bixse.cli.main import build_parser, main
 from bixse.data.trec import read_run
 from bixse.encoders.head import RelevanceHead
 from bixse.errors import OutputExistsError
 from bixse.studies.quickstart import quickstart as module
+from bixse.studies.quickstart.quickstart_config import QuickstartConfig
 from bixse.training.config import TrainConfig
 
 
@@ -22,10 +24,10 @@ def finished(tiny_model_path, tmp_path_factory):
         patch.setattr(module, "MODEL", str(tiny_model_path))
         patch.setattr(module, "FAST_MAX_LENGTH", 16)
         lines: list[str] = []
-        result = module.quickstart(out, fast=True, say=lines.append)
-        again = module.quickstart(out, fast=True)
+        result = module.quickstart(QuickstartConfig(fast=True), out, say=lines.append)
+        again = module.quickstart(QuickstartConfig(fast=True), out)
         with pytest.raises(OutputExistsError, match="changed: seed"):
-            module.quickstart(out, fast=True, seed=1)
+            module.quickstart(QuickstartConfig(fast=True, seed=1), out)
     return out, result, again, lines
 
 
@@ -113,14 +115,8 @@ def test_the_report_shows_the_command_that_made_it(finished):
     out, result, _, _ = finished
     words = shlex.split(result.report.facts["command"])
     args = build_parser("quickstart").parse_args(words[1:])
-    assert words[0] == "bixse"
-    assert (args.verb, args.out, args.fast, args.seed) == ("quickstart", out, True, 0)
-
-
-def test_a_seed_out_of_range_leaves_nothing_behind(tmp_path):
-    with pytest.raises(ValueError, match="seed"):
-        module.quickstart(tmp_path / "run", fast=True, seed=-1)
-    assert not (tmp_path / "run").exists()
+    assert (words[0], args.verb, args.out) == ("bixse", "quickstart", out)
+    assert settings_from(args, QuickstartConfig) == QuickstartConfig(fast=True)
 
 
 def test_the_report_opens_without_a_network(finished):

@@ -1,4 +1,4 @@
-"""Studies as commands: every one runs, resumes cell by cell, and writes the same table for the same seed."""
+"""Studies as commands: every one runs, resumes run by run, and writes the same table for the same seed."""
 
 from __future__ import annotations
 
@@ -12,84 +12,52 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any
 from xml.etree import ElementTree
 
 import psutil
 import pytest
-from filelock import FileLock
 
 from bixse.cli.main import main
 from bixse.data.collection import Collection, Document
 from bixse.data.collection_files import save_collection
 from bixse.errors import ConfigError, InputError, OutputExistsError
-from bixse.studies.engine import cells
-from bixse.studies.engine.cells import RESULT_FILE, Cell, known_result
-from bixse.studies.engine.preset_names import preset_names
-from bixse.studies.engine.run_study import CELLS_FOLDER, run_study
-from bixse.studies.engine.static_student import save_static_student
-from bixse.studies.engine.study import STUDIES, chosen_values, find_study
-from bixse.studies.engine.study_config import StudyConfig, load_study_config
+from bixse.experiments.processes import cores
+from bixse.studies.engine.run_study import run_study
+from bixse.studies.engine.study import chosen_values
+from bixse.studies.engine.study_config import StudyConfig, preset_names
+from bixse.studies.paper.catalogue import STUDIES, find_study
+from conftest import action_collection
 
-WORDS = [
-    *("copy", "move", "delete", "rename", "open", "close", "read", "write", "list", "sort", "search", "replace"),
-    *("split", "join", "parse", "format", "encode", "decode", "compress", "send", "receive", "connect", "listen"),
-    *("wait", "start", "stop", "pause", "resume", "log", "test"),
-]
-THINGS = ["a file", "a folder", "an archive", "a stream"]
-
-
-def collection(splits: bool = True) -> Collection:
-    """30 words x 4 things: a query asks for one, the other things of the same word are partly relevant."""
-    corpus = {f"{word}-{i}": Document(word, f"how to {word} {thing}") for word in WORDS
-              for i, thing in enumerate(THINGS)}  # fmt: skip
-    queries, qrels = {}, {}
-    for number, word in enumerate(WORDS):
-        for i, thing in enumerate(THINGS[:2]):
-            query = f"q{number}-{i}"
-            queries[query] = f"{word} {thing} please"
-            qrels[query] = {f"{word}-{j}": (3 if j == i else 1) for j in range(len(THINGS))}
-            qrels[query][f"{WORDS[(number + 1) % len(WORDS)]}-{i}"] = 0
-    names = list(qrels)
-    parts = {"train": names[:30], "dev": names[30:40], "test": names[40:]} if splits else {"test": names}
-    return Collection("words", corpus, queries, {name: {q: qrels[q] for q in part} for name, part in parts.items()})
-
-
-@pytest.fixture(scope="module")
-def student(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("students") / "static"
-    save_static_student(folder, dimensions=16)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def words(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("collections") / "words"
-    save_collection(collection(), folder)
-    return folder
+needs_two_cores = pytest.mark.skipif(cores() < 2, reason="needs two cores")
 
 
 @pytest.fixture
-def config(words: Path, student: Path) -> StudyConfig:
-    return StudyConfig(
-        data={"collection": str(words), "scale": (0, 3), "min_relevant_grade": 2},
-        model=str(student),
-        seeds=(0, 1),
-        train={"optimizer": {"learning_rate": 1e-2, "epochs": 1, "batch_size": 8}},
-        values={"losses": ["bixse", "infonce"]},
-    )
+def study(actions, student):
+    """Makes the configuration of a study of two losses; keywords replace its settings."""
+
+    def make(name="losses", **changes):
+        settings = {
+            "data": {"collection": str(actions), "scale": (0, 3), "min_relevant_grade": 2},
+            "model": str(student),
+            "seeds": (0, 1),
+            "train": {"optimizer": {"learning_rate": 1e-2, "epochs": 1, "batch_size": 8}},
+            "values": {"losses": ["bixse", "infonce"]},
+            "jobs": 1,
+        }
+        return StudyConfig(study=name, **{**settings, **changes})
+
+    return make
 
 
-def cells_table(out: Path) -> list[dict[str, str]]:
-    with (out / "cells.csv").open(encoding="utf-8") as file:
+def runs_table(out):
+    with (out / "runs.csv").open(encoding="utf-8") as file:
         return [{key: value for key, value in row.items() if key != "seconds"} for row in csv.DictReader(file)]
 
 
-def test_a_study_leaves_tables_plot_findings_and_page(config: StudyConfig, tmp_path: Path) -> None:
+def test_a_study_leaves_tables_plot_findings_and_page(study, tmp_path):
     out = tmp_path / "study"
-    found = run_study("losses", config, out, jobs=1, command="bixse study losses")
-    assert found.made == 6
-    rows = cells_table(out)
+    found = run_study(study(), out, command="bixse study losses")
+    rows = runs_table(out)
     assert [(row["loss"], row["seed"], row["status"]) for row in rows] == [
         ("bixse", "0", "finished"), ("bixse", "1", "finished"), ("infonce", "0", "finished"),
         ("infonce", "1", "finished"), ("untrained", "0", "finished"), ("bm25", "0", "finished"),
@@ -105,74 +73,56 @@ def test_a_study_leaves_tables_plot_findings_and_page(config: StudyConfig, tmp_p
     assert "The paper: Table 1" in findings and "bixse study losses" in findings
     assert ElementTree.parse(out / "plot.svg").getroot().tag.endswith("svg")
     assert json.loads((out / "run.json").read_text())["status"] == "finished"
-    assert not list((out / CELLS_FOLDER).rglob("*.safetensors"))
+    assert not list((out / "runs").rglob("*.safetensors"))
+    again = run_study(study(), out)
+    assert (found.made, again.made, runs_table(out)) == (6, 0, rows)
+    shutil.rmtree(out / "runs" / "loss=infonce" / "seed-1")
+    again = run_study(study(), out)
+    assert (again.made, runs_table(out)) == (1, rows)  # the same seed, the same figures
+    assert again.outcome.verdict() == found.outcome.verdict()
 
 
-def test_the_same_seed_gives_the_same_table(config: StudyConfig, tmp_path: Path) -> None:
-    run_study("losses", config, tmp_path / "one", jobs=1)
-    run_study("losses", config, tmp_path / "again", jobs=1)
-    assert cells_table(tmp_path / "one") == cells_table(tmp_path / "again")
+@needs_two_cores
+def test_two_processes_give_the_table_of_one(study, tmp_path):
+    for jobs in (1, 2):
+        run_study(study(jobs=jobs), tmp_path / str(jobs))
+    for one, other in zip(*(runs_table(tmp_path / str(jobs)) for jobs in (1, 2)), strict=True):
+        assert float(one["ndcg@10"]) == pytest.approx(float(other["ndcg@10"]), abs=2e-2)
 
 
-@pytest.mark.slow
-def test_two_processes_give_the_table_of_one(config: StudyConfig, tmp_path: Path) -> None:
-    if (os.cpu_count() or 1) < 2:
-        pytest.skip("needs two cores")
-    run_study("losses", config, tmp_path / "one", jobs=1)
-    run_study("losses", config, tmp_path / "two", jobs=2)
-    for ours, other in zip(cells_table(tmp_path / "one"), cells_table(tmp_path / "two"), strict=True):
-        assert float(ours["ndcg@10"]) == pytest.approx(float(other["ndcg@10"]), abs=2e-2)
-
-
-def test_finished_cells_are_kept_and_a_lost_one_is_made_again_alone(config: StudyConfig, tmp_path: Path) -> None:
-    out = tmp_path / "study"
-    first = run_study("losses", config, out, jobs=1)
-    assert run_study("losses", config, out, jobs=1).made == 0
-    before = cells_table(out)
-    lost = next(path for path in (out / CELLS_FOLDER).iterdir() if path.name.startswith("loss-infonce-seed-1"))
-    (lost / RESULT_FILE).write_text('{"labels": {"loss": "inf', encoding="utf-8")  # as after a power cut elsewhere
-    again = run_study("losses", config, out, jobs=1)
-    assert again.made == 1
-    assert cells_table(out) == before
-    assert first.outcome.verdict() == again.outcome.verdict()
-
-
-def test_kept_models_say_which_study_they_came_from(config: StudyConfig, tmp_path: Path) -> None:
-    out, one = tmp_path / "study", config.model_copy(update={"seeds": (3,)})
+def test_kept_models_say_which_study_they_came_from(study, tmp_path):
     for _ in range(2):
-        run_study("losses", one, out, jobs=1, keep_models=True, command="bixse study losses")
-    cards = sorted(out.glob("cells/*/run/model/README.md"))
+        run_study(study(seeds=(3,), keep_models=True), tmp_path / "study", command="bixse study losses")
+    cards = sorted(tmp_path.glob("study/runs/*/*/train/model/README.md"))
     assert len(cards) == 2
     text = cards[0].read_text(encoding="utf-8")
     assert text.count("## Study") == 1
     assert "Arm of the study `losses` (Losses on the same rows): loss bixse, seed 3." in text
     assert "ndcg@10" in text and "`bixse study losses`" in text
-    assert str(cards[0].parent) in (out / "study.html").read_text(encoding="utf-8")
+    assert str(cards[0].parent) in (tmp_path / "study" / "study.html").read_text(encoding="utf-8")
 
 
-def test_a_cell_stopped_before_its_record_is_made_again(config: StudyConfig, tmp_path: Path) -> None:
-    out, one = tmp_path / "study", config.model_copy(update={"seeds": (0,)})
-    run_study("losses", one, out, jobs=1)
-    cell = next(path for path in (out / CELLS_FOLDER).iterdir() if path.name.startswith("loss-bixse"))
-    (cell / RESULT_FILE).unlink()
-    (cell / "run" / "checkpoints").mkdir(parents=True)
-    assert run_study("losses", one, out, jobs=1).made == 1
+def test_a_run_stopped_before_the_record_of_its_training_is_made_again(study, tmp_path):
+    config, out = study(seeds=(0,), values={"losses": ["bixse"]}), tmp_path / "study"
+    run_study(config, out)
+    shutil.rmtree(out / "runs" / "loss=bixse")
+    (out / "runs" / "loss=bixse" / "seed-0" / "train" / "checkpoints").mkdir(parents=True)
+    assert run_study(config, out).made == 1
 
 
-def test_a_failed_cell_is_told_and_tried_again(config: StudyConfig, tmp_path: Path) -> None:
-    broken = config.model_copy(update={"per_loss": {"infonce": {"loss_options": {"cutoff": 7.0}}}})
-    out = tmp_path / "study"
-    found = run_study("losses", broken, out, jobs=1)
-    failed = found.outcome.failed
-    assert {row.labels["loss"] for row in failed} == {"infonce"}
-    assert all("; fix: " in row.reason for row in failed)
+def test_a_failed_run_is_told_and_tried_again(study, tmp_path):
+    """The loss takes the option, and refuses its value when training begins."""
+    config, out = study(per_loss={"infonce": {"loss_options": {"cutoff": 7.0}}}), tmp_path / "study"
+    found = run_study(config, out)
+    assert {row.labels["loss"] for row in found.outcome.failed} == {"infonce"}
+    assert all("; fix: " in row.reason for row in found.outcome.failed)
     assert json.loads((out / "run.json").read_text())["status"] == "failed"
     assert {claim.finding for claim in found.outcome.claims if "infonce" in claim.claim} == {"no figures"}
-    assert run_study("losses", broken, out, jobs=1).made == 2
+    assert run_study(config, out).made == 2
 
 
 @pytest.mark.parametrize("name", [name for name in STUDIES if name not in ("losses", "memory")])
-def test_every_study_runs(name: str, config: StudyConfig, tmp_path: Path) -> None:
+def test_every_study_runs(name, study, tmp_path):
     small = {
         "noise": {"noise": [0, 0.5]},
         "cutoff": {"cutoffs": [0, 0.9]},
@@ -182,128 +132,82 @@ def test_every_study_runs(name: str, config: StudyConfig, tmp_path: Path) -> Non
         "annotation": {"labels_per_query": [1, 3], "losses": ["bixse", "infonce"]},
         "rankers": {"losses": ["bixse"], "depth": 5},
     }[name]
-    one = config.model_copy(update={"values": small, "seeds": (0,)})
-    found = run_study(name, one, tmp_path / "study", jobs=1)
+    found = run_study(study(name, values=small, seeds=(0,)), tmp_path / "study")
     assert not found.outcome.failed
     assert found.outcome.claims
     assert all(claim.finding != "no figures" for claim in found.outcome.claims)
 
 
-def test_the_memory_study_measures_in_fresh_processes(tmp_path: Path) -> None:
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux")
+def test_the_memory_study_measures_in_fresh_processes(tmp_path):
     values = {"losses": ["bixse", "bixse, whole matrix"], "batch_sizes": [4096], "dim": 16}
-    if not Path("/proc/self/clear_refs").exists():
-        pytest.skip("needs Linux")
-    found = run_study("memory", StudyConfig(values=values), tmp_path / "study", jobs=1)
+    found = run_study(StudyConfig(study="memory", values=values), tmp_path / "study")
     extra = {row.labels["loss"]: row.metrics["extra_mib"] for row in found.outcome.results}
     assert extra["bixse"] < 48 < extra["bixse, whole matrix"]  # one 4,096 x 4,096 float32 matrix is 64 MiB
 
 
-def test_an_only_split_is_divided_by_query_text(student: Path, tmp_path: Path) -> None:
-    whole = collection(splits=False)
+def test_an_only_split_is_divided_by_query_text(study, tmp_path):
+    whole = action_collection(splits=False)
     corpus = {**whole.corpus, "copy-0": Document("", "")}  # judged, and empty, as published collections have them
-    save_collection(Collection("words", corpus, whole.queries, whole.qrels), tmp_path / "words")
-    data = {"collection": str(tmp_path / "words"), "scale": (0, 3), "min_relevant_grade": 2, "shares": (0.4, 0.2, 0.4)}
-    config = StudyConfig(data=data, model=str(student), seeds=(0,), values={"losses": ["bixse"]},
-                         train={"optimizer": {"epochs": 1, "steps": 1}})  # fmt: skip
-    run_study("losses", config, tmp_path / "study", jobs=1)
-    folder = tmp_path / "study" / "inputs" / "words" / "qrels"
+    save_collection(Collection("actions", corpus, whole.queries, whole.qrels), tmp_path / "actions")
+    data = {"collection": str(tmp_path / "actions"), "min_relevant_grade": 2, "shares": (0.4, 0.2, 0.4)}
+    run_study(study(data=data, seeds=(0,), values={"losses": ["bixse"]}), tmp_path / "study")
+    folder = tmp_path / "study" / "inputs" / "actions" / "qrels"
     parts = [{line.split("\t")[0] for line in path.read_text().splitlines()[1:]} for path in folder.iterdir()]
-    assert len(parts) == 3 and sum(map(len, parts)) == 60
-    assert not parts[0] & parts[1] and not parts[0] & parts[2] and not parts[1] & parts[2]
+    assert len(parts) == 3 and len(set().union(*parts)) == sum(map(len, parts)) == 60
 
 
 class TestUnhappyPaths:
-    def test_a_refused_study_leaves_no_folder(self, config: StudyConfig, tmp_path: Path) -> None:
-        with pytest.raises(ConfigError, match="learning_rat"):
-            run_study("losses", config.model_copy(update={"per_loss": {"bixse": {"learning_rat": 1}}}), tmp_path / "s")
-        assert not (tmp_path / "s").exists()
+    @pytest.mark.parametrize(
+        ("changes", "error"),
+        [
+            ({"per_loss": {"bixse": {"learning_rat": 1}}}, ConfigError),
+            ({"train": {"optimizer": {"learning_rat": 1}}}, ConfigError),
+            ({"values": {"loses": []}}, ConfigError),
+            ({"values": {"losses": "bixse"}}, ConfigError),
+            ({"data": {"pairs": ["no.parquet"], "dev": ["dev"], "test": ["test"]}}, InputError),
+            ({"name": "cutoff", "values": {"cutoffs": [0, 1.1]}}, InputError),
+            ({"jobs": 1000}, InputError),
+            ({"name": "loses"}, InputError),
+        ],
+    )
+    def test_a_refused_study_leaves_no_folder(self, study, tmp_path, changes, error):
+        with pytest.raises(error):
+            run_study(study(**changes), tmp_path / "study")
+        assert not (tmp_path / "study").exists()
 
-    def test_files_that_are_not_there(self, config: StudyConfig, tmp_path: Path) -> None:
-        data = {"pairs": [tmp_path / "no.parquet"], "dev": [tmp_path / "dev"], "test": [tmp_path / "test"]}
-        with pytest.raises(InputError, match=r"neither qrels/dev\.tsv nor qrels/test\.tsv"):
-            run_study("losses", StudyConfig(data=data, model=config.model), tmp_path / "s")
-
-    def test_changed_qrels_are_noticed(self, config: StudyConfig, words: Path, tmp_path: Path) -> None:
-        other = tmp_path / "words"
-        shutil.copytree(words, other)
-        moved = config.model_copy(update={"data": config.data.model_copy(update={"collection": str(other)})})
-        run_study("losses", moved, tmp_path / "s", jobs=1)
-        path = other / "qrels" / "test.tsv"
-        path.write_text(path.read_text().replace("\t3\n", "\t2\n"))
-        with pytest.raises(OutputExistsError, match=r"changed: .*test\.tsv"):
-            run_study("losses", moved, tmp_path / "s", jobs=1)
-
-    def test_two_commands_in_one_folder(self, config: StudyConfig, tmp_path: Path) -> None:
-        (tmp_path / "s").mkdir()
-        with FileLock(tmp_path / "s" / ".lock"), pytest.raises(OutputExistsError, match="another process"):
-            run_study("losses", config, tmp_path / "s", jobs=1)
-
-    def test_a_fault_of_a_library_fails_its_cell_alone(
-        self, config: StudyConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        measured = cells.scored
-
-        def broken(cell: Cell, *rest: Any) -> Any:
-            if cell.labels["loss"] == "bm25":
-                raise KeyError("vocabulary")
-            return measured(cell, *rest)
-
-        monkeypatch.setattr(cells, "scored", broken)
-        found = run_study("losses", config, tmp_path / "s", jobs=1)
-        assert [row.reason for row in found.outcome.failed] == ["KeyError: 'vocabulary'"]
-        assert len(found.outcome.results) == 6
-
-    def test_a_collection_without_its_scale(self, words: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        assert main(["study", "losses", "--collection", str(words)]) == 2
-        assert "expected all three" in capsys.readouterr().err
-        flags = ["--collection", str(words), "--scale", "0", "3", "--min-relevant-grade", "2"]
-        assert main(["study", "losses", "--preset", "paper-qwen2.5-0.5b", *flags]) == 2
-        assert "beside files of pairs" in capsys.readouterr().err
-
-    def test_another_studys_folder_is_refused(self, config: StudyConfig, tmp_path: Path) -> None:
-        out = tmp_path / "study"
-        run_study("losses", config, out, jobs=1)
-        with pytest.raises(OutputExistsError, match="changed: seeds"):
-            run_study("losses", config.model_copy(update={"seeds": (0, 1, 2)}), out, jobs=1)
-
-    def test_an_unknown_study_preset_value_or_setting(self, config: StudyConfig, tmp_path: Path) -> None:
-        with pytest.raises(InputError, match="did you mean 'losses'"):
-            find_study("loses")
-        with pytest.raises(InputError, match="did you mean 'laptop'"):
-            load_study_config("losses", "latop", None)
+    def test_settings_that_a_study_owns_and_names_that_are_not_there(self):
+        for settings, said in (
+            ({"study": "losses", "preset": "latop"}, "did you mean 'laptop'"),
+            ({"study": "losses", "preset": "smoke", "train": {"seed": 3}}, "which the study sets"),
+            ({"study": "losses", "per_loss": {"bixs": {}}}, "did you mean 'bixse'"),
+            ({"preset": "smoke"}, "study: got nothing"),
+        ):
+            with pytest.raises(InputError, match=said):
+                StudyConfig.load(None, settings)
         with pytest.raises(ConfigError, match="did you mean 'losses'"):
-            chosen_values(find_study("losses"), config.model_copy(update={"values": {"loses": []}}))
-        with pytest.raises(ConfigError, match="which the study sets"):
-            load_study_config("losses", "smoke", None, {"train": {"seed": 3}})
-        with pytest.raises(ConfigError, match="learning_rat"):
-            run_study("losses", config.model_copy(update={"train": {"optimizer": {"learning_rat": 1}}}), tmp_path / "s")
+            chosen_values(find_study("losses"), StudyConfig(study="losses", values={"loses": []}))
 
-    def test_a_cutoff_no_pair_reaches(self, config: StudyConfig, tmp_path: Path) -> None:
-        data = config.data.model_copy(update={"scale": (0, 4)})
-        high = config.model_copy(update={"values": {"cutoffs": [0, 0.9]}, "data": data})
-        with pytest.raises(InputError, match="which no training pair reaches"):
-            run_study("cutoff", high, tmp_path / "study", jobs=1)
-
-    def test_more_processes_than_cores(self, config: StudyConfig, tmp_path: Path) -> None:
-        with pytest.raises(InputError, match="the cores there are"):
-            run_study("losses", config, tmp_path / "study", jobs=1000)
-
-    def test_a_result_of_another_cell_does_not_count(self, tmp_path: Path) -> None:
-        cell = Cell({"loss": "bixse"}, seed=1)
-        (tmp_path / cell.name).mkdir()
-        (tmp_path / cell.name / RESULT_FILE).write_text('{"labels": {}, "seed": 1, "status": "finished"}')
-        assert known_result(cell, tmp_path) is None
+    def test_another_study_or_other_inputs_are_refused(self, study, actions, tmp_path):
+        folder = shutil.copytree(actions, tmp_path / "actions")
+        config = study(data={"collection": str(folder), "scale": (0, 3), "min_relevant_grade": 2}, seeds=(0,))
+        run_study(config, tmp_path / "study")
+        with pytest.raises(OutputExistsError, match="seeds"):
+            run_study(config.model_copy(update={"seeds": (0, 1, 2)}), tmp_path / "study")
+        path = folder / "qrels" / "test.tsv"
+        path.write_text(path.read_text().replace("\t3\n", "\t2\n"))
+        with pytest.raises(OutputExistsError, match=r"test\.tsv"):
+            run_study(config, tmp_path / "study")
 
 
 @pytest.mark.slow
-def test_a_process_that_is_killed_costs_its_own_cell_alone(config: StudyConfig, tmp_path: Path) -> None:
-    if (os.cpu_count() or 1) < 2:
-        pytest.skip("needs two cores")
-    slow = config.model_copy(update={"train": {"optimizer": {"batch_size": 8, "epochs": 20}}, "seeds": (0, 1, 2)})
+@needs_two_cores
+def test_a_process_that_is_killed_costs_its_own_run_alone(study, tmp_path):
+    config = study(train={"optimizer": {"batch_size": 8, "epochs": 20}}, seeds=(0, 1, 2), jobs=2)
     out, killed = tmp_path / "study", []
 
-    def kill_one() -> None:
-        while not list(out.glob("cells/*/run/checkpoints")):
+    def kill_one():
+        while not list(out.glob("runs/*/*/train/checkpoints")):
             time.sleep(0.05)
         child = next(p for p in psutil.Process().children() if "spawn_main" in " ".join(p.cmdline()))
         killed.append(child.pid)
@@ -311,28 +215,25 @@ def test_a_process_that_is_killed_costs_its_own_cell_alone(config: StudyConfig, 
 
     watcher = threading.Thread(target=kill_one, daemon=True)
     watcher.start()
-    found = run_study("losses", slow, out, jobs=2)
+    found = run_study(config, out)
     assert killed
     assert not found.outcome.failed
     assert len(found.outcome.results) == 8
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("jobs", [1, 2])
-def test_ctrl_c_and_the_same_command_goes_on(jobs: int, words: Path, student: Path, tmp_path: Path) -> None:
-    if jobs > (os.cpu_count() or 1):
-        pytest.skip("needs two cores")
-    path = tmp_path / "study.yaml"
+@pytest.mark.parametrize("jobs", [1, pytest.param(2, marks=needs_two_cores)])
+def test_ctrl_c_and_the_same_command_goes_on(jobs, actions, student, tmp_path):
+    path, out = tmp_path / "study.yaml", tmp_path / "out"
     path.write_text(
-        f"data: {{collection: {words}, scale: [0, 3], min_relevant_grade: 2}}\nmodel: {student}\nseeds: [0, 1, 2]\n"
+        f"data: {{collection: {actions}, scale: [0, 3], min_relevant_grade: 2}}\nmodel: {student}\nseeds: [0, 1, 2]\n"
         "values: {losses: [bixse, infonce]}\ntrain: {optimizer: {batch_size: 8, epochs: 40}}\n"
     )
-    out = tmp_path / "out"
     command = [sys.executable, "-m", "bixse", "study", "losses", "--config", str(path), "--out", str(out)]
     command += ["--jobs", str(jobs)]
     running = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     limit = time.monotonic() + 120
-    while not list(out.glob(f"cells/*/{RESULT_FILE}")) and time.monotonic() < limit and running.poll() is None:
+    while not list(out.glob("runs/*/*/result.json")) and time.monotonic() < limit and running.poll() is None:
         time.sleep(0.1)
     os.kill(running.pid, signal.SIGINT)
     said = running.communicate(timeout=120)[1]
@@ -340,44 +241,53 @@ def test_ctrl_c_and_the_same_command_goes_on(jobs: int, words: Path, student: Pa
         assert running.returncode == 130, said
         assert "give the same command again" in said
         assert json.loads((out / "run.json").read_text())["status"] == "interrupted"
-    known = set(out.glob(f"cells/*/{RESULT_FILE}"))
+    known = [file for file in out.glob("runs/*/*/result.json") if json.loads(file.read_text())["status"] == "finished"]
     times = {file: file.stat().st_mtime_ns for file in known}
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stderr
     assert all(file.stat().st_mtime_ns == stamp for file, stamp in times.items())
-    assert len(cells_table(out)) == 8
+    assert len(runs_table(out)) == 8
 
 
 class TestCommand:
-    def test_smoke_of_losses_is_deterministic(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        tables = []
-        for name in ("a", "b"):
-            out = tmp_path / name
-            words = ["study", "losses", "--preset", "smoke", "--out", str(out), "--jobs", "1", "--seeds", "0", "--json"]
-            assert main(words) == 0
-            tables.append(cells_table(out))
-        assert tables[0] == tables[1]
-        assert len(tables[0]) == 4
-        answer = json.loads(capsys.readouterr().out.strip().splitlines()[-1])
-        assert answer["metrics"]["cells"] == 4
+    def test_the_page_says_the_command_that_makes_it_again(self, actions, student, tmp_path, capsys):
+        out, path = tmp_path / "out", tmp_path / "study.yaml"
+        path.write_text(f"model: {student}\nvalues: {{losses: [bixse]}}\n")
+        words = ["study", "losses", "--config", str(path), "--seeds", "0"]
+        words += ["--collection", str(actions), "--scale", "0", "3", "--min-relevant-grade", "2"]
+        assert main([*words, "--out", str(out), "--jobs", "1", "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["metrics"]["runs"] == 3
+        (command,) = [line for line in (out / "findings.md").read_text().splitlines() if line.startswith("`bixse")]
+        assert main([*command.strip("`").split()[1:], "--out", str(out), "--jobs", "1", "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["metrics"]["made"] == 0
 
-    def test_the_list_names_studies_and_presets(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_the_list_names_studies_and_presets(self, capsys):
         assert main(["study", "--list"]) == 0
         said = capsys.readouterr().out
         assert all(name in said for name in [*STUDIES, *preset_names()])
 
     @pytest.mark.parametrize("preset", [name for name in preset_names() if name.startswith("paper")])
     @pytest.mark.parametrize("study", [name for name in STUDIES if name != "memory"])
-    def test_the_papers_settings_are_checked_without_their_data(
-        self, preset: str, study: str, capsys: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_the_papers_settings_are_checked_without_their_data(self, preset, study, capsys):
         assert main(["study", study, "--preset", preset, "--dry-run", "--devices", "8", "--json"]) == 0
         figures = json.loads(capsys.readouterr().out)["metrics"]
         assert figures["device_hours"] > 1
         assert 1 < figures["weights_gib"] < 60
         assert figures["missing"]
 
-    def test_no_name_and_a_wrong_name(self, capsys: pytest.CaptureFixture[str]) -> None:
-        assert main(["study"]) == 2
-        assert main(["study", "nois", "--preset", "smoke"]) == 2
-        assert "did you mean 'noise'" in capsys.readouterr().err
+    @pytest.mark.parametrize(
+        "words",
+        [
+            [],
+            ["nois", "--preset", "smoke"],
+            ["losses", "--collection", "x"],
+            ["losses", "--collection", "x", "--scale", "0", "3", "--min-relevant-grade", "2", "--preset",
+             "paper-qwen2.5-0.5b"],
+            ["losses", "--dry-run", "--devices", "0"],
+            ["losses", "--dry-run", "--teraflops", "-1"],
+        ],
+    )  # fmt: skip
+    def test_words_that_cannot_be_used(self, words, tmp_path, capsys):
+        assert main(["study", *words, "--out", str(tmp_path / "out")]) == 2
+        assert "fix: " in capsys.readouterr().err
+        assert not (tmp_path / "out").exists()

@@ -49,12 +49,14 @@ def _add(parser: argparse.ArgumentParser, into: Any, kind: type[Settings], keys:
     for name, field in kind.model_fields.items():
         flag = next((entry for entry in field.metadata if isinstance(entry, Flag)), Flag())
         word, section = f"{words}{flag.name or name}".replace("_", "-"), section_of(field)
+        if flag.hidden:
+            continue
         if section is not None:
             group = parser.add_argument_group(name, _help(field))
             if type(None) in types_in(field.annotation):
                 _add_switch(group, f"{keys}{name}", word, field, on={})
             _add(parser, group, section, f"{keys}{name}.", words if flag.flat else f"{word}.")
-        elif not flag.hidden:
+        else:
             _add_setting(into, f"{keys}{name}", word, field, flag)
 
 

@@ -47,7 +47,17 @@ VERBS = {
     "doctor": "show what this machine can do and what is missing",
 }
 """Verb -> one line of help; `bixse.cli.<verb>` holds `add_arguments` and `run`, with _ for the space of two words."""
-SETTINGS_VERBS = ("mine", "train", "merge", "sweep", "study", "calibrate", "grade audit", "grade calibrate")
+SETTINGS_VERBS = (
+    "quickstart",
+    "mine",
+    "train",
+    "merge",
+    "sweep",
+    "study",
+    "calibrate",
+    "grade audit",
+    "grade calibrate",
+)
 """Verbs whose flags and YAML file are their `Settings`."""
 CONFIG_VERBS = tuple(verb for verb in VERBS if verb not in (*SETTINGS_VERBS, "doctor"))
 """Other verbs whose arguments may come from a YAML file."""

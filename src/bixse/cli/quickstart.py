@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bixse.cli.collection_arguments import add_cache_argument
+from bixse.cli.flags import add_settings, settings_from
 from bixse.cli.result import CommandResult
 
 if TYPE_CHECKING:
@@ -16,27 +16,25 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The verb's flags."""
+    """The settings, and where models and report go."""
+    from bixse.studies.quickstart.quickstart_config import QuickstartConfig
+
+    add_settings(parser, QuickstartConfig)
     parser.add_argument("--out", type=Path, default=Path("runs/quickstart"), metavar="DIR",
                         help="folder for models and report (default: runs/quickstart)")  # fmt: skip
-    parser.add_argument("--fast", action="store_true", help="a smaller run for a quick look")
-    parser.add_argument("--seed", type=int, default=0, help="seed of training (default: 0)")
-    add_cache_argument(parser)
 
 
 def run(args: argparse.Namespace) -> CommandResult:
     """Run it and print the table, the verdict, the report's path and what to do next."""
-    from bixse.cli.seed import check_seed
-
-    check_seed(args.seed)
     from bixse.progress import progress_bar
     from bixse.report.table import format_table
     from bixse.studies.quickstart.quickstart import quickstart
+    from bixse.studies.quickstart.quickstart_config import QuickstartConfig
 
     def say(line: str) -> None:
         sys.stderr.write(f"{line}\n")
 
-    result = quickstart(args.out, args.fast, args.seed, say, progress_bar, args.cache)
+    result = quickstart(settings_from(args, QuickstartConfig), args.out, say, progress_bar)
     report = result.report
     rows: list[list[str | float]] = [
         [s.label, *(s.metrics[name] for name in report.metrics), *_differences(report, s.name)] for s in report.systems

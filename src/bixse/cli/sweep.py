@@ -4,70 +4,55 @@ from __future__ import annotations
 
 import json
 import shlex
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bixse.cli.flags import add_settings, settings_from
 from bixse.cli.result import CommandResult
 
 if TYPE_CHECKING:
     import argparse
 
-    from bixse.training.sweep.sweep import SweepResult
-    from bixse.training.sweep.sweep_table import SweepRow
+    from bixse.experiments.sweep.sweep import SweepResult
+    from bixse.experiments.sweep.sweep_table import SweepRow
 
 ROWS_SHOWN = 30
-"""Cells that the table on the terminal shows; the file holds all."""
+"""Arms that the table on the terminal shows; the file holds all."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The verb's flags; what is varied stands in the YAML file."""
-    parser.add_argument(
-        "--config",
-        type=Path,
-        required=True,
-        metavar="FILE",
-        help="YAML file: base (settings of `bixse train`), vary (key: list of values), ... (docs/training.md)",
-    )
+    """The settings, and where the runs go; what is varied stands in the YAML file."""
+    from bixse.experiments.sweep.sweep_config import SweepConfig
+
+    add_settings(parser, SweepConfig)
     parser.add_argument(
         "--out",
         type=Path,
         default=Path("runs/sweep"),
         metavar="DIR",
-        help="folder for cells, table and best settings (default: runs/sweep)",
+        help="folder for runs, table and best settings (default: runs/sweep)",
     )
 
 
 def run(args: argparse.Namespace) -> CommandResult:
     """Train what is not trained yet, and print the table."""
-    from bixse.training.sweep.sweep import sweep
-    from bixse.training.sweep.sweep_config import load_sweep
-    from bixse.training.sweep.sweep_plan import base_settings
+    from bixse.experiments.sweep.sweep import sweep
+    from bixse.experiments.sweep.sweep_config import SweepConfig
 
-    config = load_sweep(args.config)
-    if args.precision is not None:
-        config = config.model_copy(update={"base": {**base_settings(config), "precision": args.precision}})
-    result = sweep(config, args.out)
-    errors = [f"cell {row.cell} ({row.label}) {row.status}: {row.reason}" for row in result.failed]
+    result = sweep(settings_from(args, SweepConfig), args.out)
+    errors = [f"arm {row.arm} ({row.label}) {row.status}: {row.reason}" for row in result.failed]
     metrics = {
-        "cells": len(result.rows),
+        "arms": len(result.rows),
         "failed": len(result.failed),
-        "best": None if result.best is None else result.best.cell,
+        "best": None if result.best is None else result.best.arm,
         "rows": [_figures(row) for row in result.rows],
     }
-    artifacts = {"table": str(result.table_path), "record": str(args.out / "run.json")}
-    if result.best_path is not None:
-        artifacts["best"] = str(result.best_path)
-    if result.model_path is not None:
-        artifacts["model"] = str(result.model_path)
-    return CommandResult(_text(result, args.out), metrics, artifacts, result.warnings, errors, _exit_code(result))
-
-
-def _exit_code(result: SweepResult) -> int:
-    if not result.failed:
-        return 0
-    if result.best is not None:
-        return 3
-    return 2 if all(row.status == "refused" for row in result.failed) else 1
+    found = {"table": result.table_path, "record": args.out / "run.json"}
+    found |= {"best": result.best_path, "model": result.model_path}
+    artifacts = {name: str(path) for name, path in found.items() if path is not None}
+    code = 0 if not errors else 3 if result.best is not None else 1
+    return CommandResult(_text(result, args.out), metrics, artifacts, result.warnings, errors, code)
 
 
 def _text(result: SweepResult, out: Path) -> str:
@@ -78,7 +63,7 @@ def _text(result: SweepResult, out: Path) -> str:
     lines.append(f"precision: {', '.join(sorted({row.precision for row in result.rows}))}")
     lines.append(f"{'already trained' if result.reused else 'table'}: {result.table_path}")
     if result.best is None:
-        return "\n".join([*lines, "no cell finished"])
+        return "\n".join([*lines, "no arm finished"])
     settings, model = shlex.quote(str(result.best_path)), result.model_path
     fresh = out.with_name(f"{out.name}-best")
     lines += [
@@ -93,14 +78,14 @@ def _text(result: SweepResult, out: Path) -> str:
 
 def _table(rows: list[SweepRow]) -> str:
     """The rows for the terminal."""
+    from bixse.experiments.arms import show
     from bixse.report.table import format_number, format_table
-    from bixse.training.sweep.sweep_plan import show
 
     several = any(len(row.seeds) > 1 for row in rows)
-    cells: list[list[str | int | float | None]] = [
+    table: list[list[str | int | float | None]] = [
         [
             rank if row.status == "finished" else "",
-            row.cell,
+            row.arm,
             *map(show, row.settings.values()),
             format_number(row.before, 4),
             format_number(row.best, 4),
@@ -113,22 +98,14 @@ def _table(rows: list[SweepRow]) -> str:
     ]
     spread = ["± over seeds"] if several else []
     varied = [key.rpartition(".")[2] for key in rows[0].settings]
-    head = ["rank", "cell", *varied, "dev before", "dev nDCG@10", *spread, "best step", "seconds", "status"]
-    return format_table(cells, head)
+    head = ["rank", "arm", *varied, "dev before", "dev nDCG@10", *spread, "best step", "seconds", "status"]
+    return format_table(table, head)
 
 
 def _figures(row: SweepRow) -> dict[str, Any]:
     """A row for machines."""
-    return {
-        "cell": row.cell,
-        "settings": json.loads(json.dumps(row.settings, default=str)),
-        "seeds": row.seeds,
-        "precision": row.precision,
-        "dev_ndcg@10_before": row.before,
-        "dev_ndcg@10": row.best,
-        "dev_ndcg@10_spread": row.spread,
-        "best_step": row.best_steps,
-        "seconds": row.seconds,
-        "status": row.status,
-        "reason": row.reason,
-    }
+    names = {"before": "dev_ndcg@10_before", "best": "dev_ndcg@10", "spread": "dev_ndcg@10_spread"}
+    names["best_steps"] = "best_step"
+    left_out = ("label", "warnings", "best_run", "best_seed")
+    figures = {names.get(key, key): value for key, value in asdict(row).items() if key not in left_out}
+    return {**figures, "settings": json.loads(json.dumps(row.settings, default=str))}

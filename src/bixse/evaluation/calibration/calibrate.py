@@ -32,12 +32,12 @@ from bixse.evaluation.calibration.thresholds import OperatingPoint  # noqa: TC00
 from bixse.report.plots import reliability_diagram, save_plot
 
 if TYPE_CHECKING:
-    from bixse.evaluation.calibration.calibrate_settings import CalibrateSettings
     from numpy.typing import NDArray
 
     from bixse.data.graded_pairs import GradedPairs
     from bixse.data.run_record import RunRecord
     from bixse.encoders.relevance_model import RelevanceModel
+    from bixse.evaluation.calibration.calibrate_settings import CalibrateSettings
     from bixse.progress import ProgressBars
 
 DIAGRAM = "reliability.svg"

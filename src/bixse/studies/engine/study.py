@@ -1,34 +1,22 @@
-"""`Study`: what a study of the paper goes through, what it claims, and what its plot shows."""
+"""`Study`: the arms of a figure of the paper, how they are measured, what is claimed, and what the plot shows."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from bixse.errors import ConfigError, InputError, did_you_mean
+from bixse.errors import ConfigError, did_you_mean
+from bixse.evaluation.metrics import PRIMARY_METRIC
+from bixse.studies.engine.measures import train_and_score
 
 if TYPE_CHECKING:
     from bixse.data.graded_pairs import GradedPairs
-    from bixse.studies.engine.cells import Cell
+    from bixse.experiments.arms import Arm, Measure
     from bixse.studies.engine.study_config import StudyConfig
     from bixse.studies.findings.contrasts import Contrast
 
-STUDIES = {
-    "losses": "loss_comparison",
-    "noise": "noise",
-    "cutoff": "cutoff",
-    "batch-size": "batch_size",
-    "bias-rate": "bias_rate",
-    "hard-negatives": "hard_negatives",
-    "annotation": "annotation",
-    "rankers": "rankers",
-    "memory": "memory",
-}
-"""Name of a study -> its module, in the order of the paper."""
-
-Values: TypeAlias = Mapping[str, Any]
+Choices: TypeAlias = Mapping[str, Any]
 """What a study goes through: key -> list of values, or one value."""
 
 
@@ -42,17 +30,19 @@ class Study:
     """Head line of plot and page."""
     paper: str
     """Where the paper has it, and what it says there."""
-    defaults: Values
+    defaults: Choices
     """What it goes through unless the configuration says otherwise."""
-    cells: Callable[[StudyConfig, Values, GradedPairs | None], list[Cell]]
-    """Cells of a configuration, without seeds: each is trained with every seed."""
-    contrasts: Callable[[Values], list[Contrast]]
+    arms: Callable[[StudyConfig, Choices, GradedPairs | None], list[Arm]]
+    """Arms of a configuration; the training pairs are None where they are not read, for a plan."""
+    contrasts: Callable[[Choices], list[Contrast]]
     """The claims that are tested."""
+    measure: Measure = train_and_score
+    """Does the runs of all arms that do not say otherwise."""
     axis: str | None = None
-    """Label on the horizontal axis of the plot; None: one row per cell."""
+    """Label on the horizontal axis of the plot; None: one row per arm."""
     axis_scale: str = "linear"
     """Or "log"."""
-    metric: str = "ndcg@10"
+    metric: str = PRIMARY_METRIC
     """What the plot and the table show."""
     lower_is_better: bool = False
     """Of the metric."""
@@ -60,23 +50,6 @@ class Study:
     """Whether it reads pairs and collections."""
     notes: Sequence[str] = field(default_factory=tuple)
     """What to know before reading its table."""
-
-
-def find_study(name: str) -> Study:
-    """A study by its name.
-
-    Raises:
-        InputError: there is no such study; the message names the closest.
-
-    Example:
-        >>> find_study("noise").axis
-        'noise'
-    """
-    if name not in STUDIES:
-        raise InputError(f"study: got {name!r}; expected one of {', '.join(STUDIES)}; "
-                         f"fix: {did_you_mean(name, STUDIES)}")  # fmt: skip
-    found: Study = import_module(f"bixse.studies.paper.{STUDIES[name]}").STUDY
-    return found
 
 
 def chosen_values(study: Study, config: StudyConfig) -> dict[str, Any]:
@@ -99,5 +72,5 @@ def chosen_values(study: Study, config: StudyConfig) -> dict[str, Any]:
 
 
 def of_loss(config: StudyConfig, loss: str) -> dict[str, Any]:
-    """Settings of a cell that trains with a loss: the word, and what the configuration has for it."""
+    """Settings of an arm that trains with a loss: the word, and what the configuration has for it."""
     return {"loss": loss, **config.per_loss.get(loss, {})}

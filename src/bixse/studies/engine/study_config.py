@@ -1,4 +1,4 @@
-"""`StudyConfig`: what a study runs on, validated once; and the presets that come with bixse."""
+"""`StudyConfig`: what a study runs on, validated once, and the presets that come with bixse."""
 
 from __future__ import annotations
 
@@ -10,15 +10,19 @@ import yaml
 from pydantic import Field, field_validator, model_validator
 
 from bixse.data.io.files import read_settings
+from bixse.encoders.loading.precision import Setting
 from bixse.errors import SEEDS, ConfigError, InputError, did_you_mean
 from bixse.losses.catalogue import LOSSES
-from bixse.settings import Settings
-from bixse.studies.engine.preset_names import preset_names
+from bixse.settings import Flag, Settings
 from bixse.training.config import TrainConfig
+from bixse.training.cost import EncoderSize
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from typing import Self
 
+DEFAULT_PRESET = "laptop"
+"""Where neither a preset nor a file is named."""
 PYDOCS = "pydocs"
 """The word for the sample collection."""
 OWNED = ("pairs", "dev", "dev_split", "model", "seed", "min_relevant_grade", "report_to", "loss")
@@ -34,7 +38,7 @@ class StudyData(Settings):
     """Splits of the collection to train, choose and measure on. Null: train, dev and test where the collection has
     them; else the queries of its only split are divided by `shares`."""
     shares: tuple[float, float, float] = (0.5, 0.1, 0.4)
-    """Shares of the queries to train, choose and measure on where there is one split; by a hash of the query's text."""
+    """Shares of the queries to train, choose and measure on where there is one split, by a hash of the query's text."""
     scale: tuple[float, float] = (0, 3)
     """Lowest and highest grade of the collection."""
     min_relevant_grade: float = Field(default=2, gt=0)
@@ -59,50 +63,89 @@ class StudyData(Settings):
         return self
 
 
-class EncoderSize(Settings):
-    """The size of an encoder, for a plan of memory and time without its files."""
-
-    parameters: float = Field(gt=0)
-    """Weights in all."""
-    trained: float | None = Field(default=None, gt=0)
-    """Weights that are trained; null: all."""
-    layers: int = Field(ge=1)
-    """Transformer layers."""
-    hidden: int = Field(ge=1)
-    """Width of a token's state."""
-    query_tokens: int = Field(default=32, ge=1)
-    """Assumed mean length of a query with its instruction."""
-    document_tokens: int = Field(default=256, ge=1)
-    """Assumed mean length of a document."""
-    training_rows: int = Field(default=1_000_000, ge=1)
-    """Assumed rows of training data where the files are not there."""
-
-
 class StudyConfig(Settings):
     """Settings of `bixse study`; also the keys of its YAML file.
 
     Example:
-        >>> config = StudyConfig(seeds=[0, 1], values={"losses": ["bixse", "infonce"]})
-        >>> config.model, config.data.collection
-        ('demo', 'pydocs')
+        >>> config = StudyConfig.load(None, {"study": "losses", "preset": "smoke", "seeds": [0]})
+        >>> config.model, config.data.collection, config.values
+        ('static', 'pydocs', {'losses': ['bixse', 'infonce']})
     """
 
-    data: StudyData = Field(default_factory=StudyData)
+    study: Annotated[str, Flag(positional=True, metavar="STUDY")]
+    """The study; --list shows them."""
+    preset: str | None = None
+    """Settings to start from: those of a file go on top, and those of the command line on top of both. Without preset
+    and file it is "laptop"."""
+    data: Annotated[StudyData, Flag(flat=True)] = Field(default_factory=StudyData)
     """What is trained, chosen and measured on."""
     model: str = "demo"
     """Folder or hub name of the encoder that is trained; "demo", or "static": the demo model's token embeddings."""
     train: dict[str, Any] = Field(default_factory=dict)
-    """Settings of `TrainConfig` that all cells share."""
+    """Settings of `TrainConfig` that all arms share."""
+    precision: Setting | None = None
+    """What is computed in, in the place of what `train` says: auto, float32 or bfloat16."""
     per_loss: dict[str, dict[str, Any]] = Field(default_factory=dict)
-    """Loss -> settings of `TrainConfig` for its cells, on top."""
+    """Loss -> settings of `TrainConfig` for its arms, on top."""
     values: dict[str, Any] = Field(default_factory=dict)
     """What the study goes through, in the place of its defaults; `bixse study --list` shows the keys."""
     seeds: tuple[Annotated[int, Field(ge=0, lt=SEEDS)], ...] = Field(default=(0, 1, 2, 3, 4), min_length=1)
-    """Training seeds; every cell is trained once with each."""
-    size: EncoderSize | None = None
+    """Training seeds; every arm is trained once with each."""
+    jobs: int | None = None
+    """Runs at once, each in a process of its own; null: one a graphics card, or one a core."""
+    keep_models: bool = False
+    """Leave the trained models in the folders of the runs."""
+    size: Annotated[EncoderSize | None, Flag(hidden=True)] = None
     """The encoder's size, for `--dry-run` where its files are not there."""
     note: str = ""
     """One line for the findings: what this configuration is."""
+
+    @classmethod
+    def load(cls, path: Path | None = None, overrides: Mapping[str, Any] | None = None) -> Self:
+        """Settings of a preset, with the keys of a YAML file and dotted overrides on top.
+
+        A preset's `studies` section holds keys for one study alone.
+
+        Raises:
+            InputError: an unknown preset, or a file that cannot be read; or a collection given without its grades.
+            ConfigError: an unknown key or a value outside its range.
+        """
+        given = dict(overrides or {})
+        file = cls.from_folder(read_settings(path), path.parent) if path is not None else {}
+        preset = given.get("preset", file.get("preset", None if path is not None else DEFAULT_PRESET))
+        if "data.collection" in given and not {"data.scale", "data.min_relevant_grade"} <= set(given):
+            raise InputError(
+                "--collection: got it without --scale or --min-relevant-grade; expected all three, since the grades "
+                "that occur do not show those nobody gave; fix: add for example --scale 0 3 --min-relevant-grade 2"
+            )
+        values: dict[str, Any] = {}
+        if preset is not None:
+            values = _preset(preset, given.get("study", file.get("study", "")))
+        found = super().load(None, {**merged(values, file), **given, "preset": preset})
+        if "data.collection" in given and found.data.pairs:
+            raise InputError(
+                "--collection: got it beside files of pairs in the configuration; expected one of the two; fix: use "
+                "another preset, or name the collections in `data.dev` and `data.test`"
+            )
+        return found
+
+    @classmethod
+    def from_folder(cls, values: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+        """Values with relative paths taken from a folder, those of data and training settings too."""
+        moved = dict(values)
+        if isinstance(values.get("data"), dict):
+            data = StudyData.from_folder(values["data"], folder)
+            if isinstance(data.get("collection"), str) and data["collection"] != PYDOCS:
+                data["collection"] = str(folder / data["collection"])
+            moved["data"] = data
+        if isinstance(values.get("train"), dict):
+            moved["train"] = TrainConfig.from_folder(values["train"], folder)
+        return moved
+
+    @property
+    def shared(self) -> dict[str, Any]:
+        """Settings of `TrainConfig` that all arms share, the precision included."""
+        return self.train if self.precision is None else {**self.train, "precision": self.precision}
 
     @field_validator("seeds")
     @classmethod
@@ -129,44 +172,28 @@ class StudyConfig(Settings):
         return value
 
 
-def load_study_config(
-    study: str, preset: str | None, path: Path | None, flags: Mapping[str, Any] | None = None
-) -> StudyConfig:
-    """A study's configuration: a preset, the keys of a YAML file on top, and those of the command line on top of both.
+def preset_names() -> list[str]:
+    """The presets that come with bixse.
 
-    A preset's `studies` section holds keys for one study alone. Relative paths in the file are taken from its folder.
-
-    Raises:
-        InputError: an unknown preset, or a file that cannot be read.
-        ConfigError: an unknown key or a value outside its range.
+    Example:
+        >>> "smoke" in preset_names() and "laptop" in preset_names()
+        True
     """
-    settings: dict[str, Any] = {}
-    if preset is not None:
-        if preset not in preset_names():
-            raise InputError(
-                f"preset: got {preset!r}; expected one of {', '.join(preset_names())}; "
-                f"fix: {did_you_mean(preset, preset_names())}"
-            )
-        text = resources.files("bixse.studies").joinpath("presets", f"{preset}.yaml").read_text(encoding="utf-8")
-        settings = yaml.safe_load(text)
-        own = settings.pop("studies", {}).get(study, {})
-        settings = merged(settings, own)
-    if path is not None:
-        settings = merged(settings, _from_its_folder(read_settings(path), path.parent))
-    return StudyConfig.load(None, merged(settings, flags or {}))
+    folder = resources.files("bixse.studies").joinpath("presets")
+    return sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml"))
 
 
-def _from_its_folder(settings: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Settings of a file with its relative paths taken from its folder."""
-    data = settings.get("data")
-    if isinstance(data, dict):
-        data = StudyData.from_folder(data, folder)
-        if isinstance(data.get("collection"), str) and data["collection"] != PYDOCS:
-            data = {**data, "collection": str(folder / data["collection"])}
-        settings = {**settings, "data": data}
-    if isinstance(settings.get("train"), dict):
-        settings = {**settings, "train": TrainConfig.from_folder(settings["train"], folder)}
-    return settings
+def _preset(name: str, study: str) -> dict[str, Any]:
+    """The settings of a preset for a study."""
+    if name not in preset_names():
+        raise InputError(
+            f"preset: got {name!r}; expected one of {', '.join(preset_names())}; "
+            f"fix: {did_you_mean(name, preset_names())}"
+        )
+    text = resources.files("bixse.studies").joinpath("presets", f"{name}.yaml").read_text(encoding="utf-8")
+    settings: dict[str, Any] = yaml.safe_load(text)
+    own = settings.pop("studies", {}).get(study, {})
+    return merged(settings, own)
 
 
 def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
@@ -184,7 +211,7 @@ def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]
 
 
 def train_config(settings: Mapping[str, Any]) -> TrainConfig:
-    """A cell's settings, checked.
+    """An arm's settings, checked.
 
     Raises:
         ConfigError: an unknown key or a value outside its range.
@@ -192,4 +219,4 @@ def train_config(settings: Mapping[str, Any]) -> TrainConfig:
     try:
         return TrainConfig.load(None, settings)
     except ConfigError as error:
-        raise ConfigError(f"study: the settings of a cell cannot be used\n{error}") from error
+        raise ConfigError(f"study: the settings of an arm cannot be used\n{error}") from error

@@ -13,9 +13,9 @@ from bixse.studies.findings.contrasts import ClaimResult, interval_of, key_of, m
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
+    from bixse.experiments.arms import RunResult
     from bixse.report.table import Cell
     from bixse.results import Difference
-    from bixse.studies.engine.cells import CellResult
     from bixse.studies.engine.study import Study
     from bixse.studies.engine.study_config import StudyConfig
     from bixse.studies.findings.contrasts import Labels
@@ -49,7 +49,7 @@ class StudyOutcome:
     """The study."""
     config: StudyConfig
     """What it ran on."""
-    results: Sequence[CellResult]
+    results: Sequence[RunResult]
     """One per run."""
     summary: Sequence[SummaryRow]
     """A row per arm."""
@@ -61,9 +61,9 @@ class StudyOutcome:
     """Folders of the models that were kept."""
 
     @property
-    def failed(self) -> list[CellResult]:
+    def failed(self) -> list[RunResult]:
         """The runs that did not finish."""
-        return [found for found in self.results if found.status == "failed"]
+        return [found for found in self.results if found.status != "finished"]
 
     def verdict(self) -> str:
         """One sentence: how many claims are reproduced."""
@@ -146,7 +146,7 @@ def outcome_of(
     study: Study,
     config: StudyConfig,
     values: Mapping[str, Any],
-    results: Sequence[CellResult],
+    results: Sequence[RunResult],
     command: str,
     models: Sequence[str] = (),
     seedless: Collection[Any] = (),
@@ -162,7 +162,7 @@ def outcome_of(
         models: folders of the models that were kept.
         seedless: keys of the systems without training.
     """
-    finished: dict[Any, list[CellResult]] = {}
+    finished: dict[Any, list[RunResult]] = {}
     for found in results:
         finished.setdefault(key_of(found.labels), [])
         if found.status == "finished":
@@ -176,7 +176,7 @@ def outcome_of(
     return StudyOutcome(study, config, list(results), summary, claims, command, models)
 
 
-def _summary(study: Study, group: Sequence[CellResult], figures: Mapping[int, Mapping[str, float]]) -> SummaryRow:
+def _summary(study: Study, group: Sequence[RunResult], figures: Mapping[int, Mapping[str, float]]) -> SummaryRow:
     metrics = list(group[0].metrics)
     means = {metric: statistics.fmean(found.metrics[metric] for found in group) for metric in metrics}
     headline = [found.metrics[study.metric] for found in group]

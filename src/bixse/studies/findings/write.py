@@ -7,6 +7,7 @@ import io
 from typing import TYPE_CHECKING, Any
 
 from bixse.data.io.files import read_text, write_atomically
+from bixse.experiments.runner import TRAIN_FOLDER
 from bixse.report.page import render_page
 from bixse.report.plots import Point, line_plot, row_plot, save_plot
 from bixse.report.table import format_markdown
@@ -17,13 +18,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
 
+    from bixse.experiments.arms import Run, RunResult
     from bixse.report.plots import Plot
-    from bixse.studies.engine.cells import Cell, CellResult
     from bixse.studies.engine.study import Study
     from bixse.studies.findings.outcome import StudyOutcome, SummaryRow
 
 FILES = {
-    "cells": "cells.csv",
+    "runs": "runs.csv",
     "summary": "summary.csv",
     "claims": "findings.csv",
     "findings": "findings.md",
@@ -47,7 +48,7 @@ WORDS = {"ndcg@10": "nDCG@10", "extra_mib": "extra memory, MiB", "batch_size": "
 
 def write_outcome(outcome: StudyOutcome, out: Path) -> dict[str, str]:
     """Write tables, plot, findings and page; gives name -> file."""
-    write_atomically(out / FILES["cells"], cells_csv(outcome))
+    write_atomically(out / FILES["runs"], runs_csv(outcome))
     write_atomically(out / FILES["summary"], summary_csv(outcome))
     write_atomically(out / FILES["claims"], claims_csv(outcome))
     write_atomically(out / FILES["findings"], markdown(outcome))
@@ -127,7 +128,7 @@ def markdown(outcome: StudyOutcome) -> str:
     return "\n".join(lines)
 
 
-def cells_csv(outcome: StudyOutcome) -> str:
+def runs_csv(outcome: StudyOutcome) -> str:
     """A row per run: labels, seed, status, metrics, pairs, reason; the wall time last, which is never the same."""
     metrics = list(next((found.metrics for found in outcome.results if found.metrics), {}))
     labels = list(outcome.results[0].labels) if outcome.results else []
@@ -182,12 +183,12 @@ def _csv(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     return text.getvalue()
 
 
-def write_cards(study: Study, cells: Iterable[tuple[Cell, CellResult]], folder: Path, command: str) -> list[str]:
+def write_cards(study: Study, runs: Iterable[tuple[Run, RunResult]], folder: Path, command: str) -> list[str]:
     """Add the study to the card of every model that was kept; a second call replaces what the first one wrote.
 
     Args:
         study: the study.
-        cells: runs with their results.
+        runs: runs with their results.
         folder: the folder of all runs.
         command: the command line that makes the study again.
 
@@ -195,23 +196,23 @@ def write_cards(study: Study, cells: Iterable[tuple[Cell, CellResult]], folder: 
         The folders of the models.
     """
     found = []
-    for cell, result in cells:
-        model = folder / cell.name / "run" / MODEL_FOLDER
+    for run, result in runs:
+        model = folder / run.name / TRAIN_FOLDER / MODEL_FOLDER
         if not model.is_dir():
             continue
         card = model / CARD
         before = read_text(card) if card.exists() else ""
         if _BEGIN in before:
             before = before[: before.index(_BEGIN)] + before[before.index(_END) + len(_END) :].lstrip("\n")
-        write_atomically(card, f"{before.rstrip()}\n\n{_section(study, cell, result, command)}\n")
+        write_atomically(card, f"{before.rstrip()}\n\n{_section(study, run, result, command)}\n")
         found.append(str(model))
     return found
 
 
-def _section(study: Study, cell: Cell, result: CellResult, command: str) -> str:
-    labels = ", ".join(f"{label.replace('_', ' ')} {value}" for label, value in cell.labels.items())
+def _section(study: Study, run: Run, result: RunResult, command: str) -> str:
+    labels = ", ".join(f"{label.replace('_', ' ')} {value}" for label, value in run.arm.labels.items())
     figures = ", ".join(f"{metric} {value:.4f}" for metric, value in result.metrics.items())
-    lines = [_BEGIN, "## Study", "", f"Arm of the study `{study.name}` ({study.title}): {labels}, seed {cell.seed}."]
+    lines = [_BEGIN, "## Study", "", f"Arm of the study `{study.name}` ({study.title}): {labels}, seed {run.seed}."]
     lines += [
         f"On the test queries, in {result.precision}: {figures}.",
         f"Command: `{command}`" if command else "",

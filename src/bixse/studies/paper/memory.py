@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bixse.errors import InputError
-from bixse.studies.engine.cells import Cell
+from bixse.experiments.arms import Arm, Measured
 from bixse.studies.engine.study import Study
 
 if TYPE_CHECKING:
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from bixse.data.graded_pairs import GradedPairs
-    from bixse.studies.engine.study import Values
+    from bixse.experiments.arms import Run
+    from bixse.studies.engine.study import Choices
     from bixse.studies.engine.study_config import StudyConfig
     from bixse.studies.findings.contrasts import Contrast
 
@@ -55,13 +56,14 @@ def freed_at_once() -> dict[str, str]:
     return {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
 
 
-def measure_memory(loss: str, batch_size: int, dim: int) -> dict[str, float]:
+def measure_memory(run: Run, inputs: None, own: Path) -> Measured:
     """Extra memory (MiB) and time (s) of one forward and backward pass of a loss, in a process of its own.
 
     Args:
-        loss: a word of the catalogue, or `WHOLE_MATRIX`.
-        batch_size: B queries and as many documents.
-        dim: D of the embeddings.
+        run: its arm's labels are the loss (a word of the catalogue, or `WHOLE_MATRIX`) and the batch size B of queries
+            and as many documents; its option `dim` is D of the embeddings.
+        inputs: nothing is read.
+        own: nothing is written.
 
     Raises:
         InputError: the system does not tell a process's peak memory, or the process failed.
@@ -70,7 +72,8 @@ def measure_memory(loss: str, batch_size: int, dim: int) -> dict[str, float]:
         raise InputError(
             "memory: got a system without /proc/self/clear_refs; expected Linux; fix: run this study there"
         )
-    command = [sys.executable, "-m", "bixse.studies.paper.memory", loss, str(batch_size), str(dim)]
+    loss, batch_size = run.arm.labels["loss"], run.arm.labels["batch_size"]
+    command = [sys.executable, "-m", "bixse.studies.paper.memory", loss, str(batch_size), str(run.arm.options["dim"])]
     done = subprocess.run(command, capture_output=True, text=True, env=freed_at_once(), check=False)
     if done.returncode:
         said = done.stderr.strip().splitlines()[-1:] or [f"exit status {done.returncode}"]
@@ -78,8 +81,7 @@ def measure_memory(loss: str, batch_size: int, dim: int) -> dict[str, float]:
             f"memory of {loss} at batch {batch_size}: got {said[0]}; expected a measurement; "
             "fix: smaller batches (the whole matrix takes some 7 times batch^2 * 4 bytes)"
         )
-    found: dict[str, float] = json.loads(done.stdout)
-    return found
+    return Measured(json.loads(done.stdout))
 
 
 def _measure_here(loss: str, batch_size: int, dim: int) -> dict[str, float]:
@@ -135,23 +137,19 @@ def _pass(word: str, problem: Problem) -> None:
     torch.autograd.grad(value, leaves)
 
 
-def _cells(config: StudyConfig, values: Values, pairs: GradedPairs | None) -> list[Cell]:
+def _arms(config: StudyConfig, values: Choices, pairs: GradedPairs | None) -> list[Arm]:
     return [
-        Cell(
-            {"loss": loss, "batch_size": size},
-            kind="memory",
-            pairs={"loss": loss, "batch_size": size, "dim": values["dim"]},
-        )
+        Arm({"loss": loss, "batch_size": size}, options={"dim": values["dim"]})
         for loss in values["losses"]
         for size in values["batch_sizes"]
     ]
 
 
-def _contrasts(values: Values) -> list[Contrast]:
+def _contrasts(values: Choices) -> list[Contrast]:
     return []
 
 
-STUDY = Study(
+MEMORY = Study(
     name="memory",
     title="Memory of a loss beyond embeddings and gradients",
     paper="Memory of the score tensors at batch 16,384: the paper's 134 MB are (B/8) * B * 4 bytes on each of 8 "
@@ -161,8 +159,9 @@ STUDY = Study(
         "batch_sizes": [256, 1024, 4096, 16384],
         "dim": 384,
     },
-    cells=_cells,
+    arms=_arms,
     contrasts=_contrasts,
+    measure=measure_memory,
     axis="batch_size",
     axis_scale="log",
     metric="extra_mib",

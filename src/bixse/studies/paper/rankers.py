@@ -3,82 +3,97 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from bixse.encoders.loading.precision import resolve_precision
 from bixse.errors import IncompleteError, InputError
 from bixse.evaluation.evaluate import evaluate
 from bixse.evaluation.systems import Bm25System, EncoderSystem
-from bixse.studies.engine.cells import Cell, CellResult, cell_config, drop_unbegun, measured, test_task, untrained
+from bixse.experiments.arms import Arm
+from bixse.grading.grade import GradeSettings
+from bixse.grading.open_judge import open_judge, reads_rubric
+from bixse.grading.rank import rank
+from bixse.grading.rubrics import load_rubric
+from bixse.studies.engine.measures import measured, test_task, trained, untrained
 from bixse.studies.engine.study import Study, of_loss
 from bixse.studies.findings.contrasts import above
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from pathlib import Path
 
     from bixse.data.graded_pairs import GradedPairs
-    from bixse.encoders.relevance_model import RelevanceModel
     from bixse.evaluation.systems import System
     from bixse.evaluation.tasks import Task
-    from bixse.grading.rank import JudgeRanking
-    from bixse.studies.engine.inputs import StudyInputs
-    from bixse.studies.engine.study import Values
+    from bixse.experiments.arms import Measured, Run
+    from bixse.studies.engine.study import Choices
     from bixse.studies.engine.study_config import StudyConfig
+    from bixse.studies.engine.study_inputs import StudyInputs
     from bixse.studies.findings.contrasts import Contrast
 
 BM25, UNTRAINED = "bm25", "untrained"
 """Systems that are not trained."""
 
 
-def _cells(config: StudyConfig, values: Values, pairs: GradedPairs | None) -> list[Cell]:
+def _arms(config: StudyConfig, values: Choices, pairs: GradedPairs | None) -> list[Arm]:
     depth = {"depth": values["depth"]}
-    found = [Cell({"system": name}, kind="rank", pairs={**depth, "system": name}) for name in (BM25, UNTRAINED)]
-    found += [
-        Cell({"system": loss}, kind="rank", train=of_loss(config, loss), pairs={**depth, "system": loss})
-        for loss in values["losses"]
-    ]
+    found = [Arm({"system": name}, options=depth) for name in (BM25, UNTRAINED)]
+    found += [Arm({"system": loss}, train=of_loss(config, loss), options=depth) for loss in values["losses"]]
     for judge in values["judges"]:
-        settings = {**depth, "system": "judge", "judge": judge, "rubric": values["rubric"]}
-        found.append(Cell({"system": _short(judge)}, kind="rank", pairs=settings))
+        options = {**depth, "judge": judge, "rubric": values["rubric"]}
+        found.append(Arm({"system": _short(judge)}, options=options, measure=rank_by_judge))
     return found
 
 
-def _contrasts(values: Values) -> list[Contrast]:
+def _contrasts(values: Choices) -> list[Contrast]:
     judges = [_short(judge) for judge in values["judges"]]
     pairs = [(judge, name) for judge in judges for name in (BM25, UNTRAINED, *values["losses"])]
     pairs += [(loss, UNTRAINED) for loss in values["losses"]]
     return [above(f"{first} above {second}", {"system": first}, {"system": second}) for first, second in pairs]
 
 
-def has_seeds(cell: Cell) -> bool:
-    """Whether a cell depends on a training seed."""
-    return cell.kind == "train" or bool(cell.train)
-
-
-def rank_cell(cell: Cell, settings: Mapping[str, Any], inputs: StudyInputs, own: Path) -> CellResult:
-    """Score one system's order of the candidates that BM25 finds, over all test collections.
-
-    Args:
-        cell: its `pairs` hold `system` and `depth`, and for a judge `judge` and `rubric`.
-        settings: settings of training that all cells share.
-        inputs: where everything is.
-        own: the cell's folder.
-    """
-    depth, system = cell.pairs["depth"], cell.pairs["system"]
-    if system == "judge":
-        if inputs.exclude_self:
-            raise InputError(
-                "rankers: got a judge and `exclude_self`; expected one of them, since a judge ranks all that BM25 "
-                "finds; fix: leave the judge out, or take a collection whose queries are no documents"
-            )
-        return measured(
-            cell, {name: _judged(cell, folder, inputs, own / name) for name, folder in inputs.tests.items()}
-        )
+def rank_by_encoder(run: Run, inputs: StudyInputs, own: Path) -> Measured:
+    """Score the order in which BM25, the untrained encoder or one trained here puts the candidates of BM25."""
     ranker: System = Bm25System()
-    if system != BM25:
-        ranker = EncoderSystem(_model(cell, settings, inputs, own), cache="none")
+    if run.arm.trained:
+        ranker = EncoderSystem(trained(run, inputs, own, inputs.pairs), cache="none")
+    elif run.arm.labels["system"] == UNTRAINED:
+        ranker = EncoderSystem(untrained(run, inputs), cache="none")
+    depth = run.arm.options["depth"]
     found = {name: evaluate(ranker, _of_candidates(inputs, folder, depth)) for name, folder in inputs.tests.items()}
-    return measured(cell, found)
+    return measured(found, resolve_precision())
+
+
+def rank_by_judge(run: Run, inputs: StudyInputs, own: Path) -> Measured:
+    """Score the order in which a judge puts the candidates that BM25 finds.
+
+    Raises:
+        InputError: the judge cannot be used, or it would have to leave out the query itself.
+        IncompleteError: the judge did not grade every candidate.
+    """
+    if inputs.exclude_self:
+        raise InputError(
+            "rankers: got a judge and `exclude_self`; expected one of them, since a judge ranks all that BM25 finds; "
+            "fix: leave the judge out, or take a collection whose queries are no documents"
+        )
+    options, names = run.arm.options, [run.arm.options["judge"]]
+    rubric = load_rubric(options["rubric"])
+    judge = open_judge(names, rubric)
+    settings = GradeSettings(rubric if reads_rubric(names) else None)
+    grade = inputs.min_relevant_grade
+    found = {}
+    try:
+        for name, folder in inputs.tests.items():
+            found[name] = rank(
+                judge, folder, "test", own / name, settings, depth=options["depth"], min_relevant_grade=grade
+            )
+            if found[name].warnings:
+                raise IncompleteError(
+                    f"{run.arm.label}: got {found[name].warnings[0]}; expected a grade for each candidate; fix: give "
+                    "the same command again, or another judge"
+                )
+    finally:
+        judge.close()
+    return measured(found, resolve_precision())
 
 
 def _of_candidates(inputs: StudyInputs, folder: Path, depth: int) -> Task:
@@ -89,60 +104,20 @@ def _of_candidates(inputs: StudyInputs, folder: Path, depth: int) -> Task:
     return replace(task, query_sets=(replace(queries, candidates=candidates),))
 
 
-def _model(cell: Cell, settings: Mapping[str, Any], inputs: StudyInputs, own: Path) -> RelevanceModel:
-    if cell.pairs["system"] == UNTRAINED:
-        return untrained(inputs, settings)
-    from bixse.encoders.loading.build import build_encoder
-    from bixse.training.recipe import MODEL_FOLDER, train
-
-    drop_unbegun(own / "run")
-    train(cell_config(cell, settings, inputs, inputs.pairs), own / "run", progress=False)
-    return build_encoder(own / "run" / MODEL_FOLDER)
-
-
-def _judged(cell: Cell, folder: Path, inputs: StudyInputs, out: Path) -> JudgeRanking:
-    from bixse.grading.grade import GradeSettings
-    from bixse.grading.open_judge import open_judge, reads_rubric
-    from bixse.grading.rank import rank
-    from bixse.grading.rubrics import load_rubric
-
-    names = [cell.pairs["judge"]]
-    rubric = load_rubric(cell.pairs["rubric"])
-    judge = open_judge(names, rubric)
-    try:
-        settings = GradeSettings(rubric if reads_rubric(names) else None)
-        found = rank(
-            judge,
-            folder,
-            "test",
-            out,
-            settings,
-            depth=cell.pairs["depth"],
-            min_relevant_grade=inputs.min_relevant_grade,
-        )
-    finally:
-        judge.close()
-    if found.warnings:
-        raise IncompleteError(
-            f"{cell.labels['system']}: got {found.warnings[0]}; expected a grade for each candidate; fix: give the "
-            "same command again, or another judge"
-        )
-    return found
-
-
 def _short(judge: str) -> str:
     """A judge's name in tables: the last part of its path."""
     return f"judge {judge.rstrip('/').rpartition('/')[2] or judge}"
 
 
-STUDY = Study(
+RANKERS = Study(
     name="rankers",
     title="A judge as ranker against encoders",
     paper="Table of rankers: the 32B judge used directly reaches 65.06 (0-3) and 62.86 (0-1) nDCG@10, the best 3B "
     "encoder 62.06",
     defaults={"judges": [], "rubric": "trec-dl-0-3", "losses": ["bixse", "infonce"], "depth": 20},
-    cells=_cells,
+    arms=_arms,
     contrasts=_contrasts,
+    measure=rank_by_encoder,
     notes=("Every system reorders the same candidates, the first that BM25 finds.",),
 )
 """The paper's rows of judges as zero-shot rankers."""

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from bixse.data.collection import Collection
     from bixse.progress import ProgressBars
     from bixse.report.schema import ReportData
+    from bixse.studies.quickstart.quickstart_config import QuickstartConfig
 
 MODEL = "demo"
 """all-MiniLM-L6-v2, carried by the extra `bixse[demo]`."""
@@ -119,12 +120,10 @@ class Stages:
 
 
 def quickstart(
+    settings: QuickstartConfig,
     out: Path,
-    fast: bool = False,
-    seed: int = 0,
     say: Callable[[str], None] = lambda line: None,
     progress: ProgressBars | None = None,
-    cache: str | Path | None = None,
 ) -> QuickstartResult:
     """Train BiXSE on graded queries over Python's own documentation and compare it on held-out queries.
 
@@ -134,23 +133,22 @@ def quickstart(
     call continues an interrupted run or shows the finished one.
 
     Args:
+        settings: how large, and with which seed.
         out: output folder.
-        fast: a smaller run for a quick look.
-        seed: of training.
         say: prints one line of progress.
         progress: makes a progress callback from a title and a total; None shows no bars.
-        cache: folder in which document embeddings are kept, or "none"; None: see `bixse.data.io.cache.cache_folder`.
 
     Raises:
         OutputExistsError: `out` holds another run.
         ModelError: the extra `bixse[demo]` is not installed.
         InterruptedRunError: stopped by Ctrl-C; the same call goes on.
     """
-    config = quickstart_config(out, fast, seed).resolved()
+    fast, seed, cache = settings.fast, settings.seed, settings.cache
+    config = train_settings(out, fast, seed).resolved()
     demo_model_path()
     collection = load_pydocs()
-    settings = {"fast": fast, "seed": seed, "model": MODEL, "precision": config.precision}
-    record = open_run(out, "quickstart", settings, {"python": PYDOCS_PYTHON})
+    identity = {"fast": fast, "seed": seed, "model": MODEL, "precision": config.precision}
+    record = open_run(out, "quickstart", identity, {"python": PYDOCS_PYTHON})
     if record.status == "finished":
         report, done = load_report_data(out / "results.json"), record.results
         return QuickstartResult(report, done["verdicts"], _artifacts(out), done["warnings"], reused=True)
@@ -243,7 +241,7 @@ def quickstart(
     return QuickstartResult(report, record.results["verdicts"], _artifacts(out), warnings)
 
 
-def quickstart_config(out: Path, fast: bool, seed: int) -> TrainConfig:
+def train_settings(out: Path, fast: bool, seed: int) -> TrainConfig:
     """Settings of the BiXSE run: the defaults of `TrainConfig`, chosen on dev (docs/search), made to end in minutes."""
     return TrainConfig(
         pairs=out / "train.jsonl",

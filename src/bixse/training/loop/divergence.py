@@ -7,7 +7,7 @@ from statistics import median
 from typing import TYPE_CHECKING, get_args
 
 from bixse.data.graded_pairs import Kind
-from bixse.errors import TrainingError
+from bixse.errors import DivergedError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -74,20 +74,20 @@ def check_learned(
         kept_the_best: a checkpoint was chosen on dev.
 
     Raises:
-        TrainingError: says which of the two was found.
+        DivergedError: says which of the two was found.
 
     Example:
         >>> check_learned({"document": 0.5}, {"document": 0.7}, [2.0, 1.0], False)
         >>> check_learned({"document": 0.5}, {"document": 0.0}, [2.0, 2.1], False)
         Traceback (most recent call last):
         ...
-        bixse.errors.TrainingError: training: got nearly the same embedding for every document; expected embeddings \
+        bixse.errors.DivergedError: training: got nearly the same embedding for every document; expected embeddings \
 that differ, as before training; the run has diverged; fix: lower learning_rate or set max_grad_norm, and give another \
 --out folder
     """
     for kind, spread in after.items():
         if spread < SMALLEST_SPREAD <= before[kind]:
-            raise TrainingError(
+            raise DivergedError(
                 f"training: got nearly the same embedding for every {kind}; expected embeddings that differ, as before "
                 f"training; the run has diverged; fix: {MEND}"
             ).of_all_processes()
@@ -96,7 +96,7 @@ that differ, as before training; the run has diverged; fix: lower learning_rate 
     compared = min(max(FEWEST_LOSSES, len(losses) // 10), max(1, len(losses) // 2))
     first, last = median(losses[:compared]), median(losses[-compared:])
     if last > LOSS_FACTOR * first > 0:
-        raise TrainingError(
+        raise DivergedError(
             f"training: got a loss of {last:.3g} at the end and {first:.3g} at first; expected it to fall; the run has "
             f"diverged; fix: {MEND}"
         ).of_all_processes()
@@ -106,11 +106,11 @@ def check_finite(model: torch.nn.Module, step: int) -> None:
     """Refuse weights that are not finite.
 
     Raises:
-        TrainingError: names the first such parameter.
+        DivergedError: names the first such parameter.
     """
     for name, parameter in model.named_parameters():
         if not bool(parameter.detach().isfinite().all()):
-            raise TrainingError(
+            raise DivergedError(
                 f"training: got weights that are not finite ({name}) after step {step}; expected finite ones; "
                 "fix: lower learning_rate or set max_grad_norm, and give another --out folder"
             )

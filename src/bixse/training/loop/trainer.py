@@ -26,7 +26,7 @@ from bixse.data.io.hashes import write_hashes
 from bixse.encoders.embedding import number_of_texts, tokens_without_padding
 from bixse.encoders.loading.parts import input_parts
 from bixse.encoders.prompts import prompt_for
-from bixse.errors import TrainingError
+from bixse.errors import DivergedError
 from bixse.losses.bixse import BiXSELoss
 from bixse.losses.targets import GradedTargets
 from bixse.training.distributed import all_gather_object, any_process, average_gradients, broadcast_from_main
@@ -214,7 +214,7 @@ class GradedTrainer(SentenceTransformerTrainer):
         if any_process(not bool(loss.isfinite()), loss.device):
             path = self._dump_batch(inputs)
             losses = [value for value in all_gather_object(float(loss)) if not math.isfinite(value)]
-            raise TrainingError(
+            raise DivergedError(
                 f"training: got loss {losses[0]} at step {self.state.global_step + 1}; expected a finite number; "
                 f"fix: look at the batch ({path}), lower learning_rate or set max_grad_norm, and give another "
                 "--out folder"
@@ -230,7 +230,7 @@ class GradedTrainer(SentenceTransformerTrainer):
         return result
 
     def evaluate(self, eval_dataset: Any = None, *args: Any, **kwargs: Any) -> dict[str, float]:
-        """As sentence-transformers does; raises TrainingError where a weight is NaN or infinite."""
+        """As sentence-transformers does; raises DivergedError where a weight is NaN or infinite."""
         check_finite(self.loss, self.state.global_step)
         given = eval_dataset if eval_dataset is None or isinstance(eval_dataset, str) else _as_datasets(eval_dataset)
         return super().evaluate(given, *args, **kwargs)

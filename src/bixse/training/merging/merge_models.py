@@ -17,10 +17,10 @@ from bixse.training.merging.watched import Split, check_not_trained_on, load_wat
 from bixse.training.recipe import MODEL_FOLDER, alone_in
 
 if TYPE_CHECKING:
-    from bixse.training.merging.merge_settings import MergeModelsConfig
     from collections.abc import Callable
 
     from bixse.progress import Step
+    from bixse.training.merging.merge_settings import MergeModelsConfig
 
 
 @dataclass(frozen=True)

@@ -6,16 +6,18 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, PlainValidator, field_validator
 
+from bixse.data.io.files import read_settings
+from bixse.encoders.loading.precision import Setting
 from bixse.errors import SEEDS, did_you_mean
 from bixse.settings import Settings, map_paths
 from bixse.training.config import TrainConfig
 
-MOST_CELLS = 10_000
-"""Cells of one sweep at most: each has a row of the table and a folder."""
+MOST_TRIALS = 10_000
+"""Arms of one sweep at most: each has a row of the table and a folder."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,7 @@ def _read_values(given: Any) -> list[Any] | Range:
 
 
 class SweepConfig(Settings):
-    """Settings of `bixse sweep`; also the keys of its YAML file.
+    """Settings of `bixse sweep`; also the keys of its YAML file, in which relative paths are taken from its folder.
 
     Example:
         >>> config = SweepConfig(base="run.yaml", vary={"loss": ["bixse", "infonce"], "optimizer.batch_size": [16, 32]})
@@ -86,20 +88,26 @@ class SweepConfig(Settings):
         ('grid', 'best')
     """
 
+    renamed: ClassVar = {"cells": "write trials"}
+
     base: dict[str, Any] | Path
-    """Settings of `TrainConfig` that all cells share, or the YAML file of `bixse train` that holds them."""
+    """Settings of `TrainConfig` that all arms share, or the YAML file of `bixse train` that holds them."""
     vary: dict[str, Annotated[Any, PlainValidator(_read_values)]] = Field(min_length=1)
     """Setting (a dotted key of `TrainConfig`) -> a list of values, or a `Range` in random search."""
     search: Literal["grid", "random"] = "grid"
-    """All combinations of the values, or `cells` random ones."""
-    cells: int | None = Field(default=None, ge=1, le=MOST_CELLS)
-    """Draws of random search. It may be raised later: the earlier cells stay what they are."""
+    """All combinations of the values, or `trials` random ones."""
+    trials: int | None = Field(default=None, ge=1, le=MOST_TRIALS)
+    """Draws of random search. It may be raised later: the earlier arms stay what they are."""
     seed: int = Field(default=0, ge=0, lt=SEEDS)
     """Of the draws of random search."""
-    seeds: list[Annotated[int, Field(ge=0, lt=SEEDS)]] | None = Field(default=None, min_length=1)
-    """Training seeds of each cell, ranked by their mean; null takes the one of `base`."""
+    seeds: tuple[Annotated[int, Field(ge=0, lt=SEEDS)], ...] | None = Field(default=None, min_length=1)
+    """Training seeds of each arm, ranked by their mean; null takes the one of `base`."""
     keep: Literal["best", "all", "none"] = "best"
     """Whose models stay on disk. Best alone by default: each takes the size of the encoder, the table needs none."""
+    precision: Setting | None = None
+    """What is computed in, in the place of what `base` says: auto, float32 or bfloat16."""
+    jobs: int | None = 1
+    """Runs at once, each in a process of its own; null: one a graphics card, or one a core."""
 
     @field_validator("base", mode="before")
     @classmethod
@@ -108,20 +116,34 @@ class SweepConfig(Settings):
             raise ValueError("expected settings of `bixse train`, or the path of their YAML file")
         return value
 
+    @field_validator("seeds")
+    @classmethod
+    def _different(cls, value: tuple[int, ...] | None) -> tuple[int, ...] | None:
+        if value is not None and len(set(value)) < len(value):
+            raise ValueError("expected different seeds; fix: drop the second")
+        return value
 
-def load_sweep(path: Path) -> SweepConfig:
-    """The settings of a sweep from its YAML file; relative paths are taken from the file's folder.
+    @classmethod
+    def from_folder(cls, values: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+        """Values with relative paths taken from a folder, those of the training settings too."""
+        moved = dict(values)
+        if isinstance(values.get("base"), Mapping):
+            moved["base"] = TrainConfig.from_folder(values["base"], folder)
+        elif "base" in values:
+            moved["base"] = map_paths(values["base"], folder.joinpath)
+        if isinstance(values.get("vary"), Mapping):
+            paths = TrainConfig.path_settings()
+            varied = values["vary"].items()
+            moved["vary"] = {key: map_paths(found, folder.joinpath) if key in paths else found for key, found in varied}
+        return moved
 
-    Raises:
-        InputError: the file is missing, unreadable, or not UTF-8.
-        ConfigError: the file is no YAML mapping, a key is unknown, or a value is outside its range.
-    """
-    config = SweepConfig.load(path, {})
-    base = config.base if isinstance(config.base, Path) else TrainConfig.from_folder(config.base, path.parent)
-    vary = {
-        key: [map_paths(value, path.parent.joinpath) for value in values]
-        if key in TrainConfig.path_settings() and isinstance(values, list)
-        else values
-        for key, values in config.vary.items()
-    }
-    return config.model_copy(update={"base": base, "vary": vary})
+    def base_settings(self) -> dict[str, Any]:
+        """The settings that all arms share, from their file where `base` names one.
+
+        Raises:
+            InputError: the file cannot be read.
+        """
+        base = self.base
+        if isinstance(base, Path):
+            base = TrainConfig.from_folder(read_settings(base), base.parent)
+        return base if self.precision is None else {**base, "precision": self.precision}

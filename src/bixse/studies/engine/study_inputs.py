@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING
 from bixse.data.collection import Collection
 from bixse.data.collection_files import files_of_split, load_collection, save_collection
 from bixse.data.graded_pairs import GradedPairs
-from bixse.data.io.files import file_hash, storage_errors
+from bixse.data.io.files import storage_errors
 from bixse.data.pairs_files import load_several, save_graded_pairs
 from bixse.data.task_instructions import load_instructions
 from bixse.encoders.identity import model_hashes
 from bixse.errors import InputError
+from bixse.experiments.runner import INPUTS_FOLDER, hash_files
 from bixse.relevance import GradeScale
 from bixse.studies.engine.study_config import PYDOCS
 
@@ -27,13 +28,11 @@ if TYPE_CHECKING:
 
 STATIC = "static"
 """The word for the student of static token embeddings."""
-INPUTS_FOLDER = "inputs"
-"""Where a study keeps what its cells read."""
 
 
 @dataclass(frozen=True)
 class StudyInputs:
-    """Where a study's cells find what they read."""
+    """Where a study's runs find what they read."""
 
     pairs: Path
     """Training pairs."""
@@ -87,7 +86,7 @@ def prepare_inputs(config: StudyConfig, out: Path) -> StudyInputs:
 
 
 def input_hashes(config: StudyConfig) -> dict[str, str]:
-    """Content hashes of the files per study reads; of the sample collection its version is in the run's record."""
+    """Content hashes of the files that a study reads; of the sample collection its version is in the run's record."""
     data = config.data
     files: dict[str, Path] = {f"pairs/{number}": path for number, path in enumerate(data.pairs)}
     if data.pairs:
@@ -99,21 +98,11 @@ def input_hashes(config: StudyConfig) -> dict[str, str]:
         folders = [("collection", folder, split) for split in splits]
     for kind, folder, split in folders:
         files |= {f"{kind}/{folder.resolve().name}/{name}": folder / name for name in files_of_split(split)}
-    hashes = {name: _hash(path) for name, path in files.items()} | model_hashes(config.model)
+    hashes = hash_files(files) | model_hashes(config.model)
     instructions = config.train.get("instructions")
     if instructions is not None:
         hashes["instructions"] = load_instructions(Path(instructions)).content_hash()
     return hashes
-
-
-def _hash(path: Path) -> str:
-    try:
-        return file_hash(path)
-    except OSError as error:
-        raise InputError(
-            f"{path}: got {error.strerror or error}; expected a file that the study reads; fix: check the path, or "
-            "see `--dry-run` for all that is missing"
-        ) from error
 
 
 def _dev_split(folders: tuple[Path, ...]) -> str:

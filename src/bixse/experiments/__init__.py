@@ -1,0 +1,1 @@
+"""Training runs that belong together: several arms with several seeds, resumable one by one."""

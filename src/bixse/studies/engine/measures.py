@@ -1,0 +1,195 @@
+"""How a study measures: training on transformed pairs, the untrained encoder and BM25, all on the test queries."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from bixse.data.graded_pairs import GradedPairs
+from bixse.data.io.files import storage_errors
+from bixse.data.pairs_files import load_graded_pairs, save_graded_pairs
+from bixse.data.task_instructions import load_instructions
+from bixse.data.transforms import transforms
+from bixse.encoders.instructions import set_instructions
+from bixse.encoders.loading.build import build_encoder
+from bixse.encoders.loading.precision import resolve_precision
+from bixse.errors import InputError
+from bixse.evaluation.evaluate import evaluate
+from bixse.evaluation.metrics import METRICS, PRIMARY_METRIC
+from bixse.evaluation.systems import Bm25System, EncoderSystem
+from bixse.evaluation.tasks import collection_task
+from bixse.experiments.arms import Measured
+from bixse.experiments.runner import PAIRS_FILE, TRAIN_FOLDER, train_run
+from bixse.studies.engine.study_config import train_config
+from bixse.training.recipe import MODEL_FOLDER
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from bixse.encoders.relevance_model import RelevanceModel
+    from bixse.evaluation.evaluate import Evaluation
+    from bixse.evaluation.systems import System
+    from bixse.evaluation.tasks import Task
+    from bixse.experiments.arms import Run
+    from bixse.grading.rank import JudgeRanking
+    from bixse.studies.engine.study_inputs import StudyInputs
+    from bixse.training.config import TrainConfig
+
+
+def train_and_score(run: Run, inputs: StudyInputs, own: Path) -> Measured:
+    """Train on the transformed pairs and search the test queries."""
+    path = own / PAIRS_FILE
+    pairs = transformed(load_graded_pairs(inputs.pairs), run.arm.pairs, run.seed)
+    with storage_errors(path):
+        save_graded_pairs(pairs, path)
+    system = EncoderSystem(trained(run, inputs, own, path), cache="none")  # the model is dropped soon
+    return measured(_evaluated(inputs, system), resolve_precision(), len(pairs))
+
+
+def score_untrained(run: Run, inputs: StudyInputs, own: Path) -> Measured:
+    """Search the test queries with the encoder as training would begin with it."""
+    return measured(_evaluated(inputs, EncoderSystem(untrained(run, inputs), cache="none")), resolve_precision())
+
+
+def score_bm25(run: Run, inputs: StudyInputs, own: Path) -> Measured:
+    """Search the test queries by words."""
+    return measured(_evaluated(inputs, Bm25System()))
+
+
+def test_task(inputs: StudyInputs, folder: Path) -> Task:
+    """The test queries of a collection, scored as the study says."""
+    return collection_task(
+        folder, "test", exclude_self=inputs.exclude_self, min_relevant_grade=inputs.min_relevant_grade
+    )
+
+
+def measured(found: Mapping[str, Evaluation | JudgeRanking], precision: str = "", rows: int | None = None) -> Measured:
+    """The figures of a run: of several collections the mean of their means.
+
+    Args:
+        found: collection -> what was reached there.
+        precision: what was computed in; empty without a model.
+        rows: training pairs.
+    """
+    metrics = {metric: sum(own.metrics[metric] for own in found.values()) / len(found) for metric in METRICS}
+    per_query = {
+        f"{name}/{query}": value
+        for name, own in found.items()
+        for query, value in own.per_query[PRIMARY_METRIC].items()
+    }
+    return Measured(metrics, per_query, rows, precision)
+
+
+def trained(run: Run, inputs: StudyInputs, own: Path, pairs: Path) -> RelevanceModel:
+    """The encoder of a run, trained in its folder, or found there."""
+    train_run(run_config(run, inputs, pairs), own)
+    return build_encoder(own / TRAIN_FOLDER / MODEL_FOLDER)
+
+
+def untrained(run: Run, inputs: StudyInputs) -> RelevanceModel:
+    """The encoder as training would begin with it: its length, pooling, attention and instructions."""
+    config = train_config({**run.settings, "pairs": inputs.pairs})
+    encoder = build_encoder(
+        inputs.model,
+        config.max_length,
+        trust_remote_code=config.trust_remote_code,
+        bidirectional=config.bidirectional,
+        pooling=config.pooling,
+        attention=config.attention,
+    )
+    if config.instructions is not None:
+        set_instructions(encoder, load_instructions(config.instructions))
+    return encoder
+
+
+def run_config(run: Run, inputs: StudyInputs, pairs: Path) -> TrainConfig:
+    """The settings of a run's training.
+
+    Raises:
+        ConfigError: an unknown key or a value outside its range.
+    """
+    own = {
+        "pairs": pairs,
+        "dev": list(inputs.dev),
+        "dev_split": inputs.dev_split,
+        "min_relevant_grade": inputs.min_relevant_grade,
+        "model": inputs.model,
+        "seed": run.seed,
+    }
+    return train_config({"merge": None, **run.settings, **own})
+
+
+def transformed(pairs: GradedPairs, settings: Mapping[str, Any], seed: int) -> GradedPairs:
+    """Training pairs after an arm's transforms, in this order.
+
+    Args:
+        pairs: all training pairs.
+        settings: any of `labels_per_query` with `labels` (the labels that the budget buys), `cutoff` (keep relevance
+            from it), `size` (pairs to keep, stratified), `binarise` (relevance 1 from it, else 0), `noise`
+            (probability of swapped labels).
+        seed: of everything random; the same draws for every loss of that seed.
+
+    Raises:
+        InputError: no pair is left.
+    """
+    if "labels" in settings:
+        pairs = bought(pairs, settings["labels_per_query"], settings["labels"], seed)
+    if "cutoff" in settings:
+        pairs = transforms.keep_from(pairs, settings["cutoff"])
+    if "size" in settings:
+        pairs = transforms.sampled(pairs, settings["size"], seed)
+    if "binarise" in settings:
+        pairs = transforms.binarised(pairs, settings["binarise"])
+    if settings.get("noise"):
+        pairs = transforms.with_label_noise(pairs, settings["noise"], seed)
+    if not len(pairs):
+        raise InputError(f"pairs: got none after {dict(settings)}; expected some; fix: change the values")
+    return pairs
+
+
+def bought(pairs: GradedPairs, per_query: int, labels: int, seed: int) -> GradedPairs:
+    """The pairs that a budget of labels buys: queries in random order, some random documents of each.
+
+    A label is bought before it is known, so documents are drawn without regard to their relevance.
+
+    Args:
+        pairs: all graded pairs.
+        per_query: labels per query; queries with fewer candidates give what they have.
+        labels: the budget.
+        seed: of both draws; queries drawn for a small budget are also in a larger one.
+
+    Raises:
+        InputError: the budget is larger than what there is.
+
+    Example:
+        >>> rows = [{"query": q, "document": f"{q}{d}", "relevance": d / 2} for q in "ab" for d in range(3)]
+        >>> found = bought(GradedPairs.from_rows(rows), per_query=1, labels=2, seed=0)
+        >>> sorted(found.queries)
+        ['a', 'b']
+    """
+    groups = pairs.groups()
+    taken: list[dict[str, Any]] = []
+    for number in np.random.default_rng(seed).permutation(len(groups)):
+        if len(taken) >= labels:
+            break
+        group = groups[number]
+        drawn = np.random.default_rng((seed, int(number))).permutation(len(group.documents))
+        for place in drawn[: min(per_query, labels - len(taken))]:
+            taken.append({
+                "query_id": group.query_id, "query": group.query, "task": group.task,
+                "document_id": group.document_ids[place], "document": group.documents[place],
+                "relevance": group.relevance[place],
+            })  # fmt: skip
+    if len(taken) < labels:
+        raise InputError(
+            f"labels: got a budget of {labels}, {per_query} per query; expected at most the {len(taken)} that "
+            f"{len(groups)} queries have; fix: a smaller budget"
+        )
+    return GradedPairs.from_rows(taken)
+
+
+def _evaluated(inputs: StudyInputs, system: System) -> dict[str, Evaluation]:
+    """Name of each test collection -> what a system reaches there."""
+    return {name: evaluate(system, test_task(inputs, folder)) for name, folder in inputs.tests.items()}

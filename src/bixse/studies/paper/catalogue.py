@@ -1,0 +1,33 @@
+"""The studies of the paper by name."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from bixse.errors import InputError, did_you_mean
+from bixse.studies.paper import training_studies
+from bixse.studies.paper.memory import MEMORY
+from bixse.studies.paper.rankers import RANKERS
+
+if TYPE_CHECKING:
+    from bixse.studies.engine.study import Study
+
+STUDIES = {study.name: study for study in (*training_studies.STUDIES, RANKERS, MEMORY)}
+"""Name -> study, in the order of the paper."""
+
+
+def find_study(name: str) -> Study:
+    """A study by its name.
+
+    Raises:
+        InputError: there is no such study; the message names the closest.
+
+    Example:
+        >>> find_study("noise").axis
+        'noise'
+    """
+    if name not in STUDIES:
+        raise InputError(
+            f"study: got {name!r}; expected one of {', '.join(STUDIES)}; fix: {did_you_mean(name, STUDIES)}"
+        )
+    return STUDIES[name]
