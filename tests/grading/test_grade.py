@@ -125,7 +125,7 @@ def test_both_orders_are_asked_and_averaged(tmp_path):
         return Answer("graded", "top-logprobs", probabilities, value, value - 0.5, value + 0.5)
 
     judge = ScriptedJudge(rule=rule)
-    result = grade(some_pairs(2), judge, tmp_path / "out", GradeSettings(rubric))
+    result = grade(some_pairs(2), judge, tmp_path / "out", GradeSettings(rubric=rubric))
     assert len(judge.asked) == 4
     first = result.judgements[0]
     assert first.grade == 2.5
@@ -141,7 +141,7 @@ def test_one_order_without_a_grade_leaves_the_pair_without_one(tmp_path):
         return Answer("off-scale", "verbal", text="7") if unusable else Answer("graded", "verbal", grade=3.0)
 
     result = grade(
-        some_pairs(2), ScriptedJudge(rule=rule), tmp_path / "o", GradeSettings(load_rubric("relatedness-1-5"))
+        some_pairs(2), ScriptedJudge(rule=rule), tmp_path / "o", GradeSettings(rubric=load_rubric("relatedness-1-5"))
     )
     assert [judgement.status for judgement in result.judgements] == ["graded", "off-scale"]
     assert rows(tmp_path / "o")[1]["text"] == "7"
@@ -223,7 +223,7 @@ def test_a_limit_loses_no_row_of_an_earlier_run(tmp_path):
 def test_other_settings_are_another_run(tmp_path):
     grade(some_pairs(3), ScriptedJudge(), tmp_path / "out")
     with pytest.raises(OutputExistsError, match="rubric"):
-        grade(some_pairs(3), ScriptedJudge(), tmp_path / "out", GradeSettings(load_rubric("trec-dl-0-3")))
+        grade(some_pairs(3), ScriptedJudge(), tmp_path / "out", GradeSettings(rubric=load_rubric("trec-dl-0-3")))
 
 
 def test_documents_are_cut_for_the_judge_and_whole_in_the_file(tmp_path):
@@ -257,7 +257,7 @@ def test_pairs_asked_again_show_how_far_the_judge_agrees_with_itself(tmp_path):
 @pytest.mark.parametrize("setting", [{"regrade": 1.5}, {"regrade": -0.1}, {"document_characters": 0}])
 def test_settings_outside_their_range_are_refused(setting):
     with pytest.raises(InputError, match="fix"):
-        GradeSettings(**setting)
+        GradeSettings.load(None, setting)
 
 
 def test_ctrl_c_keeps_everything_and_the_same_call_goes_on(tmp_path):

@@ -47,7 +47,9 @@ VERBS = {
     "doctor": "show what this machine can do and what is missing",
 }
 """Verb -> one line of help; `bixse.cli.<verb>` holds `add_arguments` and `run`, with _ for the space of two words."""
-CONFIG_VERBS = tuple(verb for verb in VERBS if verb not in ("train", "merge", "sweep", "study", "doctor"))
+OWN_SETTINGS = ("train", "merge", "sweep", "study", "doctor", "grade", "grade rank", "generate")
+"""Verbs whose flags come from their settings, and those without a file."""
+CONFIG_VERBS = tuple(verb for verb in VERBS if verb not in OWN_SETTINGS)
 """Verbs whose arguments may come from a YAML file; `train`, `sweep` and `study` have settings of their own."""
 
 SHARING_VERBS = ("train",)

@@ -8,7 +8,9 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import BeforeValidator, Field
 
 from bixse.data.pairs_files import save_graded_pairs
 from bixse.data.run_record import open_run
@@ -18,6 +20,8 @@ from bixse.grading.cost import Prices
 from bixse.grading.judge import Question, stored_identity
 from bixse.grading.judgements import graded_pairs, judge_pair, save_judgements, summarise
 from bixse.grading.ledger import Ledger
+from bixse.grading.rubrics import Rubric, load_rubric
+from bixse.settings import Flag, Settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,7 +30,6 @@ if TYPE_CHECKING:
     from bixse.data.run_record import RunRecord
     from bixse.grading.judge import Answer, Judge
     from bixse.grading.judgements import Judgement
-    from bixse.grading.rubrics import Rubric
     from bixse.progress import Step
 
 log = logging.getLogger(__name__)
@@ -39,30 +42,21 @@ LEDGER_NAME = "ledger.sqlite"
 """Every answer, unless another ledger is named."""
 
 
-@dataclass(frozen=True)
-class GradeSettings:
-    """What decides the rows, apart from pairs and judge.
+NamedRubric = Annotated[
+    Rubric | None,
+    BeforeValidator(lambda given: load_rubric(given) if isinstance(given, (str, Path)) else given),
+    Flag(metavar="NAME"),
+]
+"""A rubric, or the name by which `load_rubric` finds it."""
 
-    Raises:
-        InputError: a share outside [0, 1], or a length below 1.
-    """
 
-    rubric: Rubric | None = None
+class AskSettings(Settings):
+    """What a judge is asked about a pair."""
+
+    rubric: NamedRubric = None
     """What is asked; None for judges that read no rubric."""
-    regrade: float = 0.0
-    """Share of the pairs asked a second time, to measure how far the judge agrees with itself."""
-    seed: int = 0
-    """Of the choice of those pairs."""
-    document_characters: int | None = None
-    """Show the judge only the first characters of a document; None: all of it."""
-
-    def __post_init__(self) -> None:
-        if not 0.0 <= self.regrade <= 1.0:
-            raise InputError(f"--regrade: got {self.regrade}; expected a share, 0 to 1; fix: use 0.05")
-        if self.document_characters is not None and self.document_characters < 1:
-            raise InputError(
-                f"--document-characters: got {self.document_characters}; expected 1 or more; fix: leave it out"
-            )
+    document_characters: int | None = Field(default=None, ge=1)
+    """Show the judge only the first N characters of a document."""
 
     def questions(self, pair: Pair, repeat: int = 0) -> list[Question]:
         """The questions about one pair: one an order of the rubric."""
@@ -71,6 +65,15 @@ class GradeSettings:
         if self.rubric is None:
             return [Question(*ids, repeat=repeat)]
         return [Question(*ids, order.name, order.messages(pair.query, shown), repeat) for order in self.rubric.orders]
+
+
+class GradeSettings(AskSettings):
+    """What decides the rows, apart from pairs and judge."""
+
+    regrade: Annotated[float, Field(ge=0, le=1), Flag(metavar="SHARE")] = 0.0
+    """Ask this share of the pairs twice, to see how far the judge agrees with itself."""
+    seed: int = 0
+    """Of the choice of those pairs."""
 
     def is_repeated(self, pair: Pair) -> bool:
         """Whether a pair is one of those asked twice; depends on seed and ids alone, not on the other pairs."""

@@ -8,7 +8,10 @@ import random
 import time
 from collections import Counter
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import Field
 
 from bixse.data.collection_files import read_corpus
 from bixse.data.io.files import file_hash, write_atomically
@@ -21,10 +24,10 @@ from bixse.grading.ledger import Ledger
 from bixse.grading.text_model import Completion
 from bixse.mining.generation.query_text import clean_query, refusal, same_query
 from bixse.mining.mined_pairs import MinedPair, pairs_path, save_mined_pairs
+from bixse.settings import Flag, Settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
-    from pathlib import Path
 
     from bixse.data.collection import Document
     from bixse.data.run_record import RunRecord
@@ -37,32 +40,21 @@ SOURCE = "generated"
 """What stands in the column `source` of the pair of a query and the document it was written for."""
 
 
-@dataclass(frozen=True)
-class GenerateConfig:
-    """What queries are written for, and how many.
+class GenerateConfig(Settings):
+    """What queries are written for, and how many."""
 
-    Raises:
-        InputError: a number below 1.
-    """
-
-    corpus: Path
+    corpus: Annotated[Path, Flag(metavar="FILE")]
     """JSONL file of documents: {_id, title, text}."""
-    documents: int | None = None
-    """Documents to write for, drawn by the seed; None: all."""
-    per_document: int = 1
-    """Queries asked for each."""
-    document_characters: int = 4000
-    """The model is shown the first so many characters of a document."""
+    documents: int | None = Field(default=None, ge=1)
+    """Write for N documents drawn by the seed (default: all)."""
+    per_document: int = Field(default=1, ge=1)
+    """Queries per document."""
+    document_characters: int = Field(default=4000, ge=1)
+    """Show the model the first N characters of a document."""
     task: str | None = None
     """Name of the task, written beside every pair."""
     seed: int = 0
     """Of the choice of documents."""
-
-    def __post_init__(self) -> None:
-        for name in ("documents", "per_document", "document_characters"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise InputError(f"--{name.replace('_', '-')}: got {value}; expected 1 or more; fix: leave it out")
 
 
 @dataclass(frozen=True)
@@ -136,7 +128,8 @@ def generate(
             "expected a temperature above 0; fix: --temperature 0.7"
         )
     documents = _chosen(read_corpus(config.corpus), config)
-    settings = {**asdict(config), "writer": dict(writer.identity), "prompt": prompt.model_dump(mode="json")}
+    given = config.model_dump(include=set(GenerateConfig.model_fields))
+    settings = {**given, "writer": dict(writer.identity), "prompt": prompt.model_dump(mode="json")}
     record = open_run(out, "generate", settings, {"corpus": file_hash(config.corpus)}, paths=("corpus",))
     record.save("running")
     started = time.perf_counter()

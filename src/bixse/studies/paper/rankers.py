@@ -101,25 +101,21 @@ def _model(cell: Cell, settings: Mapping[str, Any], inputs: StudyInputs, own: Pa
 
 
 def _judged(cell: Cell, folder: Path, inputs: StudyInputs, out: Path) -> JudgeRanking:
-    from bixse.grading.grade import GradeSettings
     from bixse.grading.open_judge import open_judge, reads_rubric
-    from bixse.grading.rank import rank
+    from bixse.grading.rank import RankSettings, rank
     from bixse.grading.rubrics import load_rubric
 
     names = [cell.pairs["judge"]]
     rubric = load_rubric(cell.pairs["rubric"])
     judge = open_judge(names, rubric)
     try:
-        settings = GradeSettings(rubric if reads_rubric(names) else None)
-        found = rank(
-            judge,
-            folder,
-            "test",
-            out,
-            settings,
+        settings = RankSettings(
+            collection=folder,
+            rubric=rubric if reads_rubric(names) else None,
             depth=cell.pairs["depth"],
             min_relevant_grade=inputs.min_relevant_grade,
         )
+        found = rank(judge, settings, out)
     finally:
         judge.close()
     if found.warnings:
