@@ -15,7 +15,8 @@ from bixse.errors import InputError, InterruptedRunError, OutputExistsError, Sto
 from bixse.grading.ask import Budget
 from bixse.grading.cost import Prices
 from bixse.grading.estimate import estimate
-from bixse.grading.grade import GradeSettings, grade
+from bixse.grading.grade import grade
+from bixse.grading.grade_settings import GradeSettings
 from bixse.grading.judge import Answer, Usage
 from bixse.grading.rubrics import load_rubric
 from helpers.scripted_judge import ScriptedJudge, some_pairs
@@ -120,7 +121,7 @@ def test_both_orders_are_asked_and_averaged(tmp_path):
     given = {"document-query": 3.0, "query-document": 2.0}
 
     def rule(question):
-        value = given[question.order]
+        value = given[question.variant]
         probabilities = (0.0, 0.0, 0.2, 0.2) if value == 3.0 else (0.1, 0.0, 0.3, 0.0)
         return Answer("graded", "top-logprobs", probabilities, value, value - 0.5, value + 0.5)
 
@@ -137,7 +138,7 @@ def test_both_orders_are_asked_and_averaged(tmp_path):
 
 def test_one_order_without_a_grade_leaves_the_pair_without_one(tmp_path):
     def rule(question):
-        unusable = question.order == "query-document" and question.document_id == "d1"
+        unusable = question.variant == "query-document" and question.document_id == "d1"
         return Answer("off-scale", "verbal", text="7") if unusable else Answer("graded", "verbal", grade=3.0)
 
     result = grade(

@@ -10,12 +10,9 @@ from pydantic import Field
 
 from bixse.cli.flags import add_settings, settings_from
 from bixse.cli.result import CommandResult
-from bixse.grading.ask import Budget
 from bixse.grading.cost import PriceSettings
 from bixse.grading.server.server_settings import ServerSettings
-from bixse.mining.generation.generate import GenerateConfig, generate
-from bixse.mining.generation.query_prompt import load_query_prompt
-from bixse.progress import progress_bar
+from bixse.mining.generation.generate_config import GenerateConfig
 from bixse.settings import Flag
 
 if TYPE_CHECKING:
@@ -51,7 +48,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> CommandResult:
     """Write, clean, keep each once, print counts."""
-    from bixse.grading.server.text_model import ServerTextModel  # needs the extra `grade`
+    from bixse.grading.ask import Budget
+    from bixse.grading.server.text_model import ServerTextModel
+    from bixse.mining.generation.generate import generate
+    from bixse.mining.generation.query_prompt import load_query_prompt
+    from bixse.progress import progress_bar
 
     config = settings_from(args, WriterConfig)
     prompt = load_query_prompt(config.prompt)

@@ -10,16 +10,11 @@ from pydantic import Field, model_validator
 
 from bixse.cli.flags import add_settings, settings_from
 from bixse.cli.result import CommandResult
-from bixse.data.io.files import file_hash
-from bixse.data.pairs_files import load_pairs
 from bixse.errors import InputError
-from bixse.grading.ask import Budget
 from bixse.grading.cost import Prices
-from bixse.grading.estimate import estimate
-from bixse.grading.grade import GradeSettings, grade
+from bixse.grading.grade_settings import GradeSettings
 from bixse.grading.open_judge import REPLAY, JudgeConfig
 from bixse.progress import duration, progress_bar
-from bixse.report.table import format_table
 from bixse.settings import Flag
 
 if TYPE_CHECKING:
@@ -75,10 +70,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> CommandResult:
     """Open the judge, then grade or estimate, and print a summary."""
+    from bixse.data.io.files import file_hash
+    from bixse.grading.ask import Budget
+    from bixse.grading.estimate import estimate
+    from bixse.grading.grade import grade
+
     config = settings_from(args, GradeConfig)
     rubric = config.asked_rubric()
     settings = config.model_copy(update={"rubric": rubric})
-    variants = len(rubric.orders) if rubric is not None else 1
+    variants = len(rubric.variants) if rubric is not None else 1
     budget = Budget(config.max_usd, None if config.max_pairs is None else config.max_pairs * variants)
     inputs = {"pairs": file_hash(config.pairs)} if config.pairs is not None and config.pairs.is_file() else {}
     judge = config.open()
@@ -102,6 +102,8 @@ def run(args: argparse.Namespace) -> CommandResult:
 
 def _pairs(path: Path | None, judge: Judge) -> list[Pair]:
     """The pairs of the file, or those that a replayed file holds."""
+    from bixse.data.pairs_files import load_pairs
+
     if path is not None:
         return load_pairs(path)
     own = getattr(judge, "pairs", None)
@@ -112,6 +114,8 @@ def _pairs(path: Path | None, judge: Judge) -> list[Pair]:
 
 def _result(result: GradeResult, judge: Judge, priced: bool, told: Sequence[str]) -> CommandResult:
     """What a person reads: how many, how they spread, what it took, what to doubt."""
+    from bixse.report.table import format_table
+
     summary = result.summary
     graded = summary["statuses"].get("graded", 0)
     computed = f" in {summary['precision']}" if summary["precision"] else ""

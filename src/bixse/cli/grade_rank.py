@@ -7,11 +7,8 @@ from typing import TYPE_CHECKING
 
 from bixse.cli.flags import add_settings, settings_from
 from bixse.cli.result import CommandResult
-from bixse.grading.ask import Budget
+from bixse.grading.grade_settings import RankSettings
 from bixse.grading.open_judge import JudgeConfig
-from bixse.grading.rank import RankSettings, rank
-from bixse.progress import progress_bar
-from bixse.report.table import format_difference, format_interval, format_p_value, format_table
 
 if TYPE_CHECKING:
     import argparse
@@ -31,6 +28,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> CommandResult:
     """Grade the candidates, reorder them, print both orders' figures."""
+    from bixse.grading.ask import Budget
+    from bixse.grading.rank import rank
+    from bixse.progress import progress_bar
+    from bixse.report.table import format_difference, format_interval, format_p_value, format_table
+
     config = settings_from(args, RankConfig)
     settings = config.model_copy(update={"rubric": config.asked_rubric()})
     judge = config.open()

@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import time
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-from pydantic import BeforeValidator, Field
+from typing import TYPE_CHECKING, Any
 
 from bixse.data.pairs_files import save_graded_pairs
 from bixse.data.run_record import open_run
 from bixse.errors import BixseError, InputError, InterruptedRunError
 from bixse.grading.ask import AskProgress, Budget, ask, of_another_model, shown_by
 from bixse.grading.cost import Prices
-from bixse.grading.judge import Question, stored_identity
+from bixse.grading.grade_settings import GradeSettings
+from bixse.grading.judge import stored_identity
 from bixse.grading.judgements import graded_pairs, judge_pair, save_judgements, summarise
 from bixse.grading.ledger import Ledger
-from bixse.grading.rubrics import Rubric, load_rubric
-from bixse.settings import Flag, Settings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from bixse.data.graded_pairs import Pair
     from bixse.data.run_record import RunRecord
@@ -40,61 +36,6 @@ JUDGEMENTS_NAME = "judgements.parquet"
 """Every pair that was asked, with its status, bounds, probabilities and price."""
 LEDGER_NAME = "ledger.sqlite"
 """Every answer, unless another ledger is named."""
-
-
-NamedRubric = Annotated[
-    Rubric | None,
-    BeforeValidator(lambda given: load_rubric(given) if isinstance(given, (str, Path)) else given),
-    Flag(metavar="NAME"),
-]
-"""A rubric, or the name by which `load_rubric` finds it."""
-
-
-class AskSettings(Settings):
-    """What a judge is asked about a pair."""
-
-    rubric: NamedRubric = None
-    """What is asked; None for judges that read no rubric."""
-    document_characters: int | None = Field(default=None, ge=1)
-    """Show the judge only the first N characters of a document."""
-
-    def questions(self, pair: Pair, repeat: int = 0) -> list[Question]:
-        """The questions about one pair: one an order of the rubric."""
-        shown = pair.document if self.document_characters is None else pair.document[: self.document_characters]
-        ids = (pair.query_id, pair.document_id, pair.query, shown)
-        if self.rubric is None:
-            return [Question(*ids, repeat=repeat)]
-        return [Question(*ids, order.name, order.messages(pair.query, shown), repeat) for order in self.rubric.orders]
-
-
-class GradeSettings(AskSettings):
-    """What decides the rows, apart from pairs and judge."""
-
-    regrade: Annotated[float, Field(ge=0, le=1), Flag(metavar="SHARE")] = 0.0
-    """Ask this share of the pairs twice, to see how far the judge agrees with itself."""
-    seed: int = 0
-    """Of the choice of those pairs."""
-
-    def is_repeated(self, pair: Pair) -> bool:
-        """Whether a pair is one of those asked twice; depends on seed and ids alone, not on the other pairs."""
-        content = repr((self.seed, pair.query_id, pair.document_id)).encode("utf-8")
-        drawn = int.from_bytes(hashlib.sha256(content).digest()[:8], "big") / 2**64
-        return drawn < self.regrade
-
-    def with_repeats(self, pairs: Sequence[Pair]) -> Iterator[tuple[Pair, int]]:
-        """Every pair with repeat 0, then those asked again with repeat 1."""
-        yield from ((pair, 0) for pair in pairs)
-        yield from ((pair, 1) for pair in pairs if self.is_repeated(pair))
-
-    def config(self) -> dict[str, Any]:
-        """The settings as plain data."""
-        rubric = None if self.rubric is None else {"name": self.rubric.name, "hash": self.rubric.content_hash}
-        return {
-            "rubric": rubric,
-            "regrade": self.regrade,
-            "seed": self.seed,
-            "document_characters": self.document_characters,
-        }
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from bixse.errors import InputError, shorten
 from bixse.grading.cost import PriceSettings
-from bixse.grading.grade import AskSettings, NamedRubric
+from bixse.grading.grade_settings import AskSettings, NamedRubric
 from bixse.grading.rubrics import load_rubric
 from bixse.grading.server.server_settings import ServerSettings
 from bixse.relevance import GradeScale

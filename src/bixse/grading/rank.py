@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-from pydantic import Field
+from typing import TYPE_CHECKING, Any
 
 from bixse.data.graded_pairs import Pair
 from bixse.data.io.files import file_hash, write_atomically
@@ -18,10 +16,9 @@ from bixse.evaluation.metrics import PRIMARY_METRIC, evaluate_run, mean
 from bixse.evaluation.significance import paired_bootstrap
 from bixse.evaluation.systems import Bm25System
 from bixse.evaluation.tasks import collection_task
-from bixse.grading.grade import AskSettings, GradeSettings, grade
+from bixse.grading.grade import grade
+from bixse.grading.grade_settings import BM25, JUDGED, GradeSettings
 from bixse.grading.judge import stored_identity
-from bixse.relevance import MIN_RELEVANT_GRADE
-from bixse.settings import Flag
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -30,30 +27,14 @@ if TYPE_CHECKING:
     from bixse.evaluation.tasks import Task
     from bixse.grading.ask import Budget
     from bixse.grading.cost import Prices
+    from bixse.grading.grade_settings import RankSettings
     from bixse.grading.judge import Judge
     from bixse.progress import Step
     from bixse.relevance import Run
     from bixse.results import Difference
 
-BM25, JUDGED = "bm25", "judged"
-"""Words for candidates: the documents BM25 finds, or those that have a judgement."""
 GRADES = "grades"
 """Folder of the grading inside the output folder."""
-
-
-class RankSettings(AskSettings):
-    """What is put in order, and what the judge is asked about it."""
-
-    collection: Annotated[Path, Flag(metavar="DIR")]
-    """Folder with corpus.jsonl, queries.jsonl and qrels."""
-    split: str = "test"
-    """Score against qrels/NAME.tsv; its queries are ranked."""
-    candidates: str = BM25
-    """What is put in order: bm25 (what BM25 finds), judged (the judged documents), or a TREC run file."""
-    depth: int = Field(default=100, ge=1)
-    """Candidates per query."""
-    min_relevant_grade: Annotated[float, Flag(metavar="GRADE")] = MIN_RELEVANT_GRADE
-    """Grade from which a document is relevant for recall and MRR."""
 
 
 @dataclass(frozen=True)

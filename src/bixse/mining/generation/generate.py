@@ -8,10 +8,7 @@ import random
 import time
 from collections import Counter
 from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-from pydantic import Field
+from typing import TYPE_CHECKING, Any
 
 from bixse.data.collection_files import read_corpus
 from bixse.data.io.files import file_hash, write_atomically
@@ -22,12 +19,13 @@ from bixse.grading.cost import Prices
 from bixse.grading.judge import Question
 from bixse.grading.ledger import Ledger
 from bixse.grading.text_model import Completion
+from bixse.mining.generation.generate_config import GenerateConfig
 from bixse.mining.generation.query_text import clean_query, refusal, same_query
 from bixse.mining.mined_pairs import MinedPair, pairs_path, save_mined_pairs
-from bixse.settings import Flag, Settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
+    from pathlib import Path
 
     from bixse.data.collection import Document
     from bixse.data.run_record import RunRecord
@@ -38,23 +36,6 @@ if TYPE_CHECKING:
 QUERIES_NAME = "queries.jsonl"
 SOURCE = "generated"
 """What stands in the column `source` of the pair of a query and the document it was written for."""
-
-
-class GenerateConfig(Settings):
-    """What queries are written for, and how many."""
-
-    corpus: Annotated[Path, Flag(metavar="FILE")]
-    """JSONL file of documents: {_id, title, text}."""
-    documents: int | None = Field(default=None, ge=1)
-    """Write for N documents drawn by the seed (default: all)."""
-    per_document: int = Field(default=1, ge=1)
-    """Queries per document."""
-    document_characters: int = Field(default=4000, ge=1)
-    """Show the model the first N characters of a document."""
-    task: str | None = None
-    """Name of the task, written beside every pair."""
-    seed: int = 0
-    """Of the choice of documents."""
 
 
 @dataclass(frozen=True)

@@ -101,8 +101,9 @@ def _model(cell: Cell, settings: Mapping[str, Any], inputs: StudyInputs, own: Pa
 
 
 def _judged(cell: Cell, folder: Path, inputs: StudyInputs, out: Path) -> JudgeRanking:
+    from bixse.grading.grade_settings import RankSettings
     from bixse.grading.open_judge import open_judge, reads_rubric
-    from bixse.grading.rank import RankSettings, rank
+    from bixse.grading.rank import rank
     from bixse.grading.rubrics import load_rubric
 
     names = [cell.pairs["judge"]]
