@@ -143,11 +143,13 @@ def drawn_questions(rubric: Rubric, queries: int, seed: int) -> list[Question]:
     judged = collection.qrels["test"]
     if queries > len(judged):
         raise SystemExit(f"--queries: got {queries}; expected at most {len(judged)}")
-    order, names = rubric.orders[0], list(judged)
+    variant, names = rubric.variants[0], list(judged)
     chosen = [names[i] for i in np.random.default_rng(seed).permutation(len(names))[:queries]]
     pairs = [(query, document) for query in chosen for document in judged[query]]
     texts = [(collection.queries[query], collection.corpus[document].content) for query, document in pairs]
-    return [Question(*ids, *both, order.name, order.messages(*both)) for ids, both in zip(pairs, texts, strict=True)]
+    return [
+        Question(*ids, *both, variant.name, variant.messages(*both)) for ids, both in zip(pairs, texts, strict=True)
+    ]
 
 
 def grade_with_bixse(judge: LocalJudge, questions: Sequence[Question]) -> list[float]:

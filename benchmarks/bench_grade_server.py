@@ -129,7 +129,7 @@ def _measure(address: str, slots: int, milliseconds: float, count: int, rounds: 
     rubric = load_rubric("trec-dl-0-3")
     texts = [("how do I copy a folder", f"page {i}: shutil.copytree copies a tree " * 8) for i in range(count)]
     questions = [
-        Question(str(i), str(i), *both, messages=rubric.orders[0].messages(*both)) for i, both in enumerate(texts)
+        Question(str(i), str(i), *both, messages=rubric.variants[0].messages(*both)) for i, both in enumerate(texts)
     ]
     found: dict[str, list[tuple[float, float]]] = {"bare": [], "bixse": []}
     with ServerJudge([address], rubric, concurrency=IN_FLIGHT) as judge:

@@ -25,8 +25,8 @@ from .grading.audit.audit_judges import AuditSettings as AuditSettings
 from .grading.audit.audit_judges import audit_judges as audit_judges
 from .grading.audit.calibrate_grades import GradeMapSettings as GradeMapSettings
 from .grading.audit.calibrate_grades import calibrate_grades as calibrate_grades
-from .grading.grade import GradeSettings as GradeSettings
 from .grading.grade import grade as grade
+from .grading.grade_settings import GradeSettings as GradeSettings
 from .grading.open_judge import open_judge as open_judge
 from .grading.rubrics import load_rubric as load_rubric
 from .losses.bixse import BiXSELoss as BiXSELoss

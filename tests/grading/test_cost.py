@@ -2,8 +2,8 @@ import json
 
 import pytest
 
-from bixse.errors import InputError
-from bixse.grading.cost import Prices, load_prices
+from bixse.errors import ConfigError, InputError
+from bixse.grading.cost import Prices, PriceSettings, load_prices
 from bixse.grading.judge import Usage
 
 LITELLM = {
@@ -22,7 +22,7 @@ LITELLM = {
 
 
 def test_every_kind_of_token_at_its_price():
-    prices = Prices.per_million(2.0, 8.0, cached=0.5)
+    prices = PriceSettings(price_in=2.0, price_out=8.0, price_cached=0.5).of("gpt-x")
     usage = Usage(prompt=1_000_000, cached=400_000, completion=10_000, reasoning=4_000)
     assert prices.usd(usage) == pytest.approx(0.6 * 2.0 + 0.4 * 0.5 + 0.01 * 8.0)
     assert Prices(1e-6, 2e-6, None, 5e-6).usd(usage) == pytest.approx(1.0 + 6_000 * 2e-6 + 4_000 * 5e-6)
@@ -30,7 +30,8 @@ def test_every_kind_of_token_at_its_price():
 
 
 def test_cached_tokens_without_a_price_of_their_own_cost_as_others():
-    assert Prices.per_million(2.0, 0.0).usd(Usage(prompt=100, cached=100)) == pytest.approx(100 * 2e-6)
+    prices = PriceSettings(price_in=2.0, price_out=0.0).of("gpt-x")
+    assert prices.usd(Usage(prompt=100, cached=100)) == pytest.approx(100 * 2e-6)
 
 
 def test_a_price_file_of_litellms_shape(tmp_path):
@@ -55,5 +56,13 @@ def test_a_damaged_price_file_is_told(tmp_path, text):
 
 @pytest.mark.parametrize("price", [-1.0, float("nan"), float("inf")])
 def test_a_price_below_0_is_refused(price):
-    with pytest.raises(InputError, match="--price-in"):
-        Prices.per_million(price, 1.0)
+    with pytest.raises(ConfigError, match="price_in"):
+        PriceSettings.load(None, {"price_in": price, "price_out": 1.0})
+
+
+@pytest.mark.parametrize(
+    "given", [{"price_in": 1}, {"max_usd": 1}, {"price_cached": 1}, {"prices": "p.json", "price_in": 1, "price_out": 1}]
+)
+def test_prices_that_do_not_go_together_are_refused(given):
+    with pytest.raises(ConfigError, match="fix"):
+        PriceSettings.load(None, given)

@@ -15,7 +15,8 @@ from bixse.errors import InputError, InterruptedRunError, OutputExistsError, Sto
 from bixse.grading.ask import Budget
 from bixse.grading.cost import Prices
 from bixse.grading.estimate import estimate
-from bixse.grading.grade import GradeSettings, grade
+from bixse.grading.grade import grade
+from bixse.grading.grade_settings import GradeSettings
 from bixse.grading.judge import Answer, Usage
 from bixse.grading.rubrics import load_rubric
 from helpers.scripted_judge import ScriptedJudge, some_pairs
@@ -120,12 +121,12 @@ def test_both_orders_are_asked_and_averaged(tmp_path):
     given = {"document-query": 3.0, "query-document": 2.0}
 
     def rule(question):
-        value = given[question.order]
+        value = given[question.variant]
         probabilities = (0.0, 0.0, 0.2, 0.2) if value == 3.0 else (0.1, 0.0, 0.3, 0.0)
         return Answer("graded", "top-logprobs", probabilities, value, value - 0.5, value + 0.5)
 
     judge = ScriptedJudge(rule=rule)
-    result = grade(some_pairs(2), judge, tmp_path / "out", GradeSettings(rubric))
+    result = grade(some_pairs(2), judge, tmp_path / "out", GradeSettings(rubric=rubric))
     assert len(judge.asked) == 4
     first = result.judgements[0]
     assert first.grade == 2.5
@@ -137,11 +138,11 @@ def test_both_orders_are_asked_and_averaged(tmp_path):
 
 def test_one_order_without_a_grade_leaves_the_pair_without_one(tmp_path):
     def rule(question):
-        unusable = question.order == "query-document" and question.document_id == "d1"
+        unusable = question.variant == "query-document" and question.document_id == "d1"
         return Answer("off-scale", "verbal", text="7") if unusable else Answer("graded", "verbal", grade=3.0)
 
     result = grade(
-        some_pairs(2), ScriptedJudge(rule=rule), tmp_path / "o", GradeSettings(load_rubric("relatedness-1-5"))
+        some_pairs(2), ScriptedJudge(rule=rule), tmp_path / "o", GradeSettings(rubric=load_rubric("relatedness-1-5"))
     )
     assert [judgement.status for judgement in result.judgements] == ["graded", "off-scale"]
     assert rows(tmp_path / "o")[1]["text"] == "7"
@@ -223,7 +224,7 @@ def test_a_limit_loses_no_row_of_an_earlier_run(tmp_path):
 def test_other_settings_are_another_run(tmp_path):
     grade(some_pairs(3), ScriptedJudge(), tmp_path / "out")
     with pytest.raises(OutputExistsError, match="rubric"):
-        grade(some_pairs(3), ScriptedJudge(), tmp_path / "out", GradeSettings(load_rubric("trec-dl-0-3")))
+        grade(some_pairs(3), ScriptedJudge(), tmp_path / "out", GradeSettings(rubric=load_rubric("trec-dl-0-3")))
 
 
 def test_documents_are_cut_for_the_judge_and_whole_in_the_file(tmp_path):
@@ -257,7 +258,7 @@ def test_pairs_asked_again_show_how_far_the_judge_agrees_with_itself(tmp_path):
 @pytest.mark.parametrize("setting", [{"regrade": 1.5}, {"regrade": -0.1}, {"document_characters": 0}])
 def test_settings_outside_their_range_are_refused(setting):
     with pytest.raises(InputError, match="fix"):
-        GradeSettings(**setting)
+        GradeSettings.load(None, setting)
 
 
 def test_ctrl_c_keeps_everything_and_the_same_call_goes_on(tmp_path):

@@ -14,7 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from bixse.errors import InputError, StorageError
-from bixse.grading.grade import GradeSettings, grade
+from bixse.grading.grade import grade
+from bixse.grading.grade_settings import GradeSettings
 from bixse.grading.judge import Answer, Question, Usage
 from bixse.grading.ledger import Ledger
 from bixse.grading.text_model import Completion

@@ -195,9 +195,9 @@ class TestGrades:
         rubric = load_rubric("relatedness-1-5")
         own = LocalJudge(folder, rubric, "cpu", min_mass=0.0)
         asked = questions_of(rubric, some_texts())
-        bare = [Question(q.query_id, q.document_id, q.query, q.document, q.order) for q in asked]
-        rendered = {(q.document_id, q.order): answer.grade for q, answer in own.answers(asked)}
-        assert {(q.document_id, q.order): answer.grade for q, answer in own.answers(bare)} == pytest.approx(rendered)
+        bare = [Question(q.query_id, q.document_id, q.query, q.document, q.variant) for q in asked]
+        rendered = {(q.document_id, q.variant): answer.grade for q, answer in own.answers(asked)}
+        assert {(q.document_id, q.variant): answer.grade for q, answer in own.answers(bare)} == pytest.approx(rendered)
         assert len(rendered) == len(asked)
         assert any(
             abs(rendered[name, "query-document"] - rendered[name, "document-query"]) > 0.05
@@ -401,7 +401,7 @@ def test_answers_in_another_precision_are_counted_and_not_reused(folder, tmp_pat
         found[number] = json.loads(capsys.readouterr().out)
     asked = [found[number]["metrics"]["asked"] for number in range(4)]
     assert [found[number]["metrics"]["precision"] for number in range(2)] == ["float32", "bfloat16"]
-    assert asked[0] == asked[1] == len(texts) * len(load_rubric("binary-0-1").orders)
+    assert asked[0] == asked[1] == len(texts) * len(load_rubric("binary-0-1").variants)
     assert asked[2:] == [0, 0], "each precision has its own answers, and keeps them"
     assert found[1]["metrics"]["answered_in_other_precision"] == {"float32": asked[0]}
     (said,) = [warning for warning in found[1]["warnings"] if "not reused" in warning]

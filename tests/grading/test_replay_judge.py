@@ -10,7 +10,8 @@ from bixse.data.collection import Collection, Document
 from bixse.data.collection_files import save_collection
 from bixse.data.sources.judgement import Judgement
 from bixse.errors import InputError, InvalidFileError, StorageError
-from bixse.grading.grade import GradeSettings, grade
+from bixse.grading.grade import grade
+from bixse.grading.grade_settings import GradeSettings
 from bixse.grading.judge import STATUSES, Answer, Question
 from bixse.grading.replay.known_judgements import KnownJudgements
 from bixse.grading.replay.replay_judge import ReplayJudge, answer_of, open_replay
@@ -178,7 +179,7 @@ def test_ids_with_two_texts_are_faults():
 def test_both_orders_of_lightblue_and_their_mean(tmp_path):
     judge = open_replay(f"replay:lightblue:{write(tmp_path, LIGHTBLUE)}")
     texts = LIGHTBLUE["question"], LIGHTBLUE["context"]
-    first, second, both = (ask(judge, *texts, order=order) for order in ("document-query", "query-document", ""))
+    first, second, both = (ask(judge, *texts, variant=order) for order in ("document-query", "query-document", ""))
     assert first.probabilities == (0.0, 0.0, 0.1, 0.5, 0.3)
     assert first.mass == pytest.approx(0.9)
     assert first.grade == pytest.approx((0.3 + 2.0 + 1.5) / 0.9)

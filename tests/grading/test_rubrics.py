@@ -6,13 +6,13 @@ from bixse.grading.rubrics import load_rubric, rubric_names
 
 def test_the_papers_rubrics_word_for_word():
     graded, binary = load_rubric("trec-dl-0-3"), load_rubric("binary-0-1")
-    assert graded.orders[0].messages("q", "d")[0] == {
+    assert graded.variants[0].messages("q", "d")[0] == {
         "role": "system",
         "content": "Your task is to judge how well the passage answers the query on a scale from 0 to 3. 0 - "
         "Irrelevant, 1 - Relevant topic, but does not contain the answer, 2 - Highly relevant, partial or unclear "
         "answer, and 3 - Perfectly relevant, exact answer. Answer with 0, 1, 2 or 3.",
     }
-    assert binary.orders[0].messages("q", "d")[0]["content"] == (
+    assert binary.variants[0].messages("q", "d")[0]["content"] == (
         "Your task is to judge how well the passage answers the query. 0 - Irrelevant, 1 - Perfectly relevant, exact "
         "answer. Answer with 0, or 1."
     )
@@ -21,7 +21,7 @@ def test_the_papers_rubrics_word_for_word():
 
 def test_lightblue_is_asked_in_both_orders_of_the_input_and_one_order_of_the_scale():
     rubric = load_rubric("relatedness-1-5")
-    first, second = (order.messages("the query", "the text")[1]["content"] for order in rubric.orders)
+    first, second = (variant.messages("the query", "the text")[1]["content"] for variant in rubric.variants)
     assert first == "<<<Text>>>\nthe text\n\n\n<<<Query>>>\nthe query"
     assert second == "<<<Query>>>\nthe query\n\n\n<<<Text>>>\nthe text"
     assert rubric.labels == ("1", "2", "3", "4", "5")
@@ -30,15 +30,15 @@ def test_lightblue_is_asked_in_both_orders_of_the_input_and_one_order_of_the_sca
 
 def test_every_rubric_can_be_asked():
     for name in rubric_names():
-        for order in load_rubric(name).orders:
-            text = order.messages("a question", "a page")[-1]["content"]
+        for variant in load_rubric(name).variants:
+            text = variant.messages("a question", "a page")[-1]["content"]
             assert "a question" in text
             assert "a page" in text
             assert "{" not in text
 
 
 def test_texts_that_look_like_fields_stay_as_they_are():
-    message = load_rubric("trec-dl-0-3").orders[0].messages("{document}", "{query} {0} %s")[1]["content"]
+    message = load_rubric("trec-dl-0-3").variants[0].messages("{document}", "{query} {0} %s")[1]["content"]
     assert message == "Query: {document}\n\nPassage: {query} {0} %s"
 
 

@@ -73,9 +73,9 @@ class TestPredict:
 
     def test_orders_are_averaged_and_one_without_grade_leaves_none(self):
         def by_order(question):
-            if "half" in question.document and question.order == "query-document":
+            if "half" in question.document and question.variant == "query-document":
                 return Answer("refused", "verbal")
-            return graded(3.0 if question.order == "query-document" else 0.0)
+            return graded(3.0 if question.variant == "query-document" else 0.0)
 
         scorer = JudgeScorer(ScriptedJudge(rule=by_order), load_rubric("relatedness-1-5"))
         found = scorer.predict([("a", "whole"), ("a", "half")])
@@ -85,7 +85,7 @@ class TestPredict:
     def test_judges_without_rubric_are_asked_once(self):
         judge = ScriptedJudge(rule=by_words)
         assert JudgeScorer(judge).predict([("a", "a")]) == pytest.approx([1 / 3])
-        assert [(question.order, question.messages) for question in judge.asked] == [("", ())]
+        assert [(question.variant, question.messages) for question in judge.asked] == [("", ())]
 
 
 class TestRank:

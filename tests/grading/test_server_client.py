@@ -31,7 +31,7 @@ KEY = "sk-very-secret-0123456789"
 
 def question(identifier, faults=None, end=""):
     document = planted(identifier, SHARES, faults, end)
-    messages = RUBRIC.orders[0].messages("a query", document)
+    messages = RUBRIC.variants[0].messages("a query", document)
     return Question(identifier, "d", "a query", document, messages=messages)
 
 

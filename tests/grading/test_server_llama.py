@@ -52,7 +52,7 @@ def test_the_command_of_the_documentation_starts_a_server(tmp_path):
 
 
 def question(query, name, document, rubric):
-    return Question(query, name, query, document, messages=rubric.orders[0].messages(query, document))
+    return Question(query, name, query, document, messages=rubric.variants[0].messages(query, document))
 
 
 def test_a_real_server_grades_every_pair(address):

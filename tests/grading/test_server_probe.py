@@ -5,7 +5,7 @@ import pytest
 
 from bixse.errors import BixseError, InputError
 from bixse.grading.judge import Question
-from bixse.grading.rubrics import Rubric, RubricOrder, load_rubric
+from bixse.grading.rubrics import PromptVariant, Rubric, load_rubric
 from bixse.grading.server.server_judge import ServerJudge
 from helpers.chat_server import planted
 
@@ -15,7 +15,7 @@ GRADE = float(np.average([0, 1, 2, 3], weights=SHARES))
 
 
 def question(document, identifier="q", rubric=RUBRIC, repeat=0):
-    messages = rubric.orders[0].messages("a query", document)
+    messages = rubric.variants[0].messages("a query", document)
     return Question(identifier, "d", "a query", document, messages=messages, repeat=repeat)
 
 
@@ -161,8 +161,8 @@ def test_verbal(server):
 
 
 def wide_rubric(labels):
-    order = RubricOrder(name="o", user="Query: {query}\n\nPassage: {document}")
-    return Rubric(name="wide", labels=tuple(labels), values=tuple(map(float, range(len(labels)))), orders=(order,))
+    variant = PromptVariant(name="o", user="Query: {query}\n\nPassage: {document}")
+    return Rubric(name="wide", labels=tuple(labels), values=tuple(map(float, range(len(labels)))), variants=(variant,))
 
 
 def test_options_of_several_letters_must_be_single_tokens(server):

@@ -93,7 +93,7 @@ def questions(plans, rubric):
     found = []
     for number, (shares, faults, end) in enumerate(plans):
         document = planted(str(number), shares, faults, end)
-        messages = rubric.orders[0].messages("query", document)
+        messages = rubric.variants[0].messages("query", document)
         found.append(Question(str(number), "d", "query", document, messages=messages))
     return found
 

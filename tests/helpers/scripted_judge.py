@@ -59,7 +59,7 @@ class ScriptedJudge:
                 self.asked.append(question)
                 if self.log is not None:
                     with self.log.open("a") as file:
-                        file.write(f"{question.query_id} {question.document_id} {question.order} {question.repeat}\n")
+                        file.write(f"{question.query_id} {question.document_id} {question.variant} {question.repeat}\n")
             if not flight:
                 return
             time.sleep(self.pause)

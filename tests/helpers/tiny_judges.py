@@ -95,9 +95,9 @@ def save_judge(folder, kind="llama", tokenizer=None, model=None, **changes):
 def questions_of(rubric, texts):
     """One question a pair and order."""
     return [
-        Question(f"q{query}", f"d{number}", query, document, order.name, order.messages(query, document))
+        Question(f"q{query}", f"d{number}", query, document, variant.name, variant.messages(query, document))
         for number, (query, document) in enumerate(texts)
-        for order in rubric.orders
+        for variant in rubric.variants
     ]
 
 

@@ -9,7 +9,8 @@ from bixse.data.pairs_files import load_pairs
 from bixse.errors import ConfigError, InputError
 from bixse.grading.ask import Budget
 from bixse.grading.text_model import Completion
-from bixse.mining.generation.generate import GenerateConfig, generate
+from bixse.mining.generation.generate import generate
+from bixse.mining.generation.generate_config import GenerateConfig
 from bixse.mining.generation.query_prompt import load_query_prompt
 from bixse.mining.generation.query_text import clean_query, refusal, same_query
 from helpers.scripted_judge import ScriptedModel
@@ -80,7 +81,7 @@ def test_each_query_is_kept_once_with_its_document(corpus, tmp_path):
     texts["d3"] = "Things 2, how does it work"  # not the same words as another
     texts["d4"] = "How does thing 2 work?"  # that of d2
     texts["d5"] = ""
-    result = generate(GenerateConfig(corpus), writer(texts), load_query_prompt(), tmp_path / "out")
+    result = generate(GenerateConfig(corpus=corpus), writer(texts), load_query_prompt(), tmp_path / "out")
     assert result.refused == {"empty": 1, "repeated": 1}
     assert result.queries == 10
     assert len(names(tmp_path / "out")) == 10
@@ -98,14 +99,14 @@ def test_texts_without_an_end_and_refusals_are_counted(corpus, tmp_path):
     def rule(question):
         return Completion(statuses.get(question.document_id, "written"), f"what is {question.document_id}")
 
-    result = generate(GenerateConfig(corpus), ScriptedModel(rule=rule), load_query_prompt(), tmp_path / "out")
+    result = generate(GenerateConfig(corpus=corpus), ScriptedModel(rule=rule), load_query_prompt(), tmp_path / "out")
     assert result.refused == {"failed": 1, "filtered": 1, "truncated": 1}
 
 
 def test_a_rerun_writes_nothing_again_and_a_budget_stops(corpus, tmp_path):
     texts = {name: f"how does thing {i} work" for i, name in enumerate(DOCUMENTS)}
     first, second, third = writer(texts), writer(texts), writer(texts)
-    config, prompt = GenerateConfig(corpus), load_query_prompt()
+    config, prompt = GenerateConfig(corpus=corpus), load_query_prompt()
     stopped = generate(config, first, prompt, tmp_path / "out", budget=Budget(max_questions=5))
     assert (len(first.asked), stopped.queries, stopped.not_asked) == (5, 5, 7)
     assert "5 questions" in stopped.stopped
@@ -119,7 +120,9 @@ def test_several_queries_a_document_are_asked_with_seeds_of_their_own(corpus, tm
         return Completion("written", f"{question.document_id} asked in way {question.repeat}")
 
     judge = ScriptedModel(rule=rule)
-    result = generate(GenerateConfig(corpus, documents=3, per_document=4), judge, load_query_prompt(), tmp_path / "out")
+    result = generate(
+        GenerateConfig(corpus=corpus, documents=3, per_document=4), judge, load_query_prompt(), tmp_path / "out"
+    )
     assert sorted({question.repeat for question in judge.asked}) == [0, 1, 2, 3]
     assert (result.documents, result.queries) == (3, 12)
 
@@ -129,14 +132,14 @@ def test_more_documents_hold_the_fewer(corpus, tmp_path):
     found = []
     for count in (3, 6):
         judge = writer(texts)
-        generate(GenerateConfig(corpus, documents=count), judge, load_query_prompt(), tmp_path / str(count))
+        generate(GenerateConfig(corpus=corpus, documents=count), judge, load_query_prompt(), tmp_path / str(count))
         found.append({question.document_id for question in judge.asked})
     assert found[0] < found[1]
 
 
 def test_the_prompt_shows_examples_and_the_cut_document(corpus, tmp_path):
     judge = writer(dict.fromkeys(DOCUMENTS, "a query"))
-    generate(GenerateConfig(corpus, document_characters=11), judge, load_query_prompt(), tmp_path / "out")
+    generate(GenerateConfig(corpus=corpus, document_characters=11), judge, load_query_prompt(), tmp_path / "out")
     messages = judge.asked[0].messages
     assert [message["role"] for message in messages] == ["system", *["user", "assistant"] * 3, "user"]
     assert messages[-1]["content"] == "Text: page number"
@@ -156,14 +159,14 @@ def test_a_faulty_prompt_is_refused(tmp_path, text, says):
 
 @pytest.mark.parametrize("setting", [{"documents": 0}, {"per_document": 0}, {"document_characters": 0}])
 def test_numbers_out_of_range_are_refused(corpus, setting):
-    with pytest.raises(InputError, match="fix"):
-        GenerateConfig(corpus, **setting)
+    with pytest.raises(ConfigError, match="fix"):
+        GenerateConfig.load(None, {"corpus": corpus, **setting})
 
 
 def test_a_corpus_that_is_not_there_or_empty(tmp_path):
     with pytest.raises(InputError, match="no such file"):
-        generate(GenerateConfig(tmp_path / "none.jsonl"), writer({}), load_query_prompt(), tmp_path / "out")
+        generate(GenerateConfig(corpus=tmp_path / "none.jsonl"), writer({}), load_query_prompt(), tmp_path / "out")
     (tmp_path / "c.jsonl").write_text('{"_id": "1", "text": " "}\n')
     with pytest.raises(InputError, match="texts"):
-        generate(GenerateConfig(tmp_path / "c.jsonl"), writer({}), load_query_prompt(), tmp_path / "out")
+        generate(GenerateConfig(corpus=tmp_path / "c.jsonl"), writer({}), load_query_prompt(), tmp_path / "out")
     assert not (tmp_path / "out").exists()

@@ -4,53 +4,39 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-from bixse.cli.judge_arguments import add_price_arguments, prices_of
+from pydantic import Field
+
+from bixse.cli.flags import add_settings, settings_from
 from bixse.cli.result import CommandResult
+from bixse.grading.cost import PriceSettings
+from bixse.grading.server.server_settings import ServerSettings
+from bixse.mining.generation.generate_config import GenerateConfig
+from bixse.settings import Flag
 
 if TYPE_CHECKING:
     import argparse
 
 
+class WriterConfig(PriceSettings, ServerSettings, GenerateConfig):
+    """Settings of `bixse generate`: what is written, by which model."""
+
+    server: Annotated[tuple[str, ...], Field(min_length=1), Flag(metavar="URL")]
+    """Address of an OpenAI-compatible server; several addresses: the same model behind each."""
+    prompt: Annotated[Path | None, Flag(metavar="FILE")] = None
+    """TOML file with instructions and examples."""
+    temperature: float = Field(default=0.7, ge=0, le=2)
+    """0 to 2; 0 for the most probable text."""
+    max_tokens: int = Field(default=64, ge=1)
+    """Most tokens of a query."""
+    ledger: Annotated[Path | None, Flag(metavar="FILE")] = None
+    """File of texts to share between runs."""
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The verb's flags."""
-    parser.add_argument("--corpus", type=Path, required=True, metavar="FILE", help="corpus.jsonl: {_id, title, text}")
-    parser.add_argument(
-        "--server",
-        nargs="+",
-        required=True,
-        metavar="URL",
-        help="address of an OpenAI-compatible server; several addresses: the same model behind each",
-    )
-    parser.add_argument("--documents", type=int, metavar="N", help="write for N documents drawn by the seed")
-    parser.add_argument("--per-document", type=int, default=1, metavar="N", help="queries per document (default: 1)")
-    parser.add_argument("--prompt", type=Path, metavar="FILE", help="TOML file with instructions and examples")
-    parser.add_argument(
-        "--document-characters",
-        type=int,
-        default=4000,
-        metavar="N",
-        help="show the model the first N characters of a document (default: 4000)",
-    )
-    parser.add_argument("--task", metavar="NAME", help="task to write beside every pair")
-    parser.add_argument("--model", metavar="NAME", help="model to ask the server for (default: the one it serves)")
-    parser.add_argument("--revision", metavar="NAME", help="revision of the model")
-    parser.add_argument("--temperature", type=float, default=0.7, metavar="X", help="0 to 2 (default: 0.7)")
-    parser.add_argument("--max-tokens", type=int, default=64, metavar="N", help="most tokens of a query (default: 64)")
-    parser.add_argument(
-        "--concurrency", type=int, default=64, metavar="N", help="most requests in flight an address (default: 64)"
-    )
-    parser.add_argument(
-        "--timeout", type=float, default=120.0, metavar="SECONDS", help="for one request (default: 120)"
-    )
-    parser.add_argument(
-        "--api-key-variable",
-        default="OPENAI_API_KEY",
-        metavar="NAME",
-        help="environment variable that holds the key (default: OPENAI_API_KEY)",
-    )
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the choice of documents (default: 0)")
+    """The settings, and where everything goes."""
+    add_settings(parser, WriterConfig)
     parser.add_argument(
         "--out",
         type=Path,
@@ -58,35 +44,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="write queries.jsonl, pairs.parquet, ledger.sqlite and run.json here (default: runs/generate)",
     )
-    parser.add_argument("--ledger", type=Path, metavar="FILE", help="file of texts to share between runs")
-    add_price_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> CommandResult:
     """Write, clean, keep each once, print counts."""
     from bixse.grading.ask import Budget
     from bixse.grading.server.text_model import ServerTextModel
-    from bixse.mining.generation.generate import GenerateConfig, generate
+    from bixse.mining.generation.generate import generate
     from bixse.mining.generation.query_prompt import load_query_prompt
     from bixse.progress import progress_bar
 
-    config = GenerateConfig(
-        args.corpus, args.documents, args.per_document, args.document_characters, args.task, args.seed
-    )
-    prompt = load_query_prompt(args.prompt)
+    config = settings_from(args, WriterConfig)
+    prompt = load_query_prompt(config.prompt)
     writer = ServerTextModel(
-        args.server,
-        args.model,
-        args.temperature,
-        args.max_tokens,
-        args.revision,
-        api_key_variable=args.api_key_variable,
-        concurrency=args.concurrency,
-        timeout=args.timeout,
+        config.server, config.model, config.temperature, config.max_tokens, config.revision, **config.connection()
     )
     try:
-        prices = prices_of(args, writer.name)
-        result = generate(config, writer, prompt, args.out, args.ledger, prices, Budget(args.max_usd), progress_bar)
+        prices = config.of(config.model or writer.name)
+        result = generate(config, writer, prompt, args.out, config.ledger, prices, Budget(config.max_usd), progress_bar)
     finally:
         writer.close()
     lines = [f"{result.queries} queries for {result.documents} documents, written by {writer.name}"]
@@ -99,7 +74,7 @@ def run(args: argparse.Namespace) -> CommandResult:
         lines.append(f"stopped: {result.stopped}; the same command with a higher limit goes on")
     if result.queries:
         lines.append(
-            f"next: bixse mine --corpus {args.corpus} --queries {args.out / 'queries.jsonl'}, or grade these pairs: "
+            f"next: bixse mine --corpus {config.corpus} --queries {args.out / 'queries.jsonl'}, or grade these pairs: "
             f"bixse grade --pairs {args.out / 'pairs.parquet'} --judge ..."
         )
     artifacts = {"queries": str(args.out / "queries.jsonl"), "pairs": str(args.out / "pairs.parquet")}

@@ -4,15 +4,23 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from bixse.cli.judge_arguments import add_judge_arguments, judge_options, prices_of
+from pydantic import Field, model_validator
+
+from bixse.cli.flags import add_settings, settings_from
 from bixse.cli.result import CommandResult
 from bixse.errors import InputError
+from bixse.grading.cost import Prices
+from bixse.grading.grade_settings import GradeSettings
+from bixse.grading.open_judge import REPLAY, JudgeConfig
+from bixse.progress import duration, progress_bar
+from bixse.settings import Flag
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Mapping, Sequence
+    from typing import Self
 
     from bixse.data.graded_pairs import Pair
     from bixse.grading.estimate import Estimate
@@ -20,16 +28,37 @@ if TYPE_CHECKING:
     from bixse.grading.judge import Judge
 
 
+class GradeConfig(JudgeConfig, GradeSettings):
+    """Settings of `bixse grade`."""
+
+    pairs: Annotated[Path | None, Flag(metavar="FILE")] = None
+    """Pairs with the columns query and document: .parquet, .jsonl, .csv or .tsv, as `bixse mine` writes them (a
+    replayed file may bring its own)."""
+    ledger: Annotated[Path | None, Flag(metavar="FILE")] = None
+    """File of answers to share between runs (default: ledger.sqlite in the --out folder)."""
+    retry_failed: bool = False
+    """Ask again those pairs, and only those, whose answer has no grade."""
+    pilot: int | None = Field(default=None, ge=0)
+    """Questions that --dry-run asks to see tokens and time; their answers are kept, 0 for none (default: a tenth of
+    those left, at least 16, at most three times what the judge takes at once)."""
+    max_pairs: int | None = Field(default=None, ge=0)
+    """Stop when N pairs were asked."""
+
+    @model_validator(mode="after")
+    def _read_by_the_judge(self) -> Self:
+        for flag, given in (("--regrade", self.regrade), ("--document-characters", self.document_characters)):
+            if given and self.judge[0].startswith(REPLAY):
+                raise ValueError(f"{flag}: got it with judgements that exist already; expected a judge that reads; "
+                                 "fix: leave it out")  # fmt: skip
+        return self
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The verb's flags."""
+    """The settings, and where everything goes."""
+    add_settings(parser, GradeConfig)
     parser.add_argument(
-        "--pairs",
-        type=Path,
-        metavar="FILE",
-        help="pairs with the columns query and document: .parquet, .jsonl, .csv or .tsv, as `bixse mine` writes them "
-        "(a replayed file may bring its own)",
+        "--dry-run", action="store_true", help="say how many questions, tokens, dollars and hours it would take"
     )
-    add_judge_arguments(parser)
     parser.add_argument(
         "--out",
         type=Path,
@@ -37,75 +66,34 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="write pairs.parquet, judgements.parquet, ledger.sqlite and run.json here (default: runs/grade)",
     )
-    parser.add_argument(
-        "--ledger",
-        type=Path,
-        metavar="FILE",
-        help="file of answers to share between runs (default: ledger.sqlite in the --out folder)",
-    )
-    parser.add_argument(
-        "--document-characters", type=int, metavar="N", help="show the judge only the first N characters of a document"
-    )
-    parser.add_argument(
-        "--regrade",
-        type=float,
-        default=0.0,
-        metavar="SHARE",
-        help="ask this share of the pairs twice, to see how far the judge agrees with itself",
-    )
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the choice of those pairs (default: 0)")
-    parser.add_argument(
-        "--retry-failed", action="store_true", help="ask again those pairs, and only those, whose answer has no grade"
-    )
-    parser.add_argument(
-        "--dry-run", action="store_true", help="say how many questions, tokens, dollars and hours it would take"
-    )
-    parser.add_argument(
-        "--pilot",
-        type=int,
-        metavar="N",
-        help="questions that --dry-run asks to see tokens and time; their answers are kept, 0 for none (default: a "
-        "tenth of those left, at least 16, at most three times what the judge takes at once)",
-    )
-    parser.add_argument("--max-pairs", type=int, metavar="N", help="stop when N pairs were asked")
 
 
 def run(args: argparse.Namespace) -> CommandResult:
     """Open the judge, then grade or estimate, and print a summary."""
     from bixse.data.io.files import file_hash
     from bixse.grading.ask import Budget
-    from bixse.grading.cost import Prices
     from bixse.grading.estimate import estimate
-    from bixse.grading.grade import GradeSettings, grade
-    from bixse.grading.open_judge import REPLAY, open_judge, reads_rubric
-    from bixse.grading.rubrics import load_rubric
-    from bixse.progress import progress_bar
+    from bixse.grading.grade import grade
 
-    for flag, given in (("--regrade", args.regrade), ("--document-characters", args.document_characters)):
-        if given and args.judge[0].startswith(REPLAY):
-            raise InputError(
-                f"{flag}: got it with judgements that exist already; expected a judge that reads; fix: leave it out"
-            )
-    rubric = load_rubric(args.rubric)
-    settings = GradeSettings(
-        rubric if reads_rubric(args.judge) else None, args.regrade, args.seed, args.document_characters
-    )
-    orders = len(rubric.orders) if settings.rubric is not None else 1
-    budget = Budget(args.max_usd, None if args.max_pairs is None else args.max_pairs * orders)
-    inputs = {"pairs": file_hash(args.pairs)} if args.pairs is not None and args.pairs.is_file() else {}
-    judge = open_judge(args.judge, rubric, judge_options(args))
+    config = settings_from(args, GradeConfig)
+    rubric = config.asked_rubric()
+    settings = config.model_copy(update={"rubric": rubric})
+    variants = len(rubric.variants) if rubric is not None else 1
+    budget = Budget(config.max_usd, None if config.max_pairs is None else config.max_pairs * variants)
+    inputs = {"pairs": file_hash(config.pairs)} if config.pairs is not None and config.pairs.is_file() else {}
+    judge = config.open()
     told = () if args.json else tuple(getattr(judge, "doubts", ()))  # before the first question, see `grade`
     try:
-        pairs = _pairs(args.pairs, judge)
-        prices = prices_of(args, judge.name)
-        common: dict[str, Any] = {"settings": settings, "ledger": args.ledger, "prices": prices, "inputs": inputs}
-        common["strict"] = args.strict
+        pairs = _pairs(config.pairs, judge)
+        prices = config.of(config.model or judge.name)
+        common: dict[str, Any] = {"settings": settings, "ledger": config.ledger, "prices": prices, "inputs": inputs}
+        common["strict"] = config.strict
         if args.dry_run:
-            found = estimate(pairs, judge, args.out, pilot=args.pilot, max_usd=args.max_usd, **common)
+            found = estimate(pairs, judge, args.out, pilot=config.pilot, max_usd=config.max_usd, **common)
             left = [warning for warning in judge.warnings if warning not in told]
             return CommandResult(_estimate_text(found, judge.name), asdict(found), warnings=left)
         result = grade(
-            pairs, judge, args.out, budget=budget, retry_failed=args.retry_failed, progress=progress_bar, **common
+            pairs, judge, args.out, budget=budget, retry_failed=config.retry_failed, progress=progress_bar, **common
         )
     finally:
         judge.close()
@@ -209,8 +197,6 @@ def _histogram(tenths: list[int]) -> list[str]:
 
 
 def _estimate_text(found: Estimate, name: str) -> str:
-    from bixse.progress import duration
-
     counted = {
         "tokenizer": "counted by the judge's tokenizer",
         "answers": "from the usage of answers so far",

@@ -48,16 +48,9 @@ VERBS = {
 }
 """Verb -> one line of help; `bixse.cli.<verb>` holds `add_arguments` and `run`, with _ for the space of two words."""
 SETTINGS_VERBS = (
-    "quickstart",
-    "mine",
-    "train",
-    "merge",
-    "sweep",
-    "study",
-    "calibrate",
-    "grade audit",
-    "grade calibrate",
-)
+    "quickstart", "mine", "generate", "grade", "grade audit", "grade calibrate", "grade rank", "train", "merge", "sweep",
+    "study", "calibrate", "convert",
+)  # fmt: skip
 """Verbs whose flags and YAML file are their `Settings`."""
 CONFIG_VERBS = tuple(verb for verb in VERBS if verb not in (*SETTINGS_VERBS, "doctor"))
 """Other verbs whose arguments may come from a YAML file."""

@@ -118,12 +118,12 @@ def ask(
     for question, answer in answers(run.to_ask()):
         run.take(question, answer)
         yield state
-    while run.elsewhere and state.stopped is None:
-        before = len(run.elsewhere)
+    while run.asked_by_others and state.stopped is None:
+        before = len(run.asked_by_others)
         for question, answer in answers(run.left_by_others()):
             run.take(question, answer)
             yield state
-        if run.elsewhere and len(run.elsewhere) == before:
+        if run.asked_by_others and len(run.asked_by_others) == before:
             time.sleep(WAIT)
     yield state
 
@@ -160,11 +160,12 @@ class _Run(Generic[Kept]):
     retry_failed: bool
     strict: bool
     state: AskProgress
-    elsewhere: dict[str, Question] = field(default_factory=dict)
+    asked_by_others: dict[str, Question] = field(default_factory=dict)
     """Questions that other processes are asking."""
     in_flight: dict[str, float] = field(default_factory=dict)
     """Key -> what the answer is expected to cost."""
-    dearest: float = 0.0
+    highest_price: float = 0.0
+    """Dollars of the most expensive answer so far."""
     guessed: float = 0.0
     """Dollars of answers that came without a number of tokens."""
     renewed: float = field(default_factory=time.monotonic)
@@ -174,7 +175,7 @@ class _Run(Generic[Kept]):
         """Questions to ask, each once, until the budget is reached."""
         for question in self.questions:
             key = question.key(self.identity)
-            if key in self.state.settled or key in self.in_flight or key in self.elsewhere:
+            if key in self.state.settled or key in self.in_flight or key in self.asked_by_others:
                 continue
             known = self.ledger.find(key)
             if self._reuse(key, known) or (known is None and self.retry_failed):
@@ -182,7 +183,7 @@ class _Run(Generic[Kept]):
             if not self._affordable(question):
                 return
             if not self.ledger.claim(key):
-                self.elsewhere[key] = question
+                self.asked_by_others[key] = question
             elif self._reuse(key, self.ledger.find(key)):  # another process has answered it just before
                 self.ledger.give_back(key)
             else:
@@ -191,14 +192,14 @@ class _Run(Generic[Kept]):
 
     def left_by_others(self) -> Iterator[Question]:
         """Of the questions that other processes were asking, those that they left; answered ones are taken over."""
-        for key, question in list(self.elsewhere.items()):
+        for key, question in list(self.asked_by_others.items()):
             if self._reuse(key, self.ledger.find(key)):
-                del self.elsewhere[key]
+                del self.asked_by_others[key]
                 continue
             if not self._affordable(question):
                 return
             if self.ledger.claim(key):
-                del self.elsewhere[key]
+                del self.asked_by_others[key]
                 if self._reuse(key, self.ledger.find(key)):
                     self.ledger.give_back(key)
                 else:
@@ -212,11 +213,11 @@ class _Run(Generic[Kept]):
                 "that was asked; fix: name the model that answers with --model, or leave --strict out"
             )
         key = question.key(self.identity)
-        self.ledger.write(key, answer, question.query_id, question.document_id, question.order, question.repeat)
+        self.ledger.write(key, answer, question.query_id, question.document_id, question.variant, question.repeat)
         price, guess = self.prices.usd(answer.usage), self.in_flight.pop(key, 0.0)
         if answer.usage_unknown:
-            self.guessed += max(guess, self.dearest)
-        self.dearest = max(self.dearest, price)
+            self.guessed += max(guess, self.highest_price)
+        self.highest_price = max(self.highest_price, price)
         self.state.settled.add(key)
         self.state.asked += 1
         self.state.last = answer
@@ -251,8 +252,8 @@ class _Run(Generic[Kept]):
 
     def _guess(self, question: Question) -> float:
         """What a question will cost: the highest price seen, or a high guess from its length."""
-        if self.dearest:
-            return self.dearest
+        if self.highest_price:
+            return self.highest_price
         parameters = self.identity.get("parameters", {})
         written, samples = parameters.get("max_tokens") or _FIRST_COMPLETION, parameters.get("samples") or 1
         prompt = int(question.characters / _CHARACTERS_A_TOKEN)
@@ -262,7 +263,11 @@ class _Run(Generic[Kept]):
         """Whether there is budget for one more question; says in the state which limit was reached."""
         if self.budget.max_questions is not None and self.started >= self.budget.max_questions:
             self.state.stopped = f"the limit of {self.budget.max_questions} questions was reached"
-        spent = self.state.usd + self.guessed + math.fsum(max(guess, self.dearest) for guess in self.in_flight.values())
+        spent = (
+            self.state.usd
+            + self.guessed
+            + math.fsum(max(guess, self.highest_price) for guess in self.in_flight.values())
+        )
         if self.budget.max_usd is not None and spent + self._guess(question) > self.budget.max_usd:
             self.state.stopped = f"the limit of {self.budget.max_usd:g} US dollars was reached"
         return self.state.stopped is None

@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import Field, model_validator
 
 from bixse.data.io.files import read_text
 from bixse.errors import InputError, did_you_mean, shorten
+from bixse.settings import Flag, Settings
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from typing import Self
 
     from bixse.grading.judge import Usage
 
@@ -28,7 +32,7 @@ class Prices:
 
     Example:
         >>> from bixse.grading.judge import Usage
-        >>> prices = Prices.per_million(prompt=2.0, completion=8.0, cached=0.5)
+        >>> prices = PriceSettings(price_in=2.0, price_out=8.0, price_cached=0.5).of("gpt-x")
         >>> round(prices.usd(Usage(prompt=1000, cached=400, completion=10)), 6)
         0.00148
     """
@@ -42,19 +46,6 @@ class Prices:
     reasoning: float | None = None
     """A token of reasoning; None: as any token written."""
 
-    @classmethod
-    def per_million(cls, prompt: float, completion: float, cached: float | None = None) -> Prices:
-        """Prices as people quote them, in US dollars per million tokens.
-
-        Raises:
-            InputError: a price is negative or not finite.
-        """
-        for name, price in (("--price-in", prompt), ("--price-out", completion), ("--price-cached", cached)):
-            if price is not None and not (math.isfinite(price) and price >= 0):
-                raise InputError(f"{name}: got {price}; expected US dollars per million tokens, 0 or more; "
-                                 "fix: copy it from the provider's price list")  # fmt: skip
-        return cls(prompt / MILLION, completion / MILLION, None if cached is None else cached / MILLION)
-
     def usd(self, usage: Usage) -> float:
         """Price of an answer: tokens read and not cached, cached, written, and of reasoning, each at its price."""
         cached = self.prompt if self.cached is None else self.cached
@@ -65,6 +56,44 @@ class Prices:
             + (usage.completion - usage.reasoning) * self.completion
             + usage.reasoning * reasoning
         )
+
+
+class PriceSettings(Settings):
+    """Prices, given or looked up, and the most to spend."""
+
+    price_in: float | None = Field(default=None, ge=0)
+    """US dollars for a million tokens read."""
+    price_out: float | None = Field(default=None, ge=0)
+    """US dollars for a million tokens written."""
+    price_cached: float | None = Field(default=None, ge=0)
+    """US dollars for a million tokens read from cache."""
+    max_usd: float | None = Field(default=None, ge=0)
+    """Stop before more than X US dollars are spent."""
+    prices: Annotated[Path | None, Flag(metavar="FILE")] = None
+    """Price file of litellm's shape; the model is looked up by its name."""
+
+    @model_validator(mode="after")
+    def _whole(self) -> Self:
+        given = sum(price is not None for price in (self.price_in, self.price_out))
+        if self.prices is not None and given:
+            raise ValueError("prices: got --price-in or --price-out too; expected one of the two; fix: drop one")
+        if given == 1:
+            raise ValueError("prices: got one of --price-in and --price-out; expected both; fix: add the other (or 0)")
+        if self.prices is None and not given and (self.price_cached, self.max_usd) != (None, None):
+            flag = "--price-cached" if self.price_cached is not None else "--max-usd"
+            raise ValueError(f"{flag}: got no prices; expected them; fix: add --price-in and --price-out")
+        return self
+
+    def of(self, model: str) -> Prices:
+        """The prices of a model; 0 where none are given.
+
+        Raises:
+            InputError: a price file that does not hold the model.
+        """
+        if self.prices is not None:
+            return load_prices(self.prices, model)
+        cached = None if self.price_cached is None else self.price_cached / MILLION
+        return Prices((self.price_in or 0.0) / MILLION, (self.price_out or 0.0) / MILLION, cached)
 
 
 def load_prices(path: Path, model: str) -> Prices:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from bixse.grading.ask import Budget, ask, of_another_model
 from bixse.grading.cost import Prices
-from bixse.grading.grade import GradeSettings, open_grading
+from bixse.grading.grade import open_grading
+from bixse.grading.grade_settings import GradeSettings
 from bixse.grading.judge import Usage
 from bixse.grading.ledger import Ledger
 
@@ -38,7 +39,7 @@ class Estimate:
     pairs: int
     """Pairs to grade."""
     questions: int
-    """Questions about them: one an order of the rubric, and those asked again."""
+    """Questions about them: one a prompt variant of the rubric, and those asked again."""
     answered: int
     """Of these, questions whose answer is in the ledger (this estimate's own pilot included)."""
     prompt_tokens: int

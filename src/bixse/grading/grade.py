@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import time
 from collections import Counter
@@ -15,18 +14,18 @@ from bixse.data.run_record import open_run
 from bixse.errors import BixseError, InputError, InterruptedRunError
 from bixse.grading.ask import AskProgress, Budget, ask, of_another_model, shown_by
 from bixse.grading.cost import Prices
-from bixse.grading.judge import Question, stored_identity
+from bixse.grading.grade_settings import GradeSettings
+from bixse.grading.judge import stored_identity
 from bixse.grading.judgements import graded_pairs, judge_pair, save_judgements, summarise
 from bixse.grading.ledger import Ledger
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from bixse.data.graded_pairs import Pair
     from bixse.data.run_record import RunRecord
     from bixse.grading.judge import Answer, Judge
     from bixse.grading.judgements import Judgement
-    from bixse.grading.rubrics import Rubric
     from bixse.progress import Step
 
 log = logging.getLogger(__name__)
@@ -37,61 +36,6 @@ JUDGEMENTS_NAME = "judgements.parquet"
 """Every pair that was asked, with its status, bounds, probabilities and price."""
 LEDGER_NAME = "ledger.sqlite"
 """Every answer, unless another ledger is named."""
-
-
-@dataclass(frozen=True)
-class GradeSettings:
-    """What decides the rows, apart from pairs and judge.
-
-    Raises:
-        InputError: a share outside [0, 1], or a length below 1.
-    """
-
-    rubric: Rubric | None = None
-    """What is asked; None for judges that read no rubric."""
-    regrade: float = 0.0
-    """Share of the pairs asked a second time, to measure how far the judge agrees with itself."""
-    seed: int = 0
-    """Of the choice of those pairs."""
-    document_characters: int | None = None
-    """Show the judge only the first characters of a document; None: all of it."""
-
-    def __post_init__(self) -> None:
-        if not 0.0 <= self.regrade <= 1.0:
-            raise InputError(f"--regrade: got {self.regrade}; expected a share, 0 to 1; fix: use 0.05")
-        if self.document_characters is not None and self.document_characters < 1:
-            raise InputError(
-                f"--document-characters: got {self.document_characters}; expected 1 or more; fix: leave it out"
-            )
-
-    def questions(self, pair: Pair, repeat: int = 0) -> list[Question]:
-        """The questions about one pair: one an order of the rubric."""
-        shown = pair.document if self.document_characters is None else pair.document[: self.document_characters]
-        ids = (pair.query_id, pair.document_id, pair.query, shown)
-        if self.rubric is None:
-            return [Question(*ids, repeat=repeat)]
-        return [Question(*ids, order.name, order.messages(pair.query, shown), repeat) for order in self.rubric.orders]
-
-    def is_repeated(self, pair: Pair) -> bool:
-        """Whether a pair is one of those asked twice; depends on seed and ids alone, not on the other pairs."""
-        content = repr((self.seed, pair.query_id, pair.document_id)).encode("utf-8")
-        drawn = int.from_bytes(hashlib.sha256(content).digest()[:8], "big") / 2**64
-        return drawn < self.regrade
-
-    def with_repeats(self, pairs: Sequence[Pair]) -> Iterator[tuple[Pair, int]]:
-        """Every pair with repeat 0, then those asked again with repeat 1."""
-        yield from ((pair, 0) for pair in pairs)
-        yield from ((pair, 1) for pair in pairs if self.is_repeated(pair))
-
-    def config(self) -> dict[str, Any]:
-        """The settings as plain data."""
-        rubric = None if self.rubric is None else {"name": self.rubric.name, "hash": self.rubric.content_hash}
-        return {
-            "rubric": rubric,
-            "regrade": self.regrade,
-            "seed": self.seed,
-            "document_characters": self.document_characters,
-        }
 
 
 @dataclass(frozen=True)

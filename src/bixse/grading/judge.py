@@ -90,7 +90,7 @@ def _tokens(count: Any) -> int:
 
 @dataclass(frozen=True)
 class Question:
-    """One question to a judge: one pair in one order of a rubric."""
+    """One question to a judge: one pair in one prompt variant of a rubric."""
 
     query_id: str
     """Id of the query."""
@@ -100,8 +100,8 @@ class Question:
     """Its text."""
     document: str
     """Its text."""
-    order: str = ""
-    """Name of the rubric's order."""
+    variant: str = ""
+    """Name of the rubric's prompt variant."""
     messages: tuple[Mapping[str, str], ...] = ()
     """Rendered chat messages."""
     repeat: int = 0

@@ -26,14 +26,14 @@ WIDE = 0.05
 
 @dataclass(frozen=True)
 class Judgement:
-    """What the judge made of one pair, all orders of the rubric together."""
+    """What the judge made of one pair, all prompt variants of the rubric together."""
 
     pair: Pair
     """The pair."""
     status: str
-    """"graded", or why it has no relevance (that of the first order without a grade)."""
+    """"graded", or why it has no relevance (that of the first variant without a grade)."""
     answers: Sequence[Answer]
-    """One an order of the rubric."""
+    """One a prompt variant of the rubric."""
     scale: GradeScale
     """The rubric's scale."""
     repeat: int = 0
@@ -41,7 +41,7 @@ class Judgement:
 
     @property
     def grade(self) -> float | None:
-        """Mean expected grade over the orders, or None."""
+        """Mean expected grade over the variants, or None."""
         return self._mean("grade")
 
     @property
@@ -57,7 +57,7 @@ class Judgement:
 
     @property
     def probabilities(self) -> list[float] | None:
-        """Mean over the orders of the options' probabilities, divided by their sum; or None."""
+        """Mean over the variants of the options' probabilities, divided by their sum; or None."""
         if self.status != "graded" or not all(answer.probabilities for answer in self.answers):
             return None
         shares = [[value / sum(answer.probabilities) for value in answer.probabilities] for answer in self.answers]
@@ -65,7 +65,7 @@ class Judgement:
 
     @property
     def mass(self) -> float | None:
-        """Least probability that any order's answer put on the options, or None."""
+        """Least probability that any variant's answer put on the options, or None."""
         masses = [answer.mass for answer in self.answers if answer.probabilities]
         return min(masses) if masses else None
 

@@ -117,10 +117,10 @@ class Ledger(Generic[Kept]):
         return True
 
     def write(
-        self, key: str, answer: Kept, query_id: str = "", document_id: str = "", order: str = "", repeat: int = 0
+        self, key: str, answer: Kept, query_id: str = "", document_id: str = "", variant: str = "", repeat: int = 0
     ) -> None:
         """Keep an answer and give its claim back; an earlier answer to the same question goes to `earlier`."""
-        row = (key, query_id, document_id, order, repeat, answer.status, answer.mode, answer.to_json(), time.time())
+        row = (key, query_id, document_id, variant, repeat, answer.status, answer.mode, answer.to_json(), time.time())
         with self._errors(), self._transaction():
             self._file.execute("INSERT INTO earlier SELECT key, answer, written FROM answers WHERE key = ?", (key,))
             self._file.execute("INSERT OR REPLACE INTO answers VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", row)

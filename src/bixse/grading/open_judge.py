@@ -2,57 +2,76 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import partial
+from pathlib import Path  # noqa: TC003 (pydantic reads it)
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import Field
 
 from bixse.errors import InputError, shorten
+from bixse.grading.cost import PriceSettings
+from bixse.grading.grade_settings import AskSettings, NamedRubric
+from bixse.grading.rubrics import load_rubric
+from bixse.grading.server.server_settings import ServerSettings
+from bixse.relevance import GradeScale
+from bixse.settings import Flag
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     from bixse.grading.judge import Judge
     from bixse.grading.rubrics import Rubric
-    from bixse.relevance import GradeScale
 
 CROSS_ENCODER = "cross-encoder:"
 REPLAY = "replay:"
+DEFAULT_RUBRIC = "trec-dl-0-3"
 KINDS = "an address (http://...), a model's name or folder, cross-encoder:NAME or replay:FORMAT:FILE"
 """What `--judge` takes."""
 
 
-@dataclass(frozen=True)
-class JudgeOptions:
+class JudgeOptions(ServerSettings):
     """Settings of judges; each kind takes those that concern it."""
 
-    model: str | None = None
-    """Server: the model to ask for; None: the one it serves."""
-    revision: str | None = None
-    """Revision of the model, part of every question's key."""
-    mode: str = "auto"
-    """Server: how the grade is read, see `bixse.grading.judge.Mode`; "auto" takes probabilities or refuses."""
-    samples: int = 10
-    """Server: answers drawn a question in the mode "sample"."""
-    max_tokens: int | None = None
-    """Server: most tokens an answer may have; None: what the probe found."""
-    concurrency: int = 64
-    """Server: most requests in flight an address."""
-    timeout: float = 120.0
-    """Server: seconds for one request."""
-    api_key_variable: str = "OPENAI_API_KEY"
-    """Server: environment variable that holds the key."""
-    dtype: str = "auto"
-    """Local and cross-encoder: number type of the weights; "auto": as the process is set."""
+    mode: Literal["auto", "token-ids", "top-logprobs", "constrained", "sample", "verbal"] = "auto"
+    """How the grade is read: auto takes the options' probabilities and refuses a server without them; sample and verbal
+    need none."""
+    samples: int = Field(default=10, ge=1)
+    """Answers drawn with --mode sample."""
+    max_tokens: int | None = Field(default=None, ge=1)
+    """Most tokens of an answer (default: as probed)."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Number type of a local model's weights; auto is as --precision says."""
     device: str | None = None
-    """Local and cross-encoder: device; None: the best there is."""
-    tokens_per_batch: int | None = None
-    """Local: positions in one forward pass; None: chosen for the device."""
-    score_map: str | None = None
-    """Cross-encoder and replay: how scores become relevance."""
-    scale: GradeScale | None = None
-    """Replay: the scale of its grades where the format does not say."""
-    collection: Path | None = None
-    """Replay: where texts are where the format has only ids."""
+    """Device of a local model (default: the best there is)."""
+    tokens_per_batch: int | None = Field(default=None, ge=1)
+    """Positions in one pass of a local model."""
+    score_map: Annotated[str | None, Flag(metavar="MAP")] = None
+    """How scores become relevance: sigmoid or a file for cross-encoders; prob, percent, logit or platt:SLOPE,INTERCEPT
+    for replayed scores."""
+    scale: tuple[float, float] | None = None
+    """Lowest and highest grade of replayed judgements, where the format does not say."""
+    texts: Annotated[Path | None, Flag(metavar="DIR")] = None
+    """Collection with the texts of replayed judgements."""
+
+
+class JudgeConfig(PriceSettings, JudgeOptions, AskSettings):
+    """Which judge is asked, what, and at what price: the settings of every verb that grades."""
+
+    judge: Annotated[tuple[str, ...], Field(min_length=1), Flag(metavar="JUDGE")]
+    """Address of an OpenAI-compatible server (several addresses: the same model behind each), a local model's name or
+    folder, cross-encoder:NAME, or replay:FORMAT:FILE."""
+    rubric: NamedRubric = Field(default_factory=partial(load_rubric, DEFAULT_RUBRIC))
+    """trec-dl-0-3 (default), binary-0-1, relatedness-1-5, umbrela-0-3 or a TOML file."""
+    strict: bool = False
+    """Stop where the judge does not look trustworthy (known questions failed, answers of another model)."""
+
+    def asked_rubric(self) -> Rubric | None:
+        """The rubric, or None where the judge reads none."""
+        return self.rubric if reads_rubric(self.judge) else None
+
+    def open(self) -> Judge:
+        """The judge; see `open_judge`."""
+        return open_judge(self.judge, self.rubric or load_rubric(DEFAULT_RUBRIC), self)
 
 
 def reads_rubric(names: Sequence[str]) -> bool:
@@ -84,9 +103,7 @@ def open_judge(names: Sequence[str], rubric: Rubric, options: JudgeOptions | Non
             samples=options.samples,
             max_tokens=options.max_tokens,
             revision=options.revision,
-            api_key_variable=options.api_key_variable,
-            concurrency=options.concurrency,
-            timeout=options.timeout,
+            **options.connection(),
         )
     if len(names) != 1 or not names[0].strip():
         raise InputError(
@@ -97,7 +114,8 @@ def open_judge(names: Sequence[str], rubric: Rubric, options: JudgeOptions | Non
     if name.startswith(REPLAY):
         from bixse.grading.replay.replay_judge import open_replay
 
-        return open_replay(name, options.collection, options.score_map, options.scale)
+        scale = None if options.scale is None else GradeScale(*options.scale)
+        return open_replay(name, options.texts, options.score_map, scale)
     if name.startswith(CROSS_ENCODER):
         from bixse.grading.local.cross_encoder_judge import CrossEncoderJudge
 

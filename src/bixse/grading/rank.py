@@ -17,8 +17,8 @@ from bixse.evaluation.significance import paired_bootstrap
 from bixse.evaluation.systems import Bm25System
 from bixse.evaluation.tasks import collection_task
 from bixse.grading.grade import grade
+from bixse.grading.grade_settings import BM25, JUDGED, GradeSettings
 from bixse.grading.judge import stored_identity
-from bixse.relevance import MIN_RELEVANT_GRADE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -27,14 +27,12 @@ if TYPE_CHECKING:
     from bixse.evaluation.tasks import Task
     from bixse.grading.ask import Budget
     from bixse.grading.cost import Prices
-    from bixse.grading.grade import GradeSettings
+    from bixse.grading.grade_settings import RankSettings
     from bixse.grading.judge import Judge
     from bixse.progress import Step
     from bixse.relevance import Run
     from bixse.results import Difference
 
-BM25, JUDGED = "bm25", "judged"
-"""Words for candidates: the documents BM25 finds, or those that have a judgement."""
 GRADES = "grades"
 """Folder of the grading inside the output folder."""
 
@@ -68,13 +66,8 @@ class JudgeRanking:
 
 def rank(
     judge: Judge,
-    collection: str | Path,
-    split: str,
+    settings: RankSettings,
     out: str | Path,
-    settings: GradeSettings,
-    candidates: str | Path = BM25,
-    depth: int = 100,
-    min_relevant_grade: float = MIN_RELEVANT_GRADE,
     prices: Prices | None = None,
     budget: Budget | None = None,
     progress: Callable[[str, int], Step] | None = None,
@@ -88,13 +81,8 @@ def rank(
 
     Args:
         judge: see `bixse.grading.judge`; not closed here.
-        collection: folder in the BEIR layout.
-        split: qrels file to score against; its queries are ranked.
+        settings: what is ranked, and what the judge is asked.
         out: folder for run.trec, per_query.json, run.json and the folder `grades`.
-        settings: rubric.
-        candidates: "bm25", "judged" (the documents that have a judgement, as where a pool is ranked) or a TREC run.
-        depth: candidates per query.
-        min_relevant_grade: grade from which a document counts as relevant for recall and MRR.
         prices: see `grade`.
         budget: see `grade`; a ranking that a limit cut short is not scored.
         progress: see `grade`.
@@ -104,10 +92,9 @@ def rank(
         InputError: collection, split or candidates cannot be used.
         IncompleteError: the budget ended before the last candidate.
     """
-    if depth < 1:
-        raise InputError(f"--depth: got {depth}; expected 1 or more; fix: use 100")
     target = Path(out)
-    task = collection_task(collection, split, min_relevant_grade=min_relevant_grade)
+    candidates, depth, min_relevant_grade = settings.candidates, settings.depth, settings.min_relevant_grade
+    task = collection_task(settings.collection, settings.split, min_relevant_grade=min_relevant_grade)
     (asked,) = task.query_sets
     given = _candidates(candidates, task, depth)
     texts = _texts(candidates, task, given)
@@ -116,12 +103,13 @@ def rank(
     if candidates not in (BM25, JUDGED):
         inputs["candidates"] = file_hash(Path(candidates))
         paths.append("candidates")
+    asking = GradeSettings(rubric=settings.rubric, document_characters=settings.document_characters)
     config = {
         "judge": stored_identity(judge.identity),
-        **settings.config(),
-        "collection": Path(collection),
-        "split": split,
-        "candidates": str(candidates),
+        **asking.config(),
+        "collection": settings.collection,
+        "split": settings.split,
+        "candidates": candidates,
         "depth": depth,
         "min_relevant_grade": min_relevant_grade,
     }
@@ -132,7 +120,7 @@ def rank(
         for query_id, found in given.items()
         for document_id in ranked(found)[:depth]
     ]
-    result = grade(pairs, judge, target / GRADES, settings, None, prices, budget, progress=progress, strict=strict)
+    result = grade(pairs, judge, target / GRADES, asking, None, prices, budget, progress=progress, strict=strict)
     if result.summary["not_asked"]:
         record.save("interrupted")
         raise IncompleteError(
@@ -162,7 +150,7 @@ def rank(
     return ranking
 
 
-def _candidates(candidates: str | Path, task: Task, depth: int) -> Run:
+def _candidates(candidates: str, task: Task, depth: int) -> Run:
     """The candidates of every judged query, as a run."""
     (asked,) = task.query_sets
     if candidates == BM25:
@@ -178,7 +166,7 @@ def _candidates(candidates: str | Path, task: Task, depth: int) -> Run:
     return {query_id: found.get(query_id, {}) for query_id in asked.qrels}
 
 
-def _texts(candidates: str | Path, task: Task, given: Run) -> dict[str, str]:
+def _texts(candidates: str, task: Task, given: Run) -> dict[str, str]:
     """The texts of the candidates."""
     wanted = {document for answers in given.values() for document in answers}
     texts = {name: text for name, text in task.documents() if name in wanted}

@@ -11,7 +11,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from bixse.data.io.files import read_text
 from bixse.errors import ConfigError, InputError, did_you_mean, shorten
@@ -20,20 +20,20 @@ from bixse.relevance import GradeScale
 _FIELDS = re.compile(r"\{(query|document)\}")
 
 
-class RubricOrder(BaseModel):
+class PromptVariant(BaseModel):
     """One way to ask: its system text and the user text with `{query}` and `{document}`."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: str = Field(min_length=1)
-    """Name of the order, recorded with every answer."""
+    """Name of the variant, recorded with every answer."""
     system: str = ""
     """System message; empty for none."""
     user: str
     """User message; `{query}` and `{document}` stand for the texts, each once."""
 
     @model_validator(mode="after")
-    def _whole(self) -> RubricOrder:
+    def _whole(self) -> PromptVariant:
         found = sorted(_FIELDS.findall(self.user))
         if found != ["document", "query"]:
             raise ValueError(f"user: got the fields {found}; expected {{query}} and {{document}} once each")
@@ -54,7 +54,7 @@ class Rubric(BaseModel):
         >>> rubric = load_rubric("trec-dl-0-3")
         >>> rubric.labels, rubric.scale.to_relevance(1.5)
         (('0', '1', '2', '3'), 0.5)
-        >>> rubric.orders[0].messages("copy a folder", "shutil.copytree")[1]["content"]
+        >>> rubric.variants[0].messages("copy a folder", "shutil.copytree")[1]["content"]
         'Query: copy a folder\n\nPassage: shutil.copytree'
     """
 
@@ -66,8 +66,8 @@ class Rubric(BaseModel):
     """What the judge answers with, from irrelevant to perfectly relevant; distinct, without spaces."""
     values: tuple[float, ...] = ()
     """Grade of each label, rising; the numbers the labels spell where it is left out."""
-    orders: tuple[RubricOrder, ...] = Field(min_length=1)
-    """Every order is asked; the relevances are averaged."""
+    variants: tuple[PromptVariant, ...] = Field(min_length=1, validation_alias=AliasChoices("variants", "orders"))
+    """Every variant is asked; the relevances are averaged. Files of earlier versions name them `orders`."""
     summary: str = ""
     """One line for people."""
     source: str = ""
@@ -93,8 +93,8 @@ class Rubric(BaseModel):
             not low < high for low, high in zip(self.values, self.values[1:], strict=False)
         ):
             raise ValueError("values: expected one a label, rising from irrelevant to perfectly relevant")
-        if len({order.name for order in self.orders}) != len(self.orders):
-            raise ValueError("orders: expected names of their own")
+        if len({variant.name for variant in self.variants}) != len(self.variants):
+            raise ValueError("variants: expected names of their own")
         return self
 
     @property
@@ -106,6 +106,7 @@ class Rubric(BaseModel):
     def content_hash(self) -> str:
         """SHA-256 of everything that is asked; a changed word changes it."""
         asked = self.model_dump(mode="json", exclude={"name", "summary", "source"})
+        asked["orders"] = asked.pop("variants")  # as hashes have it from the first version on
         return hashlib.sha256(json.dumps(asked, sort_keys=True).encode("utf-8")).hexdigest()
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from bixse.data.graded_pairs import Pair
 from bixse.errors import InputError, shorten
-from bixse.grading.judge import Question
+from bixse.grading.grade_settings import AskSettings
 from bixse.grading.judgements import judge_pair
 
 if TYPE_CHECKING:
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 class JudgeScorer:
     """`predict` and `rank` as a CrossEncoder has them; a score is the judge's relevance in [0, 1].
 
-    A pair is asked in every order of the rubric and the relevances are averaged. A pair without a usable answer has
-    the score NaN, never 0: it is not known to be irrelevant. `rank` puts such documents last. Nothing is stored: to
-    grade many pairs through a server use `bixse.grading.grade.grade`, which asks nothing twice.
+    A pair is asked in every prompt variant of the rubric and the relevances are averaged. A pair without a usable
+    answer has the score NaN, never 0: it is not known to be irrelevant. `rank` puts such documents last. Nothing is
+    stored: to grade many pairs through a server use `bixse.grading.grade.grade`, which asks nothing twice.
 
     Args:
         judge: any judge; not closed here.
@@ -139,18 +139,13 @@ class JudgeScorer:
             )
         return Pair(str(number), texts[0], str(number), texts[1])
 
-    def _questions(self, pair: Pair) -> list[Question]:
-        ids = (pair.query_id, pair.document_id, pair.query, pair.document)
-        if self.rubric is None:
-            return [Question(*ids)]
-        return [Question(*ids, order.name, order.messages(pair.query, pair.document)) for order in self.rubric.orders]
-
     def _relevance(self, pairs: Sequence[Pair], bar: bool) -> list[float]:
-        """Mean relevance of each pair over the orders, NaN where one of them has no grade."""
+        """Mean relevance of each pair over the prompt variants, NaN where one of them has no grade."""
         from tqdm import tqdm
 
+        asked = AskSettings(rubric=self.rubric)
         found: dict[str, list[Answer]] = {pair.query_id: [] for pair in pairs}
-        questions = [question for pair in pairs for question in self._questions(pair)]
+        questions = [question for pair in pairs for question in asked.questions(pair)]
         for question, answer in tqdm(
             self.judge.answers(questions), "judge", len(questions), unit="question", disable=not bar
         ):

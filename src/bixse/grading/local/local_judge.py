@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from bixse.relevance import GradeScale
 
 MODE: Final = "token-ids"
-TOKENS_A_THREAD, TOKENS_ELSEWHERE = 256, 16_384
+TOKENS_PER_THREAD, TOKENS_ON_DEVICE = 256, 16_384
 """Positions of one forward pass: of a processor a thread (more only adds padding), and of another device."""
-WINDOW, WINDOW_ELSEWHERE = 512, 2048
+WINDOW, WINDOW_ON_DEVICE = 512, 2048
 """Questions taken ahead."""
 UNLIMITED = 10**9
 """Tokenizers without a length of their own write a larger one."""
@@ -105,13 +105,13 @@ file or a hub name (owner/name); fix: check the path
         )
         on_processor = loaded.device.startswith("cpu")
         self.rubric, self.min_mass = rubric, min_mass
-        self.window = window or (WINDOW if on_processor else WINDOW_ELSEWHERE)
+        self.window = window or (WINDOW if on_processor else WINDOW_ON_DEVICE)
         self._loaded = loaded
         self._own = loaded is not model_name_or_path
         self._tokens_per_batch = tokens_per_batch
         self._batch_size = batch_size
         self._renderer = PromptRenderer(loaded.tokenizer)
-        example = [rubric.orders[0].messages("query", "document")]
+        example = [rubric.variants[0].messages("query", "document")]
         prompt, ids = self._renderer.texts(example)[0], self._renderer.encode(example)[0]
         self._option_ids = option_token_ids(loaded.tokenizer, rubric.labels, prompt, ids)
         self.warnings = list(self._renderer.notes)
@@ -122,7 +122,7 @@ file or a hub name (owner/name); fix: check the path
     def _reader(self) -> PromptReader:
         """Reads prompts; made for the first question, since the weights are read for it."""
         on_processor = self._loaded.device.startswith("cpu")
-        own = TOKENS_A_THREAD * max(2, torch.get_num_threads()) if on_processor else TOKENS_ELSEWHERE
+        own = TOKENS_PER_THREAD * max(2, torch.get_num_threads()) if on_processor else TOKENS_ON_DEVICE
         model = self._loaded.model
         try:
             return PromptReader(model, self._tokens_per_batch or own, self._batch_size)
@@ -182,7 +182,7 @@ file or a hub name (owner/name); fix: check the path
             usable: dict[str, list[int]] = {}
             for i, ids in enumerate(prompts):
                 if ids and (self.context is None or len(ids) <= self.context):
-                    usable.setdefault(taken[i].order, []).append(i)
+                    usable.setdefault(taken[i].variant, []).append(i)
                 else:
                     yield taken[i], self._without_grade(len(ids), f"the context has {self.context} tokens")
             for members in usable.values():
@@ -205,8 +205,8 @@ file or a hub name (owner/name); fix: check the path
         """What a question asks; by the rubric where it comes without messages."""
         if question.messages:
             return question.messages
-        orders = {order.name: order for order in self.rubric.orders}
-        return orders.get(question.order, self.rubric.orders[0]).messages(question.query, question.document)
+        variants = {variant.name: variant for variant in self.rubric.variants}
+        return variants.get(question.variant, self.rubric.variants[0]).messages(question.query, question.document)
 
     def _without_grade(self, tokens: int, detail: str) -> Answer:
         """The answer to a prompt that does not fit."""

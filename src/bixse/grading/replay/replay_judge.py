@@ -116,7 +116,7 @@ class ReplayJudge:
             return self._without_grade(
                 "not among the judgements" + (": its ids are, with other texts" if other else "")
             )
-        answer = answer_of(judgement, question.order)
+        answer = answer_of(judgement, question.variant)
         return answer if answer.judge else replace(answer, judge=self.name)
 
     def _without_grade(self, detail: str) -> Answer:

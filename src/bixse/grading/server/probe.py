@@ -132,7 +132,7 @@ class Probe:
 
     async def _reply(self, form: RequestForm, known: int) -> Reply | RequestError:
         """The reply to a known question, or why there is none."""
-        messages = self._rubric.orders[0].messages(KNOWN_QUERY, KNOWN_DOCUMENTS[known])
+        messages = self._rubric.variants[0].messages(KNOWN_QUERY, KNOWN_DOCUMENTS[known])
         try:
             reply = await self._client.chat(request_body(form, messages, seed=0), self._endpoint)
         except RequestError as error:

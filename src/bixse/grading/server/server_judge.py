@@ -181,7 +181,7 @@ class ServerJudge:
         if not question.messages:
             raise InputError(
                 f"question {question.query_id!r}, {question.document_id!r}: got no messages; expected the rubric's; "
-                "fix: render it with RubricOrder.messages"
+                "fix: render it with PromptVariant.messages"
             )
         try:
             if self.form.mode == "sample":

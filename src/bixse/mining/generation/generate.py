@@ -19,6 +19,7 @@ from bixse.grading.cost import Prices
 from bixse.grading.judge import Question
 from bixse.grading.ledger import Ledger
 from bixse.grading.text_model import Completion
+from bixse.mining.generation.generate_config import GenerateConfig
 from bixse.mining.generation.query_text import clean_query, refusal, same_query
 from bixse.mining.mined_pairs import MinedPair, pairs_path, save_mined_pairs
 
@@ -35,34 +36,6 @@ if TYPE_CHECKING:
 QUERIES_NAME = "queries.jsonl"
 SOURCE = "generated"
 """What stands in the column `source` of the pair of a query and the document it was written for."""
-
-
-@dataclass(frozen=True)
-class GenerateConfig:
-    """What queries are written for, and how many.
-
-    Raises:
-        InputError: a number below 1.
-    """
-
-    corpus: Path
-    """JSONL file of documents: {_id, title, text}."""
-    documents: int | None = None
-    """Documents to write for, drawn by the seed; None: all."""
-    per_document: int = 1
-    """Queries asked for each."""
-    document_characters: int = 4000
-    """The model is shown the first so many characters of a document."""
-    task: str | None = None
-    """Name of the task, written beside every pair."""
-    seed: int = 0
-    """Of the choice of documents."""
-
-    def __post_init__(self) -> None:
-        for name in ("documents", "per_document", "document_characters"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise InputError(f"--{name.replace('_', '-')}: got {value}; expected 1 or more; fix: leave it out")
 
 
 @dataclass(frozen=True)
@@ -136,7 +109,8 @@ def generate(
             "expected a temperature above 0; fix: --temperature 0.7"
         )
     documents = _chosen(read_corpus(config.corpus), config)
-    settings = {**asdict(config), "writer": dict(writer.identity), "prompt": prompt.model_dump(mode="json")}
+    given = config.model_dump(include=set(GenerateConfig.model_fields))
+    settings = {**given, "writer": dict(writer.identity), "prompt": prompt.model_dump(mode="json")}
     record = open_run(out, "generate", settings, {"corpus": file_hash(config.corpus)}, paths=("corpus",))
     record.save("running")
     started = time.perf_counter()

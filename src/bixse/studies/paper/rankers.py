@@ -10,7 +10,7 @@ from bixse.errors import IncompleteError, InputError
 from bixse.evaluation.evaluate import evaluate
 from bixse.evaluation.systems import Bm25System, EncoderSystem
 from bixse.experiments.arms import Arm
-from bixse.grading.grade import GradeSettings
+from bixse.grading.grade_settings import RankSettings
 from bixse.grading.open_judge import open_judge, reads_rubric
 from bixse.grading.rank import rank
 from bixse.grading.rubrics import load_rubric
@@ -78,14 +78,16 @@ def rank_by_judge(run: Run, inputs: StudyInputs, own: Path) -> Measured:
     options, names = run.arm.options, [run.arm.options["judge"]]
     rubric = load_rubric(options["rubric"])
     judge = open_judge(names, rubric)
-    settings = GradeSettings(rubric if reads_rubric(names) else None)
-    grade = inputs.min_relevant_grade
     found = {}
     try:
         for name, folder in inputs.tests.items():
-            found[name] = rank(
-                judge, folder, "test", own / name, settings, depth=options["depth"], min_relevant_grade=grade
+            settings = RankSettings(
+                collection=folder,
+                rubric=rubric if reads_rubric(names) else None,
+                depth=options["depth"],
+                min_relevant_grade=inputs.min_relevant_grade,
             )
+            found[name] = rank(judge, settings, own / name)
             if found[name].warnings:
                 raise IncompleteError(
                     f"{run.arm.label}: got {found[name].warnings[0]}; expected a grade for each candidate; fix: give "
