@@ -137,7 +137,7 @@ def test_all_errors_of_a_corpus_together(tiny_model, corpus, tmp_path):
         (corpus / "corpus.jsonl").write_text(content)
         with pytest.raises(kind) as caught:
             make_index(tiny_model, corpus, tmp_path / "index")
-        assert kind is InputError or len(caught.value.faults) == 7
+        assert kind is InputError or len(caught.value.errors) == 7
         assert not (tmp_path / "index").exists(), "what is refused leaves nothing behind"
 
 

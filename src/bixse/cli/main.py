@@ -47,8 +47,8 @@ VERBS = {
     "doctor": "show what this machine can do and what is missing",
 }
 """Verb -> one line of help; `bixse.cli.<verb>` holds `add_arguments` and `run`, with _ for the space of two words."""
-CONFIG_VERBS = tuple(verb for verb in VERBS if verb not in ("train", "merge", "sweep", "study", "doctor"))
-"""Verbs whose arguments may come from a YAML file; `train`, `sweep` and `study` have settings of their own."""
+CONFIG_VERBS = tuple(verb for verb in VERBS if verb not in ("convert", "train", "merge", "sweep", "study", "doctor"))
+"""Verbs whose arguments may come from a YAML file; the others have `Settings`."""
 
 SHARING_VERBS = ("train",)
 """Verbs whose work several processes share."""

@@ -6,14 +6,15 @@ from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
 from bixse.data.collection import Document
-from bixse.data.io.files import file_hash, is_unicode, read_text
-from bixse.data.sources.reading import RowErrors, json_rows
-from bixse.errors import InputError, shorten
+from bixse.data.collection_files import read_queries as read_query_rows
+from bixse.data.collection_files import stream_documents
+from bixse.data.io.files import file_hash
+from bixse.data.row_files.read import text_lines
+from bixse.errors import InputError, InvalidFileError, shorten
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
     from pathlib import Path
-    from typing import Any
 
 
 class StoredDocument(NamedTuple):
@@ -42,30 +43,17 @@ class CorpusFile:
     """
 
     def __init__(self, path: Path) -> None:
-        if not path.is_file():
-            found = "a folder" if path.is_dir() else "no such file"
-            raise InputError(f"{path}: got {found}; expected documents, one JSON object per line; fix: add it")
         self.path = path
-        errors = RowErrors(path)
-        lines: dict[str, int] = {}
-        self.empty = 0
-        """Documents with neither title nor text."""
-        for number, row in json_rows(path, errors):
-            document = _document(number, row, errors)
-            if document is not None and document.id in lines:
-                found = f"{shorten(document.id)} again, after row {lines[document.id]}"
-                errors.add(number, "_id", found, "an id used once", "drop or rename the repeat")
-            elif document is not None:
-                lines[document.id] = number
-                self.empty += not document.content
-        errors.raise_any()
-        if self.empty == len(lines):
+        self.rows = self.empty = 0
+        """Documents, and those of them with neither title nor text."""
+        for _, document in stream_documents(path):
+            self.rows += 1
+            self.empty += not document.content
+        if self.empty == self.rows:
             raise InputError(
-                f"{path}: got {len(lines)} documents, none with a title or a text; expected texts; fix: check the "
-                "export"
+                f"{path}: got {self.rows} documents, none with a title or a text; expected texts; fix: check the export"
             )
         self.hash = file_hash(path)
-        self.rows = len(lines)
 
     def __len__(self) -> int:
         return self.rows
@@ -81,11 +69,9 @@ class CorpusFile:
         Raises:
             InvalidFileError: the file was changed since it was checked.
         """
-        errors = RowErrors(self.path)
-        documents = (_document(number, row, errors) for number, row in json_rows(self.path, errors))
-        while block := [document for document in islice(documents, size) if document is not None]:
+        documents = stream_documents(self.path)
+        while block := [StoredDocument(name, found.title, found.text) for name, found in islice(documents, size)]:
             yield block
-        errors.raise_any()
 
 
 def read_queries(path: Path) -> dict[str, str]:
@@ -106,54 +92,20 @@ def read_queries(path: Path) -> dict[str, str]:
         >>> read_queries(file)
         {'q1': 'copy a file', 't7': 'sort a list'}
     """
-    errors = RowErrors(path)
+    if path.suffix.lower() == ".jsonl":
+        return read_query_rows(path)
+    errors = InvalidFileError(path)
     queries: dict[str, str] = {}
-    for number, identifier, text in _query_rows(path, errors):
+    for number, line, _ in text_lines(path, errors):
+        identifier, tab, text = line.partition("\t")
+        name, text = (identifier.strip(), text) if tab else (f"q{number}", line)
         if not text.strip():
             errors.add(number, "text", "an empty query", "a text", "fill it in or drop the line")
-        elif identifier in queries:
-            errors.add(number, "_id", f"{shorten(identifier)} again", "an id used once", "drop or rename the repeat")
+        elif name in queries:
+            errors.add(number, "_id", f"{shorten(name)} again", "an id used once", "drop or rename the repeat")
         else:
-            queries[identifier] = text
+            queries[name] = text
     errors.raise_any()
     if not queries:
         raise InputError(f"{path}: got no queries; expected at least one; fix: write one a line")
     return queries
-
-
-def _document(number: int, row: Mapping[str, Any], errors: RowErrors) -> StoredDocument | None:
-    identifier = errors.identifier(number, "_id", row)
-    if row.get("_id") in (None, ""):
-        errors.add(number, "_id", shorten(row), "an object with an _id", "give the row an _id")
-    title, text = _text(number, "title", row, errors), _text(number, "text", row, errors)
-    if identifier is None or title is None or text is None:
-        return None
-    if "title" not in row and "text" not in row:
-        errors.add(number, "text", "no title and no text", "a text", "name the key so, or drop the row")
-        return None
-    return StoredDocument(identifier, title, text)
-
-
-def _text(number: int, key: str, row: Mapping[str, Any], errors: RowErrors) -> str | None:
-    """A text that may be absent or empty, or None and an error."""
-    value = "" if row.get(key) is None else row[key]
-    if isinstance(value, str) and is_unicode(value):
-        return value
-    errors.add(number, key, shorten(value), "a text", "write it as a string of whole characters")
-    return None
-
-
-def _query_rows(path: Path, errors: RowErrors) -> Iterator[tuple[int, str, str]]:
-    """Row number, id and text of each query."""
-    if path.suffix.lower() == ".jsonl":
-        for number, row in json_rows(path, errors):
-            identifier, text = errors.identifier(number, "_id", row), errors.text(number, "text", row)
-            if identifier is not None and text is not None:
-                yield number, identifier, text
-            elif identifier is None:
-                errors.add(number, "_id", shorten(row), "an object with an _id", "give the row an _id")
-        return
-    for number, line in enumerate(read_text(path).split("\n"), start=1):
-        identifier, tab, text = line.partition("\t")
-        if line.strip():
-            yield (number, identifier.strip(), text) if tab else (number, f"q{number}", line)
