@@ -305,7 +305,8 @@ class Inputs:
     @cached_property
     def pydocs(self):
         """Some queries of each split of the sample collection."""
-        inner("save_collection")(inner("load_pydocs")()[0], self.work / "whole-pydocs")
+        loaded = inner("load_pydocs")()
+        inner("save_collection")(loaded[0] if isinstance(loaded, tuple) else loaded, self.work / "whole-pydocs")
         return self.part(self.work / "whole-pydocs", "pydocs", {"train": 60, "dev": 12, "guard": 8, "test": 20}, 0)
 
     @cached_property

@@ -13,6 +13,7 @@ import argparse
 import tempfile
 from collections import Counter
 from pathlib import Path
+from typing import get_args
 
 from bixse.data.collection_files import save_collection
 from bixse.data.graded_pairs import GradedPairs
@@ -22,7 +23,7 @@ from bixse.mining.false_negatives import FalseNegatives, false_negatives
 from bixse.mining.mine import mine
 from bixse.mining.mine_settings import MineConfig
 from bixse.mining.mined_pairs import MinedPair, load_mined_pairs
-from bixse.mining.selection import STRATEGIES
+from bixse.mining.selection import Strategy
 from bixse.report.table import format_markdown
 
 RETRIEVERS = (("bm25",), ("demo",), ("bm25", "demo"))
@@ -71,7 +72,7 @@ def main() -> None:
         save_collection(collection, folder)
         save_graded_pairs(known_best(graded), known)
         for retrievers in RETRIEVERS[:1] if arguments.quick else RETRIEVERS:
-            for strategy in STRATEGIES:
+            for strategy in get_args(Strategy):
                 config = MineConfig(
                     collection=folder,
                     split="train",

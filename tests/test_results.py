@@ -7,12 +7,8 @@ import importlib.util
 import math
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
-
-if TYPE_CHECKING:
-    from types import ModuleType
 
 ROOT = Path(__file__).parents[1]
 TABLES = ROOT / "docs" / "results"
@@ -22,7 +18,7 @@ FIGURE = re.compile(r"(?<![\w.])[+−-]?\d*\.\d{3,}(?![\w.]|e-)")
 """A decimal number of three places and more: a measured figure, not a setting."""
 
 
-def results_module() -> ModuleType:
+def results_module():
     spec = importlib.util.spec_from_file_location("results", ROOT / "benchmarks" / "results.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -30,7 +26,7 @@ def results_module() -> ModuleType:
     return module
 
 
-def table_figures() -> list[float]:
+def table_figures():
     found = []
     for path in TABLES.rglob("*.csv"):
         with path.open(encoding="utf-8", newline="") as file:
@@ -45,9 +41,9 @@ def table_figures() -> list[float]:
     return found
 
 
-def unfounded(text: str, figures: list[float]) -> list[str]:
+def unfounded(text, figures):
     """Figures of a text that no table holds, to the places that the text gives; a sign in the text counts."""
-    known: dict[tuple[int, bool], set[str]] = {}
+    known = {}
     missing = []
     for match in FIGURE.finditer(re.sub(r"`[^`]*`|\]\([^)]*\)", " ", text)):
         word = match.group().replace("−", "-")
@@ -61,23 +57,23 @@ def unfounded(text: str, figures: list[float]) -> list[str]:
     return missing
 
 
-def test_the_page_of_studies_is_written_from_its_tables() -> None:
+def test_the_page_of_studies_is_written_from_its_tables():
     module = results_module()
     assert module.PAGE.read_text(encoding="utf-8") == module.page(), "run `python benchmarks/results.py`"
 
 
 @pytest.mark.parametrize("page", QUOTING)
-def test_every_figure_that_is_quoted_stands_in_a_table(page: str) -> None:
+def test_every_figure_that_is_quoted_stands_in_a_table(page):
     missing = unfounded((ROOT / page).read_text(encoding="utf-8"), table_figures())
     assert not missing, f"{page}: {', '.join(missing)} in no table under docs/results"
 
 
-def test_a_figure_that_is_in_no_table_is_found() -> None:
+def test_a_figure_that_is_in_no_table_is_found():
     assert unfounded("BiXSE reaches 0.123 and +.4567, see [here](0.999.md) and `0.888`", [0.1231]) == ["+.4567"]
     assert unfounded("a difference of −0.012", [0.012]) == ["−0.012"]
 
 
-def test_every_stored_study_has_all_its_files() -> None:
+def test_every_stored_study_has_all_its_files():
     module = results_module()
     for folder in (path for path in module.STORED.glob("*/*") if path.is_dir()):
         assert {path.name for path in folder.iterdir()} == set(module.KEPT), folder

@@ -19,10 +19,10 @@ from .evaluation.suites.suite_result import SuiteResult as SuiteResult
 from .evaluation.suites.suite_run import evaluate_suite as evaluate_suite
 from .evaluation.systems import EncoderSystem as EncoderSystem
 from .evaluation.tasks import collection_task as collection_task
+from .grading.audit.audit_judges import AuditSettings as AuditSettings
 from .grading.audit.audit_judges import audit_judges as audit_judges
 from .grading.audit.calibrate_grades import GradeMapSettings as GradeMapSettings
 from .grading.audit.calibrate_grades import calibrate_grades as calibrate_grades
-from .grading.audit.label_settings import LabelSettings as LabelSettings
 from .grading.grade import GradeSettings as GradeSettings
 from .grading.grade import grade as grade
 from .grading.open_judge import open_judge as open_judge
@@ -34,6 +34,9 @@ from .losses.margin_mse import MarginMSELoss as MarginMSELoss
 from .losses.pairwise_bce import PairwiseBCELoss as PairwiseBCELoss
 from .losses.relevance_head import save_relevance_head as save_relevance_head
 from .losses.soft_infonce import SoftInfoNCELoss as SoftInfoNCELoss
+from .mining.mine import MineResult as MineResult
+from .mining.mine import mine as mine
+from .mining.mine_settings import MineConfig as MineConfig
 from .relevance import GradeScale as GradeScale
 from .retrieval.index.build import make_index as make_index
 from .retrieval.index.search import open_index as open_index

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import shutil
-from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 
+from bixse.cli.flags import settings_from
 from bixse.cli.main import build_parser, main
 from bixse.data.collection import Collection, Document
 from bixse.data.collection_files import save_collection
@@ -18,9 +18,7 @@ from bixse.data.pairs_files import save_graded_pairs
 from bixse.encoders.head import RelevanceHead, Threshold
 from bixse.encoders.loading.build import load_relevance_model
 from bixse.errors import InputError, ModelError
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from bixse.evaluation.calibration.calibrate import CalibrateSettings
 
 WORDS = """copy move delete open read write list file folder tree disk path name text byte line word number sum mean
 sort find match search""".split()  # noqa: SIM905
@@ -28,12 +26,12 @@ FOUND = Threshold(0.9, 0.62, 0.91, 0.85, 0.95, 0.4, 120, 60, 0.5)
 
 
 @pytest.fixture
-def model(tmp_path: Path, tiny_model_path: Path) -> Path:
+def model(tmp_path, tiny_model_path):
     shutil.copytree(tiny_model_path, tmp_path / "model")
     return tmp_path / "model"
 
 
-def make_pairs(folder: Path, queries: int = 24, relevance: tuple[float, float] = (1.0, 0.0), noise: int = 0) -> Path:
+def make_pairs(folder, queries=24, relevance=(1.0, 0.0), noise=0):
     """A word is relevant to itself, and irrelevant to the next ones; one of every `noise` pairs is swapped."""
     rows = [
         {
@@ -48,13 +46,13 @@ def make_pairs(folder: Path, queries: int = 24, relevance: tuple[float, float] =
     return folder / "pairs.csv"
 
 
-def call(capsys: pytest.CaptureFixture[str], *words: Any) -> tuple[int, dict[str, Any]]:
+def call(capsys, *words):
     code = main([str(word) for word in words] + ["--json"])
-    envelope: dict[str, Any] = json.loads(capsys.readouterr().out)
+    envelope = json.loads(capsys.readouterr().out)
     return code, envelope
 
 
-def refused(capsys: pytest.CaptureFixture[str], *words: Any) -> str:
+def refused(capsys, *words):
     code, envelope = call(capsys, *words)
     assert code == 2, envelope
     (message,) = envelope["errors"]
@@ -65,22 +63,20 @@ def refused(capsys: pytest.CaptureFixture[str], *words: Any) -> str:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--prior", "0"], "prior: got 0.0"),
-        (["--prior", "nan"], "prior: got nan"),
-        (["--at-precision", "1.5"], "precision: got 1.5"),
-        (["--at-precision", "0.9", "--at-precision", "0"], "precision: got 0.0"),
-        (["--at-precision", "0.9", "--relevant-from", "0"], "relevant from: got 0.0"),
-        (["--at-precision", "0.9", "--relevant-from", "nan"], "relevant from: got nan"),
+        (["--prior", "0"], "prior: got '0'"),
+        (["--prior", "nan"], "prior: got 'nan'"),
+        (["--at-precision", "1.5"], "at_precision.0: got '1.5'"),
+        (["--at-precision", "0.9", "--at-precision", "0"], "at_precision.1: got '0'"),
+        (["--relevant-from", "0"], "relevant_from: got '0'"),
+        (["--relevant-from", "nan"], "relevant_from: got 'nan'"),
     ],
 )
-def test_arguments_out_of_range(
-    capsys: pytest.CaptureFixture[str], model: Path, tmp_path: Path, words: list[str], said: str
-) -> None:
-    assert refused(capsys, "calibrate", model, "--pairs", make_pairs(tmp_path), *words).startswith(said)
+def test_arguments_out_of_range(capsys, model, tmp_path, words, said):
+    assert said in refused(capsys, "calibrate", model, "--pairs", make_pairs(tmp_path), *words)
     assert not (model / "relevance_head.json").exists()
 
 
-def test_too_little_to_fit_or_choose_on(capsys: pytest.CaptureFixture[str], model: Path, tmp_path: Path) -> None:
+def test_too_little_to_fit_or_choose_on(capsys, model, tmp_path):
     few = make_pairs(tmp_path, 12)
     words = ("calibrate", model, "--pairs", few)
     assert "got pairs of 12 queries; expected at least 20" in refused(capsys, *words, "--at-precision", "0.9")
@@ -94,7 +90,7 @@ def test_too_little_to_fit_or_choose_on(capsys: pytest.CaptureFixture[str], mode
     assert not (model / "relevance_head.json").exists()
 
 
-def test_search_refuses(capsys: pytest.CaptureFixture[str], model: Path, tmp_path: Path) -> None:
+def test_search_refuses(capsys, model, tmp_path):
     save_collection(Collection("toy", {"d1": Document("", "copy")}, {"q": "copy"}), tmp_path / "toy")
     words = ("search", model, "copy", "--collection", tmp_path / "toy")
     assert "--at-precision: got model" in refused(capsys, *words, "--at-precision", "0.9")
@@ -107,20 +103,9 @@ def test_search_refuses(capsys: pytest.CaptureFixture[str], model: Path, tmp_pat
     assert "expected one of the two" in refused(capsys, *words, "--at-precision", "0.9", "--threshold", "0.5")
 
 
-def test_thresholds_are_saved_and_searched_with(
-    capsys: pytest.CaptureFixture[str], model: Path, tmp_path: Path
-) -> None:
+def test_thresholds_are_saved_and_searched_with(capsys, model, tmp_path):
     code, envelope = call(
-        capsys,
-        "calibrate",
-        model,
-        "--pairs",
-        make_pairs(tmp_path),
-        "--at-precision",
-        "0.8",
-        "--at-precision",
-        "0.9",
-        "0.5",
+        capsys, "calibrate", model, "--pairs", make_pairs(tmp_path), "--at-precision", 0.8, "--at-precision", 0.9, 0.5
     )
     assert code == 0, envelope
     points = envelope["metrics"]["thresholds"]
@@ -146,26 +131,14 @@ def test_thresholds_are_saved_and_searched_with(
     assert [row["document_id"] for row in again[1]["metrics"]["results"]][:1] == ["copy"]
 
 
-def test_a_prior_moves_every_probability_and_is_kept(
-    capsys: pytest.CaptureFixture[str], model: Path, tmp_path: Path
-) -> None:
+def test_a_prior_moves_every_probability_and_is_kept(capsys, model, tmp_path):
     pairs = make_pairs(tmp_path, noise=4)
     assert call(capsys, "calibrate", model, "--pairs", pairs)[0] == 0
     before = load_relevance_model(model, device="cpu")
     assert before.head is not None
     RelevanceHead(20.0, -10.0, trained_prior=0.05, prior=0.05).save(model)
     code, envelope = call(
-        capsys,
-        "calibrate",
-        model,
-        "--pairs",
-        pairs,
-        "--prior",
-        "0.01",
-        "--at-precision",
-        "0.9",
-        "--out",
-        tmp_path / "out",
+        capsys, "calibrate", model, "--pairs", pairs, "--prior", 0.01, "--at-precision", 0.9, "--out", tmp_path / "out"
     )
     assert code == 0, envelope
     assert {"before", "as trained, moved to prior 0.01", "refitted", "calibrated"} <= envelope["metrics"].keys()
@@ -182,7 +155,7 @@ def test_a_prior_moves_every_probability_and_is_kept(
     assert picture.tag.endswith("svg")
 
 
-def test_text_says_what_was_found(capsys: pytest.CaptureFixture[str], model: Path, tmp_path: Path) -> None:
+def test_text_says_what_was_found(capsys, model, tmp_path):
     pairs = make_pairs(tmp_path)
     assert main(["calibrate", str(model), "--pairs", str(pairs), "--at-precision", "0.9", "--prior", "0.05"]) == 0
     out = capsys.readouterr().out
@@ -192,9 +165,7 @@ def test_text_says_what_was_found(capsys: pytest.CaptureFixture[str], model: Pat
     assert "a share of 0.05 is relevant" in out
 
 
-def test_thresholds_of_probabilities_that_stay_as_they_were(
-    capsys: pytest.CaptureFixture[str], model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_thresholds_of_probabilities_that_stay_as_they_were(capsys, model, tmp_path, monkeypatch):
     from bixse.evaluation.calibration import calibrate_head
 
     monkeypatch.setattr(calibrate_head.HeldOutCheck, "helps", property(lambda check: False))
@@ -212,26 +183,28 @@ def test_thresholds_of_probabilities_that_stay_as_they_were(
     assert "thresholds of the probabilities as they were" in capsys.readouterr().out
 
 
-def test_precisions_from_a_file_are_replaced_by_flags(tmp_path: Path) -> None:
+def test_precisions_from_a_file_are_replaced_by_flags(tmp_path):
     path = tmp_path / "run.yaml"
-    path.write_text("pairs: pairs.csv\nat-precision: [0.9, 0.8]\n")
-    parser = build_parser("calibrate", path)
-    assert parser.parse_args(["calibrate", "demo"]).at_precision == [0.9, 0.8]
-    parser = build_parser("calibrate", path)
-    words = ["calibrate", "demo", "--at-precision", "0.5", "--at-precision", "0.6"]
-    assert parser.parse_args(words).at_precision == [0.5, 0.6]
+    path.write_text("pairs: pairs.csv\nat_precision: [0.9, 0.8]\n")
+
+    def settings(*words):
+        parser = build_parser("calibrate")
+        return settings_from(parser.parse_args(["calibrate", "demo", "--config", str(path), *words]), CalibrateSettings)
+
+    assert (settings().pairs, settings().at_precision) == (tmp_path / "pairs.csv", (0.9, 0.8))
+    assert settings("--at-precision", "0.5", "--at-precision", "0.6").at_precision == (0.5, 0.6)
 
 
 # --- the file of a head
 
 
-def test_a_head_of_an_older_version_is_read(tmp_path: Path) -> None:
+def test_a_head_of_an_older_version_is_read(tmp_path):
     old = {"logit_scale": 20.0, "logit_bias": -15.0, "slope": 0.5, "intercept": 1.0, "calibrated_on": "100 pairs"}
     (tmp_path / "relevance_head.json").write_text(json.dumps(old))
     assert RelevanceHead.load(tmp_path) == RelevanceHead(20.0, -15.0, 0.5, 1.0, "100 pairs")
 
 
-def test_a_head_is_read_as_it_was_saved(tmp_path: Path) -> None:
+def test_a_head_is_read_as_it_was_saved(tmp_path):
     head = RelevanceHead(20.0, -15.0, 0.5, 1.0, "100 pairs", 0.03, 0.01, (FOUND,))
     head.save(tmp_path)
     assert RelevanceHead.load(tmp_path) == head
@@ -251,7 +224,7 @@ def test_a_head_is_read_as_it_was_saved(tmp_path: Path) -> None:
         {"thresholds": [[0.9, 0.5]]},
     ],
 )
-def test_damaged_priors_and_thresholds(tmp_path: Path, damage: dict[str, Any]) -> None:
+def test_damaged_priors_and_thresholds(tmp_path, damage):
     RelevanceHead(20.0, -10.0, thresholds=(FOUND,)).save(tmp_path)
     path = tmp_path / "relevance_head.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **damage}))
@@ -259,9 +232,7 @@ def test_damaged_priors_and_thresholds(tmp_path: Path, damage: dict[str, Any]) -
         RelevanceHead.load(tmp_path)
 
 
-def test_random_documents_are_added_and_counted(
-    capsys: pytest.CaptureFixture[str], model: Path, tmp_path: Path
-) -> None:
+def test_random_documents_are_added_and_counted(capsys, model, tmp_path):
     texts = {f"d{n}": Document("", f"{WORDS[n % 20]} {WORDS[n // 20]}") for n in range(100)}
     save_collection(Collection("toy", texts, {"q": "copy"}, {"test": {"q": {"d0": 1}}}), tmp_path / "toy")
     words = ("calibrate", model, "--pairs", make_pairs(tmp_path, noise=7), "--out", tmp_path / "out")
@@ -285,22 +256,20 @@ def test_random_documents_are_added_and_counted(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--negatives", "3"], "--collection"),
-        (["--collection", "toy"], "--negatives"),
-        (["--negatives", "0", "--collection", "toy"], "got 0"),
+        (["--negatives", "3"], "add collection"),
+        (["--collection", "toy"], "add negatives"),
+        (["--negatives", "0", "--collection", "toy"], "negatives: got '0'"),
         (["--negatives", "3", "--collection", "none"], "none"),
     ],
 )
-def test_random_documents_that_cannot_be_added(
-    capsys: pytest.CaptureFixture[str], model: Path, tmp_path: Path, words: list[str], said: str, monkeypatch: Any
-) -> None:
+def test_random_documents_that_cannot_be_added(capsys, model, tmp_path, words, said, monkeypatch):
     save_collection(Collection("toy", {"d1": Document("", "copy")}, {"q": "copy"}), tmp_path / "toy")
     monkeypatch.chdir(tmp_path)
     assert said in refused_with(capsys, "calibrate", model, "--pairs", make_pairs(tmp_path), *words)
     assert not (model / "relevance_head.json").exists()
 
 
-def refused_with(capsys: pytest.CaptureFixture[str], *words: Any) -> str:
+def refused_with(capsys, *words):
     code, envelope = call(capsys, *words)
     assert code == 2, envelope
     (message,) = envelope["errors"]

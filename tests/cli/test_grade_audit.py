@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -16,14 +15,11 @@ from bixse.data.collection import Collection, Document
 from bixse.data.collection_files import save_collection
 from bixse.errors import InputError, InvalidFileError, OutputExistsError
 
-if TYPE_CHECKING:
-    from bixse.cli.result import CommandResult
-
 SMALL = Path(__file__).parents[1] / "grading" / "audit_labels"
 HUMAN, CAREFUL, CARELESS = (SMALL / name for name in ("human.qrels.txt", "careful.txt", "careless.txt"))
 
 
-def audited(*words: Any, samples: int = 50) -> CommandResult:
+def audited(*words, samples=50):
     parser = argparse.ArgumentParser()
     grade_audit.add_arguments(parser)
     return grade_audit.run(parser.parse_args([str(word) for word in (*words, "--samples", samples)]))
@@ -40,7 +36,7 @@ def test_input_that_is_refused_leaves_no_folder(tmp_path):
         audited("--judge", CAREFUL, "--human", HUMAN, "--rubric", "nine", "--out", out)
     with pytest.raises(InputError, match="maximum above the minimum"):
         audited("--judge", CAREFUL, "--human", HUMAN, "--scale", 3, 0, "--out", out)
-    with pytest.raises(InputError, match="samples: got 0"):
+    with pytest.raises(InputError, match="samples: got '0'"):
         audited("--judge", CAREFUL, "--human", HUMAN, "--out", out, samples=0)
     assert not out.exists()
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -14,20 +13,15 @@ from bixse.data.pairs_files import load_graded_pairs
 from bixse.errors import InputError
 from bixse.grading.audit.grade_map import GradeMap
 
-if TYPE_CHECKING:
-    from pathlib import Path
 
-    from bixse.cli.result import CommandResult
-
-
-def calibrated(*words: Any) -> CommandResult:
+def calibrated(*words):
     parser = argparse.ArgumentParser()
     grade_calibrate.add_arguments(parser)
     return grade_calibrate.run(parser.parse_args([str(word) for word in words]))
 
 
 @pytest.fixture
-def files(tmp_path: Path) -> tuple[Path, Path]:
+def files(tmp_path):
     """A judge who gives the grades 0 to 3 to 800 pairs of 40 queries, and people who agree less the higher it is."""
     generator = np.random.default_rng(0)
     judge, human = [], []
@@ -41,7 +35,7 @@ def files(tmp_path: Path) -> tuple[Path, Path]:
     return tmp_path / "judge.txt", tmp_path / "human.txt"
 
 
-def write_pairs(path: Path, rows: list[tuple[float | None, float]]) -> Path:
+def write_pairs(path, rows):
     """Pairs of (grade, relevance)."""
     lines = [
         {"query": f"q{i}", "document": f"d{i}", "relevance": relevance, **({} if grade is None else {"grade": grade})}
@@ -69,7 +63,7 @@ def test_wrong_input_is_refused_before_anything_is_written(tmp_path, files):
     judge, human = files
     out = ("--out", tmp_path / "out")
     for sample in (0, 801):
-        with pytest.raises(InputError, match="expected 1 to 800"):
+        with pytest.raises(InputError, match=f"sample: got '?{sample}'?"):
             calibrated("--judgements", judge, "--human", human, "--sample", sample, *out)
     (other := tmp_path / "other.txt").write_text("x 0 y 1\nx 0 z 0\n")
     with pytest.raises(InputError, match="got no pair of"):

@@ -1,17 +1,10 @@
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from bixse.encoders.relevance_model import RelevanceModel
 
 
 @pytest.fixture
-def router_model(tiny_model_path: Path) -> RelevanceModel:
+def router_model(tiny_model_path):
     """Two encoders that differ, one for queries and one for documents, behind one router."""
     import torch
     from sentence_transformers.base.modules import Router

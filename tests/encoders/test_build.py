@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import importlib.util
 import shutil
-from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -11,14 +10,9 @@ from torch import nn
 from bixse.encoders.loading.build import build_encoder, set_dropout
 from bixse.errors import ModelError
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from bixse.encoders.relevance_model import RelevanceModel
-
 
 @pytest.fixture
-def roberta_path(tiny_model_path: Path, tmp_path: Path) -> Path:
+def roberta_path(tiny_model_path, tmp_path):
     """A RoBERTa with 20 positions, of which padding takes two, and a tokenizer of ours without a limit."""
     from transformers import AutoTokenizer, RobertaConfig, RobertaModel
 
@@ -40,18 +34,18 @@ def roberta_path(tiny_model_path: Path, tmp_path: Path) -> Path:
 
 
 class TestPositionsOfRoberta:
-    def test_twenty_positions_hold_eighteen_tokens(self, roberta_path: Path) -> None:
+    def test_twenty_positions_hold_eighteen_tokens(self, roberta_path):
         with pytest.raises(ModelError, match="got 19; expected 4 to 18 tokens"):
             build_encoder(roberta_path, 19, device="cpu")
         model = build_encoder(roberta_path, 18, device="cpu")
         assert model.encode("copy " * 50).shape == (32,)
 
-    def test_a_text_of_any_length_is_read_when_no_length_is_asked_for(self, roberta_path: Path) -> None:
+    def test_a_text_of_any_length_is_read_when_no_length_is_asked_for(self, roberta_path):
         model = build_encoder(roberta_path, device="cpu")
         assert model.max_seq_length == 18
         assert model.encode("copy " * 50).shape == (32,)
 
-    def test_a_bert_has_a_token_for_each_position(self, tiny_model_path: Path, tmp_path: Path) -> None:
+    def test_a_bert_has_a_token_for_each_position(self, tiny_model_path, tmp_path):
         shutil.copytree(tiny_model_path, tmp_path / "bert")
         assert build_encoder(tmp_path / "bert", 64, device="cpu").max_seq_length == 64
         with pytest.raises(ModelError, match="got 65; expected 4 to 64 tokens"):
@@ -59,13 +53,13 @@ class TestPositionsOfRoberta:
 
 
 class TestDropout:
-    def test_every_layer_of_a_bert(self, tiny_model: RelevanceModel) -> None:
+    def test_every_layer_of_a_bert(self, tiny_model):
         set_dropout(tiny_model, 0.3)
         assert {module.p for module in tiny_model.modules() if isinstance(module, nn.Dropout)} == {0.3}
 
     @pytest.mark.parametrize("attention", ["eager", "sdpa"])
     @pytest.mark.parametrize("before", [0.0, 0.1])
-    def test_attention_that_keeps_its_probability_as_a_number(self, attention: str, before: float) -> None:
+    def test_attention_that_keeps_its_probability_as_a_number(self, attention, before):
         from transformers import ModernBertConfig, ModernBertModel
 
         torch.manual_seed(0)
@@ -88,7 +82,7 @@ class TestDropout:
         model = ModernBertModel(config).train()
         tokens = torch.arange(1, 21)[None]
 
-        def varies() -> bool:
+        def varies():
             return not torch.equal(model(tokens).last_hidden_state, model(tokens).last_hidden_state)
 
         assert varies() == (before > 0)

@@ -183,5 +183,5 @@ class TestIdenticalTexts:
         assert bool((right == -1).any())
 
 
-def test_a_process_without_texts_computes_no_positions() -> None:
+def test_a_process_without_texts_computes_no_positions():
     assert positions_computed(torch.zeros(0, 1, dtype=torch.long)) == 0

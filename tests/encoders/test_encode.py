@@ -1,22 +1,15 @@
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 import pytest
 
 from bixse.encoders.encode import encode_texts
 from bixse.encoders.relevance_model import RelevanceModel
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 TEXTS = ["copy a file", "sleep in a thread", "move"]
 
 
-def test_a_model_saved_with_truncated_embeddings_gives_the_first_dimensions_at_length_one(
-    tiny_model: RelevanceModel, tmp_path: Path
-) -> None:
+def test_a_model_saved_with_truncated_embeddings_gives_the_first_dimensions_at_length_one(tiny_model, tmp_path):
     whole = tiny_model.encode_document(TEXTS)
     tiny_model.truncate_dim = 8
     tiny_model.save_pretrained(str(tmp_path / "model"))
@@ -26,12 +19,12 @@ def test_a_model_saved_with_truncated_embeddings_gives_the_first_dimensions_at_l
 
 
 @pytest.mark.parametrize("dimensions", [1, 32, 100])
-def test_dimensions_up_to_all_of_them(tiny_model: RelevanceModel, dimensions: int) -> None:
+def test_dimensions_up_to_all_of_them(tiny_model, dimensions):
     tiny_model.truncate_dim = dimensions
     assert encode_texts(tiny_model, TEXTS, "query").shape == (3, min(dimensions, 32))
 
 
-def test_an_empty_text_has_an_embedding_of_finite_numbers(tiny_model: RelevanceModel) -> None:
+def test_an_empty_text_has_an_embedding_of_finite_numbers(tiny_model):
     found = encode_texts(tiny_model, ["", *TEXTS, " "], "document")
     assert np.isfinite(found).all()
     np.testing.assert_allclose(np.linalg.norm(found, axis=1), 1.0, atol=1e-5)  # [CLS] [SEP]
@@ -39,11 +32,11 @@ def test_an_empty_text_has_an_embedding_of_finite_numbers(tiny_model: RelevanceM
 
 
 @pytest.mark.parametrize("texts", [["", *TEXTS, ""], ["", ""]])
-def test_a_text_without_any_token_has_the_embedding_zero(tiny_model: RelevanceModel, texts: list[str]) -> None:
+def test_a_text_without_any_token_has_the_embedding_zero(tiny_model, texts):
     from tokenizers.processors import TemplateProcessing
 
     tiny_model.tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single="$A", special_tokens=[])
-    done: list[int] = []
+    done = []
     found = encode_texts(tiny_model, texts, "document", progress=done.append)
     assert sum(done) == len(texts)
     assert not found[[0, -1]].any()
@@ -52,15 +45,15 @@ def test_a_text_without_any_token_has_the_embedding_zero(tiny_model: RelevanceMo
         np.testing.assert_allclose(found[1:-1], encode_texts(tiny_model, TEXTS, "document"), atol=1e-6)
 
 
-def test_a_repeated_text_is_encoded_once(tiny_model: RelevanceModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_repeated_text_is_encoded_once(tiny_model, monkeypatch):
     from bixse.encoders import encode
 
-    given: list[str] = []
+    given = []
     here = encode.encode_here
     monkeypatch.setattr(
         encode, "encode_here", lambda model, texts, *rest: (given.extend(texts), here(model, texts, *rest))[1]
     )
-    done: list[int] = []
+    done = []
     found = encode_texts(tiny_model, [TEXTS[0], TEXTS[1], TEXTS[0]], "query", progress=done.append)
     assert given == TEXTS[:2]
     assert sum(done) == 3

@@ -9,16 +9,11 @@ import sys
 import threading
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
-from typing import TYPE_CHECKING
 
 import pytest
 
 from bixse.encoders.loading.hub import check_hub_name
 from bixse.errors import ModelError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 CODE = """
 import json, sys, time
@@ -38,12 +33,12 @@ NO_NAMES = ["bm26", "BM25", "bm-25", "demo1", "Demo", "a b", "~/model", "runs\\m
 
 
 @contextmanager
-def hub(status: int, error: str) -> Iterator[tuple[str, list[str]]]:
+def hub(status, error):
     """A hub that gives every request the same answer: its address, and the files that were asked for."""
-    asked: list[str] = []
+    asked = []
 
     class Handler(BaseHTTPRequestHandler):
-        def do_HEAD(self) -> None:
+        def do_HEAD(self):
             if "/resolve/" in self.path:
                 asked.append(self.path)
             self.send_response(status)
@@ -51,10 +46,10 @@ def hub(status: int, error: str) -> Iterator[tuple[str, list[str]]]:
             self.send_header("Content-Length", "0")
             self.end_headers()
 
-        def do_GET(self) -> None:
+        def do_GET(self):
             self.do_HEAD()
 
-        def log_message(self, *_: object) -> None:
+        def log_message(self, *_):
             pass
 
     server = HTTPServer(("127.0.0.1", 0), Handler)
@@ -68,7 +63,7 @@ def hub(status: int, error: str) -> Iterator[tuple[str, list[str]]]:
         thread.join()
 
 
-def build(names: list[str], endpoint: str, folder: Path) -> tuple[list[float], list[str]]:
+def build(names, endpoint, folder):
     """Seconds and message of each model that cannot be built."""
     environment = {key: value for key, value in os.environ.items() if key != "HF_HUB_OFFLINE"}
     environment |= {"HF_ENDPOINT": endpoint, "HF_HOME": str(folder), "PYTHONPATH": os.pathsep.join(sys.path)}
@@ -80,7 +75,7 @@ def build(names: list[str], endpoint: str, folder: Path) -> tuple[list[float], l
     return [seconds for seconds, _ in found], [message for _, message in found]
 
 
-def test_a_model_that_the_hub_lacks_is_asked_for_once(tmp_path: Path) -> None:
+def test_a_model_that_the_hub_lacks_is_asked_for_once(tmp_path):
     with hub(404, "RepoNotFound") as (address, asked):
         seconds, messages = build(["owner/name", "name"], address, tmp_path)
     assert all("no such model on the hub" in message for message in messages)
@@ -88,7 +83,7 @@ def test_a_model_that_the_hub_lacks_is_asked_for_once(tmp_path: Path) -> None:
     assert max(seconds) < 5
 
 
-def test_a_hub_that_cannot_be_reached_is_not_tried_again_and_again(tmp_path: Path) -> None:
+def test_a_hub_that_cannot_be_reached_is_not_tried_again_and_again(tmp_path):
     with hub(404, "") as (address, _):
         pass  # nobody listens there any more
     seconds, messages = build(["owner/name"], address, tmp_path)
@@ -96,19 +91,19 @@ def test_a_hub_that_cannot_be_reached_is_not_tried_again_and_again(tmp_path: Pat
     assert seconds[0] < 5
 
 
-def test_what_can_be_no_name_is_refused_without_the_network(tmp_path: Path) -> None:
+def test_what_can_be_no_name_is_refused_without_the_network(tmp_path):
     with hub(404, "RepoNotFound") as (address, asked):
         _, messages = build(NO_NAMES, address, tmp_path)
     assert asked == []
     assert all("no such folder" in message for message in messages)
 
 
-def test_the_word_that_was_meant_is_named() -> None:
+def test_the_word_that_was_meant_is_named():
     with pytest.raises(ModelError, match="did you mean 'bm25'"):
         check_hub_name("bm26")
 
 
-def check(name: str, endpoint: str, **variables: str) -> str:
+def check(name, endpoint, **variables):
     """What a process of its own, with the network switched on, says of a name."""
     code = "import sys; from bixse.encoders.loading.hub import check_hub_name; check_hub_name(sys.argv[1])"
     environment = {**os.environ, "HF_ENDPOINT": endpoint, "HF_HUB_OFFLINE": "0", **variables}
@@ -118,13 +113,13 @@ def check(name: str, endpoint: str, **variables: str) -> str:
     return done.stderr
 
 
-def test_a_gated_model_is_left_to_the_libraries() -> None:
+def test_a_gated_model_is_left_to_the_libraries():
     with hub(403, "GatedRepo") as (address, asked):
         assert "ModelError" not in check("owner/name", address)
     assert asked
 
 
-def test_a_model_in_the_cache_of_sentence_transformers_is_not_asked_for(tmp_path: Path) -> None:
+def test_a_model_in_the_cache_of_sentence_transformers_is_not_asked_for(tmp_path):
     cached = tmp_path / "models--owner--name"
     for file, content in (("refs/main", "0" * 40), (f"snapshots/{'0' * 40}/config.json", "{}")):
         (cached / file).parent.mkdir(parents=True)

@@ -6,7 +6,6 @@ import subprocess
 import sys
 import textwrap
 import time
-from typing import TYPE_CHECKING
 
 import numpy as np
 import psutil
@@ -17,18 +16,12 @@ from bixse.encoders.encode import POOLS, encode_texts, encoding_device
 from bixse.encoders.pool import EncodePool, check_devices, encode_on, threads_each, warn_of_too_many
 from bixse.errors import BixseError, InputError
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from bixse.encoders.relevance_model import RelevanceModel
-
 WORDS = "copy move delete open read write list file folder tree".split()  # noqa: SIM905
 TEXTS = [" ".join(WORDS[(n + step) % 10] for step in range(n % 25)) + f" {n % 7}" for n in range(150)]
 
 
 @pytest.fixture(scope="module")
-def spread(tiny_model_path: Path) -> Iterator[RelevanceModel]:
+def spread(tiny_model_path):
     """A model whose texts two processes encode; they start once for all tests."""
     from bixse.encoders.relevance_model import RelevanceModel
 
@@ -39,7 +32,7 @@ def spread(tiny_model_path: Path) -> Iterator[RelevanceModel]:
 
 
 @pytest.mark.parametrize("device", ["gpu", "cuda:97", "", "mps:0"])
-def test_a_device_that_is_not_there(tiny_model: RelevanceModel, device: str) -> None:
+def test_a_device_that_is_not_there(tiny_model, device):
     with pytest.raises(InputError, match=r"device: got .*expected one of cpu"), encode_on(tiny_model, ["cpu", device]):
         pass
     with pytest.raises(InputError, match="device: got"):
@@ -59,9 +52,7 @@ def test_a_device_that_is_not_there(tiny_model: RelevanceModel, device: str) -> 
         (8, "8", 4, "4 processes of 8 threads on 8 cores"),
     ],
 )
-def test_too_many_processes_are_said(
-    monkeypatch: pytest.MonkeyPatch, cores: int, threads: str, processes: int, said: str | None
-) -> None:
+def test_too_many_processes_are_said(monkeypatch, cores, threads, processes, said):
     monkeypatch.setattr(pool_module, "cores", lambda: cores)
     monkeypatch.setenv("OMP_NUM_THREADS", threads)
     found = warn_of_too_many(["cpu"] * processes)
@@ -74,18 +65,16 @@ def test_too_many_processes_are_said(
 
 
 @pytest.mark.parametrize("wanted", ["0", "x", "-1", "1,2"])
-def test_a_strange_number_of_threads_is_an_even_share(monkeypatch: pytest.MonkeyPatch, wanted: str) -> None:
+def test_a_strange_number_of_threads_is_an_even_share(monkeypatch, wanted):
     monkeypatch.setattr(pool_module, "cores", lambda: 8)
     monkeypatch.setenv("OMP_NUM_THREADS", wanted)
     assert threads_each(["cpu"] * 4) == 2
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_two_processes_give_the_embeddings_of_one(
-    spread: RelevanceModel, tiny_model: RelevanceModel, precision: str, bf16_distance: Callable[..., float]
-) -> None:
+def test_two_processes_give_the_embeddings_of_one(spread, tiny_model, precision, bf16_distance):
     """In bf16 up to rounding: texts are padded in other company. Two layers have eight products each."""
-    done: list[int] = []
+    done = []
     texts = [*TEXTS, *TEXTS[:3], ""]
     found = encode_texts(spread, texts, "document", precision, progress=done.append)
     apart = np.linalg.norm(found - encode_texts(tiny_model, texts, "document", precision), axis=1).max()
@@ -98,7 +87,7 @@ def test_two_processes_give_the_embeddings_of_one(
 
 
 @pytest.mark.precision("float32")
-def test_a_prompt_that_was_changed_later_is_used(spread: RelevanceModel, tiny_model: RelevanceModel) -> None:
+def test_a_prompt_that_was_changed_later_is_used(spread, tiny_model):
     before = spread.prompts
     try:
         for model in (spread, tiny_model):
@@ -110,13 +99,13 @@ def test_a_prompt_that_was_changed_later_is_used(spread: RelevanceModel, tiny_mo
         spread.prompts = before
 
 
-def test_few_texts_stay_in_this_process(spread: RelevanceModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_texts_stay_in_this_process(spread, monkeypatch):
     monkeypatch.setattr(EncodePool, "encode", None)
     assert encode_texts(spread, TEXTS[:5], "query").shape == (5, 32)
 
 
 @pytest.mark.precision("float32")
-def test_an_error_in_a_process_is_raised_here(spread: RelevanceModel, tiny_model: RelevanceModel) -> None:
+def test_an_error_in_a_process_is_raised_here(spread, tiny_model):
     with pytest.raises(Exception, match="int"):
         encode_texts(spread, [*TEXTS, 5], "document")  # type: ignore[list-item]
     np.testing.assert_allclose(
@@ -124,7 +113,7 @@ def test_an_error_in_a_process_is_raised_here(spread: RelevanceModel, tiny_model
     )
 
 
-def test_no_process_is_started_without_need(tiny_model: RelevanceModel) -> None:
+def test_no_process_is_started_without_need(tiny_model):
     with encode_on(tiny_model, ["cpu", "cpu"]):
         encode_texts(tiny_model, TEXTS[:3], "query")
         assert POOLS[tiny_model]._executor is None  # type: ignore[attr-defined]
@@ -133,7 +122,7 @@ def test_no_process_is_started_without_need(tiny_model: RelevanceModel) -> None:
             assert tiny_model not in POOLS
 
 
-def test_a_killed_process_is_said_and_later_ones_are_started(spread: RelevanceModel) -> None:
+def test_a_killed_process_is_said_and_later_ones_are_started(spread):
     encode_texts(spread, TEXTS, "document")
     for process in psutil.Process().children():
         if "spawn_main" in " ".join(process.cmdline()):
@@ -144,7 +133,7 @@ def test_a_killed_process_is_said_and_later_ones_are_started(spread: RelevanceMo
 
 
 @pytest.mark.slow
-def test_processes_end_with_the_one_that_started_them(tiny_model_path: Path, tmp_path: Path) -> None:
+def test_processes_end_with_the_one_that_started_them(tiny_model_path, tmp_path):
     script = tmp_path / "parent.py"
     script.write_text(
         textwrap.dedent(
@@ -177,7 +166,7 @@ def test_processes_end_with_the_one_that_started_them(tiny_model_path: Path, tmp
 
 
 @pytest.mark.slow
-def test_minilm_in_two_processes() -> None:
+def test_minilm_in_two_processes():
     from bixse.data.pydocs.collection import load_pydocs
     from bixse.encoders.loading.build import build_encoder
 

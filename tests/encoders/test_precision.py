@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -24,12 +23,6 @@ from bixse.encoders.loading.precision import (
 from bixse.encoders.lora import add_lora, merge_lora
 from bixse.errors import InputError
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from bixse.encoders.relevance_model import RelevanceModel
-
 TEXTS = ["copy a file", "sort the list of words by time and date", "open", "wait for the process in a thread"]
 LAYERS, PRODUCTS = 2, 8
 """Of the tiny encoders: layers, and matrix products of one (query, key, value, scores, mix, output, two of the MLP)."""
@@ -37,7 +30,7 @@ LAYERS, PRODUCTS = 2, 8
 
 class TestRefused:
     @pytest.mark.parametrize("value", ["bf16", "half", "float16", "1", "Float32"])
-    def test_values_that_are_no_precision(self, monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    def test_values_that_are_no_precision(self, monkeypatch, value):
         for ask in (lambda: resolve_precision(value), lambda: use_precision(value).__enter__()):
             with pytest.raises(InputError, match=f"precision: got '{value}'; expected one of auto, float32, bfloat16"):
                 ask()
@@ -49,7 +42,7 @@ class TestRefused:
 
 
 class TestWhoDecides:
-    def test_the_processor_where_nothing_is_set(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_the_processor_where_nothing_is_set(self, monkeypatch):
         for nothing in (None, "", "auto"):
             if nothing is None:
                 monkeypatch.delenv(PRECISION_VARIABLE)
@@ -59,10 +52,10 @@ class TestWhoDecides:
                 monkeypatch.setattr(module, "bf16_is_fast", lambda device, fast=fast: fast)
                 assert resolve_precision(device="cpu") == resolve_precision("auto", "cpu") == expected
 
-    def test_no_device_but_these_is_fast(self) -> None:
+    def test_no_device_but_these_is_fast(self):
         assert not bf16_is_fast("meta")
 
-    def test_the_variable_and_then_who_asks(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_the_variable_and_then_who_asks(self, monkeypatch):
         for value, other in (("float32", "bfloat16"), ("bfloat16", "float32")):
             monkeypatch.setenv(PRECISION_VARIABLE, value)
             assert resolve_precision() == resolve_precision("auto") == value
@@ -73,41 +66,33 @@ class TestWhoDecides:
                     assert resolve_precision() == other, "auto changes nothing"
             assert resolve_precision() == value
 
-    def test_what_was_set_comes_back_after_an_error(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_what_was_set_comes_back_after_an_error(self, monkeypatch):
         monkeypatch.delenv(PRECISION_VARIABLE)
         with pytest.raises(KeyError), use_precision("bfloat16"):
             raise KeyError
         assert precision_setting() == "auto"
 
     @pytest.mark.parametrize("wanted", ["float32", "bfloat16"])
-    def test_processes_that_are_started_compute_alike(self, wanted: str) -> None:
+    def test_processes_that_are_started_compute_alike(self, wanted):
         code = "from bixse.encoders.loading.precision import resolve_precision; print(resolve_precision())"
         with use_precision(wanted):
             done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
         assert done.stdout.strip() == wanted
 
 
-def distances(some: np.ndarray, others: np.ndarray) -> np.ndarray:
+def distances(some, others):
     return np.linalg.norm(some - others, axis=1)
 
 
 class TestBfloat16:
-    def test_embeddings_differ_by_rounding_alone(
-        self, tiny_model: RelevanceModel, bf16_distance: Callable[..., float]
-    ) -> None:
+    def test_embeddings_differ_by_rounding_alone(self, tiny_model, bf16_distance):
         exact, rounded = (encode_texts(tiny_model, TEXTS, "document", precision=p) for p in ("float32", "bfloat16"))
         apart = distances(exact, rounded)
         assert rounded.dtype == np.float32
         assert 1e-5 < apart.max() < bf16_distance(LAYERS * PRODUCTS)
 
     @pytest.mark.parametrize("kind", ["llama", "bert"])
-    def test_merged_adapters_differ_by_rounding_alone(
-        self,
-        decoder_path: Callable[[str], Path],
-        tiny_model_path: Path,
-        kind: str,
-        bf16_distance: Callable[..., float],
-    ) -> None:
+    def test_merged_adapters_differ_by_rounding_alone(self, decoder_path, tiny_model_path, kind, bf16_distance):
         """W x + B A x is rounded in other places than (W + B A) x: two products more for each one with adapters."""
         model = build_encoder(tiny_model_path if kind == "bert" else decoder_path(kind), device="cpu")
         add_lora(model, rank=4)
@@ -123,9 +108,7 @@ class TestBfloat16:
         assert distances(after[1], before[1]).max() < bf16_distance(LAYERS * PRODUCTS * 3, computations=2)
 
     @pytest.mark.parametrize("stored", [torch.bfloat16, torch.float16])
-    def test_weights_that_are_stored_in_half_are_float32_where_that_is_computed_in(
-        self, tiny_model: RelevanceModel, tmp_path: Path, stored: torch.dtype
-    ) -> None:
+    def test_weights_that_are_stored_in_half_are_float32_where_that_is_computed_in(self, tiny_model, tmp_path, stored):
         tiny_model.to(stored).save_pretrained(str(tmp_path))
         found = {}
         for wanted in ("float32", "bfloat16"):
@@ -134,7 +117,7 @@ class TestBfloat16:
                 found[wanted] = {parameter.dtype for parameter in model.parameters()}
         assert found == {"float32": {torch.float32}, "bfloat16": {stored}}
 
-    def test_frozen_weights_stay_as_they_are(self, tiny_model: RelevanceModel) -> None:
+    def test_frozen_weights_stay_as_they_are(self, tiny_model):
         tiny_model.bfloat16()
         frozen, *trained = tiny_model.parameters()
         frozen.requires_grad = False

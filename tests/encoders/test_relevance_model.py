@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -11,42 +10,35 @@ from bixse.encoders.head import RelevanceHead
 from bixse.encoders.loading.build import load_relevance_model
 from bixse.errors import InputError, ModelError
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from bixse.encoders.relevance_model import RelevanceModel
-
 TEXTS = ["copy a file", "sleep in a thread", "move a folder"]
 
 
-def test_a_model_without_a_head(tiny_model: RelevanceModel, tiny_model_path: Path) -> None:
+def test_a_model_without_a_head(tiny_model, tiny_model_path):
     with pytest.raises(ModelError, match="without a relevance head"):
         tiny_model.relevance("copy", TEXTS)
     with pytest.raises(ModelError, match="run `bixse calibrate"):
         load_relevance_model(tiny_model_path)
 
 
-def test_one_string_is_no_list_of_documents(tiny_model: RelevanceModel) -> None:
+def test_one_string_is_no_list_of_documents(tiny_model):
     tiny_model.head = RelevanceHead(20.0, -10.0)
     with pytest.raises(InputError, match=r"write \[document\]"):
         tiny_model.relevance("copy", "one document")
 
 
-def test_no_documents(tiny_model: RelevanceModel) -> None:
+def test_no_documents(tiny_model):
     tiny_model.head = RelevanceHead(20.0, -10.0)
     assert tiny_model.relevance("copy", []).shape == (0,)
 
 
-def test_probabilities_are_the_sigmoid_of_the_scaled_cosine(tiny_model: RelevanceModel) -> None:
+def test_probabilities_are_the_sigmoid_of_the_scaled_cosine(tiny_model):
     tiny_model.head = RelevanceHead(20.0, -15.0, slope=0.5, intercept=1.0)
     vectors = tiny_model.encode(["copy", *TEXTS], normalize_embeddings=True).astype(np.float64)
     logits = 0.5 * (20 * vectors[1:] @ vectors[0] - 15) + 1
     np.testing.assert_allclose(tiny_model.relevance("copy", TEXTS), 1 / (1 + np.exp(-logits)), atol=2e-3)
 
 
-def test_the_head_is_saved_in_the_folder_and_plain_sentence_transformers_loads_it(
-    tiny_model: RelevanceModel, tmp_path: Path
-) -> None:
+def test_the_head_is_saved_in_the_folder_and_plain_sentence_transformers_loads_it(tiny_model, tmp_path):
     tiny_model.head = RelevanceHead(20.0, -15.0, 0.5, 1.0, "100 pairs")
     tiny_model.save_pretrained(str(tmp_path))
     again = load_relevance_model(tmp_path, device="cpu")
@@ -58,7 +50,7 @@ def test_the_head_is_saved_in_the_folder_and_plain_sentence_transformers_loads_i
 
 @pytest.mark.parametrize("key", ["logit_scale", "logit_bias", "slope", "intercept"])
 @pytest.mark.parametrize("value", [None, "1", [1], float("nan"), float("inf")])
-def test_a_damaged_head(tmp_path: Path, key: str, value: object) -> None:
+def test_a_damaged_head(tmp_path, key, value):
     RelevanceHead(20.0, -10.0).save(tmp_path)
     path = tmp_path / "relevance_head.json"
     content = json.loads(path.read_text())
@@ -71,7 +63,7 @@ def test_a_damaged_head(tmp_path: Path, key: str, value: object) -> None:
         RelevanceHead.load(tmp_path)
 
 
-def test_probabilities_stay_in_range_at_the_ends() -> None:
+def test_probabilities_stay_in_range_at_the_ends():
     head = RelevanceHead(1000.0, 0.0)
     assert (head.probability(1.0), head.probability(-1.0)) == (1.0, 0.0)
     np.testing.assert_array_equal(head.probability(np.array([-1.0, 0.0, 1.0])), [0.0, 0.5, 1.0])

@@ -21,21 +21,21 @@ PUBLISHED = Path(__file__).parents[2].parent / "shared" / "data" / "llmjudge"
 SCALE = GradeScale(0, 3)
 
 
-def labels(name: str, grades: dict[tuple[str, str], float], scale: GradeScale = SCALE, **more) -> Labels:
+def labels(name, grades, scale=SCALE, **more):
     return Labels(name, name, scale, grades, {pair: scale.to_relevance(g) for pair, g in grades.items()}, **more)
 
 
-def pairs(grades: list[float], queries: int = 2) -> dict[tuple[str, str], float]:
+def pairs(grades, queries=2):
     return {(f"q{i % queries}", f"d{i}"): float(grade) for i, grade in enumerate(grades)}
 
 
 @pytest.fixture(scope="module")
-def human() -> Labels:
+def human():
     return read_labels(SMALL / "human.qrels.txt", SCALE)
 
 
 @pytest.fixture(scope="module")
-def judges() -> list[Labels]:
+def judges():
     return [read_labels(SMALL / f"{name}.txt", SCALE) for name in ("careful", "careless")]
 
 

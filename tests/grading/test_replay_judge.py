@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from typing import TYPE_CHECKING, Any
 
 import pyarrow.parquet as pq
 import pytest
@@ -17,11 +16,6 @@ from bixse.grading.replay.known_judgements import KnownJudgements
 from bixse.grading.replay.replay_judge import ReplayJudge, answer_of, open_replay
 from bixse.grading.rubrics import load_rubric
 from bixse.relevance import GradeScale
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from bixse.grading.judge import Judge
 
 SCALE = GradeScale(0, 3)
 UMBRELA = {
@@ -42,17 +36,17 @@ LIGHTBLUE = {
 }
 
 
-def write(folder: Path, *rows: Any, name: str = "judged.jsonl") -> Path:
+def write(folder, *rows, name="judged.jsonl"):
     path = folder / name
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return path
 
 
-def judged(query: str, document: str, value: float | None = 2.0, **rest: Any) -> Judgement:
+def judged(query, document, value=2.0, **rest):
     return Judgement(f"id of {query}", f"id of {document}", SCALE, query, document, value, **rest)
 
 
-def ask(judge: ReplayJudge, query: str, document: str, ids: tuple[str, str] = ("1", "2"), **rest: Any) -> Answer:
+def ask(judge, query, document, ids=("1", "2"), **rest):
     question = Question(*ids, query, document, **rest)
     ((asked, answer),) = judge.answers([question])
     assert asked is question
@@ -73,12 +67,12 @@ def ask(judge: ReplayJudge, query: str, document: str, ids: tuple[str, str] = ("
         ("replay:qrels:gone.txt", "got no scale"),
     ],
 )
-def test_what_names_no_judgements_is_refused(spec: str, message: str) -> None:
+def test_what_names_no_judgements_is_refused(spec, message):
     with pytest.raises(InputError, match=message):
         open_replay(spec)
 
 
-def test_options_a_format_does_not_take_are_refused(tmp_path: Path) -> None:
+def test_options_a_format_does_not_take_are_refused(tmp_path):
     path = write(tmp_path, UMBRELA)
     with pytest.raises(InputError, match=r"got a collection; expected none.*it belongs to replay:qrels"):
         open_replay(f"replay:umbrela:{path}", collection=tmp_path)
@@ -90,13 +84,13 @@ def test_options_a_format_does_not_take_are_refused(tmp_path: Path) -> None:
         open_replay(f"replay:flagembedding:{write(tmp_path, {'query': 'q', 'pos': ['p']}, name='bge.jsonl')}")
 
 
-def test_a_path_may_hold_colons(tmp_path: Path) -> None:
+def test_a_path_may_hold_colons(tmp_path):
     judge = open_replay(f"replay:umbrela:{write(tmp_path, UMBRELA, name='a:b.jsonl')}")
     assert judge.name == "replay:umbrela:a:b.jsonl"
     assert [pair.query for pair in judge.pairs()] == [UMBRELA["query"]]
 
 
-def test_faults_and_warnings_come_through(tmp_path: Path) -> None:
+def test_faults_and_warnings_come_through(tmp_path):
     with pytest.raises(InvalidFileError, match="row 2, column 'judgment'"):
         open_replay(f"replay:umbrela:{write(tmp_path, UMBRELA, {**UMBRELA, 'judgment': 'high'})}")
     judge = open_replay(f"replay:umbrela:{write(tmp_path, UMBRELA, {**UMBRELA, 'query': 'b', 'judgment': 7})}")
@@ -106,7 +100,7 @@ def test_faults_and_warnings_come_through(tmp_path: Path) -> None:
 # --- answers
 
 
-def test_umbrela_is_replayed_with_its_pairs(tmp_path: Path) -> None:
+def test_umbrela_is_replayed_with_its_pairs(tmp_path):
     failed = {**UMBRELA, "query": "b", "judgment": 0, "result_status": 0}
     judge = open_replay(f"replay:umbrela:{write(tmp_path, UMBRELA, failed)}")
     pairs = list(judge.pairs())
@@ -119,7 +113,7 @@ def test_umbrela_is_replayed_with_its_pairs(tmp_path: Path) -> None:
     judge.close()
 
 
-def test_a_pair_that_is_not_there_fails_with_its_reason() -> None:
+def test_a_pair_that_is_not_there_fails_with_its_reason():
     judge = ReplayJudge([judged("a", "b"), Judgement("q", "d", SCALE, grade=1.0)])
     assert ask(judge, "a", "b").grade == 2.0
     for query, document in (("a", "c"), ("c", "b"), ("ab", ""), ("", "ab"), ("b", "a")):
@@ -129,7 +123,7 @@ def test_a_pair_that_is_not_there_fails_with_its_reason() -> None:
     assert ask(judge, "a", "b cut", ids=("id of a", "id of b")).detail.endswith("its ids are, with other texts")
 
 
-def test_ids_find_only_judgements_without_texts() -> None:
+def test_ids_find_only_judgements_without_texts():
     judge = ReplayJudge([Judgement("1", "2", SCALE, grade=1.0), judged("a", "b", 3.0)])
     assert ask(judge, "any", "texts", ids=("1", "2")).grade == 1.0
     assert ask(judge, "any", "texts", ids=("2", "1")).status == "failed"
@@ -139,12 +133,12 @@ def test_ids_find_only_judgements_without_texts() -> None:
         list(judge.pairs())
 
 
-def test_nothing_is_asked_twice() -> None:
+def test_nothing_is_asked_twice():
     answer = ask(ReplayJudge([judged("a", "b")]), "a", "b", repeat=1)
     assert (answer.status, answer.detail) == ("failed", "existing judgements cannot be asked a second time")
 
 
-def test_two_grades_of_the_same_texts_are_no_grade() -> None:
+def test_two_grades_of_the_same_texts_are_no_grade():
     rows = [
         judged("a", "b", 1.0, row=1),
         judged("a", "b", 2.0, row=2),
@@ -163,7 +157,7 @@ def test_two_grades_of_the_same_texts_are_no_grade() -> None:
     assert [pair.document_id for pair in judge.pairs()] == ["id of b", "id of c", "ids"]
 
 
-def test_a_grade_takes_the_place_of_a_failure_and_repeats_are_kept_once() -> None:
+def test_a_grade_takes_the_place_of_a_failure_and_repeats_are_kept_once():
     failed = judged("a", "b", None, status="no-option", detail="nothing read")
     for rows in ([failed, judged("a", "b")], [judged("a", "b"), failed], [judged("a", "b"), judged("a", "b", 2.01)]):
         judge = ReplayJudge(rows)
@@ -172,7 +166,7 @@ def test_a_grade_takes_the_place_of_a_failure_and_repeats_are_kept_once() -> Non
         assert "1 judgements of pairs that were judged before; 0 pairs have two" in judge.warnings[-1]
 
 
-def test_ids_with_two_texts_are_faults() -> None:
+def test_ids_with_two_texts_are_faults():
     rows = [judged("a", "b", row=1), Judgement("id of a", "id of b", SCALE, "a", "other", 1.0, row=2)]
     with pytest.raises(InvalidFileError, match=r"row 2, column 'ids': got query 'id of a', .* other texts in row 1"):
         ReplayJudge(rows)
@@ -181,7 +175,7 @@ def test_ids_with_two_texts_are_faults() -> None:
 # --- probabilities
 
 
-def test_both_orders_of_lightblue_and_their_mean(tmp_path: Path) -> None:
+def test_both_orders_of_lightblue_and_their_mean(tmp_path):
     judge = open_replay(f"replay:lightblue:{write(tmp_path, LIGHTBLUE)}")
     texts = LIGHTBLUE["question"], LIGHTBLUE["context"]
     first, second, both = (ask(judge, *texts, order=order) for order in ("document-query", "query-document", ""))
@@ -209,19 +203,19 @@ def test_both_orders_of_lightblue_and_their_mean(tmp_path: Path) -> None:
         ((0.3, 0.3, 0.2, 0.1), 1.0 / 0.9, 1.0 / 0.9),
     ],
 )
-def test_bounds_of_what_was_not_returned(probabilities: tuple[float, ...], low: float, high: float) -> None:
+def test_bounds_of_what_was_not_returned(probabilities, low, high):
     """Against the extremes worked out by hand: hidden grades share 1 - sum, none above the least that was listed."""
     row = Judgement("q", "d", SCALE, grade=1.0, probabilities=probabilities)
     answer = answer_of(row)
     assert (answer.low, answer.high) == (pytest.approx(low), pytest.approx(high))
 
 
-def test_bounds_that_the_row_states_are_kept() -> None:
+def test_bounds_that_the_row_states_are_kept():
     answer = answer_of(judged("a", "b", 2.0, low=1.5, high=2.25))
     assert (answer.low, answer.grade, answer.high) == (1.5, 2.0, 2.25)
 
 
-def test_every_status_of_a_reader_is_one_of_a_judge() -> None:
+def test_every_status_of_a_reader_is_one_of_a_judge():
     for status in ("no-option", "off-scale", "no-probabilities", "ambiguous"):
         assert status in STATUSES
         assert answer_of(judged("a", "b", None, status=status)).status == status
@@ -230,7 +224,7 @@ def test_every_status_of_a_reader_is_one_of_a_judge() -> None:
 # --- a judge like any other
 
 
-def test_identity_changes_with_content_map_and_scale_and_holds_no_path(tmp_path: Path) -> None:
+def test_identity_changes_with_content_map_and_scale_and_holds_no_path(tmp_path):
     bge = {"query": "q", "pos": ["p"], "neg": ["n"], "pos_scores": [0.75], "neg_scores": [0.25]}
     path = write(tmp_path, bge, name="bge.jsonl")
     first = open_replay(f"replay:flagembedding:{path}", score_map="prob").identity
@@ -244,7 +238,7 @@ def test_identity_changes_with_content_map_and_scale_and_holds_no_path(tmp_path:
     assert open_replay(f"replay:flagembedding:{path}", score_map="prob").identity != first
 
 
-def test_qrels_with_the_texts_of_a_collection(tmp_path: Path) -> None:
+def test_qrels_with_the_texts_of_a_collection(tmp_path):
     toy = Collection("toy", {"d1": Document("copy", "copies"), "d2": Document("", "walks")}, {"q1": "copy a file"})
     save_collection(toy, tmp_path / "toy")
     qrels = tmp_path / "judge.txt"
@@ -260,15 +254,15 @@ def test_qrels_with_the_texts_of_a_collection(tmp_path: Path) -> None:
     assert ask(by_ids, "any", "text", ids=("q1", "d1")).grade == 3.0
 
 
-def test_a_rubric_must_be_on_the_scale_of_the_judgements() -> None:
+def test_a_rubric_must_be_on_the_scale_of_the_judgements():
     assert ReplayJudge([judged("a", "b")], load_rubric("trec-dl-0-3")).scale == SCALE
     with pytest.raises(InputError, match="got judgements on the scale 0 to 3; expected 1 to 5"):
         ReplayJudge([judged("a", "b")], load_rubric("relatedness-1-5"))
 
 
-def test_grading_by_replay_end_to_end(tmp_path: Path) -> None:
+def test_grading_by_replay_end_to_end(tmp_path):
     rows = [LIGHTBLUE, {**LIGHTBLUE, "context": "a market", "32B_score_probs": [0.0] * 5}]
-    judge: Judge = open_replay(f"replay:lightblue:{write(tmp_path, *rows)}")
+    judge = open_replay(f"replay:lightblue:{write(tmp_path, *rows)}")
     assert isinstance(judge, ReplayJudge)
     result = grade(list(judge.pairs()), judge, tmp_path / "out")
     assert result.summary["statuses"] == {"graded": 1, "no-probabilities": 1}
@@ -282,11 +276,11 @@ def test_grading_by_replay_end_to_end(tmp_path: Path) -> None:
     assert graded.relevance == pytest.approx(row["relevance"])
 
 
-def test_a_full_disk_is_a_storage_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_a_storage_error(tmp_path, monkeypatch):
     known = KnownJudgements(tmp_path / "judged.jsonl")
 
     class Full:
-        def execute(self, *_: Any) -> None:
+        def execute(self, *_):
             raise sqlite3.OperationalError("database or disk is full")
 
     monkeypatch.setattr(known, "_file", Full())
@@ -294,7 +288,7 @@ def test_a_full_disk_is_a_storage_error(tmp_path: Path, monkeypatch: pytest.Monk
         known.fill([judged("a", "b")])
 
 
-def test_many_judgements_are_found_again() -> None:
+def test_many_judgements_are_found_again():
     rows = [judged(f"q{i % 97}", f"d{i}", float(i % 4)) for i in range(5000)]
     judge = ReplayJudge(rows)
     questions = [Question("", "", row.query or "", row.document or "") for row in reversed(rows)]

@@ -6,7 +6,6 @@ import json
 import shutil
 from collections import defaultdict
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
 
 import pyarrow.parquet
 import pytest
@@ -22,32 +21,33 @@ from bixse.evaluation.tasks import collection_task
 from bixse.mining import mine as mine_module
 from bixse.mining import searching
 from bixse.mining.candidates import fuse
-from bixse.mining.mine import MineResult, mine
+from bixse.mining.mine import mine
 from bixse.mining.mine_settings import MineConfig
-from bixse.mining.mined_pairs import MinedPair, load_mined_pairs
+from bixse.mining.mined_pairs import load_mined_pairs
 from bixse.retrieval.bm25 import BM25
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SEARCH = BM25.search
 
 
-def by_query(folder: Path) -> dict[str, list[MinedPair]]:
+def by_query(folder):
     found = defaultdict(list)
     for pair in load_mined_pairs(folder):
         found[pair.query_id].append(pair)
     return dict(found)
 
 
-def files_of(folder: Path) -> dict[str, bytes]:
+def changed(config, **settings):
+    return MineConfig(**{**config.model_dump(), **settings})
+
+
+def files_of(folder):
     return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
 
 
 # --- what cannot be mined
 
 
-def test_an_unknown_retriever_leaves_no_folder(collection: Path, tmp_path: Path) -> None:
+def test_an_unknown_retriever_leaves_no_folder(collection, tmp_path):
     for name, error, said in (
         ("bm-25", InputError, "did you mean 'bm25'"),
         ("no/such/model", ModelError, "got no such folder"),
@@ -57,7 +57,7 @@ def test_an_unknown_retriever_leaves_no_folder(collection: Path, tmp_path: Path)
     assert not (tmp_path / "out").exists()
 
 
-def test_no_candidate_for_any_query(collection: Path, tmp_path: Path) -> None:
+def test_no_candidate_for_any_query(collection, tmp_path):
     queries = tmp_path / "q.jsonl"
     queries.write_text('{"_id": "a", "text": "weather tomorrow"}\n{"_id": "b", "text": "..."}\n')
     config = MineConfig(corpus=collection / "corpus.jsonl", queries=queries)
@@ -67,9 +67,7 @@ def test_no_candidate_for_any_query(collection: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "out" / "pairs.parquet").exists()
 
 
-def test_a_run_in_other_numbers_is_another_run(
-    collection: Path, tiny_model_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_in_other_numbers_is_another_run(collection, tiny_model_path, tmp_path, monkeypatch):
     with_model = MineConfig(collection=collection, retrievers=(str(tiny_model_path),), max_length=16)
     words = MineConfig(collection=collection, retrievers=("bm25",))
     for config, out in ((with_model, tmp_path / "model"), (words, tmp_path / "words")):
@@ -80,21 +78,21 @@ def test_a_run_in_other_numbers_is_another_run(
     assert mine(words, tmp_path / "words").reused, "BM25 computes with no model"
 
 
-def test_another_run_is_never_overwritten(collection: Path, tmp_path: Path) -> None:
+def test_another_run_is_never_overwritten(collection, tmp_path):
     config, out = MineConfig(collection=collection, split="train"), tmp_path / "out"
     mine(config, out)
     before = files_of(out)
-    for other in (replace(config, seed=1), replace(config, strategy="top"), replace(config, per_query=3)):
+    for other in (changed(config, seed=1), changed(config, strategy="top"), changed(config, per_query=3)):
         with pytest.raises(OutputExistsError, match="changed: "):
             mine(other, out)
     with pytest.raises(OutputExistsError, match="format"):
-        mine(config, out, "csv")
+        mine(changed(config, format="csv"), out)
     with pytest.raises(OutputExistsError, match="files that are no run of bixse"):
         mine(config, collection)
     assert files_of(out) == before
 
 
-def test_finished_results_that_were_removed(collection: Path, tmp_path: Path) -> None:
+def test_finished_results_that_were_removed(collection, tmp_path):
     config, out = MineConfig(collection=collection, split="train"), tmp_path / "out"
     mine(config, out)
     (out / "pairs.parquet").unlink()
@@ -105,7 +103,7 @@ def test_finished_results_that_were_removed(collection: Path, tmp_path: Path) ->
 # --- what is mined
 
 
-def test_files_columns_and_runs(collection: Path, tmp_path: Path) -> None:
+def test_files_columns_and_runs(collection, tmp_path):
     out = tmp_path / "out"
     result = mine(MineConfig(collection=collection, split="train", task="pages", per_query=4), out)
     assert sorted(path.name for path in out.iterdir()) == ["pairs.parquet", "run.bm25.trec", "run.json"]
@@ -121,7 +119,7 @@ def test_files_columns_and_runs(collection: Path, tmp_path: Path) -> None:
     assert set(record["inputs"]) == {"corpus", "queries", "qrels/train"}
 
 
-def test_top_is_the_run_without_copies(collection: Path, tmp_path: Path) -> None:
+def test_top_is_the_run_without_copies(collection, tmp_path):
     out = tmp_path / "out"
     result = mine(MineConfig(collection=collection, strategy="top", per_query=5), out)
     documents = {row["_id"]: row["text"].strip() for row in map(json.loads, (collection / "corpus.jsonl").open())}
@@ -138,10 +136,10 @@ def test_top_is_the_run_without_copies(collection: Path, tmp_path: Path) -> None
     assert result.copies == 10  # "copy the file" is there twice and has the word of every query
 
 
-def test_hard_negatives_are_the_best_unknown(collection: Path, tmp_path: Path) -> None:
+def test_hard_negatives_are_the_best_unknown(collection, tmp_path):
     plain = MineConfig(collection=collection, split="train", strategy="top", per_query=5)
     mine(plain, tmp_path / "top")
-    result = mine(replace(plain, strategy="hard-negatives", per_query=3, exclude_judged="train"), tmp_path / "hard")
+    result = mine(changed(plain, strategy="hard-negatives", per_query=3, exclude_judged="train"), tmp_path / "hard")
     top, hard = by_query(tmp_path / "top"), by_query(tmp_path / "hard")
     for query_id, pairs in hard.items():
         verb = query_id[2:]
@@ -154,7 +152,7 @@ def test_hard_negatives_are_the_best_unknown(collection: Path, tmp_path: Path) -
     assert result.known == 13  # two judged a query, and the copy of one
 
 
-def test_queries_without_candidates_are_listed_and_few_are_counted(collection: Path, tmp_path: Path) -> None:
+def test_queries_without_candidates_are_listed_and_few_are_counted(collection, tmp_path):
     with (collection / "queries.jsonl").open("a") as file:
         file.write('{"_id": "strange", "text": "weather"}\n{"_id": "dots", "text": "..."}\n')
         file.write('{"_id": "tree", "text": "tree disk"}\n')
@@ -167,37 +165,37 @@ def test_queries_without_candidates_are_listed_and_few_are_counted(collection: P
     assert reused == replace(result, reused=True)
 
 
-def test_exclude_self(collection: Path, tmp_path: Path) -> None:
+def test_exclude_self(collection, tmp_path):
     queries = tmp_path / "q.jsonl"
     queries.write_text('{"_id": "copy-tree", "text": "copy tree"}\n')
     config = MineConfig(corpus=collection / "corpus.jsonl", queries=queries, strategy="top")
     mine(config, tmp_path / "with")
-    mine(replace(config, exclude_self=True), tmp_path / "without")
+    mine(changed(config, exclude_self=True), tmp_path / "without")
     found = [[pair.document_id for pair in load_mined_pairs(tmp_path / name)] for name in ("with", "without")]
     assert found[0][0] == "copy-tree"
     assert "copy-tree" not in found[1]
 
 
 @pytest.mark.parametrize("strategy", ["spread", "one"])
-def test_a_query_gets_the_same_documents_in_any_company(collection: Path, tmp_path: Path, strategy: Any) -> None:
+def test_a_query_gets_the_same_documents_in_any_company(collection, tmp_path, strategy):
     config = MineConfig(collection=collection, strategy=strategy, seed=3)
     mine(config, tmp_path / "all")
     lines = (collection / "queries.jsonl").read_text().splitlines()
     (collection / "queries.jsonl").write_text("\n".join(reversed(lines)))
     mine(config, tmp_path / "turned")
-    mine(replace(config, split="test"), tmp_path / "two")
-    mine(replace(config, max_queries=4), tmp_path / "four")
+    mine(changed(config, split="test"), tmp_path / "two")
+    mine(changed(config, max_queries=4), tmp_path / "four")
     everything = by_query(tmp_path / "all")
     assert by_query(tmp_path / "turned") == everything
     for name, count in (("two", 2), ("four", 4)):
         fewer = by_query(tmp_path / name)
         assert len(fewer) == count
         assert fewer.items() <= everything.items()
-    mine(replace(config, seed=4), tmp_path / "other")
+    mine(changed(config, seed=4), tmp_path / "other")
     assert by_query(tmp_path / "other") != everything
 
 
-def test_the_same_files_elsewhere_are_the_same_run(collection: Path, tmp_path: Path) -> None:
+def test_the_same_files_elsewhere_are_the_same_run(collection, tmp_path):
     mine(MineConfig(collection=collection), tmp_path / "out")
     collection.rename(tmp_path / "moved")
     assert mine(MineConfig(collection=tmp_path / "moved"), tmp_path / "out").reused
@@ -206,9 +204,7 @@ def test_the_same_files_elsewhere_are_the_same_run(collection: Path, tmp_path: P
 # --- encoders
 
 
-def test_an_encoder_beside_bm25(
-    collection: Path, tmp_path: Path, tiny_model_path: Path, cache_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_encoder_beside_bm25(collection, tmp_path, tiny_model_path, cache_path, monkeypatch):
     config = MineConfig(collection=collection, split="train", retrievers=("bm25", str(tiny_model_path)), depth=20)
     out = tmp_path / "out"
     result = mine(config, out)
@@ -225,25 +221,23 @@ def test_an_encoder_beside_bm25(
 
     plain, kinds = encode.encode_here, []
     monkeypatch.setattr(encode, "encode_here", lambda m, t, kind, *rest: kinds.append(kind) or plain(m, t, kind, *rest))
-    mine(replace(config, seed=9), tmp_path / "again")
+    mine(changed(config, seed=9), tmp_path / "again")
     assert set(kinds) == {"query"}  # the embeddings of the documents are there already
 
 
-def test_where_a_model_lies_does_not_count_but_its_content_does(
-    collection: Path, tmp_path: Path, tiny_model_path: Path
-) -> None:
+def test_where_a_model_lies_does_not_count_but_its_content_does(collection, tmp_path, tiny_model_path):
     shutil.copytree(tiny_model_path, tmp_path / "here" / "model")
     config = MineConfig(collection=collection, split="test", retrievers=(str(tmp_path / "here" / "model"),))
     mine(config, tmp_path / "out")
     (tmp_path / "here").rename(tmp_path / "there")
-    config = replace(config, retrievers=(str(tmp_path / "there" / "model"),))
+    config = changed(config, retrievers=(str(tmp_path / "there" / "model"),))
     assert mine(config, tmp_path / "out").reused
     (tmp_path / "there" / "model" / "more.json").write_text("{}")
     with pytest.raises(OutputExistsError, match=r"model/model/more\.json"):
         mine(config, tmp_path / "out")
 
 
-def test_the_runs_are_those_of_evaluate(collection: Path, tmp_path: Path, tiny_model: Any) -> None:
+def test_the_runs_are_those_of_evaluate(collection, tmp_path, tiny_model):
     rows = (collection / "corpus.jsonl").read_text().splitlines(keepends=True)
     (collection / "corpus.jsonl").write_text("".join(row for row in rows if '"empty"' not in row))
     table = Instructions(tasks={"list": {"instructions": ["list the folder"]}})
@@ -251,7 +245,7 @@ def test_the_runs_are_those_of_evaluate(collection: Path, tmp_path: Path, tiny_m
     tiny_model.save_pretrained(str(tmp_path / "model"))
     config = MineConfig(collection=collection, split="train", retrievers=("bm25", str(tmp_path / "model")), task="list")
     with pytest.raises(InputError, match="'lists'"):
-        mine(replace(config, task="lists"), tmp_path / "out")
+        mine(changed(config, task="lists"), tmp_path / "out")
     assert not (tmp_path / "out").exists()
     mine(config, tmp_path / "out")
     for name, task in (("bm25", None), ("model", "list")):
@@ -263,11 +257,11 @@ def test_the_runs_are_those_of_evaluate(collection: Path, tmp_path: Path, tiny_m
 # --- going on
 
 
-def interrupted(monkeypatch: pytest.MonkeyPatch, after: int) -> list[int]:
+def interrupted(monkeypatch, after):
     """Make BM25 stop with Ctrl-C after some blocks; returns the sizes of the blocks it searched."""
-    searched: list[int] = []
+    searched = []
 
-    def search(self: BM25, queries: Any, *rest: Any) -> Any:
+    def search(self, queries, *rest):
         if len(searched) == after:
             raise KeyboardInterrupt
         searched.append(len(queries))
@@ -277,9 +271,7 @@ def interrupted(monkeypatch: pytest.MonkeyPatch, after: int) -> list[int]:
     return searched
 
 
-def test_an_interrupted_run_goes_on_where_it_was(
-    collection: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_run_goes_on_where_it_was(collection, tmp_path, monkeypatch):
     config = MineConfig(collection=collection)
     mine(config, tmp_path / "whole")
     monkeypatch.setattr(searching, "BLOCK", 3)
@@ -289,7 +281,7 @@ def test_an_interrupted_run_goes_on_where_it_was(
     assert searched == [3, 3]
     assert not (tmp_path / "out" / "pairs.parquet").exists()
     with pytest.raises(OutputExistsError):
-        mine(replace(config, seed=1), tmp_path / "out")
+        mine(changed(config, seed=1), tmp_path / "out")
     searched = interrupted(monkeypatch, after=-1)
     mine(config, tmp_path / "out")
     assert searched == [3, 1]
@@ -300,12 +292,10 @@ def test_an_interrupted_run_goes_on_where_it_was(
     ]
 
 
-def test_a_run_stopped_between_search_and_pairs_searches_no_more(
-    collection: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_stopped_between_search_and_pairs_searches_no_more(collection, tmp_path, monkeypatch):
     config = MineConfig(collection=collection)
 
-    def stop(*_: Any) -> None:
+    def stop(*_):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as stopped:
@@ -313,18 +303,18 @@ def test_a_run_stopped_between_search_and_pairs_searches_no_more(
         with pytest.raises(KeyboardInterrupt):
             mine(config, tmp_path / "out")
     monkeypatch.setattr(BM25, "search", stop)
-    result: MineResult = mine(config, tmp_path / "out")
+    result = mine(config, tmp_path / "out")
     assert result.pairs == 80
     assert not result.reused
 
 
-def test_progress_counts_every_query(collection: Path, tmp_path: Path) -> None:
-    bars: dict[str, list[int]] = {}
+def test_progress_counts_every_query(collection, tmp_path):
+    bars = {}
 
-    def bar(title: str, total: int) -> Any:
+    def bar(title, total):
         bars[title] = [total, 0]
 
-        def advance(done: int) -> None:
+        def advance(done):
             bars[title][1] += done
 
         return advance
@@ -347,11 +337,11 @@ def test_progress_counts_every_query(collection: Path, tmp_path: Path) -> None:
         (["."], ["model"]),
     ],
 )
-def test_labels_are_short_and_tell_retrievers_apart(names: list[str], labels: list[str]) -> None:
+def test_labels_are_short_and_tell_retrievers_apart(names, labels):
     assert searching.retriever_labels(names) == dict(zip(labels, names, strict=True))
 
 
 @pytest.mark.parametrize("names", [[], ["bm25", "bm25"], ["a/m", "./a/m"]])
-def test_retrievers_given_twice_or_not_at_all(names: list[str]) -> None:
+def test_retrievers_given_twice_or_not_at_all(names):
     with pytest.raises(InputError, match="each once"):
         searching.retriever_labels(names)

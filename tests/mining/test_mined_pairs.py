@@ -54,11 +54,6 @@ def test_pairs_to_grade_are_read_from_every_format(tmp_path, form):
     assert found == [Pair(p.query_id, p.query, p.document_id, p.document, p.task) for p in PAIRS]
 
 
-def test_an_unknown_format():
-    with pytest.raises(InputError, match="did you mean 'parquet'"):
-        pairs_path(None, "parket")  # type: ignore[arg-type]
-
-
 def test_a_folder_without_pairs(tmp_path):
     with pytest.raises(InputError, match=r"got no pairs\.parquet"):
         load_mined_pairs(tmp_path)

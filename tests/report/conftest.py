@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 import numpy as np
 import pytest
 
@@ -18,16 +16,13 @@ from bixse.report.schema import (
 )
 from bixse.results import CalibrationReport, Comparison, Difference, ReliabilityBin
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 NAMES_OF_KEYS = {"metrics", "facts", "timings", "calibrations"}
 """Fields whose keys come from data too."""
 CONSTRAINED = {"created"}
 """Text fields that the schema holds to a form."""
 
 
-def full_report_data() -> ReportData:
+def full_report_data():
     """A made-up but realistic result: four systems, two training runs, two calibrations, 113 queries."""
     rng = np.random.default_rng(0)
     before = rng.beta(1.2, 1.3, 113)
@@ -104,7 +99,7 @@ def full_report_data() -> ReportData:
     )
 
 
-def minimal_report_data() -> ReportData:
+def minimal_report_data():
     """One system, nothing else."""
     return ReportData(
         title="BM25 alone",
@@ -114,10 +109,10 @@ def minimal_report_data() -> ReportData:
     )
 
 
-def with_text(data: ReportData, change: Callable[[str], str]) -> ReportData:
+def with_text(data, change):
     """The same data with every text from outside changed; names change alike, so references hold."""
 
-    def walk(value: Any, field: str) -> Any:
+    def walk(value, field):
         if isinstance(value, str):
             return value if field in CONSTRAINED else change(value) if value else value
         if isinstance(value, list):
@@ -131,17 +126,17 @@ def with_text(data: ReportData, change: Callable[[str], str]) -> ReportData:
 
 
 @pytest.fixture(scope="session")
-def full_data() -> ReportData:
+def full_data():
     return full_report_data()
 
 
 @pytest.fixture(scope="session")
-def minimal_data() -> ReportData:
+def minimal_data():
     return minimal_report_data()
 
 
 @pytest.fixture
-def change_text() -> Callable[[ReportData, Callable[[str], str]], ReportData]:
+def change_text():
     return with_text
 
 
@@ -159,7 +154,7 @@ def _calibration(rng, spread, brier):
     return CalibrationReport(2200, 113, brier, interval, 0.12 * (1.2 - spread), (0.01, 0.13), 0.163, bins)
 
 
-def _curve(system: str, rng: np.random.Generator, start: float, bias: str | None) -> TrainingCurve:
+def _curve(system, rng, start, bias):
     points = []
     for step in range(0, 401, 5):
         share = step / 400
@@ -180,8 +175,8 @@ def _curve(system: str, rng: np.random.Generator, start: float, bias: str | None
     return TrainingCurve(system=system, points=points, best_step=350 if bias else 400)
 
 
-def _side_by_side(change: QueryChange, number: int) -> SideBySide:
-    def ranking(order: list[int], probabilities: bool) -> list[RankedDocument]:
+def _side_by_side(change, number):
+    def ranking(order, probabilities):
         return [
             RankedDocument(
                 rank=rank,

@@ -10,6 +10,7 @@ from bixse.data.graded_pairs import GradedPairs
 from bixse.errors import InputError, TrainingError
 from bixse.losses import build_loss
 from bixse.training import preflight
+from bixse.training.loop.divergence import check_finite
 from bixse.training.loop.trainer import GradedTrainer, GradedTrainingArguments
 
 
@@ -154,7 +155,7 @@ class TestMemory:
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_weights_that_are_not_finite(tiny_model, value):
-    preflight.check_finite(tiny_model, 3)
+    check_finite(tiny_model, 3)
     dict(tiny_model.named_parameters())["0.model.encoder.layer.1.output.dense.bias"].data[3] = value
     with pytest.raises(TrainingError, match=r"\(0\.model\.encoder\.layer\.1\.output\.dense\.bias\) after step 3"):
-        preflight.check_finite(tiny_model, 3)
+        check_finite(tiny_model, 3)

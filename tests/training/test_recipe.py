@@ -50,7 +50,7 @@ class TestUnhappyPaths:
     def test_faulty_pairs_leave_no_output_folder(self, run_config, training_files, tiny_model_path, tmp_path):
         path = tmp_path / "pairs.csv"
         path.write_text("query,document,relevance\ncopy,move,3\n")
-        with pytest.raises(InvalidFileError, match="map grades to"):
+        with pytest.raises(InvalidFileError, match="row 1, column 'relevance'"):
             train(run_config(training_files, tiny_model_path, pairs=path), tmp_path / "out", progress=False)
         assert not (tmp_path / "out").exists()
 

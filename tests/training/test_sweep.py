@@ -96,7 +96,7 @@ class TestUnhappyPaths:
     def test_faulty_pairs_stop_the_sweep_and_leave_no_folder(self, settings, tmp_path):
         path = tmp_path / "pairs.csv"
         path.write_text("query,document,relevance\ncopy,move,3\n")
-        with pytest.raises(InvalidFileError, match="map grades to"):
+        with pytest.raises(InvalidFileError, match="row 1, column 'relevance'"):
             sweep(settings({"pairs": path}), tmp_path / "out", progress=False)
         assert not (tmp_path / "out").exists()
 

@@ -2,69 +2,44 @@
 
 from __future__ import annotations
 
-import argparse
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bixse.cli.flags import add_settings, settings_from
 from bixse.cli.result import CommandResult
 
 if TYPE_CHECKING:
+    import argparse
+
     from bixse.evaluation.calibration.calibrate import CalibrateResult
     from bixse.evaluation.calibration.thresholds import OperatingPoint
     from bixse.results import CalibrationReport
 
 
-class _Several(argparse.Action):
-    """A flag that may be given several times, each time with several values; the first replaces the default."""
-
-    _given = False
-
-    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
-        before = getattr(namespace, self.dest) if self._given else []
-        self._given = True
-        setattr(namespace, self.dest, [*before, *values])
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The verb's flags."""
-    add = parser.add_argument
-    add("model", metavar="MODEL", help="model folder, Hugging Face name, or demo (the small model of bixse[demo])")
-    add("--pairs", type=Path, required=True, metavar="FILE",
-        help="graded pairs that were not trained on (.parquet .jsonl .csv .tsv)")  # fmt: skip
-    add("--task", metavar="NAME", help="task whose instructions stand before queries (and documents)")
-    add("--out", type=Path, metavar="DIR", help="save the calibrated model and a reliability diagram here; without it "
-        "the head inside the model folder is replaced")  # fmt: skip
-    add("--negatives", type=int, metavar="N", help="add N random documents of --collection per query as irrelevant "
-        "pairs, never one that is judged for it")  # fmt: skip
-    add("--collection", type=Path, metavar="DIR",
-        help="--negatives: folder with corpus.jsonl, queries.jsonl and qrels")  # fmt: skip
-    add("--prior", type=float, metavar="SHARE", help="mean relevance of all that will be scored, above 0 and below 1: "
-        "move the probabilities from the pairs' own mean to it (default: as in the pairs)")  # fmt: skip
-    add("--at-precision", type=float, nargs="+", action=_Several, metavar="P", help="find and save the lowest "
-        "probability from which at least this share of the documents is relevant; may be given several "
-        "times")  # fmt: skip
-    add("--relevant-from", type=float, default=0.5, metavar="Z",
-        help="--at-precision: relevance from which a document counts as relevant (default: 0.5)")  # fmt: skip
-    add("--seed", type=int, default=0,
-        help="seed of the split of the queries into two halves, and of --negatives (default: 0)")  # fmt: skip
+    """The settings, and where the model goes."""
+    from bixse.evaluation.calibration.calibrate import CalibrateSettings
+
+    add_settings(parser, CalibrateSettings)
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help="save the calibrated model and a reliability diagram here; without it the head inside the model folder "
+        "is replaced",
+    )
 
 
 def run(args: argparse.Namespace) -> CommandResult:
     """Fit on half of the queries, measure on the other half; keep the map only if it helps there."""
-    from bixse.cli.seed import check_seed
-
-    check_seed(args.seed)
     from bixse.evaluation.calibration.calibrate import CalibrateSettings, calibrate
     from bixse.progress import progress_bar
 
-    names = ("task", "negatives", "collection", "prior", "relevant_from", "seed")
-    settings = CalibrateSettings(
-        at_precision=tuple(args.at_precision or ()), **{name: getattr(args, name) for name in names}
-    )
-    result = calibrate(args.model, args.pairs, args.out, settings, progress_bar)
+    settings = settings_from(args, CalibrateSettings)
+    result = calibrate(settings, args.out, progress_bar)
     warnings = ["this run was finished before: its results are shown"] if result.reused else _warnings(result)
-    return CommandResult(_text(result, args.prior), _metrics(result), result.artifacts, warnings)
+    return CommandResult(_text(result, settings.prior), _metrics(result), result.artifacts, warnings)
 
 
 def _metrics(result: CalibrateResult) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bixse.cli.label_arguments import add_label_arguments, impossible_lines, label_settings
+from bixse.cli.flags import add_settings, settings_from
 from bixse.cli.result import CommandResult
 
 if TYPE_CHECKING:
@@ -15,33 +15,24 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The verb's flags."""
-    parser.add_argument("--judge", type=Path, required=True, nargs="+", action="extend", metavar="FILE",
-                        help="the judge's labels: judgements.parquet of `bixse grade`, graded pairs, or qrels; give "
-                        "several to compare judges")  # fmt: skip
-    add_label_arguments(parser)
-    parser.add_argument("--runs", type=Path, nargs="+", action="extend", default=[], metavar="FILE",
-                        help="TREC runs to rank by nDCG@10 under human and under judge labels")  # fmt: skip
-    texts = parser.add_mutually_exclusive_group()
-    texts.add_argument("--pairs", type=Path, metavar="FILE", help="graded pairs with texts, to show disagreements")
-    texts.add_argument("--collection", type=Path, metavar="DIR", help="collection with texts, to show disagreements")
-    parser.add_argument("--samples", type=int, default=1000, metavar="N",
-                        help="resamples of the queries for the intervals (default: 1000)")  # fmt: skip
-    parser.add_argument("--seed", type=int, default=0, help="of the resampling (default: 0)")
-    parser.add_argument("--out", type=Path, default=Path("runs/audit"), metavar="DIR",
-                        help="write audit.json, audit.html and run.json here (default: runs/audit)")  # fmt: skip
+    """The settings, and where the files go."""
+    from bixse.grading.audit.audit_judges import AuditSettings
+
+    add_settings(parser, AuditSettings)
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path("runs/audit"),
+        metavar="DIR",
+        help="write audit.json, audit.html and run.json here (default: runs/audit)",
+    )
 
 
 def run(args: argparse.Namespace) -> CommandResult:
     """Read, join, measure, write the page."""
-    from bixse.cli.seed import check_seed
+    from bixse.grading.audit.audit_judges import AuditSettings, audit_judges
 
-    check_seed(args.seed)
-    from bixse.grading.audit.audit_judges import audit_judges
-
-    names = ("runs", "pairs", "collection", "samples", "seed")
-    options = {name: getattr(args, name) for name in names}
-    result = audit_judges(args.judge, args.human, args.out, label_settings(args), **options)
+    result = audit_judges(settings_from(args, AuditSettings), args.out)
     text = f"{_text(result.report)}\n\npage: {result.artifacts['page']}"
     code = 3 if result.report.impossible else 0
     return CommandResult(text, result.report.figures(), result.artifacts, result.warnings, exit_code=code)
@@ -49,6 +40,7 @@ def run(args: argparse.Namespace) -> CommandResult:
 
 def _text(report: AuditReport) -> str:
     """The table of judges, how many differ, and what is impossible."""
+    from bixse.grading.audit.labels import impossible_lines
     from bixse.report.table import format_interval, format_number, format_table
 
     rows: list[list[str | int | float | None]] = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bixse.cli.label_arguments import add_label_arguments, impossible_lines, label_settings
+from bixse.cli.flags import add_settings, settings_from
 from bixse.cli.result import CommandResult
 
 if TYPE_CHECKING:
@@ -15,34 +15,25 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The verb's flags."""
-    parser.add_argument("--judgements", type=Path, required=True, metavar="FILE",
-                        help="the judge's labels: judgements.parquet of `bixse grade`, or qrels")  # fmt: skip
-    add_label_arguments(parser)
-    parser.add_argument("--kind", choices=("platt", "isotonic"), default="platt",
-                        help="platt: a logistic curve; isotonic: steps (default: platt)")  # fmt: skip
-    parser.add_argument("--target", choices=("relevant", "graded"), default="relevant",
-                        help="what a mapped relevance says: the probability that people find the pair relevant, or "
-                        "their mean grade on [0, 1] (default: relevant)")  # fmt: skip
-    parser.add_argument("--sample", type=int, metavar="N",
-                        help="fit on N random human labels and measure on all (default: fit on all)")  # fmt: skip
-    parser.add_argument("--seed", type=int, default=0, help="of the sample and the split of the queries (default: 0)")
-    parser.add_argument("--apply", type=Path, metavar="FILE",
-                        help="graded pairs to map: written to pairs.parquet, their own grade in `grade`")  # fmt: skip
-    parser.add_argument("--force", action="store_true", help="write a map that does not help on held-out queries too")
-    parser.add_argument("--out", type=Path, default=Path("runs/grade-map"), metavar="DIR",
-                        help="write map.json and run.json here (default: runs/grade-map)")  # fmt: skip
+    """The settings, and where the files go."""
+    from bixse.grading.audit.calibrate_grades import GradeMapSettings
+
+    add_settings(parser, GradeMapSettings)
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path("runs/grade-map"),
+        metavar="DIR",
+        help="write map.json and run.json here (default: runs/grade-map)",
+    )
 
 
 def run(args: argparse.Namespace) -> CommandResult:
     """Fit, measure on held-out queries; keep the map only if it helps there."""
-    from bixse.cli.seed import check_seed
-
-    check_seed(args.seed)
     from bixse.grading.audit.calibrate_grades import GradeMapSettings, calibrate_grades
+    from bixse.grading.audit.labels import impossible_lines
 
-    settings = GradeMapSettings(args.kind, args.target, args.sample, args.seed, args.force)
-    result = calibrate_grades(args.judgements, args.human, args.out, label_settings(args), settings, args.apply)
+    result = calibrate_grades(settings_from(args, GradeMapSettings), args.out)
     text = "\n".join([_text(result), *impossible_lines(result.impossible)])
     metrics: dict[str, Any] = {**result.figures.to_plain(), "labels": result.map.labels, "kept": result.kept}
     if not result.kept:

@@ -47,8 +47,10 @@ VERBS = {
     "doctor": "show what this machine can do and what is missing",
 }
 """Verb -> one line of help; `bixse.cli.<verb>` holds `add_arguments` and `run`, with _ for the space of two words."""
-CONFIG_VERBS = tuple(verb for verb in VERBS if verb not in ("convert", "train", "merge", "sweep", "study", "doctor"))
-"""Verbs whose arguments may come from a YAML file; the others have `Settings`."""
+SETTINGS_VERBS = ("convert", "mine", "train", "merge", "sweep", "study", "calibrate", "grade audit", "grade calibrate")
+"""Verbs whose flags and YAML file are their `Settings`."""
+CONFIG_VERBS = tuple(verb for verb in VERBS if verb not in (*SETTINGS_VERBS, "doctor"))
+"""Other verbs whose arguments may come from a YAML file."""
 
 SHARING_VERBS = ("train",)
 """Verbs whose work several processes share."""
@@ -104,8 +106,7 @@ def build_parser(verb: str | None = None, config: Path | None = None) -> argpars
         sub = verbs.add_parser(name, help=summary, description=about, formatter_class=_Help, allow_abbrev=False)
         if verb in (None, name):
             _module(name).add_arguments(sub)
-            if "--precision" not in sub._option_string_actions:
-                add_precision_argument(sub, name)
+            add_precision_argument(sub, name)
             if name in CONFIG_VERBS:
                 sub.add_argument("--config", metavar="FILE", help="YAML file of these arguments; flags override it")
         if config is not None and name == verb and name in CONFIG_VERBS:

@@ -15,7 +15,6 @@ COMPUTING_VERBS = (
     "mine",
     "grade",
     "grade rank",
-    "train",
     "merge",
     "sweep",
     "study",
@@ -25,7 +24,7 @@ COMPUTING_VERBS = (
     "search",
     "doctor",
 )
-"""Verbs that compute with a model, and the one that says how."""
+"""Verbs that compute with a model, and the one that says how; `train` has it among its settings."""
 OTHER_FLAGS = {"calibrate": "--at-precision", "search": "--at-precision", "index": "--dtype"}
 """What a number (or the type of stored embeddings) is asked for with."""
 

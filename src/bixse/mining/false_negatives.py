@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from bixse.data.pairs_files import load_graded_pairs
 from bixse.errors import InputError
 from bixse.evaluation.statistics import wilson_interval
+from bixse.mining.mined_pairs import load_mined_pairs
 from bixse.mining.selection import rank_band
+from bixse.report.table import format_table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -43,8 +47,12 @@ class RelevantShare:
         """Its 95 % Wilson interval."""
         return wilson_interval(self.relevant, self.graded)
 
+    def to_json(self) -> dict[str, Any]:
+        """Counts, share and interval as plain data."""
+        low, high = self.interval
+        return {"graded": self.graded, "relevant": self.relevant, "share": self.value, "low": low, "high": high}
+
     def __str__(self) -> str:
-        """Counts, share and interval."""
         low, high = self.interval
         return (
             f"{self.relevant} of {self.graded} "
@@ -64,6 +72,48 @@ class FalseNegatives:
     """Retriever -> share of the pairs it found; a pair found by several counts for each."""
     mined: int = 0
     """Mined pairs, graded or not."""
+    threshold: float = RELEVANT_FROM
+    """Relevance from which a pair counts as relevant."""
+
+    def to_json(self) -> dict[str, Any]:
+        """All figures as plain data."""
+        return {
+            "threshold": self.threshold,
+            "mined": self.mined,
+            "overall": self.overall.to_json(),
+            "by_band": {name: share.to_json() for name, share in self.by_band.items()},
+            "by_retriever": {name: share.to_json() for name, share in self.by_retriever.items()},
+        }
+
+    def __str__(self) -> str:
+        """The overall share in words, and a table of all."""
+        shares = {"all": self.overall}
+        shares |= {f"rank {name}": share for name, share in self.by_band.items()}
+        shares |= {f"found by {name}": share for name, share in self.by_retriever.items()}
+        rows: list[list[str | int | float]] = [
+            [name, one.graded, one.relevant, one.value, *one.interval] for name, one in shares.items()
+        ]
+        return (
+            f"{self.overall.graded} of {self.mined} mined pairs have a grade. "
+            f"Relevant, at {self.threshold:g} and above: {self.overall}.\n"
+            "As zeros, these would have been false negatives; graded, each keeps its relevance.\n\n"
+            f"{format_table(rows, ['mined pairs', 'graded', 'relevant', 'share', 'from', 'to'])}"
+        )
+
+
+def report_mined(graded: str | Path, mined: str | Path, threshold: float = RELEVANT_FROM) -> FalseNegatives:
+    """What a judge made of the pairs of a mining run, see `false_negatives`.
+
+    Args:
+        graded: file of graded pairs.
+        mined: output folder of the mining run.
+        threshold: relevance from which a pair counts as relevant, above 0, at most 1.
+
+    Raises:
+        InputError: a file is missing, a threshold out of range, or no mined pair has a grade.
+        InvalidFileError: every error of a file together.
+    """
+    return false_negatives(load_graded_pairs(graded), load_mined_pairs(Path(mined)), threshold)
 
 
 def false_negative_share(graded: GradedPairs, threshold: float = RELEVANT_FROM) -> RelevantShare:
@@ -122,6 +172,7 @@ def false_negatives(
         by_band={band: _share(values, threshold) for band, values in bands.items()},
         by_retriever={label: _share(retrievers[label], threshold) for label in sorted(retrievers)},
         mined=len(mined),
+        threshold=threshold,
     )
 
 

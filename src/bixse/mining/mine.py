@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bixse.data.io.files import file_hash
@@ -20,11 +21,8 @@ from bixse.mining.selection import choose, rank_band
 from bixse.retrieval.bm25 import BM25_NAME
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from bixse.data.run_record import RunRecord
     from bixse.mining.mine_settings import MineConfig
-    from bixse.mining.mined_pairs import Format
     from bixse.progress import ProgressBars
 
 
@@ -58,13 +56,7 @@ class MineResult:
     """The run was finished before; nothing was searched."""
 
 
-def mine(
-    config: MineConfig,
-    out: Path,
-    form: Format = "parquet",
-    progress: ProgressBars | None = None,
-    cache: str | Path | None = None,
-) -> MineResult:
+def mine(config: MineConfig, out: str | Path, progress: ProgressBars | None = None) -> MineResult:
     """Search with every retriever, fuse the rankings, and choose the documents of each query that are to be graded.
 
     The pairs have no relevance: a mined document is no negative until a judge has said so. `out` receives the pairs,
@@ -73,9 +65,7 @@ def mine(
     Args:
         config: what to mine, and how.
         out: output folder.
-        form: "parquet", "jsonl" or "csv".
         progress: makes a progress callback from a title and a total.
-        cache: folder in which document embeddings are kept, or "none"; None: see `bixse.data.io.cache.cache_folder`.
 
     Raises:
         InputError: a file, setting or retriever that cannot be used, or no candidate for any query.
@@ -85,16 +75,17 @@ def mine(
     Example:
         Eight documents per query, from the top down to rank 100, found by words or by meaning::
 
-            mine(MineConfig(collection=Path("data"), split="train", retrievers=("bm25", "demo")), Path("runs/mined"))
+            mine(MineConfig(collection="data", split="train", retrievers=["bm25", "demo"]), "runs/mined")
     """
-    path = pairs_path(out, form)
+    out = Path(out)
+    path = pairs_path(out, config.format)
     labels = retriever_labels(config.retrievers)
-    record = _open(config, labels, out, form)
+    record = _open(config, labels, out)
     if record.status == "finished":
         return _finished(record, path)
     inputs = read_inputs(config)
     parts = SearchParts(out, inputs.queries)
-    _search(config, labels, inputs, parts, record, progress, cache)
+    _search(config, labels, inputs, parts, record, progress)
     pairs, counts = _choose(config, list(labels), inputs, parts)
     if not pairs:
         record.save("failed")
@@ -127,16 +118,14 @@ def mine(
     return result
 
 
-def _open(config: MineConfig, labels: dict[str, str], out: Path, form: str) -> RunRecord:
+def _open(config: MineConfig, labels: dict[str, str], out: Path) -> RunRecord:
     """The record of this run; files are hashed, and where they lie does not count."""
     inputs = {name: file_hash(path) for name, path in config.files().items()}
     for label, name in labels.items():
         inputs |= {f"{label}/{file}": digest for file, digest in model_hashes(name).items()}
-    settings = asdict(config) | {
-        "per_query": config.count,
+    settings = config.identity() | {
         "retrievers": [label if model_path_settings(name) else name for label, name in labels.items()],
         "models": list(labels.values()),
-        "format": form,
     }
     if any(name != BM25_NAME for name in labels.values()):
         settings["precision"] = resolve_precision()
@@ -164,7 +153,6 @@ def _search(
     parts: SearchParts,
     record: RunRecord,
     progress: ProgressBars | None,
-    cache: str | Path | None,
 ) -> None:
     """Search with the retrievers that are not through yet."""
     left = {label: name for label, name in labels.items() if parts.missing(label)}
@@ -176,7 +164,7 @@ def _search(
             search = bm25_search(inputs.corpus, config.depth, config.exclude_self)
         else:
             encoder = encoders.pop(name)
-            search = dense_search(encoder, inputs.corpus, config.depth, config.exclude_self, progress, cache)
+            search = dense_search(encoder, inputs.corpus, config.depth, config.exclude_self, progress, config.cache)
         step = progress(f"search with {label}", len(parts.queries)) if progress is not None else None
         parts.search(label, search, step)
         record.timings[f"search with {label}"] = time.perf_counter() - started

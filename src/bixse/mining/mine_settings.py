@@ -2,95 +2,101 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+from pydantic import Field, model_validator
 
 from bixse.errors import SEEDS, InputError
-from bixse.mining.selection import check_strategy
+from bixse.mining.mined_pairs import Format
+from bixse.mining.selection import Strategy
+from bixse.settings import Flag, Settings
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    from bixse.mining.selection import Strategy
+    from typing import Self
 
 PER_QUERY = 8
 """Documents a query that are mined where nothing else is said."""
 
 
-@dataclass(frozen=True)
-class MineConfig:
-    """Settings of a mining run.
+class MineConfig(Settings):
+    """Settings of `bixse mine`; also the keys of its YAML file.
 
-    Raises:
-        InputError: an unknown strategy, a number out of range, a text collection that is missing or given twice.
+    Example:
+        >>> MineConfig(collection="data", strategy="one").count
+        1
     """
 
-    collection: Path | None = None
-    """Folder in the BEIR layout; or give `corpus` and `queries`."""
-    corpus: Path | None = None
-    """JSONL file of documents: {_id, title, text}."""
-    queries: Path | None = None
-    """JSONL file of queries: {_id, text}."""
+    renamed: ClassVar = {"retriever": "write retrievers"}
+
+    collection: Annotated[Path | None, Flag(metavar="DIR")] = None
+    """Folder with corpus.jsonl and queries.jsonl (and qrels); or give corpus and queries."""
+    corpus: Annotated[Path | None, Flag(metavar="FILE")] = None
+    """Documents, one JSON {_id, title, text} a line."""
+    queries: Annotated[Path | None, Flag(metavar="FILE")] = None
+    """Queries, one JSON {_id, text} a line."""
     split: str | None = None
-    """Only the queries that this split of the collection judges; None takes all queries."""
-    retrievers: tuple[str, ...] = ("bm25",)
-    """"bm25", "demo", model folders or hub names, each once."""
-    strategy: Strategy = "spread"
-    """How the documents of a query are chosen."""
-    per_query: int | None = None
-    """Documents per query; None means 8, and 1 for the strategy "one"."""
-    depth: int = 100
-    """Places of each ranking that count."""
-    seed: int = 0
-    """Of the draws, and of the choice of queries."""
+    """Only the queries that this split of the collection judges; null takes all queries."""
+    max_queries: int | None = Field(default=None, ge=1)
+    """Only so many queries, drawn by the seed."""
+    known: Annotated[Path | None, Flag(metavar="FILE")] = None
+    """Graded pairs to leave out, whatever their grade."""
+    exclude_judged: Annotated[str | None, Flag(metavar="SPLIT")] = None
+    """Leave out the pairs that this split of the collection judges, whatever their grade."""
     exclude_self: bool = False
-    """Leave out the document whose id equals the query's id."""
-    exclude_judged: str | None = None
-    """Leave out the pairs that this split of the collection judges, whatever the grade."""
-    known: Path | None = None
-    """File of graded pairs to leave out, whatever the grade."""
-    max_queries: int | None = None
-    """Mine for this many queries, drawn by the seed; None mines for all."""
-    max_length: int | None = None
-    """Tokens of a text that an encoder reads; None keeps its own limit."""
+    """Leave out the document that has the query's own id."""
+    retrievers: Annotated[tuple[str, ...], Flag(name="retriever")] = ("bm25",)
+    """bm25 (the default), demo, a model folder or a hub name, one or several."""
+    strategy: Strategy = "spread"
+    """spread: from the top down to the depth; top: the best; hard-negatives: the best that are not known; one: a single
+    document from any depth."""
+    per_query: Annotated[int | None, Field(ge=1), Flag(metavar="K")] = None
+    """Documents per query; null means 8, and 1 for the strategy one."""
+    depth: int = Field(default=100, ge=1)
+    """Ranks that count, of each retriever and fused."""
+    seed: int = Field(default=0, ge=0, lt=SEEDS)
+    """Seed of the draws, and of the choice of queries."""
+    max_length: Annotated[int | None, Field(ge=1), Flag(metavar="TOKENS")] = None
+    """Tokens of a text that an encoder reads; null keeps its own limit."""
     task: str | None = None
     """Name of the task, written beside every pair; encoders with task instructions use those of this task."""
+    format: Format = "parquet"
+    """How the pairs are written."""
+    cache: Annotated[str | None, Flag(metavar="DIR")] = None
+    """Folder for document embeddings, so that a corpus is encoded once a model; none keeps nothing (default:
+    BIXSE_CACHE_DIR, else the user's cache folder, see `bixse doctor`)."""
 
-    def __post_init__(self) -> None:
-        """Check what can be checked without reading a file."""
-        check_strategy(self.strategy)
+    @model_validator(mode="after")
+    def _usable(self) -> Self:
         if (self.collection is None) == (self.corpus is None) or (self.corpus is None) != (self.queries is None):
-            found = [f"--{name}" for name in ("collection", "corpus", "queries") if getattr(self, name) is not None]
-            raise InputError(
-                f"mine: got {' and '.join(found) or 'no texts'}; expected --collection DIR, or --corpus FILE and "
-                "--queries FILE; fix: give one of the two"
+            found = [name for name in ("collection", "corpus", "queries") if getattr(self, name) is not None]
+            raise ValueError(
+                f"got {' and '.join(found) or 'no texts'}; expected collection, or corpus and queries; "
+                "fix: give one of the two"
             )
-        for name in ("split", "exclude_judged"):
-            if getattr(self, name) is not None and self.collection is None:
-                raise InputError(
-                    f"--{name.replace('_', '-')}: got {getattr(self, name)!r} without --collection; expected a folder "
-                    "with qrels; fix: give --collection (pairs in a file are left out with --known)"
-                )
-        for name in ("per_query", "depth", "max_queries", "max_length"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise InputError(f"--{name.replace('_', '-')}: got {value}; expected at least 1; fix: leave it out")
-        if not 0 <= self.seed < SEEDS:
-            raise InputError(f"seed: got {self.seed}; expected 0 to {SEEDS - 1}; fix: leave it out for 0")
+        if self.collection is None and (self.split or self.exclude_judged):
+            name = "split" if self.split else "exclude_judged"
+            raise ValueError(
+                f"got {name} without collection; expected a folder with qrels; "
+                "fix: give collection (pairs in a file are left out with known)"
+            )
         if self.strategy == "one" and self.count != 1:
-            raise InputError(
-                f"--per-query: got {self.count} for the strategy one; expected 1; fix: leave --per-query out"
-            )
+            raise ValueError(f"got per_query {self.count} for the strategy one; expected 1; fix: leave per_query out")
         if self.count > self.depth:
-            raise InputError(
-                f"--per-query: got {self.count} with --depth {self.depth}; expected no more than the depth; "
-                f"fix: --depth {self.count} or more"
+            raise ValueError(
+                f"got per_query {self.count} with depth {self.depth}; expected no more than the depth; "
+                f"fix: depth {self.count} or more"
             )
         if self.strategy == "hard-negatives" and self.known is None and self.exclude_judged is None:
-            raise InputError(
-                "strategy hard-negatives: got no known pairs; expected those that are relevant, which would be mined "
-                "as negatives; fix: --known FILE (graded pairs), or --exclude-judged SPLIT (qrels)"
+            raise ValueError(
+                "got no known pairs for the strategy hard-negatives; expected those that are relevant, which would be "
+                "mined as negatives; fix: known (a file of graded pairs), or exclude_judged (a split)"
             )
+        return self
+
+    def identity(self) -> dict[str, Any]:
+        """What decides the pairs, and where it lies."""
+        return self.model_dump(mode="json", exclude={"cache"}) | {"per_query": self.count}
 
     @property
     def count(self) -> int:

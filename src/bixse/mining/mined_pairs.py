@@ -11,7 +11,7 @@ from bixse.data.pairs_files import PAIR_COLUMNS
 from bixse.data.row_files.read import read_rows
 from bixse.data.row_files.values import FileColumn
 from bixse.data.row_files.write import write_rows
-from bixse.errors import InputError, did_you_mean
+from bixse.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -52,15 +52,7 @@ COLUMNS = (*PAIR_COLUMNS, FileColumn("source"), FileColumn("rank", "integer", lo
 
 
 def pairs_path(folder: Path, form: str) -> Path:
-    """The file of mined pairs in an output folder.
-
-    Raises:
-        InputError: an unknown format.
-    """
-    if form not in FORMATS:
-        raise InputError(
-            f"--format: got {form!r}; expected one of {', '.join(FORMATS)}; fix: {did_you_mean(form, FORMATS)}"
-        )
+    """The file of mined pairs in an output folder."""
     return folder / f"pairs.{form}"
 
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import TYPE_CHECKING, Literal, get_args
-
-from bixse.errors import InputError, did_you_mean
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,29 +15,8 @@ Strategy = Literal["spread", "top", "hard-negatives", "one"]
 spread: a quarter from the top, the rest drawn one from each of log-spaced bands of ranks, so that all grades occur;
 top: the best; hard-negatives: the best that are not known; one: a single document from a band drawn at random.
 """
-STRATEGIES: tuple[str, ...] = get_args(Strategy)
 SINGLE_BANDS = 7
 """Bands that the strategy "one" draws from: 1, 2-3, 4-6, 7-13, 14-26, 27-51, 52-100 for 100 candidates."""
-
-
-def check_strategy(strategy: str) -> None:
-    """Refuse an unknown strategy.
-
-    Raises:
-        InputError: names the closest one.
-
-    Example:
-        >>> check_strategy("hard-negative")
-        Traceback (most recent call last):
-        ...
-        bixse.errors.InputError: strategy: got 'hard-negative'; expected one of spread, top, hard-negatives, one; \
-fix: did you mean 'hard-negatives'?
-    """
-    if strategy not in STRATEGIES:
-        raise InputError(
-            f"strategy: got {strategy!r}; expected one of {', '.join(STRATEGIES)}; "
-            f"fix: {did_you_mean(strategy, STRATEGIES)}"
-        )
 
 
 def choose(strategy: Strategy, document_ids: Sequence[str], count: int, seed: int, query_id: str) -> list[int]:
@@ -49,7 +26,7 @@ def choose(strategy: Strategy, document_ids: Sequence[str], count: int, seed: in
     nothing else: no other query, no order of queries, no version of a random generator.
 
     Args:
-        strategy: one of `STRATEGIES`; "hard-negatives" chooses as "top", from documents that are not known.
+        strategy: "hard-negatives" chooses as "top", from documents that are not known.
         document_ids: ids of the candidates, best first.
         count: documents to take, at least 1; all where there are no more. "one" takes one.
         seed: of the draws.

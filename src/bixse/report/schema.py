@@ -51,7 +51,6 @@ class SystemScores(_Plain):
     name: Text
     """Unique key, used by comparisons."""
     label: Text
-    """What the table shows."""
     metrics: dict[Text, float]
     """Metric name -> mean over the queries."""
     seconds: Annotated[float, Field(ge=0.0)] | None = None
@@ -68,7 +67,6 @@ class TrainingPoint(_Plain):
     epoch: Annotated[float, Field(ge=0.0)] | None = None
     """Passes over the training data done."""
     loss: float | None = None
-    """Training loss."""
     logit_bias: float | None = None
     """beta of sigma(alpha cos + beta)."""
     logit_scale: float | None = None
@@ -76,7 +74,6 @@ class TrainingPoint(_Plain):
     gradient_norm: Annotated[float, Field(ge=0.0)] | None = None
     """Norm of the encoder's gradient before clipping."""
     learning_rate: Annotated[float, Field(ge=0.0)] | None = None
-    """The encoder's learning rate."""
     mean_logit_relevant: float | None = None
     """Mean logit of the entries with relevance 0.5 and up."""
     mean_logit_irrelevant: float | None = None
@@ -89,9 +86,7 @@ class TrainingCurve(_Plain):
     """The log of one training run."""
 
     system: Text
-    """Name of the system trained."""
     points: list[TrainingPoint]
-    """By step."""
     best_step: Count | None = None
     """Step of the checkpoint kept."""
 
@@ -117,7 +112,6 @@ class MergeCurve(_Plain):
     """Dev and guard against the weight of the tuned model."""
 
     system: Text
-    """Name of the system."""
     weight: UnitInterval
     """The weight that was kept."""
     points: list[MergePoint]
@@ -127,18 +121,14 @@ class MergeCurve(_Plain):
 
 
 class QueryChange(_Plain):
-    """One query's score before and after."""
+    """One query's score by the primary metric before and after."""
 
     query_id: Text
-    """Id of the query."""
     query: Text
-    """Its text."""
     kind: Text | None = None
     """Kind of query, where the collection has kinds."""
     baseline_score: float
-    """Primary metric of the baseline on this query."""
     system_score: float
-    """Primary metric of the system."""
 
     @property
     def change(self) -> float:
@@ -152,7 +142,6 @@ class RankedDocument(_Plain):
     rank: Annotated[int, Field(ge=1)]
     """1 is the top."""
     document_id: Text
-    """Id of the document."""
     title: Text = ""
     """Its title, may be empty."""
     text: Text = ""
@@ -160,30 +149,21 @@ class RankedDocument(_Plain):
     grade: float | None = None
     """Judged grade, or None when nobody judged the pair."""
     score: float
-    """The system's score."""
     probability: UnitInterval | None = None
     """Probability of relevance, where the system gives one."""
 
 
 class SideBySide(_Plain):
-    """The two rankings of one query."""
+    """The tops of the two rankings of one query, and their scores by the primary metric."""
 
     query_id: Text
-    """Id of the query."""
     query: Text
-    """Its text."""
     baseline_name: Text
-    """Name of the baseline."""
     system_name: Text
-    """Name of the system."""
     baseline_score: float
-    """Primary metric of the baseline on this query."""
     system_score: float
-    """Primary metric of the system."""
     baseline: list[RankedDocument]
-    """Top of the baseline's ranking."""
     system: list[RankedDocument]
-    """Top of the system's ranking."""
 
     @property
     def baseline_ranks(self) -> dict[str, int]:
@@ -206,7 +186,6 @@ class ReportData(_Plain):
     """
 
     title: Text
-    """Head line."""
     created: Text
     """When the results were made: ISO 8601."""
     description: Text = ""
@@ -214,9 +193,7 @@ class ReportData(_Plain):
     verdicts: list[Text] = Field(default_factory=list)
     """What was found, in plain sentences."""
     systems: list[SystemScores] = Field(min_length=1)
-    """Rows of the results table, in order."""
     comparisons: list[Comparison] = Field(default_factory=list)
-    """Differences with intervals, in order."""
     primary_metric: Text
     """The metric that decides."""
     confidence: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.95
@@ -224,7 +201,6 @@ class ReportData(_Plain):
     calibrations: dict[Text, CalibrationReport] = Field(default_factory=dict)
     """Name of a set of probabilities, for example "raw" or "calibrated" -> how far they can be believed."""
     training: list[TrainingCurve] = Field(default_factory=list)
-    """One for each trained system."""
     merges: list[MergeCurve] = Field(default_factory=list)
     """One for each system whose weights were merged with the base model's."""
     guard: list[Comparison] = Field(default_factory=list)
@@ -234,7 +210,6 @@ class ReportData(_Plain):
     per_query_system: Text = ""
     """Name of the system of `per_query`."""
     per_query: list[QueryChange] = Field(default_factory=list)
-    """Every query's change of the primary metric."""
     side_by_side: list[SideBySide] = Field(default_factory=list)
     """Both rankings of the queries that moved most."""
     facts: dict[Text, Text] = Field(default_factory=dict)
@@ -244,7 +219,6 @@ class ReportData(_Plain):
     commands: list[Text] = Field(default_factory=list)
     """Shell commands to go on with."""
     notes: list[Text] = Field(default_factory=list)
-    """Caveats."""
 
     @field_validator("created")
     @classmethod

@@ -11,6 +11,7 @@ from bixse.errors import InputError, shorten
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from bixse.data.collection import Document
     from bixse.encoders.head import RelevanceHead
 
 
@@ -27,9 +28,9 @@ class Hit:
     text: str
 
 
-def hit(document_id: str, title: str, text: str, cosine: float, head: RelevanceHead | None) -> Hit:
+def hit(document_id: str, document: Document, cosine: float, head: RelevanceHead | None) -> Hit:
     """A document and its cosine as a hit."""
-    return Hit(document_id, cosine, head.probability(cosine) if head is not None else None, title, text)
+    return Hit(document_id, cosine, head.probability(cosine) if head is not None else None, *document)
 
 
 def check_queries(texts: Sequence[str]) -> None:

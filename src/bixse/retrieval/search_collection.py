@@ -80,7 +80,7 @@ def search_collection(
     scores, rows = exact_search(queries, documents, top)
     names = list(corpus)
     found = [
-        hit(names[row], *corpus[names[row]], float(score), encoder.head)
+        hit(names[row], corpus[names[row]], float(score), encoder.head)
         for score, row in zip(scores[0], rows[0].tolist(), strict=True)
     ]
     hits = [hit for hit in found if least is None or (hit.probability or 0.0) >= least]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 from pydantic import Field, field_validator, model_validator
 
@@ -16,7 +16,9 @@ from bixse.errors import SEEDS, did_you_mean
 from bixse.losses.catalogue import LOSSES
 from bixse.losses.options import DEFAULT_SCALE
 from bixse.settings import Flag, Settings, paths_in
-from bixse.training.preflight import LongTexts
+
+LongTexts: TypeAlias = Literal["cut", "refuse"]
+"""What is done with texts that are longer than the encoder reads."""
 
 
 class LoraConfig(Settings):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bixse.errors import InputError, StorageError, TrainingError
+from bixse.errors import InputError, StorageError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -19,10 +19,9 @@ if TYPE_CHECKING:
     from bixse.data.graded_pairs import GradedPairs, Kind
     from bixse.data.task_instructions import Instructions
     from bixse.losses.base import GradedLoss
+    from bixse.training.config import LongTexts
     from bixse.training.loop.trainer import GradedTrainer
 
-LongTexts: TypeAlias = Literal["cut", "refuse"]
-"""What is done with texts that are longer than the encoder reads."""
 KINDS: dict[str, Kind] = {"queries": "query", "documents": "document"}
 """Name of several texts -> their kind."""
 TEXTS_COUNTED = 1000
@@ -234,17 +233,3 @@ def free_memory(device: torch.device) -> int:
         return min(free, int(CGROUP_LIMIT.read_text("ascii")) - int(CGROUP_USED.read_text("ascii")))
     except (OSError, ValueError):  # no container, or one without a limit ("max")
         return free
-
-
-def check_finite(model: torch.nn.Module, step: int) -> None:
-    """Refuse to save weights that are no finite numbers.
-
-    Raises:
-        TrainingError: names the first such parameter.
-    """
-    for name, parameter in model.named_parameters():
-        if not bool(parameter.detach().isfinite().all()):
-            raise TrainingError(
-                f"training: got weights that are no finite numbers ({name}) after step {step}; expected finite ones; "
-                "fix: lower learning_rate or set max_grad_norm, and give another --out folder"
-            )

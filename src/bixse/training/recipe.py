@@ -25,10 +25,10 @@ from bixse.training.config import TrainConfig
 from bixse.training.dev_evaluation import dev_evaluator, dev_figures, dev_hashes, load_dev, load_watched_of
 from bixse.training.distributed import any_process, check_agreement, init_distributed, is_main_process, raise_together
 from bixse.training.loop.checkpoints import checkpoint_to_resume, tell_where_the_best_is, whole_checkpoints
-from bixse.training.loop.divergence import check_learned, embedding_spreads
+from bixse.training.loop.divergence import check_finite, check_learned, embedding_spreads
 from bixse.training.merging.merge import MergeResult, merge, own_share, refitted_head
 from bixse.training.merging.watched import check_not_trained_on, queries_of
-from bixse.training.preflight import check_disk, check_finite, check_lengths, check_memory, check_pairs
+from bixse.training.preflight import check_disk, check_lengths, check_memory, check_pairs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -281,7 +281,7 @@ def _finished(record: RunRecord) -> ConvertResult:
 
 @contextmanager
 def _interruptible() -> Iterator[None]:
-    """Duckdb turns the KeyboardInterrupt of a signal that comes while it works into a plain RuntimeError: turn it back."""
+    """Ctrl-C: duckdb makes a plain RuntimeError of a KeyboardInterrupt that comes while it works."""
     try:
         yield
     except RuntimeError as error:

@@ -161,7 +161,7 @@ def looks_like(path: Path) -> list[str]:
 
     Example:
         >>> import json, tempfile
-    >>> from pathlib import Path
+        >>> from pathlib import Path
         >>> path = Path(tempfile.mkdtemp()) / "rows.jsonl"
         >>> _ = path.write_text(json.dumps({"query": "copy a folder", "pos": ["copytree"], "neg": []}))
         >>> looks_like(path)

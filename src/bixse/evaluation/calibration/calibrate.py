@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
-from pydantic import TypeAdapter
+from pydantic import Field, TypeAdapter, model_validator
 
 from bixse.data.collection_files import load_collection
 from bixse.data.io.files import file_hash, storage_errors
@@ -15,13 +15,13 @@ from bixse.data.pairs_files import load_graded_pairs
 from bixse.data.random_negatives import with_random_negatives
 from bixse.data.run_record import open_run
 from bixse.encoders.encode import encode_texts
-from bixse.encoders.head import HEAD_FILE, RelevanceHead, log_odds
+from bixse.encoders.head import HEAD_FILE, RelevanceHead
 from bixse.encoders.identity import model_hashes, model_path_settings
 from bixse.encoders.instructions import use_task
 from bixse.encoders.loading.build import build_encoder, quiet_loading
 from bixse.encoders.loading.precision import resolve_precision
 from bixse.encoders.loading.saving import save_whole
-from bixse.errors import InputError
+from bixse.errors import SEEDS, InputError
 from bixse.evaluation.calibration.calibrate_head import (
     RELEVANT_FROM,
     HeldOutCheck,
@@ -29,10 +29,13 @@ from bixse.evaluation.calibration.calibrate_head import (
     fit_head,
     held_out_check,
 )
-from bixse.evaluation.calibration.thresholds import OperatingPoint, check_precision
+from bixse.evaluation.calibration.thresholds import OperatingPoint  # noqa: TC001 pydantic reads it
 from bixse.report.plots import reliability_diagram, save_plot
+from bixse.settings import Flag, Settings
 
 if TYPE_CHECKING:
+    from typing import Self
+
     from numpy.typing import NDArray
 
     from bixse.data.graded_pairs import GradedPairs
@@ -42,46 +45,44 @@ if TYPE_CHECKING:
 
 DIAGRAM = "reliability.svg"
 """The reliability diagram in the output folder."""
+Precision = Annotated[float, Field(gt=0, le=1)]
 
 
-@dataclass(frozen=True)
-class CalibrateSettings:
-    """What decides a calibration, apart from model and pairs.
+class CalibrateSettings(Settings):
+    """Settings of `bixse calibrate`.
 
-    Raises:
-        InputError: a value out of its range, or one of `negatives` and `collection` without the other.
+    Example:
+        >>> CalibrateSettings(model="demo", pairs="graded.parquet", at_precision=[0.9, 0.8]).relevant_from
+        0.5
     """
 
+    model: Annotated[str, Flag(metavar="MODEL", positional=True)]
+    """Model folder, Hugging Face name, or demo (the small model of bixse[demo])."""
+    pairs: Annotated[Path, Flag(metavar="FILE")]
+    """Graded pairs that were not trained on (.parquet .jsonl .csv .tsv)."""
     task: str | None = None
-    """Task whose instructions stand before the texts."""
-    negatives: int | None = None
-    """Random documents of `collection` that are added for each query as irrelevant pairs."""
-    collection: Path | None = None
-    """Folder in the BEIR layout that `negatives` are drawn from."""
-    prior: float | None = None
-    """Mean relevance of all that will be scored; None: that of the pairs."""
-    at_precision: tuple[float, ...] = ()
-    """Precisions to find a threshold for."""
-    relevant_from: float = RELEVANT_FROM
-    """Relevance from which a document counts as relevant for the thresholds."""
-    seed: int = 0
-    """Of the split of the queries into two halves, and of the random documents."""
+    """Task whose instructions stand before queries (and documents)."""
+    negatives: int | None = Field(default=None, ge=1)
+    """Random documents of the collection that are added per query as irrelevant pairs, never one judged for it."""
+    collection: Annotated[Path | None, Flag(metavar="DIR")] = None
+    """Folder with corpus.jsonl, queries.jsonl and qrels, that negatives are drawn from."""
+    prior: Annotated[float | None, Flag(metavar="SHARE")] = Field(default=None, gt=0, lt=1)
+    """Mean relevance of all that will be scored: probabilities are moved from the pairs' own mean to it; null leaves
+    them as in the pairs."""
+    at_precision: Annotated[tuple[Precision, ...], Flag(metavar="P")] = ()
+    """Find and save the lowest probability from which at least this share of the documents is relevant; one or
+    several."""
+    relevant_from: Annotated[float, Flag(metavar="Z")] = Field(default=RELEVANT_FROM, gt=0, le=1)
+    """Relevance from which a document counts as relevant for at_precision."""
+    seed: int = Field(default=0, ge=0, lt=SEEDS)
+    """Of the split of the queries into two halves, and of negatives."""
 
-    def __post_init__(self) -> None:
-        for precision in self.at_precision:
-            check_precision(precision)
-        if self.prior is not None:
-            log_odds(self.prior, "prior")
-        if not 0 < self.relevant_from <= 1:
-            raise InputError(
-                f"relevant from: got {self.relevant_from}; expected a relevance above 0 and up to 1; "
-                "fix: 0.5 is a start"
-            )
+    @model_validator(mode="after")
+    def _usable(self) -> Self:
         if (self.negatives is None) != (self.collection is None):
             given, absent = ("negatives", "collection")[:: 1 if self.collection is None else -1]
-            raise InputError(
-                f"calibrate: got --{given} without --{absent}; expected both; fix: add --{absent}, or drop --{given}"
-            )
+            raise ValueError(f"got {given} without {absent}; expected both; fix: add {absent}, or drop {given}")
+        return self
 
 
 @dataclass(frozen=True)
@@ -107,37 +108,30 @@ class CalibrateResult:
 
 
 def calibrate(
-    model: str,
-    pairs: str | Path,
-    out: str | Path | None = None,
-    settings: CalibrateSettings | None = None,
-    progress: ProgressBars | None = None,
+    settings: CalibrateSettings, out: str | Path | None = None, progress: ProgressBars | None = None
 ) -> CalibrateResult:
     """Fit probabilities on half of the queries and measure them on the other half; keep the map only if it helps there.
 
     Args:
-        model: model folder, Hugging Face name, or "demo".
-        pairs: file of graded pairs that were not trained on.
+        settings: the model, the pairs, and what is asked for.
         out: where the calibrated model, a reliability diagram and run.json are written; None replaces the head inside
             the model folder.
-        settings: see `CalibrateSettings`.
         progress: makes a progress callback from a title and a total.
 
     Raises:
-        InputError: unusable pairs or settings, or no `out` for a model that is not a folder.
+        InputError: unusable pairs, or no `out` for a model that is not a folder.
         OutputExistsError: `out` holds another run.
         ModelError: the model cannot be loaded.
     """
-    settings = settings or CalibrateSettings()
-    pairs, out = Path(pairs), None if out is None else Path(out)
+    model, out = settings.model, None if out is None else Path(out)
     if out is None and not Path(model).is_dir():
         raise InputError(
             f"calibrate: got model {model!r} and no --out; expected a model folder or --out DIR; "
             "fix: add --out, the calibrated model is saved there"
         )
-    given = load_graded_pairs(pairs)
-    judged, facts = _with_negatives(given, pairs, settings)
-    record = None if out is None else _open(model, pairs, out, settings)
+    given = load_graded_pairs(settings.pairs)
+    judged, facts = _with_negatives(given, settings)
+    record = None if out is None else _open(settings, out)
     if record is not None and record.status == "finished":
         return replace(TypeAdapter(CalibrateResult).validate_python(record.results), reused=True)
     encoder = build_encoder(model)
@@ -175,22 +169,23 @@ def calibrate(
     return result
 
 
-def _open(model: str, pairs: Path, out: Path, settings: CalibrateSettings) -> RunRecord:
+def _open(settings: CalibrateSettings, out: Path) -> RunRecord:
     """The record of the run, with every input by its hash."""
-    inputs = {"pairs": file_hash(pairs), **model_hashes(model)}
+    model = settings.model
+    inputs = {"pairs": file_hash(settings.pairs), **model_hashes(model)}
     if (Path(model) / HEAD_FILE).is_file():
         inputs["head"] = file_hash(Path(model) / HEAD_FILE)
-    config: dict[str, Any] = {"model": model, "pairs": pairs, "precision": resolve_precision(), **vars(settings)}
+    config = {**settings.model_dump(), "precision": resolve_precision()}
     if settings.collection is not None:
         qrels = [f"qrels/{path.name}" for path in sorted((settings.collection / "qrels").glob("*.tsv"))]
         names = ("corpus.jsonl", "queries.jsonl", *qrels)
         inputs |= {name: file_hash(settings.collection / name) for name in names}
-    return open_run(out, "calibrate", config, inputs, paths=("pairs", "collection", *model_path_settings(model)))
+    return open_run(out, "calibrate", config, inputs, paths=(*settings.path_settings(), *model_path_settings(model)))
 
 
-def _with_negatives(pairs: GradedPairs, path: Path, settings: CalibrateSettings) -> tuple[GradedPairs, str]:
+def _with_negatives(pairs: GradedPairs, settings: CalibrateSettings) -> tuple[GradedPairs, str]:
     """The pairs with the random documents that were asked for, and what they are, in words."""
-    facts = f"{len(pairs)} pairs of {path.name}"
+    facts = f"{len(pairs)} pairs of {settings.pairs.name}"
     if settings.negatives is None or settings.collection is None:
         return pairs, facts
     collection = load_collection(settings.collection)

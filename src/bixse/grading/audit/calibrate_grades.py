@@ -4,21 +4,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
+from pydantic import Field
 
 from bixse.data.io.files import file_hash
 from bixse.data.pairs_files import load_graded_pairs, save_graded_pairs
 from bixse.data.run_record import open_run
-from bixse.errors import InputError
+from bixse.errors import SEEDS, InputError
 from bixse.grading.audit.audit import first_relevant, grade_levels
 from bixse.grading.audit.grade_map import MAP_FILE, fit_grade_map
 from bixse.grading.audit.label_settings import LabelSettings
+from bixse.settings import Flag
 
 if TYPE_CHECKING:
     from bixse.data.graded_pairs import GradedPairs
-    from bixse.grading.audit.grade_map import GradeMap, HeldOutFigures, MapKind
+    from bixse.grading.audit.grade_map import GradeMap, HeldOutFigures
     from bixse.grading.audit.labels import ImpossibleLabel, Labels
     from bixse.relevance import GradeScale
 
@@ -26,18 +28,27 @@ PAIRS_FILE = "pairs.parquet"
 """The mapped pairs in the output folder."""
 
 
-@dataclass(frozen=True)
-class GradeMapSettings:
-    """How a map is fitted."""
+class GradeMapSettings(LabelSettings):
+    """Settings of `bixse grade calibrate`.
 
-    kind: MapKind = "platt"
+    Example:
+        >>> GradeMapSettings(human="qrels.txt", judgements="judgements.parquet").kind
+        'platt'
+    """
+
+    judgements: Annotated[Path, Flag(metavar="FILE")]
+    """The judge's labels: judgements.parquet of `bixse grade`, or qrels."""
+    kind: Literal["platt", "isotonic"] = "platt"
     """platt: a logistic curve; isotonic: steps."""
     target: Literal["relevant", "graded"] = "relevant"
-    """What a mapped relevance says: the probability that people find the pair relevant, or their mean grade."""
-    sample: int | None = None
-    """Fit on so many random human labels and measure on all; None: fit on all."""
-    seed: int = 0
+    """What a mapped relevance says: the probability that people find the pair relevant, or their mean grade on
+    [0, 1]."""
+    sample: int | None = Field(default=None, ge=1)
+    """Fit on so many random human labels and measure on all; null fits on all."""
+    seed: int = Field(default=0, ge=0, lt=SEEDS)
     """Of the sample and the split of the queries."""
+    apply: Annotated[Path | None, Flag(metavar="FILE")] = None
+    """Graded pairs to map: written to pairs.parquet, their own grade in `grade`."""
     force: bool = False
     """Write a map that does not help on held-out queries too."""
 
@@ -58,40 +69,24 @@ class GradeMapResult:
     """Name -> path of what was written."""
 
 
-def calibrate_grades(
-    judgements: str | Path,
-    human: str | Path,
-    out: str | Path,
-    labels: LabelSettings | None = None,
-    settings: GradeMapSettings | None = None,
-    apply: str | Path | None = None,
-) -> GradeMapResult:
+def calibrate_grades(settings: GradeMapSettings, out: str | Path) -> GradeMapResult:
     """Fit a map, measure it on held-out queries, write map.json and run.json only if it helps there.
-
-    Args:
-        judgements: file of the judge's labels: judgements.parquet of `grade`, or qrels.
-        human: file of the human labels.
-        out: output folder.
-        labels: scales, and what counts as relevant.
-        settings: of the map.
-        apply: graded pairs to map, written to pairs.parquet with their own grade in `grade`.
 
     Raises:
         InputError: a file cannot be used, too few labels, or pairs that were mapped before.
         OutputExistsError: `out` holds another run.
     """
-    labels, settings, out = labels or LabelSettings(), settings or GradeMapSettings(), Path(out)
-    paths = {"judgements": Path(judgements), "human": Path(human), "apply": Path(apply) if apply else None}
-    people, (judge,) = labels.read(Path(human), [Path(judgements)])
-    fitted, figures = _fit(people, judge, labels.relevant_from, settings)
-    pairs = mapped_pairs(load_graded_pairs(apply), fitted, judge.scale, str(apply)) if apply else None
+    out = Path(out)
+    people, (judge,) = settings.read([settings.judgements])
+    fitted, figures = _fit(people, judge, settings)
+    pairs = mapped_pairs(settings.apply, fitted, judge.scale) if settings.apply is not None else None
     kept = bool(fitted.helps or settings.force)
     impossible = (*people.impossible, *judge.impossible)
     if not kept:
         return GradeMapResult(fitted, figures, kept, impossible, {})
+    paths = {name: getattr(settings, name) for name in settings.path_settings()}
     hashes = {name: file_hash(path) for name, path in paths.items() if path is not None}
-    config = {**labels.plain(), **vars(settings), **paths}
-    record = open_run(out, "grade calibrate", config, hashes, paths=tuple(paths))
+    record = open_run(out, "grade calibrate", settings.model_dump(), hashes, paths=tuple(paths))
     record.save("running")
     fitted.save(out / MAP_FILE)
     artifacts = {"map": str(out / MAP_FILE)}
@@ -103,12 +98,13 @@ def calibrate_grades(
     return GradeMapResult(fitted, figures, kept, impossible, artifacts)
 
 
-def mapped_pairs(pairs: GradedPairs, fitted: GradeMap, scale: GradeScale, path: str) -> GradedPairs:
-    """The pairs with mapped relevance and the judge's own grade in `grade`.
+def mapped_pairs(path: Path, fitted: GradeMap, scale: GradeScale) -> GradedPairs:
+    """The pairs of a file with mapped relevance and the judge's own grade in `grade`.
 
     Raises:
         InputError: a relevance is not its grade's place on the scale, as after a map or on another scale.
     """
+    pairs = load_graded_pairs(path)
     grades = pairs.extra.get("grade", [None] * len(pairs))
     kept = []
     for row, (grade, relevance) in enumerate(zip(grades, pairs.relevance.tolist(), strict=True), start=1):
@@ -123,9 +119,7 @@ def mapped_pairs(pairs: GradedPairs, fitted: GradeMap, scale: GradeScale, path: 
     return pairs.with_columns(relevance=fitted.apply(pairs.relevance), grade=kept)
 
 
-def _fit(
-    human: Labels, judge: Labels, relevant_from: float | None, settings: GradeMapSettings
-) -> tuple[GradeMap, HeldOutFigures]:
+def _fit(human: Labels, judge: Labels, settings: GradeMapSettings) -> tuple[GradeMap, HeldOutFigures]:
     if judge.mapped:
         raise InputError(
             f"{judge.path}: got {judge.mapped} pairs whose relevance is not their grade's place on "
@@ -138,13 +132,13 @@ def _fit(
             f"{judge.path}: got no pair of {human.path}; expected labels of the same queries and documents; "
             "fix: use the ids of the human labels"
         )
-    if settings.sample is not None and not 1 <= settings.sample <= len(pairs):
+    if settings.sample is not None and settings.sample > len(pairs):
         raise InputError(
             f"--sample: got {settings.sample}; expected 1 to {len(pairs)}, the pairs that both sides labelled; fix: "
             "leave it out to fit on all"
         )
     chosen = np.random.default_rng(settings.seed).permutation(len(pairs))[: settings.sample]
-    relevant_from = first_relevant(grade_levels(human), relevant_from)
+    relevant_from = first_relevant(grade_levels(human), settings.relevant_from)
     grades = [human.grades[pair] for pair in pairs]
     if settings.target == "graded":
         targets = [human.scale.to_relevance(grade) for grade in grades]

@@ -47,6 +47,16 @@ class ImpossibleLabel:
     """What stands there."""
 
 
+def impossible_lines(labels: Sequence[ImpossibleLabel], most: int = 20) -> list[str]:
+    """What the terminal says of labels off their scale: one line each, then how many more; nothing without any."""
+    lines = [
+        f"  {label.path}, row {label.row}: query {label.query_id}, document {label.document_id}: {label.value:g}"
+        for label in labels[:most]
+    ]
+    lines += [f"  ... and {len(labels) - most} more, see the JSON file"] if len(labels) > most else []
+    return ["", "impossible labels, left out:", *lines] if lines else []
+
+
 @dataclass(frozen=True)
 class Labels:
     """One side's labels of (query, document) pairs."""

@@ -224,7 +224,7 @@ def _with_faiss(
         else:
             rows = np.sort(draw.permutation(manifest.documents)[:RECALL_QUERIES]).tolist()
             found = files.documents(rows)
-            texts = [document.title.strip() or " ".join(document.text.split()[:WORDS_OF_TEXT]) for document in found]
+            texts = [document.title.strip() or " ".join(document.text.split()[:WORDS_OF_TEXT]) for _, document in found]
             texts, source = [text for text in texts if text], "titles or first words of documents"
     with closing(IndexFiles(folder, manifest)) as files:
         recall = measure_recall(ApproximateSearch(files), encode_texts(encoder, texts, "query"), source)

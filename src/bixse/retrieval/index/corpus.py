@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from itertools import islice
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from bixse.data.collection import Document
-from bixse.data.collection_files import read_queries as read_query_rows
-from bixse.data.collection_files import stream_documents
+from bixse.data import collection_files
 from bixse.data.io.files import file_hash
 from bixse.data.row_files.read import text_lines
 from bixse.errors import InputError, InvalidFileError, shorten
@@ -16,37 +14,21 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-
-class StoredDocument(NamedTuple):
-    """A document with its id."""
-
-    id: str
-    title: str
-    text: str
-
-    @property
-    def content(self) -> str:
-        """Title and text as one string, as every system encodes it."""
-        return Document(self.title, self.text).content
+    from bixse.data.collection import Document
 
 
 class CorpusFile:
-    """A corpus in BEIR's JSONL, checked once as a whole: {_id, title, text} a line.
-
-    Args:
-        path: the file.
+    """A file of documents in BEIR's layout ({_id, title, text} a line), checked once as a whole.
 
     Raises:
         InputError: it is missing, unreadable, or holds no document with a text.
-        InvalidFileError: every invalid row, an id that is there twice included. An empty document is valid: published
-            corpora hold some.
+        InvalidFileError: every error of the file together. An empty document is valid: published corpora hold some.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.rows = self.empty = 0
-        """Documents, and those of them with neither title nor text."""
-        for _, document in stream_documents(path):
+        for _, document in collection_files.stream_documents(path):
             self.rows += 1
             self.empty += not document.content
         if self.empty == self.rows:
@@ -63,14 +45,14 @@ class CorpusFile:
         has = "has" if self.empty == 1 else "have"
         return [f"{self.empty} of {self.rows} documents {has} neither title nor text"] if self.empty else []
 
-    def blocks(self, size: int) -> Iterator[list[StoredDocument]]:
-        """The documents in file order, `size` at a time.
+    def blocks(self, size: int) -> Iterator[list[tuple[str, Document]]]:
+        """Document ids and documents in file order, `size` at a time.
 
         Raises:
             InvalidFileError: the file was changed since it was checked.
         """
-        documents = stream_documents(self.path)
-        while block := [StoredDocument(name, found.title, found.text) for name, found in islice(documents, size)]:
+        documents = collection_files.stream_documents(self.path)
+        while block := list(islice(documents, size)):
             yield block
 
 
@@ -93,18 +75,18 @@ def read_queries(path: Path) -> dict[str, str]:
         {'q1': 'copy a file', 't7': 'sort a list'}
     """
     if path.suffix.lower() == ".jsonl":
-        return read_query_rows(path)
+        return collection_files.read_queries(path)
     errors = InvalidFileError(path)
     queries: dict[str, str] = {}
     for number, line, _ in text_lines(path, errors):
-        identifier, tab, text = line.partition("\t")
-        name, text = (identifier.strip(), text) if tab else (f"q{number}", line)
+        before, tab, after = line.partition("\t")
+        identifier, text = (before.strip(), after) if tab else (f"q{number}", line)
         if not text.strip():
             errors.add(number, "text", "an empty query", "a text", "fill it in or drop the line")
-        elif name in queries:
-            errors.add(number, "_id", f"{shorten(name)} again", "an id used once", "drop or rename the repeat")
+        elif identifier in queries:
+            errors.add(number, "_id", f"{shorten(identifier)} again", "an id used once", "drop or rename the repeat")
         else:
-            queries[name] = text
+            queries[identifier] = text
     errors.raise_any()
     if not queries:
         raise InputError(f"{path}: got no queries; expected at least one; fix: write one a line")

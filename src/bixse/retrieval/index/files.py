@@ -12,9 +12,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
+from bixse.data.collection import Document
 from bixse.data.io.parquet import table_writer
 from bixse.retrieval.exact import exact_search
-from bixse.retrieval.index.corpus import StoredDocument
 from bixse.retrieval.index.manifest import StoredFile, damaged, read_manifest
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def shard_rows(dimensions: int) -> int:
 
 def write_files(
     folder: Path,
-    blocks: Iterable[Sequence[StoredDocument]],
+    blocks: Iterable[Sequence[tuple[str, Document]]],
     encode: Callable[[Sequence[str]], npt.NDArray[np.float32]],
     dtype: StoredType,
 ) -> tuple[tuple[StoredFile, ...], StoredFile]:
@@ -52,7 +52,7 @@ def write_files(
 
     Args:
         folder: where.
-        blocks: documents, `shard_rows` at a time.
+        blocks: document ids and documents, `shard_rows` at a time.
         encode: (n, D) embeddings of n texts.
         dtype: of the stored embeddings.
     """
@@ -60,13 +60,12 @@ def write_files(
     texts = folder / "documents.parquet"
     with table_writer(texts, SCHEMA) as writer:
         for block in blocks:
-            vectors = np.ascontiguousarray(encode([document.content for document in block]), dtype=dtype)
+            vectors = np.ascontiguousarray(encode([document.content for _, document in block]), dtype=dtype)
             path = folder / f"embeddings-{len(embeddings):05d}.safetensors"
             path.write_bytes(save({TENSOR: vectors}))
             embeddings.append(StoredFile.of(path))
-            columns = zip(*block, strict=True)
-            table = pa.table({name: list(column) for name, column in zip(SCHEMA.names, columns, strict=True)}, SCHEMA)
-            writer.write_table(table, row_group_size=GROUP_ROWS)
+            rows = [{"id": name, "title": document.title, "text": document.text} for name, document in block]
+            writer.write_table(pa.Table.from_pylist(rows, SCHEMA), row_group_size=GROUP_ROWS)
     return tuple(embeddings), StoredFile.of(texts)
 
 
@@ -128,14 +127,15 @@ class IndexFiles:
             found[own] = self._shard(number)[torch.from_numpy(rows[own] - self.starts[number])].float().numpy()
         return found
 
-    def documents(self, rows: Sequence[int]) -> list[StoredDocument]:
-        """The documents of some rows, in that order."""
-        found: dict[int, StoredDocument] = {}
+    def documents(self, rows: Sequence[int]) -> list[tuple[str, Document]]:
+        """Ids and documents of some rows, in that order."""
+        found: dict[int, tuple[str, Document]] = {}
         for group in sorted({row // GROUP_ROWS for row in rows}):
             table = self._read(lambda group=group: self._texts.read_row_group(group))  # type: ignore[misc]
             wanted = [row for row in set(rows) if row // GROUP_ROWS == group]
             taken = table.take([row % GROUP_ROWS for row in wanted]).to_pylist()
-            found |= {row: StoredDocument(**values) for row, values in zip(wanted, taken, strict=True)}
+            for row, values in zip(wanted, taken, strict=True):
+                found[row] = values["id"], Document(values["title"], values["text"])
         return [found[row] for row in rows]
 
     def ids(self, rows: Sequence[int]) -> list[str]:

@@ -12,6 +12,7 @@ from bixse.errors import TrainingError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    import torch
     from sentence_transformers import SentenceTransformer
 
     from bixse.data.graded_pairs import GradedPairs
@@ -99,3 +100,17 @@ that differ, as before training; the run has diverged; fix: lower learning_rate 
             f"training: got a loss of {last:.3g} at the end and {first:.3g} at first; expected it to fall; the run has "
             f"diverged; fix: {MEND}"
         ).of_all_processes()
+
+
+def check_finite(model: torch.nn.Module, step: int) -> None:
+    """Refuse weights that are not finite.
+
+    Raises:
+        TrainingError: names the first such parameter.
+    """
+    for name, parameter in model.named_parameters():
+        if not bool(parameter.detach().isfinite().all()):
+            raise TrainingError(
+                f"training: got weights that are not finite ({name}) after step {step}; expected finite ones; "
+                "fix: lower learning_rate or set max_grad_norm, and give another --out folder"
+            )

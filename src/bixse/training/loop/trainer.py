@@ -33,9 +33,9 @@ from bixse.training.distributed import all_gather_object, any_process, average_g
 from bixse.training.loop.batch_plan import BatchPlan
 from bixse.training.loop.batches import GradedCollator, GroupDataset
 from bixse.training.loop.checkpoints import check_checkpoint
+from bixse.training.loop.divergence import check_finite
 from bixse.training.loop.loss_state import load_loss_state, loss_state, restore_loss_state, save_loss_state
 from bixse.training.loop.throughput import Throughput
-from bixse.training.preflight import check_finite
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
