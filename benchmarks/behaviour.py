@@ -32,6 +32,7 @@ from pathlib import Path
 
 PLACES = {
     "LOSSES": "bixse.losses.catalogue",
+    "GradedTargets": "bixse.losses.targets",
     "build_loss": "bixse.losses.catalogue",
     "evaluate_run": "bixse.evaluation.metrics",
     "mean": "bixse.evaluation.metrics",

@@ -3,7 +3,7 @@
 from html.parser import HTMLParser
 
 VOID = {"meta", "img", "br", "link", "input", "hr", "base", "source"}
-ACTIVE = {"script", "iframe", "b", "i", "a", "link", "base", "object", "form"}
+ACTIVE = {"script", "iframe", "b", "i", "link", "base", "object", "form"}
 """Elements that no page of ours has: they come from data, or act, or reach outside."""
 
 
