@@ -507,7 +507,6 @@ beir | beir | BEIR | --scale 0 2 --skip-faulty
 beir off scale | beir | BEIR | --scale 0 2
 beir text ids | beir | BEIR | --scale 0 7 --text-ids --limit 3
 trec | trec | TREC | --scale 0 3 --queries topics.tsv --corpus collection.tsv.gz --skip-faulty
-wands | wands | WANDS |
 table | table | TABLE mine.csv | COLUMNS
 pairs | pairs | PAIRS pairs.jsonl |
 transforms | pairs | PAIRS pairs.jsonl | --dedup --noise 0.6 --cutoff 0.2 --size 30 --seed 5

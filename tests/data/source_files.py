@@ -1,31 +1,24 @@
 """Tiny files of every outside format that `bixse convert` reads, with the traps they are known for."""
 
-from __future__ import annotations
-
 import gzip
 import json
-from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
 
-
-def lines(rows: Sequence[Any]) -> bytes:
+def lines(rows):
     return "".join(json.dumps(row) + "\n" for row in rows).encode()
 
 
-def parquet(rows: list[dict[str, Any]]) -> bytes:
+def parquet(rows):
     sink = pa.BufferOutputStream()
     pq.write_table(pa.Table.from_pylist(rows), sink, compression="none")
-    content: bytes = sink.getvalue().to_pybytes()
+    content = sink.getvalue().to_pybytes()
     return content
 
 
-def put(folder: Path, files: dict[str, bytes | str]) -> Path:
+def put(folder, files):
     """Write files into a folder."""
     for name, content in files.items():
         path = folder / name
@@ -34,7 +27,7 @@ def put(folder: Path, files: dict[str, bytes | str]) -> Path:
     return folder
 
 
-def _probabilities(grade: int, rest: float = 0.0) -> list[float]:
+def _probabilities(grade, rest=0.0):
     return [0.9 - rest if place == grade else 0.025 for place in range(1, 6)]
 
 
@@ -92,7 +85,7 @@ TUPLES = [
     {"anchor": f"anchor {i}", "positive": f"positive {i}", "negative_1": f"negative {i}", "negative_2": f"other {i}"}
     for i in range(3)
 ]
-ARCTIC: dict[str, bytes] = {
+ARCTIC = {
     "queries.parquet": parquet([{"QUERY_ID": i, "QUERY_TEXT": f"query {i}"} for i in range(2)]),
     "documents.parquet": parquet([{"DOCUMENT_ID": 2**60 + i, "DOCUMENT_TEXT": f"document {i}"} for i in range(4)]),
     "relations.parquet": parquet(
@@ -117,7 +110,7 @@ NVIDIA_INLINE = [
     {"query": "one", "pos_doc": "a text", "neg_doc": ["another", "a third"]},
     {"question": "two", "pos_doc": ["a text"], "neg_doc": {"text": "a fourth"}},
 ]
-BEIR: dict[str, bytes | str] = {
+BEIR = {
     "corpus.jsonl": lines(
         [{"_id": f"d{i}", "title": f"title {i}" if i else "", "text": f"text {i}"} for i in range(4)]
         + [{"_id": "empty", "title": "", "text": ""}]
@@ -126,7 +119,7 @@ BEIR: dict[str, bytes | str] = {
     "qrels/test.tsv": "query-id\tcorpus-id\tscore\nq0\td0\t2\nq0\td1\t0\nq1\td2\t1\nq2\td3\t7\n",
 }
 """A judged zero, a grade off the scale, an unjudged empty document, a document without title."""
-TREC: dict[str, bytes | str] = {
+TREC = {
     "2019qrels-pass.txt": "1 Q0 p1 3\n1 Q0 p2 0\n2 0 p1 1\n",
     "topics.tsv": "1\tdog age by teeth\n2\twhat is a flea\n",
     "collection.tsv.gz": gzip.compress(b"p1\tfirst passage\np2\tsecond passage\np3\tunjudged\n", mtime=0),

@@ -1,9 +1,6 @@
 """`bixse convert` as a user meets it, up to training and evaluating on what it wrote."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING, Any
 
 import pytest
 import source_files as files
@@ -11,25 +8,22 @@ import source_files as files
 from bixse.cli.main import main
 from bixse.data.sources.formats import FORMATS
 
-if TYPE_CHECKING:
-    from pathlib import Path
 
-
-def call(capsys: pytest.CaptureFixture[str], *words: Any) -> tuple[int, dict[str, Any]]:
+def call(capsys, *words):
     code = main([*map(str, words), "--json"])
     return code, json.loads(capsys.readouterr().out)
 
 
-def refused(capsys: pytest.CaptureFixture[str], *words: Any) -> str:
+def refused(capsys, *words):
     code, envelope = call(capsys, *words)
     assert code == 2, envelope
     (message,) = envelope["errors"]
-    assert "got " in message and "fix: " in message
-    return str(message)
+    assert "fix: " in message
+    return message
 
 
 @pytest.fixture
-def pairs(tmp_path: Path) -> Path:
+def pairs(tmp_path):
     verbs, things = ["copy", "move", "open", "sort", "join", "split"], ["file", "folder", "path", "line"]
     rows = [
         {"query": f"how do i {verb} the {thing}", "document": f"{other} a {thing}", "relevance": float(verb == other)}
@@ -40,52 +34,50 @@ def pairs(tmp_path: Path) -> Path:
     return files.put(tmp_path, {"rows.jsonl": files.lines(rows)}) / "rows.jsonl"
 
 
-def test_the_sources_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_sources_are_listed(capsys):
     assert main(["convert", "--list"]) == 0
     said = capsys.readouterr().out
-    for name, form in FORMATS.items():
-        assert f"\n{name}\n" in f"\n{said}"
-        assert form.licence in said and form.citation in said
+    assert all(form.licence in said and form.citation in said for form in FORMATS.values())
     code, envelope = call(capsys, "convert", "--list")
     assert (code, set(envelope["metrics"]["sources"])) == (0, set(FORMATS))
 
 
-def test_text_of_a_conversion(capsys: pytest.CaptureFixture[str], pairs: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    assert main(["convert", "pairs", str(pairs), "--noise", "0.5", "--size", "30", "--out", str(out)]) == 0
+def test_text_of_a_conversion(capsys, pairs, tmp_path):
+    words = ["convert", "pairs", str(pairs), "--noise", "0.5", "--size", "30", "--out", str(tmp_path / "out")]
+    assert main(words) == 0
     said = capsys.readouterr().out
-    assert "48 judgements read, 48 of them with a grade" in said
-    assert "noise (probability 0.5, seed 0): 48 rows; queries 24" in said
-    assert "sample (size 30, seed 0): 48 rows to 30; strata 2" in said
-    assert "pairs: 30 pairs of" in said and "relevance 0.9 to 1.0 | #" in said
-    assert f"next: bixse train --config {out / 'train.yaml'}" in said
-    assert main(["convert", "pairs", str(pairs), "--noise", "0.5", "--size", "30", "--out", str(out)]) == 0
+    for part in (
+        "48 judgements read, 48 of them",
+        "queries 24",
+        "48 rows to 30",
+        "pairs: 30 pairs of",
+        "0.9 to 1.0 | #",
+    ):
+        assert part in said
+    assert f"next: bixse train --config {tmp_path / 'out' / 'train.yaml'}" in said
+    assert main(words) == 0
     assert "finished before" in capsys.readouterr().err
 
 
-def test_a_dry_run_and_faults_end_with_3(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    content = files.E5["hotpot_qa"] + b"{broken\n"
-    path = files.put(tmp_path, {"nq.jsonl": content}) / "nq.jsonl"
-    assert main(["convert", "e5", str(path), "--dry-run", "--out", str(tmp_path / "out")]) == 3
-    said = capsys.readouterr().out
-    assert "nq.jsonl: 1 error\n  row 4: got '{broken" in said and "nothing was written" in said
-    assert not (tmp_path / "out").exists()
-    assert "--skip-faulty" in refused(capsys, "convert", "e5", path, "--out", tmp_path / "out")
+def test_a_dry_run_and_rows_that_cannot_be_read_end_with_3(capsys, tmp_path):
+    out = tmp_path / "out"
+    path = files.put(tmp_path, {"nq.jsonl": files.E5["hotpot_qa"] + b"{broken\n"}) / "nq.jsonl"
+    assert main(["convert", "e5", str(path), "--dry-run", "--out", str(out)]) == 3
+    assert "row 4: got '{broken" in capsys.readouterr().out
+    assert not out.exists()
+    assert "--skip-faulty" in refused(capsys, "convert", "e5", path, "--out", out)
     assert "row 1, column 'relevance'" in refused(capsys, "convert", "pairs", path, "--dry-run")
-    code, envelope = call(capsys, "convert", "e5", path, "--out", tmp_path / "out", "--skip-faulty")
+    code, envelope = call(capsys, "convert", "e5", path, "--out", out, "--skip-faulty")
     assert (code, envelope["status"], envelope["metrics"]["faults"]) == (3, "partial", 1)
-    assert json.loads((tmp_path / "out" / "faults.jsonl").read_text())["row"] == 4
+    assert json.loads((out / "faults.jsonl").read_text())["row"] == 4
     assert set(envelope["artifacts"]) == {"pairs.parquet", "train.yaml", "faults.jsonl", "record"}
 
 
-def test_arguments_from_a_file(capsys: pytest.CaptureFixture[str], pairs: Path, tmp_path: Path) -> None:
-    files.put(
-        tmp_path,
-        {"run.yaml": "source: pairs\npath: rows.jsonl\ncutoff: 0.5\nsplit: [train=0.5, test=0.5]\nout: made\n"},
-    )
-    code, envelope = call(capsys, "convert", "--config", tmp_path / "run.yaml")
+@pytest.mark.parametrize("split", ["[train=0.5, test=0.5]", "{train: 0.5, test: 0.5}"])
+def test_settings_from_a_file(capsys, pairs, tmp_path, split):
+    files.put(tmp_path, {"run.yaml": f"source: pairs\npath: {pairs.name}\ncutoff: 0.5\nsplit: {split}\n"})
+    code, envelope = call(capsys, "convert", "--config", tmp_path / "run.yaml", "--out", tmp_path / "made")
     assert code == 0, envelope
-    assert pairs.is_file()
     assert set(envelope["metrics"]["parts"]) == {"train", "test"}
     assert (tmp_path / "made" / "train.parquet").is_file()
 
@@ -98,43 +90,33 @@ def test_names_of_data_sets_in_a_file_are_not_paths(capsys, tmp_path, monkeypatc
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "named"),
     [
-        ((), "got no source"),
-        (("pairs",), "got no path"),
+        ((), "source"),
+        (("pairs",), "path"),
         (("pars", "rows.jsonl"), "did you mean 'pairs'"),
-        (("pairs", "gone.jsonl"), "gone.jsonl: got no such file"),
-        (("table", "rows.jsonl"), "got no scale"),
-        (("pairs", "rows.jsonl", "--scale", "0", "3"), "source pairs: got --scale"),
-        (("pairs", "rows.jsonl", "--split", "train"), "expected PART=SHARE"),
-        (("pairs", "rows.jsonl", "--split", "a=0.5", "a=0.5"), "expected PART=SHARE"),
+        (("pairs", "gone.jsonl"), "gone.jsonl"),
+        (("table", "rows.jsonl"), "--scale"),
+        (("table", "rows.jsonl", "--query-column", "grade"), "columns"),
+        (("pairs", "rows.jsonl", "--scale", "0", "3"), "--scale"),
+        (("pairs", "rows.jsonl", "--split", "train"), "PART=SHARE"),
         (("pairs", "rows.jsonl", "--cutof", "0.5"), "did you mean '--cutoff'"),
-        (("lightblue", "rows.jsonl"), "--skip-faulty; the first file looks like the source pairs"),
-        (("e5", "rows.jsonl"), "expected files of the source e5"),
-        (("trec", "rows.jsonl", "--scale", "0", "3"), "got no --queries and no --corpus"),
-        (("table", "rows.jsonl", "--scale", "3", "0"), "expected the maximum above the minimum"),
-        (("pairs", "rows.jsonl", "--noise", "2"), "probability of label noise: got 2.0"),
-        (("pairs", "empty.jsonl"), "and no pair with a grade"),
-        (("pairs", "empty.parquet"), "got unreadable Parquet"),
-        (("pairs", "empty.csv"), "and no pair with a grade"),
+        (("lightblue", "rows.jsonl"), "looks like the source pairs"),
+        (("e5", "rows.jsonl"), "rows.jsonl"),
+        (("trec", "rows.jsonl", "--scale", "0", "3"), "--queries"),
+        (("pairs", "rows.jsonl", "--noise", "2"), "noise"),
+        (("pairs", "empty.jsonl"), "empty.jsonl"),
+        (("pairs", "empty.parquet"), "unreadable Parquet"),
+        (("pairs", "empty.csv"), "empty.csv"),
     ],
 )
-def test_wrong_usage(
-    capsys: pytest.CaptureFixture[str],
-    pairs: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    words: tuple[str, ...],
-    said: str,
-) -> None:
+def test_wrong_usage(capsys, pairs, tmp_path, monkeypatch, words, named):
     monkeypatch.chdir(tmp_path)
     files.put(tmp_path, {f"empty.{kind}": "" for kind in ("jsonl", "parquet", "csv")})
-    assert said in refused(capsys, "convert", *words)
+    assert named in refused(capsys, "convert", *words)
 
 
-def test_what_is_written_trains_and_evaluates(
-    capsys: pytest.CaptureFixture[str], pairs: Path, tmp_path: Path, tiny_model_path: Path
-) -> None:
+def test_what_is_written_trains_and_evaluates(capsys, pairs, tmp_path, tiny_model_path):
     split = ["--split", "train=0.7", "test=0.3"]
     assert call(capsys, "convert", "pairs", pairs, *split, "--out", tmp_path / "pairs")[0] == 0
     config = tmp_path / "pairs" / "train.yaml"
@@ -144,7 +126,6 @@ def test_what_is_written_trains_and_evaluates(
     assert code == 0, envelope
     collection = tmp_path / "collection"
     assert call(capsys, "convert", "pairs", pairs, *split, "--as", "collection", "--out", collection)[0] == 0
-    for model in (tmp_path / "run" / "model", "bm25"):
-        words = ("--collection", collection, "--split", "test", "--out", tmp_path / f"of {str(model)[-5:]}")
-        code, envelope = call(capsys, "evaluate", model, *words)
-        assert code == 0, envelope
+    words = ("--collection", collection, "--split", "test", "--out", tmp_path / "evaluated")
+    code, envelope = call(capsys, "evaluate", tmp_path / "run" / "model", *words)
+    assert code == 0, envelope

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 
 from bixse.data.task_instructions import Instructions, load_instructions

@@ -1,7 +1,5 @@
 """Random documents as irrelevant pairs: which are drawn, and which never."""
 
-from __future__ import annotations
-
 import pytest
 
 from bixse.data.collection import Collection, Document
@@ -25,11 +23,11 @@ PAIRS = GradedPairs.from_rows(
 )
 
 
-def drawn(pairs: GradedPairs, number: int, seed: int = 0) -> dict[str, list[str]]:
+def drawn(pairs, number, seed=0):
     table = with_random_negatives(pairs, COLLECTION, number, seed)
     rows = list(table.rows())
     assert rows[: len(pairs)] == list(pairs.rows()), "what was judged stays as it is"
-    found: dict[str, list[str]] = {}
+    found = {}
     for row in rows[len(pairs) :]:
         assert row["relevance"] == 0
         assert row["document"] == CORPUS[row["document_id"]].content
@@ -37,7 +35,7 @@ def drawn(pairs: GradedPairs, number: int, seed: int = 0) -> dict[str, list[str]
     return found
 
 
-def test_never_a_document_that_is_judged_for_the_query() -> None:
+def test_never_a_document_that_is_judged_for_the_query():
     for seed in range(20):
         found = drawn(PAIRS, 120, seed)
         assert {name: len(set(some)) for name, some in found.items()} == dict.fromkeys(("q0", "q1", "q2"), 120)
@@ -47,13 +45,13 @@ def test_never_a_document_that_is_judged_for_the_query() -> None:
     assert set(drawn(PAIRS, 148)["q0"]) == set(CORPUS) - {f"d{n}" for n in range(52)}, "all that are left"
 
 
-def test_the_draw_depends_on_the_seed_and_not_on_other_queries() -> None:
+def test_the_draw_depends_on_the_seed_and_not_on_other_queries():
     assert drawn(PAIRS, 5) == drawn(PAIRS, 5)
     assert drawn(PAIRS, 5) != drawn(PAIRS, 5, seed=1)
     assert drawn(PAIRS.select_queries(["q1"]), 5)["q1"] == drawn(PAIRS, 5)["q1"]
 
 
-def test_every_document_is_as_likely_as_the_next() -> None:
+def test_every_document_is_as_likely_as_the_next():
     counts = dict.fromkeys(CORPUS, 0)
     for seed in range(400):
         for name in drawn(PAIRS.select_queries(["q1"]), 20, seed)["q1"]:
@@ -65,6 +63,6 @@ def test_every_document_is_as_likely_as_the_next() -> None:
 
 
 @pytest.mark.parametrize("number", [0, -1, 149])
-def test_too_many_or_too_few(number: int) -> None:
+def test_too_many_or_too_few(number):
     with pytest.raises(InputError, match=str(number)):
         with_random_negatives(PAIRS, COLLECTION, number)

@@ -6,6 +6,7 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bixse.cli.flags import add_settings, settings_from
 from bixse.cli.result import CommandResult
 
 if TYPE_CHECKING:
@@ -15,52 +16,17 @@ if TYPE_CHECKING:
     from bixse.data.conversion.convert import ConvertResult
     from bixse.data.conversion.convert_settings import ConvertSettings
 
-COLUMNS = ("query", "document", "grade", "query_id", "document_id", "task")
-"""Columns of a table that have a flag each."""
-OUT = Path("runs/convert")
-"""Output folder where none is given."""
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The verb's flags."""
-    parser.add_argument("source", nargs="?", metavar="SOURCE",
-                        help="lightblue, e5, flagembedding, tevatron, sentence-transformers, arctic, nvidia, umbrela, "
-                        "beir, trec, table, or pairs for files of bixse")  # fmt: skip
-    parser.add_argument("path", nargs="?", type=Path, metavar="PATH",
-                        help="file or folder; hub:owner/name of the Hub")  # fmt: skip
+    """The settings, and where the result goes."""
+    from bixse.data.conversion.convert_settings import ConvertSettings
+
+    add_settings(parser, ConvertSettings)
     parser.add_argument("--list", action="store_true", help="show the sources: what they are, licence, citation")
-    parser.add_argument("--out", type=Path, default=OUT, metavar="DIR",
-                        help=f"folder for what is written (default: {OUT})")  # fmt: skip
-    parser.add_argument("--as", dest="form", default="pairs", choices=("pairs", "collection"),
-                        help="graded pairs for training, or a collection folder (default: pairs)")  # fmt: skip
-    parser.add_argument("--dry-run", action="store_true", help="read all, write nothing: counts, relevance, faults")
-    reading = parser.add_argument_group("what is read")
-    reading.add_argument("--scale", nargs=2, type=float, metavar=("LOW", "HIGH"), help="lowest and highest grade")
-    reading.add_argument("--score-map", metavar="MAP",
-                         help="what a teacher's scores are: prob, percent, logit, platt:SLOPE,INTERCEPT, or binary to "
-                         "take the labels")  # fmt: skip
-    reading.add_argument("--corpus", type=Path, metavar="FILE", help="documents, where rows hold ids")
-    reading.add_argument("--queries", type=Path, metavar="FILE", help="queries, where rows hold ids")
-    reading.add_argument("--qrels", metavar="SPLIT", help="which qrels/SPLIT.tsv of a collection folder")
-    for name in COLUMNS:
-        flag = f"--{name.replace('_', '-')}-column"
-        reading.add_argument(flag, metavar="NAME", help=f"column of a table (default: {name})")
-    reading.add_argument("--task", metavar="NAME", help="task of every row, in the place of what the source says")
-    reading.add_argument("--text-ids", action="store_true", help="make ids from the texts")
-    reading.add_argument("--limit", type=int, metavar="N", help="read only N judgements")
-    reading.add_argument("--skip-faulty", action="store_true",
-                         help="leave out rows that cannot be read, and list them in faults.jsonl")  # fmt: skip
-    reading.add_argument("--download", action="store_true", help="fetch data sets of the Hub")
-    done = parser.add_argument_group("what is done to the pairs, in this order")
-    done.add_argument("--dedup", action="store_true", help="one row per pair of texts, with the mean relevance")
-    done.add_argument("--noise", type=float, metavar="P",
-                      help="swap the labels of a query's best and worst document with probability P")  # fmt: skip
-    done.add_argument("--cutoff", type=float, metavar="C", help="keep pairs with relevance C and above")
-    done.add_argument("--size", type=int, metavar="N", help="keep exactly N pairs, tasks and grades in proportion")
-    done.add_argument("--binarise", type=float, metavar="T", help="relevance 1 from T up, 0 below")
-    done.add_argument("--split", nargs="+", metavar="PART=SHARE",
-                      help="parts that share no query text, as in train=0.8 dev=0.1 test=0.1")  # fmt: skip
-    done.add_argument("--seed", type=int, default=0, help="of noise, sample and split (default: 0)")
+    parser.add_argument(
+        "--out", type=Path, default=Path("runs/convert"), metavar="DIR", help="output folder (default: runs/convert)"
+    )
+    parser.add_argument("--dry-run", action="store_true", help="read all, write nothing: counts, relevance, errors")
 
 
 def run(args: argparse.Namespace) -> CommandResult:
@@ -68,9 +34,10 @@ def run(args: argparse.Namespace) -> CommandResult:
     if args.list:
         return _list()
     from bixse.data.conversion.convert import convert
+    from bixse.data.conversion.convert_settings import ConvertSettings
     from bixse.progress import progress_bar
 
-    settings = _settings(args)
+    settings = settings_from(args, ConvertSettings)
 
     def bar(title: str, total: int) -> Callable[[int], None]:
         return progress_bar(title, total, "B")
@@ -89,68 +56,6 @@ def run(args: argparse.Namespace) -> CommandResult:
     return CommandResult(
         text, metrics, artifacts, [*result.warnings, *skipped, *reused], exit_code=3 if result.faults else 0
     )
-
-
-def _settings(args: argparse.Namespace) -> ConvertSettings:
-    from bixse.data.conversion.convert_settings import ConvertSettings
-    from bixse.errors import InputError
-
-    if args.source is None or args.path is None:
-        raise InputError(
-            f"bixse convert: got no {'source' if args.source is None else 'path'}; expected both, as in "
-            "`bixse convert lightblue DIR`; fix: see `bixse convert --list`"
-        )
-    return ConvertSettings(
-        source=args.source,
-        path=_where(args),
-        task=args.task,
-        scale=tuple(args.scale) if args.scale is not None else None,
-        score_map=args.score_map,
-        corpus=args.corpus,
-        queries=args.queries,
-        qrels=args.qrels,
-        columns={name: value for name in COLUMNS if (value := getattr(args, f"{name}_column")) is not None},
-        text_ids=args.text_ids,
-        limit=args.limit,
-        dedup=args.dedup,
-        noise=args.noise,
-        cutoff=args.cutoff,
-        size=args.size,
-        binarise=args.binarise,
-        split=_shares(args.split or []),
-        seed=args.seed,
-        form=args.form,
-        skip_faulty=args.skip_faulty,
-        download=args.download,
-    )
-
-
-def _where(args: argparse.Namespace) -> str | Path:
-    """The path, or the name of a data set of the Hub, which stands as it was written also in a settings file."""
-    from bixse.data.sources.hub import HUB
-
-    text = str(args.path)
-    return text[text.index(HUB) :] if HUB in text else Path(args.path)
-
-
-def _shares(words: list[str]) -> dict[str, float]:
-    """Parts and shares of `train=0.8 dev=0.1 test=0.1`."""
-    from bixse.errors import InputError, shorten
-
-    shares: dict[str, float] = {}
-    for word in words:
-        name, _, share = word.partition("=")
-        try:
-            value = float(share)
-        except ValueError:
-            value = -1.0
-        if not 0 < value <= 1 or name in shares:
-            raise InputError(
-                f"--split: got {shorten(word)}; expected PART=SHARE, each part once and its share above 0 and up to 1; "
-                "fix: as in train=0.8 dev=0.1 test=0.1"
-            )
-        shares[name] = value
-    return shares
 
 
 def _text(result: ConvertResult, settings: ConvertSettings, out: Path | None) -> str:
@@ -194,8 +99,7 @@ def _histogram(counts: list[int], width: int = 40) -> list[str]:
 
 def _list() -> CommandResult:
     """The sources."""
-    from bixse.data.sources.formats import FORMATS
-    from bixse.data.sources.source import option_flag
+    from bixse.data.sources.formats import FORMATS, option_flag
 
     rows = {
         name: {

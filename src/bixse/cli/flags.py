@@ -23,7 +23,8 @@ def add_settings(parser: argparse.ArgumentParser, kind: type[Settings]) -> None:
     """One flag per setting, and `--config FILE` for a YAML file of them; flags override the file.
 
     The settings of a section are named `--section.setting`, or `--setting` where the section is flat. A section that
-    may be null has a switch of its own name. Mappings are set in YAML and Python alone.
+    may be null has a switch of its own name. A mapping is set by words such as NAME=SHARE where its `Flag` has a
+    metavar, for a validator of the settings to read; else in YAML and Python alone.
 
     Args:
         parser: the verb's parser.
@@ -74,7 +75,7 @@ def _add_switch(into: Any, key: str, word: str, field: FieldInfo, on: Any = True
 
 def _add_setting(into: Any, key: str, word: str, field: FieldInfo, flag: Flag) -> None:
     kinds = [kind for kind in types_in(field.annotation) if kind is not type(None)]
-    if any(kind is Any or get_origin(kind) is dict for kind in kinds):
+    if any(kind is Any or (get_origin(kind) is dict and flag.metavar is None) for kind in kinds):
         return
     if kinds == [bool]:
         _add_switch(into, key, word, field)
@@ -104,6 +105,8 @@ def _several(annotation: Any) -> bool | int:
     parts = get_args(annotation)
     if get_origin(annotation) in (tuple, list):
         return len(parts) if get_origin(annotation) is tuple and parts[-1] is not ... else True
+    if get_origin(annotation) is dict:
+        return True
     if get_origin(annotation) is Literal:
         return False
     return next((found for part in parts if (found := _several(part))), False)

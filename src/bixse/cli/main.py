@@ -47,13 +47,8 @@ VERBS = {
     "doctor": "show what this machine can do and what is missing",
 }
 """Verb -> one line of help; `bixse.cli.<verb>` holds `add_arguments` and `run`, with _ for the space of two words."""
-SETTINGS_VERBS = (
-    "quickstart", "mine", "generate", "grade", "grade audit", "grade calibrate", "grade rank", "train", "merge", "sweep",
-    "study", "calibrate", "convert",
-)  # fmt: skip
-"""Verbs whose flags and YAML file are their `Settings`."""
-CONFIG_VERBS = tuple(verb for verb in VERBS if verb not in (*SETTINGS_VERBS, "doctor"))
-"""Other verbs whose arguments may come from a YAML file."""
+CONFIG_VERBS = ("evaluate", "index", "search")
+"""Verbs whose arguments may come from a YAML file and that have no `Settings` of their own yet."""
 
 SHARING_VERBS = ("train",)
 """Verbs whose work several processes share."""

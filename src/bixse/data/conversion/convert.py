@@ -14,7 +14,6 @@ import numpy as np
 import yaml
 from filelock import FileLock, Timeout
 
-from bixse.data.conversion.convert_settings import PATHS, ConvertSettings
 from bixse.data.conversion.outputs import WrittenFiles, use_selection, write_collection, write_pairs
 from bixse.data.conversion.reading import Part, Progress, ProgressBar, files_of_errors, read_parts, refuse
 from bixse.data.conversion.selection import WHOLE, Selection, open_pairs, select_rows
@@ -27,6 +26,7 @@ from bixse.relevance import GradeScale
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from bixse.data.conversion.convert_settings import ConvertSettings
     from bixse.data.run_record import RunRecord
 
 STATE = ".part"
@@ -89,24 +89,28 @@ def convert(
 
     Example:
         >>> import json
+        >>> from bixse import ConvertSettings
         >>> folder = Path(tempfile.mkdtemp())
         >>> row = {"query": "copy a folder", "positive": "shutil.copytree", "negative": "os.walk"}
         >>> _ = (folder / "nq.jsonl").write_text(json.dumps(row))
-        >>> result = convert(ConvertSettings("e5", folder / "nq.jsonl"), folder / "out")
+        >>> result = convert(ConvertSettings(source="e5", path=folder / "nq.jsonl"), folder / "out")
         >>> result.parts["pairs"]["rows"], sorted(result.files)
         (2, ['pairs.parquet', 'train.yaml'])
     """
-    source = Source(settings.source, settings.path, settings.options(), settings.download)
-    if out is not None:
-        return _into(source, settings, Path(out), progress)
-    with tempfile.TemporaryDirectory() as folder:
-        return _convert(source, settings, Path(folder), {}, progress, None)
+    with _interruptible():
+        source = Source(settings.source, settings.path, settings.options(), settings.download)
+        if out is not None:
+            return _into(source, settings, Path(out), progress)
+        with tempfile.TemporaryDirectory() as folder:
+            return _convert(source, settings, Path(folder), {}, progress, None)
 
 
 def _into(source: Source, settings: ConvertSettings, out: Path, progress: Progress | None) -> ConvertResult:
     """Convert into a folder, or show what was converted there before."""
     hashes = source.hashes(ProgressBar(progress, "hash", source.inputs().values()).advance)
-    record = open_run(out, "convert", _recorded(settings), hashes, paths=PATHS)
+    record = open_run(
+        out, "convert", settings.model_dump(mode="json", exclude={"download"}), hashes, paths=settings.path_settings()
+    )
     if record.status == "finished":
         shutil.rmtree(out / STATE, ignore_errors=True)
         return _finished(record)
@@ -260,11 +264,6 @@ def _joined(files: list[Path], target: Path) -> Path:
     return target
 
 
-def _recorded(settings: ConvertSettings) -> dict[str, Any]:
-    """The settings as run.json holds them; whether data may be fetched decides nothing."""
-    return {name: value for name, value in asdict(settings).items() if name != "download"}
-
-
 def _finished(record: RunRecord) -> ConvertResult:
     """The result of a finished run, from its record."""
     try:
@@ -278,6 +277,17 @@ def _finished(record: RunRecord) -> ConvertResult:
             "delete the folder and convert again"
         )
     return result
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Ctrl-C: duckdb makes a plain RuntimeError of a KeyboardInterrupt that comes while it works."""
+    try:
+        yield
+    except RuntimeError as error:
+        if type(error) is RuntimeError and str(error) == "Query interrupted":
+            raise KeyboardInterrupt from error
+        raise
 
 
 @contextmanager

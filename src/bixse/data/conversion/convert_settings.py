@@ -2,63 +2,89 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from bixse.data.sources.formats import FORMATS, SourceOptions, TableColumns
-from bixse.data.transforms.column_transforms import Binarise, KeepFrom, LabelNoise, Sample, SplitByQuery, Transform
-from bixse.data.transforms.column_transforms import WithoutDuplicates as WithoutDuplicates
-from bixse.errors import InputError, did_you_mean, shorten
+from bixse.data.sources.hub import HUB
+from bixse.data.transforms.column_transforms import (
+    Binarise,
+    KeepFrom,
+    LabelNoise,
+    Sample,
+    SplitByQuery,
+    Transform,
+    WithoutDuplicates,
+)
+from bixse.errors import did_you_mean
 from bixse.relevance import GradeScale
+from bixse.settings import Flag, Settings
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
-Form = Literal["pairs", "collection"]
-"""What is written: graded pairs for `bixse train`, or a collection folder for `bixse evaluate`."""
-PATHS = ("path", "corpus", "queries")
-"""Settings that only say where an input lies."""
+    from typing import Self
 
 
-@dataclass(frozen=True)
-class ConvertSettings:
+def _shares(value: Any) -> Any:
+    """Parts and shares of words such as train=0.8."""
+    if not isinstance(value, (list, tuple)):
+        return value
+    words = [str(word).partition("=") for word in value]
+    if len({name for name, _, _ in words}) < len(words) or not all(share for _, _, share in words):
+        raise ValueError("expected PART=SHARE, each part once; fix: as in train=0.8 dev=0.1 test=0.1")
+    return {name: share for name, _, share in words}
+
+
+class ConvertSettings(Settings):
     """Settings of a conversion.
 
     Transforms are applied in this order: dedup, noise, cutoff, size, binarise, split. Another order takes two
     conversions, the second one of the source "pairs".
 
     Raises:
-        InputError: an unknown source, or a number out of range.
+        ValueError: an unknown source, or a value out of range (of pydantic; `ConvertSettings.load` raises ConfigError).
+        InputError: settings that do not go together.
 
     Example:
-        >>> ConvertSettings("e5", "echo-data", cutoff=0.7, split={"train": 0.9, "dev": 0.1}).form
+        >>> ConvertSettings(source="e5", path="echo-data", cutoff=0.7, split={"train": 0.9, "dev": 0.1}).form
         'pairs'
     """
 
-    source: str
-    """Name of the format, one of `bixse.data.sources.formats.FORMATS`."""
-    path: str | Path
-    """File or folder, or `hub:owner/name`."""
-    task: str | None = None
+    renamed: ClassVar[Mapping[str, str]] = {
+        "out": "give --out on the command line",
+        **{f"{name}_column": f"write columns: {{{name}: NAME}}" for name in TableColumns.model_fields},
+    }
+
+    source: Annotated[str, Flag(positional=True, metavar="SOURCE")]
+    """Name of the format, see --list; "pairs" for files of bixse."""
+    path: Annotated[Path, Flag(positional=True)]
+    """File or folder; hub:owner/name of the Hub."""
+    form: Annotated[Literal["pairs", "collection"], Flag(name="as")] = "pairs"
+    """Graded pairs for training, or a collection folder for evaluation."""
+    task: str | None = Field(default=None, pattern=r"\S")
     """Task of every row, in the place of what the source says."""
-    scale: tuple[float, float] | None = None
+    scale: Annotated[tuple[float, float] | None, Flag(metavar="GRADE")] = None
     """Lowest and highest grade, where the source does not say."""
-    score_map: str | None = None
-    """From a teacher's scores to relevance: prob, percent, logit, platt:SLOPE,INTERCEPT or binary."""
+    score_map: Annotated[str | None, Flag(metavar="MAP")] = None
+    """What a teacher's scores are: prob, percent, logit, platt:SLOPE,INTERCEPT, or binary to take the labels."""
     corpus: Path | None = None
     """File or folder of the documents that rows name by id."""
     queries: Path | None = None
     """File of the queries that rows name by id."""
-    qrels: str | None = None
-    """Which split of a collection is read."""
-    columns: Mapping[str, str] = field(default_factory=dict)
-    """Names of a table's columns, by those of `TableColumns`."""
+    qrels: Annotated[str | None, Flag(metavar="SPLIT")] = None
+    """Which split of a collection folder is read."""
+    columns: Annotated[TableColumns, Flag(flat=True)] = TableColumns()
+    """Names of the columns of a table."""
     text_ids: bool = False
     """Make ids from the texts instead of taking the source's."""
-    limit: int | None = None
+    limit: int | None = Field(default=None, ge=1)
     """Read only so many judgements."""
+    skip_faulty: bool = False
+    """Leave out rows that cannot be read and list them in faults.jsonl, instead of refusing."""
+    download: bool = False
+    """Fetch data sets of the Hub."""
     dedup: bool = False
     """One row per pair of texts (NFKC, case folded), with the mean of their relevances."""
     noise: float | None = None
@@ -69,48 +95,40 @@ class ConvertSettings:
     """Keep exactly so many pairs, tasks and levels of relevance in proportion."""
     binarise: float | None = None
     """Relevance becomes 1 from here up and 0 below."""
-    split: Mapping[str, float] = field(default_factory=dict)
-    """Part -> its share, together 1; no query text stands in two parts."""
+    split: Annotated[dict[str, float], BeforeValidator(_shares), Flag(metavar="PART=SHARE")] = Field(default={})
+    """Parts that share no query text, as in train=0.8 dev=0.1 test=0.1."""
     seed: int = 0
     """Of noise, sample and split."""
-    form: Form = "pairs"
-    """What is written."""
-    skip_faulty: bool = False
-    """Leave out rows that cannot be read and write them down, instead of refusing."""
-    download: bool = False
-    """Fetch data sets of the Hub."""
 
-    def __post_init__(self) -> None:
-        """Check what can be checked without reading a file."""
-        if self.source not in FORMATS:
-            hint = did_you_mean(self.source, FORMATS, "see `bixse convert --list`")
-            raise InputError(f"source: got {shorten(self.source)}; expected one of {', '.join(FORMATS)}; fix: {hint}")
-        if self.limit is not None and self.limit < 1:
-            raise InputError(f"--limit: got {self.limit}; expected at least 1; fix: leave it out for all rows")
-        known = set(TableColumns.__dataclass_fields__)
-        if self.scale is not None and not all(map(math.isfinite, (GradeScale(*self.scale).maximum, self.scale[0]))):
-            raise InputError(
-                f"--scale: got {self.scale[0]:g} to {self.scale[1]:g}; expected two finite numbers; fix: give the "
-                "lowest and the highest grade"
-            )
-        for name in self.columns:
-            if name not in known:
-                raise InputError(
-                    f"columns: got {name!r}; expected one of {', '.join(sorted(known))}; "
-                    f"fix: {did_you_mean(name, known)}"
-                )
-        for name in self.split:
-            if not name or not name.replace("-", "").replace("_", "").isalnum():
-                raise InputError(
-                    f"--split: got the part {name!r}; expected a name of letters, digits, - and _, since it names a "
-                    "file; fix: for example train=0.8 dev=0.2"
-                )
-        if self.task is not None and not self.task.strip():
-            raise InputError("--task: got an empty name; expected one; fix: leave it out")
-        if self.form not in ("pairs", "collection"):
-            raise InputError(f"form: got {self.form!r}; expected pairs or collection; fix: choose one")
+    @field_validator("source")
+    @classmethod
+    def _known(cls, source: str) -> str:
+        if source not in FORMATS:
+            hint = did_you_mean(source, FORMATS, "see `bixse convert --list`")
+            raise ValueError(f"expected one of {', '.join(FORMATS)}; fix: {hint}")
+        return source
+
+    @field_validator("split")
+    @classmethod
+    def _names_of_files(cls, split: dict[str, float]) -> dict[str, float]:
+        for name in split:
+            if not name.replace("-", "").replace("_", "").isalnum():
+                raise ValueError("expected names of letters, digits, - and _, which name files; fix: rename the part")
+        return split
+
+    @model_validator(mode="after")
+    def _usable(self) -> Self:
+        if self.scale is not None:
+            GradeScale(*self.scale)
         self.transforms()
         self.parts()
+        return self
+
+    @classmethod
+    def from_folder(cls, values: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+        """As of all settings; the name of a data set of the Hub is no path."""
+        is_hub = str(values.get("path", "")).startswith(HUB)
+        return super().from_folder(values, folder) | ({"path": values["path"]} if is_hub else {})
 
     def options(self) -> SourceOptions:
         """What the source needs beside its path."""
@@ -120,7 +138,7 @@ class ConvertSettings:
             corpus=self.corpus,
             queries=self.queries,
             qrels=self.qrels,
-            columns=TableColumns(**self.columns) if self.columns else None,
+            columns=self.columns if self.columns != TableColumns() else None,
         )
 
     @property
@@ -145,4 +163,4 @@ class ConvertSettings:
 
     def parts(self) -> SplitByQuery | None:
         """The split, where there is one."""
-        return SplitByQuery(dict(self.split), self.seed) if self.split else None
+        return SplitByQuery(self.split, self.seed) if self.split else None

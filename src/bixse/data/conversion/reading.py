@@ -14,8 +14,7 @@ import pyarrow.compute as pc
 
 from bixse.data.io.files import put_in_place, storage_errors, write_atomically
 from bixse.data.io.parquet import table_writer
-from bixse.data.sources.formats import looks_like
-from bixse.data.sources.reading import RowErrors
+from bixse.data.sources.files import looks_like
 from bixse.errors import ERRORS_SHOWN, InputError, InvalidFileError, RowError
 
 if TYPE_CHECKING:
@@ -42,8 +41,6 @@ PAIRS = pa.schema(
     ]
 )
 """The columns of graded pairs."""
-_STEP = 1 << 20
-"""Bytes between two steps of a progress bar."""
 _FILES_SHOWN = 5
 """Files whose errors a message lists."""
 
@@ -88,6 +85,7 @@ class ProgressBar:
         self._make, self._title = progress, title
         self._total = sum(file.stat().st_size for file in files if file.is_file())
         self._step: Callable[[int], None] | None = None
+        self._reached: dict[Path, int] = {}
 
     def advance(self, count: int) -> None:
         """So many more bytes were read."""
@@ -95,38 +93,29 @@ class ProgressBar:
             self._step = self._step or self._make(self._title, self._total)
             self._step(count)
 
+    def reached(self, file: Path, position: int) -> None:
+        """So many bytes of a file were read."""
+        self.advance(position - self._reached.get(file, 0))
+        self._reached[file] = max(position, self._reached.get(file, 0))
 
-class RecordedErrors(RowErrors):
-    """Errors of one file that are all written down, a JSON object per line; reading on moves a bar."""
 
-    def __init__(self, path: Path, bar: ProgressBar, name: str, out: TextIO) -> None:
-        self._bar, self._told, self._read = bar, 0, 0.0
-        self._name, self._out = name, out
+class RecordedFileError(InvalidFileError):
+    """Errors of one file that are all written down, a JSON object per line.
+
+    Args:
+        path: the file.
+        name: it gets in the lines.
+        out: takes the lines.
+    """
+
+    def __init__(self, path: Path, name: str, out: TextIO) -> None:
         super().__init__(path)
+        self._name, self._out = name, out
 
-    def note(self, fault: RowError) -> None:
+    def add(self, row: int | None, column: str | None, got: str, expected: str, fix: str) -> None:
         """Note an error and write it down."""
-        super().note(fault)
-        self._out.write(json.dumps({"file": self._name, **asdict(fault)}) + "\n")
-
-    @property
-    def bytes_read(self) -> float:
-        """How far the reading has come in the file."""
-        return self._read
-
-    @bytes_read.setter
-    def bytes_read(self, value: float) -> None:
-        self._read = value
-        if value - self._told >= _STEP:
-            self._tell(int(value))
-
-    def end(self) -> None:
-        """The file was read, or is not read on."""
-        self._tell(self.path.stat().st_size)
-
-    def _tell(self, value: int) -> None:
-        self._bar.advance(value - self._told)
-        self._told = max(self._told, value)
+        super().add(row, column, got, expected, fix)
+        self._out.write(json.dumps({"file": self._name, **asdict(RowError(row, column, got, expected, fix))}) + "\n")
 
 
 def read_parts(
@@ -154,7 +143,7 @@ def read_parts(
     texts_errors = state / "texts.faults.jsonl"
     with storage_errors(state), texts_errors.open("w", encoding="utf-8") as out:
         bar = ProgressBar(progress, "read texts", (*source.corpus, *source.queries))
-        source.prepare(state, lambda path: RecordedErrors(path, bar, names[path], out), settings.text_ids)
+        source.prepare(state, lambda path: RecordedFileError(path, names[path], out), settings.text_ids, bar.reached)
     bar = ProgressBar(progress, f"read {source.name}", source.files)
     parts: list[Part] = []
     for file in source.files:
@@ -168,7 +157,7 @@ def read_parts(
         if part is None:
             part = _read(source, file, name, settings, left, state / digest, bar)
         else:
-            bar.advance(file.stat().st_size)
+            bar.reached(file, file.stat().st_size)
         parts.append(part)
     source.statuses = sum((Counter(part.statuses) for part in parts), Counter())
     source.notes = sum((Counter(part.notes) for part in parts), Counter())
@@ -188,13 +177,13 @@ def _read(
         target.with_suffix(".faults.jsonl").open("w", encoding="utf-8") as out,
         table_writer(half, PAIRS) as writer,
     ):
-        errors = RecordedErrors(file, bar, name, out)
-        for table in source.read(file, errors, left):
+        errors = RecordedFileError(file, name, out)
+        for table in source.read(file, errors, left, bar.reached):
             taken += table.num_rows
             pairs = _pairs(table, settings.task, source.form.python == "graded_pair")
             rows += pairs.num_rows
             writer.write_table(pairs)
-        errors.end()
+        bar.reached(file, file.stat().st_size)
     with storage_errors(target.parent):
         put_in_place(half, path)
     counts: dict[str, Any] = {"rows": rows, "taken": taken, "faults": errors.total, "told": source.told[known:]}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -12,12 +12,9 @@ from bixse.data.io.files import atomic_file
 from bixse.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
     from typing import BinaryIO
-
-ROWS_AT_ONCE = 256
-"""Rows that are read at a time."""
 
 
 def save_table(table: pa.Table | pa.RecordBatchReader, path: Path) -> None:
@@ -57,30 +54,6 @@ def open_table(path: Path) -> Iterator[pq.ParquetFile]:
             f"{path}: got unreadable Parquet ({found[:200]}); expected a whole Parquet file, every byte as it was "
             "written; fix: write or fetch it again, or name it by its real format"
         ) from error
-
-
-def table_rows(
-    path: Path, choose: Callable[[list[str]], Sequence[str]], step: Callable[[float], None] | None = None
-) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The rows of a Parquet file with their numbers from 1.
-
-    Args:
-        path: the file.
-        choose: is told the names of its columns and says which ones are read.
-        step: is told from time to time which share of the rows was read.
-
-    Raises:
-        InputError: as `open_table`.
-    """
-    number = 0
-    with open_table(path) as file:
-        columns = list(choose(file.schema_arrow.names))
-        for batch in file.iter_batches(batch_size=ROWS_AT_ONCE, columns=columns):
-            if step is not None:
-                step((number + batch.num_rows) / max(1, file.metadata.num_rows))
-            for row in batch.to_pylist():
-                number += 1
-                yield number, row
 
 
 def read_table(path: Path, columns: Sequence[str] | None = None) -> pa.Table:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from bixse.errors import RowError, shorten
-
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -40,13 +38,6 @@ def parse_json(text: str) -> Any:
         bixse.data.io.strict.RepeatedKeyError: the key 'relevance' is there twice
     """
     return _DECODER.decode(text)
-
-
-def json_fault(number: int, line: str, error: Exception) -> RowError:
-    """What to say of a line of JSONL that `parse_json` refused."""
-    if isinstance(error, RepeatedKeyError):
-        return RowError(number, error.key, "the key twice", "it once an object", "keep one of the two")
-    return RowError(number, None, shorten(line), "one JSON object per line", f"correct the line ({error})")
 
 
 def parse_yaml(text: str) -> Any:

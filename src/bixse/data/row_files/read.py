@@ -94,6 +94,40 @@ def read_blocks(
         raise InputError(f"{path}: got no rows; expected at least one; fix: check the export")
 
 
+def raw_rows(
+    path: Path, errors: InvalidFileError, needed: Sequence[str] = (), optional: Sequence[str] | None = None
+) -> Iterator[tuple[int, dict[str, Any], int]]:
+    r"""The rows of a file as they stand, for formats whose keys differ from row to row: number, row, bytes read.
+
+    Args:
+        path: as for `read_blocks`.
+        errors: takes the rows that cannot be read.
+        needed: columns that a file with a header must have.
+        optional: columns it may have; others are not read. None reads all.
+
+    Raises:
+        InputError: the file cannot be read.
+        InvalidFileError: a needed column is missing in the header, or a column is there twice.
+
+    Example:
+        >>> import tempfile
+        >>> path = Path(tempfile.mkdtemp()) / "labels.tsv"
+        >>> _ = path.write_text("id\tlabel\n7\tExact\n")
+        >>> list(raw_rows(path, InvalidFileError(path)))
+        [(1, {'id': '7', 'label': 'Exact'}, 17)]
+    """
+    if checked_format(path) == ".jsonl":
+        for number, line, position in text_lines(path, errors):
+            if (row := _json_object(number, line, errors)) is not None:
+                yield number, row, position
+        return
+    columns = [FileColumn(name, "any") for name in needed]
+    columns += [FileColumn(name, "any", needed=False) for name in optional or ()]
+    for block in _raw_blocks(path, columns if needed or optional is not None else None, errors):
+        for number, *values in zip(block.rows, *block.columns.values(), strict=True):
+            yield number, dict(zip(block.columns, values, strict=True)), block.position
+
+
 def kind_of(path: Path) -> str:
     """The suffix that says what a file holds, in lower case: that before `.gz` where it is compressed.
 
@@ -202,13 +236,13 @@ def _opened(path: Path) -> Iterator[tuple[BinaryIO, BinaryIO]]:
         ) from error
 
 
-def _raw_blocks(path: Path, columns: Sequence[FileColumn], errors: InvalidFileError) -> Iterator[Block]:
-    """Blocks of values as they stand in the file."""
+def _raw_blocks(path: Path, columns: Sequence[FileColumn] | None, errors: InvalidFileError) -> Iterator[Block]:
+    """Blocks of values as they stand in the file; of Parquet and CSV no columns are all of them."""
     kind = checked_format(path)
     files_of(path, ())
     if kind == ".parquet":
         return _parquet_blocks(path, columns, errors)
-    return _json_blocks(path, columns, errors) if kind == ".jsonl" else _csv_blocks(path, columns, errors)
+    return _csv_blocks(path, columns, errors) if kind != ".jsonl" else _json_blocks(path, columns or (), errors)
 
 
 def _json_blocks(path: Path, columns: Sequence[FileColumn], errors: InvalidFileError) -> Iterator[Block]:
@@ -256,7 +290,7 @@ def _json_object(number: int, line: str, errors: InvalidFileError) -> dict[str, 
     return row
 
 
-def _csv_blocks(path: Path, columns: Sequence[FileColumn], errors: InvalidFileError) -> Iterator[Block]:
+def _csv_blocks(path: Path, columns: Sequence[FileColumn] | None, errors: InvalidFileError) -> Iterator[Block]:
     def block() -> Block:
         fields = list(zip(*rows, strict=True)) or [()] * len(names)
         values = {name: list(fields[place]) for name, place in places.items()}
@@ -264,7 +298,6 @@ def _csv_blocks(path: Path, columns: Sequence[FileColumn], errors: InvalidFileEr
         return Block(numbers, values, raw.tell())
 
     csv.field_size_limit(LONGEST_LINE)
-    optional = {column.name for column in columns if not column.needed}
     delimiter = "\t" if kind_of(path) == ".tsv" else ","
     with _opened(path) as (file, raw):
         # bytes that are no UTF-8 become halves of surrogate pairs, which the rule for texts finds in its row
@@ -272,6 +305,7 @@ def _csv_blocks(path: Path, columns: Sequence[FileColumn], errors: InvalidFileEr
         reader = csv.reader(_csv_lines(text), delimiter=delimiter, strict=True)
         number = size = 0
         names: list[str] = []
+        optional: set[str] = set()
         places: dict[str, int] = {}
         rows: list[list[str]] = []
         numbers: list[int] = []
@@ -279,6 +313,8 @@ def _csv_blocks(path: Path, columns: Sequence[FileColumn], errors: InvalidFileEr
             names = next(reader, [])
             if not names:
                 return
+            columns = columns if columns is not None else _all_columns(names)
+            optional = {column.name for column in columns if not column.needed}
             chosen = _choose(path, names, columns, errors)
             places = {name: names.index(found) for name, found in chosen.items()}
             for fields in reader:
@@ -308,16 +344,21 @@ def _csv_lines(text: TextIO) -> Iterator[str]:
         yield line
 
 
-def _parquet_blocks(path: Path, columns: Sequence[FileColumn], errors: InvalidFileError) -> Iterator[Block]:
+def _parquet_blocks(path: Path, columns: Sequence[FileColumn] | None, errors: InvalidFileError) -> Iterator[Block]:
     size = path.stat().st_size
     number = 0
     with open_table(path) as file:
-        chosen = _choose(path, file.schema_arrow.names, columns, errors)
+        names = file.schema_arrow.names
+        chosen = _choose(path, names, columns if columns is not None else _all_columns(names), errors)
         for batch in file.iter_batches(batch_size=BLOCK_ROWS, columns=list(chosen.values())):
             numbers = range(number + 1, number + batch.num_rows + 1)
             number += batch.num_rows
             values = {name: batch.column(found).to_pylist() for name, found in chosen.items()}
             yield Block(numbers, values, size * number // max(1, file.metadata.num_rows))
+
+
+def _all_columns(names: Sequence[str]) -> list[FileColumn]:
+    return [FileColumn(name, "any", needed=False) for name in dict.fromkeys(names)]
 
 
 def _choose(

@@ -6,18 +6,15 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from bixse.data.io.files import read_text
-from bixse.data.row_files.read import kind_of, stem_of
-from bixse.data.sources.reading import files_of
-from bixse.data.sources.tables import TABLES, plain_lines, table_rows
+from bixse.data.row_files.read import files_of, kind_of, raw_rows, stem_of, text_lines
 from bixse.data.trec import QRELS_HEADER
-from bixse.errors import InputError, did_you_mean, shorten
+from bixse.errors import BixseError, InputError, InvalidFileError, did_you_mean, shorten
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from bixse.data.sources.formats import Format
-    from bixse.data.sources.reading import RowErrors
 
 _HALVES = ("_split1", "_split2")
 """E5's files of the symmetric tasks also come in halves, one for each instruction."""
@@ -62,7 +59,7 @@ def text_files(path: Path | None) -> list[Path]:
     """
     if path is None:
         return []
-    return files_of(path, TABLES, "a file of texts, or a folder of them")
+    return files_of(path, what="a file of texts, or a folder of them")
 
 
 def known_files(form: Format, path: Path, files: list[Path]) -> tuple[list[Path], list[str]]:
@@ -92,8 +89,8 @@ def task_name(file: Path) -> str:
     return next((name.removesuffix(end) for end in (*_HALVES, _APART) if name.endswith(end)), name)
 
 
-def rows_of(form: Format, file: Path, errors: RowErrors) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The rows of a file with their numbers; those that cannot be read go to `errors`.
+def rows_of(form: Format, file: Path, errors: InvalidFileError) -> Iterator[tuple[int, dict[str, Any], int]]:
+    """The rows of a file with their numbers and the bytes read; those that cannot be read go to `errors`.
 
     Raises:
         InputError: the file cannot be read at all, or a needed column is missing.
@@ -102,19 +99,14 @@ def rows_of(form: Format, file: Path, errors: RowErrors) -> Iterator[tuple[int, 
         return _qrels(file, errors)
     if kind_of(file) == ".json":
         return _json_list(file, errors)
-    optional = form.optional
-    if optional == ("*",):
-        from bixse.data.io.parquet import column_names
-
-        optional = tuple(column_names(file)) if kind_of(file) == ".parquet" else ()
-    return table_rows(file, form.needed, optional, errors)
+    return raw_rows(file, errors, form.needed, None if form.optional == ("*",) else form.optional)
 
 
-def _qrels(file: Path, errors: RowErrors) -> Iterator[tuple[int, dict[str, Any]]]:
+def _qrels(file: Path, errors: InvalidFileError) -> Iterator[tuple[int, dict[str, Any], int]]:
     """The lines of TREC's qrels (four columns) or BEIR's (a TSV with its header); a pair has one grade."""
     is_beir = None
     given: dict[tuple[str, str], str] = {}
-    for number, line in plain_lines(file, errors):
+    for number, line, position in text_lines(file, errors):
         if is_beir is None:
             is_beir = tuple(name.strip().lower().replace("_", "-") for name in line.split("\t")) == QRELS_HEADER
             if is_beir:
@@ -129,10 +121,10 @@ def _qrels(file: Path, errors: RowErrors) -> Iterator[tuple[int, dict[str, Any]]
             found = f"{grade} where another line has {given[query, document]} for the same pair"
             errors.add(number, "score", found, "one grade per pair", "keep one of the two lines")
             continue
-        yield number, {"query-id": query, "corpus-id": document, "score": grade}
+        yield number, {"query-id": query, "corpus-id": document, "score": grade}, position
 
 
-def _json_list(path: Path, errors: RowErrors) -> Iterator[tuple[int, dict[str, Any]]]:
+def _json_list(path: Path, errors: InvalidFileError) -> Iterator[tuple[int, dict[str, Any], int]]:
     """The entries of the list `data` of a JSON file with their places from 1."""
     try:
         content = json.loads(read_text(path))
@@ -145,6 +137,38 @@ def _json_list(path: Path, errors: RowErrors) -> Iterator[tuple[int, dict[str, A
         raise InputError(f"{path}: got {shorten(content)}; expected an object with a list 'data'; fix: check it")
     for number, row in enumerate(rows, start=1):
         if isinstance(row, dict):
-            yield number, row
+            yield number, row, 0
         else:
             errors.add(number, None, shorten(row), "a JSON object", "write {...} with its keys")
+
+
+_SIGNS: dict[str, frozenset[str]] = {
+    "lightblue": frozenset({"question", "context", "32B_score_probs"}),
+    "e5": frozenset({"query", "positive", "negative"}),
+    "flagembedding": frozenset({"query", "pos"}),
+    "tevatron": frozenset({"query_id", "positive_passages"}),
+    "sentence-transformers": frozenset({"anchor", "positive"}),
+    "nvidia": frozenset({"pos_doc"}),
+    "umbrela": frozenset({"passage", "judgment"}),
+    "pairs": frozenset({"query", "document", "relevance"}),
+    "table": frozenset({"query", "document", "grade"}),
+}
+"""Format -> keys that its rows have."""
+
+
+def looks_like(path: Path) -> list[str]:
+    """The formats whose keys the first row of a table has; none for what is not a table.
+
+    Example:
+        >>> import json, tempfile
+        >>> from pathlib import Path
+        >>> path = Path(tempfile.mkdtemp()) / "rows.jsonl"
+        >>> _ = path.write_text(json.dumps({"query": "copy a folder", "pos": ["copytree"], "neg": []}))
+        >>> looks_like(path)
+        ['flagembedding']
+    """
+    try:
+        _, row, _ = next(raw_rows(path, InvalidFileError(path)), (0, {}, 0))
+    except (BixseError, OSError):
+        return []
+    return [name for name, signs in _SIGNS.items() if signs <= row.keys()]

@@ -3,38 +3,48 @@
 from __future__ import annotations
 
 import tomllib
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from bixse.data.io.parquet import column_names
-from bixse.data.row_files.read import kind_of
-from bixse.data.sources.reading import RowErrors
-from bixse.data.sources.tables import TABLES, table_rows
-from bixse.errors import BixseError, InputError
+from pydantic import model_validator
+
+from bixse.errors import InputError, did_you_mean, shorten
+from bixse.settings import Flag, Settings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from typing import Self
 
     from bixse.relevance import GradeScale
 
 
-@dataclass(frozen=True)
-class TableColumns:
-    """Names of the columns of a table; those of ids and task may be absent."""
+class TableColumns(Settings):
+    """Names of the columns of a table; those of ids and task may be absent.
 
-    query: str = "query"
-    document: str = "document"
-    grade: str = "grade"
-    query_id: str = "query_id"
-    document_id: str = "document_id"
-    task: str = "task"
+    Raises:
+        InputError: one column for two purposes.
+    """
 
-    def __post_init__(self) -> None:
-        """Refuse one column for two purposes."""
+    query: Annotated[str, Flag(name="query-column")] = "query"
+    """Column of the query."""
+    document: Annotated[str, Flag(name="document-column")] = "document"
+    """Column of the document."""
+    grade: Annotated[str, Flag(name="grade-column")] = "grade"
+    """Column of the grade."""
+    query_id: Annotated[str, Flag(name="query-id-column")] = "query_id"
+    """Column of the query's id."""
+    document_id: Annotated[str, Flag(name="document-id-column")] = "document_id"
+    """Column of the document's id."""
+    task: Annotated[str, Flag(name="task-column")] = "task"
+    """Column of the task."""
+
+    @model_validator(mode="after")
+    def _differ(self) -> Self:
         names = list(vars(self).values())
         if len(set(names)) < len(names):
             raise InputError(f"columns: got {', '.join(names)}; expected a column of its own for each; fix: rename one")
+        return self
 
 
 @dataclass(frozen=True)
@@ -120,36 +130,42 @@ def _formats() -> dict[str, Format]:
 
 FORMATS = _formats()
 """Name -> format."""
-_SIGNS: dict[str, frozenset[str]] = {
-    "lightblue": frozenset({"question", "context", "32B_score_probs"}),
-    "e5": frozenset({"query", "positive", "negative"}),
-    "flagembedding": frozenset({"query", "pos"}),
-    "tevatron": frozenset({"query_id", "positive_passages"}),
-    "sentence-transformers": frozenset({"anchor", "positive"}),
-    "nvidia": frozenset({"pos_doc"}),
-    "umbrela": frozenset({"passage", "judgment"}),
-    "pairs": frozenset({"query", "document", "relevance"}),
-    "table": frozenset({"query", "document", "grade"}),
-}
-"""Format -> keys that its rows have."""
 
 
-def looks_like(path: Path) -> list[str]:
-    """The formats whose keys the first row of a table has; none for what is not a table.
+def checked_options(name: str, path: str | Path, options: SourceOptions) -> Format:
+    """The format of a name, where the options suit it.
 
-    Example:
-        >>> import json, tempfile
-        >>> path = Path(tempfile.mkdtemp()) / "rows.jsonl"
-        >>> _ = path.write_text(json.dumps({"query": "copy a folder", "pos": ["copytree"], "neg": []}))
-        >>> looks_like(path)
-        ['flagembedding']
+    Raises:
+        InputError: no such format, an option that it does not take, or one that is missing.
     """
-    keys: set[str] = set()
-    try:
-        if kind_of(path) == ".parquet":
-            keys = set(column_names(path))
-        elif kind_of(path) in TABLES:
-            keys = set(next(table_rows(path, (), (), RowErrors(path)), (0, {}))[1])
-    except (BixseError, OSError, ValueError):
-        pass
-    return [name for name, signs in _SIGNS.items() if signs <= keys]
+    if name not in FORMATS:
+        hint = did_you_mean(name, FORMATS, "see `bixse convert --list`")
+        raise InputError(f"source: got {shorten(name)}; expected one of {', '.join(FORMATS)}; fix: {hint}")
+    form = FORMATS[name]
+    for option in fields(SourceOptions):
+        if getattr(options, option.name) is not None and option.name not in form.options:
+            owners = ", ".join(other for other, it in FORMATS.items() if option.name in it.options)
+            raise InputError(
+                f"source {name}: got {option_flag(option.name)}; expected none, the files say it; fix: leave it out "
+                f"(it is for {owners})"
+            )
+    missing = [flag for flag in ("queries", "corpus") if flag in form.options and not getattr(options, flag)]
+    if form.query_by_id and missing:
+        flags = " and no ".join(map(option_flag, missing))
+        raise InputError(
+            f"{path}: got no {flags}; expected the files of topics and of documents, since rows hold ids alone; "
+            f"fix: give {flags.replace(' no ', ' ')}"
+        )
+    if form.needs_scale and options.scale is None:
+        raise InputError(
+            f"{path}: got no scale; expected that of its grades (it cannot be inferred: a grade that was never given "
+            "leaves no trace); fix: state the lowest and the highest grade, for example --scale 0 3"
+        )
+    if options.scale is not None and options.score_map is not None:
+        raise InputError(f"{path}: got a scale and a score map; expected one of them; fix: leave one out")
+    return form
+
+
+def option_flag(option: str) -> str:
+    """How an option is called on the command line."""
+    return "names of columns" if option == "columns" else f"--{option.replace('_', '-')}"

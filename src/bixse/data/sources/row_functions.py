@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import math
 import re
 from typing import TYPE_CHECKING, Any
 
-from bixse.data.row_files.values import number_of
+from bixse.data.row_files.values import FileColumn, InvalidValueError, number_of
 from bixse.errors import shorten
 
 if TYPE_CHECKING:
     from collections import Counter
     from collections.abc import Callable, Mapping, Sequence
 
-    from bixse.data.sources.reading import RowErrors
+    from bixse.errors import InvalidFileError
 
 _ORDERS = {"document-query": "32B_score_probs", "query-document": "32B_score_probs_rev"}
 """Input order -> its column of probabilities. `_rev` is the other order of query and text, not the other scale."""
@@ -28,7 +26,7 @@ _AGREES = 1e-3
 """Stated and computed expected grades further apart than this are counted."""
 
 
-def lightblue(number: int, row: dict[str, Any], errors: RowErrors, notes: Counter[str]) -> dict[str, Any]:
+def lightblue(number: int, row: dict[str, Any], errors: InvalidFileError, notes: Counter[str]) -> dict[str, Any]:
     """The grade of a row of LightBlue: the mean over both input orders of the expected grade.
 
     Each order's five probabilities are renormalised (BiXSE paper, section 3). Tokens outside the ten most probable were
@@ -72,7 +70,7 @@ def mean_probabilities(orders: Sequence[Sequence[float]]) -> list[float]:
     return [mass * math.fsum(column) / len(orders) for column in zip(*normalised, strict=True)]
 
 
-def _five(number: int, column: str, row: Mapping[str, Any], errors: RowErrors) -> list[float]:
+def _five(number: int, column: str, row: Mapping[str, Any], errors: InvalidFileError) -> list[float]:
     """The five numbers of a column; NaN where one is not a number."""
     value = row.get(column)
     if isinstance(value, list) and len(value) == len(_GRADES):
@@ -106,7 +104,7 @@ _END = 2000
 """Characters at the end of a prediction that are looked at."""
 
 
-def umbrela(number: int, row: dict[str, Any], errors: RowErrors, notes: Counter[str]) -> dict[str, Any] | None:
+def umbrela(number: int, row: dict[str, Any], errors: InvalidFileError, notes: Counter[str]) -> dict[str, Any] | None:
     """A judgement of umbrela with texts and ids beside each other, and the grade only where it was read.
 
     Texts and ids stand in the row, or inside `query` and `passage` as in umbrela's requests. umbrela writes 0 where it
@@ -120,7 +118,7 @@ def umbrela(number: int, row: dict[str, Any], errors: RowErrors, notes: Counter[
         return None
     told = [value for key in ("prediction", "reasoning") if isinstance(value := row.get(key), str)]
     said = told[0][:200].encode("utf-8", "replace").decode() if told else ""
-    found = {"judge": errors.optional_text(number, "model", row), "said": said}
+    found = {"judge": _value(FileColumn("model", needed=False), number, row, errors), "said": said}
     for key, text_keys, id_key, id_keys in (
         ("query", ("text",), "qid", ("qid", "query_id")),
         ("passage", ("segment", "text"), "docid", ("docid", "document_id", "doc_id")),
@@ -136,7 +134,7 @@ def umbrela(number: int, row: dict[str, Any], errors: RowErrors, notes: Counter[
 
 
 def _umbrela_grade(
-    number: int, row: Mapping[str, Any], told: list[str], errors: RowErrors, notes: Counter[str]
+    number: int, row: Mapping[str, Any], told: list[str], errors: InvalidFileError, notes: Counter[str]
 ) -> dict[str, Any]:
     parsed, stated = row.get("result_status"), row.get("judgment")
     none = {"status": "no-option", "detail": ""}
@@ -150,7 +148,7 @@ def _umbrela_grade(
         return none
     if stated is None:
         return none | {"detail": "judgment is null"}
-    grade = errors.number(number, "judgment", stated)
+    grade = _value(FileColumn("judgment", "number"), number, row, errors)
     if grade is None:
         return none
     score = next((score for text in told if (score := written_score(text)) is not None), None)
@@ -178,24 +176,24 @@ def written_score(text: str) -> int | None:
     return None
 
 
-def graded_pair(number: int, row: dict[str, Any], errors: RowErrors, notes: Counter[str]) -> dict[str, Any]:
+def graded_pair(number: int, row: dict[str, Any], errors: InvalidFileError, notes: Counter[str]) -> dict[str, Any]:
     """A graded pair of bixse; its own grade and probabilities, which may be on any scale, are carried along."""
-    present = {key: value for key, value in row.items() if not (isinstance(value, float) and math.isnan(value))}
-    grade, shares = present.pop("grade", None), present.pop("grade_probs", None)
-    if "relevance" in row:
-        present["relevance"] = row["relevance"]
-    if grade not in (None, ""):
-        present["own_grade"] = errors.number(number, "grade", grade)
-    if isinstance(shares, str):
-        with contextlib.suppress(ValueError, RecursionError):
-            shares = json.loads(shares)
-    if shares not in (None, ""):
-        numbers = [number_of(share) for share in shares] if isinstance(shares, list) else [math.nan]
-        if not all(map(math.isfinite, numbers)):
-            errors.add(number, "grade_probs", shorten(shares), "a list of numbers, one a grade", "write [0.1, 0.9]")
-        present["probabilities"] = numbers
-    errors.optional_text(number, "judge", present)
-    return present
+    empty = {key for key, value in row.items() if isinstance(value, float) and math.isnan(value)} - {"relevance"}
+    found = {key: value for key, value in row.items() if key not in empty | {"grade", "grade_probs"}}
+    return found | {
+        "own_grade": _value(FileColumn("grade", "number", needed=False), number, row, errors),
+        "probabilities": _value(FileColumn("grade_probs", "numbers", needed=False), number, row, errors),
+        "judge": _value(FileColumn("judge", needed=False), number, row, errors),
+    }
+
+
+def _value(column: FileColumn, number: int, row: Mapping[str, Any], errors: InvalidFileError) -> Any:
+    """The value of a column in a row; None, and an error, where it cannot be used."""
+    try:
+        return column.read(row.get(column.name))
+    except InvalidValueError as error:
+        errors.add(number, column.name, error.got, error.expected, error.fix)
+        return None
 
 
 ROW_FUNCTIONS: Mapping[str, Callable[..., dict[str, Any] | None]] = {

@@ -14,6 +14,7 @@ from bixse.errors import InputError, did_you_mean, shorten
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import pyarrow as pa
     from numpy.typing import NDArray
 
 MAPS = {
@@ -42,8 +43,8 @@ class ScoreMap:
     """A monotone map from a teacher's score to relevance in [0, 1].
 
     Example:
-        >>> parse_score_map("percent").relevance(75.0), parse_score_map("platt:2,-6")
-        (0.75, ScoreMap(kind='platt', slope=2.0, intercept=-6.0))
+        >>> parse_score_map("platt:2,-6")
+        ScoreMap(kind='platt', slope=2.0, intercept=-6.0)
     """
 
     kind: Literal["prob", "percent", "logit", "platt", "binary"]
@@ -67,16 +68,6 @@ class ScoreMap:
         lowest, highest = self.range
         slack = _ROUNDING * (highest - lowest)
         return lowest - slack <= score <= highest + slack
-
-    def relevance(self, score: float) -> float:
-        """Relevance of one score; raises InputError outside the range of the map."""
-        if not self.takes(score):
-            lowest, highest = self.range
-            raise InputError(
-                f"score {score:g}: expected {lowest:g} to {highest:g} under the map {self}; "
-                "fix: state the map of your scores"
-            )
-        return float(map_scores(np.array([score]), self)[0])
 
 
 def parse_score_map(text: str) -> ScoreMap:
@@ -218,12 +209,50 @@ def check_scores(
 
 
 def map_scores(scores: NDArray[Any], score_map: ScoreMap) -> NDArray[np.float64]:
-    """Relevance of many scores within the range of the map."""
+    """Relevance of scores that lie in the range of the map.
+
+    Example:
+        >>> map_scores(np.array([75.0]), parse_score_map("percent")).tolist()
+        [0.75]
+    """
     if score_map.kind in ("logit", "platt"):
         with np.errstate(over="ignore"):
             return _sigmoid(score_map.slope * scores + score_map.intercept)
     shares = scores / 100.0 if score_map.kind == "percent" else scores
     return np.clip(shares, 0.0, 1.0)  # of rounding alone: what is further out is never taken
+
+
+class FileScores:
+    """All scores of a file by their side: 8 bytes each."""
+
+    def __init__(self) -> None:
+        self._sides: tuple[list[NDArray[Any]], list[NDArray[Any]]] = [], []
+        self.crossed = 0
+        """Rows that score a negative above a positive."""
+
+    def add(self, table: pa.Table) -> None:
+        """Take those of a table of judgements."""
+        row, score, label = (table[name].to_numpy(zero_copy_only=False) for name in ("row", "score", "label"))
+        score, label = score.astype(np.float64), label.astype(np.float64)
+        known = np.isfinite(score)
+        positive, negative = known & (label == 1), known & (label == 0)
+        for side, chosen in zip(self._sides, (positive, negative), strict=True):
+            side.append(score[chosen])
+        _, place = np.unique(row, return_inverse=True)
+        lowest, highest = np.full(place.max(initial=-1) + 1, np.inf), np.full(place.max(initial=-1) + 1, -np.inf)
+        np.minimum.at(lowest, place[positive], score[positive])
+        np.maximum.at(highest, place[negative], score[negative])
+        self.crossed += int((highest > lowest).sum())
+
+    def sides(self) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Scores of positives and of negatives."""
+        positive, negative = (np.concatenate(side) if side else np.zeros(0) for side in self._sides)
+        return positive, negative
+
+    @property
+    def any(self) -> bool:
+        """Whether there is a score."""
+        return any(len(side) for side in self.sides())
 
 
 def histogram(values: Sequence[float] | NDArray[Any], bins: int = 12, width: int = 40) -> str:

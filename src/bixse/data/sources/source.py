@@ -6,38 +6,39 @@ import hashlib
 import json
 import tempfile
 from collections import Counter
-from dataclasses import fields, replace
+from collections.abc import Callable
+from dataclasses import astuple, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 
 from bixse.data.io.files import file_hash, is_unicode, storage_errors
-from bixse.data.row_files.read import stem_of
+from bixse.data.row_files.read import files_of, stem_of
 from bixse.data.sources.files import known_files, of_folder, rows_of, task_name, text_files
-from bixse.data.sources.formats import FORMATS, SourceOptions
+from bixse.data.sources.formats import SourceOptions, checked_options
 from bixse.data.sources.hub import HUB, hub_folder
 from bixse.data.sources.judgement import Judgement, ungraded
 from bixse.data.sources.mapping import RowMapping
-from bixse.data.sources.reading import RowErrors, files_of, unreadable
 from bixse.data.sources.row_functions import ROW_FUNCTIONS
-from bixse.data.sources.score_scale import check_scores, histogram, parse_score_map, summarise_scores
+from bixse.data.sources.score_scale import FileScores, check_scores, histogram, parse_score_map, summarise_scores
 from bixse.data.sources.texts import documents_in, queries_in
-from bixse.errors import InputError, did_you_mean, shorten
+from bixse.errors import InputError, InvalidFileError, RowError, shorten
 from bixse.relevance import GradeScale
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
     import duckdb
 
-    from bixse.data.sources.formats import Format
-    from bixse.errors import RowError
 
+Reached: TypeAlias = Callable[[Path, int], None]
+"""Is told how many bytes of a file were read."""
 ROWS_AT_ONCE = 20_000
 """Rows of a file that are mapped together, at most."""
-CHARACTERS_AT_ONCE = 1 << 24
+CHARACTERS_AT_ONCE = 1 << 22
 """Characters of them, about."""
 
 
@@ -71,7 +72,7 @@ class Source:
         self, name: str, path: str | Path, options: SourceOptions | None = None, download: bool = False
     ) -> None:
         self.name, options = name, options or SourceOptions()
-        self.form = _checked(name, path, options)
+        self.form = checked_options(name, path, options)
         if options.columns is not None:
             self.form = self.form.with_columns(options.columns)
         self.path = hub_folder(name, str(path), download) if str(path).startswith(HUB) else Path(path)
@@ -145,7 +146,9 @@ class Source:
             try:
                 found[name] = file_hash(file, step)
             except OSError as error:
-                raise unreadable(file, error) from error
+                raise InputError(
+                    f"{file}: got {error.strerror!r}; expected a readable file; fix: check the path, or fetch it again"
+                ) from error
         return found
 
     def content_hash(self) -> str:
@@ -155,13 +158,20 @@ class Source:
         listed = "".join(f"{name}\0{digest}\0" for name, digest in self.hashes().items())
         return hashlib.sha256(listed.encode("utf-8", "surrogateescape")).hexdigest()
 
-    def prepare(self, folder: Path, errors_of: Callable[[Path], RowErrors], text_ids: bool = False) -> RowMapping:
+    def prepare(
+        self,
+        folder: Path,
+        errors_of: Callable[[Path], InvalidFileError],
+        text_ids: bool = False,
+        reached: Reached | None = None,
+    ) -> RowMapping:
         """Open the database, and read the texts that rows name by id.
 
         Args:
             folder: for what does not fit into memory.
             errors_of: gives the list that takes the errors of a file.
             text_ids: make ids from the texts.
+            reached: is told how many bytes of which file were read.
 
         Raises:
             InputError: a file cannot be read.
@@ -175,20 +185,23 @@ class Source:
             for table, files, read in (("documents", self.corpus, documents_in), ("queries", self.queries, queries_in)):
                 lists = [errors_of(file) for file in files]
                 for place, (file, errors) in enumerate(zip(files, lists, strict=True)):
-                    mapping.add_texts(table, place, read(file, errors))
+                    mapping.add_texts(table, place, read(file, errors, partial(reached or _unheard, file)))
                 for place, row, found in mapping.repeated_texts(table):
                     fix = "give each text its own id, or drop the repeat"
                     lists[place].add(row, "id", f"{shorten(found)} again with another text", "one text per id", fix)
         self._mapping = mapping
         return mapping
 
-    def read(self, file: Path, errors: RowErrors, limit: int | None = None) -> Iterator[pa.Table]:
+    def read(
+        self, file: Path, errors: InvalidFileError, limit: int | None = None, reached: Reached | None = None
+    ) -> Iterator[pa.Table]:
         """The judgements of one file as tables, counted by status; what cannot be read goes to `errors`.
 
         Args:
             file: one of `files`.
             errors: receives the errors, those of the first `limit` judgements.
             limit: judgements to read.
+            reached: is told how many bytes of the file were read.
 
         Raises:
             InputError: the file cannot be read, or its scores carry no grades.
@@ -197,15 +210,16 @@ class Source:
         mapping, form = self._mapping, self.form
         task = {"file": task_name(file), "folder": self.path.resolve().name}.get(form.task_from)
         judge = form.judge.replace("{file}", file.stem)
-        scores = _Scores()
-        for rows, unread in self._chunks(file, errors, min(limit or ROWS_AT_ONCE, ROWS_AT_ONCE)):
+        scores = FileScores()
+        for rows, unread, position in self._chunks(file, min(limit or ROWS_AT_ONCE, ROWS_AT_ONCE)):
+            (reached or _unheard)(file, position)
             table, found = mapping.map(rows, form.tasks.get(task or "", task), judge)
             found = sorted([*unread, *found], key=lambda error: (error.row or 0, error.column or ""))
             if limit is not None and table.num_rows >= limit:
                 table = table.slice(0, limit)
                 found = [error for error in found if (error.row or 0) <= table["row"][-1].as_py()]
             for error in found:
-                errors.note(error)
+                errors.add(*astuple(error))
             self.statuses.update(table["status"].to_pylist())
             scores.add(table)
             if self.score_map is not None and self.score_map.kind == "binary" and form.judge == "binary labels":
@@ -216,14 +230,14 @@ class Source:
                 break
         self._tell(file, scores, bool(errors.total))
 
-    def _chunks(self, file: Path, errors: RowErrors, most: int) -> Iterator[tuple[pa.Table, list[RowError]]]:
-        """The rows of a file as JSON, some thousand at a time, with the errors of those that cannot be read."""
-        unread = _Unread(file, errors)
+    def _chunks(self, file: Path, most: int) -> Iterator[tuple[pa.Table, list[RowError], int]]:
+        """The rows of a file as JSON, some thousand at a time, errors of those that cannot be read, bytes read."""
+        unread = _UnreadRowsError(file)
         function = ROW_FUNCTIONS.get(self.form.python)
         numbers: list[int] = []
         lines: list[str] = []
-        size = 0
-        for number, row in rows_of(self.form, file, unread):
+        size = position = 0
+        for number, row, position in rows_of(self.form, file, unread):
             before = unread.total
             kept = row if function is None else function(number, row, unread, self.notes)
             if kept is None or unread.total > before:
@@ -238,12 +252,12 @@ class Source:
             lines.append(line)
             size += len(line)
             if len(lines) + len(unread.found) >= most or size >= CHARACTERS_AT_ONCE:
-                yield pa.table({"row": numbers, "json": lines}), unread.take()
+                yield _json_table(numbers, lines), unread.take(), position
                 numbers, lines, size = [], [], 0
         if lines or unread.found:
-            yield pa.table({"row": pa.array(numbers, pa.int64()), "json": pa.array(lines, pa.string())}), unread.take()
+            yield _json_table(numbers, lines), unread.take(), position
 
-    def _tell(self, file: Path, scores: _Scores, faulty: bool) -> None:
+    def _tell(self, file: Path, scores: FileScores, faulty: bool) -> None:
         """Warnings about the scores of a file, and about what its name says."""
         if self.form.needs_map and self.score_map is not None and self.score_map.kind != "binary":
             positive, negative = scores.sides()
@@ -281,13 +295,13 @@ class Source:
             InvalidFileError: after the last row of a file, every row of it that could not be read.
         """
         with tempfile.TemporaryDirectory() as folder:
-            lists: dict[Path, RowErrors] = {}
-            mapping = self.prepare(Path(folder), lambda path: lists.setdefault(path, RowErrors(path)))
+            lists: dict[Path, InvalidFileError] = {}
+            mapping = self.prepare(Path(folder), lambda path: lists.setdefault(path, InvalidFileError(path)))
             try:
                 for errors in lists.values():
                     errors.raise_any()
                 for file in self.files:
-                    errors = RowErrors(file)
+                    errors = InvalidFileError(file)
                     for table in self.read(file, errors):
                         yield from (self._judgement(row) for row in table.to_pylist())
                     errors.raise_any()
@@ -321,16 +335,16 @@ class Source:
 
     def _look(self) -> str:
         """What the scores look like, with a histogram, for people."""
-        scores = _Scores()
+        scores = FileScores()
         self.form = replace(self.form, options=())  # nothing need be stated to look
         with tempfile.TemporaryDirectory() as folder:
-            mapping = self.prepare(Path(folder), RowErrors)
+            mapping = self.prepare(Path(folder), InvalidFileError)
             for file in self.files:
-                errors = RowErrors(file)
-                for rows, unread in self._chunks(file, errors, ROWS_AT_ONCE):
+                errors = InvalidFileError(file)
+                for rows, unread, _ in self._chunks(file, ROWS_AT_ONCE):
                     table, found = mapping.map(rows, None, "")
                     for error in (*unread, *found):
-                        errors.note(error)
+                        errors.add(*astuple(error))
                     scores.add(table)
                 errors.raise_any()
             mapping.close()
@@ -341,65 +355,29 @@ class Source:
         return "\n".join([*told, histogram(np.concatenate(scores.sides()))])
 
 
-class _Scores:
-    """All scores of a file by their side: 8 bytes each."""
+class _UnreadRowsError(InvalidFileError):
+    """The errors of some rows, all kept until it is known whether they count."""
 
-    def __init__(self) -> None:
-        self._sides: tuple[list[np.ndarray[Any, Any]], list[np.ndarray[Any, Any]]] = [], []
-        self.crossed = 0
-        """Rows that score a negative above a positive."""
-
-    def add(self, table: pa.Table) -> None:
-        """Take those of a table of judgements."""
-        row, score, label = (table[name].to_numpy(zero_copy_only=False) for name in ("row", "score", "label"))
-        score, label = score.astype(np.float64), label.astype(np.float64)
-        known = np.isfinite(score)
-        positive, negative = known & (label == 1), known & (label == 0)
-        for side, chosen in zip(self._sides, (positive, negative), strict=True):
-            side.append(score[chosen])
-        _, place = np.unique(row, return_inverse=True)
-        lowest, highest = np.full(place.max(initial=-1) + 1, np.inf), np.full(place.max(initial=-1) + 1, -np.inf)
-        np.minimum.at(lowest, place[positive], score[positive])
-        np.maximum.at(highest, place[negative], score[negative])
-        self.crossed += int((highest > lowest).sum())
-
-    def sides(self) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-        """Scores of positives and of negatives."""
-        positive, negative = (np.concatenate(side) if side else np.zeros(0) for side in self._sides)
-        return positive, negative
-
-    @property
-    def any(self) -> bool:
-        """Whether there is a score."""
-        return any(len(side) for side in self.sides())
-
-
-class _Unread(RowErrors):
-    """The errors of some rows, before it is known whether they count."""
-
-    def __init__(self, path: Path, errors: RowErrors) -> None:
-        self.found: list[RowError] = []
-        self._errors, self._read = errors, 0.0
+    def __init__(self, path: Path) -> None:
         super().__init__(path)
+        self.found: list[RowError] = []
 
-    @property
-    def bytes_read(self) -> float:
-        """How far the reading has come in the file."""
-        return self._read
-
-    @bytes_read.setter
-    def bytes_read(self, value: float) -> None:
-        self._read = self._errors.bytes_read = value
-
-    def note(self, fault: RowError) -> None:
-        """Keep an error."""
-        super().note(fault)
-        self.found.append(fault)
+    def add(self, row: int | None, column: str | None, got: str, expected: str, fix: str) -> None:
+        super().add(row, column, got, expected, fix)
+        self.found.append(RowError(row, column, got, expected, fix))
 
     def take(self) -> list[RowError]:
         """What was found since the last time."""
         found, self.found = self.found, []
         return found
+
+
+def _unheard(_file: Path, _position: int) -> None:
+    """Nobody wants to know how far the reading has come."""
+
+
+def _json_table(numbers: list[int], lines: list[str]) -> pa.Table:
+    return pa.table({"row": pa.array(numbers, pa.int64()), "json": pa.array(lines, pa.string())})
 
 
 def _not_json(value: object) -> dict[str, str]:
@@ -408,38 +386,3 @@ def _not_json(value: object) -> dict[str, str]:
 
 
 _JSON = json.JSONEncoder(ensure_ascii=False, default=_not_json)
-
-
-def _checked(name: str, path: str | Path, options: SourceOptions) -> Format:
-    """The format of a name, where the options suit it."""
-    if name not in FORMATS:
-        hint = did_you_mean(name, FORMATS, "see `bixse convert --list`")
-        raise InputError(f"source: got {shorten(name)}; expected one of {', '.join(FORMATS)}; fix: {hint}")
-    form = FORMATS[name]
-    for option in fields(SourceOptions):
-        if getattr(options, option.name) is not None and option.name not in form.options:
-            owners = ", ".join(other for other, it in FORMATS.items() if option.name in it.options)
-            raise InputError(
-                f"source {name}: got {option_flag(option.name)}; expected none, the files say it; fix: leave it out "
-                f"(it is for {owners})"
-            )
-    missing = [flag for flag in ("queries", "corpus") if flag in form.options and not getattr(options, flag)]
-    if form.query_by_id and missing:
-        flags = " and no ".join(map(option_flag, missing))
-        raise InputError(
-            f"{path}: got no {flags}; expected the files of topics and of documents, since rows hold ids alone; "
-            f"fix: give {flags.replace(' no ', ' ')}"
-        )
-    if form.needs_scale and options.scale is None:
-        raise InputError(
-            f"{path}: got no scale; expected that of its grades (it cannot be inferred: a grade that was never given "
-            "leaves no trace); fix: state the lowest and the highest grade, for example --scale 0 3"
-        )
-    if options.scale is not None and options.score_map is not None:
-        raise InputError(f"{path}: got a scale and a score map; expected one of them; fix: leave one out")
-    return form
-
-
-def option_flag(option: str) -> str:
-    """How an option is called on the command line."""
-    return "names of columns" if option == "columns" else f"--{option.replace('_', '-')}"

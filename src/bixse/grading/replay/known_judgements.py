@@ -10,8 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from bixse.data.sources.judgement import Judgement
-from bixse.data.sources.reading import RowErrors
-from bixse.errors import StorageError, shorten
+from bixse.errors import InvalidFileError, StorageError, shorten
 from bixse.relevance import GradeScale
 
 if TYPE_CHECKING:
@@ -57,7 +56,7 @@ class KnownJudgements:
             InvalidFileError: ids that stand for different texts in different rows.
             StorageError: no room.
         """
-        faults = RowErrors(self.path)
+        faults = InvalidFileError(self.path)
         with self._errors():
             self._file.execute("BEGIN")
             for place, judgement in enumerate(judgements):
@@ -72,7 +71,7 @@ class KnownJudgements:
             self._file.execute("COMMIT")
         faults.raise_any()
 
-    def _check_texts(self, judgement: Judgement, ids: bytes, texts: bytes | None, faults: RowErrors) -> None:
+    def _check_texts(self, judgement: Judgement, ids: bytes, texts: bytes | None, faults: InvalidFileError) -> None:
         """Ids that are there already must stand for the same texts."""
         known, first = self._file.execute("SELECT texts, file_row FROM pairs WHERE ids = ?", (ids,)).fetchone()
         if known != texts:

@@ -11,10 +11,9 @@ from bixse.data.collection_files import load_collection
 from bixse.data.io.files import file_hash
 from bixse.data.sources.formats import SourceOptions
 from bixse.data.sources.judgement import Judgement, JudgementRows, on_scale
-from bixse.data.sources.reading import RowErrors
 from bixse.data.sources.source import Source
 from bixse.data.trec import read_qrels
-from bixse.errors import InputError, did_you_mean, shorten
+from bixse.errors import InputError, InvalidFileError, did_you_mean, shorten
 from bixse.grading.judge import Answer
 from bixse.grading.reading.expected_grade import OptionProbabilities, expected_grade
 from bixse.grading.replay.known_judgements import KnownJudgements
@@ -177,7 +176,7 @@ def _qrels(path: Path, scale: GradeScale | None, collection: Path | None) -> Jud
             "leaves no trace); fix: state the lowest and the highest grade, for example 0 and 3"
         )
     texts = None if collection is None else load_collection(collection, splits=[])
-    errors = RowErrors(path)
+    errors = InvalidFileError(path)
     rows = []
     for query_id, judged in read_qrels(path).items():
         for document_id, stated in judged.items():
