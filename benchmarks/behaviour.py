@@ -38,7 +38,7 @@ PLACES = {
     "mean": "bixse.evaluation.metrics",
     "paired_bootstrap": "bixse.evaluation.significance",
     "randomisation_test": "bixse.evaluation.significance",
-    "load_pydocs": "bixse.data.pydocs.collection",
+    "load_pydocs": "bixse.data.pydocs.load_pydocs",
     "save_collection": "bixse.data.collection_files",
 }
 """Name -> inner module: all that this file takes from inside bixse."""

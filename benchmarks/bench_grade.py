@@ -43,7 +43,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from bixse.data.pydocs.collection import load_pydocs
+from bixse.data.pydocs.load_pydocs import load_pydocs
 from bixse.grading.judge import Question
 from bixse.grading.local.local_judge import LocalJudge
 from bixse.grading.local.local_model import load_local_model

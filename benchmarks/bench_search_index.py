@@ -38,8 +38,8 @@ from sentence_transformers import SentenceTransformer
 
 from bixse.encoders.encode import encode_texts
 from bixse.retrieval.index.approximate import SAME_SCORE
-from bixse.retrieval.index.build import make_index
-from bixse.retrieval.index.files import open_files
+from bixse.retrieval.index.index_files import open_files
+from bixse.retrieval.index.make_index import make_index
 from bixse.retrieval.index.search import SearchIndex
 from bixse.retrieval.store import EmbeddingStore
 from measuring import write_table

@@ -18,7 +18,7 @@ from typing import get_args
 from bixse.data.collection_files import save_collection
 from bixse.data.graded_pairs import GradedPairs
 from bixse.data.pairs_files import save_graded_pairs
-from bixse.data.pydocs.collection import PYDOCS_RELEVANT_GRADE, PYDOCS_SCALE, load_pydocs
+from bixse.data.pydocs.load_pydocs import PYDOCS_RELEVANT_GRADE, PYDOCS_SCALE, load_pydocs
 from bixse.mining.false_negatives import FalseNegatives, false_negatives
 from bixse.mining.mine import mine
 from bixse.mining.mine_settings import MineConfig

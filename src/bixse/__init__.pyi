@@ -40,7 +40,7 @@ from .mining.mine import MineResult as MineResult
 from .mining.mine import mine as mine
 from .mining.mine_settings import MineConfig as MineConfig
 from .relevance import GradeScale as GradeScale
-from .retrieval.index.build import make_index as make_index
+from .retrieval.index.make_index import make_index as make_index
 from .retrieval.index.search import open_index as open_index
 from .retrieval.search_collection import search_collection as search_collection
 from .studies.engine.run_study import run_study as run_study

@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from bixse.data.pydocs import collection as pydocs
+from bixse.data.pydocs import load_pydocs as pydocs
 from bixse.errors import InputError
 
 SHIPPED = ("corpus.jsonl.gz", "queries.jsonl", *(f"qrels/{split}.tsv" for split in pydocs.SPLITS))

@@ -167,7 +167,7 @@ def test_processes_end_with_the_one_that_started_them(tiny_model_path, tmp_path)
 
 @pytest.mark.slow
 def test_minilm_in_two_processes():
-    from bixse.data.pydocs.collection import load_pydocs
+    from bixse.data.pydocs.load_pydocs import load_pydocs
     from bixse.encoders.loading.build import build_encoder
 
     texts = [document.content for document in load_pydocs().corpus.values()][:400]

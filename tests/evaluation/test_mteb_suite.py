@@ -12,7 +12,7 @@ import pytest
 
 from bixse.data.collection import Collection, Document
 from bixse.data.collection_files import load_collection, save_collection
-from bixse.data.pydocs.collection import load_pydocs
+from bixse.data.pydocs.load_pydocs import load_pydocs
 from bixse.data.task_instructions import Instructions
 from bixse.encoders.instructions import set_instructions
 from bixse.errors import InputError

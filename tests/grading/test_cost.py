@@ -3,8 +3,8 @@ import json
 import pytest
 
 from bixse.errors import ConfigError, InputError
-from bixse.grading.cost import Prices, PriceSettings, load_prices
 from bixse.grading.judge import Usage
+from bixse.grading.prices import Prices, PriceSettings, load_prices
 
 LITELLM = {
     "sample_spec": {"input_cost_per_token": 0, "output_cost_per_token": 0, "mode": "one of chat, ..."},

@@ -13,11 +13,11 @@ from bixse.data.graded_pairs import Pair
 from bixse.data.pairs_files import load_graded_pairs
 from bixse.errors import InputError, InterruptedRunError, OutputExistsError, StorageError
 from bixse.grading.ask import Budget
-from bixse.grading.cost import Prices
 from bixse.grading.estimate import estimate
 from bixse.grading.grade import grade
 from bixse.grading.grade_settings import GradeSettings
 from bixse.grading.judge import Answer, Usage
+from bixse.grading.prices import Prices
 from bixse.grading.rubrics import load_rubric
 from helpers.scripted_judge import ScriptedJudge, some_pairs
 

@@ -368,7 +368,7 @@ class TestARealModel:
 
     def test_long_windows_of_real_prompts(self, smollm2):
         """Real weights, both rubric orders of length, groups of queries: |dz| < 1e-4 from reading alone."""
-        from bixse.data.pydocs.collection import load_pydocs
+        from bixse.data.pydocs.load_pydocs import load_pydocs
 
         collection = load_pydocs()
         queries = list(collection.qrels["test"])[:2]

@@ -19,7 +19,7 @@ from bixse.grading.rubrics import load_rubric
 from bixse.grading.server.client import ChatClient
 from bixse.grading.server.failure import ServerDownError
 from bixse.grading.server.server_judge import ServerJudge
-from bixse.grading.server.text_model import ServerTextModel
+from bixse.grading.server.server_text_model import ServerTextModel
 from helpers.chat_server import planted
 
 RUBRIC = load_rubric("trec-dl-0-3")

@@ -12,7 +12,7 @@ from bixse.errors import InputError
 from bixse.grading.judge import Question
 from bixse.grading.rubrics import load_rubric
 from bixse.grading.server.server_judge import ServerJudge
-from bixse.grading.server.text_model import ServerTextModel
+from bixse.grading.server.server_text_model import ServerTextModel
 from helpers.llama_server import CONTEXT, llama_server, missing, model_file, wait_until_healthy
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(missing()), reason=missing() or "can run")]
@@ -105,7 +105,7 @@ def test_plain_texts(address):
 
 def test_the_local_judge_on_the_same_weights_agrees(address, capsys):
     """llama.cpp computes with the 4-bit weights as they are, transformers expands them to float32: nearly the same."""
-    from bixse.data.pydocs.collection import load_pydocs
+    from bixse.data.pydocs.load_pydocs import load_pydocs
     from bixse.grading.local.local_judge import LocalJudge
 
     rubric, collection = load_rubric("trec-dl-0-3"), load_pydocs()

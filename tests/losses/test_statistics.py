@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn.functional import cosine_similarity
 
-from bixse.losses.engines.statistics import mean_logits
+from bixse.losses.engines.batch_statistics import mean_logits
 from bixse.losses.targets import GradedTargets
 
 
@@ -22,7 +22,7 @@ class TestStatistics:
         assert float(others) == pytest.approx(float(s[(z < 0.5) & weight.bool()].mean()), abs=1e-4)
 
     def test_more_relevant_cells_than_one_block(self, monkeypatch):
-        monkeypatch.setattr("bixse.losses.engines.statistics.NUMBERS_AT_ONCE", 100)
+        monkeypatch.setattr("bixse.losses.engines.batch_statistics.NUMBERS_AT_ONCE", 100)
         q = torch.nn.functional.normalize(torch.arange(1.0, 5001.0)[:, None].expand(-1, 2) % 7 - 3.3, dim=1)
         rows = torch.arange(5000)
         targets = GradedTargets(rows, torch.zeros_like(rows), torch.ones(5000), (5000, 1))

@@ -9,8 +9,8 @@ from itertools import pairwise
 import pytest
 
 from bixse.errors import InputError, InvalidFileError, StorageError
-from bixse.report.files import load_report_data, save_report_data
 from bixse.report.page import render_report, write_report
+from bixse.report.report_files import load_report_data, save_report_data
 from bixse.report.schema import QueryChange
 from helpers.html_page import Page
 

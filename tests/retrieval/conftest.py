@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from bixse.retrieval.index import files
+from bixse.retrieval.index import index_files
 
 NOUNS = ("file", "folder", "tree", "disk", "path", "name", "text", "byte", "line", "word")
 VERBS = ("copy", "move", "delete", "open", "read", "write", "list", "find", "sort", "split")
@@ -42,5 +42,5 @@ def corpus(write_corpus, documents):
 @pytest.fixture
 def small_shards(monkeypatch):
     """Several files of embeddings and groups of texts also in a small index."""
-    monkeypatch.setattr(files, "GROUP_ROWS", 8)
-    monkeypatch.setattr(files, "SHARD_ROWS", 32)
+    monkeypatch.setattr(index_files, "GROUP_ROWS", 8)
+    monkeypatch.setattr(index_files, "SHARD_ROWS", 32)

@@ -15,9 +15,9 @@ from safetensors.numpy import load_file
 from bixse.encoders import encode
 from bixse.encoders.head import RelevanceHead
 from bixse.errors import InputError, InvalidFileError, ModelError, OutputExistsError, StorageError
-from bixse.retrieval.index import build
-from bixse.retrieval.index.build import BUILD_FOLDER, LOCK_FILE, make_index
-from bixse.retrieval.index.files import open_files
+from bixse.retrieval.index import make_index as index_module
+from bixse.retrieval.index.index_files import open_files
+from bixse.retrieval.index.make_index import BUILD_FOLDER, LOCK_FILE, make_index
 from bixse.retrieval.index.manifest import MANIFEST_FILE, read_manifest
 from bixse.retrieval.index.search import open_index
 
@@ -274,7 +274,7 @@ def test_a_stopped_index_leaves_the_former_one(tiny_model, folder, write_corpus,
     def stop(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(build, "_publish", stop)
+    monkeypatch.setattr(index_module, "_publish", stop)
     with pytest.raises(KeyboardInterrupt):
         make_index(tiny_model, write_corpus({"d0": documents["d0"]}), folder)
     assert not (folder / BUILD_FOLDER).exists()
@@ -285,14 +285,14 @@ def test_a_stopped_index_leaves_the_former_one(tiny_model, folder, write_corpus,
 
 def test_an_index_that_is_replaced_while_it_is_opened(tiny_model, folder, write_corpus, documents, monkeypatch):
     """Its manifest was read, its files are gone: the new one is opened."""
-    from bixse.retrieval.index import files
+    from bixse.retrieval.index import index_files
 
-    opened = files.IndexFiles.__init__
+    opened = index_files.IndexFiles.__init__
 
     def replace_first(self, where, manifest):
         if manifest.documents == 100:
             make_index(tiny_model, write_corpus({"d0": documents["d0"]}), folder)
         opened(self, where, manifest)
 
-    monkeypatch.setattr(files.IndexFiles, "__init__", replace_first)
+    monkeypatch.setattr(index_files.IndexFiles, "__init__", replace_first)
     assert open_files(folder).manifest.documents == 1

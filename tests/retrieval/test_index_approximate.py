@@ -8,7 +8,7 @@ import pytest
 
 from bixse.errors import InputError
 from bixse.retrieval.index.approximate import ann_settings
-from bixse.retrieval.index.build import make_index
+from bixse.retrieval.index.make_index import make_index
 from bixse.retrieval.index.search import open_index
 
 pytestmark = [pytest.mark.usefixtures("small_shards"), pytest.mark.precision("float32")]

@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from bixse.retrieval.index.build import BUILD_FOLDER, make_index
+from bixse.retrieval.index.make_index import BUILD_FOLDER, make_index
 from bixse.retrieval.index.manifest import read_manifest
 from bixse.retrieval.index.search import open_index
 
@@ -21,7 +21,7 @@ SCRIPT = """
 import sys, time
 from bixse.encoders import encode
 from bixse.retrieval import store
-from bixse.retrieval.index.build import make_index
+from bixse.retrieval.index.make_index import make_index
 store.SAVED_TOGETHER = 4
 encode_here = encode.encode_here
 def slow(*arguments):

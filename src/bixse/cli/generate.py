@@ -10,7 +10,7 @@ from pydantic import Field
 
 from bixse.cli.flags import add_settings, settings_from
 from bixse.cli.result import CommandResult
-from bixse.grading.cost import PriceSettings
+from bixse.grading.prices import PriceSettings
 from bixse.grading.server.server_settings import ServerSettings
 from bixse.mining.generation.generate_config import GenerateConfig
 from bixse.settings import Flag
@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> CommandResult:
     """Write, clean, keep each once, print counts."""
     from bixse.grading.ask import Budget
-    from bixse.grading.server.text_model import ServerTextModel
+    from bixse.grading.server.server_text_model import ServerTextModel
     from bixse.mining.generation.generate import generate
     from bixse.mining.generation.query_prompt import load_query_prompt
     from bixse.progress import progress_bar

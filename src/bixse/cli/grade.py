@@ -11,9 +11,9 @@ from pydantic import Field, model_validator
 from bixse.cli.flags import add_settings, settings_from
 from bixse.cli.result import CommandResult
 from bixse.errors import InputError
-from bixse.grading.cost import Prices
 from bixse.grading.grade_settings import GradeSettings
 from bixse.grading.open_judge import REPLAY, JudgeConfig
+from bixse.grading.prices import Prices
 from bixse.progress import duration, progress_bar
 from bixse.settings import Flag
 

@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> CommandResult:
     if args.check:
         raise InputError("--check: got no index to check; expected --describe INDEX; fix: add it")
     from bixse.progress import progress_bar
-    from bixse.retrieval.index.build import make_index
+    from bixse.retrieval.index.make_index import make_index
 
     devices, warnings = chosen_devices(args)
     report = make_index(
@@ -88,7 +88,7 @@ def run(args: argparse.Namespace) -> CommandResult:
 
 
 def _describe(args: argparse.Namespace) -> CommandResult:
-    from bixse.retrieval.index.files import open_files
+    from bixse.retrieval.index.index_files import open_files
 
     files = open_files(args.describe)
     try:

@@ -92,7 +92,7 @@ def _dry_run(args: argparse.Namespace, config: StudyConfig) -> CommandResult:
 
 def _list() -> str:
     from bixse.studies.engine.study_config import preset_names
-    from bixse.studies.paper.catalogue import STUDIES
+    from bixse.studies.paper.known_studies import STUDIES
 
     lines = []
     for study in STUDIES.values():

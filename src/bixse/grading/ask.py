@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
     from typing import Any
 
-    from bixse.grading.cost import Prices
     from bixse.grading.judge import Answer, Question
     from bixse.grading.ledger import Ledger
+    from bixse.grading.prices import Prices
     from bixse.grading.text_model import Completion
     from bixse.progress import Step
 

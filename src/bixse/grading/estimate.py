@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from bixse.grading.ask import Budget, ask, of_another_model
-from bixse.grading.cost import Prices
 from bixse.grading.grade import open_grading
 from bixse.grading.grade_settings import GradeSettings
 from bixse.grading.judge import Usage
 from bixse.grading.ledger import Ledger
+from bixse.grading.prices import Prices
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -13,11 +13,11 @@ from bixse.data.pairs_files import save_graded_pairs
 from bixse.data.run_record import open_run
 from bixse.errors import BixseError, InputError, InterruptedRunError
 from bixse.grading.ask import AskProgress, Budget, ask, of_another_model, shown_by
-from bixse.grading.cost import Prices
 from bixse.grading.grade_settings import GradeSettings
 from bixse.grading.judge import stored_identity
 from bixse.grading.judgements import graded_pairs, judge_pair, save_judgements, summarise
 from bixse.grading.ledger import Ledger
+from bixse.grading.prices import Prices
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from bixse.data.graded_pairs import Pair
-    from bixse.grading.cost import Prices
     from bixse.grading.judge import Answer
+    from bixse.grading.prices import Prices
     from bixse.relevance import GradeScale
 
 WIDE = 0.05

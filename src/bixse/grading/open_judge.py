@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field
 
 from bixse.errors import InputError, shorten
-from bixse.grading.cost import PriceSettings
 from bixse.grading.grade_settings import AskSettings, NamedRubric
+from bixse.grading.prices import PriceSettings
 from bixse.grading.rubrics import load_rubric
 from bixse.grading.server.server_settings import ServerSettings
 from bixse.relevance import GradeScale

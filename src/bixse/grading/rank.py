@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from bixse.evaluation.metrics import PerQuery
     from bixse.evaluation.tasks import Task
     from bixse.grading.ask import Budget
-    from bixse.grading.cost import Prices
     from bixse.grading.grade_settings import RankSettings
     from bixse.grading.judge import Judge
+    from bixse.grading.prices import Prices
     from bixse.progress import Step
     from bixse.relevance import Run
     from bixse.results import Difference

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from bixse.errors import InputError
 from bixse.losses.base import GradedLoss, check_scale
 from bixse.losses.bias_start import BiasStart, check_bias_start, fit_bias, prior_bias
+from bixse.losses.engines.batch_statistics import mean_logits, mean_target
 from bixse.losses.engines.graded_bce import graded_bce
-from bixse.losses.engines.statistics import mean_logits, mean_target
 from bixse.losses.options import DEFAULT_SCALE, LossOptions
 
 if TYPE_CHECKING:

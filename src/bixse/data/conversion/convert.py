@@ -16,7 +16,7 @@ from filelock import FileLock, Timeout
 
 from bixse.data.conversion.outputs import WrittenFiles, use_selection, write_collection, write_pairs
 from bixse.data.conversion.reading import Part, Progress, ProgressBar, files_of_errors, read_parts, refuse
-from bixse.data.conversion.selection import WHOLE, Selection, open_pairs, select_rows
+from bixse.data.conversion.row_selection import WHOLE, Selection, open_pairs, select_rows
 from bixse.data.io.files import put_in_place, storage_errors, write_atomically
 from bixse.data.run_record import open_run
 from bixse.data.sources.source import Source

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from bixse.data.sources.formats import FORMATS, SourceOptions, TableColumns
-from bixse.data.sources.hub import HUB
+from bixse.data.sources.source_hub import HUB
 from bixse.data.transforms.column_transforms import (
     Binarise,
     KeepFrom,

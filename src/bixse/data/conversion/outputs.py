@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from bixse.data.conversion.reading import PAIRS
-from bixse.data.conversion.selection import ROWS_AT_ONCE
+from bixse.data.conversion.row_selection import ROWS_AT_ONCE
 from bixse.data.io.files import storage_errors
 from bixse.data.io.parquet import table_writer
 from bixse.data.trec import write_qrels

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from bixse.data.io.files import put_in_place, storage_errors, write_atomically
 from bixse.data.io.parquet import table_writer
-from bixse.data.sources.files import looks_like
+from bixse.data.sources.source_files import looks_like
 from bixse.errors import ERRORS_SHOWN, InputError, InvalidFileError, RowError
 
 if TYPE_CHECKING:

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import BinaryIO
 
+ParquetFile = pq.ParquetFile
+"""An open Parquet file."""
+
 
 def save_table(table: pa.Table | pa.RecordBatchReader, path: Path) -> None:
     """Write a table, or one batch after the other, with page checksums; the file appears whole or not at all.
@@ -36,6 +39,11 @@ def table_writer(target: Path | BinaryIO, schema: pa.Schema) -> pq.ParquetWriter
     return pq.ParquetWriter(target, schema, write_page_checksum=True)
 
 
+def checked_file(path: Path) -> pq.ParquetFile:
+    """A Parquet file whose pages are held against their checksums as they are read."""
+    return pq.ParquetFile(path, buffer_size=1 << 20, pre_buffer=False, page_checksum_verification=True)
+
+
 @contextmanager
 def open_table(path: Path) -> Iterator[pq.ParquetFile]:
     """Open a Parquet file; the checksums of the pages that are read, where it has any, are verified.
@@ -46,7 +54,7 @@ def open_table(path: Path) -> Iterator[pq.ParquetFile]:
     """
     try:
         # pre_buffer, on by default since some version of pyarrow, keeps all that was read until the file is closed
-        with pq.ParquetFile(path, buffer_size=1 << 20, pre_buffer=False, page_checksum_verification=True) as file:
+        with checked_file(path) as file:
             yield file
     except (pa.ArrowException, OSError, ValueError) as error:
         found = " ".join(str(error).split()) or type(error).__name__

@@ -17,13 +17,13 @@ import pyarrow as pa
 
 from bixse.data.io.files import file_hash, is_unicode, storage_errors
 from bixse.data.row_files.read import files_of, stem_of
-from bixse.data.sources.files import known_files, of_folder, rows_of, task_name, text_files
 from bixse.data.sources.formats import SourceOptions, checked_options
-from bixse.data.sources.hub import HUB, hub_folder
 from bixse.data.sources.judgement import Judgement, ungraded
 from bixse.data.sources.mapping import RowMapping
 from bixse.data.sources.row_functions import ROW_FUNCTIONS
 from bixse.data.sources.score_scale import FileScores, check_scores, histogram, parse_score_map, summarise_scores
+from bixse.data.sources.source_files import known_files, of_folder, rows_of, task_name, text_files
+from bixse.data.sources.source_hub import HUB, hub_folder
 from bixse.data.sources.texts import documents_in, queries_in
 from bixse.errors import InputError, InvalidFileError, RowError, shorten
 from bixse.relevance import GradeScale

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from bixse.losses.base import GradedLoss, check_scale
-from bixse.losses.engines.statistics import mean_logits
+from bixse.losses.engines.batch_statistics import mean_logits
 from bixse.losses.options import DEFAULT_SCALE, LossOptions
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import numpy as np
 
 from bixse.data.io.files import storage_errors
 from bixse.errors import InputError, did_you_mean
-from bixse.retrieval.index.files import best
+from bixse.retrieval.index.index_files import best
 from bixse.retrieval.index.manifest import AnnSettings, Recall, StoredFile, damaged
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from bixse.retrieval.index.files import IndexFiles
+    from bixse.retrieval.index.index_files import IndexFiles
 
 NAMED_TYPES = ("exact", "hnsw", "ivf")
 """Index types with settings of their own; any other one is a string of `faiss.index_factory`."""

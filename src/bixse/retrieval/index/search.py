@@ -10,7 +10,7 @@ from bixse.encoders.encode import encode_texts
 from bixse.retrieval.hits import Hit, check_queries, check_top, chosen_threshold, hit
 from bixse.retrieval.index.approximate import ApproximateSearch
 from bixse.retrieval.index.encoder import check_encoder, load_encoder, use_query_task
-from bixse.retrieval.index.files import open_files
+from bixse.retrieval.index.index_files import open_files
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from bixse.encoders.head import RelevanceHead
     from bixse.progress import ProgressBars
-    from bixse.retrieval.index.files import IndexFiles
+    from bixse.retrieval.index.index_files import IndexFiles
     from bixse.retrieval.index.manifest import Manifest
 
 QUERIES_TOGETHER = 256

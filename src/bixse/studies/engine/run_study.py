@@ -17,8 +17,8 @@ from bixse.studies.engine.study_config import OWNED, PYDOCS, merged, train_confi
 from bixse.studies.engine.study_inputs import input_hashes, prepare_inputs
 from bixse.studies.findings.contrasts import key_of
 from bixse.studies.findings.outcome import StudyOutcome, outcome_of
-from bixse.studies.findings.write import write_cards, write_outcome
-from bixse.studies.paper.catalogue import find_study
+from bixse.studies.findings.write_outcome import write_cards, write_outcome
+from bixse.studies.paper.known_studies import find_study
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

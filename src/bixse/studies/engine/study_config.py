@@ -15,7 +15,7 @@ from bixse.errors import SEEDS, ConfigError, InputError, did_you_mean
 from bixse.losses.catalogue import LOSSES
 from bixse.settings import Flag, Settings
 from bixse.training.config import TrainConfig
-from bixse.training.cost import EncoderSize
+from bixse.training.model_cost import EncoderSize
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

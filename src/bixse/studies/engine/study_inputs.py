@@ -158,7 +158,7 @@ def _by_hash(collection: Collection, qrels: Qrels, shares: tuple[float, float, f
 
 def _collection(data: StudyData) -> Collection:
     if data.collection == PYDOCS:
-        from bixse.data.pydocs.collection import load_pydocs
+        from bixse.data.pydocs.load_pydocs import load_pydocs
 
         return load_pydocs()
     folder = Path(data.collection)

@@ -15,7 +15,7 @@ from bixse.data.collection_files import save_collection
 from bixse.data.graded_pairs import GradedPairs
 from bixse.data.io.files import write_atomically
 from bixse.data.pairs_files import save_graded_pairs
-from bixse.data.pydocs.collection import PYDOCS_PYTHON, PYDOCS_RELEVANT_GRADE, PYDOCS_SCALE, load_pydocs, query_kinds
+from bixse.data.pydocs.load_pydocs import PYDOCS_PYTHON, PYDOCS_RELEVANT_GRADE, PYDOCS_SCALE, load_pydocs, query_kinds
 from bixse.data.run_record import open_run
 from bixse.data.trec import write_run
 from bixse.encoders.head import RelevanceHead
@@ -25,8 +25,8 @@ from bixse.evaluation.evaluate import evaluate, evaluate_query_sets
 from bixse.evaluation.metrics import PRIMARY_METRIC
 from bixse.evaluation.systems import EncoderSystem
 from bixse.evaluation.tasks import collection_task
-from bixse.report.files import load_report_data, save_report_data
 from bixse.report.page import write_report
+from bixse.report.report_files import load_report_data, save_report_data
 from bixse.retrieval.dense_search import encode_collection
 from bixse.studies.quickstart.comparison import Comparer, ReportedSystem, merge_curve, training_curve
 from bixse.training.config import MergeConfig, OptimizerConfig, TrainConfig

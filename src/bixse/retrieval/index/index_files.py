@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from bixse.data.collection import Document
-from bixse.data.io.parquet import table_writer
+from bixse.data.io.parquet import ParquetFile, checked_file, table_writer
 from bixse.retrieval.exact import exact_search
 from bixse.retrieval.index.manifest import StoredFile, damaged, read_manifest
 
@@ -174,9 +173,9 @@ class IndexFiles:
             raise damaged(path, f"shape {tuple(tensor.shape)}", expected)
         return tensor
 
-    def _parquet(self) -> pq.ParquetFile:
+    def _parquet(self) -> ParquetFile:
         path = self._texts_path()
-        return self._read(lambda: pq.ParquetFile(path, pre_buffer=False, page_checksum_verification=True))
+        return self._read(lambda: checked_file(path))
 
     def _texts_path(self) -> Path:
         if self.manifest.texts is None:

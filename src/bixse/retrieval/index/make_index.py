@@ -22,7 +22,7 @@ from bixse.errors import InputError, OutputExistsError, StorageError
 from bixse.retrieval.index.approximate import ApproximateSearch, ann_settings, build_faiss, measure_recall
 from bixse.retrieval.index.corpus import CorpusFile, read_queries
 from bixse.retrieval.index.encoder import load_encoder
-from bixse.retrieval.index.files import IndexFiles, shard_rows, write_files
+from bixse.retrieval.index.index_files import IndexFiles, shard_rows, write_files
 from bixse.retrieval.index.manifest import (
     EARLIER_MANIFESTS,
     FILE_NAME,
