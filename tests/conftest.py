@@ -153,33 +153,6 @@ def decoder_path(tiny_model_path, tmp_path_factory):
     return lambda kind: made[kind] if kind in made else made.setdefault(kind, make(kind))
 
 
-ACTIONS = [
-    *("copy", "move", "delete", "rename", "open", "close", "read", "write", "list", "sort", "search", "replace"),
-    *("split", "join", "parse", "format", "encode", "decode", "compress", "send", "receive", "connect", "listen"),
-    *("wait", "start", "stop", "pause", "resume", "log", "test"),
-]
-THINGS = ["a file", "a folder", "an archive", "a stream"]
-
-
-def action_collection(splits=True):
-    """30 actions x 4 things: a query asks for one, the other things of the same action are partly relevant."""
-    from bixse.data.collection import Collection, Document
-
-    corpus = {
-        f"{word}-{i}": Document(word, f"how to {word} {thing}") for word in ACTIONS for i, thing in enumerate(THINGS)
-    }
-    queries, qrels = {}, {}
-    for number, word in enumerate(ACTIONS):
-        for i, thing in enumerate(THINGS[:2]):
-            query = f"q{number}-{i}"
-            queries[query] = f"{word} {thing} please"
-            qrels[query] = {f"{word}-{j}": (3 if j == i else 1) for j in range(len(THINGS))}
-            qrels[query][f"{ACTIONS[(number + 1) % len(ACTIONS)]}-{i}"] = 0
-    names = list(qrels)
-    parts = {"train": names[:30], "dev": names[30:40], "test": names[40:]} if splits else {"test": names}
-    return Collection("actions", corpus, queries, {name: {q: qrels[q] for q in part} for name, part in parts.items()})
-
-
 @pytest.fixture(scope="session")
 def actions(tmp_path_factory):
     """Folder of a collection of actions with the splits train, dev and test, and beside it its training pairs."""
@@ -187,6 +160,7 @@ def actions(tmp_path_factory):
     from bixse.data.graded_pairs import GradedPairs
     from bixse.data.pairs_files import save_graded_pairs
     from bixse.relevance import GradeScale
+    from helpers.actions import action_collection
 
     folder = tmp_path_factory.mktemp("actions") / "actions"
     save_collection(action_collection(), folder)

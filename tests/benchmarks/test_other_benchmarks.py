@@ -11,6 +11,7 @@ import pytest
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 SMALLEST = {
     "bench_grade_server": (["--quick"], "bixse_per_second"),
+    "bench_pairs": (["--pairs", "2000", "--batches", "5"], "all"),
     "mining_grades": (["--quick"], "hard-negatives"),
     "padding": (["--quick"], "by length"),
     "scaling": (["--batches", "256"], "Mistral-7B"),

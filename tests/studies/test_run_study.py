@@ -26,7 +26,7 @@ from bixse.studies.engine.run_study import run_study
 from bixse.studies.engine.study import chosen_values
 from bixse.studies.engine.study_config import StudyConfig, preset_names
 from bixse.studies.paper.known_studies import STUDIES, find_study
-from conftest import action_collection
+from helpers.actions import action_collection
 
 needs_two_cores = pytest.mark.skipif(cores() < 2, reason="needs two cores")
 

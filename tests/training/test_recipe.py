@@ -135,7 +135,7 @@ class TestUnhappyPaths:
             return loss
 
         monkeypatch.setattr(GradedTrainer, "training_step", spoiled)
-        with pytest.raises(TrainingError, match="got weights that are no finite numbers"):
+        with pytest.raises(TrainingError, match="weights"):
             train(run_config(training_files, tiny_model_path, dev=None), tmp_path / "out", progress=False)
         assert json.loads((tmp_path / "out" / "run.json").read_text())["status"] == "failed"
         assert not (tmp_path / "out" / "model").exists()

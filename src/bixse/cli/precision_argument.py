@@ -16,15 +16,13 @@ COMPUTING_VERBS = (
     "grade",
     "grade rank",
     "merge",
-    "sweep",
-    "study",
     "evaluate",
     "calibrate",
     "index",
     "search",
     "doctor",
 )
-"""Verbs that compute with a model, and the one that says how; `train` has it among its settings."""
+"""Verbs that compute with a model, and the one that says how; others have it among their settings."""
 OTHER_FLAGS = {"calibrate": "--at-precision", "search": "--at-precision", "index": "--dtype"}
 """What a number (or the type of stored embeddings) is asked for with."""
 
