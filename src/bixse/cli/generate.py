@@ -10,8 +10,8 @@ from pydantic import Field
 
 from bixse.cli.flags import add_settings, settings_from
 from bixse.cli.result import CommandResult
+from bixse.grading.grade_settings import ServerSettings
 from bixse.grading.prices import PriceSettings
-from bixse.grading.server.server_settings import ServerSettings
 from bixse.mining.generation.generate_config import GenerateConfig
 from bixse.settings import Flag
 
@@ -49,16 +49,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> CommandResult:
     """Write, clean, keep each once, print counts."""
     from bixse.grading.ask import Budget
-    from bixse.grading.server.server_text_model import ServerTextModel
+    from bixse.grading.server.server_judge import ServerTextModel
     from bixse.mining.generation.generate import generate
     from bixse.mining.generation.query_prompt import load_query_prompt
     from bixse.progress import progress_bar
 
     config = settings_from(args, WriterConfig)
     prompt = load_query_prompt(config.prompt)
-    writer = ServerTextModel(
-        config.server, config.model, config.temperature, config.max_tokens, config.revision, **config.connection()
-    )
+    writer = ServerTextModel(config.server, config, config.temperature, config.max_tokens)
     try:
         prices = config.of(config.model or writer.name)
         result = generate(config, writer, prompt, args.out, config.ledger, prices, Budget(config.max_usd), progress_bar)
