@@ -43,22 +43,9 @@ def judge(folder):
 
 
 class TestRefused:
-    @pytest.mark.parametrize(
-        ("settings", "said"),
-        [
-            ({"dtype": "float64"}, "dtype: got 'float64'; expected one of auto, float32"),
-            ({"device": "warp"}, "device: got 'warp'; expected cpu, cuda"),
-            ({"tokens_per_batch": 0}, "tokens_per_batch: got 0; expected 1 or more"),
-            ({"batch_size": -1}, "batch_size: got -1"),
-            ({"window": 0}, "window: got 0"),
-            ({"min_mass": 1.0}, "min_mass: got 1.0; expected 0 to below 1"),
-        ],
-    )
-    def test_settings_out_of_range(self, folder, settings, said):
-        with pytest.raises(InputError, match=said):
-            LocalJudge(folder, RUBRIC, **settings)
-
-    def test_a_folder_that_is_not_there_or_empty(self, tmp_path):
+    def test_a_device_or_folder_that_is_not_there(self, folder, tmp_path):
+        with pytest.raises(InputError, match="device: got 'warp'; expected cpu, cuda"):
+            LocalJudge(folder, RUBRIC, "warp")
         with pytest.raises(ModelError, match="no such folder"):
             LocalJudge(tmp_path / "none", RUBRIC)
         with pytest.raises(ModelError, match=r"a folder without config\.json"):
@@ -66,8 +53,6 @@ class TestRefused:
         (tmp_path / "x.txt").write_text("x")
         with pytest.raises(ModelError, match="got a file"):
             LocalJudge(tmp_path / "x.txt", RUBRIC)
-
-    def test_a_hub_name_that_cannot_be_reached(self):
         with pytest.raises(ModelError, match=r"expected a causal language model.*fix"):
             LocalJudge("no-such-owner/no-such-model", RUBRIC)
 
@@ -97,22 +82,13 @@ class TestRefused:
 
 class TestAnswersWithoutGrade:
     def test_a_prompt_beyond_the_context_is_too_long_and_never_cut(self, tmp_path):
-        own = LocalJudge(save_judge(tmp_path, max_position_embeddings=150), RUBRIC, "cpu", min_mass=0.0)
-        asked = questions_of(RUBRIC, [("a", "b"), ("a", "long " * 40), ("c", "d")])
+        asked = questions_of(RUBRIC, [("a", "longest " * 4), ("a", "longest " * 4 + "x"), ("c", "d")])
+        longest = LocalJudge(save_judge(tmp_path / "a"), RUBRIC, "cpu").count_tokens(asked)[0]
+        own = LocalJudge(save_judge(tmp_path / "b", max_position_embeddings=longest), RUBRIC, "cpu", min_mass=0.0)
         found = {question.document_id: answer for question, answer in own.answers(asked)}
         assert [found[f"d{i}"].status for i in range(3)] == ["graded", "too-long", "graded"]
-        assert found["d1"].grade is None
-        assert found["d1"].probabilities == ()
-        assert found["d1"].usage.prompt == own.count_tokens([asked[1]])[0] > own.context == 150
-        assert "150 tokens" in found["d1"].detail
-
-    def test_the_longest_prompt_that_fits_is_graded(self, judge, tmp_path):
-        asked = questions_of(RUBRIC, [("a", "b")])
-        exact = judge.count_tokens(asked)[0]
-        for limit, status in ((exact, "graded"), (exact - 1, "too-long")):
-            path = save_judge(tmp_path / status, tokenizer=tiny_tokenizer(spaced="12"), max_position_embeddings=limit)
-            own = LocalJudge(path, RUBRIC, "cpu", min_mass=0.0)
-            assert [answer.status for _, answer in own.answers(asked)] == [status]
+        assert (found["d1"].grade, found["d1"].probabilities, found["d1"].usage.prompt) == (None, (), longest + 1)
+        assert own.context == longest
 
     def test_too_little_probability_on_the_options_is_no_option(self, folder):
         strict = LocalJudge(folder, RUBRIC, "cpu", min_mass=0.9)
@@ -177,7 +153,7 @@ class TestGrades:
             grades.append(grade)
         assert max(grades) - min(grades) > 0.1, "the fixture must tell pairs apart"
 
-    @pytest.mark.parametrize("kind", ["qwen2", "gemma2", "gemma3", "neox", "mamba"])
+    @pytest.mark.parametrize("kind", ["gemma3", "mamba"])
     def test_other_architectures_through_all_windows(self, kind, tmp_path):
         model = tiny_model(kind, vocabulary=len(tiny_tokenizer()))
         own = LocalJudge(save_judge(tmp_path, model=model), RUBRIC, "cpu", "float32", 700, window=5, min_mass=0.0)
@@ -261,13 +237,6 @@ class TestIdentity:
         assert {"kind": "transformers", "mode": "token-ids"}.items() <= base.items()
         key = questions_of(RUBRIC, [("a", "b")])[0].key(base)
         assert len(key) == 64
-
-    def test_closing_keeps_what_is_recorded(self, folder):
-        own = LocalJudge(folder, RUBRIC, "cpu")
-        before = own.identity
-        own.close()
-        assert (own.identity, own.name) == (before, folder.name)
-        assert own.scale == RUBRIC.scale
 
 
 def test_a_loaded_model_may_be_judge_of_several_rubrics(folder, judge):

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import numpy as np
 from pydantic import Field
 
-from bixse.data.io.files import file_hash
+from bixse.data.io.files import file_hash, write_atomically
 from bixse.data.pairs_files import load_graded_pairs, save_graded_pairs
 from bixse.data.run_record import open_run
 from bixse.errors import SEEDS, InputError
 from bixse.grading.audit.audit import first_relevant, grade_levels
-from bixse.grading.audit.grade_map import MAP_FILE, fit_grade_map
-from bixse.grading.audit.label_settings import LabelSettings
+from bixse.grading.audit.grade_map import fit_grade_map
+from bixse.grading.audit.labels import LabelSettings
 from bixse.settings import Flag
 
 if TYPE_CHECKING:
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from bixse.grading.audit.labels import ImpossibleLabel, Labels
     from bixse.relevance import GradeScale
 
-PAIRS_FILE = "pairs.parquet"
-"""The mapped pairs in the output folder."""
+MAP_FILE, PAIRS_FILE = "map.json", "pairs.parquet"
+"""The map and the mapped pairs in the output folder."""
 
 
 class GradeMapSettings(LabelSettings):
@@ -58,7 +58,6 @@ class GradeMapResult:
     """What a calibration of a judge found and wrote."""
 
     map: GradeMap
-    """The map."""
     figures: HeldOutFigures
     """What it is worth on held-out queries."""
     kept: bool
@@ -88,7 +87,7 @@ def calibrate_grades(settings: GradeMapSettings, out: str | Path) -> GradeMapRes
     hashes = {name: file_hash(path) for name, path in paths.items() if path is not None}
     record = open_run(out, "grade calibrate", settings.model_dump(), hashes, paths=tuple(paths))
     record.save("running")
-    fitted.save(out / MAP_FILE)
+    write_atomically(out / MAP_FILE, fitted.model_dump_json(indent=2) + "\n")
     artifacts = {"map": str(out / MAP_FILE)}
     if pairs is not None:
         save_graded_pairs(pairs, out / PAIRS_FILE)

@@ -2,37 +2,35 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from sklearn.isotonic import IsotonicRegression
 
-from bixse.data.io.files import read_text, write_atomically
-from bixse.errors import InputError, shorten
+from bixse.errors import InputError
 from bixse.evaluation.calibration.platt import fit_platt
 from bixse.evaluation.calibration.reliability import brier, expected_calibration_error
 from bixse.evaluation.statistics import mean_estimate
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     import numpy.typing as npt
 
     from bixse.evaluation.statistics import Floats
     from bixse.results import IntervalEstimate
 
-MAP_FILE = "map.json"
-"""Name of a map in its folder."""
 MapKind = Literal["isotonic", "platt"]
 """isotonic: steps and slopes that only rise (Zadrozny and Elkan 2002); platt: one logistic curve (Platt 1999)."""
 
 
 class GradeMap(BaseModel):
     """A map that never falls and stays in [0, 1], with what it was fitted on and what it is worth.
+
+    `GradeMap.model_validate_json(Path("map.json").read_text())` reads the one that `bixse grade calibrate` wrote.
 
     Example:
         >>> steps = GradeMap(kind="isotonic", knots=((0.0, 0.1), (1.0, 0.7)))
@@ -78,9 +76,7 @@ class GradeMap(BaseModel):
     @property
     def is_constant(self) -> bool:
         """Whether every grade is mapped to one value, so that nothing of it is left."""
-        if self.kind == "platt":
-            return self.slope == 0
-        return self.knots[0][1] == self.knots[-1][1]
+        return self.slope == 0 if self.kind == "platt" else self.knots[0][1] == self.knots[-1][1]
 
     def apply(self, relevance: npt.ArrayLike) -> Floats:
         """The probability of each relevance: never lower for a higher one, always in [0, 1].
@@ -101,31 +97,6 @@ class GradeMap(BaseModel):
         right = np.minimum(np.searchsorted(inputs, z, side="right"), len(inputs) - 1)
         mapped: Floats = np.minimum(np.interp(z, inputs, outputs), outputs[right])  # a line may round past its end
         return mapped
-
-    def save(self, path: Path) -> None:
-        """Write the map as JSON; the file appears whole or not at all.
-
-        Raises:
-            StorageError: the folder cannot be written.
-        """
-        write_atomically(path, self.model_dump_json(indent=2) + "\n")
-
-    @classmethod
-    def load(cls, path: Path) -> GradeMap:
-        """Read a map.
-
-        Raises:
-            InputError: the file is missing, or no map that never falls.
-        """
-        try:
-            return cls.model_validate(json.loads(read_text(path)))
-        except (ValidationError, ValueError, RecursionError) as error:
-            first = error.errors()[0] if isinstance(error, ValidationError) else {"loc": (), "msg": str(error)}
-            place = ".".join(map(str, first["loc"])) or "file"
-            raise InputError(
-                f"{path}: {place}: got {shorten(first['msg'])}; expected a map written by `bixse grade calibrate`; "
-                "fix: fit it again"
-            ) from error
 
 
 @dataclass(frozen=True)
@@ -230,8 +201,6 @@ def _fit(z: Floats, observed: Floats, kind: MapKind) -> GradeMap:
     if kind == "platt":
         slope, intercept = fit_platt(z, observed)
         return GradeMap(kind=kind, slope=slope, intercept=intercept)
-    from sklearn.isotonic import IsotonicRegression
-
     model = IsotonicRegression(y_min=0.0, y_max=1.0, out_of_bounds="clip").fit(z, observed)
     outputs = np.maximum.accumulate(np.clip(model.y_thresholds_, 0.0, 1.0))
     return GradeMap(kind=kind, knots=tuple(zip(model.X_thresholds_.tolist(), outputs.tolist(), strict=True)))

@@ -8,18 +8,24 @@ import json
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from bixse.data.io.files import file_hash
-from bixse.errors import InputError, ModelError, did_you_mean, shorten
+from bixse.encoders.identity import model_hashes
+from bixse.encoders.loading.build import quiet_loading
+from bixse.encoders.loading.precision import default_device, resolve_precision
+from bixse.errors import InputError, ModelError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    import torch
+    from bixse.grading.judge import Dtype
 
-Dtype: TypeAlias = Literal["auto", "float32", "bfloat16", "float16"]
-"""Number type of the weights; "auto": that of the precision the process is set to, see `loading/precision.py`."""
+UNLIMITED = 10**9
+"""Tokenizers without a length of their own write a larger one."""
 
 
 @dataclass(frozen=True)
@@ -27,15 +33,12 @@ class LocalModel:
     """A causal language model whose weights are read when they are used for the first time."""
 
     tokenizer: Any
-    """Its tokenizer."""
     name: str
-    """Its name for people: the hub name, or the name of the folder or file."""
+    """The hub name, or the name of the folder or file."""
     revision: str
     """Commit of the hub, or SHA-256 over the files of a folder."""
     device: str
-    """Where it computes."""
     dtype: str
-    """Number type of its weights."""
     load: Callable[[], Any]
     """Reads the weights."""
 
@@ -57,7 +60,7 @@ class LocalModel:
 def load_local_model(
     name_or_path: str | Path,
     device: str | None = None,
-    dtype: str = "auto",
+    dtype: Dtype = "auto",
     revision: str | None = None,
     gguf_file: str | None = None,
     trust_remote_code: bool = False,
@@ -73,30 +76,26 @@ def load_local_model(
         trust_remote_code: run code that comes with the model; only for sources you trust.
 
     Raises:
-        InputError: an unknown dtype or device.
+        InputError: no such device.
         ModelError: no such model, or no tokenizer.
     """
-    from transformers import AutoConfig, AutoTokenizer
-
-    from bixse.encoders.loading.build import quiet_loading
-
     source, file = _resolve(name_or_path, gguf_file)
     place = judge_device(device)
     number = weights_dtype(dtype, place)
+    local = Path(source).is_dir()
     settings: dict[str, Any] = {"revision": revision or "main", "trust_remote_code": trust_remote_code}
     if file is not None:
         settings["gguf_file"] = file
     try:
         with quiet_loading():
             tokenizer = AutoTokenizer.from_pretrained(source, **settings)
-            local = Path(source).is_dir()
             commit = None if local else AutoConfig.from_pretrained(source, **settings)._commit_hash
     except Exception as error:
-        raise _unusable(name_or_path, error) from error
+        raise unusable(name_or_path, error) from error
     return LocalModel(
         tokenizer=tokenizer,
         name=(file or Path(source).name) if local else "/".join(part for part in (source, file) if part),
-        revision=_content(Path(source), file) if local else str(commit or revision or "main"),
+        revision=content_hash(Path(source), file) if local else str(commit or revision or "main"),
         device=str(place),
         dtype=str(number).removeprefix("torch."),
         load=partial(_load_weights, name_or_path, source, place, number, settings),
@@ -106,19 +105,13 @@ def load_local_model(
 def _load_weights(
     name_or_path: str | Path, source: str, place: torch.device, number: torch.dtype, settings: dict[str, Any]
 ) -> Any:
-    """The model in evaluation mode on its device."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    from bixse.encoders.loading.build import quiet_loading
-
     try:
         with quiet_loading():
             loaded: Any = AutoModelForCausalLM.from_pretrained(
                 source, dtype=number, output_loading_info=True, **settings
             )
     except Exception as error:
-        raise _unusable(name_or_path, error) from error
+        raise unusable(name_or_path, error) from error
     model, loading = loaded
     missing = sorted(loading["missing_keys"])
     if missing:
@@ -140,11 +133,12 @@ def _load_weights(
         ) from error
 
 
-def _unusable(name_or_path: str | Path, error: Exception) -> ModelError:
+def unusable(name_or_path: str | Path, error: Exception, expected: str = "a causal language model") -> ModelError:
+    """The error of a model that cannot be loaded."""
     return ModelError(
-        f"judge {str(name_or_path)!r}: got {type(error).__name__}: {_first_line(error)}; expected a causal "
-        "language model of transformers; fix: check the name, that the folder holds config.json, the weights "
-        "and the tokenizer, and that a hub name can be reached"
+        f"judge {str(name_or_path)!r}: got {type(error).__name__}: {_first_line(error)}; expected {expected} of "
+        "transformers; fix: check the name, that the folder holds config.json, the weights and the tokenizer, and that "
+        "a hub name can be reached"
     )
 
 
@@ -184,43 +178,30 @@ def judge_device(name: str | None) -> torch.device:
     Raises:
         InputError: no such device.
     """
-    import torch
-
-    if name is None:
-        best = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
-        return torch.device(best)
+    best = "mps" if torch.backends.mps.is_available() else default_device()
     try:
-        return torch.device(name)
+        return torch.device(name or best)
     except RuntimeError as error:
         raise InputError(f"device: got {name!r}; expected cpu, cuda, cuda:0 or mps; fix: leave it out") from error
 
 
-def weights_dtype(name: str, device: torch.device) -> torch.dtype:
-    """The number type of a judge's weights.
-
-    Raises:
-        InputError: no such type.
-    """
-    import torch
-
-    from bixse.encoders.loading.precision import resolve_precision
-
-    known = get_args(Dtype)
-    if name not in known:
-        raise InputError(
-            f"dtype: got {shorten(name)}; expected one of {', '.join(known)}; fix: {did_you_mean(name, known)}"
-        )
+def weights_dtype(name: Dtype, device: torch.device) -> torch.dtype:
+    """The number type of a judge's weights."""
     found: torch.dtype = getattr(torch, resolve_precision(device=device) if name == "auto" else name)
     return found
 
 
-def _content(folder: Path, gguf_file: str | None) -> str:
+def content_hash(folder: Path, gguf_file: str | None = None) -> str:
     """SHA-256 over the contents of a model's files."""
     if gguf_file is not None:
         return file_hash(folder / gguf_file)
-    from bixse.encoders.identity import model_hashes
-
     return hashlib.sha256(json.dumps(model_hashes(folder), sort_keys=True).encode("utf-8")).hexdigest()
+
+
+def longest_input(config: Any, *limits: int | None) -> int | None:
+    """Most tokens that a model reads by its table of positions and these limits; None where nothing limits it."""
+    limits = (*limits, getattr(config.get_text_config(), "max_position_embeddings", None))
+    return min((int(limit) for limit in limits if limit and 0 < limit < UNLIMITED), default=None)
 
 
 def _first_line(error: Exception) -> str:

@@ -11,8 +11,6 @@ import inspect
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import torch
-from transformers import DynamicCache
-from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -27,8 +25,8 @@ itself, for models that give other answers in padded batches.
 """
 LEAST_SHARED = 8
 """Tokens from which a common beginning is worth a pass of its own."""
-WELL_FILLED, MUCH_SHORTER = 0.25, 0.8
-"""A batch with this share of its positions takes no prompt that is shorter than that share of its longest one."""
+ROWS_PER_BATCH = 256
+"""Most prompts of a batch."""
 KEPT_FACTOR = 8
 """Kept positions of a batch may be this many times its budget of positions to compute."""
 _TOLERANCE, _HALF_TOLERANCE = 1e-2, 0.25
@@ -41,16 +39,12 @@ class PromptReader:
     Args:
         model: a causal language model of transformers, in evaluation mode.
         tokens_per_batch: most positions computed in one forward pass, padding included.
-        rows_per_batch: most prompts in one.
         sharing: what is computed once; None: the most that gives the same logits on a few short probes.
     """
 
-    def __init__(
-        self, model: Any, tokens_per_batch: int, rows_per_batch: int = 256, sharing: Sharing | None = None
-    ) -> None:
+    def __init__(self, model: Any, tokens_per_batch: int, sharing: Sharing | None = None) -> None:
         self.model = model
         self.tokens_per_batch = tokens_per_batch
-        self.rows_per_batch = rows_per_batch
         self._head = model.get_output_embeddings()
         self._takes_positions = "position_ids" in inspect.signature(model.forward).parameters
         self._stretched_from = stretched_from(model)
@@ -81,11 +75,8 @@ class PromptReader:
         left = sorted(indices, key=lambda i: -len(prompts[i]))
         while left:
             width = len(prompts[left[0]]) - start
-            most = self._rows(width, start)
-            enough = WELL_FILLED * self.tokens_per_batch / width
-            batch = [
-                i for n, i in enumerate(left[:most]) if n < enough or len(prompts[i]) - start >= MUCH_SHORTER * width
-            ]
+            rows = min(self.tokens_per_batch // max(width, (width + start) // KEPT_FACTOR), ROWS_PER_BATCH)
+            batch = left[: 1 if self.sharing == "alone" else max(1, rows)]
             try:
                 logits = self.read([prompts[i][start:] for i in batch], prefix, start)[0]
             except RuntimeError as error:
@@ -99,13 +90,6 @@ class PromptReader:
                     continue
             yield batch, logits
             left = left[len(batch) :]
-
-    def _rows(self, width: int, kept: int) -> int:
-        """How many prompts of at most `width` new tokens after `kept` ones go into one batch."""
-        if self.sharing == "alone":
-            return 1
-        most = min(self.tokens_per_batch // width, KEPT_FACTOR * self.tokens_per_batch // (width + kept))
-        return max(1, min(most, self.rows_per_batch))
 
     def _kept(self, tokens: list[int]) -> Any:
         """The cache of tokens that prompts begin with; None where it does not fit into the memory."""
@@ -169,8 +153,6 @@ class PromptReader:
 
         if not agree(self.read([head + tail for tail in tails])[0]):
             return "alone"
-        if not keeps_tokens(self.model):
-            return "none"
         try:
             prefix = self._kept(head)
             return "prefix" if prefix is not None and agree(self.read(tails, prefix, len(head))[0]) else "none"
@@ -190,28 +172,13 @@ def shared_length(sequences: Sequence[list[int]]) -> int:
     return next((i for i, (a, b) in enumerate(zip(first[:most], last, strict=False)) if a != b), max(0, most))
 
 
-def keeps_tokens(model: Any) -> bool:
-    """Whether a model's cache holds keys and values alone, one a token, that later tokens do not change."""
-    config = model.config.get_text_config()
-    try:
-        layers = DynamicCache(config=config).layers
-    except (AttributeError, KeyError, TypeError, ValueError):
-        return False
-    plain = all(type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) for layer in layers)
-    return plain and getattr(config, "is_causal", True) is not False
-
-
 def stretched_from(model: Any) -> int | None:
     """Prompts longer than this turn the rotary positions of their whole batch into others (longrope)."""
     config = model.config.get_text_config()
     rotary = getattr(config, "rope_parameters", None) or {}
-    kinds = [part for part in (rotary, *rotary.values()) if isinstance(part, dict)]
-    stretched = [
-        int(kind.get("original_max_position_embeddings") or config.max_position_embeddings)
-        for kind in kinds
-        if kind.get("rope_type") == "longrope"
-    ]
-    return min(stretched, default=None)
+    if rotary.get("rope_type") != "longrope":
+        return None
+    return int(rotary.get("original_max_position_embeddings") or config.max_position_embeddings)
 
 
 def _only_last(last: Tensor, shape: Sequence[int]) -> Callable[[Any, tuple[Any, ...]], tuple[Any, ...] | None]:
