@@ -15,7 +15,7 @@ from bixse.encoders.loading.precision import use_precision
 from bixse.errors import InputError, ModelError
 from bixse.grading.judge import Question
 from bixse.grading.local.local_judge import LocalJudge
-from bixse.grading.local.local_model import load_local_model
+from bixse.grading.local.local_model import LocalModel
 from bixse.grading.local.prompt_reader import PromptReader
 from bixse.grading.rubrics import load_rubric
 from helpers.tiny_judges import (
@@ -240,7 +240,7 @@ class TestIdentity:
 
 
 def test_a_loaded_model_may_be_judge_of_several_rubrics(folder, judge):
-    loaded = load_local_model(folder, "cpu", "float32")
+    loaded = LocalModel(folder, "cpu", "float32")
     asked = questions_of(RUBRIC, some_texts())
     judges = [LocalJudge(loaded, rubric, min_mass=0.0) for rubric in (load_rubric("binary-0-1"), RUBRIC)]
     judges[0].close()

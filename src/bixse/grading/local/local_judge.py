@@ -11,7 +11,7 @@ import torch
 
 from bixse.errors import ModelError
 from bixse.grading.judge import Answer, Usage
-from bixse.grading.local.local_model import LocalModel, load_local_model, longest_input
+from bixse.grading.local.local_model import LocalModel, longest_input
 from bixse.grading.local.local_prompts import PromptRenderer
 from bixse.grading.local.prompt_reader import PromptReader
 from bixse.grading.reading.expected_grade import OptionProbabilities, expected_grade
@@ -42,8 +42,8 @@ class LocalJudge:
     sorted by length within it, and what their prompts begin with is computed once.
 
     Args:
-        model_name_or_path: model folder, GGUF file, package with a GGUF file, or hub name; or what `load_local_model`
-            gave, whose device and numbers stay as they are.
+        model_name_or_path: model folder, GGUF file, package with a GGUF file, or hub name; or a `LocalModel`,
+            whose device and numbers stay as they are.
         rubric: labels, their grades, and the wording of questions that come without messages.
         device: "cpu", "cuda", ...; None: the best there is.
         dtype: "float32", "bfloat16", "float16", or "auto": as the process is set, see `encoders/loading/precision.py`.
@@ -92,7 +92,7 @@ file or a hub name (owner/name); fix: check the path
         loaded = (
             model_name_or_path
             if isinstance(model_name_or_path, LocalModel)
-            else load_local_model(model_name_or_path, device, dtype, revision, gguf_file, trust_remote_code)
+            else LocalModel(model_name_or_path, device, dtype, revision, gguf_file, trust_remote_code)
         )
         self.rubric, self.min_mass = rubric, min_mass
         self._loaded = loaded

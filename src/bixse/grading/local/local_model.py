@@ -5,8 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
-from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,52 +19,14 @@ from bixse.encoders.loading.precision import default_device, resolve_precision
 from bixse.errors import InputError, ModelError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from bixse.grading.judge import Dtype
 
 UNLIMITED = 10**9
 """Tokenizers without a length of their own write a larger one."""
 
 
-@dataclass(frozen=True)
 class LocalModel:
-    """A causal language model whose weights are read when they are used for the first time."""
-
-    tokenizer: Any
-    name: str
-    """The hub name, or the name of the folder or file."""
-    revision: str
-    """Commit of the hub, or SHA-256 over the files of a folder."""
-    device: str
-    dtype: str
-    load: Callable[[], Any]
-    """Reads the weights."""
-
-    @cached_property
-    def model(self) -> Any:
-        """The model of transformers in evaluation mode.
-
-        Raises:
-            InputError: a device that this PyTorch does not have.
-            ModelError: no causal language model, weights that are missing, or no room for them.
-        """
-        return self.load()
-
-    def free(self) -> None:
-        """Free the weights; they are read again when they are used again."""
-        vars(self).pop("model", None)
-
-
-def load_local_model(
-    name_or_path: str | Path,
-    device: str | None = None,
-    dtype: Dtype = "auto",
-    revision: str | None = None,
-    gguf_file: str | None = None,
-    trust_remote_code: bool = False,
-) -> LocalModel:
-    """Find a judge's model and load its tokenizer; its weights are read when they are used.
+    """A judge's model: its tokenizer is loaded at once, its weights when they are used for the first time.
 
     Args:
         name_or_path: model folder, GGUF file, installed Python package that carries a GGUF file, or hub name.
@@ -79,58 +40,75 @@ def load_local_model(
         InputError: no such device.
         ModelError: no such model, or no tokenizer.
     """
-    source, file = _resolve(name_or_path, gguf_file)
-    place = judge_device(device)
-    number = weights_dtype(dtype, place)
-    local = Path(source).is_dir()
-    settings: dict[str, Any] = {"revision": revision or "main", "trust_remote_code": trust_remote_code}
-    if file is not None:
-        settings["gguf_file"] = file
-    try:
-        with quiet_loading():
-            tokenizer = AutoTokenizer.from_pretrained(source, **settings)
-            commit = None if local else AutoConfig.from_pretrained(source, **settings)._commit_hash
-    except Exception as error:
-        raise unusable(name_or_path, error) from error
-    return LocalModel(
-        tokenizer=tokenizer,
-        name=(file or Path(source).name) if local else "/".join(part for part in (source, file) if part),
-        revision=content_hash(Path(source), file) if local else str(commit or revision or "main"),
-        device=str(place),
-        dtype=str(number).removeprefix("torch."),
-        load=partial(_load_weights, name_or_path, source, place, number, settings),
-    )
 
+    def __init__(
+        self,
+        name_or_path: str | Path,
+        device: str | None = None,
+        dtype: Dtype = "auto",
+        revision: str | None = None,
+        gguf_file: str | None = None,
+        trust_remote_code: bool = False,
+    ) -> None:
+        self.given = name_or_path
+        self._source, file = _resolve(name_or_path, gguf_file)
+        self._place = judge_device(device)
+        self._dtype = weights_dtype(dtype, self._place)
+        self._settings: dict[str, Any] = {"revision": revision or "main", "trust_remote_code": trust_remote_code}
+        if file is not None:
+            self._settings["gguf_file"] = file
+        local = Path(self._source).is_dir()
+        try:
+            with quiet_loading():
+                self.tokenizer: Any = AutoTokenizer.from_pretrained(self._source, **self._settings)
+                config = None if local else AutoConfig.from_pretrained(self._source, **self._settings)
+        except Exception as error:
+            raise unusable(name_or_path, error) from error
+        self.device, self.dtype = str(self._place), str(self._dtype).removeprefix("torch.")
+        if config is None:
+            self.name, self.revision = file or Path(self._source).name, content_hash(Path(self._source), file)
+        else:
+            self.name = "/".join(part for part in (self._source, file) if part)
+            self.revision = str(config._commit_hash or revision or "main")
 
-def _load_weights(
-    name_or_path: str | Path, source: str, place: torch.device, number: torch.dtype, settings: dict[str, Any]
-) -> Any:
-    try:
-        with quiet_loading():
-            loaded: Any = AutoModelForCausalLM.from_pretrained(
-                source, dtype=number, output_loading_info=True, **settings
-            )
-    except Exception as error:
-        raise unusable(name_or_path, error) from error
-    model, loading = loaded
-    missing = sorted(loading["missing_keys"])
-    if missing:
-        raise ModelError(
-            f"judge {str(name_or_path)!r}: got no weights for {len(missing)} of its parameters "
-            f"({', '.join(missing[:3])}); expected all of a causal language model; "
-            "fix: name a model that writes text, not an encoder or a part of one"
-        )
-    try:
-        return model.to(place).eval()
-    except (RuntimeError, AssertionError) as error:
-        if isinstance(error, torch.OutOfMemoryError):
+    @cached_property
+    def model(self) -> Any:
+        """The model of transformers in evaluation mode.
+
+        Raises:
+            InputError: a device that this PyTorch does not have.
+            ModelError: no causal language model, weights that are missing, or no room for them.
+        """
+        try:
+            with quiet_loading():
+                loaded: Any = AutoModelForCausalLM.from_pretrained(
+                    self._source, dtype=self._dtype, output_loading_info=True, **self._settings
+                )
+        except Exception as error:
+            raise unusable(self.given, error) from error
+        model, loading = loaded
+        if missing := sorted(loading["missing_keys"]):
             raise ModelError(
-                f"judge {str(name_or_path)!r}: got no room for its weights on {place}; expected a device with more "
+                f"judge {str(self.given)!r}: got no weights for {len(missing)} of its parameters "
+                f"({', '.join(missing[:3])}); expected all of a causal language model; "
+                "fix: name a model that writes text, not an encoder or a part of one"
+            )
+        try:
+            return model.to(self._place).eval()
+        except torch.OutOfMemoryError as error:
+            raise ModelError(
+                f"judge {str(self.given)!r}: got no room for its weights on {self.device}; expected a device with more "
                 "memory; fix: choose a smaller model, or --device cpu"
             ) from error
-        raise InputError(
-            f"device: got {str(place)!r} ({_first_line(error)}); expected one that this PyTorch has; fix: leave it out"
-        ) from error
+        except (RuntimeError, AssertionError) as error:
+            raise InputError(
+                f"device: got {self.device!r} ({_first_line(error)}); expected one that this PyTorch has; "
+                "fix: leave it out"
+            ) from error
+
+    def free(self) -> None:
+        """Free the weights; they are read again when they are used again."""
+        vars(self).pop("model", None)
 
 
 def unusable(name_or_path: str | Path, error: Exception, expected: str = "a causal language model") -> ModelError:
