@@ -11,7 +11,7 @@ import pytest
 from bixse.cli import grade_calibrate
 from bixse.data.pairs_files import load_graded_pairs
 from bixse.errors import InputError
-from bixse.grading.audit.grade_map import GradeMap
+from bixse.grading.audit.calibrate_grades import GradeMap
 
 
 def calibrated(*words):

@@ -24,11 +24,6 @@ def text_of(template):
 
 
 class TestSystemMessage:
-    def test_a_template_that_takes_one(self):
-        assert text_of(TEMPLATE) == (
-            f"<|im_start|>system\nRate it.<|im_end|>\n<|im_start|>user\nQuery: x<|im_end|>\n{ANSWER}"
-        )
-
     @pytest.mark.parametrize("template", [REFUSES, DROPS])
     def test_one_that_is_refused_or_dropped_leads_the_user_message(self, template):
         renderer = PromptRenderer(tiny_tokenizer(template))

@@ -50,38 +50,23 @@ def ask(judge, query, document, ids=("1", "2"), **rest):
     return answer
 
 
-@pytest.mark.parametrize(
-    ("spec", "message"),
-    [
-        ("replay:umbrella:judged.jsonl", "did you mean 'umbrela'"),
-        ("replay:judged.jsonl", "name the format and the file, as in replay:umbrela:judged.jsonl"),
-        ("replay:umbrela:", "expected replay:FORMAT:PATH"),
-        ("umbrela:judged.jsonl", "expected replay:FORMAT:PATH"),
-        ("replay:umbrela:gone.jsonl", "got no such file"),
-        ("replay:qrels:gone.txt", "got no scale"),
-    ],
-)
-def test_what_names_no_judgements_is_refused(spec, message):
-    with pytest.raises(InputError, match=message):
-        open_replay(spec)
-
-
-def test_options_a_format_does_not_take_are_refused(tmp_path):
-    path = write(tmp_path, UMBRELA)
-    with pytest.raises(InputError, match=r"got a collection; expected none.*it belongs to replay:qrels"):
-        open_replay(f"replay:umbrela:{path}", collection=tmp_path)
-    with pytest.raises(InputError, match=r"got a score map; expected none.*it belongs to replay:flagembedding"):
-        open_replay(f"replay:umbrela:{path}", score_map="prob")
-    with pytest.raises(InputError, match=r"got judgements on the scale 0 to 3; expected 1 to 5"):
-        open_replay(f"replay:umbrela:{path}", scale=GradeScale(1, 5))
-    with pytest.raises(InputError, match="got no score map"):
-        open_replay(f"replay:flagembedding:{write(tmp_path, {'query': 'q', 'pos': ['p']}, name='bge.jsonl')}")
-
-
-def test_a_path_may_hold_colons(tmp_path):
-    judge = open_replay(f"replay:umbrela:{write(tmp_path, UMBRELA, name='a:b.jsonl')}")
-    assert judge.name == "replay:umbrela:a:b.jsonl"
-    assert [pair.query for pair in judge.pairs()] == [UMBRELA["query"]]
+def test_what_names_no_judgements_or_takes_no_such_option_is_refused(tmp_path):
+    umbrela = f"replay:umbrela:{write(tmp_path, UMBRELA)}"
+    bge = f"replay:flagembedding:{write(tmp_path, {'query': 'q', 'pos': ['p']}, name='bge.jsonl')}"
+    for spec, options, message in (
+        ("replay:umbrella:judged.jsonl", {}, "did you mean 'umbrela'"),
+        ("replay:judged.jsonl", {}, "name the format and the file, as in replay:umbrela:judged.jsonl"),
+        ("replay:umbrela:", {}, "expected replay:FORMAT:PATH"),
+        ("umbrela:judged.jsonl", {}, "expected replay:FORMAT:PATH"),
+        ("replay:umbrela:gone.jsonl", {}, "got no such file"),
+        ("replay:qrels:gone.txt", {}, "got no scale"),
+        (umbrela, {"collection": tmp_path}, "got a collection; expected none.*it belongs to replay:qrels"),
+        (umbrela, {"score_map": "prob"}, "got a score map; expected none.*it belongs to replay:flagembedding"),
+        (umbrela, {"scale": GradeScale(1, 5)}, "got judgements on the scale 0 to 3; expected 1 to 5"),
+        (bge, {}, "got no score map"),
+    ):
+        with pytest.raises(InputError, match=message):
+            open_replay(spec, **options)
 
 
 def test_faults_and_warnings_come_through(tmp_path):
@@ -192,23 +177,17 @@ def test_bounds_of_what_was_not_returned(probabilities, low, high):
     row = Judgement("q", "d", SCALE, grade=1.0, probabilities=probabilities)
     answer = answer_of(row)
     assert (answer.low, answer.high) == (pytest.approx(low), pytest.approx(high))
+    stated = answer_of(judged("a", "b", 2.0, low=1.5, high=2.25))
+    assert (stated.low, stated.grade, stated.high) == (1.5, 2.0, 2.25)
 
 
-def test_bounds_that_the_row_states_are_kept():
-    answer = answer_of(judged("a", "b", 2.0, low=1.5, high=2.25))
-    assert (answer.low, answer.grade, answer.high) == (1.5, 2.0, 2.25)
-
-
-def test_identity_changes_with_content_map_and_scale_and_holds_no_path(tmp_path):
+def test_identity_changes_with_content_and_map_and_holds_no_path(tmp_path):
     bge = {"query": "q", "pos": ["p"], "neg": ["n"], "pos_scores": [0.75], "neg_scores": [0.25]}
     path = write(tmp_path, bge, name="bge.jsonl")
     first = open_replay(f"replay:flagembedding:{path}", score_map="prob").identity
     assert first["kind"] == "replay" and first["format"] == "flagembedding" and first["map"] == "prob"
     assert str(tmp_path) not in json.dumps(dict(first))
     assert open_replay(f"replay:flagembedding:{path}", score_map="logit").identity != first
-    (tmp_path / "elsewhere").mkdir()
-    moved = path.rename(tmp_path / "elsewhere" / "moved.jsonl")
-    assert open_replay(f"replay:flagembedding:{moved}", score_map="prob").identity == first
     write(tmp_path, {**bge, "pos_scores": [0.8]}, name="bge.jsonl")
     assert open_replay(f"replay:flagembedding:{path}", score_map="prob").identity != first
 

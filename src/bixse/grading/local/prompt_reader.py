@@ -65,8 +65,8 @@ class PromptReader:
         for i in set(range(len(prompts))) - set(rest):  # its length decides how every prompt of its batch would be read
             yield from self._batches(prompts, [i], None, 0)
         start = shared_length([prompts[i] for i in rest]) if self.sharing == "prefix" and len(rest) > 1 else 0
-        prefix = self._kept(prompts[rest[0]][:start]) if start >= LEAST_SHARED else None
-        yield from self._batches(prompts, rest, prefix, start if prefix is not None else 0)
+        kept = self._read_if_it_fits([prompts[rest[0]][:start]], keep=True) if start >= LEAST_SHARED else None
+        yield from self._batches(prompts, rest, *((kept[1], start) if kept is not None else (None, 0)))
 
     def _batches(
         self, prompts: Sequence[list[int]], indices: Sequence[int], prefix: Any, start: int
@@ -77,28 +77,22 @@ class PromptReader:
             width = len(prompts[left[0]]) - start
             rows = min(self.tokens_per_batch // max(width, (width + start) // KEPT_FACTOR), ROWS_PER_BATCH)
             batch = left[: 1 if self.sharing == "alone" else max(1, rows)]
-            try:
-                logits = self.read([prompts[i][start:] for i in batch], prefix, start)[0]
-            except RuntimeError as error:
-                if not _is_out_of_memory(error):
-                    raise
-                logits = None
-            if logits is None:
-                _free_memory()
-                if len(batch) > 1:
-                    self.tokens_per_batch = max(1, min(self.tokens_per_batch, len(batch) * width) // 2)
-                    continue
-            yield batch, logits
+            found = self._read_if_it_fits([prompts[i][start:] for i in batch], prefix, start)
+            if found is None and len(batch) > 1:
+                self.tokens_per_batch = max(1, min(self.tokens_per_batch, len(batch) * width) // 2)
+                continue
+            yield batch, None if found is None else found[0]
             left = left[len(batch) :]
 
-    def _kept(self, tokens: list[int]) -> Any:
-        """The cache of tokens that prompts begin with; None where it does not fit into the memory."""
+    def _read_if_it_fits(self, *arguments: Any, **named: Any) -> tuple[Tensor, Any] | None:
+        """What `read` gives, or None where the memory cannot hold it."""
         try:
-            return self.read([tokens], keep=True)[1]
+            return self.read(*arguments, **named)
         except RuntimeError as error:
-            if not _is_out_of_memory(error):
+            if not (isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)):
                 raise
-        _free_memory()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
         return None
 
     @torch.inference_mode()
@@ -154,8 +148,8 @@ class PromptReader:
         if not agree(self.read([head + tail for tail in tails])[0]):
             return "alone"
         try:
-            prefix = self._kept(head)
-            return "prefix" if prefix is not None and agree(self.read(tails, prefix, len(head))[0]) else "none"
+            prefix = self.read([head], keep=True)[1]
+            return "prefix" if agree(self.read(tails, prefix, len(head))[0]) else "none"
         except (AttributeError, IndexError, TypeError, ValueError, NotImplementedError, RuntimeError):
             return "none"  # a cache of another kind
 
@@ -192,12 +186,3 @@ def _only_last(last: Tensor, shape: Sequence[int]) -> Callable[[Any, tuple[Any, 
         return (states[rows, last.to(states.device)][:, None], *inputs[1:])
 
     return chosen
-
-
-def _is_out_of_memory(error: RuntimeError) -> bool:
-    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
-
-
-def _free_memory() -> None:
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
