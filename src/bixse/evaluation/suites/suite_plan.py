@@ -153,4 +153,4 @@ def _source(suite: Suite, task: SuiteTask, data: Path) -> TaskSource:
         return replace(found, name=task.name, query_sets=(named,), settings={"task": task.name}, warnings=())
 
     names = tuple(dict.fromkeys((task.name, INSTRUCTIONS.get(task.name, task.name))))
-    return TaskSource(task.name, read, names)
+    return TaskSource(read, names)

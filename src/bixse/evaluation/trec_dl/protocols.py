@@ -120,7 +120,7 @@ def pool_source(data: Path, years: Sequence[Year]) -> TaskSource:
             min_relevant_grade=MIN_RELEVANT_GRADE,
         )
 
-    return TaskSource("judged-passages", read, INSTRUCTION_NAMES)
+    return TaskSource(read, INSTRUCTION_NAMES)
 
 
 def full_sources(data: Path, years: Sequence[Year]) -> list[TaskSource]:
@@ -138,7 +138,7 @@ def full_sources(data: Path, years: Sequence[Year]) -> list[TaskSource]:
                 min_relevant_grade=MIN_RELEVANT_GRADE,
             )
 
-        return TaskSource(f"msmarco-v{version}", read, INSTRUCTION_NAMES)
+        return TaskSource(read, INSTRUCTION_NAMES)
 
     return [source(version) for version in sorted({year.version for year in years})]
 
@@ -168,7 +168,7 @@ def rerank_sources(data: Path, years: Sequence[Year]) -> list[TaskSource]:
                 min_relevant_grade=MIN_RELEVANT_GRADE,
             )
 
-        return TaskSource(f"{year.year}-candidates", read, INSTRUCTION_NAMES)
+        return TaskSource(read, INSTRUCTION_NAMES)
 
     return [source(year) for year in years]
 
