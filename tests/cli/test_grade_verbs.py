@@ -1,7 +1,5 @@
 """`bixse grade` and its neighbours as commands, on judgements that exist already."""
 
-from __future__ import annotations
-
 import json
 import shutil
 
@@ -28,7 +26,7 @@ def judged(tmp_path):
     return path
 
 
-def envelope(capsys) -> dict:
+def envelope(capsys):
     return json.loads(capsys.readouterr().out)
 
 

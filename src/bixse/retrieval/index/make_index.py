@@ -23,6 +23,7 @@ from bixse.retrieval.index.approximate import ApproximateSearch, ann_settings, b
 from bixse.retrieval.index.corpus import CorpusFile, read_queries
 from bixse.retrieval.index.encoder import load_encoder
 from bixse.retrieval.index.index_files import IndexFiles, shard_rows, write_files
+from bixse.retrieval.index.index_settings import RECALL_TARGET
 from bixse.retrieval.index.manifest import (
     EARLIER_MANIFESTS,
     FILE_NAME,
@@ -43,7 +44,6 @@ if TYPE_CHECKING:
 BUILD_FOLDER = ".building"
 """Folder inside an index in which the next one is made."""
 LOCK_FILE = ".lock"
-RECALL_TARGET = 0.95
 RECALL_QUERIES = 200
 """Queries that recall is measured on, at most; drawn with a fixed seed."""
 WORDS_OF_TEXT = 12

@@ -5,34 +5,26 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bixse.cli.flags import add_settings, settings_from
 from bixse.cli.result import CommandResult
+from bixse.cli.verb import Folder, Options, Verb
+from bixse.grading.audit.audit_judges import AuditSettings
 
 if TYPE_CHECKING:
-    import argparse
-
     from bixse.grading.audit.audit_report import AuditReport
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The settings, and where the files go."""
-    from bixse.grading.audit.audit_judges import AuditSettings
+class AuditOptions(Options):
+    """Where the files go."""
 
-    add_settings(parser, AuditSettings)
-    parser.add_argument(
-        "--out",
-        type=Path,
-        default=Path("runs/audit"),
-        metavar="DIR",
-        help="write audit.json, audit.html and run.json here (default: runs/audit)",
-    )
+    out: Folder = Path("runs/audit")
+    """Write audit.json, audit.html and run.json here."""
 
 
-def run(args: argparse.Namespace) -> CommandResult:
+def run(settings: AuditSettings, options: AuditOptions) -> CommandResult:
     """Read, join, measure, write the page."""
-    from bixse.grading.audit.audit_judges import AuditSettings, audit_judges
+    from bixse.grading.audit.audit_judges import audit_judges
 
-    result = audit_judges(settings_from(args, AuditSettings), args.out)
+    result = audit_judges(settings, options.out)
     text = f"{_text(result.report)}\n\npage: {result.artifacts['page']}"
     code = 3 if result.report.impossible else 0
     return CommandResult(text, result.report.figures(), result.artifacts, result.warnings, exit_code=code)
@@ -80,3 +72,6 @@ def _text(report: AuditReport) -> str:
             "the number of comparisons)",
         ]
     return "\n".join([*lines, *impossible_lines(report.impossible)])
+
+
+VERB = Verb(AuditSettings, AuditOptions, run)

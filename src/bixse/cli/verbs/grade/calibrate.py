@@ -5,35 +5,27 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bixse.cli.flags import add_settings, settings_from
 from bixse.cli.result import CommandResult
+from bixse.cli.verb import Folder, Options, Verb
+from bixse.grading.audit.calibrate_grades import GradeMapSettings
 
 if TYPE_CHECKING:
-    import argparse
-
     from bixse.grading.audit.calibrate_grades import GradeMapResult
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The settings, and where the files go."""
-    from bixse.grading.audit.calibrate_grades import GradeMapSettings
+class MapOptions(Options):
+    """Where the files go."""
 
-    add_settings(parser, GradeMapSettings)
-    parser.add_argument(
-        "--out",
-        type=Path,
-        default=Path("runs/grade-map"),
-        metavar="DIR",
-        help="write map.json and run.json here (default: runs/grade-map)",
-    )
+    out: Folder = Path("runs/grade-map")
+    """Write map.json and run.json here."""
 
 
-def run(args: argparse.Namespace) -> CommandResult:
+def run(settings: GradeMapSettings, options: MapOptions) -> CommandResult:
     """Fit, measure on held-out queries; keep the map only if it helps there."""
-    from bixse.grading.audit.calibrate_grades import GradeMapSettings, calibrate_grades
+    from bixse.grading.audit.calibrate_grades import calibrate_grades
     from bixse.grading.audit.labels import impossible_lines
 
-    result = calibrate_grades(settings_from(args, GradeMapSettings), args.out)
+    result = calibrate_grades(settings, options.out)
     text = "\n".join([_text(result), *impossible_lines(result.impossible)])
     metrics: dict[str, Any] = {**result.figures.to_plain(), "labels": result.map.labels, "kept": result.kept}
     if not result.kept:
@@ -79,3 +71,6 @@ def _text(result: GradeMapResult) -> str:
             "mapped: " + ", ".join(f"{z:.2f} to {p:.2f}" for z, p in points),
         ]
     )
+
+
+VERB = Verb(GradeMapSettings, MapOptions, run)

@@ -8,12 +8,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bixse.cli.flags import add_settings, settings_from
 from bixse.cli.result import CommandResult
+from bixse.cli.verb import Folder, Options, Verb
+from bixse.experiments.sweep.sweep_config import SweepConfig
 
 if TYPE_CHECKING:
-    import argparse
-
     from bixse.experiments.sweep.sweep import SweepResult
     from bixse.experiments.sweep.sweep_table import SweepRow
 
@@ -21,26 +20,18 @@ ROWS_SHOWN = 30
 """Arms that the table on the terminal shows; the file holds all."""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The settings, and where the runs go; what is varied stands in the YAML file."""
-    from bixse.experiments.sweep.sweep_config import SweepConfig
+class SweepOptions(Options):
+    """Where the runs go; what is varied stands in the YAML file."""
 
-    add_settings(parser, SweepConfig)
-    parser.add_argument(
-        "--out",
-        type=Path,
-        default=Path("runs/sweep"),
-        metavar="DIR",
-        help="folder for runs, table and best settings (default: runs/sweep)",
-    )
+    out: Folder = Path("runs/sweep")
+    """Folder for runs, table and best settings."""
 
 
-def run(args: argparse.Namespace) -> CommandResult:
+def run(config: SweepConfig, options: SweepOptions) -> CommandResult:
     """Train what is not trained yet, and print the table."""
     from bixse.experiments.sweep.sweep import sweep
-    from bixse.experiments.sweep.sweep_config import SweepConfig
 
-    result = sweep(settings_from(args, SweepConfig), args.out)
+    result = sweep(config, options.out)
     errors = [f"arm {row.arm} ({row.label}) {row.status}: {row.reason}" for row in result.failed]
     metrics = {
         "arms": len(result.rows),
@@ -48,11 +39,11 @@ def run(args: argparse.Namespace) -> CommandResult:
         "best": None if result.best is None else result.best.arm,
         "rows": [_figures(row) for row in result.rows],
     }
-    found = {"table": result.table_path, "record": args.out / "run.json"}
-    found |= {"best": result.best_path, "model": result.model_path}
+    found = {"table": result.table_path, "record": options.out / "run.json", "best": result.best_path}
+    found["model"] = result.model_path
     artifacts = {name: str(path) for name, path in found.items() if path is not None}
     code = 0 if not errors else 3 if result.best is not None else 1
-    return CommandResult(_text(result, args.out), metrics, artifacts, result.warnings, errors, code)
+    return CommandResult(_text(result, options.out), metrics, artifacts, result.warnings, errors, code)
 
 
 def _text(result: SweepResult, out: Path) -> str:
@@ -109,3 +100,6 @@ def _figures(row: SweepRow) -> dict[str, Any]:
     left_out = ("label", "warnings", "best_run", "best_seed")
     figures = {names.get(key, key): value for key, value in asdict(row).items() if key not in left_out}
     return {**figures, "settings": json.loads(json.dumps(row.settings, default=str))}
+
+
+VERB = Verb(SweepConfig, SweepOptions, run)
