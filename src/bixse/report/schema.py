@@ -1,20 +1,22 @@
-"""`ReportData` and its parts: everything a report shows, as plain validated data.
+"""`ReportData` and its parts: everything a report shows, as plain validated data, and its JSON file.
 
-A report holds results only: no model, no tensor, no path is needed to draw it, so the same JSON file can be
-drawn again later or elsewhere. Numbers must be finite; a value that is not known is None or left out.
+A report holds results only: no model, no tensor, no path is needed to draw it, so the same file can be drawn again
+later or elsewhere. Numbers must be finite; a value that is not known is None or left out.
 """
 
 from __future__ import annotations
 
 from datetime import datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from bixse.data.io.files import read_text, write_atomically
+from bixse.errors import InvalidFileError, shorten
 from bixse.results import CalibrationReport, Comparison
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from typing import Self
 
 UnitInterval = Annotated[float, Field(ge=0.0, le=1.0)]
@@ -22,22 +24,18 @@ UnitInterval = Annotated[float, Field(ge=0.0, le=1.0)]
 Text = Annotated[str, AfterValidator(lambda text: text.encode("utf-16", "surrogatepass").decode("utf-16", "replace"))]
 """A text; half a surrogate pair, which no file could hold, becomes the replacement character."""
 Count = Annotated[int, Field(ge=0)]
-"""A number of things, 0 and up."""
+Positive = Annotated[float, Field(ge=0.0)]
+
+
+def _iso(text: str) -> str:
+    datetime.fromisoformat(text)
+    return text
 
 
 class _Plain(BaseModel):
     """Frozen, closed to unknown keys, finite numbers only, so that JSON gives back what went in."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, revalidate_instances="always")
-
-
-def _unique(what: str, names: Sequence[object]) -> None:
-    """Raise ValueError at the first name that occurs twice."""
-    seen: set[object] = set()
-    for name in names:
-        if name in seen:
-            raise ValueError(f"{what}: got {name!r} twice; expected one of each; fix: rename or merge them")
-        seen.add(name)
 
 
 class SystemScores(_Plain):
@@ -53,8 +51,8 @@ class SystemScores(_Plain):
     label: Text
     metrics: dict[Text, float]
     """Metric name -> mean over the queries."""
-    seconds: Annotated[float, Field(ge=0.0)] | None = None
-    """Time to train or score the system, in seconds."""
+    seconds: Positive | None = None
+    """Time to train or score the system."""
     note: Text = ""
     """One line below the label."""
 
@@ -64,16 +62,15 @@ class TrainingPoint(_Plain):
 
     step: Count
     """Optimizer steps done."""
-    epoch: Annotated[float, Field(ge=0.0)] | None = None
-    """Passes over the training data done."""
+    epoch: Positive | None = None
     loss: float | None = None
     logit_bias: float | None = None
     """beta of sigma(alpha cos + beta)."""
     logit_scale: float | None = None
     """alpha."""
-    gradient_norm: Annotated[float, Field(ge=0.0)] | None = None
+    gradient_norm: Positive | None = None
     """Norm of the encoder's gradient before clipping."""
-    learning_rate: Annotated[float, Field(ge=0.0)] | None = None
+    learning_rate: Positive | None = None
     mean_logit_relevant: float | None = None
     """Mean logit of the entries with relevance 0.5 and up."""
     mean_logit_irrelevant: float | None = None
@@ -87,16 +84,9 @@ class TrainingCurve(_Plain):
 
     system: Text
     points: list[TrainingPoint]
+    """By rising step."""
     best_step: Count | None = None
     """Step of the checkpoint kept."""
-
-    @field_validator("points")
-    @classmethod
-    def _sorted(cls, points: list[TrainingPoint]) -> list[TrainingPoint]:
-        steps = [point.step for point in points]
-        if steps != sorted(set(steps)):
-            raise ValueError("points: got steps out of order or twice; expected steps that rise; fix: sort by step")
-        return points
 
 
 class MergePoint(_Plain):
@@ -140,12 +130,10 @@ class RankedDocument(_Plain):
     """One place of a ranking."""
 
     rank: Annotated[int, Field(ge=1)]
-    """1 is the top."""
     document_id: Text
     title: Text = ""
-    """Its title, may be empty."""
     text: Text = ""
-    """Its text; the page shows the start."""
+    """The page shows the start."""
     grade: float | None = None
     """Judged grade, or None when nobody judged the pair."""
     score: float
@@ -176,7 +164,7 @@ class ReportData(_Plain):
 
     Raises:
         pydantic.ValidationError: for an unknown key, a number that is not finite or out of range, an interval
-            whose ends are swapped, a name that occurs twice, or a comparison of a system that is not listed.
+            whose ends are swapped, two systems of one name, or a comparison of a system that is not listed.
 
     Example:
         >>> data = ReportData(title="Tiny", created="2026-01-31T12:00:00+00:00", primary_metric="ndcg@10",
@@ -186,7 +174,7 @@ class ReportData(_Plain):
     """
 
     title: Text
-    created: Text
+    created: Annotated[Text, AfterValidator(_iso)]
     """When the results were made: ISO 8601."""
     description: Text = ""
     """One sentence below the title."""
@@ -206,39 +194,24 @@ class ReportData(_Plain):
     guard: list[Comparison] = Field(default_factory=list)
     """Differences on the queries that must not get worse."""
     per_query_baseline: Text = ""
-    """Name of the baseline of `per_query`."""
     per_query_system: Text = ""
-    """Name of the system of `per_query`."""
+    """Names of the systems of `per_query`."""
     per_query: list[QueryChange] = Field(default_factory=list)
     side_by_side: list[SideBySide] = Field(default_factory=list)
     """Both rankings of the queries that moved most."""
     facts: dict[Text, Text] = Field(default_factory=dict)
     """Name -> value: data set, queries, documents, model, seed, versions, command."""
-    timings: dict[Text, Annotated[float, Field(ge=0.0)]] = Field(default_factory=dict)
+    timings: dict[Text, Positive] = Field(default_factory=dict)
     """Stage -> seconds."""
     commands: list[Text] = Field(default_factory=list)
     """Shell commands to go on with."""
     notes: list[Text] = Field(default_factory=list)
 
-    @field_validator("created")
-    @classmethod
-    def _iso(cls, created: str) -> str:
-        try:
-            datetime.fromisoformat(created.replace("Z", "+00:00"))
-        except ValueError as error:
-            raise ValueError(
-                f"created: got {created!r}; expected an ISO 8601 time such as 2026-01-31T12:00:00+00:00; "
-                "fix: use datetime.isoformat()"
-            ) from error
-        return created
-
     @model_validator(mode="after")
     def _check(self) -> Self:
-        _unique("systems", [system.name for system in self.systems])
-        _unique("comparisons", [(c.system, c.baseline, c.metric) for c in self.comparisons])
-        _unique("training", [curve.system for curve in self.training])
-        _unique("per_query", [change.query_id for change in self.per_query])
         known = [system.name for system in self.systems]
+        if twice := [name for name in known if known.count(name) > 1]:
+            raise ValueError(f"systems: got {twice[0]!r} twice; expected one of each; fix: rename one")
         for name in [name for c in (*self.comparisons, *self.guard) for name in (c.system, c.baseline)]:
             if name not in known:
                 raise ValueError(
@@ -270,3 +243,31 @@ class ReportData(_Plain):
         """The comparison of two systems on the primary metric, or None."""
         wanted = (system, baseline, self.primary_metric)
         return next((c for c in self.comparisons if (c.system, c.baseline, c.metric) == wanted), None)
+
+
+def save_report_data(data: ReportData, path: Path | str) -> None:
+    """Write the data of a report as JSON, so that the page can be drawn again.
+
+    Raises:
+        StorageError: the disk is full or the folder cannot be written.
+    """
+    write_atomically(Path(path), data.model_dump_json(indent=2) + "\n")
+
+
+def load_report_data(path: Path | str) -> ReportData:
+    """Read what `save_report_data` wrote.
+
+    Raises:
+        InputError: there is no such file or it cannot be read.
+        InvalidFileError: it is not JSON or breaks the schema; every error is named.
+    """
+    source = Path(path)
+    errors = InvalidFileError(source)
+    try:
+        return ReportData.model_validate_json(read_text(source))
+    except ValidationError as error:
+        for found in error.errors():
+            column = ".".join(map(str, found["loc"])) or None
+            fix = "write the file again with the command that made it"
+            errors.add(None, column, shorten(found["input"]), found["msg"], fix)
+        raise errors from error

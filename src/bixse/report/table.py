@@ -12,8 +12,7 @@ from bixse.progress import duration
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from bixse.report.schema import ReportData
-    from bixse.results import Comparison, Verdict
+    from bixse.results import Verdict
 
 Cell = str | int | float | None
 """An entry of a table; floats get three decimals, None stays empty."""
@@ -125,36 +124,6 @@ def _tabulated(
         colalign=["right" if _is_number_column(column) else "left" for column in columns] if texts else None,
         disable_numparse=True,
     )
-
-
-def results_text(data: ReportData) -> str:
-    """The main table for the terminal: systems by metrics, and the primary metric's difference to each baseline."""
-    return format_table(*_results(data))
-
-
-def results_markdown(data: ReportData) -> str:
-    """The main table in Markdown."""
-    return format_markdown(*_results(data))
-
-
-def _results(data: ReportData) -> tuple[list[list[Cell]], list[str]]:
-    """Rows and headers of the main table."""
-    timed = any(system.seconds is not None for system in data.systems)
-    headers = ["system", *data.metrics, *(f"{data.primary_metric} − {data.label(name)}" for name in data.baselines)]
-    rows: list[list[Cell]] = []
-    for system in data.systems:
-        row: list[Cell] = [system.label, *(format_number(system.metrics.get(metric)) for metric in data.metrics)]
-        row += [_difference_text(data.comparison(system.name, baseline)) for baseline in data.baselines]
-        rows.append([*row, format_seconds(system.seconds)] if timed else row)
-    return rows, [*headers, "time"] if timed else headers
-
-
-def _difference_text(comparison: Comparison | None) -> str:
-    if comparison is None:
-        return "–"
-    found = comparison.difference
-    interval = format_interval(found.low, found.high, signed=True)
-    return f"{format_difference(found.mean)} {interval} {VERDICT_WORDS[found.verdict]}"
 
 
 def _text(entry: Cell) -> str:

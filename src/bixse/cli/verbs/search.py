@@ -57,7 +57,7 @@ def _search_collection(settings: SearchSettings) -> CommandResult:
 
 def _search_index(settings: SearchSettings, options: SearchOptions) -> CommandResult:
     from bixse.progress import progress_bar
-    from bixse.retrieval.index.corpus import read_queries
+    from bixse.retrieval.hits import read_queries
     from bixse.retrieval.index.search import open_index, write_answers
 
     limits = settings.model_dump(include=LIMITS)

@@ -34,16 +34,14 @@ COMPARED = {"kappa": "Cohen's kappa", "quadratic_kappa": "kappa, quadratic weigh
 
 @dataclass(frozen=True)
 class GradeShare:
-    """What people say of the pairs to which a judge gives one grade."""
+    """The share of the pairs with one grade of the judge that people find relevant; None without pairs."""
 
     grade: float
     pairs: int
-    relevant: float | None
-    """Share that people find relevant; None without pairs."""
-    low: float | None
+    relevant: float | None = None
+    low: float | None = None
     """Lower end of Wilson's 95 % interval, which takes pairs as independent."""
-    high: float | None
-    """Upper end."""
+    high: float | None = None
 
 
 @dataclass(frozen=True)
@@ -57,12 +55,12 @@ class MeanRelevance:
 
 @dataclass(frozen=True)
 class QueryDisagreement:
-    """One query's pairs."""
+    """Shares and means over one query's pairs."""
 
     query_id: str
     pairs: int
     exact: float
-    """Share of pairs with the same grade."""
+    """Share with the same grade."""
     apart: float
     """Mean absolute difference in grades."""
     difference: float
@@ -71,7 +69,7 @@ class QueryDisagreement:
 
 @dataclass(frozen=True)
 class Disagreement:
-    """One pair on which both sides are far apart."""
+    """The grades of one pair."""
 
     query_id: str
     document_id: str

@@ -27,7 +27,7 @@ def run(settings: GradeMapSettings, options: MapOptions) -> CommandResult:
 
     result = calibrate_grades(settings, options.out)
     text = "\n".join([_text(result), *impossible_lines(result.impossible)])
-    metrics: dict[str, Any] = {**result.figures.to_plain(), "labels": result.map.labels, "kept": result.kept}
+    metrics: dict[str, Any] = {**result.map.model_dump()["held_out"], "labels": result.map.labels, "kept": result.kept}
     if not result.kept:
         why = (
             "refused, nothing is written: on held-out queries the map does not help (its Brier score is not below "
@@ -45,13 +45,14 @@ def _text(result: GradeMapResult) -> str:
     """The held-out figures, and what they say."""
     from bixse.report.table import format_difference, format_interval, format_table
 
-    fitted, figures = result.map, result.figures
+    fitted, figures = result.map, result.map.held_out
+    assert figures is not None, "fitted maps carry them"
     rows: list[list[str | float | None]] = [
         ["as graded", figures.brier_before, figures.ece_before],
         ["mapped", figures.brier_after, figures.ece_after],
         ["a constant", figures.brier_constant, None],
     ]
-    change = figures.change
+    change = figures.interval
     said = {
         "below": "lower beyond the interval",
         "across": "the interval holds 0: no difference is shown",

@@ -12,7 +12,7 @@ from bixse.cli.result import CommandResult
 from bixse.cli.verb import Folder, Options, Verb
 from bixse.grading.prices import PriceSettings
 from bixse.grading.server.server_settings import ServerSettings
-from bixse.mining.generation.generate_config import GenerateConfig
+from bixse.mining.generation.generate_settings import GenerateConfig, load_query_prompt
 from bixse.settings import Flag
 
 
@@ -43,7 +43,6 @@ def run(config: WriterConfig, options: GenerateOptions) -> CommandResult:
     from bixse.grading.ask import Budget
     from bixse.grading.server.server_text_model import ServerTextModel
     from bixse.mining.generation.generate import generate
-    from bixse.mining.generation.query_prompt import load_query_prompt
     from bixse.progress import progress_bar
 
     out = options.out
