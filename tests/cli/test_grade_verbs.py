@@ -52,7 +52,7 @@ def test_what_a_person_reads(judged, tmp_path, capsys):
     text = capsys.readouterr().out
     assert "2 of 3 pairs graded" in text
     assert "no-option" in text
-    assert "0.9 to 1.0         1" in text
+    assert "0.9 to 1.0 | " in text
     assert "bixse train --pairs" in text
 
 

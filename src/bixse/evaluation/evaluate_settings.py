@@ -11,7 +11,7 @@ from bixse.data.collection_files import MissingDocuments
 from bixse.evaluation.suites.known_suites import LOCAL, SUITES
 from bixse.relevance import MIN_RELEVANT_GRADE
 from bixse.retrieval.bm25 import BM25_NAME
-from bixse.retrieval.search_settings import EncodingSettings
+from bixse.retrieval.retrieval_settings import EncodingSettings
 from bixse.settings import Flag
 
 if TYPE_CHECKING:

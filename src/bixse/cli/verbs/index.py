@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import model_validator
 
 from bixse.cli.result import CommandResult
 from bixse.cli.verb import Options, Verb
-from bixse.retrieval.index.index_settings import IndexSettings
+from bixse.retrieval.retrieval_settings import IndexSettings
 from bixse.settings import Flag
 
 if TYPE_CHECKING:
     from typing import Self
-
-    from bixse.retrieval.index.manifest import Manifest
 
 
 class IndexOptions(Options):
@@ -48,9 +46,9 @@ def run(settings: IndexSettings, options: IndexOptions) -> CommandResult:
         f"indexed {documents:,} documents in {report.seconds:.1f} s; {report.encoded:,} texts were encoded"
     )  # fmt: skip
     next_step = f'search it: bixse search {options.out} "a query"'
-    metrics = _metrics(report.manifest)
+    metrics = report.manifest.figures()
     metrics |= {"seconds": report.seconds, "encoded": report.encoded, "reused": report.reused}
-    text = "\n".join([done, *_described(options.out, report.manifest), next_step])
+    text = "\n".join([done, *report.manifest.lines(options.out), next_step])
     return CommandResult(text, metrics, {"index": str(options.out)}, [*warnings, *report.warnings])
 
 
@@ -66,29 +64,8 @@ def _describe(options: IndexOptions) -> CommandResult:
     finally:
         files.close()
     checked = ["every file is as it was written"] if options.check else []
-    text = "\n".join([*_described(options.describe, files.manifest), *checked])
-    return CommandResult(text, _metrics(files.manifest), {"index": str(options.describe)})
-
-
-def _described(folder: Path, manifest: Manifest) -> list[str]:
-    size = sum(file.size for file in manifest.files)
-    kind = "exact" if manifest.ann is None else f"{manifest.ann.factory} ({manifest.ann.parameters})"
-    lines = [
-        f"{folder}: {manifest.documents:,} documents, {kind}, {manifest.dtype}, {size / 1e6:,.1f} MB",
-        f"model: {manifest.encoder.name}, {manifest.encoder.dimensions} dimensions",
-    ]
-    if manifest.recall is not None:
-        recall = manifest.recall
-        lines.append(
-            f"recall against exact search: {recall.at_10:.3f} at 10, {recall.at_100:.3f} at 100 "
-            f"({recall.queries} {recall.source})"
-        )
-    return lines
-
-
-def _metrics(manifest: Manifest) -> dict[str, Any]:
-    size = sum(file.size for file in manifest.files)
-    return {**manifest.model_dump(include={"documents", "dtype", "encoder", "ann", "recall"}), "bytes": size}
+    text = "\n".join([*files.manifest.lines(options.describe), *checked])
+    return CommandResult(text, files.manifest.figures(), {"index": str(options.describe)})
 
 
 VERB = Verb(IndexSettings, IndexOptions, run, {"describe": _describe})

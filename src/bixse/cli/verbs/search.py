@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from bixse.cli.result import CommandResult
 from bixse.cli.verb import Options, Verb
 from bixse.errors import InputError, printable
-from bixse.retrieval.search_settings import STDIN, SearchSettings
+from bixse.retrieval.hits import check_queries, hit_lines, plain_hits, read_queries
+from bixse.retrieval.retrieval_settings import STDIN, SearchSettings
 from bixse.settings import Flag
 
 if TYPE_CHECKING:
@@ -33,7 +34,6 @@ class SearchOptions(Options):
 
 def run(settings: SearchSettings, options: SearchOptions) -> CommandResult:
     """Answer one query or many."""
-    from bixse.retrieval.hits import check_queries
     from bixse.retrieval.index.manifest import is_index
 
     if settings.query is not None:
@@ -57,7 +57,6 @@ def _search_collection(settings: SearchSettings) -> CommandResult:
 
 def _search_index(settings: SearchSettings, options: SearchOptions) -> CommandResult:
     from bixse.progress import progress_bar
-    from bixse.retrieval.hits import read_queries
     from bixse.retrieval.index.search import open_index, write_answers
 
     limits = settings.model_dump(include=LIMITS)
@@ -77,17 +76,15 @@ def _search_index(settings: SearchSettings, options: SearchOptions) -> CommandRe
 
 
 def _one_answer(hits: Sequence[Hit], warnings: Sequence[str] = ()) -> CommandResult:
-    rows = _rows(hits)
-    return CommandResult("\n".join(_lines(rows)), {"results": rows}, warnings=list(warnings))
+    return CommandResult("\n".join(hit_lines(hits)), {"results": plain_hits(hits)}, warnings=list(warnings))
 
 
 def _many_answers(queries: dict[str, str], answers: Sequence[Sequence[Hit]]) -> CommandResult:
     shown = []
     lines: list[str] = []
     for (query_id, query), hits in zip(queries.items(), answers, strict=True):
-        rows = _rows(hits)
-        shown.append({"query_id": query_id, "query": query, "results": rows})
-        lines += [f"{query_id}: {query}", *_lines(rows), ""]
+        shown.append({"query_id": query_id, "query": query, "results": plain_hits(hits)})
+        lines += [f"{query_id}: {query}", *hit_lines(hits), ""]
     return CommandResult("\n".join(lines), {"answers": shown})
 
 
@@ -97,10 +94,11 @@ def _answer_each(index: SearchIndex, limits: dict[str, Any], as_json: bool) -> C
     answered = 0
     try:
         for query in _typed(f"{len(index):,} documents; a query a line, Ctrl-D ends"):
-            rows = _rows(index.search(query, **limits))
+            hits = index.search(query, **limits)
             heading = [] if sys.stdin.isatty() else [query]
-            plain = "\n".join([*heading, *_lines(rows), ""])
-            out.write(printable(json.dumps({"query": query, "results": rows}) if as_json else plain) + "\n")
+            plain = "\n".join([*heading, *hit_lines(hits), ""])
+            line = json.dumps({"query": query, "results": plain_hits(hits)}) if as_json else plain
+            out.write(printable(line) + "\n")
             out.flush()
             answered += 1
     except BrokenPipeError:  # the reader, such as `head`, has seen enough
@@ -124,27 +122,6 @@ def _typed(greeting: str) -> Iterator[str]:
             return
         if line.strip():
             yield line.strip()
-
-
-def _rows(hits: Sequence[Hit]) -> list[dict[str, Any]]:
-    return [
-        {"rank": rank, "document_id": hit.document_id, "cosine": round(hit.cosine, 4),
-         "probability": None if hit.probability is None else round(hit.probability, 4),
-         "title": hit.title, "text": hit.text}
-        for rank, hit in enumerate(hits, start=1)
-    ]  # fmt: skip
-
-
-def _lines(found: list[dict[str, Any]]) -> list[str]:
-    """An answer as text: rank, probability (or cosine) and title; then the start of the text."""
-    lines = []
-    for hit in found:
-        figure = f"p={hit['probability']:.2f}" if hit["probability"] is not None else f"cos={hit['cosine']:.2f}"
-        text = " ".join(hit["text"].split())
-        shown = text if len(text) <= 100 else text[:97] + "..."
-        title = " ".join((hit["title"] or hit["document_id"]).split())
-        lines.append(f"{hit['rank']:>3}. {figure}  {title}\n     {shown}")
-    return lines or ["no document reaches the threshold"]
 
 
 VERB = Verb(SearchSettings, SearchOptions, run)

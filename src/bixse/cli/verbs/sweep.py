@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import shlex
-from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from bixse.cli.result import CommandResult
 from bixse.cli.verb import Folder, Options, Verb
@@ -14,7 +12,6 @@ from bixse.experiments.sweep.sweep_config import SweepConfig
 
 if TYPE_CHECKING:
     from bixse.experiments.sweep.sweep import SweepResult
-    from bixse.experiments.sweep.sweep_table import SweepRow
 
 ROWS_SHOWN = 30
 """Arms that the table on the terminal shows; the file holds all."""
@@ -30,6 +27,7 @@ class SweepOptions(Options):
 def run(config: SweepConfig, options: SweepOptions) -> CommandResult:
     """Train what is not trained yet, and print the table."""
     from bixse.experiments.sweep.sweep import sweep
+    from bixse.experiments.sweep.sweep_table import figures_of
 
     result = sweep(config, options.out)
     errors = [f"arm {row.arm} ({row.label}) {row.status}: {row.reason}" for row in result.failed]
@@ -37,7 +35,7 @@ def run(config: SweepConfig, options: SweepOptions) -> CommandResult:
         "arms": len(result.rows),
         "failed": len(result.failed),
         "best": None if result.best is None else result.best.arm,
-        "rows": [_figures(row) for row in result.rows],
+        "rows": [figures_of(row) for row in result.rows],
     }
     found = {"table": result.table_path, "record": options.out / "run.json", "best": result.best_path}
     found["model"] = result.model_path
@@ -48,7 +46,9 @@ def run(config: SweepConfig, options: SweepOptions) -> CommandResult:
 
 def _text(result: SweepResult, out: Path) -> str:
     """The table, and how to go on."""
-    lines = [_table(result.rows[:ROWS_SHOWN]), ""]
+    from bixse.experiments.sweep.sweep_table import table_text
+
+    lines = [table_text(result.rows[:ROWS_SHOWN]), ""]
     if len(result.rows) > ROWS_SHOWN:
         lines.append(f"... and {len(result.rows) - ROWS_SHOWN} more")
     lines.append(f"precision: {', '.join(sorted({row.precision for row in result.rows}))}")
@@ -65,41 +65,6 @@ def _text(result: SweepResult, out: Path) -> str:
         f"  bixse evaluate {shlex.quote(str(model or fresh / 'model'))} --collection DIR --split test",
     ]
     return "\n".join(lines)
-
-
-def _table(rows: list[SweepRow]) -> str:
-    """The rows for the terminal."""
-    from bixse.experiments.arms import show
-    from bixse.report.table import format_number, format_table
-
-    several = any(len(row.seeds) > 1 for row in rows)
-    table: list[list[str | int | float | None]] = [
-        [
-            rank if row.status == "finished" else "",
-            row.arm,
-            *map(show, row.settings.values()),
-            format_number(row.before, 4),
-            format_number(row.best, 4),
-            *([format_number(row.spread, 4)] if several else []),
-            " ".join(map(str, row.best_steps)),
-            f"{row.seconds:.0f}",
-            row.status,
-        ]
-        for rank, row in enumerate(rows, start=1)
-    ]
-    spread = ["± over seeds"] if several else []
-    varied = [key.rpartition(".")[2] for key in rows[0].settings]
-    head = ["rank", "arm", *varied, "dev before", "dev nDCG@10", *spread, "best step", "seconds", "status"]
-    return format_table(table, head)
-
-
-def _figures(row: SweepRow) -> dict[str, Any]:
-    """A row for machines."""
-    names = {"before": "dev_ndcg@10_before", "best": "dev_ndcg@10", "spread": "dev_ndcg@10_spread"}
-    names["best_steps"] = "best_step"
-    left_out = ("label", "warnings", "best_run", "best_seed")
-    figures = {names.get(key, key): value for key, value in asdict(row).items() if key not in left_out}
-    return {**figures, "settings": json.loads(json.dumps(row.settings, default=str))}
 
 
 VERB = Verb(SweepConfig, SweepOptions, run)

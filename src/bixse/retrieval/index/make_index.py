@@ -27,8 +27,8 @@ from bixse.retrieval.hits import read_queries
 from bixse.retrieval.index.approximate import ApproximateSearch, ann_settings, build_faiss, measure_recall
 from bixse.retrieval.index.encoder import load_encoder
 from bixse.retrieval.index.index_files import IndexFiles, shard_rows, write_files
-from bixse.retrieval.index.index_settings import RECALL_TARGET
 from bixse.retrieval.index.manifest import FILE_NAME, MANIFEST_FILE, Manifest, StoredType, read_manifest
+from bixse.retrieval.retrieval_settings import RECALL_TARGET
 from bixse.retrieval.store import EmbeddingStore
 
 if TYPE_CHECKING:

@@ -108,7 +108,7 @@ def _pairs(path: Path | None, judge: Judge) -> list[Pair]:
 
 def _result(result: GradeResult, judge: Judge, priced: bool, told: Sequence[str]) -> CommandResult:
     """What a person reads: how many, how they spread, what it took, what to doubt."""
-    from bixse.report.table import format_table
+    from bixse.report.table import format_histogram, format_table
 
     summary = result.summary
     graded = summary["statuses"].get("graded", 0)
@@ -119,7 +119,7 @@ def _result(result: GradeResult, judge: Judge, priced: bool, told: Sequence[str]
     lines = [f"{graded} of {summary['pairs'] + summary['not_asked']} pairs graded by {judge.name}{computed}", ""]
     lines += [format_table(rows, ["status", "pairs"]), ""]
     if graded:
-        lines += [*_histogram(summary["relevance_tenths"]), ""]
+        lines += [*format_histogram(summary["relevance_tenths"]), ""]
     lines.append(
         f"{summary['asked']} questions asked, {summary['reused']} answers from the ledger; "
         f"{summary['prompt_tokens']:,} tokens read ({summary['cached_tokens']:,} from the server's cache), "
@@ -179,15 +179,6 @@ def _warnings(summary: Mapping[str, Any], name: str, priced: bool) -> list[str]:
     if graded > 1 and max(summary["relevance_tenths"]) == graded:
         warnings.append("all relevances lie in one tenth of the scale: there is little to learn from them")
     return warnings
-
-
-def _histogram(tenths: list[int]) -> list[str]:
-    """Relevance in ten bars of text."""
-    most = max(tenths)
-    return ["relevance"] + [
-        f"  {tenth / 10:.1f} to {(tenth + 1) / 10:.1f}  {count:>8}  {'#' * round(40 * count / most)}".rstrip()
-        for tenth, count in enumerate(tenths)
-    ]
 
 
 def _estimate_text(found: Estimate, name: str) -> str:

@@ -54,12 +54,17 @@ def run(settings: ConvertSettings, options: ConvertOptions) -> CommandResult:
 def _text(result: ConvertResult, settings: ConvertSettings, out: Path | None) -> str:
     """What was read, done and written, and what comes next."""
     from bixse.data.transforms.column_transforms import Applied
+    from bixse.report.table import format_histogram
 
     graded = result.statuses.get("graded", 0)
     lines = [f"{result.judgements} judgements read, {graded} of them with a grade"]
     lines += [str(Applied(**done)) for done in result.transforms]
     for name, part in result.parts.items():
-        lines += ["", f"{name}: {part['rows']} pairs of {part['queries']} queries", *_histogram(part["histogram"])]
+        lines += [
+            "",
+            f"{name}: {part['rows']} pairs of {part['queries']} queries",
+            *format_histogram(part["histogram"]),
+        ]
         if len(part["tasks"]) > 1:
             lines.append("tasks: " + ", ".join(f"{task} {count}" for task, count in part["tasks"].items()))
     if out is None:
@@ -72,17 +77,6 @@ def _text(result: ConvertResult, settings: ConvertSettings, out: Path | None) ->
         split = next(iter(result.parts))
         following = f"next: bixse evaluate bm25 --collection {shlex.quote(str(out))} --split {split}"
     return "\n".join([*lines, following])
-
-
-def _histogram(counts: list[int], width: int = 40) -> list[str]:
-    """A bar for each tenth of relevance."""
-    most = max([*counts, 1])
-    size = len(counts)
-    bars = ["#" * -(-count * width // most) + " " * bool(count) for count in counts]
-    return [
-        f"  relevance {place / size:.1f} to {(place + 1) / size:.1f} | {bar}{counts[place]}"
-        for place, bar in enumerate(bars)
-    ]
 
 
 def _sources(options: ConvertOptions) -> CommandResult:
