@@ -3,42 +3,36 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from bixse.cli.flags import add_settings, settings_from
 from bixse.cli.result import CommandResult
+from bixse.cli.verb import ComputingOptions, Folder, Verb
 from bixse.grading.grade_settings import RankSettings
 from bixse.grading.open_judge import JudgeConfig
-
-if TYPE_CHECKING:
-    import argparse
 
 
 class RankConfig(JudgeConfig, RankSettings):
     """Settings of `bixse grade rank`."""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The settings, and where everything goes."""
-    add_settings(parser, RankConfig)
-    parser.add_argument(
-        "--out", type=Path, default=Path("runs/rank"), metavar="DIR", help="write everything here (default: runs/rank)"
-    )
+class RankOptions(ComputingOptions):
+    """Where everything goes."""
+
+    out: Folder = Path("runs/rank")
+    """Write everything here."""
 
 
-def run(args: argparse.Namespace) -> CommandResult:
+def run(config: RankConfig, options: RankOptions) -> CommandResult:
     """Grade the candidates, reorder them, print both orders' figures."""
     from bixse.grading.ask import Budget
     from bixse.grading.rank import rank
     from bixse.progress import progress_bar
     from bixse.report.table import format_difference, format_interval, format_p_value, format_table
 
-    config = settings_from(args, RankConfig)
     settings = config.model_copy(update={"rubric": config.asked_rubric()})
     judge = config.open()
     try:
         prices = config.of(config.model or judge.name)
-        result = rank(judge, settings, args.out, prices, Budget(config.max_usd), progress_bar, config.strict)
+        result = rank(judge, settings, options.out, prices, Budget(config.max_usd), progress_bar, config.strict)
     finally:
         judge.close()
     before = result.candidate_metrics
@@ -62,7 +56,10 @@ def run(args: argparse.Namespace) -> CommandResult:
     lines.append(
         f"{summary['asked']} questions asked, {summary['reused']} from the ledger, {summary['usd']:.4f} US dollars"
     )
-    artifacts = {"run": str(args.out / "run.trec"), "record": str(args.out / "run.json")}
+    artifacts = {"run": str(options.out / "run.trec"), "record": str(options.out / "run.json")}
     metrics = {**result.metrics, "usd": summary["usd"], "precision": precision}
     warnings = [*judge.warnings, *result.warnings]
     return CommandResult("\n".join(lines), metrics, artifacts, warnings, [], 0 if result.complete else 3)
+
+
+VERB = Verb(RankConfig, RankOptions, run)

@@ -1,69 +1,19 @@
-"""`bixse calibrate`: probabilities of relevance that can be believed, and thresholds at a precision."""
+"""What `bixse calibrate` found, as text: figures, reliability, thresholds, and what became of them."""
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from bixse.cli.flags import add_settings, settings_from
-from bixse.cli.result import CommandResult
+from bixse.report.table import format_interval, format_number, format_table
 
 if TYPE_CHECKING:
-    import argparse
-
     from bixse.evaluation.calibration.calibrate import CalibrateResult
     from bixse.evaluation.calibration.thresholds import OperatingPoint
     from bixse.results import CalibrationReport
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The settings, and where the model goes."""
-    from bixse.evaluation.calibration.calibrate_settings import CalibrateSettings
-
-    add_settings(parser, CalibrateSettings)
-    parser.add_argument(
-        "--out",
-        type=Path,
-        metavar="DIR",
-        help="save the calibrated model and a reliability diagram here; without it the head inside the model folder "
-        "is replaced",
-    )
-
-
-def run(args: argparse.Namespace) -> CommandResult:
-    """Fit on half of the queries, measure on the other half; keep the map only if it helps there."""
-    from bixse.evaluation.calibration.calibrate import calibrate
-    from bixse.evaluation.calibration.calibrate_settings import CalibrateSettings
-    from bixse.progress import progress_bar
-
-    settings = settings_from(args, CalibrateSettings)
-    result = calibrate(settings, args.out, progress_bar)
-    warnings = ["this run was finished before: its results are shown"] if result.reused else _warnings(result)
-    return CommandResult(_text(result, settings.prior), _metrics(result), result.artifacts, warnings)
-
-
-def _metrics(result: CalibrateResult) -> dict[str, Any]:
-    figures = {
-        name: {"brier": r.brier, "brier_interval": r.brier_interval, "ece": r.ece, "ece_interval": r.ece_interval,
-               "constant": r.base_rate_brier}
-        for name, r in result.check.reports.items()
-    }  # fmt: skip
-    return {
-        **figures,
-        "kept": result.check.helps,
-        "prior": result.head.prior if result.head is not None else None,
-        "reliability": [asdict(point) for point in result.check.calibrated.curve],
-        "thresholds": [asdict(point) for point in result.points],
-        "negatives": result.negatives,
-        "precision": result.precision,
-    }
-
-
-def _text(result: CalibrateResult, prior: float | None) -> str:
-    """Figures, reliability, thresholds, and what became of them."""
-    from bixse.report.table import format_interval, format_table
-
+def calibration_text(result: CalibrateResult, prior: float | None) -> str:
+    """Tables and lines for a terminal; `prior` is the one that was asked for."""
     after = result.check.calibrated
     weighted = f", weighted to a mean relevance of {prior:g}" if prior is not None else ""
     parts = [result.pairs] if result.negatives else []
@@ -86,7 +36,6 @@ def _text(result: CalibrateResult, prior: float | None) -> str:
 
 
 def _kept(result: CalibrateResult) -> str:
-    """What was saved."""
     saved = result.artifacts.get("model")
     if saved is None:
         return "not kept, nothing is changed: on held-out queries the calibration does not lower the Brier score"
@@ -102,8 +51,6 @@ def _kept(result: CalibrateResult) -> str:
 
 def _figures(report: CalibrationReport) -> list[str]:
     """Entries of a row; where few are relevant, Brier scores are small and need more digits."""
-    from bixse.report.table import format_interval, format_number
-
     digits = 3 if report.base_rate_brier >= 0.01 else 6
     return [
         format_number(report.brier, digits),
@@ -115,9 +62,6 @@ def _figures(report: CalibrationReport) -> list[str]:
 
 
 def _point_line(point: OperatingPoint) -> str:
-    """What was found for a wanted precision."""
-    from bixse.report.table import format_interval
-
     found = (
         f"precision {point.precision:.3f} {format_interval(*point.interval)}, recall {point.recall:.3f}, "
         f"{point.pairs} pairs of {point.queries} queries"
@@ -127,7 +71,7 @@ def _point_line(point: OperatingPoint) -> str:
     return f"precision {point.wanted:g}: not reachable; best is probability {point.threshold:.4g} ({found})"
 
 
-def _warnings(result: CalibrateResult) -> list[str]:
+def threshold_warnings(result: CalibrateResult) -> list[str]:
     """Thresholds that held-out queries leave in doubt."""
     return [
         f"precision {point.wanted:g}: the interval reaches down to {point.interval[0]:.3f}; more graded queries narrow "

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field, model_validator
 
-from bixse.cli.flags import add_settings, settings_from
 from bixse.cli.result import CommandResult
+from bixse.cli.verb import ComputingOptions, Folder, Verb
 from bixse.errors import InputError
 from bixse.grading.grade_settings import GradeSettings
 from bixse.grading.open_judge import REPLAY, JudgeConfig
@@ -18,7 +18,6 @@ from bixse.progress import duration, progress_bar
 from bixse.settings import Flag
 
 if TYPE_CHECKING:
-    import argparse
     from collections.abc import Mapping, Sequence
     from typing import Self
 
@@ -53,47 +52,42 @@ class GradeConfig(JudgeConfig, GradeSettings):
         return self
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The settings, and where everything goes."""
-    add_settings(parser, GradeConfig)
-    parser.add_argument(
-        "--dry-run", action="store_true", help="say how many questions, tokens, dollars and hours it would take"
-    )
-    parser.add_argument(
-        "--out",
-        type=Path,
-        default=Path("runs/grade"),
-        metavar="DIR",
-        help="write pairs.parquet, judgements.parquet, ledger.sqlite and run.json here (default: runs/grade)",
-    )
+class GradeOptions(ComputingOptions):
+    """Where everything goes, and whether anything is asked."""
+
+    dry_run: bool = False
+    """Say how many questions, tokens, dollars and hours it would take."""
+    out: Folder = Path("runs/grade")
+    """Write pairs.parquet, judgements.parquet, ledger.sqlite and run.json here."""
 
 
-def run(args: argparse.Namespace) -> CommandResult:
+def run(config: GradeConfig, options: GradeOptions) -> CommandResult:
     """Open the judge, then grade or estimate, and print a summary."""
     from bixse.data.io.files import file_hash
     from bixse.grading.ask import Budget
     from bixse.grading.estimate import estimate
     from bixse.grading.grade import grade
 
-    config = settings_from(args, GradeConfig)
     rubric = config.asked_rubric()
     settings = config.model_copy(update={"rubric": rubric})
     variants = len(rubric.variants) if rubric is not None else 1
     budget = Budget(config.max_usd, None if config.max_pairs is None else config.max_pairs * variants)
     inputs = {"pairs": file_hash(config.pairs)} if config.pairs is not None and config.pairs.is_file() else {}
     judge = config.open()
-    told = () if args.json else tuple(getattr(judge, "doubts", ()))  # before the first question, see `grade`
+    told = (
+        () if "--json" in options.words else tuple(getattr(judge, "doubts", ()))
+    )  # before the first question, see `grade`
     try:
         pairs = _pairs(config.pairs, judge)
         prices = config.of(config.model or judge.name)
         common: dict[str, Any] = {"settings": settings, "ledger": config.ledger, "prices": prices, "inputs": inputs}
         common["strict"] = config.strict
-        if args.dry_run:
-            found = estimate(pairs, judge, args.out, pilot=config.pilot, max_usd=config.max_usd, **common)
+        if options.dry_run:
+            found = estimate(pairs, judge, options.out, pilot=config.pilot, max_usd=config.max_usd, **common)
             left = [warning for warning in judge.warnings if warning not in told]
             return CommandResult(_estimate_text(found, judge.name), asdict(found), warnings=left)
         result = grade(
-            pairs, judge, args.out, budget=budget, retry_failed=config.retry_failed, progress=progress_bar, **common
+            pairs, judge, options.out, budget=budget, retry_failed=config.retry_failed, progress=progress_bar, **common
         )
     finally:
         judge.close()
@@ -114,7 +108,7 @@ def _pairs(path: Path | None, judge: Judge) -> list[Pair]:
 
 def _result(result: GradeResult, judge: Judge, priced: bool, told: Sequence[str]) -> CommandResult:
     """What a person reads: how many, how they spread, what it took, what to doubt."""
-    from bixse.report.table import format_table
+    from bixse.report.table import format_histogram, format_table
 
     summary = result.summary
     graded = summary["statuses"].get("graded", 0)
@@ -125,7 +119,7 @@ def _result(result: GradeResult, judge: Judge, priced: bool, told: Sequence[str]
     lines = [f"{graded} of {summary['pairs'] + summary['not_asked']} pairs graded by {judge.name}{computed}", ""]
     lines += [format_table(rows, ["status", "pairs"]), ""]
     if graded:
-        lines += [*_histogram(summary["relevance_tenths"]), ""]
+        lines += [*format_histogram(summary["relevance_tenths"]), ""]
     lines.append(
         f"{summary['asked']} questions asked, {summary['reused']} answers from the ledger; "
         f"{summary['prompt_tokens']:,} tokens read ({summary['cached_tokens']:,} from the server's cache), "
@@ -187,15 +181,6 @@ def _warnings(summary: Mapping[str, Any], name: str, priced: bool) -> list[str]:
     return warnings
 
 
-def _histogram(tenths: list[int]) -> list[str]:
-    """Relevance in ten bars of text."""
-    most = max(tenths)
-    return ["relevance"] + [
-        f"  {tenth / 10:.1f} to {(tenth + 1) / 10:.1f}  {count:>8}  {'#' * round(40 * count / most)}".rstrip()
-        for tenth, count in enumerate(tenths)
-    ]
-
-
 def _estimate_text(found: Estimate, name: str) -> str:
     counted = {
         "tokenizer": "counted by the judge's tokenizer",
@@ -214,3 +199,6 @@ def _estimate_text(found: Estimate, name: str) -> str:
     if found.pilot:
         lines.append(f"the pilot asked {found.pilot} questions for {found.pilot_usd:.4f} US dollars; they are kept")
     return "\n".join(lines)
+
+
+VERB = Verb(GradeConfig, GradeOptions, run)

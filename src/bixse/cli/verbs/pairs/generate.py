@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from pydantic import Field
 
-from bixse.cli.flags import add_settings, settings_from
 from bixse.cli.result import CommandResult
+from bixse.cli.verb import Folder, Options, Verb
 from bixse.grading.prices import PriceSettings
 from bixse.grading.server.server_settings import ServerSettings
 from bixse.mining.generation.generate_settings import GenerateConfig, load_query_prompt
 from bixse.settings import Flag
-
-if TYPE_CHECKING:
-    import argparse
 
 
 class WriterConfig(PriceSettings, ServerSettings, GenerateConfig):
@@ -34,33 +31,28 @@ class WriterConfig(PriceSettings, ServerSettings, GenerateConfig):
     """File of texts to share between runs."""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The settings, and where everything goes."""
-    add_settings(parser, WriterConfig)
-    parser.add_argument(
-        "--out",
-        type=Path,
-        default=Path("runs/generate"),
-        metavar="DIR",
-        help="write queries.jsonl, pairs.parquet, ledger.sqlite and run.json here (default: runs/generate)",
-    )
+class GenerateOptions(Options):
+    """Where everything goes."""
+
+    out: Folder = Path("runs/generate")
+    """Write queries.jsonl, pairs.parquet, ledger.sqlite and run.json here."""
 
 
-def run(args: argparse.Namespace) -> CommandResult:
+def run(config: WriterConfig, options: GenerateOptions) -> CommandResult:
     """Write, clean, keep each once, print counts."""
     from bixse.grading.ask import Budget
     from bixse.grading.server.server_text_model import ServerTextModel
     from bixse.mining.generation.generate import generate
     from bixse.progress import progress_bar
 
-    config = settings_from(args, WriterConfig)
+    out = options.out
     prompt = load_query_prompt(config.prompt)
     writer = ServerTextModel(
         config.server, config.model, config.temperature, config.max_tokens, config.revision, **config.connection()
     )
     try:
         prices = config.of(config.model or writer.name)
-        result = generate(config, writer, prompt, args.out, config.ledger, prices, Budget(config.max_usd), progress_bar)
+        result = generate(config, writer, prompt, out, config.ledger, prices, Budget(config.max_usd), progress_bar)
     finally:
         writer.close()
     lines = [f"{result.queries} queries for {result.documents} documents, written by {writer.name}"]
@@ -73,9 +65,12 @@ def run(args: argparse.Namespace) -> CommandResult:
         lines.append(f"stopped: {result.stopped}; the same command with a higher limit goes on")
     if result.queries:
         lines.append(
-            f"next: bixse mine --corpus {config.corpus} --queries {args.out / 'queries.jsonl'}, or grade these pairs: "
-            f"bixse grade --pairs {args.out / 'pairs.parquet'} --judge ..."
+            f"next: bixse mine --corpus {config.corpus} --queries {out / 'queries.jsonl'}, or grade these pairs: "
+            f"bixse grade --pairs {out / 'pairs.parquet'} --judge ..."
         )
-    artifacts = {"queries": str(args.out / "queries.jsonl"), "pairs": str(args.out / "pairs.parquet")}
+    artifacts = {"queries": str(out / "queries.jsonl"), "pairs": str(out / "pairs.parquet")}
     exit_code = 0 if result.complete and result.queries else 3
     return CommandResult("\n".join(lines), asdict(result), artifacts, [], [], exit_code)
+
+
+VERB = Verb(WriterConfig, GenerateOptions, run)

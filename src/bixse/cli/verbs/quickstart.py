@@ -6,35 +6,28 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bixse.cli.flags import add_settings, settings_from
 from bixse.cli.result import CommandResult
+from bixse.cli.verb import FINISHED_BEFORE, ComputingOptions, Folder, Verb
+from bixse.studies.quickstart.quickstart_config import QuickstartConfig
 
 if TYPE_CHECKING:
-    import argparse
-
     from bixse.report.schema import ReportData
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The settings, and where models and report go."""
-    from bixse.studies.quickstart.quickstart_config import QuickstartConfig
+class QuickstartOptions(ComputingOptions):
+    """Where models and report go."""
 
-    add_settings(parser, QuickstartConfig)
-    parser.add_argument("--out", type=Path, default=Path("runs/quickstart"), metavar="DIR",
-                        help="folder for models and report (default: runs/quickstart)")  # fmt: skip
+    out: Folder = Path("runs/quickstart")
+    """Folder for models and report."""
 
 
-def run(args: argparse.Namespace) -> CommandResult:
+def run(settings: QuickstartConfig, options: QuickstartOptions) -> CommandResult:
     """Run it and print the table, the verdict, the report's path and what to do next."""
     from bixse.progress import progress_bar
     from bixse.report.table import format_table
     from bixse.studies.quickstart.quickstart import quickstart
-    from bixse.studies.quickstart.quickstart_config import QuickstartConfig
 
-    def say(line: str) -> None:
-        sys.stderr.write(f"{line}\n")
-
-    result = quickstart(settings_from(args, QuickstartConfig), args.out, say, progress_bar)
+    result = quickstart(settings, options.out, _say, progress_bar)
     report = result.report
     rows: list[list[str | float]] = [
         [s.label, *(s.metrics[name] for name in report.metrics), *_differences(report, s.name)] for s in report.systems
@@ -44,17 +37,17 @@ def run(args: argparse.Namespace) -> CommandResult:
     lines += [f"probabilities, {name}: Brier {c.brier:.3f} (a constant: {c.base_rate_brier:.3f}), ECE {c.ece:.3f}"
               for name, c in report.calibrations.items() if name.startswith("BiXSE")]  # fmt: skip
     lines += ["", f"report: {result.artifacts['report']}", "to go on:", *(f"  {line}" for line in report.commands)]
-    warnings = [*result.warnings, *(["this run was finished before: its results are shown"] if result.reused else [])]
-    return CommandResult(
-        "\n".join(lines),
-        {
-            "systems": {system.name: system.metrics for system in report.systems},
-            **report.model_dump(mode="json", include={"comparisons", "calibrations"}),
-            "verdicts": result.verdicts,
-        },
-        result.artifacts,
-        warnings,
-    )
+    metrics = {
+        "systems": {system.name: system.metrics for system in report.systems},
+        **report.model_dump(mode="json", include={"comparisons", "calibrations"}),
+        "verdicts": result.verdicts,
+    }
+    warnings = [*result.warnings, *([FINISHED_BEFORE] if result.reused else [])]
+    return CommandResult("\n".join(lines), metrics, result.artifacts, warnings)
+
+
+def _say(line: str) -> None:
+    sys.stderr.write(f"{line}\n")
 
 
 def _differences(report: ReportData, system: str) -> list[str]:
@@ -63,3 +56,6 @@ def _differences(report: ReportData, system: str) -> list[str]:
 
     found = [report.comparison(system, baseline) for baseline in ("base", "infonce")]
     return [format_difference(c.difference.mean) if c is not None else "" for c in found]
+
+
+VERB = Verb(QuickstartConfig, QuickstartOptions, run)
