@@ -40,12 +40,7 @@ MAP_FILE, PAIRS_FILE = "map.json", "pairs.parquet"
 
 
 class GradeMapSettings(LabelSettings):
-    """Settings of `bixse grade calibrate`.
-
-    Example:
-        >>> GradeMapSettings(human="qrels.txt", judgements="judgements.parquet").kind
-        'platt'
-    """
+    """Settings of `bixse grade calibrate`."""
 
     judgements: Annotated[Path, Flag(metavar="FILE")]
     """The judge's labels: judgements.parquet of `bixse grade`, or qrels."""
@@ -120,7 +115,6 @@ class GradeMap(BaseModel):
     labels: int = 0
     """Human labels it was fitted on."""
     queries: int = 0
-    """Their queries."""
     held_out: HeldOutFigures | None = None
     helps: bool | None = None
     """Whether its Brier score on held-out queries is below that of the grades as they are and that of a constant."""
@@ -142,14 +136,7 @@ class GradeMap(BaseModel):
         return self.slope == 0 if self.kind == "platt" else self.knots[0][1] == self.knots[-1][1]
 
     def apply(self, relevance: npt.ArrayLike) -> Floats:
-        """The probability of each relevance: never lower for a higher one, always in [0, 1].
-
-        Args:
-            relevance: the judge's, in [0, 1], any shape.
-
-        Raises:
-            InputError: a value outside [0, 1].
-        """
+        """The probability of each relevance, of any shape; raises InputError for one outside [0, 1]."""
         z = np.asarray(relevance, dtype=np.float64)
         if not ((z >= 0) & (z <= 1)).all():
             wrong = z[~((z >= 0) & (z <= 1))].flat[0]
