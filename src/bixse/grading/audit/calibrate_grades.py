@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, model_validator
-from sklearn.isotonic import IsotonicRegression
 
 from bixse.data.io.files import file_hash, write_atomically
 from bixse.data.pairs_files import load_graded_pairs, save_graded_pairs
@@ -326,6 +325,8 @@ def _fitted_map(z: Floats, observed: Floats, kind: MapKind) -> GradeMap:
     if kind == "platt":
         slope, intercept = fit_platt(z, observed)
         return GradeMap(kind=kind, slope=slope, intercept=intercept)
+    from sklearn.isotonic import IsotonicRegression
+
     model = IsotonicRegression(y_min=0.0, y_max=1.0, out_of_bounds="clip").fit(z, observed)
     outputs = np.maximum.accumulate(np.clip(model.y_thresholds_, 0.0, 1.0))
     return GradeMap(kind=kind, knots=tuple(zip(model.X_thresholds_.tolist(), outputs.tolist(), strict=True)))
