@@ -121,9 +121,9 @@ def test_a_suite_from_a_config_file(capsys, data, tmp_path) -> None:
 @pytest.mark.slow
 def test_tasks_that_failed_end_with_3(capsys, tmp_path, monkeypatch) -> None:
     pytest.importorskip("mteb")
-    from bixse.evaluation.mteb import mteb_tasks
+    from bixse.evaluation.suites import mteb_suite
 
-    monkeypatch.setattr(mteb_tasks, "in_hub_cache", lambda task: True)  # and then the data are not there
+    monkeypatch.setattr(mteb_suite, "in_hub_cache", lambda task: True)  # and then the data are not there
     words = ("evaluate", "bm25", "--suite", "mteb-eng-v2", "--tasks", "FiQA2018", "--out", tmp_path / "out")
     code, envelope = call(capsys, *words)
     assert (code, envelope["status"]) == (3, "partial")

@@ -12,7 +12,7 @@ from bixse.cli.flags import add_settings, settings_from
 from bixse.cli.result import CommandResult
 from bixse.grading.prices import PriceSettings
 from bixse.grading.server.server_settings import ServerSettings
-from bixse.mining.generation.generate_config import GenerateConfig
+from bixse.mining.generation.generate_settings import GenerateConfig, load_query_prompt
 from bixse.settings import Flag
 
 if TYPE_CHECKING:
@@ -51,7 +51,6 @@ def run(args: argparse.Namespace) -> CommandResult:
     from bixse.grading.ask import Budget
     from bixse.grading.server.server_text_model import ServerTextModel
     from bixse.mining.generation.generate import generate
-    from bixse.mining.generation.query_prompt import load_query_prompt
     from bixse.progress import progress_bar
 
     config = settings_from(args, WriterConfig)

@@ -115,7 +115,7 @@ def run(args: argparse.Namespace) -> CommandResult:
 
 
 def _search_index(args: argparse.Namespace) -> CommandResult:
-    from bixse.retrieval.index.corpus import read_queries
+    from bixse.retrieval.hits import read_queries
     from bixse.retrieval.index.search import open_index
 
     queries = read_queries(Path(args.queries)) if args.queries not in (None, STDIN) else {}

@@ -1,35 +1,50 @@
-"""How a model is asked to write queries: instructions and examples as data."""
+"""What queries are written for, and how a model is asked to write them: instructions and examples as data."""
 
 from __future__ import annotations
 
 import tomllib
 from importlib import resources
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import Field, field_validator
 
 from bixse.data.io.files import read_text
 from bixse.errors import ConfigError
+from bixse.settings import Flag, Settings
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Iterator
 
 FIELD = "{document}"
-"""Stands for the text of a document in `user`."""
+"""Stands for the text of a document in `QueryPrompt.user`."""
 
 
-class Example(BaseModel):
+class GenerateConfig(Settings):
+    """What queries are written for, and how many."""
+
+    corpus: Annotated[Path, Flag(metavar="FILE")]
+    """JSONL file of documents: {_id, title, text}."""
+    documents: int | None = Field(default=None, ge=1)
+    """Write for N documents drawn by the seed (default: all)."""
+    per_document: int = Field(default=1, ge=1)
+    """Queries per document."""
+    document_characters: int = Field(default=4000, ge=1)
+    """Show the model the first N characters of a document."""
+    task: str | None = None
+    """Name of the task, written beside every pair."""
+    seed: int = 0
+    """Of the choice of documents."""
+
+
+class Example(Settings):
     """A document and the query somebody would type to find it."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
     document: str = Field(min_length=1)
-    """Text of the document."""
     query: str = Field(min_length=1)
-    """The query."""
 
 
-class QueryPrompt(BaseModel):
+class QueryPrompt(Settings):
     """Instructions with examples (few-shot, as in Promptagator, Dai et al. 2022, arXiv:2209.11755).
 
     Example:
@@ -37,8 +52,6 @@ class QueryPrompt(BaseModel):
         >>> [message["role"] for message in prompt.messages("shutil.copytree copies a folder")][:3]
         ['system', 'user', 'assistant']
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     system: str = ""
     """System message; empty for none."""
@@ -56,12 +69,15 @@ class QueryPrompt(BaseModel):
 
     def messages(self, document: str) -> tuple[dict[str, str], ...]:
         """Chat messages that ask for the query of one document."""
-        shown = [({"role": "system", "content": self.system.strip()},)] if self.system.strip() else []
+        return tuple({"role": role, "content": content} for role, content in self._turns(document))
+
+    def _turns(self, document: str) -> Iterator[tuple[str, str]]:
+        if self.system.strip():
+            yield "system", self.system.strip()
         for example in self.examples:
-            asked = {"role": "user", "content": self.user.replace(FIELD, example.document)}
-            shown.append((asked, {"role": "assistant", "content": example.query}))  # type: ignore[arg-type]
-        shown.append(({"role": "user", "content": self.user.replace(FIELD, document)},))
-        return tuple(message for turn in shown for message in turn)
+            yield "user", self.user.replace(FIELD, example.document)
+            yield "assistant", example.query
+        yield "user", self.user.replace(FIELD, document)
 
 
 def load_query_prompt(path: Path | None = None) -> QueryPrompt:
@@ -69,17 +85,13 @@ def load_query_prompt(path: Path | None = None) -> QueryPrompt:
 
     Raises:
         InputError: the file cannot be read.
-        ConfigError: it is no prompt; says which key and what was expected.
+        ConfigError: it is not a prompt; says which key and what was expected.
     """
     shipped = resources.files("bixse.mining.generation") / "query_prompt.toml"
     text = shipped.read_text(encoding="utf-8") if path is None else read_text(path)
     try:
-        return QueryPrompt(**tomllib.loads(text))
+        return QueryPrompt.load(None, tomllib.loads(text))
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path}: got no valid TOML ({error}); expected a prompt; fix: correct it") from error
-    except ValidationError as error:
-        first = sorted(error.errors(), key=lambda fault: fault["type"] != "extra_forbidden")[0]
-        place = ".".join(str(part) for part in first["loc"])
-        raise ConfigError(
-            f"{path}: {place}: {first['msg'].removeprefix('Value error, ')}; fix: see docs/mining.md"
-        ) from error
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
