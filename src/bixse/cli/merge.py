@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The settings, and where the model goes."""
-    from bixse.training.merging.merge_settings import MergeModelsConfig
+    from bixse.training.config import MergeModelsConfig
 
     add_settings(parser, MergeModelsConfig)
     parser.add_argument(
@@ -24,11 +24,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> CommandResult:
     """Merge, and say what it changed."""
-    from bixse.progress import progress_bar
+    from bixse.training.config import MergeModelsConfig
     from bixse.training.merging.merge_models import merge_models
-    from bixse.training.merging.merge_settings import MergeModelsConfig
 
-    found = merge_models(settings_from(args, MergeModelsConfig), args.out, progress_bar)
+    found = merge_models(settings_from(args, MergeModelsConfig), args.out, progress=True)
     lines = [f"{'already merged' if found.reused else 'merged'}: {found.model_path}", *found.result.lines()]
     return CommandResult(
         text="\n".join(lines),
