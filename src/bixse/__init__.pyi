@@ -21,9 +21,9 @@ from .evaluation.systems import EncoderSystem as EncoderSystem
 from .evaluation.tasks import collection_task as collection_task
 from .experiments.sweep.sweep import sweep as sweep
 from .experiments.sweep.sweep_config import SweepConfig as SweepConfig
-from .grading.audit.audit_judges import AuditSettings as AuditSettings
 from .grading.audit.audit_judges import audit_judges as audit_judges
-from .grading.audit.calibrate_grades import GradeMapSettings as GradeMapSettings
+from .grading.audit.audit_settings import AuditSettings as AuditSettings
+from .grading.audit.audit_settings import GradeMapSettings as GradeMapSettings
 from .grading.audit.calibrate_grades import calibrate_grades as calibrate_grades
 from .grading.grade import grade as grade
 from .grading.grade_settings import GradeSettings as GradeSettings
@@ -47,12 +47,12 @@ from .studies.engine.run_study import run_study as run_study
 from .studies.engine.study_config import StudyConfig as StudyConfig
 from .studies.quickstart.quickstart import quickstart as quickstart
 from .studies.quickstart.quickstart_config import QuickstartConfig as QuickstartConfig
+from .training.config import MergeModelsConfig as MergeModelsConfig
 from .training.config import TrainConfig as TrainConfig
 from .training.loop.arguments import GradedTrainingArguments as GradedTrainingArguments
 from .training.loop.callbacks import SaveRelevanceHead as SaveRelevanceHead
 from .training.loop.trainer import GradedTrainer as GradedTrainer
 from .training.merging.merge_models import merge_models as merge_models
-from .training.merging.merge_settings import MergeModelsConfig as MergeModelsConfig
 from .training.recipe import train as train
 
 __version__: str

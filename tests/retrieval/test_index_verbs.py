@@ -76,8 +76,8 @@ def shown(capsys, *words):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ([], "MODEL"),
-        (["demo"], "--collection"),
+        ([], "model: got nothing"),
+        (["demo"], "collection: got nothing"),
         (["demo", "--collection", "c", "--out", "o", "--check"], "--check"),
         (["--describe", "nowhere"], "no such folder"),
         (["demo", "--collection", "c", "--out", "o"], "corpus.jsonl"),
@@ -94,7 +94,7 @@ def test_wrong_usage(capsys, tmp_path, monkeypatch, words, said):
     [
         (["copy", "--collection", "c"], "--collection"),
         (["copy", "--processes", "2"], "--processes"),
-        (["copy", "--queries", "q.txt"], "beside a query"),
+        (["copy", "--queries", "q.txt"], "queries beside a query"),
         (["copy", "--out", "run"], "--out"),
         (["--queries", "-", "--out", "run"], "--out"),
         (["--queries", "none.txt"], "none.txt"),
