@@ -81,9 +81,9 @@ def _text(result: ConvertResult, settings: ConvertSettings, out: Path | None) ->
 
 def _done(done: Any) -> str:
     """One line for a transform, from its record."""
-    from bixse.data.transforms.column_transforms import Applied
+    from bixse.data.transforms import TransformReport
 
-    return str(Applied(**done))
+    return str(TransformReport(**done))
 
 
 def _histogram(counts: list[int], width: int = 40) -> list[str]:
