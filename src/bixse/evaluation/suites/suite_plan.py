@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from bixse.data.collection_files import files_of_split
 from bixse.errors import InputError, did_you_mean
 from bixse.evaluation.suites.beir_short import short_task
-from bixse.evaluation.suites.trec_dl import chosen_years, full_sources, missing_files, pool_source, rerank_sources
+from bixse.evaluation.suites.trec_dl import chosen_years, missing_files, trec_sources
 from bixse.evaluation.tasks import Task, TaskSource, collection_task
 
 if TYPE_CHECKING:
@@ -65,7 +65,9 @@ def make_plan(suite: Suite, data: Path | None, names: Sequence[str] | None, down
                 f"--download: got it for {suite.name}, whose files are not on the hub; expected the official files; "
                 "fix: leave it out, what is missing is then listed with its address"
             )
-        return _trec_plan(suite, data, names, protocol)
+        years = chosen_years(names)
+        _refuse_missing(suite, f"below {data}", missing_files(data, years, protocol))
+        return Plan(trec_sources(data, years, protocol), years=years)
     wanted = _chosen_tasks(suite, data, names)
     missing = [task for task in wanted if _find(task, data) is None]
     if download:
@@ -80,15 +82,6 @@ def make_plan(suite: Suite, data: Path | None, names: Sequence[str] | None, down
         commands.setdefault(task.fetch, []).append(" or ".join(task.folders))
     _refuse_missing(suite, f"below {data}", [f"{', '.join(names)}: {fetch}" for fetch, names in commands.items()])
     return Plan([_source(suite, task, data) for task in wanted])
-
-
-def _trec_plan(suite: Suite, data: Path, names: Sequence[str] | None, protocol: Protocol) -> Plan:
-    years = chosen_years(names)
-    rerank = suite.engine == "trec-dl-rerank"
-    _refuse_missing(suite, f"below {data}", missing_files(data, years, "rerank" if rerank else protocol))
-    if rerank:
-        return Plan(rerank_sources(data, years), years=years)
-    return Plan(full_sources(data, years) if protocol == "full" else [pool_source(data, years)], years=years)
 
 
 def _find(task: SuiteTask, data: Path) -> tuple[Path, str] | None:
