@@ -118,8 +118,9 @@ def test_local_data_and_unknown_tasks_are_refused(tmp_path):
 
 def test_without_mteb_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "mteb", None)
+    monkeypatch.delitem(sys.modules, "bixse.evaluation.suites.mteb_suite")
     with pytest.raises(InputError, match=r"pip install 'bixse\[mteb\]'"):
-        benchmark_tasks("MTEB(eng, v2)")
+        evaluate_suite(["bm25"], "mteb-eng-v2")
 
 
 def test_bm25_is_refused_for_tasks_that_are_not_retrieval_and_other_systems_for_all(tmp_path, monkeypatch):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, replace
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from bixse.data.collection_files import files_of_split
@@ -15,6 +16,7 @@ from bixse.evaluation.tasks import Task, TaskSource, collection_task
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
+    from types import ModuleType
 
     from bixse.evaluation.suites.known_suites import Suite, SuiteTask
     from bixse.evaluation.suites.trec_dl import Protocol, Year
@@ -44,15 +46,15 @@ def make_plan(suite: Suite, data: Path | None, names: Sequence[str] | None, down
             "data by hand"
         )
     if suite.engine == "mteb":
-        from bixse.evaluation.suites.mteb_suite import benchmark_tasks, missing_data
-
         if data is not None:
             raise InputError(
                 f"--data: got {data} for {suite.name}, which mteb reads from the hub's cache; expected none; fix: "
                 "leave it out, and evaluate collection folders with --collection or --suite beir"
             )
-        found = benchmark_tasks(suite.benchmark or "", names)
-        _refuse_missing(suite, "in the hub's cache on this machine", [] if download else missing_data(found))
+        mteb_suite = _mteb_suite()
+        found = mteb_suite.benchmark_tasks(suite.benchmark or "", names)
+        if not download:
+            _refuse_missing(suite, "in the hub's cache on this machine", mteb_suite.missing_data(found))
         return Plan(tasks=found)
     if data is None:
         raise InputError(
@@ -71,17 +73,25 @@ def make_plan(suite: Suite, data: Path | None, names: Sequence[str] | None, down
     wanted = _chosen_tasks(suite, data, names)
     missing = [task for task in wanted if _find(task, data) is None]
     if download:
-        from bixse.evaluation.suites.mteb_suite import download_collection
-
         for task in missing:
             if task.hub is not None:
-                download_collection(task.name, data / task.name, task.splits[:1])
+                _mteb_suite().download_collection(task.name, data / task.name, task.splits[:1])
         missing = [task for task in missing if task.hub is None]
     commands: dict[str, list[str]] = {}
     for task in missing:
         commands.setdefault(task.fetch, []).append(" or ".join(task.folders))
     _refuse_missing(suite, f"below {data}", [f"{', '.join(names)}: {fetch}" for fetch, names in commands.items()])
     return Plan([_source(suite, task, data) for task in wanted])
+
+
+def _mteb_suite() -> ModuleType:
+    try:
+        return import_module("bixse.evaluation.suites.mteb_suite")
+    except ImportError as error:
+        raise InputError(
+            f"mteb: got no usable package ({error}); expected mteb, which runs this suite; fix: "
+            "pip install 'bixse[mteb]'"
+        ) from error
 
 
 def _find(task: SuiteTask, data: Path) -> tuple[Path, str] | None:
