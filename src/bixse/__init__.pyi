@@ -21,9 +21,9 @@ from .evaluation.systems import EncoderSystem as EncoderSystem
 from .evaluation.tasks import collection_task as collection_task
 from .experiments.sweep.sweep import sweep as sweep
 from .experiments.sweep.sweep_config import SweepConfig as SweepConfig
-from .grading.audit.audit_judges import AuditSettings as AuditSettings
 from .grading.audit.audit_judges import audit_judges as audit_judges
-from .grading.audit.calibrate_grades import GradeMapSettings as GradeMapSettings
+from .grading.audit.audit_settings import AuditSettings as AuditSettings
+from .grading.audit.audit_settings import GradeMapSettings as GradeMapSettings
 from .grading.audit.calibrate_grades import calibrate_grades as calibrate_grades
 from .grading.grade import grade as grade
 from .grading.grade_settings import GradeSettings as GradeSettings
