@@ -182,7 +182,7 @@ def _load(name: str, device: torch.device, dtype: torch.dtype, revision: str | N
                 model_kwargs={"dtype": dtype},
             )
     except Exception as error:
-        raise unusable(name, error, "a CrossEncoder") from error
+        raise unusable(name, error, "a CrossEncoder of sentence-transformers") from error
     kinds = encoder.config.architectures or []
     trained = any(kind.endswith(("ForSequenceClassification", "ForCausalLM")) for kind in kinds)
     if len(encoder) == 1 and not trained:  # a head among further modules is stored with them
