@@ -9,9 +9,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Generic, get_args
 
 from bixse.errors import InputError, shorten
-from bixse.grading.judge import Usage, same_model
+from bixse.grading.judge import Dtype, Usage, same_model
 from bixse.grading.ledger import Kept
-from bixse.grading.local.local_model import Dtype
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping

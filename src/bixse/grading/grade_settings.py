@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from bixse.grading.judge import Question
+from bixse.grading.judge import Dtype, Question
 from bixse.grading.rubrics import Rubric, load_rubric
 from bixse.relevance import MIN_RELEVANT_GRADE
 from bixse.settings import Flag, Settings
@@ -57,15 +57,15 @@ class JudgeOptions(ServerSettings):
     """Answers drawn with --mode sample."""
     max_tokens: int | None = Field(default=None, ge=1)
     """Most tokens of an answer (default: as probed)."""
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    dtype: Dtype = "auto"
     """Number type of a local model's weights; auto is as --precision says."""
     device: str | None = None
     """Device of a local model (default: the best there is)."""
     tokens_per_batch: int | None = Field(default=None, ge=1)
     """Positions in one pass of a local model."""
     score_map: Annotated[str | None, Flag(metavar="MAP")] = None
-    """How scores become relevance: sigmoid or a file for cross-encoders; prob, percent, logit or platt:SLOPE,INTERCEPT
-    for replayed scores."""
+    """How the scores of a cross-encoder (default: logit, a sigmoid) or of a replayed file become relevance: prob,
+    percent, logit or platt:SLOPE,INTERCEPT."""
     scale: tuple[float, float] | None = None
     """Lowest and highest grade of replayed judgements, where the format does not say."""
     texts: Annotated[Path | None, Flag(metavar="DIR")] = None

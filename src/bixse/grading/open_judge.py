@@ -85,7 +85,7 @@ def open_judge(names: Sequence[str], rubric: Rubric, options: JudgeOptions | Non
 
         return CrossEncoderJudge(
             name.removeprefix(CROSS_ENCODER),
-            options.score_map,
+            options.score_map or "logit",
             device=options.device,
             dtype=options.dtype,
             revision=options.revision,
