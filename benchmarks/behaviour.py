@@ -432,7 +432,12 @@ def train(record):
         "infonce": {"loss": "infonce", "dev": None, "loss_options": {"cutoff": 0.6}},
         "merged": {"merge": merge, **guard},
         "lora": {"dev": None, **lora},
-        "cached": {"dev": None, "loss": "lambdaloss-v2", "loss_options": {"gradient_cache": True}, "train_max_length": 16},
+        "cached": {
+            "dev": None,
+            "loss": "lambdaloss-v2",
+            "loss_options": {"gradient_cache": True},
+            "train_max_length": 16,
+        },
     }
     for name, changes in cases.items():
         out = record.run(name, "train", "--config", inputs.settings(name, **changes), "--out", "OUT")

@@ -74,10 +74,14 @@ def holds(node: ast.expr, names: set[str], module: str) -> bool:
         return node.id in names
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and resolve(module, node.func.id):
         return False
-    return any(holds(part, names, module) for part in ast.iter_child_nodes(node) if isinstance(part, ast.expr)) or (
-        isinstance(node, (ast.ListComp, ast.GeneratorExp, ast.SetComp, ast.DictComp))
-        and any(holds(part.iter, names, module) for part in node.generators)
-    ) or (isinstance(node, ast.Call) and any(holds(word.value, names, module) for word in node.keywords))
+    return (
+        any(holds(part, names, module) for part in ast.iter_child_nodes(node) if isinstance(part, ast.expr))
+        or (
+            isinstance(node, (ast.ListComp, ast.GeneratorExp, ast.SetComp, ast.DictComp))
+            and any(holds(part.iter, names, module) for part in node.generators)
+        )
+        or (isinstance(node, ast.Call) and any(holds(word.value, names, module) for word in node.keywords))
+    )
 
 
 def calls(module: str, function: ast.FunctionDef, given: frozenset[str]) -> list[tuple[str, str, frozenset[str]]]:

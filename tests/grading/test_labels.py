@@ -46,18 +46,11 @@ def test_a_table_has_impossible_labels_too(tmp_path):
     assert labels.grades == {("q", "a"): 2.0, ("q", "d"): 0.0, ("q", "e"): 3.0}
 
 
-@pytest.mark.parametrize("suffix", [".txt", ".jsonl", ".parquet"])
-def test_a_pair_with_two_grades_is_a_fault(tmp_path, suffix):
-    path = tmp_path / f"twice{suffix}"
-    if suffix == ".txt":
-        path.write_text("q 0 d 3\nq 0 d 2\n")
-    else:
-        write(path, [row("q", "d", grade=3), row("q", "d", grade=2)])
-    with pytest.raises(InvalidFileError, match="one grade per pair"):
-        read_labels(path, SCALE)
-
-
-def test_a_pair_given_twice_with_one_grade_counts_once(tmp_path):
+def test_a_pair_given_twice_counts_once_and_with_two_grades_is_an_error(tmp_path):
+    (path := tmp_path / "twice.txt").write_text("q 0 d 3\nq 0 d 2\n")
+    for twice in (path, write(tmp_path / "twice.parquet", [row("q", "d", grade=3), row("q", "d", grade=2)])):
+        with pytest.raises(InvalidFileError, match="one grade per pair"):
+            read_labels(twice, SCALE)
     rows = [row("q", "d", grade=3), row("q", "d", grade=3), row("q", "e", status="failed"), row("q", "e", grade=1)]
     labels = read_labels(write(tmp_path / "t.jsonl", rows), SCALE)
     assert labels.grades == {("q", "d"): 3.0, ("q", "e"): 1.0} and not labels.missing
@@ -78,7 +71,7 @@ def test_only_graded_rows_carry_a_grade(tmp_path):
     assert labels.grades == {("q", "a"): 2.0} and labels.again == {("q", "a"): 1.0}
 
 
-def test_faulty_rows_are_reported_together(tmp_path):
+def test_invalid_rows_are_reported_together(tmp_path):
     rows = [
         row("q", "a", grade="three"),
         row("q", "", grade=1),
@@ -88,7 +81,7 @@ def test_faulty_rows_are_reported_together(tmp_path):
     ]
     with pytest.raises(InvalidFileError) as caught:
         read_labels(write(tmp_path / "t.jsonl", rows), SCALE)
-    assert [(fault.row, fault.column) for fault in caught.value.errors] == [
+    assert [(error.row, error.column) for error in caught.value.errors] == [
         (1, "grade"), (2, "document_id"), (3, "grade"), (4, "repeat"), (5, "grade"),
     ]  # fmt: skip
 

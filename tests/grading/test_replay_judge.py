@@ -69,7 +69,7 @@ def test_what_names_no_judgements_or_takes_no_such_option_is_refused(tmp_path):
             open_replay(spec, **options)
 
 
-def test_faults_and_warnings_come_through(tmp_path):
+def test_errors_and_warnings_come_through(tmp_path):
     with pytest.raises(InvalidFileError, match="row 2, column 'judgment'"):
         open_replay(f"replay:umbrela:{write(tmp_path, UMBRELA, {**UMBRELA, 'judgment': 'high'})}")
     judge = open_replay(f"replay:umbrela:{write(tmp_path, UMBRELA, {**UMBRELA, 'query': 'b', 'judgment': 7})}")
@@ -138,7 +138,7 @@ def test_a_grade_takes_the_place_of_a_failure_and_repeats_are_kept_once():
         assert "1 judgements of pairs that were judged before; 0 pairs have two" in judge.warnings[-1]
 
 
-def test_ids_with_two_texts_are_faults():
+def test_ids_with_two_texts_are_errors():
     rows = [judged("a", "b", row=1), Judgement("id of a", "id of b", SCALE, "a", "other", 1.0, row=2)]
     with pytest.raises(InvalidFileError, match=r"row 2, column 'ids': got query 'id of a', .* other texts in row 1"):
         ReplayJudge(rows)

@@ -13,11 +13,12 @@ from bixse.report.plots import (
     forest_plot,
     gains_and_losses_plot,
     line_plot,
+    merge_plot,
     reliability_diagram,
     row_plot,
     training_plots,
 )
-from bixse.report.schema import QueryChange, TrainingCurve, TrainingPoint
+from bixse.report.schema import MergeCurve, MergePoint, QueryChange, TrainingCurve, TrainingPoint
 from bixse.results import CalibrationReport, Comparison, Difference
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -62,11 +63,13 @@ def changes(*after):
 
 def test_text_from_data_stays_text():
     points = [TrainingPoint(step=s, dev_ndcg=0.5) for s in (1, 2)]
+    merged = [MergePoint(weight=weight, scores=dict.fromkeys(HOSTILE, weight / 2)) for weight in (0.0, 0.5, 1.0)]
     plots = [
         *training_plots([TrainingCurve(system=name, points=points) for name in HOSTILE]).values(),
         reliability_diagram(calibration(), HOSTILE[0]),
         gains_and_losses_plot(changes(1.0), HOSTILE[1]),
         forest_plot([comparison(name) for name in HOSTILE]),
+        merge_plot(MergeCurve(system=HOSTILE[0], weight=0.5, points=merged, guards=HOSTILE[:1])),
         row_plot("t", "l", [(name, Point(0.0, 0.5, 0.4, 0.6)) for name in HOSTILE]),
         line_plot("t", "x", "y", {name: [Point(1.0, 0.5, 0.4, 0.6), Point(2.0, 0.5, 0.4, 0.6)] for name in HOSTILE}),
     ]

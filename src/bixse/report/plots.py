@@ -286,7 +286,7 @@ def line_plot(
         x_label: of the horizontal axis.
         y_label: of the vertical axis.
         series: name -> points, at least one.
-        x_scale: "linear" or "log"; a logarithmic axis shows every value as a tick.
+        x_scale: "linear" or "log".
         y_log: logarithmic vertical axis; values below 1 are drawn at 1.
     """
     with drawing(height=3.1) as figure:
@@ -318,13 +318,7 @@ def line_plot(
 
 
 def row_plot(title: str, label: str, points: Sequence[tuple[str, Point]]) -> Plot:
-    """A row per system, from the top: its mean as a dot, its interval as a line.
-
-    Args:
-        title: for screen readers.
-        label: of the horizontal axis.
-        points: names and figures.
-    """
+    """A row per system, from the top: its mean as a dot, its interval as a line; the title is for screen readers."""
     with drawing(height=0.8 + 0.34 * len(points)) as figure:
         axes = figure.add_subplot()
         for row, (_, point) in enumerate(points):

@@ -23,7 +23,6 @@ UnitInterval = Annotated[float, Field(ge=0.0, le=1.0)]
 """A probability, rate or score in [0, 1]."""
 Text = Annotated[str, AfterValidator(lambda text: text.encode("utf-16", "surrogatepass").decode("utf-16", "replace"))]
 """A text; half a surrogate pair, which no file could hold, becomes the replacement character."""
-Count = Annotated[int, Field(ge=0)]
 Positive = Annotated[float, Field(ge=0.0)]
 
 
@@ -39,12 +38,7 @@ class _Plain(BaseModel):
 
 
 class SystemScores(_Plain):
-    """One row of the results table.
-
-    Example:
-        >>> SystemScores(name="bm25", label="BM25", metrics={"ndcg@10": 0.41}).seconds is None
-        True
-    """
+    """One row of the results table."""
 
     name: Text
     """Unique key, used by comparisons."""
@@ -60,8 +54,7 @@ class SystemScores(_Plain):
 class TrainingPoint(_Plain):
     """What was logged at one training step; only the step must be known."""
 
-    step: Count
-    """Optimizer steps done."""
+    step: int
     epoch: Positive | None = None
     loss: float | None = None
     logit_bias: float | None = None
@@ -69,12 +62,10 @@ class TrainingPoint(_Plain):
     logit_scale: float | None = None
     """alpha."""
     gradient_norm: Positive | None = None
-    """Norm of the encoder's gradient before clipping."""
     learning_rate: Positive | None = None
     mean_logit_relevant: float | None = None
     """Mean logit of the entries with relevance 0.5 and up."""
     mean_logit_irrelevant: float | None = None
-    """Mean logit of the other entries."""
     dev_ndcg: UnitInterval | None = None
     """nDCG@10 on the development queries."""
 
@@ -85,7 +76,7 @@ class TrainingCurve(_Plain):
     system: Text
     points: list[TrainingPoint]
     """By rising step."""
-    best_step: Count | None = None
+    best_step: int | None = None
     """Step of the checkpoint kept."""
 
 
@@ -103,7 +94,7 @@ class MergeCurve(_Plain):
 
     system: Text
     weight: UnitInterval
-    """The weight that was kept."""
+    """The one that was kept."""
     points: list[MergePoint]
     """By weight, the base model first."""
     guards: list[Text] = Field(default_factory=list)
@@ -116,29 +107,28 @@ class QueryChange(_Plain):
     query_id: Text
     query: Text
     kind: Text | None = None
-    """Kind of query, where the collection has kinds."""
+    """Where the collection has kinds of queries."""
     baseline_score: float
     system_score: float
 
     @property
     def change(self) -> float:
-        """system_score - baseline_score."""
+        """System less baseline."""
         return self.system_score - self.baseline_score
 
 
 class RankedDocument(_Plain):
     """One place of a ranking."""
 
-    rank: Annotated[int, Field(ge=1)]
+    rank: int
     document_id: Text
     title: Text = ""
     text: Text = ""
     """The page shows the start."""
     grade: float | None = None
-    """Judged grade, or None when nobody judged the pair."""
+    """None when nobody judged the pair."""
     score: float
     probability: UnitInterval | None = None
-    """Probability of relevance, where the system gives one."""
 
 
 class SideBySide(_Plain):
@@ -177,7 +167,6 @@ class ReportData(_Plain):
     created: Annotated[Text, AfterValidator(_iso)]
     """When the results were made: ISO 8601."""
     description: Text = ""
-    """One sentence below the title."""
     verdicts: list[Text] = Field(default_factory=list)
     """What was found, in plain sentences."""
     systems: list[SystemScores] = Field(min_length=1)
@@ -185,9 +174,9 @@ class ReportData(_Plain):
     primary_metric: Text
     """The metric that decides."""
     confidence: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.95
-    """Level of every interval of the report."""
+    """Of every interval."""
     calibrations: dict[Text, CalibrationReport] = Field(default_factory=dict)
-    """Name of a set of probabilities, for example "raw" or "calibrated" -> how far they can be believed."""
+    """Name of a set of probabilities, such as "raw" -> how far they can be believed."""
     training: list[TrainingCurve] = Field(default_factory=list)
     merges: list[MergeCurve] = Field(default_factory=list)
     """One for each system whose weights were merged with the base model's."""

@@ -26,16 +26,8 @@ VERDICT_WORDS: dict[Verdict, str] = {
 
 
 def format_number(value: float | None, digits: int = 3) -> str:
-    """A number with fixed decimals, or a dash for None.
-
-    Example:
-        >>> format_number(0.45678), format_number(None)
-        ('0.457', '–')
-    """
-    if value is None:
-        return "–"
-    text = f"{value:.{digits}f}"
-    return text[1:] if text.startswith("-") and not text.strip("-0.") else text
+    """A number with fixed decimals, or a dash for None; never "-0.000"."""
+    return "–" if value is None else f"{value:z.{digits}f}"
 
 
 def format_difference(value: float, digits: int = 3) -> str:
@@ -45,19 +37,12 @@ def format_difference(value: float, digits: int = 3) -> str:
         >>> format_difference(0.0531), format_difference(-0.02), format_difference(-0.0001)
         ('+0.053', '−0.020', '0.000')
     """
-    text = format_number(abs(value), digits)
-    if not text.strip("0."):
-        return text
-    return ("+" if value > 0 else "−") + text
+    text = f"{value:+z.{digits}f}".replace("-", "−")
+    return text if text.strip("+0.") else text[1:]
 
 
 def format_interval(low: float | None, high: float | None, signed: bool = False, digits: int = 3) -> str:
-    """An interval, or an empty text when it is not known.
-
-    Example:
-        >>> format_interval(-0.01, 0.09, signed=True)
-        '[−0.010, +0.090]'
-    """
+    """An interval such as "[−0.010, +0.090]", or an empty text when it is not known."""
     if low is None or high is None:
         return ""
     write = format_difference if signed else format_number
@@ -65,22 +50,12 @@ def format_interval(low: float | None, high: float | None, signed: bool = False,
 
 
 def format_p_value(value: float | None) -> str:
-    """A p-value; below one in a thousand only that is said.
-
-    Example:
-        >>> format_p_value(0.0312), format_p_value(0.00004)
-        ('0.031', '< 0.001')
-    """
+    """A p-value; below one in a thousand only "< 0.001"."""
     return "< 0.001" if value is not None and value < 0.001 else format_number(value)
 
 
 def format_seconds(seconds: float | None) -> str:
-    """A duration as `bixse.progress.duration` writes it, or a dash for None.
-
-    Example:
-        >>> format_seconds(83.2), format_seconds(None)
-        ('1 min 23 s', '–')
-    """
+    """A duration such as "1 min 23 s", or a dash for None."""
     return "–" if seconds is None else duration(seconds)
 
 

@@ -59,14 +59,7 @@ class CountsByQuery:
         return {name: np.concatenate(values) for name, values in found.items()}
 
     def estimates(self, measures: Mapping[str, Measure], samples: int, seed: int) -> dict[str, IntervalEstimate]:
-        """Each measure with its 95 % interval.
-
-        Example:
-            >>> human, judged, ids = np.array([0.0, 1, 1, 0]), np.array([0.0, 1, 1, 1]), ["q1", "q1", "q2", "q3"]
-            >>> counts = counts_by_query(human, judged, ids, np.arange(2.0))
-            >>> round(counts.estimates({"kappa": cohen_kappa()}, samples=100, seed=0)["kappa"].value, 3)
-            0.5
-        """
+        """Each measure with its 95 % interval."""
         drawn = self.draws(measures, samples, seed)
         return {name: percentile_estimate(value, drawn[name]) for name, value in self.values(measures).items()}
 
@@ -84,11 +77,6 @@ def counts_by_query(human: Floats, judged: Floats, query_ids: Sequence[str], lev
     Raises:
         InputError: fewer than 2 queries.
 
-    Example:
-        >>> counts = counts_by_query(np.array([0.0, 3.0, 3.0]), np.array([0.2, 2.5, 1.0]), ["q1", "q1", "q2"],
-        ...                          np.arange(4.0))
-        >>> counts.total[3].tolist()
-        [0.0, 1.0, 0.0, 1.0]
     """
     if levels is None:
         row, column = (np.unique(grades, return_inverse=True)[1] for grades in (human, judged))
@@ -102,12 +90,7 @@ def counts_by_query(human: Floats, judged: Floats, query_ids: Sequence[str], lev
 
 
 def nearest_level(grades: Floats, levels: Floats) -> npt.NDArray[np.int64]:
-    """Position of the level nearest to each grade; half-way counts as the higher.
-
-    Example:
-        >>> nearest_level(np.array([0.4, 1.5, 2.9]), np.arange(4.0)).tolist()
-        [0, 2, 3]
-    """
+    """Position of the level nearest to each grade; half-way counts as the higher."""
     return np.searchsorted((levels[1:] + levels[:-1]) / 2, grades, side="right").astype(np.int64)
 
 
@@ -129,9 +112,6 @@ def cohen_kappa(power: int = 0) -> Measure:
     square (2; Cohen 1968, doi:10.1037/h0026256). Equal to scikit-learn's `cohen_kappa_score`; not defined where both
     sides use one and the same grade only.
 
-    Example:
-        >>> float(cohen_kappa()(np.array([[20.0, 5.0], [10.0, 15.0]])))
-        0.4
     """
 
     def measure(tables: Floats) -> Floats:

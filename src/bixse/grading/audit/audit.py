@@ -122,10 +122,6 @@ def first_relevant(levels: Floats, relevant_from: float | None) -> float:
 
     Raises:
         InputError: a grade that leaves nothing relevant or nothing irrelevant.
-
-    Example:
-        >>> first_relevant(np.arange(4.0), None)
-        2.0
     """
     if relevant_from is None:
         return float(levels[levels >= (levels[0] + levels[-1]) / 2][0])

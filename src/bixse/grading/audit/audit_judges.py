@@ -94,15 +94,7 @@ def render_audit(
     queries: Mapping[str, str] | None = None,
     documents: Mapping[str, str] | None = None,
 ) -> str:
-    """The page as text; the same content gives the same page.
-
-    Args:
-        report: what was found.
-        created: ISO 8601 time.
-        warnings: what a reader must know.
-        queries: texts by id, where they are known.
-        documents: likewise.
-    """
+    """The page as text, with the texts of queries and documents by id where they are known; `created` is ISO 8601."""
     return render_page(
         "audit.html.j2",
         title=_title(report),

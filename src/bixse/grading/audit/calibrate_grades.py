@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, model_validator
-from sklearn.isotonic import IsotonicRegression
 
 from bixse.data.io.files import file_hash, write_atomically
 from bixse.data.pairs_files import load_graded_pairs, save_graded_pairs
@@ -95,7 +94,6 @@ class GradeMap(BaseModel):
     labels: int = 0
     """Human labels it was fitted on."""
     queries: int = 0
-    """Their queries."""
     held_out: HeldOutFigures | None = None
     helps: bool | None = None
     """Whether its Brier score on held-out queries is below that of the grades as they are and that of a constant."""
@@ -117,14 +115,7 @@ class GradeMap(BaseModel):
         return self.slope == 0 if self.kind == "platt" else self.knots[0][1] == self.knots[-1][1]
 
     def apply(self, relevance: npt.ArrayLike) -> Floats:
-        """The probability of each relevance: never lower for a higher one, always in [0, 1].
-
-        Args:
-            relevance: the judge's, in [0, 1], any shape.
-
-        Raises:
-            InputError: a value outside [0, 1].
-        """
+        """The probability of each relevance, of any shape; raises InputError for one outside [0, 1]."""
         z = np.asarray(relevance, dtype=np.float64)
         if not ((z >= 0) & (z <= 1)).all():
             wrong = z[~((z >= 0) & (z <= 1))].flat[0]
@@ -343,6 +334,8 @@ def _fitted_map(z: Floats, observed: Floats, kind: MapKind) -> GradeMap:
     if kind == "platt":
         slope, intercept = fit_platt(z, observed)
         return GradeMap(kind=kind, slope=slope, intercept=intercept)
+    from sklearn.isotonic import IsotonicRegression
+
     model = IsotonicRegression(y_min=0.0, y_max=1.0, out_of_bounds="clip").fit(z, observed)
     outputs = np.maximum.accumulate(np.clip(model.y_thresholds_, 0.0, 1.0))
     return GradeMap(kind=kind, knots=tuple(zip(model.X_thresholds_.tolist(), outputs.tolist(), strict=True)))

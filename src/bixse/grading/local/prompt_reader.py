@@ -51,10 +51,7 @@ class PromptReader:
         self.sharing: Sharing = self._tried_sharing() if sharing is None else sharing
 
     def logits(self, prompts: Sequence[list[int]]) -> Iterator[tuple[list[int], Tensor | None]]:
-        """Read prompts, in batches of like length.
-
-        Args:
-            prompts: token ids, each at least one.
+        """Read prompts of token ids, in batches of like length.
 
         Yields:
             Indices of b prompts and their logits (b, V), float32; or of one prompt that does not fit into the memory
@@ -155,15 +152,10 @@ class PromptReader:
 
 
 def shared_length(sequences: Sequence[list[int]]) -> int:
-    """How many first tokens all sequences share; at least one token of each is left over.
-
-    Example:
-        >>> shared_length([[1, 2, 3], [1, 2, 4, 5]]), shared_length([[1, 2], [1, 2]])
-        (2, 1)
-    """
-    first, last = min(sequences), max(sequences)
+    """How many first tokens all sequences share; at least one token of each is left over."""
     most = min(len(sequence) for sequence in sequences) - 1
-    return next((i for i, (a, b) in enumerate(zip(first[:most], last, strict=False)) if a != b), max(0, most))
+    columns = zip(*(sequence[:most] for sequence in (min(sequences), max(sequences))), strict=True)
+    return next((i for i, (first, last) in enumerate(columns) if first != last), max(0, most))
 
 
 def stretched_from(model: Any) -> int | None:

@@ -106,11 +106,7 @@ class ReplayJudge:
         return [f"{words}; {contradictory} pairs have two different grades, and get none"]
 
     def pairs(self) -> Iterator[Pair]:
-        """The pairs the judgements are about, each once, in the order of the file; to be graded without a pairs file.
-
-        Raises:
-            InputError: the judgements have no texts.
-        """
+        """The pairs the judgements are about, each once, in the file's order; InputError where they have no texts."""
         seen: set[bytes] = set()
         for judgement in self.source.rows():
             pair, ids = judgement.pair, _ids_key(judgement)
@@ -217,7 +213,7 @@ def answer_of(judgement: Judgement, order: str = "") -> Answer:
 
     Args:
         judgement: graded or not.
-        order: name of a rubric's order. A judgement of that order answers it alone, any other one the mean of all.
+        order: of a rubric. A judgement of that order answers it alone, any other one the mean of all.
 
     Example:
         >>> from bixse.relevance import GradeScale
