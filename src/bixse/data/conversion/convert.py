@@ -15,7 +15,7 @@ import yaml
 from filelock import FileLock, Timeout
 
 from bixse.data.conversion.outputs import WrittenFiles, use_selection, write_collection, write_pairs
-from bixse.data.conversion.reading import Part, Progress, ProgressBar, files_of_errors, read_parts, refuse
+from bixse.data.conversion.reading import FileProgress, Part, files_of_errors, read_parts, refuse
 from bixse.data.conversion.row_selection import WHOLE, Selection, open_pairs, select_rows
 from bixse.data.io.files import put_in_place, storage_errors, write_atomically
 from bixse.data.run_record import open_run
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from bixse.data.conversion.convert_settings import ConvertSettings
     from bixse.data.run_record import RunRecord
+    from bixse.progress import ProgressBars
 
 STATE = ".part"
 """Folder inside the output folder that holds what was read, until all is written."""
@@ -68,7 +69,7 @@ class ConvertResult:
 def convert(
     settings: ConvertSettings,
     out: str | Path | None,
-    progress: Progress | None = None,
+    progress: ProgressBars | None = None,
 ) -> ConvertResult:
     """Convert a source to graded pairs or a collection.
 
@@ -105,9 +106,9 @@ def convert(
             return _convert(source, settings, Path(folder), {}, progress, None)
 
 
-def _into(source: Source, settings: ConvertSettings, out: Path, progress: Progress | None) -> ConvertResult:
+def _into(source: Source, settings: ConvertSettings, out: Path, progress: ProgressBars | None) -> ConvertResult:
     """Convert into a folder, or show what was converted there before."""
-    hashes = source.hashes(ProgressBar(progress, "hash", source.inputs().values()).advance)
+    hashes = source.hashes(FileProgress(progress, "hash", source.inputs().values()).advance)
     record = open_run(
         out, "convert", settings.model_dump(mode="json", exclude={"download"}), hashes, paths=settings.path_settings()
     )
@@ -125,7 +126,7 @@ def _convert(
     settings: ConvertSettings,
     state: Path,
     hashes: Mapping[str, str],
-    progress: Progress | None,
+    progress: ProgressBars | None,
     record: RunRecord | None,
 ) -> ConvertResult:
     """Convert, or only look where there is no record of a run: counts, histograms and errors."""

@@ -5,9 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -18,15 +17,14 @@ from bixse.data.sources.source_files import looks_like
 from bixse.errors import ERRORS_SHOWN, InputError, InvalidFileError, RowError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
     from typing import TextIO
 
     from bixse.data.conversion.convert_settings import ConvertSettings
     from bixse.data.sources.source import Source
+    from bixse.progress import ProgressBars
 
-Progress: TypeAlias = Callable[[str, int], Callable[[int], None]]
-"""Makes a progress callback from a title and a number of bytes."""
 PAIRS = pa.schema(
     [
         ("query_id", pa.string()),
@@ -72,7 +70,7 @@ class Part:
         return self.path.with_suffix(".faults.jsonl")
 
 
-class ProgressBar:
+class FileProgress:
     """A bar over the bytes of several files, which appears with its first step.
 
     Args:
@@ -81,7 +79,7 @@ class ProgressBar:
         files: what is read.
     """
 
-    def __init__(self, progress: Progress | None, title: str, files: Iterable[Path]) -> None:
+    def __init__(self, progress: ProgressBars | None, title: str, files: Iterable[Path]) -> None:
         self._make, self._title = progress, title
         self._total = sum(file.stat().st_size for file in files if file.is_file())
         self._step: Callable[[int], None] | None = None
@@ -119,7 +117,11 @@ class RecordedFileError(InvalidFileError):
 
 
 def read_parts(
-    source: Source, settings: ConvertSettings, hashes: Mapping[str, str], state: Path, progress: Progress | None = None
+    source: Source,
+    settings: ConvertSettings,
+    hashes: Mapping[str, str],
+    state: Path,
+    progress: ProgressBars | None = None,
 ) -> tuple[list[Part], Path]:
     """Read every file of a source; those that were read before, with the same content and settings, are not read again.
 
@@ -142,9 +144,9 @@ def read_parts(
     shared = {name: digest for name, digest in hashes.items() if name not in own}
     texts_errors = state / "texts.faults.jsonl"
     with storage_errors(state), texts_errors.open("w", encoding="utf-8") as out:
-        bar = ProgressBar(progress, "read texts", (*source.corpus, *source.queries))
+        bar = FileProgress(progress, "read texts", (*source.corpus, *source.queries))
         source.prepare(state, lambda path: RecordedFileError(path, names[path], out), settings.text_ids, bar.reached)
-    bar = ProgressBar(progress, f"read {source.name}", source.files)
+    bar = FileProgress(progress, f"read {source.name}", source.files)
     parts: list[Part] = []
     for file in source.files:
         left = None if settings.limit is None else settings.limit - sum(part.taken for part in parts)
@@ -166,7 +168,7 @@ def read_parts(
 
 
 def _read(
-    source: Source, file: Path, name: str, settings: ConvertSettings, left: int | None, target: Path, bar: ProgressBar
+    source: Source, file: Path, name: str, settings: ConvertSettings, left: int | None, target: Path, bar: FileProgress
 ) -> Part:
     """Read one file; its part and then its counts appear under their names when all is written."""
     source.statuses, source.notes, known = Counter(), Counter(), len(source.told)
