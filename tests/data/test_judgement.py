@@ -2,7 +2,7 @@
 
 import pytest
 
-from bixse.data.sources.judgement import JudgementRows, SourceJudgement, on_scale
+from bixse.data.sources.judgement import Judgement, JudgementRows, on_scale
 from bixse.errors import InputError
 from bixse.relevance import GradeScale
 
@@ -15,8 +15,8 @@ def test_a_grade_at_the_ends_of_the_scale_is_on_it(grade, status):
 
 
 def test_rows_in_memory():
-    row = SourceJudgement("q", "d", GradeScale(0, 3), grade=1.0)
-    other = SourceJudgement("q", "e", GradeScale(0, 1), grade=1.0)
+    row = Judgement("q", "d", GradeScale(0, 3), grade=1.0)
+    other = Judgement("q", "e", GradeScale(0, 1), grade=1.0)
     assert list(JudgementRows([row]).rows()) == [row]
     assert JudgementRows([row]).content_hash() != JudgementRows([row, row]).content_hash()
     for rows in ([], [row, other]):

@@ -1,1 +1,1 @@
-"""Judgements that other tools left: formats as data (`formats.toml`), one `Source`, one row (`SourceJudgement`)."""
+"""Judgements that other tools left: formats as data (`formats.toml`), one `Source`, one row (`Judgement`)."""

@@ -1,4 +1,4 @@
-"""`SourceJudgement`: what somebody's judge made of one pair, the row that every outside format becomes."""
+"""`Judgement`: what somebody's judge made of one pair, the row that every outside format becomes."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class SourceJudgement:
+class Judgement:
     """What somebody's judge made of one (query, document) pair.
 
     Example:
         >>> from bixse.relevance import GradeScale
-        >>> row = SourceJudgement("q1", "d1", GradeScale(0, 3), grade=1.5)
+        >>> row = Judgement("q1", "d1", GradeScale(0, 3), grade=1.5)
         >>> row.relevance, row.pair
         (0.5, None)
     """
@@ -90,7 +90,7 @@ class JudgementRows:
 
     def __init__(
         self,
-        rows: Sequence[SourceJudgement],
+        rows: Sequence[Judgement],
         name: str = "rows",
         path: Path | None = None,
         content: str | None = None,
@@ -104,7 +104,7 @@ class JudgementRows:
         self.settings = {"format": name, "scale": [self.scale.minimum, self.scale.maximum], **(settings or {})}
         self._rows, self._content = rows, content
 
-    def rows(self) -> Iterator[SourceJudgement]:
+    def rows(self) -> Iterator[Judgement]:
         """The judgements in their order."""
         return iter(self._rows)
 

@@ -18,7 +18,7 @@ import pyarrow as pa
 from bixse.data.io.files import file_hash, is_unicode, storage_errors
 from bixse.data.row_files.read import files_of, stem_of
 from bixse.data.sources.formats import SourceOptions, checked_options
-from bixse.data.sources.judgement import SourceJudgement, ungraded
+from bixse.data.sources.judgement import Judgement, ungraded
 from bixse.data.sources.mapping import RowMapping
 from bixse.data.sources.row_functions import ROW_FUNCTIONS
 from bixse.data.sources.score_scale import FileScores, check_scores, histogram, parse_score_map, summarise_scores
@@ -287,7 +287,7 @@ class Source:
         if self._mapping is not None:
             self._mapping.close()
 
-    def rows(self) -> Iterator[SourceJudgement]:
+    def rows(self) -> Iterator[Judgement]:
         """The judgements in the order of the files.
 
         Raises:
@@ -310,10 +310,10 @@ class Source:
         if not self.statuses:
             raise InputError(f"{self.path}: got no rows; expected {self.form.files}; fix: check the export")
 
-    def _judgement(self, row: Mapping[str, Any]) -> SourceJudgement:
+    def _judgement(self, row: Mapping[str, Any]) -> Judgement:
         names = ("query_id", "document_id", "query", "document", "grade", "status", "judge", "task", "text", "detail")
         orders = json.loads(row["orders"]) if row["orders"] else {}
-        return SourceJudgement(
+        return Judgement(
             scale=self.scale,
             row=row["row"],
             probabilities=tuple(row["probabilities"] or ()),
