@@ -193,9 +193,8 @@ class CrossEncoderJudge:
             return Answer("too-long", MODE, detail=detail, **common)
         if not np.isfinite(score):
             return Answer("failed", MODE, detail=f"the model gave the score {score}", **common)
-        if not isinstance(self._map, FittedMap) and not self._map.takes(score):
-            lowest, highest = self._map.range
-            detail = f"score {score:.4g}: the map {self._map} takes {lowest:g} to {highest:g}"
+        if not isinstance(self._map, FittedMap) and not self._map.range[0] <= score <= self._map.range[1]:
+            detail = f"score {score:.4g}: outside the range of the map {self._map}"
             return Answer("off-scale", MODE, text=f"{score:.6g}", detail=detail, **common)
         z = float(_mapped(self._map, np.array([score]))[0])
         return Answer("graded", MODE, (1.0 - z, z), z, z, z, text=f"{score:.6g}", **common)
