@@ -432,7 +432,12 @@ def train(record):
         "infonce": {"loss": "infonce", "dev": None, "loss_options": {"cutoff": 0.6}},
         "merged": {"merge": merge, **guard},
         "lora": {"dev": None, **lora},
-        "cached": {"dev": None, "loss": "lambdaloss-v2", "loss_options": {"cached": True}, "train_max_length": 16},
+        "cached": {
+            "dev": None,
+            "loss": "lambdaloss-v2",
+            "loss_options": {"gradient_cache": True},
+            "train_max_length": 16,
+        },
     }
     for name, changes in cases.items():
         out = record.run(name, "train", "--config", inputs.settings(name, **changes), "--out", "OUT")
@@ -604,21 +609,17 @@ def mining(record):
 
 
 def search(record):
-    """Documents found in a collection and in exact and approximate indexes, also after changes."""
+    """Documents found in a collection and in exact and approximate indexes."""
     inputs, work = record.inputs, record.work
     query, texts = "heat transfer in a laminar boundary layer", inputs.cranfield / "queries.jsonl"
     record.run("collection", "search", inputs.trained[1] / FILES["model"], query, "--collection", inputs.cranfield)
     for kind in ("exact", "hnsw", "ivf"):
-        make = ("index", "demo", "--collection", inputs.cranfield, "--max-length", "32", "--kind", kind, "--out", "OUT")
-        index = record.run(kind, *make)
+        make = ("index", "demo", "--collection", inputs.cranfield, "--max-length", "32", "--index-type", kind)
+        index = record.run(kind, *make, "--out", "OUT")
         record.run(f"{kind} queries", "search", index, "--queries", texts, "--out", work / f"{kind}.trec")
         record.ranking(kind, work / f"{kind}.trec")
     exact = record.out / "exact"
     record.run("query", "search", exact, query)
-    more = write(work / "more.jsonl", [{"_id": "new", "title": "heat", "text": "heat transfer in a boundary layer"}])
-    for name, words in {"add": ("--add", more), "delete": ("--delete", "1", "2"), "compact": ("--compact",)}.items():
-        record.run(name, "index", "--to", exact, *words)
-    record.run("changed", "search", exact, query, "--top", "5")
 
 
 def study(record):

@@ -46,7 +46,7 @@ import torch
 from bixse.data.pydocs.load_pydocs import load_pydocs
 from bixse.grading.judge import Question
 from bixse.grading.local.local_judge import LocalJudge
-from bixse.grading.local.local_model import load_local_model
+from bixse.grading.local.local_model import LocalModel
 from bixse.grading.rubrics import load_rubric, rubric_names
 from measuring import write_table
 
@@ -236,7 +236,7 @@ def ratios_of(yardstick: Sequence[Run], own: Sequence[Run], name: str) -> list[f
 
 def run_local(options: argparse.Namespace) -> None:
     """Measure, print the table, write the CSV."""
-    loaded = load_local_model(options.model, "cpu", "float32")
+    loaded = LocalModel(options.model, "cpu", "float32")
     print(f"threads {torch.get_num_threads()}, {options.queries} queries a round, {options.rounds} rounds")
     widths = {"rubric": -16, "method": -22, "pairs": 5, "prompt_tokens": 13, "seconds": 8, "cpu_seconds": 11,
               "pairs_per_second": 16, "ratio_to_generate": 17, "ratio_lowest": 12, "ratio_highest": 13,

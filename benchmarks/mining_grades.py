@@ -47,12 +47,9 @@ def grade_row(name: str, retrievers: str, pairs: list[MinedPair], qrels: dict) -
 
 def share_rows(retrievers: str, found: FalseNegatives) -> list[list[str | int | float]]:
     """The share of relevant ones among judged hard negatives: all, by rank, by retriever."""
-    groups = {"all": found.overall}
-    groups |= {f"rank {name}": share for name, share in found.by_band.items()}
-    groups |= {f"found by {name}": share for name, share in found.by_retriever.items()}
     return [
         [retrievers, name, share.graded, share.relevant, share.value, "{:.3f} to {:.3f}".format(*share.interval)]
-        for name, share in groups.items()
+        for name, share in found.groups.items()
     ]
 
 

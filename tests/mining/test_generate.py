@@ -10,8 +10,7 @@ from bixse.errors import ConfigError, InputError
 from bixse.grading.ask import Budget
 from bixse.grading.text_model import Completion
 from bixse.mining.generation.generate import generate
-from bixse.mining.generation.generate_config import GenerateConfig
-from bixse.mining.generation.query_prompt import load_query_prompt
+from bixse.mining.generation.generate_settings import GenerateConfig, load_query_prompt
 from bixse.mining.generation.query_text import clean_query, refusal, same_query
 from helpers.scripted_judge import ScriptedModel
 
@@ -61,14 +60,18 @@ def test_what_a_model_wrote_becomes_a_query(text, query):
     assert clean_query(text) == query
 
 
-def test_what_is_no_query_is_refused():
-    page = "The quick brown fox jumps over the lazy dog near the river bank."
-    assert refusal("", page) == "empty"
-    assert refusal("?!", page) == "empty"
-    assert refusal("word " * 41, page) == "too long"
-    assert refusal("quick brown fox jumps over the lazy dog", page) == "copied"
-    assert refusal("why does the fox jump over a dog", page) is None
-    assert refusal("what is 日本語", page) is None
+@pytest.mark.parametrize(
+    ("query", "reason"),
+    [
+        ("?!", "empty"),
+        ("word " * 41, "too long"),
+        ("quick brown fox jumps over the lazy dog", "copied"),
+        ("why does the fox jump over a dog", None),
+        ("what is 日本語", None),
+    ],
+)
+def test_what_is_no_query_is_refused(query, reason):
+    assert refusal(query, "The quick brown fox jumps over the lazy dog near the river bank.") == reason
 
 
 def test_queries_that_say_the_same_are_one():
@@ -115,25 +118,15 @@ def test_a_rerun_writes_nothing_again_and_a_budget_stops(corpus, tmp_path):
     assert (len(second.asked), len(third.asked), result.reused) == (7, 0, 12)
 
 
-def test_several_queries_a_document_are_asked_with_seeds_of_their_own(corpus, tmp_path):
-    def rule(question):
-        return Completion("written", f"{question.document_id} asked in way {question.repeat}")
-
-    judge = ScriptedModel(rule=rule)
-    result = generate(
-        GenerateConfig(corpus=corpus, documents=3, per_document=4), judge, load_query_prompt(), tmp_path / "out"
-    )
-    assert sorted({question.repeat for question in judge.asked}) == [0, 1, 2, 3]
-    assert (result.documents, result.queries) == (3, 12)
-
-
-def test_more_documents_hold_the_fewer(corpus, tmp_path):
-    texts = {name: f"how does thing {i} work" for i, name in enumerate(DOCUMENTS)}
+def test_several_queries_per_document_of_a_growing_draw(corpus, tmp_path):
     found = []
     for count in (3, 6):
-        judge = writer(texts)
-        generate(GenerateConfig(corpus=corpus, documents=count), judge, load_query_prompt(), tmp_path / str(count))
-        found.append({question.document_id for question in judge.asked})
+        model = ScriptedModel(rule=lambda q: Completion("written", f"{q.document_id} asked in way {q.repeat}"))
+        config = GenerateConfig(corpus=corpus, documents=count, per_document=4)
+        result = generate(config, model, load_query_prompt(), tmp_path / str(count))
+        assert (result.documents, result.queries) == (count, 4 * count)
+        assert {question.repeat for question in model.asked} == {0, 1, 2, 3}
+        found.append({question.document_id for question in model.asked})
     assert found[0] < found[1]
 
 
@@ -149,18 +142,13 @@ def test_the_prompt_shows_examples_and_the_cut_document(corpus, tmp_path):
     ("text", "says"),
     [('user = "no field"', "{document}"), ("examples = 3", "examples"), ("colour = 1", "colour"), ("= x", "TOML")],
 )
-def test_a_faulty_prompt_is_refused(tmp_path, text, says):
+def test_an_invalid_prompt_is_refused(tmp_path, text, says):
     path = tmp_path / "prompt.toml"
     path.write_text(text)
     with pytest.raises(ConfigError, match="fix") as caught:
         load_query_prompt(path)
     assert says in str(caught.value)
-
-
-@pytest.mark.parametrize("setting", [{"documents": 0}, {"per_document": 0}, {"document_characters": 0}])
-def test_numbers_out_of_range_are_refused(corpus, setting):
-    with pytest.raises(ConfigError, match="fix"):
-        GenerateConfig.load(None, {"corpus": corpus, **setting})
+    assert str(path) in str(caught.value)
 
 
 def test_a_corpus_that_is_not_there_or_empty(tmp_path):

@@ -7,7 +7,6 @@ import shutil
 from collections import defaultdict
 from dataclasses import replace
 
-import pyarrow.parquet
 import pytest
 
 from bixse.data.task_instructions import Instructions
@@ -18,15 +17,12 @@ from bixse.errors import InputError, ModelError, OutputExistsError
 from bixse.evaluation.evaluate import evaluate
 from bixse.evaluation.systems import EncoderSystem
 from bixse.evaluation.tasks import collection_task
-from bixse.mining import mine as mine_module
 from bixse.mining import searching
 from bixse.mining.candidates import fuse
 from bixse.mining.mine import mine
 from bixse.mining.mine_settings import MineConfig
 from bixse.mining.mined_pairs import load_mined_pairs
 from bixse.retrieval.bm25 import BM25
-
-SEARCH = BM25.search
 
 
 def by_query(folder):
@@ -42,9 +38,6 @@ def changed(config, **settings):
 
 def files_of(folder):
     return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
-
-
-# --- what cannot be mined
 
 
 def test_an_unknown_retriever_leaves_no_folder(collection, tmp_path):
@@ -90,27 +83,24 @@ def test_another_run_is_never_overwritten(collection, tmp_path):
     with pytest.raises(OutputExistsError, match="files that are no run of bixse"):
         mine(config, collection)
     assert files_of(out) == before
-
-
-def test_finished_results_that_were_removed(collection, tmp_path):
-    config, out = MineConfig(collection=collection, split="train"), tmp_path / "out"
-    mine(config, out)
     (out / "pairs.parquet").unlink()
     with pytest.raises(InputError, match="got missing or damaged results"):
         mine(config, out)
 
 
-# --- what is mined
+def test_files_columns_runs_and_progress(collection, tmp_path):
+    out, bars = tmp_path / "out", {}
 
+    def bar(title, total):
+        bars[title] = [total, 0]
+        return lambda done: bars[title].append(bars[title].pop() + done)
 
-def test_files_columns_and_runs(collection, tmp_path):
-    out = tmp_path / "out"
-    result = mine(MineConfig(collection=collection, split="train", task="pages", per_query=4), out)
+    result = mine(MineConfig(collection=collection, split="train", task="pages", per_query=4), out, bar)
+    assert bars == {"search with bm25": [6, 6]}
     assert sorted(path.name for path in out.iterdir()) == ["pairs.parquet", "run.bm25.trec", "run.json"]
-    table = pyarrow.parquet.read_table(out / "pairs.parquet")
-    assert table.column_names == ["query_id", "query", "document_id", "document", "task", "source", "rank"]
-    assert set(table.column("task").to_pylist()) == {"pages"}
-    assert result.pairs == table.num_rows == 24
+    pairs = load_mined_pairs(out)
+    assert {pair.task for pair in pairs} == {"pages"}
+    assert result.pairs == len(pairs) == 24
     assert read_run(out / "run.bm25.trec").keys() == {
         f"q-{verb}" for verb in ["copy", "move", "delete", "open", "read", "write"]
     }
@@ -195,15 +185,6 @@ def test_a_query_gets_the_same_documents_in_any_company(collection, tmp_path, st
     assert by_query(tmp_path / "other") != everything
 
 
-def test_the_same_files_elsewhere_are_the_same_run(collection, tmp_path):
-    mine(MineConfig(collection=collection), tmp_path / "out")
-    collection.rename(tmp_path / "moved")
-    assert mine(MineConfig(collection=tmp_path / "moved"), tmp_path / "out").reused
-
-
-# --- encoders
-
-
 def test_an_encoder_beside_bm25(collection, tmp_path, tiny_model_path, cache_path, monkeypatch):
     config = MineConfig(collection=collection, split="train", retrievers=("bm25", str(tiny_model_path)), depth=20)
     out = tmp_path / "out"
@@ -254,76 +235,26 @@ def test_the_runs_are_those_of_evaluate(collection, tmp_path, tiny_model):
         assert read_run(tmp_path / "out" / f"run.{name}.trec") == found.run
 
 
-# --- going on
+def stop(*_):
+    raise KeyboardInterrupt
 
 
-def interrupted(monkeypatch, after):
-    """Make BM25 stop with Ctrl-C after some blocks; returns the sizes of the blocks it searched."""
-    searched = []
-
-    def search(self, queries, *rest):
-        if len(searched) == after:
-            raise KeyboardInterrupt
-        searched.append(len(queries))
-        return SEARCH(self, queries, *rest)
-
-    monkeypatch.setattr(BM25, "search", search)
-    return searched
-
-
-def test_an_interrupted_run_goes_on_where_it_was(collection, tmp_path, monkeypatch):
-    config = MineConfig(collection=collection)
-    mine(config, tmp_path / "whole")
+def test_an_interrupted_run_goes_on_with_the_next_retriever(collection, tmp_path, tiny_model_path, monkeypatch):
+    config = MineConfig(collection=collection, retrievers=("bm25", str(tiny_model_path)), max_length=16)
     monkeypatch.setattr(searching, "BLOCK", 3)
-    searched = interrupted(monkeypatch, after=2)
-    with pytest.raises(KeyboardInterrupt):
+    mine(config, tmp_path / "whole")
+    with monkeypatch.context() as stopped, pytest.raises(KeyboardInterrupt):
+        stopped.setattr(searching, "exact_search", stop)
         mine(config, tmp_path / "out")
-    assert searched == [3, 3]
-    assert not (tmp_path / "out" / "pairs.parquet").exists()
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["run.bm25.trec", "run.json"]
     with pytest.raises(OutputExistsError):
         mine(changed(config, seed=1), tmp_path / "out")
-    searched = interrupted(monkeypatch, after=-1)
-    mine(config, tmp_path / "out")
-    assert searched == [3, 1]
-    assert not (tmp_path / "out" / searching.PARTS_FOLDER).exists()
-    names = ("pairs.parquet", "run.bm25.trec")
-    assert [files_of(tmp_path / "out")[name] for name in names] == [
-        files_of(tmp_path / "whole")[name] for name in names
-    ]
-
-
-def test_a_run_stopped_between_search_and_pairs_searches_no_more(collection, tmp_path, monkeypatch):
-    config = MineConfig(collection=collection)
-
-    def stop(*_):
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as stopped:
-        stopped.setattr(mine_module, "save_mined_pairs", stop)
-        with pytest.raises(KeyboardInterrupt):
-            mine(config, tmp_path / "out")
     monkeypatch.setattr(BM25, "search", stop)
-    result = mine(config, tmp_path / "out")
-    assert result.pairs == 80
-    assert not result.reused
-
-
-def test_progress_counts_every_query(collection, tmp_path):
-    bars = {}
-
-    def bar(title, total):
-        bars[title] = [total, 0]
-
-        def advance(done):
-            bars[title][1] += done
-
-        return advance
-
-    mine(MineConfig(collection=collection), tmp_path / "out", progress=bar)
-    assert bars == {"search with bm25": [10, 10]}
-
-
-# --- names
+    assert not mine(config, tmp_path / "out").reused
+    whole, resumed = (files_of(tmp_path / name) for name in ("whole", "out"))
+    assert {name: resumed[name] for name in whole if name != "run.json"} == {
+        name: content for name, content in whole.items() if name != "run.json"
+    }
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import pytest
 from bixse.data.graded_pairs import GradedPairs
 from bixse.data.pairs_files import save_graded_pairs
 from bixse.errors import ConfigError, InputError, InvalidFileError
+from bixse.mining.mine import mine
 from bixse.mining.mine_inputs import read_inputs, sample_queries
 from bixse.mining.mine_settings import MineConfig
 
@@ -12,9 +13,6 @@ from bixse.mining.mine_settings import MineConfig
 def graded(path, *rows):
     save_graded_pairs(GradedPairs.from_rows([{"relevance": 1.0, **row} for row in rows]), path)
     return path
-
-
-# --- settings
 
 
 @pytest.mark.parametrize(
@@ -26,24 +24,15 @@ def graded(path, *rows):
         {"collection": "d", "corpus": "c", "queries": "q"},
         {"corpus": "c", "queries": "q", "split": "train"},
         {"corpus": "c", "queries": "q", "exclude_judged": "train"},
-        {"collection": "d", "strategy": "topp"},
         {"collection": "d", "per_query": 11, "depth": 10},
         {"collection": "d", "depth": 7},
-        {"collection": "d", "per_query": 0},
-        {"collection": "d", "depth": 0},
-        {"collection": "d", "max_queries": 0},
-        {"collection": "d", "max_length": -1},
-        {"collection": "d", "seed": -1},
         {"collection": "d", "strategy": "one", "per_query": 2},
         {"collection": "d", "strategy": "hard-negatives"},
-        {"collection": "d", "format": "xml"},
-        {"collection": "d", "retriever": ["bm25"]},
     ],
 )
 def test_settings_that_cannot_be(settings):
-    with pytest.raises(ConfigError, match="1 error") as raised:
+    with pytest.raises(ConfigError, match="1 error"):
         MineConfig.load(None, settings)
-    assert "got " in str(raised.value) and "expected " in str(raised.value) and "fix: " in str(raised.value)
 
 
 def test_one_document_a_query_needs_no_number(tmp_path):
@@ -55,39 +44,20 @@ def test_one_document_a_query_needs_no_number(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"collection": "none"}, "none: got no such folder"),
-        ({"collection": "toy/corpus.jsonl"}, "corpus.jsonl: got a file"),
-        ({"collection": "toy", "split": "dev"}, "got split 'dev'; expected one of test, train"),
+        ({"collection": "none"}, "none/corpus.jsonl"),
+        ({"collection": "toy", "split": "dev"}, "expected one of test, train"),
         ({"collection": "toy", "exclude_judged": "dev"}, "got split 'dev'"),
-        ({"collection": "toy", "known": "none.jsonl"}, "none.jsonl: got no such file"),
-        ({"collection": "toy", "known": "toy"}, "toy: got a folder"),
-        ({"corpus": "none", "queries": "toy/queries.jsonl"}, "none: got no such file"),
-        ({"corpus": "toy/corpus.jsonl", "queries": "none"}, "none: got no such file"),
+        ({"collection": "toy", "known": "none.jsonl"}, "none.jsonl"),
+        ({"collection": "toy", "known": "toy"}, "toy: got"),
+        ({"corpus": "toy/corpus.jsonl", "queries": "none"}, "none: got"),
     ],
 )
-def test_files_that_are_missing(collection, settings, said):
-    paths = {key: collection.parent / value if key in ("collection", "corpus", "queries", "known") else value
-             for key, value in settings.items()}  # fmt: skip
-    with pytest.raises(InputError, match="expected") as raised:
-        read_inputs(MineConfig(**paths))
+def test_files_that_are_missing(collection, settings, said, tmp_path, monkeypatch):
+    monkeypatch.chdir(collection.parent)
+    with pytest.raises(InputError) as raised:
+        mine(MineConfig(**settings), tmp_path / "out")
     assert said in str(raised.value)
-
-
-# --- texts
-
-
-@pytest.mark.parametrize(
-    ("name", "line"),
-    [("corpus", '{"_id": "a b", "text": "x"}'), ("queries", '{"_id": "q-copy", "text": "x"}'),
-     ("queries", '{"_id": "blank", "text": " "}')],
-)  # fmt: skip
-def test_a_row_that_cannot_be_used(collection, name, line):
-    path = collection / f"{name}.jsonl"
-    rows = len(path.read_text().splitlines())
-    path.write_text(path.read_text() + line + "\n")
-    with pytest.raises(InvalidFileError) as caught:
-        read_inputs(MineConfig(collection=collection))
-    assert [error.row for error in caught.value.errors] == [rows + 1]
+    assert not (tmp_path / "out").exists()
 
 
 def test_empty_documents_are_counted_and_left_out(collection):
@@ -97,18 +67,12 @@ def test_empty_documents_are_counted_and_left_out(collection):
     assert len(inputs.corpus) == 51
 
 
-# --- which queries
-
-
-def test_queries_of_a_split_only(collection):
+def test_queries_of_a_split_and_of_all(collection):
     inputs = read_inputs(MineConfig(collection=collection, split="test"))
     assert list(inputs.queries) == ["q-list", "q-find"]
     assert not inputs.warnings
-
-
-def test_mining_for_the_queries_of_all_splits_is_said(collection):
     (warning,) = read_inputs(MineConfig(collection=collection)).warnings
-    assert "the splits test, train alike" in warning
+    assert "test, train" in warning
 
 
 def test_a_split_of_other_queries(collection):
@@ -126,16 +90,6 @@ def test_drawn_queries_do_not_depend_on_the_others():
     turned = sample_queries(dict(reversed(queries.items())), 50, 0)
     assert set(turned) == set(fifty)
     assert set(sample_queries(queries, 50, 1)) != set(fifty)
-    assert len(sample_queries(queries, 999, 0)) == 200
-
-
-# --- known pairs
-
-
-def test_judged_pairs_are_known_whatever_their_grade(collection):
-    inputs = read_inputs(MineConfig(collection=collection, split="train", exclude_judged="train"))
-    assert inputs.known["q-copy"] == {"copy-file", "copy-disk"}
-    assert len(inputs.known) == 6
 
 
 def test_known_pairs_of_documents_that_are_not_there(collection, tmp_path):
@@ -176,7 +130,7 @@ def test_known_ids_with_other_texts_are_said(collection, tmp_path):
     assert inputs.warnings == ("k.jsonl: 1 of 2 pairs have another text than the corpus has under their id",)
 
 
-def test_known_pairs_of_file_and_split_are_joined(collection, tmp_path):
+def test_known_pairs_of_file_and_split_are_joined_whatever_their_grade(collection, tmp_path):
     path = graded(
         tmp_path / "k.jsonl",
         {"query_id": "q-copy", "query": "x", "document_id": "copy-tree", "document": "copy the tree"},
@@ -185,7 +139,7 @@ def test_known_pairs_of_file_and_split_are_joined(collection, tmp_path):
     assert inputs.known["q-copy"] == {"copy-file", "copy-disk", "copy-tree"}
 
 
-def test_a_judged_empty_document_is_no_fault(collection):
+def test_a_judged_document_without_text_is_known(collection):
     with (collection / "qrels" / "train.tsv").open("a") as file:
         file.write("q-copy\tempty\t0\n")
     assert "empty" in read_inputs(MineConfig(collection=collection, exclude_judged="train")).known["q-copy"]

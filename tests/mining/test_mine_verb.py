@@ -20,9 +20,7 @@ def call(capsys, *words):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--out", "out", "--retriever"], "--retriever"),
         (["--out", "out"], "no texts"),
-        (["--collection", "toy", "--out", "out", "--retriever", "bm52"], "did you mean 'bm25'"),
         (["--collection", "toy", "--out", "out", "--relevant-from", "0.5"], "--relevant-from: got it without --report"),
         (["--collection", "toy", "--out", "out", "--mined", "x"], "--mined: got it without --report"),
         (["--report", "graded.jsonl"], "--report: got no --mined"),
@@ -91,15 +89,3 @@ def test_report_after_grading(capsys, collection, tmp_path):
     shown = capsys.readouterr().out
     assert "20 of 24 mined pairs have a grade" in shown
     assert "0 of 20 (0.0 %, 95 % interval 0.0 to 16.1 %)" in shown
-
-
-def test_retrievers_are_collected_and_flags_override_a_file(capsys, collection, tmp_path):
-    file = tmp_path / "mine.yaml"
-    file.write_text("collection: toy\nsplit: test\nretrievers: [bm25, demo]\nstrategy: top\n")
-    flags = ("--retriever", "no-model", "--retriever", "nor-this", "bm25")
-    code, envelope = call(capsys, "--config", file, *flags, "--out", tmp_path / "out")
-    assert (code, "no-model" in envelope["errors"][0]) == (2, True)
-    code, envelope = call(capsys, "--config", file, "--retriever", "bm25", "--out", tmp_path / "out")
-    assert (code, envelope["metrics"]["queries"]) == (0, 2)
-    record = json.loads((tmp_path / "out" / "run.json").read_text())["config"]
-    assert (record["strategy"], record["retrievers"], record["collection"]) == ("top", ["bm25"], str(collection))

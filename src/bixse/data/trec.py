@@ -104,18 +104,22 @@ def write_run(path: str | Path, run: Run, tag: str) -> None:
         StorageError: the disk is full or the folder cannot be written.
     """
     path = Path(path)
-    _check_word("tag", tag)
-    lines = []
-    for query_id, scores in run.items():
-        _check_word("query id", query_id)
-        for rank, document_id in enumerate(ranked(scores), start=1):
-            _check_word("document id", document_id)
-            lines.append(f"{query_id} Q0 {document_id} {rank} {float(scores[document_id])!r} {tag}\n")
+    lines = list(run_lines(run, tag))
     if not lines:
         raise InputError(
             f"{path}: got a run without documents; expected at least one; fix: check the search that made it"
         )
     write_atomically(path, "".join(lines))
+
+
+def run_lines(run: Run, tag: str) -> Iterator[str]:
+    """The lines of a TREC run file; raises as `write_run`."""
+    _check_word("tag", tag)
+    for query_id, scores in run.items():
+        _check_word("query id", query_id)
+        for rank, document_id in enumerate(ranked(scores), start=1):
+            _check_word("document id", document_id)
+            yield f"{query_id} Q0 {document_id} {rank} {float(scores[document_id])!r} {tag}\n"
 
 
 def read_qrels(path: str | Path) -> dict[str, dict[str, float]]:

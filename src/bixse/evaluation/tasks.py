@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bixse.data.collection_files import (
     check_corpus,
@@ -33,11 +33,8 @@ class QuerySet:
     """Judged queries over a corpus."""
 
     name: str
-    """Names the set: a task, a year."""
     queries: Mapping[str, str]
-    """Query id -> text."""
     qrels: Qrels
-    """Judgements of these queries."""
     left_out: frozenset[str] = frozenset()
     """Documents of the corpus that are not searched for these queries."""
     candidates: Mapping[str, Sequence[str]] | None = None
@@ -59,17 +56,14 @@ class Task:
     """
 
     name: str
-    """Names the task, and its folder."""
     documents: Callable[[], Iterator[tuple[str, str]]]
     """Gives id and text of each document, in an order that stays the same."""
     count: int
     """Number of documents."""
     query_sets: tuple[QuerySet, ...]
-    """At least one."""
     exclude_self: bool = False
     """Leave the document with the query's own id out of its answers."""
     min_relevant_grade: float = MIN_RELEVANT_GRADE
-    """Grade from which a document is relevant for the binary metrics."""
     instructions: tuple[str, ...] = ()
     """Names under which a model's table of instructions may hold the task, the first one it knows counts."""
     inputs: Mapping[str, str] = field(default_factory=dict)
@@ -80,12 +74,9 @@ class Task:
     """What makes figures on it mislead."""
 
 
-@dataclass(frozen=True)
-class TaskSource:
+class TaskSource(NamedTuple):
     """A task whose data are there, not yet read."""
 
-    name: str
-    """As in `Task`."""
     read: Callable[[], Task]
     """Reads and checks the data."""
     instructions: tuple[str, ...] = ()
@@ -104,15 +95,14 @@ def collection_task(
     Args:
         folder: holds `corpus.jsonl`, `queries.jsonl` and `qrels/<split>.tsv`.
         split: qrels file to score against.
-        exclude_self: leave the document whose id equals the query's id out of its answers, for collections whose
-            queries are also documents (ArguAna, Quora).
+        exclude_self: leave the document with the query's own id out of its answers (ArguAna, Quora).
         min_relevant_grade: grade from which a document counts as relevant for recall, MRR and MAP, above 0.
         missing_documents: of judgements that name a document which the corpus lacks: "refuse" raises, "drop" leaves
             them out with a warning.
 
     Raises:
         InputError: a file is missing, there is nothing to score, or a value is out of range.
-        InvalidFileError: every faulty row of a file together.
+        InvalidFileError: every invalid row of a file together.
 
     Example:
         >>> import tempfile

@@ -12,7 +12,7 @@ from functools import partial
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
-from bixse.data.io.files import file_hash, read_text, storage_errors, write_atomically
+from bixse.data.io.files import read_text, storage_errors, write_atomically
 from bixse.data.run_record import RUN_FILE
 from bixse.encoders.loading.precision import use_precision
 from bixse.errors import (
@@ -29,7 +29,7 @@ from bixse.experiments.processes import done_by_processes
 from bixse.training import recipe
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from bixse.data.run_record import RunRecord, Status
@@ -228,20 +228,6 @@ def clear(own: Path, result: RunResult, keep_models: bool) -> None:
         with storage_errors(own):
             if (own / TRAIN_FOLDER / part).is_dir():
                 shutil.rmtree(own / TRAIN_FOLDER / part)
-
-
-def hash_files(files: Mapping[str, Path]) -> dict[str, str]:
-    """Name -> content hash of the file of that name.
-
-    Raises:
-        InputError: a file cannot be read.
-    """
-    try:
-        return {name: file_hash(path) for name, path in files.items()}
-    except OSError as error:
-        raise InputError(
-            f"{error.filename}: got {error.strerror or error}; expected a file that the runs read; fix: check the path"
-        ) from error
 
 
 def _result(run: Run, **found: Any) -> RunResult:

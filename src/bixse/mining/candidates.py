@@ -27,7 +27,6 @@ class Candidate:
     """
 
     document_id: str
-    """Id of the document."""
     rank: int
     """Place in the fused ranking, from 1; what is left out later leaves a gap."""
     found_by: Mapping[str, int]
@@ -40,11 +39,10 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Selection:
-    """The candidates of a query that may be chosen, and how many were left out and why."""
+class NewCandidates:
+    """The candidates of a query that may be chosen, best first, and how many were left out and why."""
 
     candidates: Sequence[Candidate]
-    """Best first."""
     known: int
     """Left out: known pairs, and copies of a known document's text."""
     copies: int
@@ -52,7 +50,7 @@ class Selection:
 
 
 def fuse(answers: Mapping[str, Mapping[str, float]], depth: int) -> list[Candidate]:
-    """Fuse the answers of several retrievers to one query by reciprocal rank.
+    """Fuse the answers of several retrievers to one query by reciprocal rank, best first.
 
     A document scores the sum of 1 / (60 + rank) over the retrievers that found it (Cormack et al. 2009). Equal sums
     are ordered by document id descending, as trec_eval orders ties. One retriever alone keeps its own order.
@@ -60,9 +58,6 @@ def fuse(answers: Mapping[str, Mapping[str, float]], depth: int) -> list[Candida
     Args:
         answers: retriever -> document id -> score.
         depth: places that count, in each ranking and in the fused one.
-
-    Returns:
-        At most `depth` candidates, best first, ranks from 1.
 
     Example:
         >>> found = fuse({"bm25": {"a": 9.0, "b": 8.0}, "demo": {"b": 0.7, "c": 0.6}}, depth=2)
@@ -83,17 +78,8 @@ def fuse(answers: Mapping[str, Mapping[str, float]], depth: int) -> list[Candida
 
 def keep_new(
     candidates: Sequence[Candidate], query: str, corpus: Mapping[str, Document], known: Collection[str] = ()
-) -> Selection:
-    """Leave out known documents and texts that were seen before.
-
-    Two texts are the same when they differ in white space only.
-
-    Args:
-        candidates: best first.
-        query: the query's text; a document that says the same is no answer to it.
-        corpus: document id -> document, of all candidates.
-        known: ids of documents whose grade for this query is known; a copy of such a text is left out too.
-    """
+) -> NewCandidates:
+    """Leave out known documents, the query's own text, and texts that a better candidate has, white space aside."""
     known_texts = {_plain(corpus[document_id].content) for document_id in known if document_id in corpus}
     seen = {_plain(query)}
     kept = []
@@ -105,7 +91,7 @@ def keep_new(
         elif text not in seen:
             kept.append(candidate)
             seen.add(text)
-    return Selection(kept, count_known, len(candidates) - len(kept) - count_known)
+    return NewCandidates(kept, count_known, len(candidates) - len(kept) - count_known)
 
 
 def _plain(text: str) -> str:

@@ -1,8 +1,8 @@
-"""How many mined documents per judge finds relevant: the false negatives that a zero for each would have made."""
+"""How many mined documents a judge finds relevant: the false negatives that a zero for each would have made."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +25,7 @@ RELEVANT_FROM = 0.5
 
 @dataclass(frozen=True)
 class RelevantShare:
-    """A share of graded pairs with its interval.
+    """A share of graded pairs with its 95 % Wilson interval.
 
     Example:
         >>> print(RelevantShare(relevant=10, graded=100))
@@ -33,9 +33,8 @@ class RelevantShare:
     """
 
     relevant: int
-    """Pairs at or above the threshold."""
     graded: int
-    """Pairs with a grade, at least 1."""
+    """At least 1."""
 
     @property
     def value(self) -> float:
@@ -44,7 +43,7 @@ class RelevantShare:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """Its 95 % Wilson interval."""
+        """Its ends."""
         return wilson_interval(self.relevant, self.graded)
 
     def to_json(self) -> dict[str, Any]:
@@ -65,15 +64,20 @@ class FalseNegatives:
     """What a judge made of mined pairs."""
 
     overall: RelevantShare
-    """Of all graded mined pairs."""
-    by_band: Mapping[str, RelevantShare] = field(default_factory=dict)
+    by_band: Mapping[str, RelevantShare]
     """Band of the fused rank -> share, from the top down."""
-    by_retriever: Mapping[str, RelevantShare] = field(default_factory=dict)
+    by_retriever: Mapping[str, RelevantShare]
     """Retriever -> share of the pairs it found; a pair found by several counts for each."""
-    mined: int = 0
+    mined: int
     """Mined pairs, graded or not."""
-    threshold: float = RELEVANT_FROM
+    threshold: float
     """Relevance from which a pair counts as relevant."""
+
+    @property
+    def groups(self) -> dict[str, RelevantShare]:
+        """All shares by the name of their group."""
+        bands = {f"rank {name}": share for name, share in self.by_band.items()}
+        return {"all": self.overall, **bands} | {f"found by {name}": own for name, own in self.by_retriever.items()}
 
     def to_json(self) -> dict[str, Any]:
         """All figures as plain data."""
@@ -86,12 +90,8 @@ class FalseNegatives:
         }
 
     def __str__(self) -> str:
-        """The overall share in words, and a table of all."""
-        shares = {"all": self.overall}
-        shares |= {f"rank {name}": share for name, share in self.by_band.items()}
-        shares |= {f"found by {name}": share for name, share in self.by_retriever.items()}
         rows: list[list[str | int | float]] = [
-            [name, one.graded, one.relevant, one.value, *one.interval] for name, one in shares.items()
+            [name, one.graded, one.relevant, one.value, *one.interval] for name, one in self.groups.items()
         ]
         return (
             f"{self.overall.graded} of {self.mined} mined pairs have a grade. "
@@ -102,39 +102,8 @@ class FalseNegatives:
 
 
 def report_mined(graded: str | Path, mined: str | Path, threshold: float = RELEVANT_FROM) -> FalseNegatives:
-    """What a judge made of the pairs of a mining run, see `false_negatives`.
-
-    Args:
-        graded: file of graded pairs.
-        mined: output folder of the mining run.
-        threshold: relevance from which a pair counts as relevant, above 0, at most 1.
-
-    Raises:
-        InputError: a file is missing, a threshold out of range, or no mined pair has a grade.
-        InvalidFileError: every error of a file together.
-    """
+    """`false_negatives` of a file of graded pairs and the output folder of a mining run; raises as that and loading."""
     return false_negatives(load_graded_pairs(graded), load_mined_pairs(Path(mined)), threshold)
-
-
-def false_negative_share(graded: GradedPairs, threshold: float = RELEVANT_FROM) -> RelevantShare:
-    """The share of graded pairs whose relevance is at least `threshold`.
-
-    For mined hard negatives these are the pairs that would be false negatives if each counted as 0.
-
-    Args:
-        graded: mined pairs with their relevance.
-        threshold: above 0, at most 1.
-
-    Raises:
-        InputError: a threshold out of range, or no pair.
-
-    Example:
-        >>> from bixse.data.graded_pairs import GradedPairs
-        >>> rows = [{"query": "copy", "document": f"page {n}", "relevance": n / 3} for n in range(4)]
-        >>> false_negative_share(GradedPairs.from_rows(rows)).value
-        0.5
-    """
-    return _share(graded.relevance.tolist(), threshold)
 
 
 def false_negatives(
@@ -150,37 +119,36 @@ def false_negatives(
     Raises:
         InputError: a threshold out of range, or no mined pair has a grade.
     """
+    if not 0 < threshold <= 1:
+        raise InputError(
+            f"--relevant-from: got {threshold}; expected a relevance above 0, at most 1; fix: 0.5 is a start"
+        )
     pairs = zip(graded.query_ids, graded.document_ids, strict=True)
     relevance = dict(zip(pairs, graded.relevance.tolist(), strict=True))
-    found: list[float] = []
-    bands: dict[str, list[float]] = {}
-    retrievers: dict[str, list[float]] = {}
+    found: list[bool] = []
+    bands: dict[str, list[bool]] = {}
+    retrievers: dict[str, list[bool]] = {}
     for pair in sorted(mined, key=lambda pair: pair.rank):
         value = relevance.get((pair.query_id, pair.document_id))
         if value is not None:
-            found.append(value)
-            bands.setdefault(rank_band(pair.rank), []).append(value)
+            relevant = value >= threshold
+            found.append(relevant)
+            bands.setdefault(rank_band(pair.rank), []).append(relevant)
             for label in pair.retrievers:
-                retrievers.setdefault(label, []).append(value)
+                retrievers.setdefault(label, []).append(relevant)
     if not found:
         raise InputError(
             f"graded pairs: got {len(graded)} pairs, none of them one of the {len(mined)} mined pairs; expected the "
             "same query_id and document_id; fix: give the graded file that was made from these mined pairs"
         )
     return FalseNegatives(
-        overall=_share(found, threshold),
-        by_band={band: _share(values, threshold) for band, values in bands.items()},
-        by_retriever={label: _share(retrievers[label], threshold) for label in sorted(retrievers)},
+        overall=_share(found),
+        by_band={band: _share(values) for band, values in bands.items()},
+        by_retriever={label: _share(retrievers[label]) for label in sorted(retrievers)},
         mined=len(mined),
         threshold=threshold,
     )
 
 
-def _share(values: Sequence[float], threshold: float) -> RelevantShare:
-    if not 0 < threshold <= 1:
-        raise InputError(
-            f"--relevant-from: got {threshold}; expected a relevance above 0, at most 1; fix: 0.5 is a start"
-        )
-    if not values:
-        raise InputError("graded pairs: got none; expected at least one; fix: grade the mined pairs first")
-    return RelevantShare(sum(value >= threshold for value in values), len(values))
+def _share(relevant: Sequence[bool]) -> RelevantShare:
+    return RelevantShare(sum(relevant), len(relevant))

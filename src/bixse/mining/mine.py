@@ -8,20 +8,21 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bixse.data.io.files import file_hash
+from bixse.data.io.files import hash_files
 from bixse.data.run_record import open_run
 from bixse.encoders.identity import model_hashes, model_path_settings
 from bixse.encoders.loading.precision import resolve_precision
 from bixse.errors import InputError
-from bixse.mining.candidates import Candidate, fuse, keep_new
-from bixse.mining.mine_inputs import MineInputs, read_inputs
+from bixse.mining.candidates import fuse, keep_new
+from bixse.mining.mine_inputs import read_inputs
 from bixse.mining.mined_pairs import MinedPair, pairs_path, save_mined_pairs
-from bixse.mining.searching import SearchParts, blocks, bm25_search, dense_search, load_encoders, retriever_labels
+from bixse.mining.searching import load_encoder, open_search, read_answers, retriever_labels, save_answers
 from bixse.mining.selection import choose, rank_band
 from bixse.retrieval.bm25 import BM25_NAME
 
 if TYPE_CHECKING:
     from bixse.data.run_record import RunRecord
+    from bixse.mining.mine_inputs import MineInputs
     from bixse.mining.mine_settings import MineConfig
     from bixse.progress import ProgressBars
 
@@ -33,7 +34,6 @@ class MineResult:
     path: str
     """File of the pairs."""
     pairs: int
-    """How many."""
     queries: int
     """Queries that were mined for."""
     bands: dict[str, dict[str, int]]
@@ -51,7 +51,6 @@ class MineResult:
     runs: dict[str, str]
     """Retriever -> its TREC run."""
     warnings: list[str] = field(default_factory=list)
-    """What the user should know."""
     reused: bool = False
     """The run was finished before; nothing was searched."""
 
@@ -61,11 +60,6 @@ def mine(config: MineConfig, out: str | Path, progress: ProgressBars | None = No
 
     The pairs have no relevance: a mined document is no negative until a judge has said so. `out` receives the pairs,
     the TREC run of each retriever and run.json. The same call continues an interrupted run and reuses a finished one.
-
-    Args:
-        config: what to mine, and how.
-        out: output folder.
-        progress: makes a progress callback from a title and a total.
 
     Raises:
         InputError: a file, setting or retriever that cannot be used, or no candidate for any query.
@@ -84,9 +78,9 @@ def mine(config: MineConfig, out: str | Path, progress: ProgressBars | None = No
     if record.status == "finished":
         return _finished(record, path)
     inputs = read_inputs(config)
-    parts = SearchParts(out, inputs.queries)
-    _search(config, labels, inputs, parts, record, progress)
-    pairs, counts = _choose(config, list(labels), inputs, parts)
+    runs = {label: out / f"run.{label}.trec" for label in labels}
+    _search(config, {label: labels[label] for label in runs if not runs[label].exists()}, inputs, record, progress)
+    pairs, counts = _choose(config, runs, inputs)
     if not pairs:
         record.save("failed")
         raise InputError(
@@ -94,10 +88,9 @@ def mine(config: MineConfig, out: str | Path, progress: ProgressBars | None = No
             "corpus and queries are of one language, or add a retriever (--retriever demo)"
         )
     mined = Counter(pair.query_id for pair in pairs)
-    runs = {label: out / f"run.{label}.trec" for label in labels if parts.found(label)}
-    for label, run_path in runs.items():
-        parts.join(label, run_path)
-    silent = [f"{label} found no document for any query" for label in labels if label not in runs]
+    silent = [label for label, run in runs.items() if not run.stat().st_size]
+    for label in silent:
+        runs[label].unlink()
     save_mined_pairs(pairs, path)
     result = MineResult(
         path=path.name,
@@ -109,18 +102,17 @@ def mine(config: MineConfig, out: str | Path, progress: ProgressBars | None = No
         known=counts["known"],
         copies=counts["copies"],
         empty_documents=inputs.empty_documents,
-        runs={label: run_path.name for label, run_path in runs.items()},
-        warnings=[*inputs.warnings, *silent],
+        runs={label: run.name for label, run in runs.items() if label not in silent},
+        warnings=[*inputs.warnings, *(f"{label} found no document for any query" for label in silent)],
     )
     record.results = asdict(result)
     record.save("finished")
-    parts.remove()
     return result
 
 
 def _open(config: MineConfig, labels: dict[str, str], out: Path) -> RunRecord:
     """The record of this run; files are hashed, and where they lie does not count."""
-    inputs = {name: file_hash(path) for name, path in config.files().items()}
+    inputs = hash_files(config.files())
     for label, name in labels.items():
         inputs |= {f"{label}/{file}": digest for file, digest in model_hashes(name).items()}
     settings = config.identity() | {
@@ -133,64 +125,49 @@ def _open(config: MineConfig, labels: dict[str, str], out: Path) -> RunRecord:
 
 
 def _finished(record: RunRecord, path: Path) -> MineResult:
-    """The result of a finished run, from its record."""
     try:
-        result = MineResult(**{**record.results, "reused": True})
+        if path.is_file():
+            return MineResult(**{**record.results, "reused": True})
     except TypeError:
-        result = None
-    if result is None or not path.is_file():
-        raise InputError(
-            f"{record.folder}: got missing or damaged results; expected the {path.name} and run.json of a finished "
-            "run; fix: delete the folder and mine again"
-        )
-    return result
+        pass
+    raise InputError(
+        f"{record.folder}: got missing or damaged results; expected the {path.name} and run.json of a finished run; "
+        "fix: delete the folder and mine again"
+    )
 
 
 def _search(
     config: MineConfig,
     labels: dict[str, str],
     inputs: MineInputs,
-    parts: SearchParts,
     record: RunRecord,
     progress: ProgressBars | None,
 ) -> None:
     """Search with the retrievers that are not through yet."""
-    left = {label: name for label, name in labels.items() if parts.missing(label)}
-    encoders = load_encoders(list(left.values()), config.max_length, config.task)
+    encoders = {label: load_encoder(name, config) for label, name in labels.items()}
     record.save("running")
-    for label, name in left.items():
+    for label in labels:
         started = time.perf_counter()
-        if name == BM25_NAME:
-            search = bm25_search(inputs.corpus, config.depth, config.exclude_self)
-        else:
-            encoder = encoders.pop(name)
-            search = dense_search(encoder, inputs.corpus, config.depth, config.exclude_self, progress, config.cache)
-        step = progress(f"search with {label}", len(parts.queries)) if progress is not None else None
-        parts.search(label, search, step)
+        search = open_search(encoders.pop(label), inputs.corpus, config, progress)
+        step = progress(f"search with {label}", len(inputs.queries)) if progress is not None else None
+        save_answers(search, inputs.queries, record.folder / f"run.{label}.trec", label, step)
         record.timings[f"search with {label}"] = time.perf_counter() - started
 
 
-def _choose(
-    config: MineConfig, labels: list[str], inputs: MineInputs, parts: SearchParts
-) -> tuple[list[MinedPair], Counter[str]]:
+def _choose(config: MineConfig, runs: dict[str, Path], inputs: MineInputs) -> tuple[list[MinedPair], Counter[str]]:
     """The pairs of every query in the order of the queries, each query's by rank; and what was left out."""
     pairs: list[MinedPair] = []
     counts: Counter[str] = Counter()
-    for number, block in enumerate(blocks(parts.queries)):
-        answers = {label: parts.read(label, number) for label in labels}
-        for query_id, query in block.items():
-            found = fuse({label: run.get(query_id, {}) for label, run in answers.items()}, config.depth)
-            kept = keep_new(found, query, inputs.corpus, inputs.known.get(query_id, ()))
-            counts.update(known=kept.known, copies=kept.copies)
-            ids = [candidate.document_id for candidate in kept.candidates]
-            chosen = choose(config.strategy, ids, config.count, config.seed, query_id)
-            pairs += [_pair(query_id, query, kept.candidates[place], inputs, config.task) for place in chosen]
+    for (query_id, query), answers in zip(inputs.queries.items(), read_answers(runs, inputs.queries), strict=True):
+        found = fuse(answers, config.depth)
+        new = keep_new(found, query, inputs.corpus, inputs.known.get(query_id, ()))
+        counts.update(known=new.known, copies=new.copies)
+        ids = [candidate.document_id for candidate in new.candidates]
+        for place in choose(config.strategy, ids, config.count, config.seed, query_id):
+            one = new.candidates[place]
+            document = inputs.corpus[one.document_id].content
+            pairs.append(MinedPair(query_id, query, one.document_id, document, config.task, one.source, one.rank))
     return pairs, counts
-
-
-def _pair(query_id: str, query: str, candidate: Candidate, inputs: MineInputs, task: str | None) -> MinedPair:
-    document = inputs.corpus[candidate.document_id].content
-    return MinedPair(query_id, query, candidate.document_id, document, task, candidate.source, candidate.rank)
 
 
 def _bands(pairs: list[MinedPair], labels: list[str]) -> dict[str, dict[str, int]]:

@@ -34,14 +34,13 @@ class MineInputs:
     known: Mapping[str, set[str]] = field(default_factory=dict)
     """Query id -> ids of documents whose grade is known."""
     warnings: tuple[str, ...] = ()
-    """What the user should know."""
 
 
 def read_inputs(config: MineConfig) -> MineInputs:
     """Read and check all that is mined from.
 
     Raises:
-        InputError: a file is missing or holds nothing, or known pairs are not of this collection.
+        InputError: a file holds nothing, or known pairs are not of this collection.
         InvalidFileError: every error of a file together.
     """
     files = config.files()
@@ -80,13 +79,7 @@ def read_inputs(config: MineConfig) -> MineInputs:
 
 
 def sample_queries(queries: Mapping[str, str], count: int | None, seed: int) -> dict[str, str]:
-    """`count` queries drawn by the seed, in file order; more of them hold the fewer, whatever the file's order.
-
-    Example:
-        >>> queries = {"q1": "copy", "q2": "move", "q3": "sleep"}
-        >>> set(sample_queries(queries, 1, seed=0)) <= set(sample_queries(queries, 2, seed=0))
-        True
-    """
+    """`count` queries drawn by the seed, in file order; more of them hold the fewer, whatever the file's order."""
     if count is None:
         return dict(queries)
     drawn = set(sorted(queries, key=lambda name: sha256(json.dumps([seed, name]).encode()).hexdigest())[:count])

@@ -20,12 +20,7 @@ PER_QUERY = 8
 
 
 class MineConfig(Settings):
-    """Settings of `bixse mine`; also the keys of its YAML file.
-
-    Example:
-        >>> MineConfig(collection="data", strategy="one").count
-        1
-    """
+    """Settings of `bixse mine`; also the keys of its YAML file."""
 
     renamed: ClassVar = {"retriever": "write retrievers"}
 
@@ -109,39 +104,23 @@ class MineConfig(Settings):
         """Name -> file of every text and judgement that is read.
 
         Raises:
-            InputError: a folder or file is missing.
+            InputError: the collection has no such split.
         """
-        if self.collection is not None:
-            if not self.collection.is_dir():
-                found = "a file" if self.collection.exists() else "no such folder"
+        found = {name: path for name in ("corpus", "queries", "known") if (path := getattr(self, name)) is not None}
+        if self.collection is None:
+            return found
+        splits = splits_of(self.collection)
+        for split in (self.split, self.exclude_judged):
+            if split is not None and splits and split not in splits:
                 raise InputError(
-                    f"{self.collection}: got {found}; expected a collection folder with corpus.jsonl and "
-                    "queries.jsonl; fix: check the path"
+                    f"{self.collection / 'qrels'}: got split {split!r}; expected one of {', '.join(splits)}; "
+                    "fix: name a split that has a qrels file"
                 )
-            found_files = {name: self.collection / f"{name}.jsonl" for name in ("corpus", "queries")}
-            for split in (self.split, self.exclude_judged):
-                if split is not None:
-                    found_files[f"qrels/{split}"] = _qrels_file(self.collection, split)
-        else:
-            found_files = {name: path for name in ("corpus", "queries") if (path := getattr(self, name)) is not None}
-        if self.known is not None:
-            found_files["known"] = self.known
-        for name, path in found_files.items():
-            if not path.is_file():
-                found = "a folder" if path.is_dir() else "no such file"
-                raise InputError(f"{path}: got {found}; expected the file of {name}; fix: check the path")
-        return found_files
+            if split is not None:
+                found[f"qrels/{split}"] = self.collection / "qrels" / f"{split}.tsv"
+        return {name: self.collection / f"{name}.jsonl" for name in ("corpus", "queries")} | found
 
 
 def splits_of(collection: Path) -> list[str]:
     """Names of the qrels files of a collection folder."""
     return sorted(path.stem for path in (collection / "qrels").glob("*.tsv"))
-
-
-def _qrels_file(collection: Path, split: str) -> Path:
-    if split not in splits_of(collection):
-        raise InputError(
-            f"{collection / 'qrels'}: got split {split!r}; expected one of "
-            f"{', '.join(splits_of(collection)) or 'qrels/<split>.tsv'}; fix: name a split that has a qrels file"
-        )
-    return collection / "qrels" / f"{split}.tsv"

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 Format: TypeAlias = Literal["parquet", "jsonl", "csv"]
-"""How mined pairs are written."""
 FORMATS: tuple[str, ...] = get_args(Format)
 
 
@@ -27,15 +26,11 @@ class MinedPair:
     """A pair to grade. Its grade becomes its relevance; that it was mined as a negative counts for nothing."""
 
     query_id: str
-    """Id of the query."""
     query: str
-    """Its text."""
     document_id: str
-    """Id of the document."""
     document: str
-    """Its title and text."""
+    """Title and text."""
     task: str | None
-    """Name of the task, or None."""
     source: str
     """Retrievers that found it and its rank in each: "bm25:3,demo:17"."""
     rank: int
@@ -48,7 +43,6 @@ class MinedPair:
 
 
 COLUMNS = (*PAIR_COLUMNS, FileColumn("source"), FileColumn("rank", "integer", low=1))
-"""Columns of the file."""
 
 
 def pairs_path(folder: Path, form: str) -> Path:

@@ -1,17 +1,16 @@
-"""Search with each retriever, block by block on disk, so that memory is bounded and an interrupted run goes on."""
+"""Search with each retriever, a block of queries at a time, so that memory does not grow with the rankings."""
 
 from __future__ import annotations
 
 import difflib
 import re
-import shutil
 from collections.abc import Callable, Mapping
-from itertools import islice
+from itertools import groupby, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from bixse.data.io.files import storage_errors, write_atomically
-from bixse.data.trec import read_run, write_run
+from bixse.data.io.files import atomic_file
+from bixse.data.trec import run_lines
 from bixse.encoders.encode import encode_texts
 from bixse.encoders.instructions import use_task
 from bixse.encoders.loading.build import build_encoder
@@ -26,15 +25,14 @@ if TYPE_CHECKING:
 
     from bixse.data.collection import Document
     from bixse.encoders.relevance_model import RelevanceModel
+    from bixse.mining.mine_settings import MineConfig
     from bixse.progress import ProgressBars
     from bixse.relevance import Run
 
 Search: TypeAlias = Callable[[Mapping[str, str]], "Run"]
 """Answers queries (id -> text) with document ids and scores."""
 BLOCK = 512
-"""Queries searched, and kept in memory, at once."""
-PARTS_FOLDER = ".parts"
-"""Folder of finished blocks inside the output folder, removed when the run is finished."""
+"""Queries searched at once."""
 KNOWN_NAMES = (BM25_NAME, "demo")
 """Retrievers that are no folder and no hub name."""
 
@@ -51,11 +49,6 @@ def retriever_labels(names: Sequence[str]) -> dict[str, str]:
     Example:
         >>> retriever_labels(["bm25", "runs/a/model", "runs/b/model"])
         {'bm25': 'bm25', 'a-model': 'runs/a/model', 'b-model': 'runs/b/model'}
-        >>> retriever_labels(["BM25"])
-        Traceback (most recent call last):
-        ...
-        bixse.errors.InputError: --retriever: got 'BM25'; expected bm25, demo, a model folder or a hub name; \
-fix: did you mean 'bm25'?
     """
     for name in names:
         close = difflib.get_close_matches(name.lower(), KNOWN_NAMES, n=1)
@@ -74,116 +67,71 @@ fix: did you mean 'bm25'?
     )
 
 
-def load_encoders(names: Sequence[str], max_length: int | None, task: str | None) -> dict[str, RelevanceModel]:
-    """The encoders among some retrievers, each with the instructions of the task where it has instructions.
-
-    Raises:
-        ModelError: a name or folder that is no encoder.
-        InputError: an encoder has instructions, but none for the task.
-    """
-    encoders = {}
-    for name in names:
-        if name != BM25_NAME:
-            encoders[name] = build_encoder(name, max_length)
-            if encoders[name].instructions is not None:
-                use_task(encoders[name], task)
-            prompt_for(encoders[name], "query")  # a task that is missing is said before the corpus is encoded
-    return encoders
+def load_encoder(name: str, config: MineConfig) -> RelevanceModel | None:
+    """The encoder of a retriever, with the instructions of the task where it has instructions; None of BM25."""
+    if name == BM25_NAME:
+        return None
+    encoder = build_encoder(name, config.max_length)
+    if encoder.instructions is not None:
+        use_task(encoder, config.task)
+    prompt_for(encoder, "query")  # a task that is missing is said before the corpus is encoded
+    return encoder
 
 
-def bm25_search(corpus: Mapping[str, Document], depth: int, exclude_self: bool) -> Search:
-    """Search by words."""
-    index = BM25(list(corpus), [document.content for document in corpus.values()])
-    return lambda queries: index.search(queries, depth, exclude_self)
-
-
-def dense_search(
-    encoder: RelevanceModel,
-    corpus: Mapping[str, Document],
-    depth: int,
-    exclude_self: bool,
-    progress: ProgressBars | None = None,
-    cache: str | Path | None = None,
+def open_search(
+    encoder: RelevanceModel | None, corpus: Mapping[str, Document], config: MineConfig, progress: ProgressBars | None
 ) -> Search:
-    """Search by cosine; document embeddings are taken from, and kept in, the cache (see `EmbeddingStore`)."""
+    """Search by the cosines of an encoder, whose document embeddings are cached, or by words."""
     document_ids = list(corpus)
-    documents = encode_corpus(encoder, corpus, progress, cache)
+    if encoder is None:
+        index = BM25(document_ids, [document.content for document in corpus.values()])
+        return lambda queries: index.search(queries, config.depth, config.exclude_self)
+    documents = encode_corpus(encoder, corpus, progress, config.cache)
 
     def search(queries: Mapping[str, str]) -> Run:
         embeddings = encode_texts(encoder, list(queries.values()), "query")
-        scores, rows = exact_search(embeddings, documents, depth + exclude_self)
-        run = to_run(list(queries), document_ids, scores, rows, exclude_self)
-        return {query_id: dict(islice(found.items(), depth)) for query_id, found in run.items()}
+        scores, rows = exact_search(embeddings, documents, config.depth + config.exclude_self)
+        run = to_run(list(queries), document_ids, scores, rows, config.exclude_self)
+        return {query_id: dict(islice(found.items(), config.depth)) for query_id, found in run.items()}
 
     return search
 
 
-def blocks(queries: Mapping[str, str]) -> Iterator[dict[str, str]]:
-    """The queries in blocks of `BLOCK`."""
-    items = iter(queries.items())
-    while block := dict(islice(items, BLOCK)):
-        yield block
+def save_answers(
+    search: Search, queries: Mapping[str, str], path: Path, tag: str, progress: Callable[[int], None] | None
+) -> None:
+    """Write the answers to all queries as a TREC run, whole or not at all; an empty file where nothing was found.
 
-
-class SearchParts:
-    """The answers of the retrievers in TREC files, one a block of queries.
-
-    Args:
-        folder: the output folder.
-        queries: query id -> text, in an order that does not change.
+    Raises:
+        StorageError: the folder cannot be written.
     """
-
-    def __init__(self, folder: Path, queries: Mapping[str, str]) -> None:
-        self.folder = folder / PARTS_FOLDER
-        self.queries = queries
-
-    def missing(self, label: str) -> bool:
-        """Whether a block of this retriever is still to be searched."""
-        return any(not self._path(label, number).is_file() for number, _ in enumerate(blocks(self.queries)))
-
-    def search(self, label: str, search: Search, progress: Callable[[int], None] | None = None) -> None:
-        """Search the blocks that are not there yet.
-
-        Raises:
-            StorageError: the folder cannot be written.
-        """
-        for number, block in enumerate(blocks(self.queries)):
-            path = self._path(label, number)
-            if not path.is_file():
-                found = search(block)
-                if any(found.values()):
-                    write_run(path, found, tag=label)
-                else:
-                    write_atomically(path, "")
+    rest = iter(queries.items())
+    with atomic_file(path) as file:
+        while block := dict(islice(rest, BLOCK)):
+            file.writelines(line.encode() for line in run_lines(search(block), tag))
             if progress is not None:
                 progress(len(block))
 
-    def read(self, label: str, number: int) -> Run:
-        """The answers of one block; a query without any is missing."""
-        path = self._path(label, number)
-        return read_run(path) if path.stat().st_size else {}
 
-    def found(self, label: str) -> bool:
-        """Whether a retriever found anything."""
-        return any(self._path(label, number).stat().st_size for number, _ in enumerate(blocks(self.queries)))
+def read_answers(paths: Mapping[str, Path], queries: Mapping[str, str]) -> Iterator[dict[str, dict[str, float]]]:
+    """For each query what every retriever found: its label -> document id -> score; one query is in memory at a time.
 
-    def join(self, label: str, path: Path) -> None:
-        """Write all blocks of a retriever as one TREC run.
+    Args:
+        paths: label -> its file, written by `save_answers` from the same queries.
+        queries: in the order of the files, which skip the queries without an answer.
+    """
+    runs = {label: _run_of(path) for label, path in paths.items()}
+    following = {label: next(run, None) for label, run in runs.items()}
+    for query_id in queries:
+        found = {}
+        for label, answer in following.items():
+            if answer is not None and answer[0] == query_id:
+                found[label] = answer[1]
+                following[label] = next(runs[label], None)
+        yield found
 
-        Raises:
-            StorageError: the folder cannot be written.
-        """
-        part = path.with_name(f".{path.name}")
-        with storage_errors(path):
-            with part.open("wb") as whole:
-                for number, _ in enumerate(blocks(self.queries)):
-                    with self._path(label, number).open("rb") as file:
-                        shutil.copyfileobj(file, whole)
-            part.replace(path)
 
-    def remove(self) -> None:
-        """Remove the blocks."""
-        shutil.rmtree(self.folder, ignore_errors=True)
-
-    def _path(self, label: str, number: int) -> Path:
-        return self.folder / label / f"{number:06d}-of-{BLOCK}.trec"
+def _run_of(path: Path) -> Iterator[tuple[str, dict[str, float]]]:
+    with path.open(encoding="utf-8") as file:
+        for query_id, rows in groupby(map(str.split, file), key=lambda row: row[0]):
+            yield query_id, {row[2]: float(row[4]) for row in rows}

@@ -20,7 +20,7 @@ SINGLE_BANDS = 7
 
 
 def choose(strategy: Strategy, document_ids: Sequence[str], count: int, seed: int, query_id: str) -> list[int]:
-    """Positions of the documents to take.
+    """Positions of the documents to take, from 0, rising.
 
     Draws compare SHA-256 hashes of seed, query id and document id, the smallest is taken. So the choice depends on
     nothing else: no other query, no order of queries, no version of a random generator.
@@ -31,9 +31,6 @@ def choose(strategy: Strategy, document_ids: Sequence[str], count: int, seed: in
         count: documents to take, at least 1; all where there are no more. "one" takes one.
         seed: of the draws.
         query_id: id of the query.
-
-    Returns:
-        Positions in `document_ids` from 0, rising.
 
     Example:
         >>> ids = [f"d{rank}" for rank in range(1, 101)]
@@ -93,7 +90,6 @@ def rank_band(rank: int) -> str:
 
 
 def _drawn(band: range, document_ids: Sequence[str], seed: int, query_id: str) -> int:
-    """The position of a band whose document has the smallest hash."""
     return min(band, key=lambda position: _hash(seed, query_id, document_ids[position]))
 
 

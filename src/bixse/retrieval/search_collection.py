@@ -12,7 +12,7 @@ from bixse.encoders.instructions import use_task
 from bixse.encoders.loading.build import build_encoder
 from bixse.encoders.pool import encode_on
 from bixse.retrieval.exact import exact_search
-from bixse.retrieval.hits import Hit, check_queries, check_top, chosen_threshold, hit
+from bixse.retrieval.hits import Hit, check_queries, check_top, chosen_threshold, hits_of
 from bixse.retrieval.store import encode_corpus
 
 if TYPE_CHECKING:
@@ -78,11 +78,7 @@ def search_collection(
         documents = encode_corpus(encoder, corpus, progress, cache)
         queries = encode_texts(encoder, [query], "query")
     scores, rows = exact_search(queries, documents, top)
-    names = list(corpus)
-    found = [
-        hit(names[row], corpus[names[row]], float(score), encoder.head)
-        for score, row in zip(scores[0], rows[0].tolist(), strict=True)
-    ]
-    hits = [hit for hit in found if least is None or (hit.probability or 0.0) >= least]
-    empty = [name for name, document in corpus.items() if not document.content]
+    items = list(corpus.items())
+    hits = hits_of((items[row] for row in rows[0].tolist()), scores[0].tolist(), encoder.head, least)
+    empty = [name for name, document in items if not document.content]
     return CollectionAnswer(hits, warn_of_empty(empty, len(corpus)))

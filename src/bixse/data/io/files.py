@@ -15,7 +15,7 @@ from bixse.data.io.strict import parse_yaml
 from bixse.errors import BixseError, ConfigError, InputError, StorageError, shorten
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
 NO_SPACE = (
     "No space left",
@@ -202,3 +202,17 @@ def file_hash(path: Path, step: Callable[[int], None] | None = None) -> str:
             if step is not None:
                 step(len(block))
     return digest.hexdigest()
+
+
+def hash_files(files: Mapping[str, Path]) -> dict[str, str]:
+    """Name -> content hash of the file of that name.
+
+    Raises:
+        InputError: a file cannot be read.
+    """
+    try:
+        return {name: file_hash(path) for name, path in files.items()}
+    except OSError as error:
+        raise InputError(
+            f"{error.filename}: got {error.strerror or error}; expected a file; fix: check the path"
+        ) from error

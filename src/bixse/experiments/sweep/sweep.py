@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bixse.data.collection_files import files_of_split
+from bixse.data.io.files import hash_files
 from bixse.data.run_record import open_run
 from bixse.data.task_instructions import load_instructions
 from bixse.encoders.identity import model_hashes, model_path_settings
 from bixse.experiments.arms import Measured, Run
-from bixse.experiments.runner import RUNS_FOLDER, TRAIN_FOLDER, clear, do_runs, hash_files, opened, train_run
+from bixse.experiments.runner import RUNS_FOLDER, TRAIN_FOLDER, clear, do_runs, opened, train_run
 from bixse.experiments.sweep.sweep_arms import plan_arms
 from bixse.experiments.sweep.sweep_table import BEST_FILE, TABLE_FILE, rank_arms, write_best, write_table
 from bixse.progress import progress_bar

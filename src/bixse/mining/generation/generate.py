@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from bixse.data.collection_files import read_corpus
-from bixse.data.io.files import file_hash, write_atomically
+from bixse.data.io.files import hash_files, write_atomically
 from bixse.data.run_record import open_run
 from bixse.errors import BixseError, InputError, InterruptedRunError
 from bixse.grading.ask import AskProgress, Budget, ask, shown_by
@@ -19,7 +19,7 @@ from bixse.grading.judge import Question
 from bixse.grading.ledger import Ledger
 from bixse.grading.prices import Prices
 from bixse.grading.text_model import Completion
-from bixse.mining.generation.generate_config import GenerateConfig
+from bixse.mining.generation.generate_settings import GenerateConfig
 from bixse.mining.generation.query_text import clean_query, refusal, same_query
 from bixse.mining.mined_pairs import MinedPair, pairs_path, save_mined_pairs
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from bixse.data.collection import Document
     from bixse.data.run_record import RunRecord
     from bixse.grading.text_model import TextModel
-    from bixse.mining.generation.query_prompt import QueryPrompt
+    from bixse.mining.generation.generate_settings import QueryPrompt
     from bixse.progress import Step
 
 QUERIES_NAME = "queries.jsonl"
@@ -39,8 +39,8 @@ SOURCE = "generated"
 
 
 @dataclass(frozen=True)
-class Generated:
-    """What came of it."""
+class GenerateResult:
+    """What came of it; tokens and dollars are of this call."""
 
     queries: int
     """Queries kept."""
@@ -56,11 +56,8 @@ class Generated:
     reused: int
     """Texts that were in the ledger."""
     prompt_tokens: int
-    """Tokens read in this run."""
     completion_tokens: int
-    """Tokens written in this run."""
     usd: float
-    """Dollars of this run."""
     stopped: str | None
     """The limit that ended it, or None."""
 
@@ -79,7 +76,7 @@ def generate(
     prices: Prices | None = None,
     budget: Budget | None = None,
     progress: Callable[[str, int], Step] | None = None,
-) -> Generated:
+) -> GenerateResult:
     """Have a model write queries for documents, clean them and keep each once.
 
     Writes `queries.jsonl` (BEIR layout), `pairs.parquet` (each query with its document, to be graded: that a query was
@@ -94,7 +91,7 @@ def generate(
         ledger: file of texts, shared with other runs; `out/ledger.sqlite` when None.
         prices: 0 when None.
         budget: no limit when None.
-        progress: makes a progress callback (see `bixse.progress.Step`) from a title and a total.
+        progress: makes a progress callback from a title and a total.
 
     Raises:
         InputError: the corpus cannot be used, or several queries per document at a temperature of 0.
@@ -109,9 +106,9 @@ def generate(
             "expected a temperature above 0; fix: --temperature 0.7"
         )
     documents = _chosen(read_corpus(config.corpus), config)
-    given = config.model_dump(include=set(GenerateConfig.model_fields))
-    settings = {**given, "writer": dict(writer.identity), "prompt": prompt.model_dump(mode="json")}
-    record = open_run(out, "generate", settings, {"corpus": file_hash(config.corpus)}, paths=("corpus",))
+    settings = config.model_dump(include=set(GenerateConfig.model_fields))
+    settings |= {"writer": dict(writer.identity), "prompt": prompt.model_dump(mode="json")}
+    record = open_run(out, "generate", settings, hash_files({"corpus": config.corpus}), paths=("corpus",))
     record.save("running")
     started = time.perf_counter()
     questions = list(_questions(documents, config, prompt))
@@ -166,7 +163,7 @@ def _write(
     state: AskProgress,
     record: RunRecord,
     ledger: Ledger[Completion],
-) -> Generated:
+) -> GenerateResult:
     """Queries and pairs of every text in the ledger."""
     refused: Counter[str] = Counter()
     kept: dict[tuple[str, ...], MinedPair] = {}
@@ -178,18 +175,18 @@ def _write(
             continue
         document = documents[question.document_id]
         query = clean_query(answer.text)
-        fault: str | None = answer.status if not answer.usable else refusal(query, document)
-        if fault is None and same_query(query) in kept:
-            fault = "repeated"
-        if fault is not None:
-            refused[fault] += 1
+        reason: str | None = answer.status if not answer.usable else refusal(query, document)
+        if reason is None and same_query(query) in kept:
+            reason = "repeated"
+        if reason is not None:
+            refused[reason] += 1
             continue
         name = f"g-{hashlib.sha256(query.encode('utf-8')).hexdigest()[:16]}"
         kept[same_query(query)] = MinedPair(name, query, question.document_id, document, config.task, SOURCE, 1)
     rows: list[dict[str, Any]] = [{"_id": pair.query_id, "text": pair.query} for pair in kept.values()]
     write_atomically(record.folder / QUERIES_NAME, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
     save_mined_pairs(list(kept.values()), pairs_path(record.folder, "parquet"))
-    return Generated(
+    return GenerateResult(
         queries=len(kept),
         documents=len(documents),
         refused=dict(sorted(refused.items())),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Literal, TypeAlias
+from typing import Literal
 
 import Stemmer
 
@@ -15,9 +15,6 @@ _LABEL = re.compile(r"^(?:(?:search )?quer(?:y|ies)|question|q|answer)\s*\d*\s*(
 _MARKS = re.compile(r"^(?:[-*•]\s+|\d+[.)]\s+)")
 _PAIRS = ('""', "''", "``", "“”", "«»")
 _WORDS = re.compile(r"\w+")
-
-Refusal: TypeAlias = Literal["empty", "too long", "copied"]
-"""Why a text is no query."""
 
 
 def clean_query(text: str) -> str:
@@ -43,7 +40,7 @@ def clean_query(text: str) -> str:
     return " ".join(line.split())
 
 
-def refusal(query: str, document: str) -> Refusal | None:
+def refusal(query: str, document: str) -> Literal["empty", "too long", "copied"] | None:
     """Why a cleaned text is not taken as a query of this document, or None.
 
     Example:

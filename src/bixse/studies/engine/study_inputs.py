@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 from bixse.data.collection import Collection
 from bixse.data.collection_files import files_of_split, load_collection, save_collection
 from bixse.data.graded_pairs import GradedPairs
-from bixse.data.io.files import storage_errors
+from bixse.data.io.files import hash_files, storage_errors
 from bixse.data.pairs_files import load_several, save_graded_pairs
 from bixse.data.task_instructions import load_instructions
 from bixse.encoders.identity import model_hashes
 from bixse.errors import InputError
-from bixse.experiments.runner import INPUTS_FOLDER, hash_files
+from bixse.experiments.runner import INPUTS_FOLDER
 from bixse.relevance import GradeScale
 from bixse.studies.engine.study_config import PYDOCS
 

@@ -1,0 +1,97 @@
+"""What queries are written for, and how a model is asked to write them: instructions and examples as data."""
+
+from __future__ import annotations
+
+import tomllib
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import Field, field_validator
+
+from bixse.data.io.files import read_text
+from bixse.errors import ConfigError
+from bixse.settings import Flag, Settings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+FIELD = "{document}"
+"""Stands for the text of a document in `QueryPrompt.user`."""
+
+
+class GenerateConfig(Settings):
+    """What queries are written for, and how many."""
+
+    corpus: Annotated[Path, Flag(metavar="FILE")]
+    """JSONL file of documents: {_id, title, text}."""
+    documents: int | None = Field(default=None, ge=1)
+    """Write for N documents drawn by the seed (default: all)."""
+    per_document: int = Field(default=1, ge=1)
+    """Queries per document."""
+    document_characters: int = Field(default=4000, ge=1)
+    """Show the model the first N characters of a document."""
+    task: str | None = None
+    """Name of the task, written beside every pair."""
+    seed: int = 0
+    """Of the choice of documents."""
+
+
+class Example(Settings):
+    """A document and the query somebody would type to find it."""
+
+    document: str = Field(min_length=1)
+    query: str = Field(min_length=1)
+
+
+class QueryPrompt(Settings):
+    """Instructions with examples (few-shot, as in Promptagator, Dai et al. 2022, arXiv:2209.11755).
+
+    Example:
+        >>> prompt = load_query_prompt()
+        >>> [message["role"] for message in prompt.messages("shutil.copytree copies a folder")][:3]
+        ['system', 'user', 'assistant']
+    """
+
+    system: str = ""
+    """System message; empty for none."""
+    user: str = "Text: {document}"
+    """User message; holds `{document}` once."""
+    examples: tuple[Example, ...] = ()
+    """Shown before the document, each as a question and its answer."""
+
+    @field_validator("user")
+    @classmethod
+    def _whole(cls, user: str) -> str:
+        if user.count(FIELD) != 1:
+            raise ValueError(f"expected {FIELD} once")
+        return user
+
+    def messages(self, document: str) -> tuple[dict[str, str], ...]:
+        """Chat messages that ask for the query of one document."""
+        return tuple({"role": role, "content": content} for role, content in self._turns(document))
+
+    def _turns(self, document: str) -> Iterator[tuple[str, str]]:
+        if self.system.strip():
+            yield "system", self.system.strip()
+        for example in self.examples:
+            yield "user", self.user.replace(FIELD, example.document)
+            yield "assistant", example.query
+        yield "user", self.user.replace(FIELD, document)
+
+
+def load_query_prompt(path: Path | None = None) -> QueryPrompt:
+    """The prompt of a TOML file, or the one that comes with the package.
+
+    Raises:
+        InputError: the file cannot be read.
+        ConfigError: it is not a prompt; says which key and what was expected.
+    """
+    shipped = resources.files("bixse.mining.generation") / "query_prompt.toml"
+    text = shipped.read_text(encoding="utf-8") if path is None else read_text(path)
+    try:
+        return QueryPrompt.load(None, tomllib.loads(text))
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path}: got no valid TOML ({error}); expected a prompt; fix: correct it") from error
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
