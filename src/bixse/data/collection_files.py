@@ -16,7 +16,7 @@ from bixse.data.trec import read_qrels, write_qrels
 from bixse.errors import InputError, InvalidFileError, shorten
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterator, Mapping
+    from collections.abc import Container, Iterator, Mapping, Sequence
 
     from bixse.relevance import Qrels
 
@@ -142,7 +142,6 @@ class CorpusCheck:
     """What one reading of a corpus found: ids and exceptions alone."""
 
     count: int = 0
-    """Documents."""
     empty: list[str] = field(default_factory=list)
     """Ids of the documents without title and text."""
     named_as_queries: dict[str, Document] = field(default_factory=dict)
@@ -152,11 +151,7 @@ class CorpusCheck:
 
 
 def check_corpus(path: Path, qrels: Qrels) -> CorpusCheck:
-    """Read a corpus of any size once.
-
-    Args:
-        path: file of documents.
-        qrels: judgements whose documents are looked for.
+    """Read a corpus of any size once, and look for the documents that are judged.
 
     Raises:
         InputError: the file is missing, or no document has a title or a text.
@@ -188,27 +183,15 @@ def save_collection(collection: Collection, folder: str | Path) -> None:
         StorageError: the disk is full or the folder cannot be written.
     """
     folder = Path(folder)
-    documents = list(collection.corpus.values())
-    corpus = {
-        "_id": list(collection.corpus),
-        "title": [document.title for document in documents],
-        "text": [document.text for document in documents],
-    }
-    write_rows(_table(corpus), folder / "corpus.jsonl")
-    queries = {"_id": list(collection.queries), "text": list(collection.queries.values())}
-    write_rows(_table(queries), folder / "queries.jsonl")
+    documents = [(name, *document) for name, document in collection.corpus.items()]
+    write_rows(_table(("_id", "title", "text"), documents), folder / "corpus.jsonl")
+    write_rows(_table(("_id", "text"), list(collection.queries.items())), folder / "queries.jsonl")
     for split, qrels in collection.qrels.items():
         write_qrels(folder / "qrels" / f"{split}.tsv", qrels)
 
 
 def check_qrels(path: Path, qrels: Qrels, queries: Mapping[str, str], missing: Container[str]) -> None:
-    """Refuse judgements with ids that the collection lacks, or without a relevant document.
-
-    Args:
-        path: the file of judgements, for messages.
-        qrels: its judgements.
-        queries: query id -> text.
-        missing: judged documents that the corpus lacks.
+    """Refuse the judgements of a file with ids that the collection lacks, or without a relevant document.
 
     Raises:
         InvalidFileError: every id that is missing.
@@ -239,5 +222,6 @@ def _refuse_all_empty(path: Path, count: int, empty: int) -> None:
         )
 
 
-def _table(columns: Mapping[str, list[str]]) -> pa.Table:
-    return pa.table(columns, schema=pa.schema({name: pa.string() for name in columns}))
+def _table(names: Sequence[str], rows: Sequence[Sequence[str]]) -> pa.Table:
+    columns = zip(*rows, strict=True) if rows else [[] for _ in names]
+    return pa.table([pa.array(column, pa.string()) for column in columns], names)
