@@ -6,7 +6,7 @@ from pathlib import Path
 
 from bixse.cli.result import CommandResult
 from bixse.cli.verb import ComputingOptions, Folder, Verb
-from bixse.training.merging.merge_settings import MergeModelsConfig
+from bixse.training.config import MergeModelsConfig
 
 
 class MergeOptions(ComputingOptions):
@@ -18,10 +18,9 @@ class MergeOptions(ComputingOptions):
 
 def run(config: MergeModelsConfig, options: MergeOptions) -> CommandResult:
     """Merge, and say what it changed."""
-    from bixse.progress import progress_bar
     from bixse.training.merging.merge_models import merge_models
 
-    found = merge_models(config, options.out, progress_bar)
+    found = merge_models(config, options.out, progress=True)
     lines = [f"{'already merged' if found.reused else 'merged'}: {found.model_path}", *found.result.lines()]
     artifacts = {"model": str(found.model_path), "run": str(options.out / "run.json")}
     return CommandResult("\n".join(lines), found.result.to_json(), artifacts, found.warnings)
