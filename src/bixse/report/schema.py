@@ -153,8 +153,8 @@ class ReportData(_Plain):
     """Everything one report shows.
 
     Raises:
-        pydantic.ValidationError: for an unknown key, a number that is not finite or out of range, an interval
-            whose ends are swapped, two systems of one name, or a comparison of a system that is not listed.
+        pydantic.ValidationError: for an unknown key, a number that is not finite or out of range, two systems of one
+            name, or a comparison of a system that is not listed.
 
     Example:
         >>> data = ReportData(title="Tiny", created="2026-01-31T12:00:00+00:00", primary_metric="ndcg@10",
