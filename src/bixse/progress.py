@@ -58,6 +58,7 @@ class Progress:
         shown: dict[str, Any] = {"file": sys.stderr, "leave": False, "disable": False}
         if not watched:
             shown |= {"file": io.StringIO(), "mininterval": threading.TIMEOUT_MAX}
+        self._total = total
         self._bar = tqdm(total=total, desc=printable(title), unit=unit, unit_scale=unit == "B", **shown)
         self._stream, self._told, self._ended = sys.stderr, False, threading.Event()
         if not watched:
@@ -72,7 +73,7 @@ class Progress:
         if note:
             self._bar.set_postfix_str(printable(note), refresh=False)
         self._bar.update(done)
-        if self._bar.n >= self._bar.total:
+        if self._bar.n >= self._total:
             self.close()
 
     def close(self) -> None:

@@ -146,8 +146,8 @@ class CrossEncoderJudge:
             return Answer("too-long", MODE, detail=detail, **common)
         if not np.isfinite(score):
             return Answer("failed", MODE, detail=f"the model gave the score {score}", **common)
-        if not self._map.takes(score):
-            lowest, highest = self._map.range
+        lowest, highest = self._map.range
+        if not lowest <= score <= highest:
             detail = f"score {score:.4g}: the map {self._map} takes {lowest:g} to {highest:g}"
             return Answer("off-scale", MODE, text=f"{score:.6g}", detail=detail, **common)
         z = float(map_scores(np.array([score]), self._map)[0])
@@ -182,7 +182,7 @@ def _load(name: str, device: torch.device, dtype: torch.dtype, revision: str | N
                 model_kwargs={"dtype": dtype},
             )
     except Exception as error:
-        raise unusable(name, error, "a CrossEncoder") from error
+        raise unusable(name, error, "a CrossEncoder of sentence-transformers") from error
     kinds = encoder.config.architectures or []
     trained = any(kind.endswith(("ForSequenceClassification", "ForCausalLM")) for kind in kinds)
     if len(encoder) == 1 and not trained:  # a head among further modules is stored with them

@@ -111,12 +111,14 @@ class LocalModel:
         vars(self).pop("model", None)
 
 
-def unusable(name_or_path: str | Path, error: Exception, expected: str = "a causal language model") -> ModelError:
+def unusable(
+    name_or_path: str | Path, error: Exception, expected: str = "a causal language model of transformers"
+) -> ModelError:
     """The error of a model that cannot be loaded."""
     return ModelError(
-        f"judge {str(name_or_path)!r}: got {type(error).__name__}: {_first_line(error)}; expected {expected} of "
-        "transformers; fix: check the name, that the folder holds config.json, the weights and the tokenizer, and that "
-        "a hub name can be reached"
+        f"judge {str(name_or_path)!r}: got {type(error).__name__}: {_first_line(error)}; expected {expected}; "
+        "fix: check the name, that the folder holds config.json, the weights and the tokenizer, and that a hub name "
+        "can be reached"
     )
 
 

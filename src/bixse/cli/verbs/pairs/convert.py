@@ -53,12 +53,12 @@ def run(settings: ConvertSettings, options: ConvertOptions) -> CommandResult:
 
 def _text(result: ConvertResult, settings: ConvertSettings, out: Path | None) -> str:
     """What was read, done and written, and what comes next."""
-    from bixse.data.transforms.column_transforms import Applied
+    from bixse.data.transforms import TransformReport
     from bixse.report.table import format_histogram
 
     graded = result.statuses.get("graded", 0)
     lines = [f"{result.judgements} judgements read, {graded} of them with a grade"]
-    lines += [str(Applied(**done)) for done in result.transforms]
+    lines += [str(TransformReport(**done)) for done in result.transforms]
     for name, part in result.parts.items():
         lines += [
             "",
