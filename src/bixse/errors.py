@@ -25,7 +25,7 @@ def did_you_mean(word: str, known: Iterable[str], otherwise: str = "choose one o
 
 
 SEEDS = 2**32
-"""Seeds are whole numbers from 0 up to, not including, this: what every random generator takes."""
+"""Exclusive upper bound of a seed, that of NumPy."""
 ERRORS_SHOWN = 20
 """How many errors of one file a message lists; the rest are counted."""
 _ERRORS_KEPT = 5_000
@@ -38,10 +38,10 @@ class BixseError(Exception):
     exit_code = 1
     """Process exit code of a command that ends with this error."""
     known_to_all = False
-    """Every process of a run raised it: the first one says so for all."""
+    """Raised on every rank; only rank 0 prints it."""
 
     def of_all_processes(self) -> Self:
-        """This error, marked as one that every process of the run raises."""
+        """This error, marked as one that every rank raises."""
         self.known_to_all = True
         return self
 

@@ -30,6 +30,10 @@ class Difference:
     confidence: float = 0.95
     """Share of such intervals that cover the true mean."""
 
+    def __post_init__(self) -> None:
+        if self.low > self.high:
+            raise ValueError(f"difference: got the interval {self.low} to {self.high}; expected the low end first")
+
     @property
     def verdict(self) -> Verdict:
         """What the interval says: "no difference" where it holds 0 (none shown; not: they are equal)."""

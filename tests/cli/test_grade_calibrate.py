@@ -1,23 +1,18 @@
 """`bixse grade calibrate` on files, refusals first."""
 
-from __future__ import annotations
-
-import argparse
 import json
 
 import numpy as np
 import pytest
 
-from bixse.cli import grade_calibrate
 from bixse.data.pairs_files import load_graded_pairs
 from bixse.errors import InputError
 from bixse.grading.audit.calibrate_grades import GradeMap
+from helpers.command import result_of
 
 
 def calibrated(*words):
-    parser = argparse.ArgumentParser()
-    grade_calibrate.add_arguments(parser)
-    return grade_calibrate.run(parser.parse_args([str(word) for word in words]))
+    return result_of("grade", "calibrate", *words)
 
 
 def written_map(folder):

@@ -3,7 +3,6 @@
 import json
 import random
 
-import numpy as np
 import pytest
 
 from bixse.encoders.encode import encode_texts
@@ -12,7 +11,7 @@ from bixse.evaluation import block_search
 from bixse.evaluation.block_search import search_blocks
 from bixse.evaluation.tasks import QuerySet, Task
 from bixse.retrieval import store
-from bixse.retrieval.exact import TopK, exact_search, to_run
+from bixse.retrieval.exact import exact_search, to_run
 from bixse.retrieval.store import EmbeddingStore
 
 WORDS = "copy move open read file folder line list sort wait thread queue clock name the a of".split()  # noqa: SIM905
@@ -62,19 +61,6 @@ def test_blocks_make_no_difference(tiny_model, tmp_path):
     stored = EmbeddingStore(tiny_model, tmp_path)
     search_blocks(stored, task({**documents, "d49": "another text"}), 10)
     assert stored.encoded == 1
-
-
-@pytest.mark.parametrize("block", [1, 4, 50])
-def test_equal_scores_keep_the_order_of_the_corpus(block):
-    generator = np.random.default_rng(0)
-    queries, documents = (generator.integers(-1, 2, (size, 3)).astype(np.float32) for size in (3, 50))
-    best = TopK(queries, 12)
-    for start in range(0, 50, block):
-        best.add(documents[start : start + block])
-    for query, scores, positions in zip(queries, *(found.tolist() for found in best.result()), strict=True):
-        products = (documents @ query).tolist()
-        assert positions == sorted(range(50), key=lambda place: (-products[place], place))[:12]
-        assert scores == [products[place] for place in positions]
 
 
 def test_documents_that_are_left_out(tiny_model):

@@ -6,8 +6,9 @@ import subprocess
 import sys
 
 import pytest
+from toy import save_toy
 
-from bixse.data.collection import Collection, Document
+from bixse.data.collection import Collection
 from bixse.data.collection_files import load_collection, save_collection
 from bixse.data.pydocs.load_pydocs import load_pydocs
 from bixse.data.task_instructions import Instructions
@@ -34,20 +35,10 @@ from bixse.evaluation.suites.mteb_suite import (  # noqa: E402
     mteb_prompts,
 )
 
-CORPUS = {
-    "q1": Document("", "copy a file to a folder"),
-    "d2": Document("copy", "a file to a path"),
-    "d3": Document("", "wait in a thread"),
-    "d4": Document("", "sort a list"),
-}
-QUERIES = {"q1": "copy a file to a folder", "q2": "wait in a thread", "q3": "sort a list of words"}
-QRELS = {"q1": {"d2": 2}, "q2": {"d3": 1, "d4": 0}, "q3": {"d4": 3}}
-
 
 @pytest.fixture
 def folder(tmp_path):
-    save_collection(Collection("fiqa", CORPUS, QUERIES, {"test": QRELS}), tmp_path / "toy")
-    return tmp_path / "toy"
+    return save_toy(tmp_path / "toy")
 
 
 def with_data(task, folder):
@@ -127,8 +118,9 @@ def test_local_data_and_unknown_tasks_are_refused(tmp_path):
 
 def test_without_mteb_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "mteb", None)
+    monkeypatch.delitem(sys.modules, "bixse.evaluation.suites.mteb_suite")
     with pytest.raises(InputError, match=r"pip install 'bixse\[mteb\]'"):
-        benchmark_tasks("MTEB(eng, v2)")
+        evaluate_suite(["bm25"], "mteb-eng-v2")
 
 
 def test_bm25_is_refused_for_tasks_that_are_not_retrieval_and_other_systems_for_all(tmp_path, monkeypatch):
@@ -219,17 +211,6 @@ def test_the_model_s_own_prompts_stand_before_queries_and_documents(tiny_model, 
     run(encoder, task, tmp_path)
     assert encoder.used == {"Toy query": "find: ", "Toy document": "text: "}
     assert tiny_model.prompts == {"query": "find: ", "document": "text: "}
-
-
-def test_mteb_s_wrapper_puts_a_query_s_instruction_before_documents(tiny_model, folder, tmp_path):
-    """Why both names of a task are given: when this fails, mteb no longer does so."""
-    from mteb.models.sentence_transformer_wrapper import SentenceTransformerEncoderWrapper
-
-    tiny_model.prompts = {"query": "", "document": "", "FiQA2018": "finance: "}
-    (task,) = benchmark_tasks("BEIR", ["FiQA2018"])
-    seen = spy(tiny_model)
-    run(SentenceTransformerEncoderWrapper(tiny_model), with_data(task, folder), tmp_path)
-    assert set(seen) == {"finance: "}
 
 
 def test_tasks_that_are_no_retrieval_take_mteb_s_instruction_in_the_model_s_template(tiny_model):

@@ -1,35 +1,21 @@
 """Suites run by our own evaluator: what lacks is said first, finished tasks are read, systems are compared."""
 
 import json
-import os
-import signal
-import subprocess
-import sys
-import time
 from itertools import combinations
 
 import pytest
+from toy import save_toy
 
-from bixse.data.collection import Collection, Document
-from bixse.data.collection_files import save_collection
 from bixse.data.task_instructions import Instructions
 from bixse.data.trec import read_run
 from bixse.encoders.instructions import set_instructions
 from bixse.errors import InputError, ModelError, OutputExistsError
 from bixse.evaluation import block_search, systems
-from bixse.evaluation.evaluate import PARTIAL_NAME, evaluate
+from bixse.evaluation.evaluate import evaluate
 from bixse.evaluation.suites.suite_run import evaluate_suite
 from bixse.evaluation.systems import EncoderSystem, instructions_of
 from bixse.evaluation.tasks import collection_task
 
-CORPUS = {
-    "q1": Document("", "copy a file to a folder"),
-    "d2": Document("copy", "a file to a path"),
-    "d3": Document("", "wait in a thread"),
-    "d4": Document("", "sort a list"),
-}
-QUERIES = {"q1": "copy a file to a folder", "q2": "wait in a thread", "q3": "sort a list of words"}
-QRELS = {"q1": {"d2": 2}, "q2": {"d3": 1, "d4": 0}, "q3": {"d4": 3}}
 TASKS = ["NFCorpus", "FiQA2018"]
 
 
@@ -37,7 +23,7 @@ TASKS = ["NFCorpus", "FiQA2018"]
 def data(tmp_path):
     """Two tasks of BEIR, one under mteb's name and one under BEIR's; the first query is a document too."""
     for name in ("NFCorpus", "fiqa"):
-        save_collection(Collection(name, CORPUS, QUERIES, {"test": QRELS}), tmp_path / "beir" / name)
+        save_toy(tmp_path / "beir" / name)
     return tmp_path / "beir"
 
 
@@ -124,10 +110,9 @@ def test_figures_are_those_of_evaluate_without_self_matches_where_mteb_leaves_th
 
 def test_means_over_groups_and_over_zero_shot_tasks(data):
     for number, forum in enumerate(("android", "tex")):
-        qrels = {"q2": {"d3" if number else "q1": 1}}  # found at once, and never
-        save_collection(Collection(forum, CORPUS, QUERIES, {"test": qrels}), data / "cqadupstack" / forum)
-    save_collection(Collection("msmarco", CORPUS, QUERIES, {"dev": {"q2": {"d4": 1}}}), data / "msmarco")
-    save_collection(Collection("bioasq", CORPUS, QUERIES, {"test": {"q2": {"d3": 1}}}), data / "bioasq")
+        save_toy(data / "cqadupstack" / forum, {"q2": {"d3" if number else "q1": 1}})  # found at once, and never
+    save_toy(data / "msmarco", {"q2": {"d4": 1}}, "dev")
+    save_toy(data / "bioasq", {"q2": {"d3": 1}})
     forums = ["CQADupstackAndroidRetrieval", "CQADupstackTexRetrieval"]
     result = evaluate_suite(["bm25"], "beir", data, tasks=[*forums, "MSMARCO", "BioASQ"])
     scores = [score.metrics["ndcg@10"] for score in result.scores["bm25"].values()]
@@ -265,40 +250,3 @@ def test_an_interrupted_suite_goes_on_inside_its_task(data, tiny_model_path, tmp
     assert steps == [2, 1, 1]  # two documents were done before
     for task in TASKS:
         assert result.scores[str(tiny_model_path)][task].per_query == whole.scores[str(tiny_model_path)][task].per_query
-
-
-KILLED = """
-import sys, time
-from bixse.evaluation import block_search
-from bixse.evaluation.suites.suite_run import evaluate_suite
-from bixse.retrieval import store
-
-block_search.DOCUMENTS_PER_BLOCK, block_search.SAVE_SECONDS = 1, 0.0
-encode = store.encode_texts
-def slow(model, texts, kind, **options):
-    time.sleep(0.5 if kind == "document" and len(sys.argv) > 4 else 0)
-    return encode(model, texts, kind, **options)
-store.encode_texts = slow
-evaluate_suite([sys.argv[1]], "beir", sys.argv[2], sys.argv[3], ["NFCorpus", "FiQA2018"])
-"""
-
-
-@pytest.mark.slow
-def test_a_killed_suite_goes_on_inside_its_task(data, tiny_model_path, tmp_path):
-    command = [sys.executable, "-c", KILLED, str(tiny_model_path), str(data)]
-    environment = {**os.environ, "BIXSE_CACHE_DIR": "none"}
-    subprocess.run([*command, str(tmp_path / "whole")], check=True, env=environment)
-    process = subprocess.Popen([*command, str(tmp_path / "out"), "slow"], env=environment)
-    pattern = f"*/FiQA2018/{PARTIAL_NAME}"
-    deadline = time.monotonic() + 120
-    while not list((tmp_path / "out").glob(pattern)) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    os.kill(process.pid, signal.SIGKILL)
-    assert process.wait() == -signal.SIGKILL
-    finished = next((tmp_path / "out").glob("*/NFCorpus/run.json"))
-    before = finished.stat().st_mtime_ns
-    subprocess.run([*command, str(tmp_path / "out")], check=True, env=environment)
-    assert finished.stat().st_mtime_ns == before
-    assert not list((tmp_path / "out").glob(pattern))
-    for path in (tmp_path / "whole").glob("*/*/*.trec"):
-        assert (tmp_path / "out" / path.relative_to(tmp_path / "whole")).read_text() == path.read_text()

@@ -4,24 +4,20 @@ import gzip
 import json
 
 import pytest
-import pytrec_eval
 from trec_fixture import TEXTS, write_duplicates, write_trec_folder
 
-from bixse.data.trec import read_qrels, read_run
 from bixse.errors import InputError, InvalidFileError
 from bixse.evaluation.suites.suite_run import evaluate_suite
 from bixse.evaluation.suites.trec_dl import (
+    candidate_lists,
     chosen_years,
     collapse_duplicates,
+    judged_pool,
     look_up_passages,
     missing_files,
-    pool_source,
     read_columns,
     read_duplicates,
-    rerank_sources,
 )
-
-MEASURES = {"ndcg@10": "ndcg_cut_10", "map@100": "map_cut_100", "mrr@10": "recip_rank", "recall@100": "recall_100"}
 
 
 @pytest.fixture
@@ -54,11 +50,11 @@ def test_only_the_files_of_a_corpus_that_are_needed_are_missed(data):
 
 
 def test_passages_that_were_looked_up_replace_the_corpora(data):
-    pool_source(data, chosen_years(None)).read()
+    judged_pool(data, chosen_years(None))
     for path in (data / "collection.tsv", *(data / "msmarco_v2_passage").iterdir()):
         path.unlink()
     assert missing_files(data, chosen_years(None), "judged") == []
-    task = pool_source(data, chosen_years(None)).read()
+    task = judged_pool(data, chosen_years(None))
     assert dict(task.documents())["0"] == TEXTS[0]
 
 
@@ -96,14 +92,14 @@ def test_years_and_queries_that_there_are_not(data):
         chosen_years(["2018"])
     (data / "2021_queries.tsv").write_text("20211\topen a file\n")
     with pytest.raises(InputError, match="got no text of 1 judged queries, such as '20212'"):
-        pool_source(data, chosen_years(["2021"])).read()
+        judged_pool(data, chosen_years(["2021"]))
 
 
 # --- judged passages
 
 
 def test_the_pool_is_the_union_of_judged_passages(data):
-    task = pool_source(data, chosen_years(None)).read()
+    task = judged_pool(data, chosen_years(None))
     ids = dict(task.documents())
     assert len(ids) == task.count == 4 + 4
     assert [judged.name for judged in task.query_sets] == ["2019", "2020", "2021", "2022", "2023"]
@@ -114,7 +110,7 @@ def test_the_pool_is_the_union_of_judged_passages(data):
 def test_propagated_duplicates_are_taken_back_where_the_classes_are_known(data):
     ids = write_trec_folder(data)
     write_duplicates(data, ids)
-    task = pool_source(data, chosen_years(None)).read()
+    task = judged_pool(data, chosen_years(None))
     sets = {judged.name: judged for judged in task.query_sets}
     assert list(sets)[5:] == ["2022 without duplicates", "2023 without duplicates"]
     without = sets["2022 without duplicates"]
@@ -144,27 +140,11 @@ def test_a_suite_of_years(data, tmp_path):
     assert any("got 2 judged queries in 2019qrels-pass.txt; the official file has 43" in note for note in result.notes)
 
 
-def test_figures_equal_pytrec_eval_bit_for_bit(data, tmp_path, tiny_model_path):
-    out = tmp_path / "out"
-    result = evaluate_suite([str(tiny_model_path), "bm25"], "trec-dl", data, out)
-    files = {"2019": "2019qrels-pass.txt", "2022": "2022.qrels.pass.withDupes.txt"}
-    for label, folder in zip(result.scores, sorted(out.glob("*/judged-passages"), reverse=True), strict=True):
-        for year, name in files.items():
-            qrels = {q: {d: int(g) for d, g in judged.items()} for q, judged in read_qrels(data / name).items()}
-            measures = set(MEASURES.values())
-            oracle = pytrec_eval.RelevanceEvaluator(qrels, measures, relevance_level=2)
-            theirs = oracle.evaluate(read_run(folder / year / "run.trec"))
-            for metric, measure in MEASURES.items():
-                ours = result.scores[label][year].per_query[metric]
-                assert {query: theirs[query][measure] for query in ours} == ours, (label, year, metric)
-
-
 # --- candidate lists
 
 
 def test_lists_of_the_first_corpus_hold_their_passages(data):
-    (source,) = rerank_sources(data, chosen_years(["2020"]))
-    task = source.read()
+    task = candidate_lists(data, *chosen_years(["2020"]))
     assert task.query_sets[0].candidates == {"20201": ["0", "2"], "20202": ["3"]}
     assert dict(task.documents()) == {"0": TEXTS[0], "2": TEXTS[2], "3": TEXTS[3]}
 

@@ -16,6 +16,7 @@ from bixse.encoders.head import RelevanceHead
 from bixse.errors import InputError, InvalidFileError, ModelError, OutputExistsError, StorageError
 from bixse.retrieval.index import index_files
 from bixse.retrieval.index import make_index as index_module
+from bixse.retrieval.index import search as search_module
 from bixse.retrieval.index.make_index import BUILD_FOLDER, LOCK_FILE, make_index
 from bixse.retrieval.index.manifest import MANIFEST_FILE, read_manifest
 from bixse.retrieval.index.search import open_index
@@ -61,19 +62,13 @@ def test_what_is_no_index(tiny_model, tmp_path, corpus):
             open_index(tmp_path / path, tiny_model)
 
 
-@pytest.mark.parametrize("content", ["", "[]", '{"format": 2}', "[" * 100_000])
-def test_a_manifest_that_cannot_be_read(tiny_model, folder, content):
-    (folder / MANIFEST_FILE).write_text(content)
-    with pytest.raises(InputError, match="damaged"):
-        open_index(folder, tiny_model)
-
-
-def test_a_manifest_that_points_outside_of_its_folder(tiny_model, folder):
-    manifest = json.loads((folder / MANIFEST_FILE).read_text())
-    manifest["texts"]["name"] = "../corpus/corpus.jsonl"
-    (folder / MANIFEST_FILE).write_text(json.dumps(manifest))
-    with pytest.raises(InputError, match="damaged"):
-        open_index(folder, tiny_model)
+def test_a_manifest_that_cannot_be_read(tiny_model, folder):
+    outside = json.loads((folder / MANIFEST_FILE).read_text())
+    outside["texts"]["name"] = "../corpus/corpus.jsonl"
+    for content in ("", "[]", '{"format": 2}', "[" * 100_000, json.dumps(outside)):
+        (folder / MANIFEST_FILE).write_text(content)
+        with pytest.raises(InputError, match="damaged"):
+            open_index(folder, tiny_model)
 
 
 @pytest.mark.parametrize("kind", ["embeddings", "documents"])
@@ -192,7 +187,7 @@ def test_equal_texts_stand_in_the_order_of_the_corpus(tiny_model, write_corpus, 
         assert [hit.document_id for hit in index.search("same", top=50)] == [f"d{n}" for n in range(100, 50, -1)]
 
 
-def test_a_threshold_keeps_the_probable(tiny_model, folder):
+def test_a_threshold_keeps_the_probable(tiny_model, folder, monkeypatch):
     tiny_model.head = RelevanceHead(10.0, -5.0)
     with open_index(folder, tiny_model) as index:
         every = index.search(QUERIES[0], top=50)
@@ -200,8 +195,10 @@ def test_a_threshold_keeps_the_probable(tiny_model, folder):
         least = every[20].probability
         kept = [hit for hit in every if hit.probability >= least]
         assert index.search(QUERIES[0], top=50, threshold=least) == kept
-        run = index.search_run({"q": QUERIES[0]}, top=50, threshold=least)
-        assert run == {"q": {hit.document_id: pytest.approx(hit.cosine, abs=1e-6) for hit in kept}}
+        monkeypatch.setattr(search_module, "QUERIES_TOGETHER", 1)
+        run = index.search_run({"q": QUERIES[0], "r": QUERIES[1]}, top=50, threshold=least)
+        assert run["q"] == {hit.document_id: pytest.approx(hit.cosine, abs=1e-6) for hit in kept}
+        assert list(run) == ["q", "r"]
 
 
 def test_half_precision_takes_half_the_disk(tiny_model, corpus, tmp_path, folder):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from bixse.data.transforms.pair_columns import normal_form
+from bixse.data.transforms import normal_form
 from bixse.relevance import MIN_RELEVANT_GRADE
 
 if TYPE_CHECKING:

@@ -71,26 +71,23 @@ def encode_texts(
         texts: N texts. One without any token, which a tokenizer without special tokens makes of an empty text, gets
             the embedding 0.
         kind: chooses the prompt, and the route of a model with a router.
-        precision: "float32" or "bfloat16"; "auto" or None: as the process is set, see `encoders/loading/precision.py`.
+        precision: "float32" or "bfloat16"; "auto" or None: as the process is set, see `resolve_precision`.
         progress: called with the number of texts done since the last call.
 
     Returns:
         (N, D) float32; D is `truncate_dim` for a model that cuts its embeddings.
     """
-    prompt = prompt_for(model, kind)
-    distinct = list(dict.fromkeys(texts))
-    pool = POOLS.get(model)
-    wanted = resolve_precision(precision, encoding_device(model))
+    row_of = {text: row for row, text in enumerate(dict.fromkeys(texts))}
+    distinct = list(row_of)
+    given = (distinct, kind, prompt_for(model, kind), resolve_precision(precision, encoding_device(model)), progress)
     if progress is not None and len(distinct) < len(texts):
         progress(len(texts) - len(distinct))
+    pool = POOLS.get(model)
     if pool is not None and len(distinct) >= FEWEST_TEXTS_SHARED:
-        embeddings = pool.encode(distinct, kind, prompt, wanted, progress)
+        embeddings = pool.encode(*given)
     else:
-        embeddings = encode_here(model, distinct, kind, prompt, wanted, progress)
-    if len(distinct) == len(texts):
-        return embeddings
-    row_of = {text: row for row, text in enumerate(distinct)}
-    return embeddings[[row_of[text] for text in texts]]
+        embeddings = encode_here(model, *given)
+    return embeddings if len(distinct) == len(texts) else embeddings[[row_of[text] for text in texts]]
 
 
 @torch.inference_mode()

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
+from itertools import repeat
 from multiprocessing import parent_process
 from typing import TYPE_CHECKING, Any
 
@@ -36,9 +37,8 @@ _model: SentenceTransformer
 class EncodePool:
     """Processes that each hold the model; they start when there is something to encode.
 
-    Args:
-        model: the encoder; it is then moved to the processor's memory, which the processes share.
-        devices: one a process, such as "cpu" or "cuda:0"; a device may be named several times.
+    The model is then moved to the processor's memory, which the processes share. `devices` names one a process, such as
+    "cpu" or "cuda:0"; a device may be named several times.
 
     Raises:
         InputError: an unknown device.
@@ -66,26 +66,21 @@ class EncodePool:
             self._executor = self._start()
         order = by_length(texts)[::-1]
         size = max(1, min(TEXTS_PER_BLOCK, -(-len(texts) // (4 * len(self.devices)))))
+        blocks = [order[start : start + size] for start in range(0, len(texts), size)]
+        parts = [[texts[row] for row in rows] for rows in blocks]
         embeddings = np.zeros((len(texts), self._model.get_embedding_dimension() or 0), dtype=np.float32)
-        rows_of = {}
         try:
-            for start in range(0, len(texts), size):
-                rows = order[start : start + size]
-                part = [texts[row] for row in rows]
-                rows_of[self._executor.submit(_encode, part, kind, prompt, precision)] = rows
-            for done in as_completed(rows_of):
-                embeddings[rows_of[done]] = done.result()
+            found = self._executor.map(_encode, parts, repeat(kind), repeat(prompt), repeat(precision))
+            for rows, done in zip(blocks, found, strict=True):
+                embeddings[rows] = done
                 if progress is not None:
-                    progress(len(rows_of[done]))
+                    progress(len(rows))
         except BrokenProcessPool as error:
             self.close()
             raise BixseError(
                 f"encode: got a process that ended ({error}); expected {len(self.devices)} that go on; fix: fewer "
                 "processes where the memory is not enough, then the same command again"
             ) from error
-        finally:
-            for future in rows_of:
-                future.cancel()
         return embeddings
 
     def _start(self) -> ProcessPoolExecutor:
@@ -109,9 +104,7 @@ class EncodePool:
 def encode_on(model: SentenceTransformer, devices: Sequence[str] | None) -> Iterator[None]:
     """Encode with a model on other devices inside the block: one is moved to, several share the texts out.
 
-    Args:
-        model: the encoder.
-        devices: such as ["cuda:0", "cuda:1"] or ["cpu", "cpu"]; None leaves the model where it is.
+    `devices` are such as ["cuda:0", "cuda:1"] or ["cpu", "cpu"]; None leaves the model where it is.
 
     Raises:
         InputError: an unknown device.
@@ -141,11 +134,7 @@ def encode_on(model: SentenceTransformer, devices: Sequence[str] | None) -> Iter
 
 
 def check_devices(devices: Sequence[str]) -> list[str]:
-    """Refuse devices that are not there.
-
-    Raises:
-        InputError: names the device and those there are.
-    """
+    """Refuse devices that are not there; raises InputError."""
     there = ["cpu", *(f"cuda:{number}" for number in range(torch.cuda.device_count()))]
     named = ["cuda:0" if device == "cuda" else device for device in devices]
     for device in named:
@@ -163,12 +152,7 @@ def threads_each(devices: Sequence[str]) -> int:
 
 
 def warn_of_too_many(devices: Sequence[str]) -> list[str]:
-    """One line where processes on the processor would slow each other down, or none.
-
-    Example:
-        >>> warn_of_too_many(["cpu"])
-        []
-    """
+    """One line where processes on the processor would slow each other down, or none."""
     number, threads = devices.count("cpu"), threads_each(devices)
     if number < 2 or number * threads <= cores():
         return []

@@ -75,6 +75,22 @@ def format_table(rows: Sequence[Sequence[Cell]], headers: Sequence[str]) -> str:
     return _tabulated(rows, headers, "simple")
 
 
+def format_histogram(counts: Sequence[int], width: int = 40) -> list[str]:
+    r"""A bar of text for each of the equal parts of relevance from 0 to 1.
+
+    Example:
+        >>> print(*format_histogram([3, 6], width=4), sep="\\n")
+          relevance 0.0 to 0.5 | ## 3
+          relevance 0.5 to 1.0 | #### 6
+    """
+    most, size = max([*counts, 1]), len(counts)
+    bars = ["#" * -(-count * width // most) + " " * bool(count) for count in counts]
+    return [
+        f"  relevance {place / size:.1f} to {(place + 1) / size:.1f} | {bar}{counts[place]}"
+        for place, bar in enumerate(bars)
+    ]
+
+
 def format_markdown(rows: Sequence[Sequence[Cell]], headers: Sequence[str]) -> str:
     r"""The same table in Markdown (GitHub's dialect), with Markdown and HTML signs in the data escaped.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from bixse.data import collection_files
 from bixse.data.io.files import is_unicode
@@ -127,3 +127,24 @@ def read_queries(path: Path) -> dict[str, str]:
     if not queries:
         raise InputError(f"{path}: got no queries; expected at least one; fix: write one a line")
     return queries
+
+
+def plain_hits(hits: Iterable[Hit]) -> list[dict[str, Any]]:
+    """Hits as plain data, with their ranks."""
+    return [
+        {"rank": rank, "document_id": hit.document_id, "cosine": round(hit.cosine, 4),
+         "probability": None if hit.probability is None else round(hit.probability, 4),
+         "title": hit.title, "text": hit.text}
+        for rank, hit in enumerate(hits, start=1)
+    ]  # fmt: skip
+
+
+def hit_lines(hits: Iterable[Hit]) -> list[str]:
+    """Hits for a terminal: rank, probability (or cosine) and title; then the start of the text."""
+    lines = []
+    for rank, hit in enumerate(hits, start=1):
+        figure = f"cos={hit.cosine:.2f}" if hit.probability is None else f"p={hit.probability:.2f}"
+        title = " ".join((hit.title or hit.document_id).split())
+        text = " ".join(hit.text.split())
+        lines.append(f"{rank:>3}. {figure}  {title}\n     {text if len(text) <= 100 else text[:97] + '...'}")
+    return lines or ["no document reaches the threshold"]

@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from bixse.data.sources.formats import FORMATS, SourceOptions, TableColumns
 from bixse.data.sources.source_hub import HUB
-from bixse.data.transforms.column_transforms import (
+from bixse.data.transforms import (
     Binarise,
     KeepFrom,
     LabelNoise,

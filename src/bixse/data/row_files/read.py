@@ -118,7 +118,7 @@ def raw_rows(
     """
     if checked_format(path) == ".jsonl":
         for number, line, position in text_lines(path, errors):
-            if (row := _json_object(number, line, errors)) is not None:
+            if (row := json_object(number, line, errors)) is not None:
                 yield number, row, position
         return
     columns = [FileColumn(name, "any") for name in needed]
@@ -255,7 +255,7 @@ def _json_blocks(path: Path, columns: Sequence[FileColumn], errors: InvalidFileE
     rows: list[dict[str, Any]] = []
     size = position = 0
     for number, line, position in text_lines(path, errors):  # noqa: B007 (the last one is the block's)
-        row = _json_object(number, line, errors)
+        row = json_object(number, line, errors)
         if row is None:
             continue
         if has_other_names:
@@ -275,7 +275,8 @@ def _json_blocks(path: Path, columns: Sequence[FileColumn], errors: InvalidFileE
     yield block()
 
 
-def _json_object(number: int, line: str, errors: InvalidFileError) -> dict[str, Any] | None:
+def json_object(number: int, line: str, errors: InvalidFileError) -> dict[str, Any] | None:
+    """The object that a line holds; None, and an error, where it holds something else or a key twice."""
     try:
         row = parse_json(line)
     except RepeatedKeyError as error:

@@ -8,6 +8,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import datasets
+import huggingface_hub.constants as constants
+import mteb
+from huggingface_hub import snapshot_download
+from mteb.abstasks.retrieval import AbsTaskRetrieval
+from mteb.models import ModelMeta
+from mteb.models.abs_encoder import AbsEncoder, get_prompt_name
+from mteb.models.model_meta import ScoringFunction
 from pydantic import TypeAdapter, ValidationError
 
 from bixse.data.collection import Collection, Document
@@ -48,21 +56,9 @@ DEFAULT_SUBSET = "default"
 """mteb's name for the only part of a task that has no parts."""
 
 
-def import_mteb() -> Any:
-    """The library mteb; raises InputError where it is not installed."""
-    try:
-        import mteb
-    except ImportError as error:
-        raise InputError(
-            f"mteb: got no usable package ({error}); expected mteb, which runs this suite; fix: "
-            "pip install 'bixse[mteb]'"
-        ) from error
-    return mteb
-
-
 def benchmark_tasks(benchmark: str, names: Sequence[str] | None = None) -> list[AbsTask]:
     """The tasks of one of mteb's benchmarks, or some of them; raises InputError where it has no such task."""
-    tasks = {task.metadata.name: task for task in import_mteb().get_benchmark(benchmark).tasks}
+    tasks = {task.metadata.name: task for task in mteb.get_benchmark(benchmark).tasks}
     for name in names or ():
         if name not in tasks:
             hint = did_you_mean(name, tasks, "choose some of its tasks")
@@ -83,8 +79,6 @@ def missing_data(tasks: Sequence[AbsTask]) -> list[str]:
 
 def in_hub_cache(task: AbsTask) -> bool:
     """Whether the hub's cache on this machine holds the revision of a task's data set; the network is not asked."""
-    from huggingface_hub import snapshot_download
-
     where = task.metadata.dataset
     try:
         snapshot_download(where["path"], repo_type="dataset", revision=where.get("revision"), local_files_only=True)
@@ -100,7 +94,7 @@ def download_collection(name: str, folder: Path, splits: Sequence[str]) -> None:
         InputError: mteb is not installed or has no such task, or the hub does not answer.
         StorageError: the folder cannot be written.
     """
-    task: Any = import_mteb().get_task(name, eval_splits=list(splits))
+    task: Any = mteb.get_task(name, eval_splits=list(splits))
     try:
         task.load_data()
     except Exception as error:  # whatever the hub's and the data sets' libraries raise
@@ -155,7 +149,7 @@ def _run_task(system: System, task: AbsTask, out: Path, settings: Mapping[str, A
     record = open_run(
         out / system.name / name,
         "evaluate",
-        {**system.settings, "task": name, "mteb": import_mteb().__version__, **settings},
+        {**system.settings, "task": name, "mteb": mteb.__version__, **settings},
         {**revisions, **system.inputs},
         paths=model_path_settings(system.settings["model"]),
     )
@@ -179,7 +173,7 @@ def _run_task(system: System, task: AbsTask, out: Path, settings: Mapping[str, A
 
 def _evaluate(system: System, task: AbsTask, record: RunRecord) -> None:
     """Run a task, and put its figures into the record and their values of every query beside it."""
-    mteb, parts = import_mteb(), parts_of_task(task)
+    parts = parts_of_task(task)
     model = mteb_model(system, parts)
     cache, predictions = mteb.ResultCache(record.folder.parent / CACHE_FOLDER), record.folder / PREDICTIONS_FOLDER
     started = time.perf_counter()
@@ -224,8 +218,8 @@ def _add_queries(per_query: PerQuery, task: Any, folder: Path) -> None:
                 per_query.setdefault(metric, {}).update({f"{place} {name}": value for name, value in values.items()})
 
 
-class MtebEncoder:
-    """An encoder that mteb can run (its `EncoderProtocol`).
+class MtebEncoder(AbsEncoder):
+    """An encoder that mteb can run.
 
     Texts of retrieval are embedded as everywhere else in bixse, normalised; those of other tasks by
     sentence-transformers' `encode`, not normalised, as mteb's own wrapper does.
@@ -242,8 +236,6 @@ class MtebEncoder:
         self, inputs: Any, *, task_metadata: Any, hf_split: str, hf_subset: str, prompt_type: Any = None, **kwargs: Any
     ) -> Any:
         """The (N, D) embeddings of the texts of a loader; arguments are mteb's."""
-        from mteb.models.abs_encoder import get_prompt_name
-
         texts = [text for batch in inputs for text in batch["text"]]
         name = get_prompt_name(self.prompts, task_metadata, prompt_type)
         prompt = self.prompts[name] if name is not None else None
@@ -257,25 +249,11 @@ class MtebEncoder:
         with _prompt(self.encoder, kind, prompt or ""):
             return encode_texts(self.encoder, texts, kind)
 
-    def similarity(self, embeddings1: Any, embeddings2: Any) -> Any:
-        """Cosine of every pair, (N, M)."""
-        from mteb import similarity_functions
-
-        return similarity_functions.cos_sim(embeddings1, embeddings2)
-
-    def similarity_pairwise(self, embeddings1: Any, embeddings2: Any) -> Any:
-        """Cosine of each row with the same row of the other, (N,)."""
-        from mteb import similarity_functions
-
-        return similarity_functions.pairwise_cos_sim(embeddings1, embeddings2)
-
 
 class MtebBm25:
     """BM25 that mteb can run on tasks of retrieval (its `SearchProtocol`)."""
 
     def __init__(self) -> None:
-        from mteb.models import ModelMeta
-
         self.mteb_model_meta = ModelMeta.create_empty(overwrites={"name": "bixse/bm25", "revision": "k1-0.9-b-0.4"})
         self.index_of_corpus: BM25 | None = None
 
@@ -307,8 +285,6 @@ def mteb_model(system: System, tasks: Sequence[Any]) -> MtebEncoder | MtebBm25:
     Raises:
         InputError: it cannot run the tasks: no encoder for those that are not retrieval, or no instruction for one.
     """
-    from mteb.abstasks.retrieval import AbsTaskRetrieval
-
     if isinstance(system, EncoderSystem):
         encoder: Any = system.encoder
         return MtebEncoder(encoder, system.label, mteb_prompts(encoder, tasks, system.task), system.weights)
@@ -329,9 +305,6 @@ def model_meta(encoder: RelevanceModel, label: str, revision: str) -> Any:
     mteb calls every model from a folder no_model_name_available at no revision: a second checkpoint would be given the
     first one's scores.
     """
-    from mteb.models import ModelMeta
-    from mteb.models.model_meta import ScoringFunction
-
     parts = [part for part in Path(label).parts if part not in ("/", ".", "..")][-2:]
     return ModelMeta.create_empty(
         overwrites={
@@ -360,8 +333,6 @@ def mteb_prompts(encoder: RelevanceModel, tasks: Sequence[Any], task: str | None
     Raises:
         InputError: the table has no instruction for a task, and no default.
     """
-    from mteb.abstasks.retrieval import AbsTaskRetrieval
-
     table = encoder.instructions
     kinds: tuple[Kind, ...] = ("query", "document")
     known = {*RESERVED, *(table.tasks if table is not None else ())}
@@ -401,9 +372,6 @@ def _said(error: Exception) -> str:
 @contextmanager
 def _quiet_hub(offline: bool) -> Iterator[None]:
     """Keep the libraries of the hub from drawing bars, and from asking the network where that is wanted."""
-    import datasets
-    import huggingface_hub.constants as constants
-
     before = constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE
     bars = not datasets.are_progress_bars_disabled()
     datasets.disable_progress_bars()

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, replace
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from bixse.data.collection_files import files_of_split
 from bixse.errors import InputError, did_you_mean
 from bixse.evaluation.suites.beir_short import short_task
-from bixse.evaluation.suites.trec_dl import chosen_years, full_sources, missing_files, pool_source, rerank_sources
+from bixse.evaluation.suites.trec_dl import chosen_years, missing_files, trec_sources
 from bixse.evaluation.tasks import Task, TaskSource, collection_task
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
+    from types import ModuleType
 
     from bixse.evaluation.suites.known_suites import Suite, SuiteTask
     from bixse.evaluation.suites.trec_dl import Protocol, Year
@@ -44,15 +46,15 @@ def make_plan(suite: Suite, data: Path | None, names: Sequence[str] | None, down
             "data by hand"
         )
     if suite.engine == "mteb":
-        from bixse.evaluation.suites.mteb_suite import benchmark_tasks, missing_data
-
         if data is not None:
             raise InputError(
                 f"--data: got {data} for {suite.name}, which mteb reads from the hub's cache; expected none; fix: "
                 "leave it out, and evaluate collection folders with --collection or --suite beir"
             )
-        found = benchmark_tasks(suite.benchmark or "", names)
-        _refuse_missing(suite, "in the hub's cache on this machine", [] if download else missing_data(found))
+        mteb_suite = _mteb_suite()
+        found = mteb_suite.benchmark_tasks(suite.benchmark or "", names)
+        if not download:
+            _refuse_missing(suite, "in the hub's cache on this machine", mteb_suite.missing_data(found))
         return Plan(tasks=found)
     if data is None:
         raise InputError(
@@ -65,15 +67,15 @@ def make_plan(suite: Suite, data: Path | None, names: Sequence[str] | None, down
                 f"--download: got it for {suite.name}, whose files are not on the hub; expected the official files; "
                 "fix: leave it out, what is missing is then listed with its address"
             )
-        return _trec_plan(suite, data, names, protocol)
+        years = chosen_years(names)
+        _refuse_missing(suite, f"below {data}", missing_files(data, years, protocol))
+        return Plan(trec_sources(data, years, protocol), years=years)
     wanted = _chosen_tasks(suite, data, names)
     missing = [task for task in wanted if _find(task, data) is None]
     if download:
-        from bixse.evaluation.suites.mteb_suite import download_collection
-
         for task in missing:
             if task.hub is not None:
-                download_collection(task.name, data / task.name, task.splits[:1])
+                _mteb_suite().download_collection(task.name, data / task.name, task.splits[:1])
         missing = [task for task in missing if task.hub is None]
     commands: dict[str, list[str]] = {}
     for task in missing:
@@ -82,13 +84,14 @@ def make_plan(suite: Suite, data: Path | None, names: Sequence[str] | None, down
     return Plan([_source(suite, task, data) for task in wanted])
 
 
-def _trec_plan(suite: Suite, data: Path, names: Sequence[str] | None, protocol: Protocol) -> Plan:
-    years = chosen_years(names)
-    rerank = suite.engine == "trec-dl-rerank"
-    _refuse_missing(suite, f"below {data}", missing_files(data, years, "rerank" if rerank else protocol))
-    if rerank:
-        return Plan(rerank_sources(data, years), years=years)
-    return Plan(full_sources(data, years) if protocol == "full" else [pool_source(data, years)], years=years)
+def _mteb_suite() -> ModuleType:
+    try:
+        return import_module("bixse.evaluation.suites.mteb_suite")
+    except ImportError as error:
+        raise InputError(
+            f"mteb: got no usable package ({error}); expected mteb, which runs this suite; fix: "
+            "pip install 'bixse[mteb]'"
+        ) from error
 
 
 def _find(task: SuiteTask, data: Path) -> tuple[Path, str] | None:

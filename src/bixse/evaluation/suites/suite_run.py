@@ -80,6 +80,7 @@ def evaluate_suite(
     kept = Path(out) if out is not None else (OUT_FOLDER / suite if chosen.engine == "mteb" else None)
     if not systems:
         raise InputError("models: got none; expected at least one; fix: name a model folder, a hub name or bm25")
+    protocol = "rerank" if chosen.engine == "trec-dl-rerank" else protocol
     plan = make_plan(chosen, folder, tasks, download, protocol)
     settings = {"suite": suite, **({"protocol": protocol} if chosen.engine == "trec-dl" else {})}
     root = open_run(kept, "evaluate", settings, {}) if kept is not None else None
@@ -101,7 +102,7 @@ def evaluate_suite(
         system.release()
     notes = [chosen.note] if chosen.note else []
     if plan.years and folder is not None:
-        notes += trec_notes(folder, plan.years, "rerank" if chosen.engine == "trec-dl-rerank" else protocol)
+        notes += trec_notes(folder, plan.years, protocol)
     comparisons: list[SuiteDifference] = []
     try:
         comparisons = _compare(scores, grouped=chosen.engine != "mteb")

@@ -7,6 +7,7 @@ import hashlib
 import json
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, BinaryIO, Literal, TypeAlias, cast
 
 from bixse.data.io.files import file_hash, write_atomically
@@ -25,9 +26,10 @@ if TYPE_CHECKING:
     from bixse.evaluation.evaluate import Evaluation
     from bixse.relevance import Qrels
 
-Protocol: TypeAlias = Literal["judged", "full"]
-"""What is searched: the union of the judged passages of all years, as in the BiXSE paper, or the official corpora."""
-MIN_RELEVANT_GRADE = 2.0
+Protocol: TypeAlias = Literal["judged", "full", "rerank"]
+"""What is searched: the union of the judged passages of all years, as in the BiXSE paper, the official corpora, or the
+official candidate lists."""
+TREC_MIN_RELEVANT_GRADE = 2.0
 """Grade 1 means "on topic, does not answer": the binary metrics of the track count from 2 on."""
 WITHOUT = " without duplicates"
 """Ends the name of a year whose propagated judgements are taken back."""
@@ -87,7 +89,7 @@ def chosen_years(names: Sequence[str] | None) -> list[Year]:
     return [YEARS[name] for name in (YEARS if names is None else dict.fromkeys(names))]
 
 
-def missing_files(data: Path, years: Sequence[Year], protocol: Protocol | Literal["rerank"]) -> list[str]:
+def missing_files(data: Path, years: Sequence[Year], protocol: Protocol) -> list[str]:
     """Every missing file for a protocol, with the command that brings it; [] where all are there."""
     missing = []
     for year in years:
@@ -106,89 +108,84 @@ def missing_files(data: Path, years: Sequence[Year], protocol: Protocol | Litera
     return missing
 
 
-def pool_source(data: Path, years: Sequence[Year]) -> TaskSource:
+def trec_sources(data: Path, years: Sequence[Year], protocol: Protocol) -> list[TaskSource]:
+    """The tasks of a protocol, each corpus read and encoded once for all its years."""
+    reads = [partial(judged_pool, data, years)]
+    if protocol == "full":
+        reads = [partial(full_corpus, data, years, version) for version in _versions(years)]
+    if protocol == "rerank":
+        reads = [partial(candidate_lists, data, year) for year in years]
+    return [TaskSource(read, INSTRUCTION_NAMES) for read in reads]
+
+
+def judged_pool(data: Path, years: Sequence[Year]) -> Task:
     """All judged passages of the years as one corpus, each year's queries searched in it.
 
     Where the classes of near-duplicates are there, years with propagated judgements are searched a second time without
     them: one passage of each class stays, with the class's highest grade.
     """
+    judged = {year.year: _judged(data, year) for year in years}
+    wanted: dict[int, set[str]] = {version: set() for version in _versions(years)}
+    for year in years:
+        wanted[year.corpus].update(name for found in judged[year.year][1].values() for name in found)
+    passages = look_up_passages(data, wanted)
+    sets = [QuerySet(year, queries, qrels) for year, (queries, qrels) in judged.items()]
+    files = [name for year in years for name in (year.queries, year.qrels)]
+    path = _find_file(data, DUPLICATES_FILE)
+    propagated = [year.year for year in years if year.propagated]
+    if path is not None:
+        files.append(DUPLICATES_FILE)
+        stands_for = _stands_for(passages, read_duplicates(path, frozenset(passages)) if propagated else {})
+        for name in propagated:
+            queries, qrels = judged[name]
+            alone = collapse_duplicates(qrels, stands_for)
+            sets.append(QuerySet(name + WITHOUT, queries, alone, frozenset(stands_for)))
+    return Task(
+        "judged-passages",
+        lambda: iter(passages.items()),
+        len(passages),
+        tuple(sets),
+        min_relevant_grade=TREC_MIN_RELEVANT_GRADE,
+        inputs=_hashes(data, files, passages),
+    )
 
-    def read() -> Task:
-        judged = {year.year: _judged(data, year) for year in years}
-        wanted: dict[int, set[str]] = {version: set() for version in _versions(years)}
-        for year in years:
-            wanted[year.corpus].update(name for found in judged[year.year][1].values() for name in found)
-        passages = look_up_passages(data, wanted)
-        sets = [QuerySet(year, queries, qrels) for year, (queries, qrels) in judged.items()]
-        files = [name for year in years for name in (year.queries, year.qrels)]
-        path = _find_file(data, DUPLICATES_FILE)
-        propagated = [year.year for year in years if year.propagated]
-        if path is not None:
-            files.append(DUPLICATES_FILE)
-            stands_for = _stands_for(passages, read_duplicates(path, frozenset(passages)) if propagated else {})
-            for name in propagated:
-                queries, qrels = judged[name]
-                alone = collapse_duplicates(qrels, stands_for)
-                sets.append(QuerySet(name + WITHOUT, queries, alone, frozenset(stands_for)))
-        return Task(
-            "judged-passages",
-            lambda: iter(passages.items()),
-            len(passages),
-            tuple(sets),
-            min_relevant_grade=MIN_RELEVANT_GRADE,
-            inputs=_hashes(data, files, passages),
+
+def full_corpus(data: Path, years: Sequence[Year], version: int) -> Task:
+    """A full corpus with the queries of its years."""
+    own = [year for year in years if year.corpus == version]
+    return Task(
+        f"msmarco-v{version}",
+        lambda: _stream_corpus(data, version),
+        CORPUS_SIZES[version],
+        tuple(QuerySet(year.year, *_judged(data, year)) for year in own),
+        min_relevant_grade=TREC_MIN_RELEVANT_GRADE,
+        inputs=_hashes(data, [name for year in own for name in (year.queries, year.qrels)]),
+    )
+
+
+def candidate_lists(data: Path, year: Year) -> Task:
+    """The official candidate lists of a year: 1,000 passages per query in 2019 and 2020, 100 since.
+
+    Raises:
+        InputError: there is no list for any judged query.
+    """
+    queries, qrels = _judged(data, year)
+    candidates, passages = _candidates(data, year, qrels)
+    if not candidates:
+        raise InputError(
+            f"{data / year.candidates}: got no list for any judged query of {year.year}; expected one for each; fix: "
+            "fetch the file again"
         )
-
-    return TaskSource(read, INSTRUCTION_NAMES)
-
-
-def full_sources(data: Path, years: Sequence[Year]) -> list[TaskSource]:
-    """The full corpora, each read and encoded once for all its years."""
-
-    def source(version: int) -> TaskSource:
-        def read() -> Task:
-            own = [year for year in years if year.corpus == version]
-            return Task(
-                f"msmarco-v{version}",
-                lambda: _stream_corpus(data, version),
-                CORPUS_SIZES[version],
-                tuple(QuerySet(year.year, *_judged(data, year)) for year in own),
-                min_relevant_grade=MIN_RELEVANT_GRADE,
-                inputs=_hashes(data, [name for year in own for name in (year.queries, year.qrels)]),
-            )
-
-        return TaskSource(read, INSTRUCTION_NAMES)
-
-    return [source(version) for version in _versions(years)]
-
-
-def rerank_sources(data: Path, years: Sequence[Year]) -> list[TaskSource]:
-    """The official candidate lists, year by year: 1,000 passages per query in 2019 and 2020, 100 since."""
-
-    def source(year: Year) -> TaskSource:
-        def read() -> Task:
-            queries, qrels = _judged(data, year)
-            candidates, passages = _candidates(data, year, qrels)
-            if not passages:
-                wanted = {name for names in candidates.values() for name in names}
-                passages = look_up_passages(data, {year.corpus: wanted})
-            if not candidates:
-                raise InputError(
-                    f"{data / year.candidates}: got no list for any judged query of {year.year}; expected one for "
-                    "each; fix: fetch the file again"
-                )
-            return Task(
-                f"{year.year}-candidates",
-                lambda: iter(passages.items()),
-                len(passages),
-                (QuerySet(year.year, queries, qrels, candidates=candidates),),
-                min_relevant_grade=MIN_RELEVANT_GRADE,
-                inputs=_hashes(data, [year.queries, year.qrels, year.candidates], passages),
-            )
-
-        return TaskSource(read, INSTRUCTION_NAMES)
-
-    return [source(year) for year in years]
+    if not passages:
+        passages = look_up_passages(data, {year.corpus: {name for names in candidates.values() for name in names}})
+    return Task(
+        f"{year.year}-candidates",
+        lambda: iter(passages.items()),
+        len(passages),
+        (QuerySet(year.year, queries, qrels, candidates=candidates),),
+        min_relevant_grade=TREC_MIN_RELEVANT_GRADE,
+        inputs=_hashes(data, [year.queries, year.qrels, year.candidates], passages),
+    )
 
 
 def collapse_duplicates(qrels: Qrels, stands_for: Mapping[str, str]) -> dict[str, dict[str, float]]:
@@ -227,7 +224,7 @@ def trec_means(scores: Mapping[str, Evaluation], metric: str = PRIMARY_METRIC) -
     return means
 
 
-def trec_notes(data: Path, years: Sequence[Year], protocol: Protocol | Literal["rerank"]) -> list[str]:
+def trec_notes(data: Path, years: Sequence[Year], protocol: Protocol) -> list[str]:
     """What a reader has to know of the figures: duplicates that could not be taken out, incomplete judgements."""
     notes = []
     if protocol == "judged" and any(year.propagated for year in years) and _find_file(data, DUPLICATES_FILE) is None:
@@ -283,7 +280,7 @@ def _candidates(data: Path, year: Year, qrels: Qrels) -> tuple[dict[str, list[st
     return found, passages
 
 
-def _passages_of(data: Path, year: Year, protocol: str) -> set[str]:
+def _passages_of(data: Path, year: Year, protocol: Protocol) -> set[str]:
     """The passages whose texts a protocol needs beside its other files."""
     qrels = read_qrels(data / year.qrels) if (data / year.qrels).is_file() else {}
     if protocol == "judged":

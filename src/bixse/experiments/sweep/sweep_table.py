@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import statistics
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -13,6 +14,7 @@ import yaml
 
 from bixse.data.io.files import write_atomically
 from bixse.experiments.arms import RunStatus, show
+from bixse.report.table import format_number, format_table
 from bixse.settings import map_paths
 from bixse.training.config import TrainConfig
 
@@ -145,3 +147,35 @@ def _row(number: int, arm: Arm, seeds: Sequence[int], results: Mapping[str, RunR
         best_run=f"{arm.folder}/seed-{best}",
         best_seed=best,
     )
+
+
+def table_text(rows: Sequence[SweepRow]) -> str:
+    """The rows for a terminal."""
+    several = any(len(row.seeds) > 1 for row in rows)
+    table: list[list[str | int | float | None]] = [
+        [
+            rank if row.status == "finished" else "",
+            row.arm,
+            *map(show, row.settings.values()),
+            format_number(row.before, 4),
+            format_number(row.best, 4),
+            *([format_number(row.spread, 4)] if several else []),
+            " ".join(map(str, row.best_steps)),
+            f"{row.seconds:.0f}",
+            row.status,
+        ]
+        for rank, row in enumerate(rows, start=1)
+    ]
+    spread = ["± over seeds"] if several else []
+    varied = [key.rpartition(".")[2] for key in rows[0].settings]
+    head = ["rank", "arm", *varied, "dev before", "dev nDCG@10", *spread, "best step", "seconds", "status"]
+    return format_table(table, head)
+
+
+def figures_of(row: SweepRow) -> dict[str, Any]:
+    """A row as plain data."""
+    names = {"before": "dev_ndcg@10_before", "best": "dev_ndcg@10", "spread": "dev_ndcg@10_spread"}
+    names["best_steps"] = "best_step"
+    left_out = ("label", "warnings", "best_run", "best_seed")
+    figures = {names.get(key, key): value for key, value in asdict(row).items() if key not in left_out}
+    return {**figures, "settings": json.loads(json.dumps(row.settings, default=str))}

@@ -5,56 +5,29 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-from pydantic import Field, model_validator
+from typing import TYPE_CHECKING
 
 from bixse.data.collection_files import load_collection
 from bixse.data.io.files import file_hash, write_atomically
 from bixse.data.pairs_files import load_graded_pairs
 from bixse.data.run_record import open_run
 from bixse.data.trec import read_run
-from bixse.errors import SEEDS
 from bixse.grading.audit.audit import audit
 from bixse.grading.audit.audit_report import COMPARED, MEASURES
-from bixse.grading.audit.labels import LabelSettings
+from bixse.grading.audit.labels import labels_of
 from bixse.report.page import render_page
 from bixse.report.plots import reliability_diagram
-from bixse.settings import Flag
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from typing import Self
 
     from bixse.grading.audit.audit_report import AuditReport
+    from bixse.grading.audit.audit_settings import AuditSettings
 
 NAMED = 3
 """Judges that the title names; more are counted."""
 QUERIES_SHOWN, LABELS_SHOWN = 10, 50
 """Queries by disagreement and impossible labels on the page; audit.json holds all."""
-
-
-class AuditSettings(LabelSettings):
-    """Settings of `bixse grade audit`."""
-
-    judge: Annotated[tuple[Path, ...], Field(min_length=1), Flag(metavar="FILE")]
-    """The judge's labels: judgements.parquet of `bixse grade`, graded pairs, or qrels; several are compared."""
-    runs: Annotated[tuple[Path, ...], Flag(metavar="FILE")] = ()
-    """TREC runs to rank by nDCG@10 under human and under judge labels."""
-    pairs: Annotated[Path | None, Flag(metavar="FILE")] = None
-    """Graded pairs with texts, to show disagreements."""
-    collection: Annotated[Path | None, Flag(metavar="DIR")] = None
-    """Collection with texts, to show disagreements."""
-    samples: int = Field(default=1000, ge=1)
-    """Resamples of the queries for the intervals."""
-    seed: int = Field(default=0, ge=0, lt=SEEDS)
-    """Of the resampling."""
-
-    @model_validator(mode="after")
-    def _one_source_of_texts(self) -> Self:
-        if self.pairs is not None and self.collection is not None:
-            raise ValueError("got pairs and collection; expected at most one of them; fix: drop one")
-        return self
 
 
 @dataclass(frozen=True)
@@ -76,7 +49,7 @@ def audit_judges(settings: AuditSettings, out: str | Path) -> AuditResult:
         OutputExistsError: `out` holds another run.
     """
     out = Path(out)
-    people, graded = settings.read(settings.judge)
+    people, graded = labels_of(settings, settings.judge)
     stems = [path.stem for path in settings.runs]
     runs = {path.stem if stems.count(path.stem) == 1 else str(path): read_run(path) for path in settings.runs}
     report = audit(graded, people, settings.relevant_from, runs, settings.samples, settings.seed)

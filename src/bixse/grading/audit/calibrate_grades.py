@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -13,14 +13,15 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from bixse.data.io.files import file_hash, write_atomically
 from bixse.data.pairs_files import load_graded_pairs, save_graded_pairs
 from bixse.data.run_record import open_run
-from bixse.errors import SEEDS, InputError
+from bixse.errors import InputError
 from bixse.evaluation.calibration.platt import fit_platt
 from bixse.evaluation.calibration.reliability import brier, expected_calibration_error
 from bixse.evaluation.statistics import mean_estimate
 from bixse.grading.audit.audit import first_relevant, grade_levels
-from bixse.grading.audit.labels import LabelSettings
+from bixse.grading.audit.audit_settings import MapKind
+from bixse.grading.audit.labels import impossible_lines, labels_of
+from bixse.report.table import format_difference, format_interval, format_table
 from bixse.results import IntervalEstimate
-from bixse.settings import Flag
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,33 +30,12 @@ if TYPE_CHECKING:
 
     from bixse.data.graded_pairs import GradedPairs
     from bixse.evaluation.statistics import Floats
+    from bixse.grading.audit.audit_settings import GradeMapSettings
     from bixse.grading.audit.labels import ImpossibleLabel, Labels
     from bixse.relevance import GradeScale
 
-MapKind = Literal["platt", "isotonic"]
-"""platt: one logistic curve (Platt 1999); isotonic: steps and slopes that only rise (Zadrozny and Elkan 2002)."""
 MAP_FILE, PAIRS_FILE = "map.json", "pairs.parquet"
 """The map and the mapped pairs in the output folder."""
-
-
-class GradeMapSettings(LabelSettings):
-    """Settings of `bixse grade calibrate`."""
-
-    judgements: Annotated[Path, Flag(metavar="FILE")]
-    """The judge's labels: judgements.parquet of `bixse grade`, or qrels."""
-    kind: MapKind = "platt"
-    """platt: a logistic curve; isotonic: steps."""
-    target: Literal["relevant", "graded"] = "relevant"
-    """What a mapped relevance says: the probability that people find the pair relevant, or their mean grade on
-    [0, 1]."""
-    sample: int | None = Field(default=None, ge=1)
-    """Fit on so many random human labels and measure on all; null fits on all."""
-    seed: int = Field(default=0, ge=0, lt=SEEDS)
-    """Of the sample and the split of the queries."""
-    apply: Annotated[Path | None, Flag(metavar="FILE")] = None
-    """Graded pairs to map: written to pairs.parquet, their own grade in `grade`."""
-    force: bool = False
-    """Write a map that does not help on held-out queries too."""
 
 
 class HeldOutFigures(BaseModel):
@@ -160,6 +140,35 @@ class GradeMapResult:
     artifacts: dict[str, str]
     """Name -> path of what was written."""
 
+    def text(self) -> str:
+        """The held-out figures, and what they say."""
+        fitted, figures = self.map, self.map.held_out
+        assert figures is not None, "fitted maps carry them"
+        rows: list[list[str | float | None]] = [
+            ["as graded", figures.brier_before, figures.ece_before],
+            ["mapped", figures.brier_after, figures.ece_after],
+            ["a constant", figures.brier_constant, None],
+        ]
+        change = figures.interval
+        said = {
+            "below": "lower beyond the interval",
+            "across": "the interval holds 0: no difference is shown",
+            "above": "higher beyond the interval",
+        }[change.side]
+        shown = [0.0, 1 / 3, 2 / 3, 1.0]
+        points = zip(shown, fitted.apply(shown).tolist(), strict=True)
+        lines = [
+            f"{fitted.judge}: {fitted.kind} map fitted on {fitted.labels} human labels of {fitted.queries} queries, "
+            f"measured on {figures.pairs} pairs, each by the map of other queries",
+            "",
+            format_table(rows, ["held-out queries", "Brier", "ECE"]),
+            "",
+            f"change of the Brier score {format_difference(change.value or 0.0)} "
+            f"{format_interval(change.low, change.high, signed=True)}: {said}",
+            "mapped: " + ", ".join(f"{z:.2f} to {p:.2f}" for z, p in points),
+        ]
+        return "\n".join([*lines, *impossible_lines(self.impossible)])
+
 
 def calibrate_grades(settings: GradeMapSettings, out: str | Path) -> GradeMapResult:
     """Fit a map, measure it on held-out queries, write map.json and run.json only if it helps there.
@@ -169,7 +178,7 @@ def calibrate_grades(settings: GradeMapSettings, out: str | Path) -> GradeMapRes
         OutputExistsError: `out` holds another run.
     """
     out = Path(out)
-    people, (judge,) = settings.read([settings.judgements])
+    people, (judge,) = labels_of(settings, [settings.judgements])
     fitted = _fit(people, judge, settings)
     pairs = mapped_pairs(settings.apply, fitted, judge.scale) if settings.apply is not None else None
     kept = bool(fitted.helps or settings.force)

@@ -6,10 +6,9 @@ import math
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
-from pydantic import model_validator
 
 from bixse.data.graded_pairs import text_id
 from bixse.data.row_files.read import FORMATS, files_of, kind_of, read_rows, text_lines
@@ -18,16 +17,14 @@ from bixse.data.trec import qrels_rows
 from bixse.errors import InputError, InvalidFileError
 from bixse.grading.rubrics import load_rubric
 from bixse.relevance import GradeScale
-from bixse.settings import Flag, Settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
-    from typing import Self
+
+    from bixse.grading.audit.audit_settings import LabelSettings
 
 Pair: TypeAlias = tuple[str, str]
 """Query id and document id."""
-Ends = Annotated[tuple[float, float] | None, Flag(metavar="GRADE")]
-"""The lowest and the highest grade of a scale."""
 COLUMNS = (
     *(FileColumn(name, "id", needed=False) for name in ("query_id", "document_id")),
     *(FileColumn(name, needed=False) for name in ("query", "document", "status", "judge")),
@@ -92,43 +89,6 @@ class Labels:
     def statuses(self) -> dict[str, int]:
         """How many pairs ended how; "graded" first."""
         return {"graded": len(self.grades), **dict(Counter(self.missing.values()).most_common())}
-
-
-class LabelSettings(Settings):
-    """Human labels, the scales of both sides, and what counts as relevant."""
-
-    human: Annotated[Path, Flag(metavar="QRELS")]
-    """Human labels: qrels (TREC, BEIR) or a table of query_id, document_id, grade."""
-    scale: Ends = None
-    """Lowest and highest grade of the human labels; null: the lowest to the highest label found."""
-    judge_scale: Ends = None
-    """Lowest and highest grade of the judge; null: as its file says, else that of the human labels."""
-    rubric: str | None = None
-    """Rubric whose scale the judge used, instead of judge_scale."""
-    relevant_from: Annotated[float | None, Flag(metavar="GRADE")] = None
-    """Human grade from which a pair is relevant; null: the lowest in the upper half of the scale, 2 on 0 to 3."""
-
-    @model_validator(mode="after")
-    def _one_judge_scale(self) -> Self:
-        if self.rubric is not None and self.judge_scale is not None:
-            raise ValueError("got rubric and judge_scale; expected at most one of them; fix: drop one")
-        return self
-
-    def read(self, judges: Iterable[Path]) -> tuple[Labels, list[Labels]]:
-        """Human labels and each judge's, on their scales; judges of one name are named by their files.
-
-        Raises:
-            InputError: a file cannot be used, or a scale is empty.
-        """
-        scale, judge_scale = (GradeScale(*ends) if ends else None for ends in (self.scale, self.judge_scale))
-        labels = read_labels(self.human, scale)
-        stated = load_rubric(self.rubric).scale if self.rubric is not None else judge_scale
-        found = [read_labels(path, stated, otherwise=labels.scale) for path in judges]
-        names = [judge.name for judge in found]
-        return labels, [
-            replace(judge, name=str(Path(judge.path).with_suffix(""))) if names.count(judge.name) > 1 else judge
-            for judge in found
-        ]
 
 
 @dataclass
@@ -287,3 +247,20 @@ def _scale_of_relevance(rows: Sequence[_Row]) -> GradeScale | None:
         return None
     fits = np.allclose((grades - minimum) / (maximum - minimum), relevance, rtol=0, atol=_SAME)
     return GradeScale(minimum, maximum) if fits else None
+
+
+def labels_of(settings: LabelSettings, judges: Iterable[Path]) -> tuple[Labels, list[Labels]]:
+    """Human labels and each judge's, on their scales; judges of one name are named by their files.
+
+    Raises:
+        InputError: a file cannot be used, or a scale is empty.
+    """
+    scale, judge_scale = (GradeScale(*ends) if ends else None for ends in (settings.scale, settings.judge_scale))
+    labels = read_labels(settings.human, scale)
+    stated = load_rubric(settings.rubric).scale if settings.rubric is not None else judge_scale
+    found = [read_labels(path, stated, otherwise=labels.scale) for path in judges]
+    names = [judge.name for judge in found]
+    return labels, [
+        replace(judge, name=str(Path(judge.path).with_suffix(""))) if names.count(judge.name) > 1 else judge
+        for judge in found
+    ]

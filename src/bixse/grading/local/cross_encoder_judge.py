@@ -146,8 +146,8 @@ class CrossEncoderJudge:
             return Answer("too-long", MODE, detail=detail, **common)
         if not np.isfinite(score):
             return Answer("failed", MODE, detail=f"the model gave the score {score}", **common)
-        if not self._map.takes(score):
-            lowest, highest = self._map.range
+        lowest, highest = self._map.range
+        if not lowest <= score <= highest:
             detail = f"score {score:.4g}: the map {self._map} takes {lowest:g} to {highest:g}"
             return Answer("off-scale", MODE, text=f"{score:.6g}", detail=detail, **common)
         z = float(map_scores(np.array([score]), self._map)[0])

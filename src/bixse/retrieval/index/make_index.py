@@ -28,6 +28,7 @@ from bixse.retrieval.index.approximate import ApproximateSearch, ann_settings, b
 from bixse.retrieval.index.encoder import load_encoder
 from bixse.retrieval.index.index_files import IndexFiles, shard_rows, write_files
 from bixse.retrieval.index.manifest import FILE_NAME, MANIFEST_FILE, Manifest, StoredType, read_manifest
+from bixse.retrieval.retrieval_settings import RECALL_TARGET
 from bixse.retrieval.store import EmbeddingStore
 
 if TYPE_CHECKING:
@@ -41,7 +42,6 @@ T = TypeVar("T")
 BUILD_FOLDER = ".building"
 """Folder inside an index in which the next one is made."""
 LOCK_FILE = ".lock"
-RECALL_TARGET = 0.95
 RECALL_QUERIES = 200
 """Queries that recall is measured on, at most; drawn with a fixed seed."""
 WORDS_OF_TEXT = 12

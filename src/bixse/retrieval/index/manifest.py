@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -126,6 +126,30 @@ class Manifest(_Record):
     def files(self) -> list[StoredFile]:
         """Every file it names."""
         return [*self.embeddings, *(file for file in (self.texts, self.faiss) if file is not None)]
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files."""
+        return sum(file.size for file in self.files)
+
+    def lines(self, folder: Path) -> list[str]:
+        """What the index in a folder is, for a terminal."""
+        kind = "exact" if self.ann is None else f"{self.ann.factory} ({self.ann.parameters})"
+        found = [
+            f"{folder}: {self.documents:,} documents, {kind}, {self.dtype}, {self.size / 1e6:,.1f} MB",
+            f"model: {self.encoder.name}, {self.encoder.dimensions} dimensions",
+        ]
+        if self.recall is not None:
+            recall = self.recall
+            found.append(
+                f"recall against exact search: {recall.at_10:.3f} at 10, {recall.at_100:.3f} at 100 "
+                f"({recall.queries} {recall.source})"
+            )
+        return found
+
+    def figures(self) -> dict[str, Any]:
+        """What the index is, as plain data."""
+        return {**self.model_dump(include={"documents", "dtype", "encoder", "ann", "recall"}), "bytes": self.size}
 
 
 def read_manifest(folder: Path) -> Manifest:

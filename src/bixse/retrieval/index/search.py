@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, overload
+from typing import TYPE_CHECKING, Any, overload
 
+from bixse.data.trec import write_run
 from bixse.encoders.encode import encode_texts
 from bixse.encoders.instructions import use_task
 from bixse.encoders.prompts import prompt_for
@@ -197,6 +198,39 @@ def open_index(
     except BaseException:
         files.close()
         raise
+
+
+def write_answers(
+    index: SearchIndex,
+    queries: Mapping[str, str],
+    out: Path,
+    limits: Mapping[str, Any],
+    progress: ProgressBars | None = None,
+) -> dict[str, dict[str, float]]:
+    """Answer many queries and write the answers as a TREC run, named after the model.
+
+    Args:
+        index: what is searched.
+        queries: query id -> text.
+        out: the file.
+        limits: `top`, `threshold` and `at_precision` of `SearchIndex.search_run`.
+        progress: makes a progress callback from a title and a total.
+
+    Returns:
+        The run: query id -> document id -> cosine.
+
+    Raises:
+        InputError: a query id with white space, or see `SearchIndex.search`.
+    """
+    spaced = [name for name in queries if name.split() != [name]]
+    if spaced:
+        raise InputError(
+            f"queries: got query id {spaced[0]!r}; expected no white space (it separates the columns of a run); "
+            "fix: rename it"
+        )
+    run = index.search_run(queries, progress=progress, **limits)
+    write_run(out, run, tag="-".join(Path(index.manifest.encoder.name).name.split()) or "model")
+    return run
 
 
 def _check_encoder(recorded: EncoderIdentity, found: EncoderIdentity, folder: Path) -> None:

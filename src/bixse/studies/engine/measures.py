@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from bixse.data import transforms
 from bixse.data.graded_pairs import GradedPairs
 from bixse.data.io.files import storage_errors
 from bixse.data.pairs_files import load_graded_pairs, save_graded_pairs
 from bixse.data.task_instructions import load_instructions
-from bixse.data.transforms import transforms
 from bixse.encoders.instructions import set_instructions
 from bixse.encoders.loading.build import build_encoder
 from bixse.encoders.loading.precision import resolve_precision
@@ -137,13 +137,13 @@ def transformed(pairs: GradedPairs, settings: Mapping[str, Any], seed: int) -> G
     if "labels" in settings:
         pairs = bought(pairs, settings["labels_per_query"], settings["labels"], seed)
     if "cutoff" in settings:
-        pairs = transforms.keep_from(pairs, settings["cutoff"])
+        pairs = transforms.transformed(pairs, transforms.KeepFrom(settings["cutoff"]))
     if "size" in settings:
-        pairs = transforms.sampled(pairs, settings["size"], seed)
+        pairs = transforms.transformed(pairs, transforms.Sample(settings["size"], seed))
     if "binarise" in settings:
-        pairs = transforms.binarised(pairs, settings["binarise"])
+        pairs = transforms.transformed(pairs, transforms.Binarise(settings["binarise"]))
     if settings.get("noise"):
-        pairs = transforms.with_label_noise(pairs, settings["noise"], seed)
+        pairs = transforms.transformed(pairs, transforms.LabelNoise(settings["noise"], seed))
     if not len(pairs):
         raise InputError(f"pairs: got none after {dict(settings)}; expected some; fix: change the values")
     return pairs

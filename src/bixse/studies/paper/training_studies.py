@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from bixse.data.transforms.transforms import keep_from
+from bixse.data.transforms import KeepFrom, transformed
 from bixse.errors import InputError
 from bixse.experiments.arms import Arm
 from bixse.studies.engine.measures import score_bm25, score_untrained
@@ -94,7 +94,7 @@ def _cutoff_arms(config: StudyConfig, values: Choices, pairs: GradedPairs | None
     cutoffs = values["cutoffs"]
     size = None
     if pairs is not None:
-        sizes = {cutoff: len(keep_from(pairs, cutoff)) for cutoff in cutoffs}
+        sizes = {cutoff: len(transformed(pairs, KeepFrom(cutoff))) for cutoff in cutoffs}
         size = min(sizes.values())
         if not size:
             empty = min(cutoff for cutoff, count in sizes.items() if not count)
