@@ -80,7 +80,7 @@ class TrainingCurve(_Plain):
     """Step of the checkpoint kept."""
 
 
-class MergePoint(_Plain):
+class MergeScore(_Plain):
     """What one weight between the base and the tuned model reaches."""
 
     weight: UnitInterval
@@ -95,7 +95,7 @@ class MergeCurve(_Plain):
     system: Text
     weight: UnitInterval
     """The one that was kept."""
-    points: list[MergePoint]
+    points: list[MergeScore]
     """By weight, the base model first."""
     guards: list[Text] = Field(default_factory=list)
     """Names of the collections that must not get worse; the others are dev."""
