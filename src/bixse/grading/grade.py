@@ -15,7 +15,7 @@ from bixse.errors import BixseError, InputError, InterruptedRunError
 from bixse.grading.ask import AskProgress, Budget, ask, of_another_model, shown_by
 from bixse.grading.grade_settings import GradeSettings
 from bixse.grading.judge import stored_identity
-from bixse.grading.judgements import Judgement, graded_pairs, save_judgements, summarise
+from bixse.grading.judgements import JudgedPair, graded_pairs, save_judgements, summarise
 from bixse.grading.ledger import Ledger
 from bixse.grading.prices import Prices
 
@@ -41,7 +41,7 @@ LEDGER_NAME = "ledger.sqlite"
 class GradeResult:
     """What came of a run of grading."""
 
-    judgements: Sequence[Judgement]
+    judgements: Sequence[JudgedPair]
     """One a pair and repeat, in the order of the pairs, repeats last."""
     summary: Mapping[str, Any]
     """Counts, tokens, dollars: see `summarise`; with `asked`, `reused`, `not_asked`, `usd_of_this_run`."""
@@ -179,7 +179,7 @@ def _write(
         strangers = [answer.judge for answer in answers if of_another_model(answer, identity)]
         if len(answers) == len(found) and not (strict and strangers):
             others.update(strangers)
-            judgements.append(Judgement(pair, answers, judge.scale, repeat))
+            judgements.append(JudgedPair(pair, answers, judge.scale, repeat))
     repeated = sum(judgement.repeat > 0 for judgement in judgements)
     summary = {
         **summarise(judgements, prices),

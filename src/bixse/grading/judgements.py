@@ -26,7 +26,7 @@ WIDE = 0.05
 
 
 @dataclass(frozen=True)
-class Judgement:
+class JudgedPair:
     """What the judge made of one pair, all prompt variants of the rubric together; None where there is no grade."""
 
     pair: Pair
@@ -117,7 +117,7 @@ class Judgement:
         }
 
 
-def graded_pairs(judgements: Iterable[Judgement]) -> GradedPairs:
+def graded_pairs(judgements: Iterable[JudgedPair]) -> GradedPairs:
     """The training table: graded pairs alone, without repeats; expected grade, its probabilities and the judge."""
     return GradedPairs.from_rows(
         {
@@ -136,7 +136,7 @@ def graded_pairs(judgements: Iterable[Judgement]) -> GradedPairs:
     )
 
 
-def save_judgements(judgements: Sequence[Judgement], prices: Prices, path: Path) -> None:
+def save_judgements(judgements: Sequence[JudgedPair], prices: Prices, path: Path) -> None:
     """Write every judgement, graded or not, as Parquet; the file appears whole or not at all.
 
     Raises:
@@ -156,7 +156,7 @@ def save_judgements(judgements: Sequence[Judgement], prices: Prices, path: Path)
     save_table(table, path)
 
 
-def summarise(judgements: Sequence[Judgement], prices: Prices) -> dict[str, Any]:
+def summarise(judgements: Sequence[JudgedPair], prices: Prices) -> dict[str, Any]:
     """Counts, tokens, dollars and doubts about these judgements, as plain data for people and run.json."""
     first = [judgement for judgement in judgements if not judgement.repeat]
     graded = [judgement for judgement in first if judgement.status == "graded"]
