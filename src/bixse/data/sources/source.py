@@ -39,7 +39,7 @@ from bixse.data.sources.judgement import Judgement, ungraded
 from bixse.data.sources.mapping import RowMapping, json_table
 from bixse.data.sources.score_scale import FileScores, check_scores, histogram, parse_score_map, summarise_scores
 from bixse.data.sources.source_hub import HUB, hub_folder
-from bixse.data.sources.texts import documents_in, queries_in
+from bixse.data.sources.texts import DOCUMENT, QUERY, texts_in
 from bixse.data.trec import QRELS_HEADER, qrels_rows
 from bixse.errors import InputError, InvalidFileError, shorten
 from bixse.relevance import GradeScale
@@ -195,10 +195,10 @@ class Source:
                 self.form, self.columns or TableColumns(), self.scale, self.stated, self.score_map, folder,
                 bool(self.corpus), text_ids,
             )  # fmt: skip
-            for table, files, read in (("documents", self.corpus, documents_in), ("queries", self.queries, queries_in)):
+            for table, files, columns in (("documents", self.corpus, DOCUMENT), ("queries", self.queries, QUERY)):
                 lists = [errors_of(file) for file in files]
                 for place, (file, errors) in enumerate(zip(files, lists, strict=True)):
-                    mapping.add_texts(table, place, read(file, errors, partial(reached or _unheard, file)))
+                    mapping.add_texts(table, place, texts_in(file, columns, errors, partial(reached or _unheard, file)))
                 for place, row, found in mapping.repeated_texts(table):
                     fix = "give each text its own id, or drop the repeat"
                     lists[place].add(row, "id", f"{shorten(found)} again with another text", "one text per id", fix)
