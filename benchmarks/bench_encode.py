@@ -33,10 +33,9 @@ import torch
 
 from bixse.data.pydocs.load_pydocs import load_pydocs
 from bixse.encoders.embedding import positions_computed
-from bixse.encoders.encode import TEXTS_PER_BLOCK, by_length, encode_texts
+from bixse.encoders.encode import TEXTS_PER_BLOCK, EncodePool, by_length, encode_texts
 from bixse.encoders.loading.build import build_encoder, no_library_bars
 from bixse.encoders.loading.precision import autocast, resolve_precision
-from bixse.encoders.pool import EncodePool
 from measuring import write_table
 
 if TYPE_CHECKING:

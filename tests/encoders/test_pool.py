@@ -11,9 +11,8 @@ import numpy as np
 import psutil
 import pytest
 
-from bixse.encoders import pool as pool_module
-from bixse.encoders.encode import POOLS, encode_texts, encoding_device
-from bixse.encoders.pool import check_devices, encode_on, warn_of_too_many
+from bixse.encoders import encode as encode_module
+from bixse.encoders.encode import POOLS, check_devices, encode_on, encode_texts, encoding_device, warn_of_too_many
 from bixse.errors import BixseError, InputError
 
 WORDS = "copy move delete open read write list file folder tree".split()  # noqa: SIM905
@@ -52,7 +51,7 @@ def test_a_device_that_is_not_there(tiny_model, device):
     ],
 )
 def test_too_many_processes_are_said(monkeypatch, cores, threads, processes, said):
-    monkeypatch.setattr(pool_module, "cores", lambda: cores)
+    monkeypatch.setattr(encode_module, "cores", lambda: cores)
     monkeypatch.setenv("OMP_NUM_THREADS", threads)
     found = warn_of_too_many(["cpu"] * processes)
     assert (found == []) if said is None else (said in found[0])
@@ -71,6 +70,18 @@ def test_two_processes_give_the_embeddings_of_one(spread, tiny_model, precision,
     assert sum(done) == len(texts)
     assert POOLS[spread]._executor is not None, "the processes were used"
     assert encoding_device(spread).type == "cpu"
+
+
+@pytest.mark.precision("float32")
+def test_a_prompt_that_was_changed_later_is_used(spread, tiny_model):
+    before = spread.prompts
+    try:
+        for model in (spread, tiny_model):
+            model.prompts = {"document": "find the number of ", "query": ""}
+        found = encode_texts(spread, TEXTS, "document")
+        np.testing.assert_allclose(found, encode_texts(tiny_model, TEXTS, "document"), atol=1e-6)
+    finally:
+        spread.prompts = before
 
 
 def test_an_error_in_a_process_is_raised_here(spread):
@@ -105,8 +116,7 @@ def test_processes_end_with_the_one_that_started_them(tiny_model_path, tmp_path)
         textwrap.dedent(
             f"""
             import sys, time
-            from bixse.encoders.encode import encode_texts
-            from bixse.encoders.pool import encode_on
+            from bixse.encoders.encode import encode_on, encode_texts
             from bixse.encoders.relevance_model import RelevanceModel
 
             if __name__ == "__main__":

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from bixse.data.collection import Collection, Document
+from bixse.data.collection import Collection, Document, MissingDocuments
 from bixse.data.row_files.read import read_blocks
 from bixse.data.row_files.values import FileColumn
 from bixse.data.row_files.write import write_rows
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from bixse.relevance import Qrels
 
 
-MissingDocuments: TypeAlias = Literal["refuse", "drop"]
-"""What is done with judgements that name a document which the corpus lacks."""
 DOCUMENT_COLUMNS = (
     FileColumn("_id", "id", unique=True),
     FileColumn("title", needed=False),
@@ -60,21 +58,16 @@ def load_collection(
     folder = Path(folder)
     corpus = load_corpus(folder)
     queries = read_queries(folder / "queries.jsonl")
-    available = {path.stem: path for path in sorted((folder / "qrels").glob("*.tsv"))}
     qrels: dict[str, Qrels] = {}
     missing: dict[str, int] = {}
-    for split in splits if splits is not None else available:
-        if split not in available:
-            raise InputError(
-                f"{folder / 'qrels'}: got split {split!r}; expected one of {sorted(available) or 'qrels/<split>.tsv'}; "
-                "fix: name a split that has a qrels file"
-            )
-        judged = read_qrels(available[split])
+    for split in splits if splits is not None else _splits(folder):
+        path = judgements_of(folder, split)
+        judged = read_qrels(path)
         absent = {document_id for own in judged.values() for document_id in own if document_id not in corpus}
         if missing_documents == "drop":
             judged, missing[split] = drop_missing(judged, absent)
             absent = set()
-        check_qrels(available[split], judged, queries, absent)
+        check_qrels(path, judged, queries, absent)
         qrels[split] = judged
     return Collection(folder.resolve().name, corpus, queries, qrels, missing)
 
@@ -82,6 +75,21 @@ def load_collection(
 def files_of_split(split: str) -> tuple[str, ...]:
     """The files of a collection folder that one split needs, as paths below the folder."""
     return "corpus.jsonl", "queries.jsonl", f"qrels/{split}.tsv"
+
+
+def judgements_of(folder: Path, split: str) -> Path:
+    """The qrels file of a split of a collection folder.
+
+    Raises:
+        InputError: there is no such folder or split.
+    """
+    _check_folder(folder)
+    if split not in _splits(folder):
+        raise InputError(
+            f"{folder / 'qrels'}: got split {split!r}; expected one of {_splits(folder) or 'qrels/<split>.tsv'}; "
+            "fix: name a split that has a qrels file"
+        )
+    return folder / "qrels" / f"{split}.tsv"
 
 
 def load_corpus(folder: str | Path) -> dict[str, Document]:
@@ -92,11 +100,7 @@ def load_corpus(folder: str | Path) -> dict[str, Document]:
         InvalidFileError: every error of the file together.
     """
     folder = Path(folder)
-    if not folder.is_dir():
-        raise InputError(
-            f"{folder}: got {'a file' if folder.exists() else 'no such folder'}; expected a collection folder with "
-            "corpus.jsonl, queries.jsonl and qrels/<split>.tsv; fix: check the path"
-        )
+    _check_folder(folder)
     return read_corpus(folder / "corpus.jsonl")
 
 
@@ -213,6 +217,18 @@ def check_qrels(path: Path, qrels: Qrels, queries: Mapping[str, str], missing: C
             f"{path}: got no judgement above 0; expected at least one relevant document; "
             "fix: choose a split with judged queries"
         )
+
+
+def _check_folder(folder: Path) -> None:
+    if not folder.is_dir():
+        raise InputError(
+            f"{folder}: got {'a file' if folder.exists() else 'no such folder'}; expected a collection folder with "
+            "corpus.jsonl, queries.jsonl and qrels/<split>.tsv; fix: check the path"
+        )
+
+
+def _splits(folder: Path) -> list[str]:
+    return sorted(path.stem for path in (folder / "qrels").glob("*.tsv"))
 
 
 def _refuse_all_empty(path: Path, count: int, empty: int) -> None:

@@ -49,7 +49,7 @@ class EncodingSettings(Settings):
         Raises:
             InputError: an unknown device.
         """
-        from bixse.encoders.pool import check_devices, warn_of_too_many
+        from bixse.encoders.encode import check_devices, warn_of_too_many
 
         named = self.devices if self.processes is None else ("cpu",) * self.processes
         if named is None:

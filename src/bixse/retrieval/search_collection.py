@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING
 
 from bixse.data.collection_files import load_corpus
 from bixse.data.collection_warnings import warn_of_empty
-from bixse.encoders.encode import encode_texts
+from bixse.encoders.encode import encode_on, encode_texts
 from bixse.encoders.instructions import use_task
 from bixse.encoders.loading.build import build_encoder
-from bixse.encoders.pool import encode_on
 from bixse.retrieval.exact import exact_search
 from bixse.retrieval.hits import Hit, check_queries, check_top, chosen_threshold, hits_of
 from bixse.retrieval.store import encode_corpus
@@ -46,17 +45,8 @@ def search_collection(
 ) -> CollectionAnswer:
     """The best documents of a collection for a query; its texts are encoded once, see `EmbeddingStore`.
 
-    Args:
-        model: folder, hub name or "demo".
-        collection: folder with `corpus.jsonl`.
-        query: the text.
-        top: documents, at least 1; fewer when the collection holds fewer.
-        threshold: leave out documents less probable to be relevant than this, 0 to 1.
-        at_precision: instead, the threshold that calibration found for this share of relevant documents.
-        task: task whose instructions the model puts before the texts.
-        progress: makes a progress callback from a title and a total.
-        devices: where texts are encoded, see `bixse.encoders.pool.encode_on`.
-        cache: folder in which embeddings are kept, or "none"; None: see `bixse.data.io.cache.cache_folder`.
+    The settings are those of `SearchSettings`, `devices` those of `encode_on`; `progress` makes a progress callback
+    from a title and a total.
 
     Raises:
         InputError: collection, query, `top`, threshold or task cannot be used.

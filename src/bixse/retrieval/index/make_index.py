@@ -19,9 +19,8 @@ from filelock import FileLock, Timeout
 from bixse.data.collection_files import check_corpus, stream_documents
 from bixse.data.collection_warnings import warn_of_empty
 from bixse.data.io.files import file_hash, storage_errors, write_atomically
-from bixse.encoders.encode import encode_texts
+from bixse.encoders.encode import encode_on, encode_texts
 from bixse.encoders.loading.precision import resolve_precision
-from bixse.encoders.pool import encode_on
 from bixse.errors import InputError, OutputExistsError, StorageError
 from bixse.retrieval.hits import read_queries
 from bixse.retrieval.index.approximate import ApproximateSearch, ann_settings, build_faiss, measure_recall
@@ -85,20 +84,9 @@ def make_index(
     one takes its place, whole or not at all. Embeddings are kept in the cache too, by text: what was encoded before,
     also by a process that was killed, is not encoded again.
 
-    Args:
-        model: folder, hub name, "demo", or a model that is loaded.
-        collection: folder with `corpus.jsonl`.
-        out: folder of the index: new, empty, or one that holds an index of this encoder.
-        index_type: "exact", or an approximate one, see `bixse.retrieval.index.approximate.ann_settings`.
-        parameters: of an approximate index, such as "efSearch=256".
-        dtype: of stored embeddings: "float32", or "float16" for half the disk and differences of a cosine below 0.001.
-        task: task whose instructions the model puts before the texts.
-        max_length: tokens of a text that are read; None keeps the model's own.
-        recall_target: warn where an approximate index finds a smaller share of the exact best 10 or 100, 0 to 1.
-        recall_queries: queries that is measured on, see `read_queries`; None takes titles of documents.
-        progress: makes a progress callback from a title and a total.
-        devices: where texts are encoded: one device, or one a process, such as ["cuda:0", "cuda:1"] or ["cpu", "cpu"].
-        cache: folder in which embeddings are kept, or "none"; None: see `bixse.data.io.cache.cache_folder`.
+    The settings are those of `IndexSettings`; `model` may also be one that is loaded. `out` is new, empty, or holds an
+    index of this encoder. `devices` is one device, or one a process, such as ["cuda:0", "cuda:1"] or ["cpu", "cpu"].
+    `progress` makes a progress callback from a title and a total.
 
     Raises:
         InputError: corpus, model, index type or settings cannot be used.

@@ -207,17 +207,7 @@ def write_answers(
     limits: Mapping[str, Any],
     progress: ProgressBars | None = None,
 ) -> dict[str, dict[str, float]]:
-    """Answer many queries and write the answers as a TREC run, named after the model.
-
-    Args:
-        index: what is searched.
-        queries: query id -> text.
-        out: the file.
-        limits: `top`, `threshold` and `at_precision` of `SearchIndex.search_run`.
-        progress: makes a progress callback from a title and a total.
-
-    Returns:
-        The run: query id -> document id -> cosine.
+    """Answer queries as `SearchIndex.search_run` does and write the run as a TREC file, named after the model.
 
     Raises:
         InputError: a query id with white space, or see `SearchIndex.search`.
