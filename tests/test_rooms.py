@@ -88,3 +88,27 @@ def test_a_room_imports_only_rooms_above_it(path):
 )
 def test_the_reader_of_imports_sees_them_all(text, rooms):
     assert imported_rooms(SOURCE / "data" / "probe.py", text) == rooms
+
+
+def imported_modules(path):
+    """Modules of ours that a file imports anywhere, type checking included."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return found
+
+
+def test_no_import_circle():
+    names = {path: ".".join(path.relative_to(SOURCE.parent).with_suffix("").parts) for path in FILES}
+    names = {path: name for path, name in names.items() if path.name not in ("__init__.py", "__main__.py")}
+    graph = {name: imported_modules(path) & set(names.values()) - {name} for path, name in names.items()}
+    while leaves := [name for name, needed in graph.items() if not needed & graph.keys()]:
+        for name in leaves:
+            del graph[name]
+    while tops := graph.keys() - {other for needed in graph.values() for other in needed}:
+        for name in tops:
+            del graph[name]
+    assert not graph, f"in a circle: {sorted(graph)}"

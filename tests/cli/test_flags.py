@@ -14,7 +14,7 @@ from bixse.retrieval.retrieval_settings import EncodingSettings
 from bixse.settings import section_of
 
 REQUIRED = {
-    "convert": ["qrels", "grades.tsv"],
+    "convert": ["umbrela", "judged.jsonl"],
     "mine": ["--collection", "toy"],
     "generate": ["--corpus", "corpus.jsonl", "--server", "http://localhost:1"],
     "grade": ["--judge", "http://localhost:1"],
@@ -126,6 +126,6 @@ def test_paths_of_a_file_are_taken_from_its_folder_and_flags_beat_it(tmp_path):
     path = yaml_file(tmp_path, "model: [bm25]\ncollection: data\nsplit: dev\nmax_length: 64\nexclude_self: true\n")
     found = settings_of("evaluate", file=path)
     assert (found.model, found.collection, found.max_length) == (("bm25",), tmp_path / "data", 64)
-    found = settings_of("evaluate", "demo", "--collection", "own", "--split", "test", "--no-exclude-self", file=path)
+    found = settings_of("evaluate", "demo", "--collection", "own", "--split", "test", file=path)
     assert (found.model, found.collection, found.split) == (("demo",), Path("own"), "test")
     assert settings_of("evaluate", "--max-length", "null", file=path).max_length is None

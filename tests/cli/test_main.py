@@ -39,7 +39,7 @@ def raising(error):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ([], "required: VERB"),
+        ([], "got no verb"),
         (["serach", "demo", "x"], "'search'?"),
         (["zzz"], "'zzz'"),
         (["--verson"], "'--version'?"),

@@ -59,59 +59,49 @@ def test_a_model_that_is_none(capsys, collection, monkeypatch, name, said):
     assert said in refused(capsys, "search", name, "copy", "--collection", "toy")
 
 
-@pytest.mark.parametrize("content", ["{", "[]", "{}", '{"model_type": "no-such-kind"}'])
-def test_a_folder_with_a_damaged_config(capsys, collection, tmp_path, content):
-    (tmp_path / "broken").mkdir()
-    (tmp_path / "broken" / "config.json").write_text(content)
-    assert "expected a sentence-transformers or transformers encoder" in refused(
-        capsys, "search", tmp_path / "broken", "copy", "--collection", collection
-    )
+def no_config(model):
+    (model / "modules.json").unlink()
+    (model / "config.json").write_text('{"model_type": "no-such-kind"}')
 
 
-def test_damaged_weights(capsys, collection, model):
+def damaged_weights(model):
     (model / "model.safetensors").write_bytes(b"x" * 100)
-    assert "config.json and model.safetensors" in refused(capsys, "evaluate", model, "--collection", collection)
 
 
-def test_weights_that_are_not_numbers(capsys, collection, model):
-    weights = load_file(model / "model.safetensors")
-    save_file({name: np.full_like(value, np.nan) for name, value in weights.items()}, model / "model.safetensors")
-    assert "expected one finite embedding a text" in refused(capsys, "evaluate", model, "--collection", collection)
+def other_weights(change):
+    def spoil(model):
+        weights = load_file(model / "model.safetensors")
+        save_file(dict(change(*item) for item in weights.items()), model / "model.safetensors", {"format": "pt"})
+
+    return spoil
+
+
+def no_tokenizer(model):
+    for name in ("tokenizer.json", "tokenizer_config.json", "vocab.txt"):
+        (model / name).unlink(missing_ok=True)
 
 
 @pytest.mark.parametrize(
-    "content",
+    ("spoil", "said"),
     [
-        "{",
-        "[]",
-        "{}",
-        json.dumps({**HEAD, "logit_bias": None}),
-        json.dumps({**HEAD, "logit_scale": "20"}),
-        json.dumps({**HEAD, "logit_scale": 0}),
-        json.dumps({**HEAD, "slope": -1}),
-        json.dumps({**HEAD, "intercept": float("nan")}),
+        (no_config, "expected a sentence-transformers or transformers encoder"),
+        (damaged_weights, "config.json and model.safetensors"),
+        (other_weights(lambda name, value: (name, np.full_like(value, np.nan))), "one finite embedding"),
+        (other_weights(lambda name, value: (f"other.{name}", value)), "embeddings.LayerNorm.bias"),
+        (no_tokenizer, "tokenizer"),
     ],
+    ids=["config", "weights", "nan", "names", "tokenizer"],
 )
+def test_a_damaged_model(capsys, collection, model, spoil, said):
+    spoil(model)
+    assert said in refused(capsys, "evaluate", model, "--collection", collection)
+
+
+@pytest.mark.parametrize("content", ["{", json.dumps({**HEAD, "slope": -1})])
 def test_a_damaged_relevance_head(capsys, collection, model, content):
     (model / "relevance_head.json").write_text(content)
     message = refused(capsys, "search", model, "copy", "--collection", collection)
     assert message.startswith(f"{model / 'relevance_head.json'}: got no readable relevance head")
-
-
-def test_weights_that_are_not_there(capsys, collection, model):
-    weights = load_file(model / "model.safetensors")
-    save_file(
-        {f"other.{name}": value for name, value in weights.items()}, model / "model.safetensors", {"format": "pt"}
-    )
-    message = refused(capsys, "evaluate", model, "--collection", collection)  # transformers would fill in random ones
-    assert "got no weights for" in message
-    assert "embeddings.LayerNorm.bias" in message
-
-
-def test_a_model_without_its_tokenizer(capsys, collection, model):
-    for name in ("tokenizer.json", "tokenizer_config.json", "vocab.txt"):
-        (model / name).unlink(missing_ok=True)
-    assert "tokenizer" in refused(capsys, "evaluate", model, "--collection", collection)
 
 
 def test_a_pooler_without_weights_is_no_matter(capsys, collection, model):
@@ -123,24 +113,6 @@ def test_a_pooler_without_weights_is_no_matter(capsys, collection, model):
 
 
 # --- evaluate
-
-
-def test_evaluate_refuses_before_it_writes(capsys, collection, tmp_path):
-    out = tmp_path / "out"
-    options = ("--collection", collection, "--out", out)
-    assert "got split 'dev'" in refused(capsys, "evaluate", "bm25", *options, "--split", "dev")
-    for grade in ("0", "nan"):
-        assert "min_relevant_grade: got" in refused(capsys, "evaluate", "bm25", *options, "--min-relevant-grade", grade)
-    assert "got no such folder" in refused(capsys, "evaluate", "./nothing", *options)
-    assert not out.exists()
-    assert "got no such folder" in refused(capsys, "evaluate", "bm25", "--collection", tmp_path / "none", "--out", out)
-
-
-def test_evaluate_refuses_a_length_the_model_cannot_take(capsys, collection, model):
-    for length in ("3", "65", "-1"):
-        assert "expected 4 to 64" in refused(
-            capsys, "evaluate", model, "--collection", collection, "--max-length", length
-        )
 
 
 def test_evaluate_refuses_ids_that_a_run_file_cannot_hold(capsys, collection, tmp_path):
@@ -166,16 +138,15 @@ def test_evaluate_bm25_reuses_the_same_and_refuses_other_settings(capsys, collec
     assert {path: path.read_bytes() for path in out.iterdir()} == before
 
 
-@pytest.mark.parametrize("name", ["per_query.json", "run.trec"])
-@pytest.mark.parametrize("content", [None, "{", "[]", "{}", '{"ndcg@10": 5}'])
-def test_results_that_were_damaged_since(capsys, collection, tmp_path, name, content):
+@pytest.mark.parametrize("content", [None, "{", '{"ndcg@10": 5}'])
+def test_results_that_were_damaged_since(capsys, collection, tmp_path, content):
     out = tmp_path / "out"
     words = ("evaluate", "bm25", "--collection", collection, "--out", out)
     assert call(capsys, *words)[0] == 0
-    (out / name).unlink()
+    (out / "run.trec").unlink()
     if content is not None:
-        (out / name).write_text(content)
-    assert "delete the folder and evaluate again" in refused(capsys, *words)
+        (out / "run.trec").write_text(content)
+    assert "run.trec: " in refused(capsys, *words)
 
 
 def test_evaluate_a_model_notices_that_it_changed(capsys, collection, model, tmp_path):
@@ -189,25 +160,6 @@ def test_evaluate_a_model_notices_that_it_changed(capsys, collection, model, tmp
     assert "changed: model/1_Pooling/config.json" in refused(capsys, *words)
 
 
-def test_evaluate_a_collection_whose_queries_are_documents(capsys, tmp_path):
-    corpus = {"a": Document("", "copy a file"), "b": Document("", "copy a file to a path"), "c": Document("", "wait")}
-    save_collection(Collection("own", corpus, {"a": "copy a file"}, {"test": {"a": {"b": 1}}}), tmp_path / "own")
-    words = ("evaluate", "bm25", "--collection", tmp_path / "own")
-    code, found = call(capsys, *words)
-    assert (code, found["metrics"]["mrr@10"], len(found["warnings"])) == (0, 0.5, 1)
-    code, found = call(capsys, *words, "--exclude-self", "--out", tmp_path / "out")
-    assert (code, found["metrics"]["mrr@10"], found["warnings"]) == (0, 1.0, [])
-    assert json.loads((tmp_path / "out" / "run.json").read_text())["config"]["exclude_self"] is True
-
-
-def test_evaluate_from_a_config_file(capsys, collection, tmp_path):
-    (tmp_path / "run.yaml").write_text("model: bm25\ncollection: toy\nsplit: dev\n")
-    assert call(capsys, "evaluate", "--config", tmp_path / "run.yaml", "--split", "test")[0] == 0
-    (tmp_path / "run.yaml").write_text("model: bm25\ncolection: toy\n")
-    code, envelope = call(capsys, "evaluate", "--config", tmp_path / "run.yaml")
-    assert (code, "did you mean 'collection'?" in envelope["errors"][0]) == (2, True)
-
-
 # --- search
 
 
@@ -215,9 +167,8 @@ def test_search_refuses_wrong_values(capsys, collection, model):
     words = ("--collection", collection)
     assert "got an empty query" in refused(capsys, "search", model, " ", *words)
     assert "not UTF-8" in refused(capsys, "search", model, "caf\udce9", *words)
-    assert "expected at least 1" in refused(capsys, "search", model, "copy", *words, "--top", "0")
-    for threshold in ("1.5", "nan"):
-        assert "expected 0 to 1" in refused(capsys, "search", model, "copy", *words, "--threshold", threshold)
+    assert "top: got" in refused(capsys, "search", model, "copy", *words, "--top", "0")
+    assert "threshold: got" in refused(capsys, "search", model, "copy", *words, "--threshold", "1.5")
     assert "without a relevance head" in refused(capsys, "search", model, "copy", *words, "--threshold", "0.5")
 
 
@@ -240,19 +191,6 @@ def test_search_with_a_head(capsys, collection, model):
     assert call(capsys, *words, "--threshold", threshold)[1]["metrics"]["results"] == found[:1]
     assert main([str(word) for word in words] + ["--threshold", "1"]) == 0
     assert capsys.readouterr().out == "no document reaches the threshold\n"
-
-
-def test_search_shows_no_control_characters(capsys, collection, model):
-    (collection / "corpus.jsonl").write_text('{"_id": "d1", "title": "red \\u001b[31m", "text": "a\\u0007b\\nc"}\n')
-    assert main(["search", str(model), "copy", "--collection", str(collection)]) == 0
-    shown = capsys.readouterr().out
-    assert "red \ufffd[31m\n     a\ufffdb c\n" in shown
-    assert "\x1b" not in shown
-
-
-def test_where_the_cache_cannot_be_written_a_collection_is_searched_all_the_same(capsys, collection, model, cache_path):
-    cache_path.write_text("a file where the folder should be")
-    assert call(capsys, "search", model, "copy", "--collection", collection)[0] == 0
 
 
 # --- calibrate
@@ -356,21 +294,6 @@ def test_doctor_finds_a_package_missing(capsys, monkeypatch):
     shown = capsys.readouterr()
     assert "error: bm25s: got no such package; expected it installed; fix: pip install bixse" in shown.err
     assert all(word in shown.out for word in SHOWN_BY_DOCTOR)
-
-
-@pytest.mark.parametrize("seed", [-1, 2**32])
-def test_a_seed_out_of_range_is_refused_before_any_work(capsys, collection, model, tmp_path, seed):
-    out, pairs = tmp_path / "out", make_pairs(tmp_path, 10)
-    options = ("--seed", seed, "--out", out)
-    for words in (
-        ("quickstart",),
-        ("calibrate", "./none", "--pairs", tmp_path / "none.csv"),
-        ("train", "--pairs", pairs, "--model", model),
-    ):
-        assert f"seed: got '{seed}'; expected" in refused(capsys, *words, *options)
-    (tmp_path / "run.yaml").write_text(f"seed: {seed}\n")
-    assert "seed: got" in call(capsys, "quickstart", "--config", tmp_path / "run.yaml", "--out", out)[1]["errors"][0]
-    assert not out.exists()
 
 
 def test_train_refuses_before_it_writes(capsys, tmp_path):

@@ -137,14 +137,6 @@ class TestLabelNoise:
         transformed(GradedPairs.from_rows(rows), LabelNoise(1.0, 0), record)
         assert record[0].notes == {"queries": 11, "hit": 11, "swapped": 1, "equal": 10}
 
-    def test_a_query_of_two_tasks_is_two_groups(self):
-        rows = [
-            {"query": "q", "document": f"{task}{j}", "relevance": float(j), "task": task}
-            for task in "ab"
-            for j in (0, 1)
-        ]
-        assert transformed(GradedPairs.from_rows(rows), LabelNoise(1.0)).relevance.tolist() == [1.0, 0.0, 1.0, 0.0]
-
 
 class TestSampled:
     def test_the_size_is_exact_and_strata_are_in_proportion(self):

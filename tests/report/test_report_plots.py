@@ -18,7 +18,7 @@ from bixse.report.plots import (
     row_plot,
     training_plots,
 )
-from bixse.report.schema import MergeCurve, MergePoint, QueryChange, TrainingCurve, TrainingPoint
+from bixse.report.schema import MergeCurve, MergeScore, QueryChange, TrainingCurve, TrainingPoint
 from bixse.results import CalibrationReport, Comparison, Difference
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -63,7 +63,7 @@ def changes(*after):
 
 def test_text_from_data_stays_text():
     points = [TrainingPoint(step=s, dev_ndcg=0.5) for s in (1, 2)]
-    merged = [MergePoint(weight=weight, scores=dict.fromkeys(HOSTILE, weight / 2)) for weight in (0.0, 0.5, 1.0)]
+    merged = [MergeScore(weight=weight, scores=dict.fromkeys(HOSTILE, weight / 2)) for weight in (0.0, 0.5, 1.0)]
     plots = [
         *training_plots([TrainingCurve(system=name, points=points) for name in HOSTILE]).values(),
         reliability_diagram(calibration(), HOSTILE[0]),

@@ -33,12 +33,6 @@ def weights(folder):
 
 
 class TestUnhappyPaths:
-    def test_pairs_without_a_relevant_document(self, tmp_path, train_toy):
-        path = tmp_path / "pairs.csv"
-        path.write_text("query,document,relevance\ncopy,move,0.0\nopen,read,0.2\n")
-        with pytest.raises(InputError, match=r"got 2 queries of which loss 'infonce' can use none"):
-            train_toy(pairs=path, loss="infonce")
-
     def test_faulty_pairs_leave_no_output_folder(self, tmp_path, train_toy):
         path = tmp_path / "pairs.csv"
         path.write_text("query,document,relevance\ncopy,move,3\n")
@@ -139,10 +133,6 @@ class TestUnhappyPaths:
         finally:
             other.communicate("\n")
         train_toy()
-
-    def test_a_query_of_one_document_is_too_little_for_a_margin(self, train_toy):
-        with pytest.raises(InputError, match="can use none; expected queries with two graded documents"):
-            train_toy(loss="margin-mse", optimizer={"documents_per_query": 1})
 
     def test_a_batch_larger_than_the_data(self, tmp_path, train_toy):
         with pytest.raises(InputError, match=r"30 in all\); expected at least batch_size = 500 .* batch_size to 30"):

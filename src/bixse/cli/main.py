@@ -104,7 +104,7 @@ def parse(words: Sequence[str]) -> tuple[str, Verb[Any, Any], argparse.Namespace
     place = next((place for place, word in enumerate(words) if not word.startswith("-")), None)
     if place is None:
         _main_parser().parse_args(words)
-        raise AssertionError("a verb is required")
+        raise InputError("bixse: got no verb; expected one; fix: see `bixse --help`")
     name, end = " ".join(words[place : place + 2]), place + 2
     if name not in VERBS:
         name, end = words[place], place + 1
@@ -125,7 +125,7 @@ def _main_parser() -> argparse.ArgumentParser:
         epilog="Begin with: bixse quickstart. The options of a verb: bixse VERB --help",
     )
     parser.add_argument("--version", action="version", version=f"bixse {__version__}")
-    verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
+    verbs = parser.add_subparsers(metavar="VERB")
     for name, (_, summary) in VERBS.items():
         verbs.add_parser(name, help=summary)
     return parser

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 import unicodedata
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeAlias
 
@@ -178,7 +178,7 @@ def reported(
     transform: Transform | SplitByQuery, before: PairColumns, after: PairColumns, notes: dict[str, int]
 ) -> TransformReport:
     """The report of a transform."""
-    return TransformReport(transform.name, asdict(transform), len(before), len(after), notes)  # type: ignore[call-overload]
+    return TransformReport(transform.name, dict(vars(transform)), len(before), len(after), notes)
 
 
 @dataclass(frozen=True)

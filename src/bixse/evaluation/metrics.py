@@ -9,18 +9,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from bixse.data.trec import ranked
 from bixse.errors import InputError, did_you_mean
 from bixse.relevance import MIN_RELEVANT_GRADE
 
 if TYPE_CHECKING:
+    from bixse.evaluation.statistics import Floats
     from bixse.relevance import Qrels, Run
 
 PerQuery: TypeAlias = dict[str, dict[str, float]]
 """Metric name -> query id -> value in [0, 1]."""
-Floats: TypeAlias = npt.NDArray[np.float64]
 PRIMARY_METRIC = "ndcg@10"
 """The metric by which systems are compared and checkpoints chosen."""
 METRICS = (PRIMARY_METRIC, "recall@100", "mrr@10", "map@100")

@@ -11,20 +11,20 @@ from bixse.data.collection_files import (
     check_qrels,
     drop_missing,
     files_of_split,
+    judgements_of,
     read_queries,
     stream_documents,
 )
 from bixse.data.collection_warnings import warn_of_collection
 from bixse.data.io.files import file_hash
 from bixse.data.trec import read_qrels
-from bixse.errors import InputError
 from bixse.evaluation.metrics import check_min_relevant_grade
 from bixse.relevance import MIN_RELEVANT_GRADE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from bixse.data.collection_files import MissingDocuments
+    from bixse.data.collection import MissingDocuments
     from bixse.relevance import Qrels
 
 
@@ -117,18 +117,7 @@ def collection_task(
     """
     folder = Path(folder)
     check_min_relevant_grade(min_relevant_grade)
-    if not folder.is_dir():
-        raise InputError(
-            f"{folder}: got {'a file' if folder.exists() else 'no such folder'}; expected a collection folder with "
-            "corpus.jsonl, queries.jsonl and qrels/<split>.tsv; fix: check the path"
-        )
-    judgements, corpus_file = folder / "qrels" / f"{split}.tsv", folder / "corpus.jsonl"
-    if not judgements.is_file():
-        splits = sorted(file.stem for file in judgements.parent.glob("*.tsv"))
-        raise InputError(
-            f"{judgements.parent}: got split {split!r}; expected one of {splits or 'qrels/<split>.tsv'}; "
-            "fix: name a split that has a qrels file"
-        )
+    judgements, corpus_file = judgements_of(folder, split), folder / "corpus.jsonl"
     qrels, missing = read_qrels(judgements), 0
     texts = read_queries(folder / "queries.jsonl")
     corpus = check_corpus(corpus_file, qrels)

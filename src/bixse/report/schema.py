@@ -80,7 +80,7 @@ class TrainingCurve(_Plain):
     """Step of the checkpoint kept."""
 
 
-class MergePoint(_Plain):
+class MergeScore(_Plain):
     """What one weight between the base and the tuned model reaches."""
 
     weight: UnitInterval
@@ -95,7 +95,7 @@ class MergeCurve(_Plain):
     system: Text
     weight: UnitInterval
     """The one that was kept."""
-    points: list[MergePoint]
+    points: list[MergeScore]
     """By weight, the base model first."""
     guards: list[Text] = Field(default_factory=list)
     """Names of the collections that must not get worse; the others are dev."""
@@ -153,8 +153,8 @@ class ReportData(_Plain):
     """Everything one report shows.
 
     Raises:
-        pydantic.ValidationError: for an unknown key, a number that is not finite or out of range, an interval
-            whose ends are swapped, two systems of one name, or a comparison of a system that is not listed.
+        pydantic.ValidationError: for an unknown key, a number that is not finite or out of range, two systems of one
+            name, or a comparison of a system that is not listed.
 
     Example:
         >>> data = ReportData(title="Tiny", created="2026-01-31T12:00:00+00:00", primary_metric="ndcg@10",

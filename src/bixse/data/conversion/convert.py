@@ -5,11 +5,10 @@ from __future__ import annotations
 import shutil
 import tempfile
 import time
-from collections.abc import Callable
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import yaml
@@ -25,14 +24,13 @@ from bixse.errors import InputError, OutputExistsError
 from bixse.relevance import GradeScale
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from bixse.data.conversion.convert_settings import ConvertSettings
     from bixse.data.run_record import RunRecord
     from bixse.data.sources.mapping import RowMapping
+    from bixse.progress import ProgressBars
 
-Progress: TypeAlias = Callable[[str, int], Callable[[int], None]]
-"""Makes a progress callback from a title and a number of bytes."""
 STATE = ".part"
 """Folder inside the output folder that holds what was read, until all is written."""
 FAULTS_FILE = "faults.jsonl"
@@ -77,7 +75,7 @@ class ConvertResult:
     """In a dry run: the first faults."""
 
 
-def convert(settings: ConvertSettings, out: str | Path | None, progress: Progress | None = None) -> ConvertResult:
+def convert(settings: ConvertSettings, out: str | Path | None, progress: ProgressBars | None = None) -> ConvertResult:
     """Convert a source to graded pairs or a collection.
 
     Transforms look at a few numbers per row; texts are never in memory together. A run that was stopped leaves nothing
@@ -119,7 +117,7 @@ def convert(settings: ConvertSettings, out: str | Path | None, progress: Progres
 
 
 def _convert(
-    source: Source, settings: ConvertSettings, folder: Path, progress: Progress | None, record: RunRecord | None
+    source: Source, settings: ConvertSettings, folder: Path, progress: ProgressBars | None, record: RunRecord | None
 ) -> ConvertResult:
     """Convert, or only look where there is no record of a run: counts, histograms and errors."""
     lap = _laps({} if record is None else record.timings)
@@ -190,7 +188,7 @@ def _read(
     mapping: RowMapping,
     faults: FaultsFile,
     folder: Path,
-    progress: Progress | None,
+    progress: ProgressBars | None,
 ) -> tuple[PairsTable, dict[str, Any]]:
     """Read the files of a source one after the other; the graded pairs, and what was counted by file."""
     bar = _Bar(progress, f"read {source.name}", source.files)
@@ -303,7 +301,7 @@ def _work_folder(out: Path) -> Iterator[Path]:
 class _Bar:
     """A progress bar over the bytes of several files, which appears with its first step."""
 
-    def __init__(self, progress: Progress | None, title: str, files: Iterable[Path]) -> None:
+    def __init__(self, progress: ProgressBars | None, title: str, files: Iterable[Path]) -> None:
         self._make, self._title = progress, title
         self._total = sum(file.stat().st_size for file in files if file.is_file())
         self._step: Callable[[int], None] | None = None

@@ -15,7 +15,7 @@ from bixse.data.sources.score_scale import map_scores
 from bixse.errors import RowError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from bixse.data.sources.formats import Format, TableColumns
     from bixse.data.sources.score_scale import ScoreMap
@@ -30,15 +30,16 @@ _OWN_TYPES = {
     "orders": "VARCHAR", "grade": "DOUBLE",
 }  # fmt: skip
 """What a format's `own` expressions may say of a row."""
+_JSON_ROWS = pa.schema({"row": pa.int64(), "json": pa.string()})
 _READABLE = """
 CREATE OR REPLACE TEMP TABLE rows AS
-SELECT row, json, CASE WHEN json_type(j) = 'OBJECT' AND len(json_keys(j)) = len(list_distinct(json_keys(j))) THEN j END
-    AS j FROM (SELECT row, json, TRY_CAST(json AS JSON) AS j FROM json_rows)
+SELECT row, j FROM (SELECT row, TRY_CAST(json AS JSON) AS j FROM json_rows)
+WHERE json_type(j) = 'OBJECT' AND len(json_keys(j)) = len(list_distinct(json_keys(j)))
 """
 _TEXTS = """
 CREATE OR REPLACE TEMP TABLE texts AS
 SELECT items.*, number(val) AS number, {by_id} AS by_id, {has_document} AS has_document, {looked_up} AS looked_up,
-       {asked} AS asked, content(items.title->>'$', items.text->>'$') AS own_content
+       {asked} AS asked
 FROM (SELECT row, place, query_key, {query} AS query, id_key, {query_id} AS query_id, task, {own},
              unnest(d, recursive := true)
       FROM (SELECT *, unnest(documents) AS d, generate_subscripts(documents, 1) AS place
@@ -60,7 +61,8 @@ SELECT row, CASE WHEN {text_ids} THEN text_id(query_text) ELSE identifier(query_
            || '; the scale is ' || format('{{:g}}', $low) || ' to ' || format('{{:g}}', $high)
            WHEN state = $empty THEN 'the grade is empty' END, '') AS detail,
        own_probabilities AS probabilities, own_orders AS orders, own_grade
-FROM (SELECT texts.*, {query_text} AS query_text, CASE WHEN by_id THEN looked_up ELSE own_content END AS document_text,
+FROM (SELECT texts.*, {query_text} AS query_text, CASE WHEN by_id THEN looked_up
+                  ELSE content(title->>'$', text->>'$') END AS document_text,
              CASE WHEN {labels} AND label IS NOT NULL THEN NULL ELSE number END AS given,
              CASE WHEN own_status IS NOT NULL THEN own_status
                   WHEN given IS NULL AND label IS NULL THEN $empty
@@ -163,21 +165,20 @@ class RowMapping:
         )
         return [(file, row, identifier) for file, row, identifier in found]
 
-    def load(self, rows: Iterable[tuple[int, str]]) -> list[tuple[int, str]]:
+    def load(self, rows: pa.Table) -> list[tuple[int, str]]:
         """Take rows with their numbers; those that are no JSON objects, or have a key twice, are given back."""
-        numbers, lines = zip(*rows, strict=True)
-        self.database.register("json_rows", _json_table(numbers, lines))
-        self.database.execute(_READABLE)
-        unreadable = self.database.execute("SELECT row, json FROM rows WHERE j IS NULL ORDER BY row").fetchall()
-        if unreadable:
-            self.database.execute("DELETE FROM rows WHERE j IS NULL")
-        return unreadable
+        self.database.register("json_rows", rows)
+        ((taken,),) = self.database.execute(_READABLE).fetchall()
+        if taken == len(rows):
+            return []
+        return self.database.execute(
+            "SELECT row, json FROM json_rows WHERE row NOT IN (SELECT row FROM rows) ORDER BY row"
+        ).fetchall()
 
-    def insert(self, rows: Iterable[tuple[int, str]]) -> None:
+    def insert(self, rows: pa.Table) -> None:
         """Add rows to those that `load` took."""
-        numbers, lines = zip(*rows, strict=True)
-        self.database.register("json_rows", _json_table(numbers, lines))
-        self.database.execute("INSERT INTO rows SELECT row, json, json::JSON FROM json_rows")
+        self.database.register("json_rows", rows)
+        self.database.execute("INSERT INTO rows SELECT row, json::JSON FROM json_rows")
 
     def judgements(self, task: str | None, judge: str) -> tuple[pa.Table, list[RowError], int]:
         """The judgements of the rows that were taken, what cannot be read of them, and how many the note counts.
@@ -322,5 +323,6 @@ def _floats(column: pa.ChunkedArray) -> np.ndarray:
     return np.array(column.to_numpy(zero_copy_only=False), dtype=np.float64)
 
 
-def _json_table(numbers: Sequence[int], lines: Sequence[str]) -> pa.Table:
-    return pa.table({"row": pa.array(numbers, pa.int64()), "json": pa.array(lines, pa.string())})
+def json_table(rows: Sequence[tuple[int, str]]) -> pa.Table:
+    """Rows with their numbers as a table."""
+    return pa.Table.from_pylist([{"row": number, "json": line} for number, line in rows], _JSON_ROWS)

@@ -13,9 +13,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from bixse.data.io.files import file_hash, is_unicode, storage_errors
-from bixse.data.row_files.read import files_of, json_object, kind_of, raw_rows, stem_of, text_lines
+from bixse.data.row_files.read import (
+    LINES_BYTES,
+    files_of,
+    json_object,
+    kind_of,
+    line_blocks,
+    raw_rows,
+    stem_of,
+    text_lines,
+)
 from bixse.data.sources.formats import (
     SourceOptions,
     TableColumns,
@@ -25,7 +36,7 @@ from bixse.data.sources.formats import (
     task_name,
 )
 from bixse.data.sources.judgement import Judgement, ungraded
-from bixse.data.sources.mapping import RowMapping
+from bixse.data.sources.mapping import RowMapping, json_table
 from bixse.data.sources.score_scale import FileScores, check_scores, histogram, parse_score_map, summarise_scores
 from bixse.data.sources.source_hub import HUB, hub_folder
 from bixse.data.sources.texts import documents_in, queries_in
@@ -36,14 +47,11 @@ from bixse.relevance import GradeScale
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    import pyarrow as pa
 
 Reached: TypeAlias = Callable[[Path, int], None]
 """Is told how many bytes of a file were read."""
-ROWS_AT_ONCE = 20_000
-"""Rows of a file that are mapped together, at most."""
-CHARACTERS_AT_ONCE = 1 << 22
-"""Characters of them, about."""
+ROWS_AT_ONCE = 40_000
+"""Rows of a file that are mapped together, at most: planning the queries takes as long as some thousand rows."""
 
 
 class Source:
@@ -237,39 +245,55 @@ class Source:
                 break
         self._tell(file, scores, bool(errors.total))
 
-    def _chunks(self, file: Path, errors: InvalidFileError, most: int) -> Iterator[tuple[list[tuple[int, str]], int]]:
-        """The rows of a file as JSON with their numbers, some thousand at a time, and the bytes read."""
+    def _chunks(self, file: Path, errors: InvalidFileError, most: int) -> Iterator[tuple[pa.Table, int]]:
+        """Tables of the numbers of some thousand rows and their JSON, and the bytes read.
+
+        Rows of JSONL are given as they stand, to be checked by the database. Where the lines cannot be read together
+        they are read one by one from there on, which says what is wrong.
+        """
+        done = 0
+        if kind_of(file) == ".jsonl" and not self.form.query_by_id:
+            try:
+                for lines, position in line_blocks(file):
+                    numbers = pa.array(range(done + 1, done + 1 + len(lines)), pa.int64())
+                    done += len(lines)
+                    table = pa.table({"row": numbers, "json": lines})
+                    table = table.filter(pc.not_equal(pc.utf8_trim_whitespace(lines), ""))
+                    for start in range(0, len(table), most):
+                        yield _with_single_keys(table.slice(start, most), errors), position
+                return
+            except (pa.ArrowException, OSError):
+                pass
         rows: list[tuple[int, str]] = []
         size = position = 0
-        for number, line, position in self._json_rows(file, errors):
+        for number, line, position in self._json_rows(file, errors, done):
             rows.append((number, line))
             size += len(line)
-            if len(rows) >= most or size >= CHARACTERS_AT_ONCE:
-                yield rows, position
+            if len(rows) == most or size > LINES_BYTES:
+                yield json_table(rows), position
                 rows, size = [], 0
         if rows:
-            yield rows, position
+            yield json_table(rows), position
 
-    def _json_rows(self, file: Path, errors: InvalidFileError) -> Iterator[tuple[int, str, int]]:
-        """The rows of a file as JSON; those of JSONL as they stand, to be checked by the database.
-
-        An object inside an object is parsed here: the database would not see a key that is there twice.
-        """
+    def _json_rows(self, file: Path, errors: InvalidFileError, done: int) -> Iterator[tuple[int, str, int]]:
+        """The rows of a file as JSON one by one, with their numbers and the bytes read; of JSONL those after `done`."""
         form = self.form
+        rows: Iterator[tuple[int, dict[str, Any], int]]
         if form.query_by_id:
             rows = ((row, dict(zip(QRELS_HEADER, found, strict=True)), 0) for row, *found in qrels_rows(file, errors))
         elif kind_of(file) == ".jsonl":
-            for number, line, position in text_lines(file, errors):
-                if line.find("{", 1) < 0 or json_object(number, line, errors) is not None:
-                    yield number, line, position
-            return
+            rows = (
+                (number, row, position)
+                for number, line, position in text_lines(file, errors)
+                if number > done and (row := json_object(number, line, errors)) is not None
+            )
         else:
             rows = raw_rows(file, errors, form.needed, None if form.optional == ("*",) else form.optional)
         for number, row, position in rows:
             if (encoded := _encoded(number, row, errors)) is not None:
                 yield number, encoded, position
 
-    def _load(self, mapping: RowMapping, rows: list[tuple[int, str]], errors: InvalidFileError) -> None:
+    def _load(self, mapping: RowMapping, rows: pa.Table, errors: InvalidFileError) -> None:
         """Give rows to the database; those that it cannot read are parsed to say what is wrong with them."""
         mended = []
         for number, line in mapping.load(rows):
@@ -277,7 +301,7 @@ class Source:
             if row is not None and (encoded := _encoded(number, row, errors)) is not None:
                 mended.append((number, encoded))
         if mended:
-            mapping.insert(mended)
+            mapping.insert(json_table(mended))
 
     def _tell(self, file: Path, scores: FileScores, faulty: bool) -> None:
         """Warnings about the scores of a file, and about what its name says."""
@@ -365,6 +389,14 @@ class Source:
 
 def _unheard(_file: Path, _position: int) -> None:
     """Nobody wants to know how far the reading has come."""
+
+
+def _with_single_keys(rows: pa.Table, errors: InvalidFileError) -> pa.Table:
+    """Rows without those where an object inside an object has a key twice, which the database would not see."""
+    nested = rows.filter(pc.greater(pc.count_substring(rows["json"], "{"), 1))
+    lines = zip(*(nested[name].to_pylist() for name in ("row", "json")), strict=True)
+    refused = [number for number, line in lines if json_object(number, line, errors) is None]
+    return rows.filter(pc.invert(pc.is_in(rows["row"], pa.array(refused, pa.int64())))) if refused else rows
 
 
 def _encoded(number: int, row: dict[str, Any], errors: InvalidFileError) -> str | None:

@@ -89,7 +89,7 @@ def _texts(
                 known = id_keys if column.name == id_key else text_keys
                 errors.add(number, column.name, error.got, f"{error.expected} (under {', '.join(known)})", error.fix)
         if len(found) == len(columns):
-            yield number, *found
+            yield number, found[0], found[1], found[2]
 
 
 def _has_header(path: Path, id_keys: Sequence[str]) -> bool:

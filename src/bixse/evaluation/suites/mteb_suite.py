@@ -174,7 +174,7 @@ def _run_task(system: System, task: AbsTask, out: Path, settings: Mapping[str, A
 def _evaluate(system: System, task: AbsTask, record: RunRecord) -> None:
     """Run a task, and put its figures into the record and their values of every query beside it."""
     parts = parts_of_task(task)
-    model = mteb_model(system, parts)
+    model: Any = mteb_model(system, parts)
     cache, predictions = mteb.ResultCache(record.folder.parent / CACHE_FOLDER), record.folder / PREDICTIONS_FOLDER
     started = time.perf_counter()
     per_query: PerQuery = {}

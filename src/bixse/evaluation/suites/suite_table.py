@@ -17,7 +17,7 @@ from bixse.report.table import (
 if TYPE_CHECKING:
     from bixse.evaluation.evaluate import Evaluation
     from bixse.evaluation.suites.suite_result import SuiteResult
-    from bixse.evaluation.suites.suite_verdict import SuiteDifference, TaskDifference
+    from bixse.evaluation.suites.suite_verdict import SuiteDifference, TestedDifference
     from bixse.report.table import Cell
 
 COLUMNS = ("95 % interval", "p", "p (Holm)", "verdict")
@@ -85,7 +85,7 @@ def _by_task(found: SuiteDifference) -> str:
     return f"{table}\n\n{len(rows)} tasks are tested: after Holm's correction {kept} of them remain below 0.05."
 
 
-def _difference(found: SuiteDifference | TaskDifference) -> list[Cell]:
+def _difference(found: TestedDifference) -> list[Cell]:
     return [
         format_difference(found.difference.mean),
         format_interval(found.difference.low, found.difference.high, signed=True),

@@ -11,7 +11,7 @@ from bixse.data.io.files import hash_files
 from bixse.data.run_record import open_run
 from bixse.data.task_instructions import load_instructions
 from bixse.encoders.identity import model_hashes, model_path_settings
-from bixse.experiments.arms import Measured, Run
+from bixse.experiments.arms import ArmRun, Measured
 from bixse.experiments.runner import RUNS_FOLDER, TRAIN_FOLDER, clear, do_runs, opened, train_run
 from bixse.experiments.sweep.sweep_arms import plan_arms
 from bixse.experiments.sweep.sweep_table import BEST_FILE, TABLE_FILE, rank_arms, write_best, write_table
@@ -83,7 +83,7 @@ def sweep(config: SweepConfig, out: Path, progress: bool = True) -> SweepResult:
     arms = plan_arms(config)
     first = TrainConfig.load(None, arms[0].train)
     seeds = config.seeds or (first.seed,)
-    runs = [Run(arm, seed, train_on_dev, {**(arm.train or {}), "seed": seed}) for arm in arms for seed in seeds]
+    runs = [ArmRun(arm, seed, train_on_dev, {**(arm.train or {}), "seed": seed}) for arm in arms for seed in seeds]
     record = open_run(out, "sweep", *_identity(config, first, seeds))
     titles = {run.name: f"run {n} of {len(runs)}: {run.arm.label}, seed {run.seed}" for n, run in enumerate(runs, 1)}
 
@@ -125,7 +125,7 @@ def sweep(config: SweepConfig, out: Path, progress: bool = True) -> SweepResult:
     )
 
 
-def train_on_dev(run: Run, titles: Mapping[str, str], own: Path) -> Measured:
+def train_on_dev(run: ArmRun, titles: Mapping[str, str], own: Path) -> Measured:
     """Train a run; its figures are nDCG@10 on dev before and after.
 
     After: of the model that was kept, merged with the base model or the best checkpoint.
@@ -185,7 +185,7 @@ def _input_hashes(config: SweepConfig, first: TrainConfig) -> dict[str, str]:
 
 
 def _drop_models(
-    config: SweepConfig, out: Path, runs: Sequence[Run], results: Mapping[str, RunResult], rows: Sequence[SweepRow]
+    config: SweepConfig, out: Path, runs: Sequence[ArmRun], results: Mapping[str, RunResult], rows: Sequence[SweepRow]
 ) -> None:
     """With `keep: best`, delete the models of finished runs but the best one.
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from bixse.results import IntervalEstimate
 
-Measure: TypeAlias = Callable[[Floats], Floats]
+AgreementMeasure: TypeAlias = Callable[[Floats], Floats]
 """From tables of counts, shape (..., rows, columns), to one value each; NaN where it is not defined."""
 _BLOCK_SIZE = 1 << 22
 """Counts of resampled tables held at once: bounds memory to some 100 MB."""
@@ -43,11 +43,11 @@ class CountsByQuery:
         table: Floats = np.asarray(self.counts.sum(axis=0), dtype=np.float64).reshape(self.shape)
         return table
 
-    def values(self, measures: Mapping[str, Measure]) -> dict[str, float]:
+    def values(self, measures: Mapping[str, AgreementMeasure]) -> dict[str, float]:
         """Each measure over all queries."""
         return {name: float(measure(self.total)) for name, measure in measures.items()}
 
-    def draws(self, measures: Mapping[str, Measure], samples: int, seed: int) -> dict[str, Floats]:
+    def draws(self, measures: Mapping[str, AgreementMeasure], samples: int, seed: int) -> dict[str, Floats]:
         """Each measure on resampled queries, shape (samples,); equal seeds and queries draw alike, so draws pair up."""
         block = max(1, _BLOCK_SIZE // (self.shape[0] * self.shape[1]))
         found: dict[str, list[Floats]] = {name: [] for name in measures}
@@ -58,7 +58,9 @@ class CountsByQuery:
                     found[name].append(measure(tables))
         return {name: np.concatenate(values) for name, values in found.items()}
 
-    def estimates(self, measures: Mapping[str, Measure], samples: int, seed: int) -> dict[str, IntervalEstimate]:
+    def estimates(
+        self, measures: Mapping[str, AgreementMeasure], samples: int, seed: int
+    ) -> dict[str, IntervalEstimate]:
         """Each measure with its 95 % interval."""
         drawn = self.draws(measures, samples, seed)
         return {name: percentile_estimate(value, drawn[name]) for name, value in self.values(measures).items()}
@@ -94,7 +96,7 @@ def nearest_level(grades: Floats, levels: Floats) -> npt.NDArray[np.int64]:
     return np.searchsorted((levels[1:] + levels[:-1]) / 2, grades, side="right").astype(np.int64)
 
 
-def agreement_within(steps: int) -> Measure:
+def agreement_within(steps: int) -> AgreementMeasure:
     """The share of pairs whose grades lie exactly this many levels apart; -1: two or more."""
 
     def measure(tables: Floats) -> Floats:
@@ -105,7 +107,7 @@ def agreement_within(steps: int) -> Measure:
     return measure
 
 
-def cohen_kappa(power: int = 0) -> Measure:
+def cohen_kappa(power: int = 0) -> AgreementMeasure:
     """Cohen's kappa: 1 - observed / expected disagreement, where the expected one keeps each side's own grades.
 
     Disagreement counts 1 (power 0; Cohen 1960, doi:10.1177/001316446002000104), the number of levels apart (1), or its
@@ -124,7 +126,7 @@ def cohen_kappa(power: int = 0) -> Measure:
     return measure
 
 
-def binary_kappa(first: int) -> Measure:
+def binary_kappa(first: int) -> AgreementMeasure:
     """Cohen's kappa of relevant or not, where levels from position `first` on are relevant."""
 
     def measure(tables: Floats) -> Floats:
@@ -168,7 +170,7 @@ def kendall_tau_b(tables: Floats) -> Floats:
     return quotient(2 * concordant - decided, np.sqrt((everything - tied_rows) * (everything - tied_columns)))
 
 
-def of_levels(first: int) -> dict[str, Measure]:
+def of_levels(first: int) -> dict[str, AgreementMeasure]:
     """Name -> measure of square tables, where levels from position `first` on are relevant."""
     return {
         "exact": agreement_within(0),
@@ -182,7 +184,7 @@ def of_levels(first: int) -> dict[str, Measure]:
     }
 
 
-OF_RANKS: dict[str, Measure] = {"spearman": spearman, "kendall": kendall_tau_b}
+OF_RANKS: dict[str, AgreementMeasure] = {"spearman": spearman, "kendall": kendall_tau_b}
 """Name -> measure of tables with a row or column for every distinct grade."""
 
 

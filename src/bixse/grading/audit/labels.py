@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from bixse.grading.audit.audit_settings import LabelSettings
 
-Pair: TypeAlias = tuple[str, str]
+PairIds: TypeAlias = tuple[str, str]
 """Query id and document id."""
 COLUMNS = (
     *(FileColumn(name, "id", needed=False) for name in ("query_id", "document_id")),
@@ -68,13 +68,13 @@ class Labels:
     """The judge's name, or that of the file."""
     path: str
     scale: GradeScale
-    grades: Mapping[Pair, float]
+    grades: Mapping[PairIds, float]
     """Usable grades, all on the scale."""
-    relevance: Mapping[Pair, float]
+    relevance: Mapping[PairIds, float]
     """Relevance of the same pairs: the file's own, else the grade's place on the scale."""
-    missing: Mapping[Pair, str] = field(default_factory=dict)
+    missing: Mapping[PairIds, str] = field(default_factory=dict)
     """Pairs without a usable grade, and why: "off-scale", the judge's status, or "no grade"."""
-    again: Mapping[Pair, float] = field(default_factory=dict)
+    again: Mapping[PairIds, float] = field(default_factory=dict)
     """Grades of the pairs that were asked a second time (column `repeat` 1)."""
     impossible: tuple[ImpossibleLabel, ...] = ()
     """Every label off the scale."""
@@ -96,7 +96,7 @@ class _Row:
     """One row as it stands in a file."""
 
     row: int
-    pair: Pair
+    pair: PairIds
     grade: float | None
     relevance: float | None = None
     status: str | None = None
@@ -210,7 +210,7 @@ def _qrels_rows(path: Path, errors: InvalidFileError) -> Iterator[_Row]:
 
 def _merged(rows: Iterable[_Row], errors: InvalidFileError) -> list[_Row]:
     """One row per pair and asking; a label wins over none, and two that differ are an error."""
-    kept: dict[tuple[Pair, int], _Row] = {}
+    kept: dict[tuple[PairIds, int], _Row] = {}
     for row in rows:
         first = kept.setdefault((row.pair, row.repeat), row)
         if row.label is None:

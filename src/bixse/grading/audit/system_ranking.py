@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from bixse.evaluation.statistics import Floats
-    from bixse.grading.audit.labels import Pair
+    from bixse.grading.audit.labels import PairIds
     from bixse.relevance import Run
     from bixse.results import IntervalEstimate
 
@@ -45,8 +45,8 @@ class SystemRanking:
 
 
 def rank_systems(
-    human: Mapping[Pair, float],
-    judged: Mapping[Pair, float],
+    human: Mapping[PairIds, float],
+    judged: Mapping[PairIds, float],
     runs: Mapping[str, Run],
     samples: int = 1000,
     seed: int = 0,

@@ -32,13 +32,13 @@ if TYPE_CHECKING:
     from bixse.evaluation.evaluate import Evaluation
     from bixse.evaluation.systems import System
     from bixse.evaluation.tasks import Task
-    from bixse.experiments.arms import Run
+    from bixse.experiments.arms import ArmRun
     from bixse.grading.rank import JudgeRanking
     from bixse.studies.engine.study_inputs import StudyInputs
     from bixse.training.config import TrainConfig
 
 
-def train_and_score(run: Run, inputs: StudyInputs, own: Path) -> Measured:
+def train_and_score(run: ArmRun, inputs: StudyInputs, own: Path) -> Measured:
     """Train on the transformed pairs and search the test queries."""
     path = own / PAIRS_FILE
     pairs = transformed(load_graded_pairs(inputs.pairs), run.arm.pairs, run.seed)
@@ -48,12 +48,12 @@ def train_and_score(run: Run, inputs: StudyInputs, own: Path) -> Measured:
     return measured(_evaluated(inputs, system), resolve_precision(), len(pairs))
 
 
-def score_untrained(run: Run, inputs: StudyInputs, own: Path) -> Measured:
+def score_untrained(run: ArmRun, inputs: StudyInputs, own: Path) -> Measured:
     """Search the test queries with the encoder as training would begin with it."""
     return measured(_evaluated(inputs, EncoderSystem(untrained(run, inputs), cache="none")), resolve_precision())
 
 
-def score_bm25(run: Run, inputs: StudyInputs, own: Path) -> Measured:
+def score_bm25(run: ArmRun, inputs: StudyInputs, own: Path) -> Measured:
     """Search the test queries by words."""
     return measured(_evaluated(inputs, Bm25System()))
 
@@ -82,13 +82,13 @@ def measured(found: Mapping[str, Evaluation | JudgeRanking], precision: str = ""
     return Measured(metrics, per_query, rows, precision)
 
 
-def trained(run: Run, inputs: StudyInputs, own: Path, pairs: Path) -> RelevanceModel:
+def trained(run: ArmRun, inputs: StudyInputs, own: Path, pairs: Path) -> RelevanceModel:
     """The encoder of a run, trained in its folder, or found there."""
     train_run(run_config(run, inputs, pairs), own)
     return build_encoder(own / TRAIN_FOLDER / MODEL_FOLDER)
 
 
-def untrained(run: Run, inputs: StudyInputs) -> RelevanceModel:
+def untrained(run: ArmRun, inputs: StudyInputs) -> RelevanceModel:
     """The encoder as training would begin with it: its length, pooling, attention and instructions."""
     config = train_config({**run.settings, "pairs": inputs.pairs})
     encoder = build_encoder(
@@ -104,7 +104,7 @@ def untrained(run: Run, inputs: StudyInputs) -> RelevanceModel:
     return encoder
 
 
-def run_config(run: Run, inputs: StudyInputs, pairs: Path) -> TrainConfig:
+def run_config(run: ArmRun, inputs: StudyInputs, pairs: Path) -> TrainConfig:
     """The settings of a run's training.
 
     Raises:

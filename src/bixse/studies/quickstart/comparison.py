@@ -16,7 +16,7 @@ from bixse.evaluation.metrics import METRICS, PRIMARY_METRIC
 from bixse.evaluation.significance import paired_bootstrap
 from bixse.report.schema import (
     MergeCurve,
-    MergePoint,
+    MergeScore,
     QueryChange,
     RankedDocument,
     ReportData,
@@ -272,6 +272,6 @@ def merge_curve(system: str, merged: MergeResult) -> MergeCurve:
     return MergeCurve(
         system=system,
         weight=merged.weight,
-        points=[MergePoint(weight=point.weight, scores=point.scores) for point in merged.points],
+        points=[MergeScore(weight=point.weight, scores=point.scores) for point in merged.points],
         guards=sorted({change.collection for change in merged.changes if change.role == "guard"}),
     )

@@ -15,7 +15,7 @@ from bixse.encoders.interpolation import interpolate
 from bixse.encoders.loading.precision import autocast
 from bixse.evaluation.calibration.platt import fit_platt
 from bixse.evaluation.significance import paired_bootstrap
-from bixse.progress import progress_bar
+from bixse.progress import Progress
 from bixse.training.config import TOLERANCE
 from bixse.training.dev_evaluation import Role, sets_of
 from bixse.training.distributed import is_main_process, raise_together, rank, world_size
@@ -179,7 +179,7 @@ def merge(
         return MergeResult(weights[0], [], [], tolerance)
     found: dict[float, Scores] = {}
     own_share = sorted({0.0, 1.0, *weights})[rank() :: world_size()]
-    bar = progress_bar("merge: score weights", len(own_share)) if progress and is_main_process() else None
+    bar = Progress("merge: score weights", len(own_share)) if progress and is_main_process() else None
     with raise_together():
         for weight in own_share:
             interpolate(model, base, tuned, weight)

@@ -18,7 +18,7 @@ from bixse.progress import duration, progress_bar
 from bixse.settings import Flag
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
     from typing import Self
 
     from bixse.data.graded_pairs import Pair
@@ -74,9 +74,7 @@ def run(config: GradeConfig, options: GradeOptions) -> CommandResult:
     budget = Budget(config.max_usd, None if config.max_pairs is None else config.max_pairs * variants)
     inputs = {"pairs": file_hash(config.pairs)} if config.pairs is not None and config.pairs.is_file() else {}
     judge = config.open()
-    told = (
-        () if "--json" in options.words else tuple(getattr(judge, "doubts", ()))
-    )  # before the first question, see `grade`
+    told = () if "--json" in options.words else getattr(judge, "doubts", ())  # before the first question, by `grade`
     try:
         pairs = _pairs(config.pairs, judge)
         prices = config.of(config.model or judge.name)
@@ -107,78 +105,20 @@ def _pairs(path: Path | None, judge: Judge) -> list[Pair]:
 
 
 def _result(result: GradeResult, judge: Judge, priced: bool, told: Sequence[str]) -> CommandResult:
-    """What a person reads: how many, how they spread, what it took, what to doubt."""
-    from bixse.report.table import format_histogram, format_table
+    from bixse.report.grade_summary import grade_lines, grade_warnings
 
-    summary = result.summary
-    graded = summary["statuses"].get("graded", 0)
-    computed = f" in {summary['precision']}" if summary["precision"] else ""
-    rows: list[list[str | float]] = [[status, str(count)] for status, count in summary["statuses"].items()]
-    if summary["not_asked"]:
-        rows.append(["not asked yet", str(summary["not_asked"])])
-    lines = [f"{graded} of {summary['pairs'] + summary['not_asked']} pairs graded by {judge.name}{computed}", ""]
-    lines += [format_table(rows, ["status", "pairs"]), ""]
-    if graded:
-        lines += [*format_histogram(summary["relevance_tenths"]), ""]
-    lines.append(
-        f"{summary['asked']} questions asked, {summary['reused']} answers from the ledger; "
-        f"{summary['prompt_tokens']:,} tokens read ({summary['cached_tokens']:,} from the server's cache), "
-        f"{summary['completion_tokens']:,} written, {summary['usd']:.4f} US dollars "
-        f"({summary['usd_of_this_run']:.4f} in this run)"
-    )
-    if summary["repeats"]:
-        lines.append(
-            f"{summary['repeats']} pairs were asked twice: relevance changed by "
-            f"{summary['mean_change_of_repeats']:.4f} on average"
-        )
+    lines = grade_lines(result.summary, judge.name)
     if result.stopped:
         lines.append(f"stopped: {result.stopped}; the same command with a higher limit goes on")
-    if graded:
+    if "pairs" in result.artifacts:
         lines += [
             f"next: bixse grade audit --judge {result.artifacts['judgements']} --human QRELS",
             f"      bixse train --pairs {result.artifacts['pairs']}",
         ]
-    exit_code = 0 if result.complete else 3
-    left = [warning for warning in judge.warnings if warning not in told]
-    warnings = [*left, *_warnings(summary, judge.name, priced)]
-    return CommandResult("\n".join(lines), dict(summary), dict(result.artifacts), warnings, [], exit_code)
-
-
-def _warnings(summary: Mapping[str, Any], name: str, priced: bool) -> list[str]:
-    graded = summary["statuses"].get("graded", 0)
-    warnings = []
-    for dtype, count in summary["answered_in_other_precision"].items():
-        warnings.append(
-            f"{count} answers of this judge in {dtype} are in the ledger and were not reused: this run computes in "
-            f"{summary['precision']}, which gives other probabilities; fix: --dtype {dtype} takes them"
-        )
-    if (unusable := summary["pairs"] - graded) > 0:
-        warnings.append(
-            f"{unusable} pairs have a status and no relevance: see judgements.parquet; --retry-failed asks them again"
-        )
-    if summary["low_mass"]:
-        warnings.append(
-            f"{summary['low_mass']} of {graded} graded pairs have less than half of the answer's probability on the "
-            "options: the judge would rather say something else, and its grades mean less"
-        )
-    if summary["wide_bounds"]:
-        warnings.append(
-            f"{summary['wide_bounds']} of {graded} relevances may be off by more than 0.05, since the server did not "
-            "return all options: relevance_low and relevance_high hold the bounds"
-        )
-    warnings += [
-        f"{count} answers came from {other}, not from {name}: they are graded all the same, and the column judge names "
-        "the model; --strict refuses them"
-        for other, count in summary["other_models"].items()
-    ]
-    if summary["usage_unknown"] and priced:
-        warnings.append(
-            f"{summary['usage_unknown']} answers came without a usable number of tokens: the dollars lack their price "
-            "(--max-usd counts a guess)"
-        )
-    if graded > 1 and max(summary["relevance_tenths"]) == graded:
-        warnings.append("all relevances lie in one tenth of the scale: there is little to learn from them")
-    return warnings
+    warnings = [warning for warning in judge.warnings if warning not in told]
+    warnings += grade_warnings(result.summary, judge.name, priced)
+    code = 0 if result.complete else 3
+    return CommandResult("\n".join(lines), dict(result.summary), dict(result.artifacts), warnings, [], code)
 
 
 def _estimate_text(found: Estimate, name: str) -> str:
