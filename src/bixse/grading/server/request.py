@@ -32,11 +32,10 @@ class RequestForm:
     model: str
     mode: Mode
     labels: tuple[str, ...] = ()
-    """Options, needed for a constraint."""
+    """For a constraint."""
     max_tokens: int = ANSWER_TOKENS
     logprobs: Logprobs = "flag"
     top_logprobs: int = TOP_LOGPROBS[0]
-    """Alternatives a position."""
     token_ids: tuple[int, ...] = ()
     constraint: str = ""
     """One of `CONSTRAINTS`, or empty."""
@@ -50,11 +49,10 @@ class RequestForm:
     thinking_off: bool = False
     """Ask the chat template to leave out reasoning."""
     limit_name: str = "max_tokens"
-    """Name of the length limit."""
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """All of it that decides an answer, as plain JSON values; no model."""
+        """What decides an answer besides the model, as plain JSON values."""
         return {
             "temperature": self.temperature,
             "top_logprobs": self.top_logprobs if self.logprobs != "none" else None,
