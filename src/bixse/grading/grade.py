@@ -42,7 +42,7 @@ class GradeResult:
     """What came of a run of grading."""
 
     judgements: Sequence[JudgedPair]
-    """One a pair and repeat, in the order of the pairs, repeats last."""
+    """One per pair and repeat, in the order of the pairs, repeats last."""
     summary: Mapping[str, Any]
     """Counts, tokens, dollars: see `summarise`; with `asked`, `reused`, `not_asked`, `usd_of_this_run`."""
     artifacts: Mapping[str, str]
@@ -131,12 +131,7 @@ def open_grading(
     inputs: Mapping[str, str] | None,
     strict: bool,
 ) -> tuple[RunRecord, Path]:
-    """The record of a run of grading, new or to go on with, and its file of answers; nothing is written yet.
-
-    Raises:
-        InputError: as `grade`.
-        StorageError: the folder cannot be read.
-    """
+    """The record of a run of grading, new or to go on with, and its file of answers; nothing is written yet."""
     if not pairs:
         raise InputError("pairs: got none; expected at least one; fix: check what was selected")
     _tell_doubts(judge, strict)
@@ -149,7 +144,6 @@ def open_grading(
 
 
 def _tell_doubts(judge: Judge, strict: bool) -> None:
-    """Say what speaks against a judge before it is paid for; with `strict` that is the end."""
     doubts: Sequence[str] = getattr(judge, "doubts", ())
     for doubt in doubts:
         log.warning("%s", doubt)

@@ -41,7 +41,6 @@ class Prices:
     """A token of reasoning; None: as any token written."""
 
     def usd(self, usage: Usage) -> float:
-        """Price of an answer: tokens read and not cached, cached, written, and of reasoning, each at its price."""
         cached = self.prompt if self.cached is None else self.cached
         reasoning = self.completion if self.reasoning is None else self.reasoning
         return (
@@ -79,11 +78,7 @@ class PriceSettings(Settings):
         return self
 
     def of(self, model: str) -> Prices:
-        """The prices of a model; 0 where none are given.
-
-        Raises:
-            InputError: a price file that does not hold the model.
-        """
+        """The prices of a model; 0 where none are given."""
         if self.prices is not None:
             return load_prices(self.prices, model)
         cached = None if self.price_cached is None else self.price_cached / MILLION
@@ -102,11 +97,7 @@ class _Listed(BaseModel):
 
 
 def load_prices(path: Path, model: str) -> Prices:
-    """The prices of a model in a file of litellm's shape (`model_prices_and_context_window.json`).
-
-    Raises:
-        InputError: the file cannot be read, or does not hold the model with both prices.
-    """
+    """The prices of a model in a file of litellm's shape (`model_prices_and_context_window.json`)."""
     otherwise = "use --price-in and --price-out"
     try:
         table = json.loads(read_text(path))

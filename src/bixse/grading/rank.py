@@ -42,23 +42,16 @@ class JudgeRanking:
     """What the judge's order reached."""
 
     metrics: dict[str, float]
-    """Metric -> mean over the queries, for the judge's order."""
+    """Metric -> mean over the queries."""
     candidate_metrics: dict[str, float]
     """The same for the order the candidates came in; empty for candidates without one."""
     difference: Difference | None
     """nDCG@10 of the judge's order minus the candidates', over queries; None without an order or a second query."""
     per_query: PerQuery
-    """Metric -> query id -> value, for the judge's order."""
     run: Run
-    """The judge's order."""
     summary: Mapping[str, Any]
     """Of the grading, see `bixse.grading.grade.GradeResult`."""
     warnings: list[str]
-
-    @property
-    def verdict(self) -> str | None:
-        """Against the order the candidates came in: "better", "no difference" or "worse"."""
-        return None if self.difference is None else self.difference.verdict
 
     @property
     def complete(self) -> bool:
@@ -187,7 +180,7 @@ def _warnings(
 def _reordered(
     query_id: str, found: Mapping[str, float], depth: int, relevance: Mapping[tuple[str, str], float | None]
 ) -> dict[str, float]:
-    """Scores that put graded candidates first by relevance, then those without a grade, then those beyond the depth."""
+    """Scores in the judge's order: graded candidates, those without a grade, those beyond the depth."""
     order = ranked(found)
 
     def place(position: int) -> tuple[bool, float, int]:

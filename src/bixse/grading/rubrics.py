@@ -26,7 +26,6 @@ class PromptVariant(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: str = Field(min_length=1)
-    """Name of the variant, recorded with every answer."""
     system: str = ""
     """System message; empty for none."""
     user: str
@@ -61,7 +60,6 @@ class Rubric(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: str
-    """Name in the table, recorded with every answer."""
     labels: tuple[str, ...] = Field(min_length=2)
     """What the judge answers with, from irrelevant to perfectly relevant; distinct, without spaces."""
     values: tuple[float, ...] = ()
@@ -69,7 +67,6 @@ class Rubric(BaseModel):
     variants: tuple[PromptVariant, ...] = Field(min_length=1, validation_alias=AliasChoices("variants", "orders"))
     """Every variant is asked; the relevances are averaged. Files of earlier versions name them `orders`."""
     summary: str = ""
-    """One line for people."""
     source: str = ""
     """Where the wording is from."""
 
@@ -99,7 +96,6 @@ class Rubric(BaseModel):
 
     @property
     def scale(self) -> GradeScale:
-        """The grade scale: lowest value to highest."""
         return GradeScale(self.values[0], self.values[-1])
 
     @property
