@@ -38,7 +38,7 @@ class Estimate:
 
     pairs: int
     questions: int
-    """One a pair and prompt variant of the rubric, and those asked again."""
+    """One per pair and prompt variant of the rubric, and those asked again."""
     answered: int
     """Of these, questions whose answer is in the ledger (this estimate's own pilot included)."""
     prompt_tokens: int

@@ -38,7 +38,7 @@ class ServerSettings(Settings):
     revision: str | None = None
     """Revision of the model."""
     concurrency: int = Field(default=64, ge=1)
-    """Most requests in flight an address."""
+    """Most requests in flight per address."""
     timeout: Annotated[float, Field(gt=0), Flag(metavar="SECONDS")] = 120.0
     """Seconds for one request."""
     max_downtime: Annotated[float, Field(gt=0), Flag(hidden=True)] = 300.0

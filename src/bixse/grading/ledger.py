@@ -42,7 +42,7 @@ class Ledger(Generic[Kept]):
     An answer is written the moment it arrives, so a process that is killed loses only the requests in flight. Several
     processes may share a ledger: each question is claimed before it is asked, and the claims of a process that is gone
     count no longer. An answer without a grade can be replaced by a later one; it is then kept in the table `earlier`.
-    SQLite's write-ahead log needs a disk of this machine; on a network file system use one ledger a machine.
+    SQLite's write-ahead log needs a disk of this machine; on a network file system use one ledger per machine.
 
     Raises:
         InputError: the file is no ledger, or one of a later version.

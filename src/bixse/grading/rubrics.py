@@ -89,7 +89,7 @@ class Rubric(BaseModel):
         if len(self.values) != len(self.labels) or any(
             not low < high for low, high in zip(self.values, self.values[1:], strict=False)
         ):
-            raise ValueError("values: expected one a label, rising from irrelevant to perfectly relevant")
+            raise ValueError("values: expected one per label, rising from irrelevant to perfectly relevant")
         if len({variant.name for variant in self.variants}) != len(self.variants):
             raise ValueError("variants: expected names of their own")
         return self
@@ -153,14 +153,14 @@ def _read(text: str, where: str) -> dict[str, Rubric]:
         raise ConfigError(f"{where}: got no valid TOML ({error}); expected rubrics; fix: correct it") from error
     if not tables or not all(isinstance(table, dict) for table in tables.values()):
         raise ConfigError(
-            f"{where}: got {shorten(tables)}; expected one table a rubric; fix: begin with a line [my-rubric]"
+            f"{where}: got {shorten(tables)}; expected one table per rubric; fix: begin with a line [my-rubric]"
         )
     found = {}
     for name, table in tables.items():
         try:
             found[name] = Rubric(name=name, **{key: value for key, value in table.items() if key != "name"})
         except ValidationError as error:
-            first = sorted(error.errors(), key=lambda fault: fault["type"] != "extra_forbidden")[0]
+            first = min(error.errors(), key=lambda entry: entry["type"] != "extra_forbidden")
             place = ".".join(str(part) for part in (name, *first["loc"]))
             raise ConfigError(
                 f"{where}: {place}: {first['msg'].removeprefix('Value error, ')}; "

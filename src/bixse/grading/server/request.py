@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 ANSWER_TOKENS = 16
 """Tokens a judge may write where its first one is not the answer and nothing else is asked for."""
 TOP_LOGPROBS = (20, 10, 5)
-"""How many alternatives a position are asked for: the most that a server accepts."""
+"""How many alternatives are asked for per position: the most that a server accepts."""
 CONSTRAINTS = ("structured_outputs", "guided_choice", "grammar", "regex")
 """Names under which servers take a fixed set of answers: vLLM, vLLM before 0.12, llama.cpp, SGLang."""
 OWN_CONSTRAINT = {"vllm": "structured_outputs", "llama.cpp": "grammar", "sglang": "regex"}
