@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from bixse.progress import ProgressBars
 
 DIAGRAM = "reliability.svg"
-"""The reliability diagram in the output folder."""
 
 
 @dataclass(frozen=True)
@@ -45,16 +44,16 @@ class CalibrateResult:
 
     check: HeldOutCheck
     head: RelevanceHead | None
-    """The head the model now has; None where it had none and the calibration does not help."""
+    """None where the model had none and the calibration does not help."""
     points: tuple[OperatingPoint, ...]
-    """What was found for each precision, the highest first."""
+    """The highest precision first."""
     pairs: str
     """What the pairs are, in words."""
     negatives: int
     """Random documents added as irrelevant pairs."""
     precision: str
     artifacts: dict[str, str]
-    """Name -> path of what was written."""
+    """Name -> path."""
     reused: bool = False
     """The run was finished before."""
 
@@ -64,11 +63,8 @@ def calibrate(
 ) -> CalibrateResult:
     """Fit probabilities on half of the queries and measure them on the other half; keep the map only if it helps there.
 
-    Args:
-        settings: the model, the pairs, and what is asked for.
-        out: where the calibrated model, a reliability diagram and run.json are written; None replaces the head inside
-            the model folder.
-        progress: makes a progress callback from a title and a total.
+    The calibrated model, a reliability diagram and run.json are written to `out`; None replaces the head inside the
+    model folder. `progress` makes a progress callback from a title and a total.
 
     Raises:
         InputError: unusable pairs, or no `out` for a model that is not a folder.
@@ -122,7 +118,6 @@ def calibrate(
 
 
 def _open(settings: CalibrateSettings, out: Path) -> RunRecord:
-    """The record of the run, with every input by its hash."""
     model = settings.model
     inputs = {"pairs": file_hash(settings.pairs), **model_hashes(model)}
     if (Path(model) / HEAD_FILE).is_file():
@@ -136,7 +131,6 @@ def _open(settings: CalibrateSettings, out: Path) -> RunRecord:
 
 
 def _with_negatives(pairs: GradedPairs, settings: CalibrateSettings) -> tuple[GradedPairs, str]:
-    """The pairs with the random documents that were asked for, and what they are, in words."""
     facts = f"{len(pairs)} pairs of {settings.pairs.name}"
     if settings.negatives is None or settings.collection is None:
         return pairs, facts
@@ -146,7 +140,6 @@ def _with_negatives(pairs: GradedPairs, settings: CalibrateSettings) -> tuple[Gr
 
 
 def _cosines(model: RelevanceModel, pairs: GradedPairs, progress: ProgressBars | None) -> NDArray[Any]:
-    """The cosine of each pair, every text encoded once."""
     step = progress("encode pairs", 2 * len(pairs)) if progress else None
     queries = encode_texts(model, pairs.queries, "query", progress=step).astype(np.float64)
     documents = encode_texts(model, pairs.documents, "document", progress=step).astype(np.float64)
@@ -155,7 +148,7 @@ def _cosines(model: RelevanceModel, pairs: GradedPairs, progress: ProgressBars |
 
 
 def _save(encoder: RelevanceModel, head: RelevanceHead | None, model: str | None, out: Path | None) -> dict[str, str]:
-    """Write a head that changed; `model` is None for one that did not."""
+    """`model` is None for a head that did not change."""
     if head is None or model is None:
         return {}
     if out is None:

@@ -50,7 +50,7 @@ def _kept(result: CalibrateResult) -> str:
 
 
 def _figures(report: CalibrationReport) -> list[str]:
-    """Entries of a row; where few are relevant, Brier scores are small and need more digits."""
+    """Where few are relevant, Brier scores are small and need more digits."""
     digits = 3 if report.base_rate_brier >= 0.01 else 6
     return [
         format_number(report.brier, digits),

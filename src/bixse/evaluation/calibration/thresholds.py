@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from bixse.evaluation.statistics import Floats
 
 FEWEST_PAIRS = 10
-"""Pairs that must reach a threshold for its precision to say anything."""
+"""Fewer that reach a threshold say nothing of its precision."""
 
 
 @dataclass(frozen=True)
@@ -37,9 +37,8 @@ class OperatingPoint:
     """95 % interval of the precision, over queries."""
     recall: float
     pairs: int
-    """Pairs taken."""
+    """Pairs taken, of so many queries."""
     queries: int
-    """Their queries."""
 
 
 def threshold_at_precision(
@@ -57,12 +56,12 @@ def threshold_at_precision(
     The interval resamples whole queries (percentile bootstrap) at this threshold. It leaves out that the threshold was
     chosen on the same pairs: on new queries the precision lies below the wanted one more often than above it
     (`docs/evaluation.md` has figures), so read the lower end. Where every pair taken is relevant, resampling shows no
-    doubt; the interval is then Wilson's, with one trial a query.
+    doubt; the interval is then Wilson's, with one trial per query.
 
     Args:
         scores: probabilities, shape (N,), in [0, 1].
-        relevant: whether each pair is relevant, shape (N,), 0 or 1.
-        query_ids: N ids, the query of each pair.
+        relevant: shape (N,), 0 or 1.
+        query_ids: query of each pair.
         precision: wanted, above 0 and up to 1.
         weights: how much each pair counts, see `reweight_to_prevalence`; None: all alike.
         fewest: pairs that must reach a threshold.

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from bixse.evaluation.suites.suite_verdict import SuiteDifference, TestedDifference
 
 RESULTS_FILE = "results.json"
-"""Name of the table's file in the output folder."""
 
 
 @dataclass(frozen=True)
@@ -31,13 +30,10 @@ class SuiteResult:
     means: Mapping[str, Mapping[str, float]]
     """System -> name of the mean -> mean of the headline, every group of tasks counting as much."""
     comparisons: Sequence[SuiteDifference] = ()
-    """Every pair of systems."""
     notes: Sequence[str] = ()
-    """What a reader of the figures has to know."""
     failures: Mapping[str, str] = field(default_factory=dict)
     """System and task that could not be run -> why."""
     precision: str | None = None
-    """What the encoders computed in; None where there is none."""
 
     def plain(self) -> dict[str, Any]:
         """Everything but the values of single queries, as JSON can hold it."""
@@ -64,11 +60,6 @@ class SuiteResult:
         }
 
     def write(self, folder: Path) -> Path:
-        """Write the table into a folder; returns the file.
-
-        Raises:
-            StorageError: the folder cannot be written.
-        """
         path = folder / RESULTS_FILE
         write_atomically(path, json.dumps(self.plain(), indent=2) + "\n")
         return path

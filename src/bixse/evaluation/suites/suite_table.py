@@ -21,11 +21,10 @@ if TYPE_CHECKING:
     from bixse.report.table import Cell
 
 COLUMNS = ("95 % interval", "p", "p (Holm)", "verdict")
-"""What is said of a difference beside its mean."""
 
 
 def metrics_text(found: Evaluation) -> str:
-    """The table of one system on one collection."""
+    """One system on one collection."""
     rows: list[list[Cell]] = [[name, value] for name, value in found.metrics.items()]
     return format_table(rows, ["metric", "mean"])
 
@@ -44,7 +43,7 @@ def suite_text(result: SuiteResult) -> str:
 
 
 def collection_text(result: SuiteResult) -> str:
-    """The table of several systems on one collection, all metrics of it."""
+    """Several systems on one collection, all metrics of it."""
     scores = {system: next(iter(own.values())) for system, own in result.scores.items()}
     metrics = list(next(iter(scores.values())).metrics)
     rows: list[list[Cell]] = [[system, *(score.metrics[name] for name in metrics)] for system, score in scores.items()]
