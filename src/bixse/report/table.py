@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from bixse.results import Verdict
 
 Cell = str | int | float | None
-"""An entry of a table; floats get three decimals, None stays empty."""
+"""Floats get three decimals, None stays empty."""
 
 VERDICT_WORDS: dict[Verdict, str] = {
     "better": "▲ better",
     "no difference": "● no difference shown",
     "worse": "▼ worse",
 }
-"""How a verdict is written wherever there is no room for a sentence: a sign and words, never colour alone."""
+"""A sign and words, never colour alone."""
 
 
 def format_number(value: float | None, digits: int = 3) -> str:
@@ -117,7 +117,6 @@ def _tabulated(
 
 
 def _text(entry: Cell) -> str:
-    """One line without control characters or direction marks."""
     if isinstance(entry, float):
         return format_number(entry)
     return "" if entry is None else printable(" ".join(str(entry).split()))

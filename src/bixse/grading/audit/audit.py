@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from bixse.results import IntervalEstimate
 
 MOST_LEVELS = 21
-"""More distinct grades than this are no ordinal scale."""
+"""More distinct grades are no ordinal scale."""
 WORST_PAIRS, WORST_OF_A_QUERY = 20, 2
-"""How many of the largest disagreements are kept, and of one query."""
+"""The largest disagreements that are kept, in all and per query."""
 
 
 def audit(
@@ -50,8 +50,8 @@ def audit(
     """Measure how far judges' labels can be trusted.
 
     Args:
-        judges: the judges, each with a name of its own; a judge on another scale is compared by its place on it.
-        human: human labels; their scale is the scale of the audit.
+        judges: each with a name of its own; a judge on another scale is compared by its place on it.
+        human: their scale is the scale of the audit.
         relevant_from: grade from which a pair is relevant; by default the lowest in the upper half of the scale, which
             is 2 on 0 to 3, as in TREC Deep Learning.
         runs: name -> TREC run, to be ranked under each side's labels.
@@ -101,11 +101,7 @@ def audit(
 
 
 def grade_levels(human: Labels) -> Floats:
-    """The grades of the human scale: its whole numbers, or the labels found where these are no whole numbers.
-
-    Raises:
-        InputError: more than 21 levels.
-    """
+    """The whole numbers of the human scale, or the labels found where these are none; InputError for more than 21."""
     found = {human.scale.minimum, human.scale.maximum, *human.grades.values()}
     whole = all(float(grade).is_integer() for grade in found)
     levels = np.arange(human.scale.minimum, human.scale.maximum + 1) if whole else np.array(sorted(found))
@@ -118,11 +114,7 @@ def grade_levels(human: Labels) -> Floats:
 
 
 def first_relevant(levels: Floats, relevant_from: float | None) -> float:
-    """The grade from which a pair counts as relevant; the lowest in the upper half of the scale where none is stated.
-
-    Raises:
-        InputError: a grade that leaves nothing relevant or nothing irrelevant.
-    """
+    """The grade from which a pair is relevant; the lowest in the upper half of the scale where none is stated."""
     if relevant_from is None:
         return float(levels[levels >= (levels[0] + levels[-1]) / 2][0])
     if not levels[0] < relevant_from <= levels[-1]:
@@ -247,7 +239,7 @@ def _worst_pairs(common: Any) -> tuple[Disagreement, ...]:
 
 
 def _self_agreement(judge: Labels, human: Labels, levels: Floats, samples: int, seed: int) -> SelfAgreement | None:
-    """The judge against itself over every pair asked twice, human-labelled or not; None for fewer than 2 queries."""
+    """Over every pair asked twice, human-labelled or not; None for fewer than 2 queries."""
     twice = sorted(judge.grades.keys() & judge.again.keys())
     query_ids = [query for query, _ in twice]
     if len(set(query_ids)) < 2:

@@ -73,12 +73,7 @@ class LocalModel:
 
     @cached_property
     def model(self) -> Any:
-        """The model of transformers in evaluation mode.
-
-        Raises:
-            InputError: a device that this PyTorch does not have.
-            ModelError: no causal language model, weights that are missing, or no room for them.
-        """
+        """In evaluation mode; raises ModelError for what is no whole causal language model or finds no room."""
         try:
             with quiet_loading():
                 loaded: Any = AutoModelForCausalLM.from_pretrained(
@@ -107,7 +102,7 @@ class LocalModel:
             ) from error
 
     def free(self) -> None:
-        """Free the weights; they are read again when they are used again."""
+        """The weights are read again when they are used again."""
         vars(self).pop("model", None)
 
 
@@ -153,11 +148,7 @@ def _resolve(name_or_path: str | Path, gguf_file: str | None) -> tuple[str, str 
 
 
 def judge_device(name: str | None) -> torch.device:
-    """Where a judge computes; None: the best device there is.
-
-    Raises:
-        InputError: no such device.
-    """
+    """Where a judge computes; None: the best device there is."""
     best = "mps" if torch.backends.mps.is_available() else default_device()
     try:
         return torch.device(name or best)

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from bixse.relevance import GradeScale
 
 REPLAYED = ("flagembedding", "lightblue", "qrels", "umbrela")
-"""Formats of judgements that can be replayed."""
 _JITTER = 0.01
 """Two grades of one pair nearer than this share of the scale are the same; the first is kept."""
 
@@ -38,11 +37,8 @@ class ReplayJudge:
 
     A pair is found by its two texts, or by its two ids where the judgements have no texts; the same ids with other
     texts are another pair. A pair that is not there is answered "failed". Two equal texts with two different grades,
-    under whatever ids, are answered "ambiguous": a grade belongs to the texts.
-
-    Args:
-        source: judgements in a file, or rows.
-        scale: the one expected; None takes that of the judgements.
+    under whatever ids, are answered "ambiguous": a grade belongs to the texts. `scale` is the one expected; None takes
+    that of the judgements.
 
     Raises:
         InputError: the judgements cannot be read or are on another scale.
@@ -78,10 +74,9 @@ class ReplayJudge:
         self._first_rows: dict[bytes, tuple[bytes | None, int | None]] = {}  # by ids: key of the texts, and the row
         repeats = self._read_judgements()
         self.warnings = [*self.source.warnings(), *repeats]
-        """What people should know about the judgements."""
 
     def _read_judgements(self) -> list[str]:
-        """Take all judgements; what was found twice is a warning."""
+        """Gives what was found twice as warnings."""
         errors = InvalidFileError(self.source.path)
         repeated = contradictory = 0
         for judgement in self.source.rows():
@@ -106,7 +101,7 @@ class ReplayJudge:
         return [f"{words}; {contradictory} pairs have two different grades, and get none"]
 
     def pairs(self) -> Iterator[Pair]:
-        """The pairs the judgements are about, each once, in the file's order; InputError where they have no texts."""
+        """Each pair once, in the file's order; InputError where they have no texts."""
         seen: set[bytes] = set()
         for judgement in self.source.rows():
             pair, ids = judgement.pair, _ids_key(judgement)
@@ -120,7 +115,6 @@ class ReplayJudge:
                 yield pair
 
     def answers(self, questions: Iterable[Question]) -> Iterator[tuple[Question, Answer]]:
-        """Answer questions one by one, in their order."""
         for question in questions:
             yield question, self._answer(question)
 
@@ -136,7 +130,7 @@ class ReplayJudge:
         return Answer("failed", "replay", judge=self.name, detail=detail)
 
     def count_tokens(self, questions: Sequence[Question]) -> list[int] | None:
-        """None: nothing is sent anywhere."""
+        """Nothing is sent anywhere."""
         return None
 
     def close(self) -> None:
@@ -146,13 +140,10 @@ class ReplayJudge:
 def open_replay(
     spec: str, collection: Path | None = None, score_map: str | None = None, scale: GradeScale | None = None
 ) -> ReplayJudge:
-    """The judge that `replay:FORMAT:PATH` stands for.
+    """The judge that `replay:FORMAT:PATH` stands for, a format of `REPLAYED`.
 
-    Args:
-        spec: the format is one of `REPLAYED`.
-        collection: folder in the BEIR layout with the texts of qrels.
-        score_map: of FlagEmbedding's scores, see `bixse.data.sources.score_scale.MAPS`.
-        scale: needed for qrels; elsewhere checked against that of the format.
+    `collection` is a folder in the BEIR layout with the texts of qrels, `score_map` of FlagEmbedding's scores (see
+    `bixse.data.sources.score_scale.MAPS`). `scale` is needed for qrels; elsewhere it is checked against the format's.
 
     Raises:
         InputError: no such format or file, an option that the format does not take, or one that it lacks.
@@ -178,7 +169,6 @@ def open_replay(
 
 
 def _qrels(path: Path, scale: GradeScale | None, collection: Path | None) -> JudgementRows:
-    """The judgements of qrels, with their texts where a collection holds them."""
     if scale is None:
         raise InputError(
             f"{path}: got no scale; expected that of its grades (it cannot be inferred: a grade that was never given "
@@ -205,15 +195,11 @@ def _qrels(path: Path, scale: GradeScale | None, collection: Path | None) -> Jud
 
 
 def answer_of(judgement: Judgement, order: str = "") -> Answer:
-    """The answer that a judgement stands for.
+    """The answer that a judgement stands for, alone in its `order` of a rubric, else the mean of all its orders.
 
     Where its probabilities are known, the expected grade has the bounds of what the judge did not return: a grade
     without probability can have at most that of the least probable grade that has some, and all such together at most
-    1 minus the sum.
-
-    Args:
-        judgement: graded or not.
-        order: of a rubric. A judgement of that order answers it alone, any other one the mean of all.
+    one less the sum.
 
     Example:
         >>> from bixse.relevance import GradeScale
@@ -246,7 +232,7 @@ def _bounded(probabilities: Sequence[float]) -> OptionProbabilities:
 
 
 def _merged(old: Judgement, new: Judgement) -> Judgement:
-    """Two judgements of one pair: a grade takes the place of none, two different grades leave none."""
+    """A grade takes the place of none, two different grades leave none."""
     if old.status == "ambiguous" or new.grade is None:
         return old
     if old.grade is None:
