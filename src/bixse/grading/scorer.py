@@ -34,7 +34,7 @@ class JudgeScorer:
 
     Example:
         >>> from bixse.data.sources.judgement import Judgement
-        >>> from bixse.grading.replay.replay_judge import ReplayJudge
+        >>> from bixse.grading.local.replay_judge import ReplayJudge
         >>> from bixse.relevance import GradeScale
         >>> rows = [Judgement("q1", "d1", GradeScale(0, 3), "copy a folder", "shutil.copytree", grade=3.0)]
         >>> scorer = JudgeScorer(ReplayJudge(rows))
