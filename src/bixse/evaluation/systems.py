@@ -210,12 +210,7 @@ class Bm25System(System):
 
 
 def open_system(model: str | Path | SentenceTransformer | System, **options: Any) -> System:
-    """A system by the name that a user gives, or of a loaded model; `options` are those of `EncoderSystem`.
-
-    Example:
-        >>> open_system("bm25").name
-        'bm25'
-    """
+    """A system by the name that a user gives, or of a loaded model; `options` are those of `EncoderSystem`."""
     if isinstance(model, System):
         return model
     return Bm25System() if model == BM25_NAME else EncoderSystem(model, **options)

@@ -42,7 +42,6 @@ class SystemScores(_Plain):
     """Metric name -> mean over the queries."""
     seconds: Positive | None = None
     note: Text = ""
-    """One line below the label."""
 
 
 class TrainingPoint(_Plain):
@@ -70,7 +69,7 @@ class TrainingCurve(_Plain):
     points: list[TrainingPoint]
     """By rising step."""
     best_step: int | None = None
-    """Step of the checkpoint kept."""
+    """Of the checkpoint kept."""
 
 
 class MergeScore(_Plain):
@@ -115,7 +114,6 @@ class RankedDocument(_Plain):
     document_id: Text
     title: Text = ""
     text: Text = ""
-    """The page shows the start."""
     grade: float | None = None
     """None when nobody judged the pair."""
     score: float
@@ -163,7 +161,6 @@ class ReportData(_Plain):
     comparisons: list[Comparison] = Field(default_factory=list)
     primary_metric: Text
     confidence: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.95
-    """Of every interval."""
     calibrations: dict[Text, CalibrationReport] = Field(default_factory=dict)
     """Name of a set of probabilities, such as "raw" -> how far they can be believed."""
     training: list[TrainingCurve] = Field(default_factory=list)

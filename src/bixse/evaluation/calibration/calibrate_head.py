@@ -32,11 +32,6 @@ def fit_head(
     """Calibrate a head on (M,) cosines and relevance by `fit_platt`, or make one for a model that has none.
 
     `fitted_on`, what the pairs are, in words, is kept in the head.
-
-    Example:
-        >>> head = fit_head(None, np.array([0.9, 0.7, 0.2, 0.1]), np.array([1.0, 0.7, 0.1, 0.0]), "four pairs")
-        >>> bool(head.probability(0.9) > 0.7 > 0.3 > head.probability(0.1)), round(head.prior, 2)
-        (True, 0.45)
     """
     plain = head.as_trained() if head else RelevanceHead(PLAIN_SCALE, 0.0)
     slope, intercept = fit_platt(plain.logit(cosines), relevance)
@@ -73,13 +68,10 @@ def held_out_check(
     seed: int = 0,
     prior: float | None = None,
 ) -> HeldOutCheck:
-    """Fit on one half of the queries, measure on the other.
+    """Fit on one half of the queries, at least 4 in all, and measure on the other.
 
     `cosines`, `relevance` in [0, 1] and `query_ids` are (M,). `prior` is the mean relevance of what will be scored:
     everything is measured on pairs weighted to it; None: that of the pairs.
-
-    Raises:
-        InputError: fewer than 4 queries, one relevance for all pairs of a half, or a prior out of range.
     """
     held, ids = _held_out(query_ids, seed)
     for name, half in (("fitted on", ~held), ("measured on", held)):

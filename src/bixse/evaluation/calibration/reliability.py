@@ -67,10 +67,6 @@ def reliability_curve(
     is below that of binary z. It takes pairs as independent: where a query has many pairs it is too narrow, and those
     of `calibration_report` are the ones to quote. Weighted pairs count as (sum of weights)^2 / (sum of squared weights)
     of them (Kish 1965, "Survey Sampling", section 11.7). Arguments and errors as for `calibration_report`.
-
-    Example:
-        >>> [(point.predicted, point.observed, point.count) for point in reliability_curve([0.25, 0.75], [0, 1], 2)]
-        [(0.25, 0.0, 1), (0.75, 1.0, 1)]
     """
     predicted, observed, counted = checked(p, z, weights)
     members = _bin_of(predicted, bins)

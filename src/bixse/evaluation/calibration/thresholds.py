@@ -58,15 +58,8 @@ def threshold_at_precision(
     (`docs/evaluation.md` has figures), so read the lower end. Where every pair taken is relevant, resampling shows no
     doubt; the interval is then Wilson's, with one trial per query.
 
-    Args:
-        scores: probabilities, shape (N,), in [0, 1].
-        relevant: shape (N,), 0 or 1.
-        query_ids: query of each pair.
-        precision: wanted, above 0 and up to 1.
-        weights: how much each pair counts, see `reweight_to_prevalence`; None: all alike.
-        fewest: pairs that must reach a threshold.
-        samples: resamples.
-        seed: of the resampling.
+    `scores` in [0, 1], `relevant`, 0 or 1, and `weights` (see `reweight_to_prevalence`) have shape (N,), and there are
+    N `query_ids`. At least `fewest` pairs must reach a threshold.
 
     Raises:
         InputError: arguments that do not match or lie outside their range, no relevant or no irrelevant pair, fewer

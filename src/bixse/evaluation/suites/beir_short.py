@@ -52,13 +52,7 @@ def cut_collection(
     """Choose queries and passages: all judged ones of the chosen queries, then others until the number is full.
 
     The choice takes those whose hash, of which the task's name is a part, is smallest: it is the same on every machine,
-    whatever the order of the files. Queries without a grade above 0 are never chosen. Raises InputError where the
-    chosen queries have more judged passages than are to be kept.
-
-    Example:
-        >>> cut = cut_collection("toy", {"q1": {"d1": 1}, "q2": {"d2": 1}}, ["d1", "d2", "d3", "d4"], 1, 2)
-        >>> cut.queries, cut.documents
-        (('q2',), ('d2', 'd3'))
+    whatever the order of the files. Queries without a grade above 0 are never chosen.
     """
 
     def place(identifier: str) -> bytes:

@@ -58,17 +58,7 @@ def compare_systems(values: Mapping[str, Values], group_of: Mapping[str, str] | 
     """Compare every pair of systems, the first named one as a; queries are resampled within tasks.
 
     The intervals say how far the choice of queries reaches; the tasks are taken as they are. `values` is system -> task
-    -> query id -> value, `group_of` task -> group, whose tasks together count as one.
-
-    Raises:
-        InputError: queries differ between systems, or fewer than 2 queries in all.
-
-    Example:
-        >>> one = {"first": {"q1": 0.9, "q2": 0.8}, "second": {"q1": 0.7, "q2": 0.9}}
-        >>> other = {"first": {"q1": 0.5, "q2": 0.5}, "second": {"q1": 0.5, "q2": 0.5}}
-        >>> (found,) = compare_systems({"one": one, "other": other})
-        >>> round(found.difference.mean, 3), found.randomisation_p, found.verdict
-        (0.325, 0.125, 'better')
+    -> query id -> value, the same queries for all; `group_of` is task -> group, whose tasks together count as one.
     """
     found = [_compare(a, b, values[a], values[b], group_of or {}) for a, b in combinations(values, 2)]
     whole = holm([pair.randomisation_p for pair in found])

@@ -183,12 +183,7 @@ def candidate_lists(data: Path, year: Year) -> Task:
 
 
 def collapse_duplicates(qrels: Qrels, stands_for: Mapping[str, str]) -> dict[str, dict[str, float]]:
-    """Judgements with one passage per class of duplicates, the one it `stands_for`, at the class's highest grade.
-
-    Example:
-        >>> collapse_duplicates({"q": {"a": 2, "a2": 2, "b": 0}}, {"a2": "a"})
-        {'q': {'a': 2, 'b': 0}}
-    """
+    """Judgements with one passage per class of duplicates, the one it `stands_for`, at the class's highest grade."""
     collapsed: dict[str, dict[str, float]] = {}
     for query_id, judged in qrels.items():
         found: dict[str, float] = {}

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from bixse.results import CalibrationReport, IntervalEstimate
 
 FEW_QUERIES = 30
-"""Below about this many queries intervals by resampling are somewhat too narrow."""
+"""Intervals of fewer by resampling are somewhat too narrow."""
 MEASURES = {
     "exact": "same grade",
     "one_off": "one level apart",
@@ -30,7 +30,6 @@ MEASURES = {
     "kendall": "Kendall's tau-b",
     "mean_difference": "judge's grade less the human's",
 }
-"""Measures of agreement and what they are called."""
 COMPARED = {"kappa": "Cohen's kappa", "quadratic_kappa": "kappa, quadratic weights", "brier": "Brier score"}
 """What judges are compared by; the Brier score is better when lower."""
 
@@ -58,16 +57,13 @@ class MeanRelevance:
 
 @dataclass(frozen=True)
 class QueryDisagreement:
-    """Shares and means over one query's pairs."""
+    """Over one query's pairs: share with the same grade, mean absolute difference, and mean of judge less human."""
 
     query_id: str
     pairs: int
     exact: float
-    """Share with the same grade."""
     apart: float
-    """Mean absolute difference in grades."""
     difference: float
-    """Mean of the judge's grade less the human's."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +102,6 @@ class JudgeAudit:
     """Human-labelled pairs that the judge's file lacks."""
     judge_only: int
     statuses: Mapping[str, int]
-    """How many of the judge's pairs ended how."""
     impossible: tuple[ImpossibleLabel, ...]
     mapped: int
     """Pairs whose relevance is not their grade's place on the judge's scale."""

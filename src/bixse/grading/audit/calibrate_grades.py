@@ -256,21 +256,11 @@ def fit_grade_map(
     folds: int = 5,
     seed: int = 0,
 ) -> GradeMap:
-    """Fit a map and measure it by cross-fitting: every query is mapped by a fit to the queries of the other folds.
+    """Fit a map on the pairs of `fit_on`, and measure it on all by cross-fitting; look at its `helps` before using it.
 
-    The map is fitted on every pair of `fit_on`; look at its `helps` before using it.
-
-    Args:
-        relevance: (N,) the judge's, in [0, 1].
-        human: (N,) what people say, in [0, 1]: 0 or 1, or graded.
-        query_ids: (N,) query of each pair.
-        kind: the logistic curve needs fewer labels and keeps unequal grades unequal.
-        fit_on: (N,) pairs to fit on; the others only measure. None: all.
-        folds: parts the queries are split into; fewer where there are fewer queries.
-        seed: of the split and the resampling.
-
-    Raises:
-        InputError: fewer than 4 queries to fit on, different lengths, or a value outside [0, 1].
+    Every query is mapped by a fit to the queries of the other folds. All arrays are (N,): the judge's `relevance` in
+    [0, 1], what people say in [0, 1], and the query of each pair. The logistic curve needs fewer labels than isotonic
+    regression and keeps unequal grades unequal. Raises InputError for fewer than 4 queries to fit on.
 
     Example:
         >>> z, ids = [0.0, 1.0] * 20, [f"q{i // 4}" for i in range(40)]

@@ -50,14 +50,10 @@ def rank_systems(
     samples: int = 1000,
     seed: int = 0,
 ) -> SystemRanking:
-    """Score every run by nDCG@10 under both sides' labels of the pairs that both have labelled.
+    """Score every run, at least 2, by nDCG@10 under both sides' labels of the pairs that both have labelled.
 
     `human` and `judged` are the relevance of each pair; irrelevant is 0, and expected grades count as they are. Pairs
     of a run that no side labelled count as irrelevant. Queries are resampled for the interval of tau.
-
-    Raises:
-        InputError: fewer than 2 runs, a run without any of the queries, or fewer than 2 queries that both sides find
-            a relevant document for.
     """
     if len(runs) < 2:
         raise InputError(f"runs: got {len(runs)}; expected at least 2 to rank; fix: give more run files")

@@ -41,15 +41,8 @@ class CrossEncoderJudge:
     of it squeezes all relevance into 0.5 to 0.73 without a word. The rubric is not read; grades are relevance, 0 to 1.
     A pair that is longer than the model reads is answered "too-long", never cut.
 
-    Args:
-        model: folder or hub name.
-        score_map: from raw score to relevance: "logit" (a sigmoid); "prob" for a model whose raw scores lie in [0, 1];
-            "platt:SLOPE,INTERCEPT", fitted on pairs with human labels.
-        device: "cpu", "cuda", ...; None: the best there is.
-        batch_size: pairs of one forward pass.
-        revision: branch, tag or commit of a hub name.
-        trust_remote_code: run code that comes with the model; only for sources you trust.
-        dtype: number type of the weights, see `LocalJudge`.
+    `score_map` goes from raw score to relevance: "logit" (a sigmoid); "prob" for a model whose raw scores lie in [0,
+    1]; "platt:SLOPE,INTERCEPT", fitted on pairs with human labels. Other arguments as for `LocalJudge`.
 
     Raises:
         ModelError: no such model, or one without a trained head.

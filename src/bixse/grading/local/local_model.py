@@ -28,17 +28,8 @@ UNLIMITED = 10**9
 class LocalModel:
     """A judge's model: its tokenizer is loaded at once, its weights when they are used for the first time.
 
-    Args:
-        name_or_path: model folder, GGUF file, installed Python package that carries a GGUF file, or hub name.
-        device: "cpu", "cuda", ...; None: the best there is.
-        dtype: number type of the weights.
-        revision: branch, tag or commit of a hub name.
-        gguf_file: name of the GGUF file in the folder or on the hub; its quantised weights are expanded.
-        trust_remote_code: run code that comes with the model; only for sources you trust.
-
-    Raises:
-        InputError: no such device.
-        ModelError: no such model, or no tokenizer.
+    Arguments as for `LocalJudge`. Quantised weights of a GGUF file are expanded. Raises InputError for no such device,
+    and ModelError for no such model or tokenizer.
     """
 
     def __init__(

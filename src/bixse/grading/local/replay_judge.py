@@ -33,12 +33,11 @@ _JITTER = 0.01
 
 
 class ReplayJudge:
-    """Answers questions from judgements that exist (mode "replay").
+    """Answers questions from judgements that exist (mode "replay"); `scale` is the one expected, None takes theirs.
 
     A pair is found by its two texts, or by its two ids where the judgements have no texts; the same ids with other
     texts are another pair. A pair that is not there is answered "failed". Two equal texts with two different grades,
-    under whatever ids, are answered "ambiguous": a grade belongs to the texts. `scale` is the one expected; None takes
-    that of the judgements.
+    under whatever ids, are answered "ambiguous": a grade belongs to the texts.
 
     Raises:
         InputError: the judgements cannot be read or are on another scale.
@@ -48,11 +47,8 @@ class ReplayJudge:
         >>> from bixse.grading.judge import Question
         >>> from bixse.relevance import GradeScale
         >>> rows = [Judgement("q1", "d1", GradeScale(0, 3), "copy a folder", "shutil.copytree", grade=3.0)]
-        >>> judge = ReplayJudge(rows)
-        >>> [pair.document for pair in judge.pairs()]
-        ['shutil.copytree']
         >>> asked = [Question("1", "2", "copy a folder", text) for text in ("shutil.copytree", "os.walk")]
-        >>> [(answer.grade, answer.status) for _, answer in judge.answers(asked)]
+        >>> [(answer.grade, answer.status) for _, answer in ReplayJudge(rows).answers(asked)]
         [(3.0, 'graded'), (None, 'failed')]
     """
 
@@ -144,10 +140,6 @@ def open_replay(
 
     `collection` is a folder in the BEIR layout with the texts of qrels, `score_map` of FlagEmbedding's scores (see
     `bixse.data.sources.score_scale.MAPS`). `scale` is needed for qrels; elsewhere it is checked against the format's.
-
-    Raises:
-        InputError: no such format or file, an option that the format does not take, or one that it lacks.
-        InvalidFileError: every row that cannot be read.
     """
     word, _, rest = spec.partition(":")
     name, _, path = rest.partition(":")
