@@ -89,7 +89,7 @@ class Point(NamedTuple):
 def training_plots(curves: Sequence[TrainingCurve], label: Callable[[str], str] = str) -> dict[str, Plot]:
     """The panels of the training log that have data, title -> plot.
 
-    Losses differ in scale from system to system, so loss and logits get a panel a system; beta and nDCG on the
+    Losses differ in scale from system to system, so loss and logits get a panel per system; beta and nDCG on the
     development queries are drawn together. The step of the kept checkpoint is a dotted line.
 
     Example:

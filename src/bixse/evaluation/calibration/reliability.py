@@ -182,7 +182,7 @@ def checked(p: npt.ArrayLike, z: npt.ArrayLike, weights: npt.ArrayLike | None = 
     counted = np.ones(arrays[0].shape) if weights is None else np.asarray(weights, dtype=np.float64)
     if counted.shape != arrays[0].shape or not (np.isfinite(counted) & (counted >= 0)).all() or not counted.any():
         raise InputError(
-            f"weights: got {shorten(counted.tolist())}; expected one a pair, finite, 0 and up, not all 0; fix: "
+            f"weights: got {shorten(counted.tolist())}; expected one per pair, finite, 0 and up, not all 0; fix: "
             "leave them out to count all pairs alike"
         )
     return arrays[0], arrays[1], counted
