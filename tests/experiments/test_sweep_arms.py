@@ -31,7 +31,6 @@ class TestUnhappyPaths:
         ("key", "hint"),
         [
             ("optimizer.learning_rat", "did you mean 'optimizer.learning_rate'?"),
-            ("learning_rate", "did you mean 'optimizer.learning_rate'?"),
             ("los", "did you mean 'loss'?"),
             ("devv", "did you mean 'dev'?"),
         ],
@@ -49,7 +48,7 @@ class TestUnhappyPaths:
         of_an_arm = [line for line in lines if "loss: got 'bixs'" in line]
         assert of_an_arm[0].endswith(" (in arm loss=bixs, batch_size=8, scale=10 and 3 more)")
 
-    def test_a_fault_of_the_base_is_said_once(self):
+    def test_an_error_of_the_base_is_said_once(self):
         (line,) = errors(SweepConfig(base={**BASE, "epochs": 2}, vary={"scale": [5, 10, 20]}))
         assert "did you mean 'optimizer.epochs'?" in line
 
@@ -100,20 +99,14 @@ class TestUnhappyPaths:
         [
             ("vary: {scale: [1]}", "base: got nothing; expected a value"),
             ("base: 3\nvary: {scale: [1]}", "base: got 3; expected settings of `bixse train`"),
-            ("base: run.yaml", "vary: got nothing"),
-            ("base: run.yaml\nvary: {}", "vary: got {}"),
             ("base: run.yaml\nvary: {scale: 3}", "vary.scale: got 3; expected a list of values, or a range"),
             ("base: run.yaml\nvary: {scale: []}", "vary.scale: got []; expected a list of values"),
             ("base: run.yaml\nvary: {scale: {low: 1, hihg: 2}}", "did you mean 'high'?"),
             ("base: run.yaml\nvary: {scale: {low: 2, high: 1}}", "expected numbers low < high"),
-            ("base: run.yaml\nvary: {scale: {low: 1}}", "expected numbers low < high"),
+            ("base: run.yaml\nvary: {scale: {low: 1}}", "high: got nothing"),
             ("base: run.yaml\nvary: {scale: {low: 0, high: 1, log: true}}", "expected low above 0"),
             ("base: run.yaml\nvary: {scale: {low: 0.5, high: 3, whole: true}}", "expected whole numbers"),
-            ("base: run.yaml\nvary: {scale: {low: 1, high: 3, log: maybe}}", "log and whole true or false"),
-            ("base: run.yaml\nvary: {scale: [1]}\nserch: random", "did you mean 'search'?"),
-            ("base: run.yaml\nvary: {scale: [1]}\nkeep: some", "keep: got 'some'"),
-            ("base: run.yaml\nvary: {scale: [1]}\nseeds: [-1]", "seeds.0: got -1"),
-            ("base: run.yaml\nvary: {scale: [1]}\nseeds: []", "seeds: got []"),
+            ("base: run.yaml\nvary: {scale: {low: 1, high: 3, log: maybe}}", "log: got 'maybe'"),
             ("base: run.yaml\nvary: {scale: [1]}\nseeds: [1, 1]", "expected different seeds"),
             ("base: run.yaml\nvary: {scale: [1]}\ncells: 3", "write trials"),
         ],
@@ -197,8 +190,8 @@ class TestRandom:
 
     def test_the_ends_of_a_range(self):
         for log in (False, True):
-            assert {Range(1, 3, log=log, whole=True).draw(share / 100) for share in range(100)} == {1, 2, 3}
-        assert 1.00001 <= Range(1.00001, 1.00002).draw(0.1) <= 1.00002  # not left by rounding
+            assert {Range(low=1, high=3, log=log, whole=True).draw(share / 100) for share in range(100)} == {1, 2, 3}
+        assert 1.00001 <= Range(low=1.00001, high=1.00002).draw(0.1) <= 1.00002  # not left by rounding
 
     def test_equal_draws_are_one_arm(self):
         assert len(self.draws(vary={"loss": ["bixse", "infonce"]})) == 2

@@ -14,8 +14,7 @@ from bixse.cli.result import CommandResult
 if TYPE_CHECKING:
     import argparse
 
-    from bixse.experiments.sweep.sweep import SweepResult
-    from bixse.experiments.sweep.sweep_table import SweepRow
+    from bixse.experiments.sweep.sweep import SweepResult, SweepRow
 
 ROWS_SHOWN = 30
 """Arms that the table on the terminal shows; the file holds all."""

@@ -37,7 +37,7 @@ def done_by_processes(
     once more when all others are done, by itself, and if it dies again its result is None.
 
     Args:
-        tasks: what to do; each is taken when a process is free.
+        tasks: each is taken when a process is free.
         do: does one; what it raises ends all.
         jobs: processes; None: one a graphics card, or one a core up to `MOST_JOBS`.
 
@@ -164,13 +164,11 @@ def _begin(parent: int) -> None:
 @contextmanager
 def _environment(values: Mapping[str, str]) -> Iterator[None]:
     """Processes started inside see these environment variables."""
-    before = {name: os.environ.get(name) for name in values}
+    before = dict(os.environ)
     os.environ |= values
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+        for name in values:
+            del os.environ[name]
+        os.environ |= before

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from bixse.data.collection_files import files_of_split, load_collection
-from bixse.data.io.files import file_hash
+from bixse.data.io.files import hash_files
 from bixse.errors import InputError
 from bixse.retrieval.bm25 import BM25
 from bixse.settings import paths_in
@@ -72,7 +72,7 @@ def split_hashes(splits: Sequence[Split]) -> dict[str, str]:
     for entry in splits:
         alone = sum(other.role == entry.role for other in splits) == 1
         where = entry.role if alone else f"{entry.role}/{entry.folder.resolve().name}/{entry.split}"
-        hashes |= {f"{where}/{name}": file_hash(entry.folder / name) for name in files_of_split(entry.split)}
+        hashes |= hash_files({f"{where}/{name}": entry.folder / name for name in files_of_split(entry.split)})
     return hashes
 
 
