@@ -183,11 +183,11 @@ class Record:
             elif not any(str(self.work) in str(value) for value in values):
                 self.figures[f"{name}: {column}"] = digest(values)
 
-    def cells(self, name, folder, files):
-        """Keep every cell of CSV files, numbers as numbers."""
+    def values(self, name, folder, files):
+        """Keep every value of CSV files, numbers as numbers."""
         for file in files:
             for number, row in enumerate(read_rows(folder / file)):
-                numbers = {key: float(cell) for key, cell in row.items() if re.fullmatch(r"-?[\d.]+(e-?\d+)?", cell)}
+                numbers = {key: float(text) for key, text in row.items() if re.fullmatch(r"-?[\d.]+(e-?\d+)?", text)}
                 self.put(f"{name}/{file}.{number}", {**row, **numbers})
 
     def json(self, name, path):
@@ -604,7 +604,7 @@ def mining(record):
 
 
 def search(record):
-    """Documents found in a collection and in exact and approximate indexes, also after changes."""
+    """Documents found in a collection and in exact and approximate indexes."""
     inputs, work = record.inputs, record.work
     query, texts = "heat transfer in a laminar boundary layer", inputs.cranfield / "queries.jsonl"
     record.run("collection", "search", inputs.trained[1] / FILES["model"], query, "--collection", inputs.cranfield)
@@ -613,23 +613,18 @@ def search(record):
         index = record.run(kind, *make)
         record.run(f"{kind} queries", "search", index, "--queries", texts, "--out", work / f"{kind}.trec")
         record.ranking(kind, work / f"{kind}.trec")
-    exact = record.out / "exact"
-    record.run("query", "search", exact, query)
-    more = write(work / "more.jsonl", [{"_id": "new", "title": "heat", "text": "heat transfer in a boundary layer"}])
-    for name, words in {"add": ("--add", more), "delete": ("--delete", "1", "2"), "compact": ("--compact",)}.items():
-        record.run(name, "index", "--to", exact, *words)
-    record.run("changed", "search", exact, query, "--top", "5")
+    record.run("query", "search", record.out / "exact", query)
 
 
 def study(record):
     """One study of the smoke preset, and a sweep of two trainings."""
     smoke = ("study", "losses", "--preset", "smoke", "--jobs", "1", "--seeds", "0", "--out", "OUT")
-    record.cells("losses", record.run("losses", *smoke), FILES["study"])
+    record.values("losses", record.run("losses", *smoke), FILES["study"])
     inputs = record.inputs
     texts = {"pairs": str(inputs.pairs), "dev": str(inputs.pydocs), "max_length": 32}
     base = {**texts, "merge": None, "optimizer": {"steps": 3}}
     settings = write(record.work / "sweep.yaml", {"base": base, "vary": {"loss": ["bixse", "infonce"]}})
-    record.cells("sweep", record.run("sweep", "sweep", "--config", settings, "--out", "OUT"), FILES["sweep"])
+    record.values("sweep", record.run("sweep", "sweep", "--config", settings, "--out", "OUT"), FILES["sweep"])
 
 
 def quickstart(record):

@@ -71,15 +71,29 @@ def run(args: argparse.Namespace) -> CommandResult:
 
 
 def _dry_run(args: argparse.Namespace, config: StudyConfig) -> CommandResult:
+    from bixse.errors import InputError
     from bixse.report.table import format_table
     from bixse.studies.engine.study_plan import plan_study
 
-    plan = plan_study(config, args.devices, args.teraflops, UTILISATION)
-    rows: list[list[str | int | float | None]] = [
-        [arm.name, arm.rows, arm.steps, f"{arm.tokens:.3g}"] for arm in plan.arms
-    ]
-    lines = [format_table(rows, ["arm", "rows", "steps", "tokens"]), ""] if rows else []
-    lines += plan.lines(args.teraflops, UTILISATION)
+    if args.devices < 1:
+        raise InputError(f"--devices: got {args.devices}; expected at least 1; fix: leave it out for one")
+    plan = plan_study(config, args.teraflops, UTILISATION)
+    lines = [f"{len(plan.arms)} trained arms x {plan.seeds} seeds, {plan.others} other arms"]
+    if plan.arms:
+        rows: list[list[str | int | float | None]] = [
+            [arm.name, arm.rows, arm.steps, f"{arm.tokens:.3g}"] for arm in plan.arms
+        ]
+        side_by_side = f" ({plan.hours / args.devices:,.1f} on {args.devices})" if args.devices > 1 else ""
+        lines = [
+            format_table(rows, ["arm", "rows", "steps", "tokens"]),
+            "",
+            *lines,
+            f"memory of a training: {plan.weights_gib:.1f} GiB for weights, gradients and optimizer, about "
+            f"{plan.activations_gib:.1f} GiB for the states of one batch, nothing for scores (the losses are tiled)",
+            f"about {plan.hours:,.1f} device hours{side_by_side} at {args.teraflops:g} teraflops and {UTILISATION:.0%} "
+            "of them used; transforms that drop pairs, and encoding to measure, are not counted",
+        ]
+    lines += [f"not there: {name}" for name in plan.missing] or ["all files are there"]
     metrics = {
         "runs": len(plan.arms) * plan.seeds + plan.others,
         "weights_gib": plan.weights_gib,
