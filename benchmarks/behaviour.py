@@ -432,7 +432,12 @@ def train(record):
         "infonce": {"loss": "infonce", "dev": None, "loss_options": {"cutoff": 0.6}},
         "merged": {"merge": merge, **guard},
         "lora": {"dev": None, **lora},
-        "cached": {"dev": None, "loss": "lambdaloss-v2", "loss_options": {"cached": True}, "train_max_length": 16},
+        "cached": {
+            "dev": None,
+            "loss": "lambdaloss-v2",
+            "loss_options": {"gradient_cache": True},
+            "train_max_length": 16,
+        },
     }
     for name, changes in cases.items():
         out = record.run(name, "train", "--config", inputs.settings(name, **changes), "--out", "OUT")
@@ -609,11 +614,12 @@ def search(record):
     query, texts = "heat transfer in a laminar boundary layer", inputs.cranfield / "queries.jsonl"
     record.run("collection", "search", inputs.trained[1] / FILES["model"], query, "--collection", inputs.cranfield)
     for kind in ("exact", "hnsw", "ivf"):
-        make = ("index", "demo", "--collection", inputs.cranfield, "--max-length", "32", "--kind", kind, "--out", "OUT")
-        index = record.run(kind, *make)
+        make = ("index", "demo", "--collection", inputs.cranfield, "--max-length", "32", "--index-type", kind)
+        index = record.run(kind, *make, "--out", "OUT")
         record.run(f"{kind} queries", "search", index, "--queries", texts, "--out", work / f"{kind}.trec")
         record.ranking(kind, work / f"{kind}.trec")
-    record.run("query", "search", record.out / "exact", query)
+    exact = record.out / "exact"
+    record.run("query", "search", exact, query)
 
 
 def study(record):

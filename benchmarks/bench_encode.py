@@ -30,10 +30,9 @@ import torch
 
 from bixse.data.pydocs.load_pydocs import load_pydocs
 from bixse.encoders.embedding import positions_computed
-from bixse.encoders.encode import TEXTS_PER_BLOCK, by_length, encode_texts
+from bixse.encoders.encode import TEXTS_PER_BLOCK, EncodePool, by_length, encode_texts
 from bixse.encoders.loading.build import build_encoder, no_library_bars
 from bixse.encoders.loading.precision import autocast, resolve_precision
-from bixse.encoders.pool import EncodePool
 from measuring import in_turn, make_parser, middle, ratio_with_ends, show, timed
 
 if TYPE_CHECKING:

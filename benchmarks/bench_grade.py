@@ -43,7 +43,7 @@ import torch
 from bixse.data.pydocs.load_pydocs import load_pydocs
 from bixse.grading.judge import Question
 from bixse.grading.local.local_judge import LocalJudge
-from bixse.grading.local.local_model import load_local_model
+from bixse.grading.local.local_model import LocalModel
 from bixse.grading.rubrics import load_rubric, rubric_names
 from measuring import Timed, make_parser, middle, ratio, ratio_with_ends, show, timed
 
@@ -138,7 +138,7 @@ def grade_with_bixse(judge: LocalJudge, questions: Sequence[Question]) -> list[f
 
 def rows_of(options: argparse.Namespace) -> Iterator[dict[str, object]]:
     """One table row a rubric and method."""
-    loaded = load_local_model(options.model, "cpu", "float32")
+    loaded = LocalModel(options.model, "cpu", "float32")
     for name in options.rubrics:
         rubric = load_rubric(name)
         judge, ways = LocalJudge(loaded, rubric), UsualWays(loaded.model, loaded.tokenizer, rubric)

@@ -1,10 +1,7 @@
-from __future__ import annotations
-
 import os
 import signal
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -14,10 +11,6 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts its background jobs with SIGINT ignored
 os.environ.setdefault(PRECISION_VARIABLE, "float32")
 
-if TYPE_CHECKING:
-    from collections.abc import Generator
-
-    from bixse.encoders.relevance_model import RelevanceModel
 
 CACHES = tempfile.TemporaryDirectory(prefix="bixse-test-caches-")
 os.environ["BIXSE_CACHE_DIR"] = CACHES.name  # never the user's own
@@ -30,7 +23,7 @@ a the of to in and or not how do i
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+def pytest_runtest_protocol(item):
     """Run a test marked `precision` in that one, its fixtures and processes too; all others as the variable says."""
     marker = item.get_closest_marker("precision")
     with use_precision(marker.args[0] if marker is not None else None):
@@ -48,14 +41,14 @@ def bf16_distance():
     length. Four standard deviations are allowed; the difference of two such computations has sqrt(2) times as much.
     """
 
-    def allowed(products: int, computations: int = 1) -> float:
+    def allowed(products, computations=1):
         return 4 * 2**-8 * (products * computations) ** 0.5
 
     return allowed
 
 
 @pytest.fixture(autouse=True)
-def cache_path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Path:
+def cache_path(request, monkeypatch):
     """The cache folder of one test: what others keep does not change what it encodes."""
     folder = Path(CACHES.name) / str(abs(hash(request.node.nodeid)))
     monkeypatch.setenv("BIXSE_CACHE_DIR", str(folder))
@@ -63,7 +56,7 @@ def cache_path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.fixture(scope="session")
-def tiny_model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def tiny_model_path(tmp_path_factory):
     """Folder of a random two-layer BERT encoder with its own vocabulary; made once, loads in 50 ms."""
     import torch
     from sentence_transformers import SentenceTransformer
@@ -107,7 +100,7 @@ def tiny_model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def tiny_model(tiny_model_path: Path) -> RelevanceModel:
+def tiny_model(tiny_model_path):
     """A fresh copy of the tiny encoder, in evaluation mode, on the processor."""
     from bixse.encoders.relevance_model import RelevanceModel
 
@@ -134,7 +127,7 @@ DECODERS = {
 def decoder_path(tiny_model_path, tmp_path_factory):
     """Folder of a random two-layer decoder as a causal language model leaves it: no sentence-transformers files."""
 
-    def make(kind: str):
+    def make(kind):
         import torch
         import transformers
 
@@ -149,7 +142,7 @@ def decoder_path(tiny_model_path, tmp_path_factory):
         transformers.AutoModel.from_config(config).save_pretrained(folder)
         return folder
 
-    made: dict = {}
+    made = {}
     return lambda kind: made[kind] if kind in made else made.setdefault(kind, make(kind))
 
 

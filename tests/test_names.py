@@ -70,3 +70,14 @@ def test_no_two_modules_share_a_name():
         if path.stem not in SAME_NAME and "cli" not in path.parts:  # a verb is called as what it calls
             places[path.stem].append(str(path.relative_to(SOURCE)))
     assert not {name: found for name, found in places.items() if len(found) > 1}
+
+
+def test_no_two_public_types_share_a_name():
+    places = defaultdict(list)
+    for path in MODULES:
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            alias = isinstance(node, ast.AnnAssign) and ast.unparse(node.annotation) == "TypeAlias"
+            name = node.name if isinstance(node, ast.ClassDef) else node.target.id if alias else "_"
+            if not name.startswith("_"):
+                places[name].append(str(path.relative_to(SOURCE)))
+    assert not {name: found for name, found in places.items() if len(found) > 1}

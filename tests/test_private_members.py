@@ -1,7 +1,5 @@
 """What of other libraries is used without a promise of theirs stands in docs/design.md, and is still there."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 import pkgutil

@@ -1,7 +1,5 @@
 """What must never be in the repository."""
 
-from __future__ import annotations
-
 import ast
 import re
 from pathlib import Path
@@ -35,19 +33,19 @@ MACHINE_PATHS = re.compile(r"(?<![\w.$}~-])/(?:work|root|home|Users|tmp|mnt|scra
 names = [str(path.relative_to(ROOT)) for path in SOURCE]
 
 
-def calls_and_imports(path: Path) -> tuple[list[ast.Call], set[str]]:
+def calls_and_imports(path):
     nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
     imports = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
     imports |= {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}
     return [node for node in nodes if isinstance(node, ast.Call)], imports
 
 
-def test_the_lists_are_not_empty() -> None:
+def test_the_lists_are_not_empty():
     assert len(SOURCE) > 30
     assert len(COMMITTED) > 60
 
 
-def test_no_path_of_one_machine() -> None:
+def test_no_path_of_one_machine():
     found = [
         f"{path.relative_to(ROOT)}:{number}: {line.strip()[:100]}"
         for path in COMMITTED
@@ -59,12 +57,12 @@ def test_no_path_of_one_machine() -> None:
 
 
 @pytest.mark.parametrize("text", ["see " + "/work" + "/main/x", "'" + "/tmp" + "/x'", "path=" + "/home" + "/me"])
-def test_the_pattern_finds_machine_paths(text: str) -> None:
+def test_the_pattern_finds_machine_paths(text):
     assert MACHINE_PATHS.search(text)
 
 
 @pytest.mark.parametrize("path", SOURCE, ids=names)
-def test_source_code(path: Path) -> None:
+def test_source_code(path):
     calls, imports = calls_and_imports(path)
     called = {ast.unparse(call.func) for call in calls}
     given = {(word.arg, ast.unparse(word.value)) for call in calls for word in call.keywords}
@@ -85,5 +83,5 @@ def test_source_code(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", SOURCE, ids=names)
-def test_a_module_holds_one_idea(path: Path) -> None:
+def test_a_module_holds_one_idea(path):
     assert len(path.read_text(encoding="utf-8").splitlines()) <= 500

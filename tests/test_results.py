@@ -1,7 +1,5 @@
 """Figures in the documentation are those of the tables beside it."""
 
-from __future__ import annotations
-
 import csv
 import importlib.util
 import math

@@ -1,7 +1,5 @@
 """Data flows one way: a room imports only rooms above it (and itself)."""
 
-from __future__ import annotations
-
 import ast
 from pathlib import Path
 
@@ -33,14 +31,14 @@ PACKAGE = "the package itself"  # from bixse import ...: the catalogue, which on
 FILES = sorted(SOURCE.rglob("*.py"))
 
 
-def room_of(path: Path) -> str:
+def room_of(path):
     return path.relative_to(SOURCE).parts[0].removesuffix(".py")
 
 
-def imported_rooms(path: Path, text: str | None = None) -> set[str]:
+def imported_rooms(path, text=None):
     """Rooms a file imports anywhere: at its top, in functions, under TYPE_CHECKING, by import_module."""
     package = ["bixse", *path.relative_to(SOURCE).parts[:-1]]
-    names: set[str] = set()
+    names = set()
     for node in ast.walk(ast.parse(text or path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
@@ -55,13 +53,13 @@ def imported_rooms(path: Path, text: str | None = None) -> set[str]:
     return {name if name in ALLOWED else PACKAGE for name in ours}
 
 
-def test_every_room_has_a_place() -> None:
+def test_every_room_has_a_place():
     rooms = {room_of(path) for path in FILES} - {"__init__", "__main__"}
     assert rooms == set(ALLOWED), "give the new room its place in ORDER"
 
 
 @pytest.mark.parametrize("path", FILES, ids=[str(path.relative_to(SOURCE)) for path in FILES])
-def test_a_room_imports_only_rooms_above_it(path: Path) -> None:
+def test_a_room_imports_only_rooms_above_it(path):
     if path == SOURCE / "__init__.py":
         return  # the catalogue names every public thing, lazily
     if path == SOURCE / "__main__.py":
@@ -88,5 +86,29 @@ def test_a_room_imports_only_rooms_above_it(path: Path) -> None:
         ("import numpy, json", set()),
     ],
 )
-def test_the_reader_of_imports_sees_them_all(text: str, rooms: set[str]) -> None:
+def test_the_reader_of_imports_sees_them_all(text, rooms):
     assert imported_rooms(SOURCE / "data" / "probe.py", text) == rooms
+
+
+def imported_modules(path):
+    """Modules of ours that a file imports anywhere, type checking included."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return found
+
+
+def test_no_import_circle():
+    names = {path: ".".join(path.relative_to(SOURCE.parent).with_suffix("").parts) for path in FILES}
+    names = {path: name for path, name in names.items() if path.name not in ("__init__.py", "__main__.py")}
+    graph = {name: imported_modules(path) & set(names.values()) - {name} for path, name in names.items()}
+    while leaves := [name for name, needed in graph.items() if not needed & graph.keys()]:
+        for name in leaves:
+            del graph[name]
+    while tops := graph.keys() - {other for needed in graph.values() for other in needed}:
+        for name in tops:
+            del graph[name]
+    assert not graph, f"in a circle: {sorted(graph)}"

@@ -6,9 +6,9 @@ from .data.conversion.convert_settings import ConvertSettings as ConvertSettings
 from .data.graded_pairs import GradedPairs as GradedPairs
 from .data.pairs_files import load_graded_pairs as load_graded_pairs
 from .data.pairs_files import load_pairs as load_pairs
+from .encoders.encode import encode_on as encode_on
 from .encoders.loading.build import build_encoder as build_encoder
 from .encoders.loading.build import load_relevance_model as load_relevance_model
-from .encoders.pool import encode_on as encode_on
 from .encoders.relevance_model import RelevanceModel as RelevanceModel
 from .evaluation.calibration.calibrate import calibrate as calibrate
 from .evaluation.calibration.calibrate_settings import CalibrateSettings as CalibrateSettings
@@ -21,9 +21,9 @@ from .evaluation.systems import EncoderSystem as EncoderSystem
 from .evaluation.tasks import collection_task as collection_task
 from .experiments.sweep.sweep import sweep as sweep
 from .experiments.sweep.sweep_config import SweepConfig as SweepConfig
-from .grading.audit.audit_judges import AuditSettings as AuditSettings
 from .grading.audit.audit_judges import audit_judges as audit_judges
-from .grading.audit.calibrate_grades import GradeMapSettings as GradeMapSettings
+from .grading.audit.audit_settings import AuditSettings as AuditSettings
+from .grading.audit.audit_settings import GradeMapSettings as GradeMapSettings
 from .grading.audit.calibrate_grades import calibrate_grades as calibrate_grades
 from .grading.grade import grade as grade
 from .grading.grade_settings import GradeSettings as GradeSettings
@@ -31,11 +31,11 @@ from .grading.open_judge import open_judge as open_judge
 from .grading.rubrics import load_rubric as load_rubric
 from .losses.bixse import BiXSELoss as BiXSELoss
 from .losses.infonce import InfoNCELoss as InfoNCELoss
-from .losses.lambda_loss import LambdaLoss as LambdaLoss
+from .losses.infonce import SoftInfoNCELoss as SoftInfoNCELoss
 from .losses.margin_mse import MarginMSELoss as MarginMSELoss
-from .losses.pairwise_bce import PairwiseBCELoss as PairwiseBCELoss
+from .losses.pairwise import LambdaLoss as LambdaLoss
+from .losses.pairwise import PairwiseBCELoss as PairwiseBCELoss
 from .losses.relevance_head import save_relevance_head as save_relevance_head
-from .losses.soft_infonce import SoftInfoNCELoss as SoftInfoNCELoss
 from .mining.mine import MineResult as MineResult
 from .mining.mine import mine as mine
 from .mining.mine_settings import MineConfig as MineConfig
@@ -47,12 +47,12 @@ from .studies.engine.run_study import run_study as run_study
 from .studies.engine.study_config import StudyConfig as StudyConfig
 from .studies.quickstart.quickstart import quickstart as quickstart
 from .studies.quickstart.quickstart_config import QuickstartConfig as QuickstartConfig
+from .training.config import MergeModelsConfig as MergeModelsConfig
 from .training.config import TrainConfig as TrainConfig
+from .training.loop.arguments import GradedTrainingArguments as GradedTrainingArguments
 from .training.loop.callbacks import SaveRelevanceHead as SaveRelevanceHead
 from .training.loop.trainer import GradedTrainer as GradedTrainer
-from .training.loop.trainer import GradedTrainingArguments as GradedTrainingArguments
 from .training.merging.merge_models import merge_models as merge_models
-from .training.merging.merge_settings import MergeModelsConfig as MergeModelsConfig
 from .training.recipe import train as train
 
 __version__: str

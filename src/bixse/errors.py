@@ -25,7 +25,7 @@ def did_you_mean(word: str, known: Iterable[str], otherwise: str = "choose one o
 
 
 SEEDS = 2**32
-"""Seeds are whole numbers from 0 up to, not including, this: what every random generator takes."""
+"""Exclusive upper bound of a seed, that of NumPy."""
 ERRORS_SHOWN = 20
 """How many errors of one file a message lists; the rest are counted."""
 _ERRORS_KEPT = 5_000
@@ -38,10 +38,10 @@ class BixseError(Exception):
     exit_code = 1
     """Process exit code of a command that ends with this error."""
     known_to_all = False
-    """Every process of a run raised it: the first one says so for all."""
+    """Raised on every rank; only rank 0 prints it."""
 
     def of_all_processes(self) -> Self:
-        """This error, marked as one that every process of the run raises."""
+        """This error, marked as one that every rank raises."""
         self.known_to_all = True
         return self
 
@@ -105,12 +105,9 @@ class RowError:
     got: str
     """What is there, quoted and shortened."""
     expected: str
-    """What should be there."""
     fix: str
-    """How to fix it."""
 
     def __str__(self) -> str:
-        """One line: place, got, expected, fix."""
         place = [f"row {self.row}"] if self.row is not None else []
         place += [f"column {self.column!r}"] if self.column is not None else []
         prefix = f"{', '.join(place)}: " if place else ""
@@ -133,7 +130,6 @@ class InvalidFileError(InputError):
     def __init__(self, path: Path, errors: Iterable[RowError] = (), total: int | None = None) -> None:
         super().__init__(path)
         self.path = path
-        """The file."""
         self._errors = list(errors)
         self.total = len(self._errors) if total is None else total
         """How many errors there are, listed or not."""
@@ -151,12 +147,11 @@ class InvalidFileError(InputError):
             self._errors = self.errors[:ERRORS_SHOWN]
 
     def raise_any(self) -> None:
-        """Raise this where there is an error."""
+        """Raise this error if any was added."""
         if self.total:
             raise self
 
     def __str__(self) -> str:
-        """A head line with the count, then a line per error."""
         lines = [f"{self.path}: {self.total} error{'s' if self.total != 1 else ''}"]
         lines += [f"  {error}" for error in self.errors[:ERRORS_SHOWN]]
         if self.total > ERRORS_SHOWN:

@@ -35,12 +35,9 @@ class GradeScale:
     """
 
     minimum: float = 0.0
-    """Grade of an irrelevant document."""
     maximum: float = 3.0
-    """Grade of a perfectly relevant document."""
 
     def __post_init__(self) -> None:
-        """Refuse an empty or reversed scale."""
         if not self.maximum > self.minimum:
             raise InputError(
                 f"grade scale: got {self.minimum} to {self.maximum}; expected the maximum above the minimum; "

@@ -21,15 +21,12 @@ class Difference:
     """
 
     mean: float
-    """Mean of a - b; above 0 means a is better."""
+    """Above 0 means a is better."""
     low: float
-    """Lower end of the interval."""
     high: float
-    """Upper end of the interval."""
     p_value: float
     """Two-sided p-value of no difference."""
     queries: int
-    """Number of paired queries."""
     confidence: float = 0.95
     """Share of such intervals that cover the true mean."""
 
@@ -47,16 +44,12 @@ class Difference:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two systems on one metric, paired by query."""
+    """Two systems on one metric, paired by query: system minus baseline."""
 
     system: str
-    """The first system."""
     baseline: str
-    """The one it is compared with."""
     metric: str
-    """Name of the metric."""
     difference: Difference
-    """System minus baseline."""
 
 
 @dataclass(frozen=True)
@@ -64,11 +57,8 @@ class IntervalEstimate:
     """A value with its 95 % interval; all None where it is not defined."""
 
     value: float | None
-    """The value over all pairs."""
     low: float | None = None
-    """Lower end of the interval."""
     high: float | None = None
-    """Upper end."""
 
     @property
     def side(self) -> Literal["above", "below", "across"]:
@@ -85,13 +75,10 @@ class ReliabilityBin:
     predicted: float
     """Mean prediction of the bin's pairs."""
     observed: float
-    """Mean observed relevance."""
+    """Mean relevance, with its 95 % interval."""
     count: int
-    """Pairs in the bin, at least 1."""
     low: float
-    """Lower end of the 95 % interval of `observed`."""
     high: float
-    """Upper end."""
 
 
 @dataclass(frozen=True)
@@ -103,17 +90,15 @@ class CalibrationReport:
     """
 
     pairs: int
-    """Judged query-document pairs."""
     queries: int
-    """Distinct queries, the units that intervals resample."""
+    """The units that intervals resample."""
     brier: float
     """Mean of (p - z)^2."""
     brier_interval: Interval
-    """Its 95 % interval."""
     ece: float
     """Expected calibration error."""
     ece_interval: Interval
-    """Its 95 % interval, corrected for the upward bias of the estimate."""
+    """Corrected for the upward bias of the estimate."""
     base_rate_brier: float
     """Brier score of always predicting mean(z)."""
     curve: list[ReliabilityBin]

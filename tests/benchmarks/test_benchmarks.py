@@ -18,6 +18,7 @@ FOLDER = Path(__file__).parents[2] / "benchmarks"
 OTHERS = {
     "bench_grade_server": (["--quick"], "bixse_per_second"),
     "bench_pairs": (["--pairs", "2000", "--batches", "5"], "all"),
+    "config_path": ([], "modules"),
     "mining_grades": (["--quick"], "hard-negatives"),
     "padding": (["--quick"], "by length"),
     "scaling": (["--batches", "256"], "Mistral-7B"),

@@ -1,9 +1,6 @@
 """The cache of document embeddings: outside of the input, in a folder of one's choice or nowhere, shown and cleared."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING, Any
 
 import platformdirs
 import pytest
@@ -17,12 +14,9 @@ from bixse.errors import InputError
 from bixse.mining.mine import mine
 from bixse.mining.mine_settings import MineConfig
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 
 @pytest.fixture
-def collection(tmp_path: Path) -> Path:
+def collection(tmp_path):
     corpus = {"d1": Document("", "copy a file"), "d2": Document("", "move a file"), "d3": Document("", "sleep")}
     qrels = {"test": {"q1": {"d1": 1}}, "train": {"q1": {"d1": 1}}}
     save_collection(Collection("toy", corpus, {"q1": "copy"}, qrels), tmp_path / "toy")
@@ -30,12 +24,12 @@ def collection(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def encoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def encoded(monkeypatch):
     """What was encoded, a word a call."""
-    kinds: list[str] = []
+    kinds = []
     plain = encode.encode_here
 
-    def record(model: Any, texts: Any, kind: str, *rest: Any) -> Any:
+    def record(model, texts, kind, *rest):
         kinds.append(kind)
         return plain(model, texts, kind, *rest)
 
@@ -43,20 +37,20 @@ def encoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return kinds
 
 
-def call(capsys: pytest.CaptureFixture[str], *words: Any) -> dict[str, Any]:
+def call(capsys, *words):
     assert main([*map(str, words), "--json"]) == 0
-    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    found = json.loads(capsys.readouterr().out)
     return found
 
 
-def files(folder: Path) -> list[str]:
+def files(folder):
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
 
 
 def test_nothing_is_written_into_the_collection_and_all_verbs_share_one_store(
-    capsys: pytest.CaptureFixture[str], collection: Path, cache_path: Path, tmp_path: Path, tiny_model_path: Path,
-    encoded: list[str],
-) -> None:  # fmt: skip
+    capsys, collection, cache_path, tmp_path, tiny_model_path,
+    encoded,
+):  # fmt: skip
     before = files(collection)
     call(capsys, "evaluate", tiny_model_path, "--collection", collection)
     assert encoded == ["query", "document"]
@@ -69,9 +63,9 @@ def test_nothing_is_written_into_the_collection_and_all_verbs_share_one_store(
 
 
 def test_another_folder_or_none(
-    capsys: pytest.CaptureFixture[str], collection: Path, cache_path: Path, tmp_path: Path, tiny_model_path: Path,
-    encoded: list[str], monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    capsys, collection, cache_path, tmp_path, tiny_model_path,
+    encoded, monkeypatch,
+):  # fmt: skip
     words = ("evaluate", tiny_model_path, "--collection", collection, "--cache")
     before = files(collection)
     for _ in range(2):
@@ -87,7 +81,7 @@ def test_another_folder_or_none(
     assert not cache_path.exists()
 
 
-def test_the_default_is_the_users_cache_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_default_is_the_users_cache_folder(monkeypatch, tmp_path):
     monkeypatch.delenv("BIXSE_CACHE_DIR")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert cache_folder() == platformdirs.user_cache_path("bixse", appauthor=False)
@@ -95,9 +89,9 @@ def test_the_default_is_the_users_cache_folder(monkeypatch: pytest.MonkeyPatch, 
 
 
 def test_the_doctor_shows_and_clears_it(
-    capsys: pytest.CaptureFixture[str], collection: Path, cache_path: Path, tiny_model_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    capsys, collection, cache_path, tiny_model_path,
+    monkeypatch,
+):  # fmt: skip
     call(capsys, "evaluate", tiny_model_path, "--collection", collection)
     (stored,) = cache_path.rglob("*.sqlite")
     other = cache_path / "embeddings" / "notes.txt"
@@ -114,6 +108,6 @@ def test_the_doctor_shows_and_clears_it(
     assert call(capsys, "doctor", "--clear-cache")["metrics"]["cache"] == "none"
 
 
-def test_a_suite_has_no_such_cache(tiny_model_path: Path, tmp_path: Path) -> None:
+def test_a_suite_has_no_such_cache(tiny_model_path, tmp_path):
     words = ["evaluate", str(tiny_model_path), "--suite", "beir", "--data", str(tmp_path), "--cache", "none"]
     assert main(words) == InputError.exit_code

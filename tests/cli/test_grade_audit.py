@@ -1,8 +1,5 @@
 """`bixse grade audit` on files, unhappy paths first."""
 
-from __future__ import annotations
-
-import argparse
 import json
 from pathlib import Path
 
@@ -10,19 +7,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from bixse.cli import grade_audit
 from bixse.data.collection import Collection, Document
 from bixse.data.collection_files import save_collection
 from bixse.errors import InputError, InvalidFileError, OutputExistsError
+from helpers.command import result_of
 
 SMALL = Path(__file__).parents[1] / "grading" / "audit_labels"
 HUMAN, CAREFUL, CARELESS = (SMALL / name for name in ("human.qrels.txt", "careful.txt", "careless.txt"))
 
 
 def audited(*words, samples=50):
-    parser = argparse.ArgumentParser()
-    grade_audit.add_arguments(parser)
-    return grade_audit.run(parser.parse_args([str(word) for word in (*words, "--samples", samples)]))
+    return result_of("grade", "audit", *words, "--samples", samples)
 
 
 def test_input_that_is_refused_leaves_no_folder(tmp_path):

@@ -1,23 +1,22 @@
 """`bixse grade calibrate` on files, refusals first."""
 
-from __future__ import annotations
-
-import argparse
 import json
 
 import numpy as np
 import pytest
 
-from bixse.cli import grade_calibrate
 from bixse.data.pairs_files import load_graded_pairs
 from bixse.errors import InputError
-from bixse.grading.audit.grade_map import GradeMap
+from bixse.grading.audit.calibrate_grades import GradeMap
+from helpers.command import result_of
 
 
 def calibrated(*words):
-    parser = argparse.ArgumentParser()
-    grade_calibrate.add_arguments(parser)
-    return grade_calibrate.run(parser.parse_args([str(word) for word in words]))
+    return result_of("grade", "calibrate", *words)
+
+
+def written_map(folder):
+    return GradeMap.model_validate_json((folder / "out" / "map.json").read_text())
 
 
 @pytest.fixture
@@ -56,7 +55,7 @@ def test_a_map_that_does_not_help_is_refused_and_nothing_written(tmp_path, files
     assert "Brier" in result.text and not (tmp_path / "out").exists()
     forced = calibrated(*words, "--force")
     assert forced.exit_code == 0 and "does not help" in forced.warnings[0]
-    assert GradeMap.load(tmp_path / "out" / "map.json").helps is False
+    assert written_map(tmp_path).helps is False
 
 
 def test_wrong_input_is_refused_before_anything_is_written(tmp_path, files):
@@ -93,7 +92,7 @@ def test_a_map_is_written_and_applied(tmp_path, files, kind):
         "--judgements", judge, "--human", human, "--kind", kind, "--apply", pairs, "--out", tmp_path / "out"
     )
     assert result.exit_code == 0 and result.metrics["brier_after"] < result.metrics["brier_before"]
-    fitted = GradeMap.load(tmp_path / "out" / "map.json")
+    fitted = written_map(tmp_path)
     assert (fitted.kind, fitted.judge, fitted.scale, fitted.labels, fitted.queries) == (kind, "judge", (0, 3), 800, 40)
     assert fitted.target == "share of human grades from 2 up" and fitted.helps
     mapped = load_graded_pairs(tmp_path / "out" / "pairs.parquet")
@@ -118,6 +117,6 @@ def test_a_small_sample_fits_and_all_measure(tmp_path, files):
 def test_the_mean_grade_can_be_the_target(tmp_path, files):
     judge, human = files
     result = calibrated("--judgements", judge, "--human", human, "--target", "graded", "--out", tmp_path / "out")
-    fitted = GradeMap.load(tmp_path / "out" / "map.json")
+    fitted = written_map(tmp_path)
     assert result.exit_code == 0 and fitted.target == "mean human grade on [0, 1]"
     assert fitted.apply([0.0])[0] == pytest.approx(1 / 6, abs=0.05)  # irrelevant ones are graded 0 or 1

@@ -1,15 +1,15 @@
 """`bixse grade` and its neighbours as commands, on judgements that exist already."""
 
-from __future__ import annotations
-
 import json
-import shutil
 
 import pyarrow.parquet as pq
 import pytest
 
 from bixse.cli.main import main
+from bixse.data.collection import Collection, Document
+from bixse.data.collection_files import save_collection
 from bixse.data.pairs_files import load_graded_pairs
+from helpers.command import call
 
 TEXTS = {"copy a folder": "shutil.copytree copies a tree", "wait": "time.sleep waits", "sort": "list.sort sorts"}
 
@@ -28,7 +28,7 @@ def judged(tmp_path):
     return path
 
 
-def envelope(capsys) -> dict:
+def envelope(capsys):
     return json.loads(capsys.readouterr().out)
 
 
@@ -54,7 +54,7 @@ def test_what_a_person_reads(judged, tmp_path, capsys):
     text = capsys.readouterr().out
     assert "2 of 3 pairs graded" in text
     assert "no-option" in text
-    assert "0.9 to 1.0         1" in text
+    assert "0.9 to 1.0 | " in text
     assert "bixse train --pairs" in text
 
 
@@ -125,78 +125,40 @@ def test_the_dry_run_of_a_replay_asks_nothing_with_pilot_0(judged, tmp_path, cap
     assert not out.exists()
 
 
-@pytest.fixture
-def ranked(tmp_path):
-    """A small collection with three queries, and where the judge's labels go."""
-    folder = tmp_path / "col"
-    (folder / "qrels").mkdir(parents=True)
-    documents = {"d1": "copies a tree", "d2": "waits", "d3": "sorts"}
-    (folder / "corpus.jsonl").write_text(
-        "".join(json.dumps({"_id": name, "title": "", "text": text}) + "\n" for name, text in documents.items())
+DOCUMENTS = {"d1": Document("", "copies a tree"), "d2": Document("", "waits"), "d3": Document("", "sorts")}
+QRELS = {"q1": {"d1": 3, "d2": 0}, "q2": {"d3": 2, "d2": 1}, "q3": {"d2": 1, "d3": 0}}
+PAIRS = [(query, document) for query, judged in QRELS.items() for document in judged]
+
+
+def rank(folder, grades, capsys):
+    """Rank the judged documents by a judge's grades of `PAIRS`."""
+    texts = {"q1": "copy", "q2": "sort", "q3": "wait"}
+    queries = {query for query, _ in PAIRS[: len(grades)]}
+    qrels = {query: QRELS[query] for query in QRELS if query in queries}
+    save_collection(Collection("col", DOCUMENTS, texts, {"test": qrels}), folder / "col")
+    labels = [f"{query} 0 {document} {grade}\n" for (query, document), grade in zip(PAIRS, grades, strict=False)]
+    (folder / "judge.txt").write_text("".join(labels))
+    words = ["--judge", f"replay:qrels:{folder / 'judge.txt'}", "--texts", folder / "col", "--scale", "0", "3"]
+    return call(
+        capsys, "grade", "rank", "--collection", folder / "col", "--candidates", "judged", *words, "--out", folder
     )
-    queries = {"q1": "copy", "q2": "sort", "q3": "wait"}
-    (folder / "queries.jsonl").write_text(
-        "".join(json.dumps({"_id": name, "text": text}) + "\n" for name, text in queries.items())
-    )
-    rows = ["query-id\tcorpus-id\tscore", "q1\td1\t3", "q1\td2\t0", "q2\td3\t2", "q2\td2\t1", "q3\td2\t1", "q3\td3\t0"]
-    (folder / "qrels" / "test.tsv").write_text("\n".join(rows) + "\n")
-    return folder
 
 
-def rank(folder, labels, capsys):
-    path = folder.parent / "judge.txt"
-    path.write_text("".join(f"{query} 0 {document} {grade}\n" for query, document, grade in labels))
-    words = [
-        "--texts",
-        str(folder),
-        "--scale",
-        "0",
-        "3",
-        "--candidates",
-        "judged",
-        "--out",
-        str(folder.parent / "rank"),
-    ]
-    code = main(["grade", "rank", "--collection", str(folder), "--judge", f"replay:qrels:{path}", *words, "--json"])
-    return code, envelope(capsys)
-
-
-def test_a_ranking_whose_grades_tie_is_warned_of(ranked, capsys):
-    pairs = [("q1", "d1"), ("q1", "d2"), ("q2", "d3"), ("q2", "d2"), ("q3", "d2"), ("q3", "d3")]
-    code, found = rank(
-        ranked, [(*pair, place % 2 if pair[0] == "q1" else 2) for place, pair in enumerate(pairs)], capsys
-    )
-    (warning,) = found["warnings"]
-    assert "2 of 3 queries" in warning
-    assert "hardly anything" in warning
+@pytest.mark.parametrize(
+    ("grades", "tied", "worthless"),
+    [([0, 1, 2, 2, 2, 2], 2, True), ([2, 2, 0, 1, 0, 1], 1, False), ([0, 1] * 3, 0, False)],
+)
+def test_a_ranking_whose_grades_tie_is_warned_of(tmp_path, capsys, grades, tied, worthless):
+    code, found = rank(tmp_path, grades, capsys)
     assert code == 0, "every candidate has a grade"
-    shutil.rmtree(ranked.parent / "rank")
-    _, found = rank(ranked, [(*pair, place % 2 if pair[0] != "q1" else 2) for place, pair in enumerate(pairs)], capsys)
-    (warning,) = found["warnings"]
-    assert "1 of 3 queries" in warning
-    assert "hardly anything" not in warning
-    shutil.rmtree(ranked.parent / "rank")
-    _, found = rank(ranked, [(*pair, place % 2) for place, pair in enumerate(pairs)], capsys)
-    assert found["warnings"] == []
+    said = " ".join(found["warnings"])
+    assert (f"{tied} of 3 queries" in said) == (tied > 0) == bool(said)
+    assert ("hardly anything" in said) == worthless
 
 
 def test_a_judge_ranks_the_judged_documents(tmp_path, capsys):
-    folder = tmp_path / "col"
-    (folder / "qrels").mkdir(parents=True)
-    documents = {"d1": "copies a tree", "d2": "waits", "d3": "sorts"}
-    (folder / "corpus.jsonl").write_text(
-        "".join(json.dumps({"_id": name, "title": "", "text": text}) + "\n" for name, text in documents.items())
-    )
-    (folder / "queries.jsonl").write_text('{"_id": "q1", "text": "copy"}\n{"_id": "q2", "text": "sort"}\n')
-    (folder / "qrels" / "test.tsv").write_text(
-        "query-id\tcorpus-id\tscore\nq1\td1\t3\nq1\td2\t0\nq2\td3\t2\nq2\td2\t1\n"
-    )
-    labels = tmp_path / "judge.txt"
-    labels.write_text("q1 0 d1 1\nq1 0 d2 2\nq2 0 d3 3\nq2 0 d2 0\n")  # wrong on q1, right on q2
-    words = ["--texts", str(folder), "--scale", "0", "3", "--candidates", "judged", "--out", str(tmp_path / "rank")]
-    code = main(["grade", "rank", "--collection", str(folder), "--judge", f"replay:qrels:{labels}", *words, "--json"])
-    assert code == 0, capsys.readouterr()
-    found = envelope(capsys)["metrics"]
-    assert found["mrr@10"] == pytest.approx(0.75)
-    assert found["ndcg@10"] == pytest.approx((0.6309297535714575 + 1.0) / 2)
-    assert (tmp_path / "rank" / "run.trec").read_text().split()[2] == "d2"
+    code, found = rank(tmp_path, [1, 2, 3, 0], capsys)  # wrong on q1, right on q2
+    assert code == 0, found
+    assert found["metrics"]["mrr@10"] == pytest.approx(0.75)
+    assert found["metrics"]["ndcg@10"] == pytest.approx((0.6309297535714575 + 1.0) / 2)
+    assert (tmp_path / "run.trec").read_text().split()[2] == "d2"

@@ -1,47 +1,33 @@
-from __future__ import annotations
-
 import json
 import os
 import subprocess
 import sys
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 
 import bixse
 import bixse.cli.main as command
 from bixse.cli.result import CommandResult
+from bixse.cli.verb import Options, Verb
 from bixse.errors import InputError, InterruptedRunError, StorageError
+from bixse.settings import Settings
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-HEAVY = (
-    "torch",
-    "transformers",
-    "sentence_transformers",
-    "sklearn",
-    "matplotlib",
-)
-KEYS = ["status", "artifacts", "metrics", "warnings", "errors"]
+HEAVY = ("torch", "transformers", "sentence_transformers", "sklearn", "matplotlib", "scipy", "pandas", "duckdb")
 
 
-def python(code: str, **options: Any) -> subprocess.CompletedProcess[str]:
+def python(code, **options):
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, **options)
 
 
-def verb(monkeypatch: pytest.MonkeyPatch, action: Any) -> None:
-    """Put a verb's function in the place of `doctor`."""
-
-    def module(name: str) -> SimpleNamespace:
-        return SimpleNamespace(add_arguments=lambda parser: None, run=lambda args: action())
-
-    monkeypatch.setattr(command, "import_module", module)
+def replace_doctor(monkeypatch, action):
+    """Put another function in the place of `bixse doctor`."""
+    module = SimpleNamespace(VERB=Verb(Settings, Options, lambda settings, options: action()))
+    monkeypatch.setattr(command, "import_module", lambda name: module)
 
 
-def raising(error: BaseException) -> Any:
-    def action() -> NoReturn:
+def raising(error):
+    def action():
         raise error
 
     return action
@@ -53,37 +39,32 @@ def raising(error: BaseException) -> Any:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ([], "bixse: the following arguments are required: VERB"),
-        (["serach", "demo", "x"], "did you mean 'search'?"),
-        (["zzz"], "invalid choice: 'zzz'"),
-        (["--verson"], "did you mean '--version'?"),
-        (["evaluate", "bm25", "--colection", "x"], "did you mean '--collection'?"),
-        (["evaluate", "bm25", "--collection", "x", "--splt=dev"], "did you mean '--split'?"),
-        (["evaluate", "bm25", "--coll", "x"], "did you mean '--collection'?"),
-        (["search", "demo", "x", "too", "many", "--collection", "y"], "bixse search: got too many; expected no such"),
-        (["search", "demo", "x", "--collection", "y", "--top", "many"], "--top: invalid int value: 'many'"),
-        (["train", "--epochs"], "--epochs: expected one argument"),
-        (["train", "train"], "bixse train: got train"),
+        ([], "got no verb"),
+        (["serach", "demo", "x"], "'search'?"),
+        (["zzz"], "'zzz'"),
+        (["--verson"], "'--version'?"),
+        (["evaluate", "bm25", "--colection", "x"], "'--collection'?"),
+        (["evaluate", "bm25", "--collection", "x", "--splt=dev"], "'--split'?"),
+        (["evaluate", "bm25", "--coll", "x"], "'--collection'?"),
+        (["search", "demo", "x", "too", "--collection", "y"], "too"),
+        (["train", "--epochs"], "--epochs"),
+        (["train", "train"], "train"),
     ],
 )
-def test_wrong_usage_says_how_to_mend_it(capsys: pytest.CaptureFixture[str], words: list[str], said: str) -> None:
+def test_wrong_usage_says_what_is_right(capsys, words, said):
     assert command.main(words) == 2
     shown = capsys.readouterr()
-    assert shown.out == ""
-    assert shown.err.startswith("error: bixse")
-    assert said in shown.err
-    assert "fix: " in shown.err
-    assert "--help`" in shown.err
-    assert "Traceback" not in shown.err
+    assert (shown.out, shown.err.startswith("error: bixse"), "Traceback" in shown.err) == ("", True, False)
+    assert said in shown.err and "fix: " in shown.err and "--help`" in shown.err
 
 
-def test_wrong_usage_with_json_is_one_envelope(capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_usage_with_json_is_one_envelope(capsys):
     assert command.main(["evaluate", "--json"]) == 2
     shown = capsys.readouterr()
     envelope = json.loads(shown.out)
-    assert list(envelope) == KEYS
+    assert list(envelope) == ["status", "artifacts", "metrics", "warnings", "errors"]
     assert (envelope["status"], shown.err) == ("failed", "")
-    assert "required: MODEL" in envelope["errors"][0]
+    assert "model: got nothing" in envelope["errors"][0]
 
 
 # --- outcomes
@@ -101,14 +82,8 @@ def test_wrong_usage_with_json_is_one_envelope(capsys: pytest.CaptureFixture[str
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_errors_give_their_exit_code_and_no_traceback(
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    error: BaseException,
-    code: int,
-    status: str,
-) -> None:
-    verb(monkeypatch, raising(error))
+def test_errors_give_their_exit_code_and_no_traceback(monkeypatch, capsys, error, code, status):
+    replace_doctor(monkeypatch, raising(error))
     assert command.main(["doctor"]) == code
     shown = capsys.readouterr()
     assert shown.out == ""
@@ -120,33 +95,29 @@ def test_errors_give_their_exit_code_and_no_traceback(
     assert (envelope["status"], len(envelope["errors"]), shown.err) == (status, 1, "")
 
 
-def test_an_unexpected_error_asks_for_a_report_and_debug_shows_where(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    verb(monkeypatch, raising(ZeroDivisionError("division by zero")))
+def test_an_unexpected_error_asks_for_a_report_and_debug_shows_where(monkeypatch, capsys):
+    replace_doctor(monkeypatch, raising(ZeroDivisionError("division by zero")))
     assert command.main(["doctor", "--debug"]) == 1
     shown = capsys.readouterr().err
     assert shown.startswith("Traceback")
-    assert "unexpected ZeroDivisionError: division by zero; this is a fault of bixse: please report it" in shown
+    assert "ZeroDivisionError: division by zero" in shown.splitlines()[-1]
 
 
-def test_no_memory_is_no_fault_of_ours(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_memory_is_no_error_of_ours(monkeypatch, capsys):
     class OutOfMemoryError(RuntimeError):
         """As torch names its own."""
 
-    verb(monkeypatch, raising(OutOfMemoryError("CUDA out of memory")))
+    replace_doctor(monkeypatch, raising(OutOfMemoryError("CUDA out of memory")))
     assert command.main(["doctor"]) == 1
     assert "a smaller --batch-size" in capsys.readouterr().err
 
 
-def test_success_in_text_and_as_an_envelope(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def chatty() -> CommandResult:
+def test_success_in_text_and_as_an_envelope(monkeypatch, capsys):
+    def chatty():
         sys.stdout.write("a library's notice\n")
         return CommandResult("nDCG 0.5\n", {"ndcg": 0.5}, {"run": "x"}, ["a warning é"])
 
-    verb(monkeypatch, chatty)
+    replace_doctor(monkeypatch, chatty)
     assert command.main(["doctor"]) == 0
     shown = capsys.readouterr()
     assert shown.out == "nDCG 0.5\n"
@@ -162,10 +133,8 @@ def test_success_in_text_and_as_an_envelope(
 
 
 @pytest.mark.parametrize(("code", "status"), [(3, "partial"), (1, "failed")])
-def test_a_result_with_an_exit_code_of_its_own(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], code: int, status: str
-) -> None:
-    verb(monkeypatch, lambda: CommandResult("text", errors=["one failed"], exit_code=code))
+def test_a_result_with_an_exit_code_of_its_own(monkeypatch, capsys, code, status):
+    replace_doctor(monkeypatch, lambda: CommandResult("text", errors=["one failed"], exit_code=code))
     assert command.main(["doctor", "--json"]) == code
     assert json.loads(capsys.readouterr().out)["status"] == status
 
@@ -173,34 +142,32 @@ def test_a_result_with_an_exit_code_of_its_own(
 # --- the process
 
 
-@pytest.mark.parametrize("name", [None, *command.VERBS])
-def test_help_of_every_verb_imports_nothing_heavy(name: str | None) -> None:
-    words = [name, "--help"] if name else ["--help"]
-    code = (
-        "import sys\nfrom bixse.cli.main import main\n"
-        f"try:\n    main({words})\n"
-        "except SystemExit as stop:\n"
-        f"    print('HEAVY', [name for name in {HEAVY} if name in sys.modules], stop.code)\n"
-    )
+def test_help_of_every_verb_imports_nothing_heavy():
+    code = f"""
+import sys
+from bixse.cli.main import VERBS, main
+for words in [["--version"], ["--help"], *([*name.split(), "--help"] for name in VERBS)]:
+    try:
+        main(words)
+    except SystemExit as stop:
+        print("ENDED", words[0], stop.code, [name for name in {HEAVY} if name in sys.modules])
+"""
     done = python(code)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("usage: bixse")
-    assert done.stdout.endswith("HEAVY [] 0\n")
-    assert done.stderr == ""
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
+    assert f"bixse {bixse.__version__}" in done.stdout
+    ended = [line for line in done.stdout.splitlines() if line.startswith("ENDED")]
+    assert len(ended) == 2 + len(command.VERBS)
+    assert [line for line in ended if not line.endswith(" 0 []")] == []
 
 
-def test_version() -> None:
-    done = python("import sys; from bixse.cli.main import main; main(['--version'])")
-    assert done.stdout == f"bixse {bixse.__version__}\n"
-
-
-def test_a_reader_that_stops_early() -> None:
+def test_a_reader_that_stops_early():
     code = """
 import sys, bixse.cli.main as command
 from bixse.cli.result import CommandResult
+from bixse.cli.verb import Options, Settings, Verb
 from types import SimpleNamespace
 result = CommandResult("line\\n" * 100_000)
-command.import_module = lambda name: SimpleNamespace(add_arguments=lambda p: None, run=lambda args: result)
+command.import_module = lambda name: SimpleNamespace(VERB=Verb(Settings, Options, lambda *given: result))
 sys.exit(command.main(["doctor"]))
 """
     done = subprocess.run(
@@ -213,13 +180,14 @@ sys.exit(command.main(["doctor"]))
     assert (done.returncode, done.stdout, done.stderr) == (0, "line\n", "")
 
 
-def test_a_terminal_that_is_not_utf8() -> None:
+def test_a_terminal_that_is_not_utf8():
     code = """
 import sys, bixse.cli.main as command
 from bixse.cli.result import CommandResult
+from bixse.cli.verb import Options, Settings, Verb
 from types import SimpleNamespace
 result = CommandResult("caf\\u00e9 \\u2192 x", warnings=["\\u2192"])
-command.import_module = lambda name: SimpleNamespace(add_arguments=lambda p: None, run=lambda args: result)
+command.import_module = lambda name: SimpleNamespace(VERB=Verb(Settings, Options, lambda *given: result))
 sys.exit(command.main(["doctor"]) or command.main(["doctor", "--json"]))
 """
     done = python(code, env={**os.environ, "PYTHONIOENCODING": "latin-1"}, encoding="latin-1")
@@ -227,11 +195,3 @@ sys.exit(command.main(["doctor"]) or command.main(["doctor", "--json"]))
     text, envelope = done.stdout.splitlines()
     assert text == "café ? x"
     assert json.loads(envelope)["warnings"] == ["→"]
-
-
-def test_every_verb_has_a_module(tmp_path: Path) -> None:
-    parser = command.build_parser()
-    for name in command.VERBS:
-        with pytest.raises(SystemExit) as stop:
-            parser.parse_args([name, "--help"])
-        assert stop.value.code == 0

@@ -1,22 +1,16 @@
 """The pairs that the README shows, and the commands below them, as they are written there."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from bixse.cli.main import main
 from bixse.encoders.loading.build import load_relevance_model
 
-if TYPE_CHECKING:
-    import pytest
-
 README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
 
 
-def test_the_pairs_of_the_readme_train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_pairs_of_the_readme_train(tmp_path, monkeypatch):
     blocks = re.findall(r"^```\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
     (place,) = [number for number, block in enumerate(blocks) if block.startswith('{"query"')]
     monkeypatch.chdir(tmp_path)

@@ -85,31 +85,6 @@ TUPLES = [
     {"anchor": f"anchor {i}", "positive": f"positive {i}", "negative_1": f"negative {i}", "negative_2": f"other {i}"}
     for i in range(3)
 ]
-ARCTIC = {
-    "queries.parquet": parquet([{"QUERY_ID": i, "QUERY_TEXT": f"query {i}"} for i in range(2)]),
-    "documents.parquet": parquet([{"DOCUMENT_ID": 2**60 + i, "DOCUMENT_TEXT": f"document {i}"} for i in range(4)]),
-    "relations.parquet": parquet(
-        [{"QUERY_ID": i % 2, "DOCUMENT_ID": 2**60 + i, "RELEVANCE": 1 if i < 2 else -1} for i in range(4)]
-    ),
-}
-"""Whole numbers of 64 bits as ids, and -1 for a mined negative."""
-NVIDIA = {
-    "corpus": [{"path": "wiki"}],
-    "data": [
-        {
-            "question_id": f"q{i}",
-            "question": f"question {i}",
-            "corpus_id": "wiki",
-            "pos_doc": [{"id": f"d{i}"}],
-            "neg_doc": [{"id": "d2"}, "d9"],
-        }
-        for i in range(2)
-    ],
-}
-NVIDIA_INLINE = [
-    {"query": "one", "pos_doc": "a text", "neg_doc": ["another", "a third"]},
-    {"question": "two", "pos_doc": ["a text"], "neg_doc": {"text": "a fourth"}},
-]
 BEIR = {
     "corpus.jsonl": lines(
         [{"_id": f"d{i}", "title": f"title {i}" if i else "", "text": f"text {i}"} for i in range(4)]

@@ -136,7 +136,7 @@ ids = st.text(st.characters(exclude_categories=["Cs", "Cc", "Z"]), min_size=1, m
     queries=st.dictionaries(ids, words, min_size=1, max_size=4),
     data=st.data(),
 )
-def test_any_collection_survives_writing_and_reading(tmp_path, corpus, queries, data: st.DataObject):
+def test_any_collection_survives_writing_and_reading(tmp_path, corpus, queries, data):
     judged = st.dictionaries(st.sampled_from(sorted(corpus)), st.floats(0.25, 3), min_size=1)
     qrels = data.draw(st.dictionaries(st.sampled_from(sorted(queries)), judged, min_size=1))
     documents = {name: Document(*content) for name, content in corpus.items()}

@@ -5,45 +5,36 @@ import os
 import stat
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from bixse.data.io.files import file_hash, is_unicode, read_settings, read_text, storage_errors, write_atomically
+from bixse.data.io.files import file_hash, read_settings, read_text, storage_errors, write_atomically
 from bixse.errors import ConfigError, InputError, StorageError
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
-
-def write(folder: Path, content: bytes) -> Path:
+def write(folder, content):
     path = folder / "file.txt"
     path.write_bytes(content)
     return path
 
 
-def test_a_missing_file(tmp_path: Path) -> None:
+def test_a_missing_file(tmp_path):
     with pytest.raises(InputError, match=r"nothing\.txt: got 'No such file or directory'; expected .* fix"):
         read_text(tmp_path / "nothing.txt")
 
 
-def test_a_folder(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="Is a directory"):
-        read_text(tmp_path)
-
-
 @pytest.mark.parametrize("bom", [b"", b"\xef\xbb\xbf"], ids=["no-bom", "bom"])
-def test_latin1_names_the_byte_and_its_line(tmp_path: Path, bom: bytes) -> None:
+def test_latin1_names_the_byte_and_its_line(tmp_path, bom):
     with pytest.raises(InputError, match=r"got byte 0xe9 in line 3; .* `iconv -f latin1 "):
         read_text(write(tmp_path, bom + "a\nb\ncafé".encode("latin-1")))
 
 
-def test_utf16_is_named(tmp_path: Path) -> None:
+def test_utf16_is_named(tmp_path):
     with pytest.raises(InputError, match="iconv -f utf-16 "):
         read_text(write(tmp_path, "text".encode("utf-16")))
 
 
-def test_bom_and_line_ends(tmp_path: Path) -> None:
+def test_bom_and_line_ends(tmp_path):
     path = write(tmp_path, b"\xef\xbb\xbfa\r\nb\rc\n")
     assert read_text(path) == "a\nb\nc\n"
     assert read_text(path, keep_line_ends=True) == "a\r\nb\rc\n"
@@ -68,29 +59,27 @@ def test_bom_and_line_ends(tmp_path: Path) -> None:
         (b"&x {a: *x}", "no valid YAML"),
     ],
 )
-def test_no_settings(tmp_path: Path, content: bytes, found: str) -> None:
+def test_no_settings(tmp_path, content, found):
     with pytest.raises(ConfigError, match=f"file.txt: got .*{found}.*; expected .*; fix: "):
         read_settings(write(tmp_path, content))
 
 
-def test_settings(tmp_path: Path) -> None:
+def test_settings(tmp_path):
     assert read_settings(write(tmp_path, b"\xef\xbb\xbfa: 1\r\nb: {c: x}\r\n")) == {"a": 1, "b": {"c": "x"}}
     assert read_settings(write(tmp_path, b"a: &x [1]\nb: [*x, *x]")) == {"a": [1], "b": [[1], [1]]}
 
 
-def test_aliases_of_aliases_are_looked_at_once_each(tmp_path: Path) -> None:
+def test_aliases_of_aliases_are_looked_at_once_each(tmp_path):
     lines = ["a0: &a0 [x, x]", *(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]" for n in range(1, 60))]
     assert len(read_settings(write(tmp_path, "\n".join(lines).encode()))) == 60
 
 
-def no_space(*_: Any, **__: Any) -> None:
+def no_space(*_, **__):
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 @pytest.mark.parametrize("old", [None, b"old content"])
-def test_a_full_disk_leaves_the_old_file_and_nothing_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, old: bytes | None
-) -> None:
+def test_a_full_disk_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch, old):
     path = tmp_path / "file.txt"
     if old is not None:
         path.write_bytes(old)
@@ -102,15 +91,8 @@ def test_a_full_disk_leaves_the_old_file_and_nothing_else(
     assert old is None or path.read_bytes() == old
 
 
-def test_a_rename_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Path, "replace", no_space)
-    with pytest.raises(StorageError):
-        write_atomically(tmp_path / "file.txt", "new")
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_ctrl_c_while_writing_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt(*_: object) -> None:
+def test_ctrl_c_while_writing_leaves_nothing(tmp_path, monkeypatch):
+    def interrupt(*_):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Path, "replace", interrupt)
@@ -119,23 +101,7 @@ def test_ctrl_c_while_writing_leaves_nothing(tmp_path: Path, monkeypatch: pytest
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_unwritable_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def denied(*_: Any, **__: Any) -> None:
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-
-    monkeypatch.setattr(Path, "open", denied)
-    with pytest.raises(
-        StorageError, match=r"got Permission denied; expected to write there; .*make the folder writable"
-    ):
-        write_atomically(tmp_path / "new" / "file.txt", "text")
-
-
-def test_a_folder_below_a_file(tmp_path: Path) -> None:
-    with pytest.raises(StorageError, match="fix"):
-        write_atomically(write(tmp_path, b"x") / "below.txt", "text")
-
-
-def test_a_folder_where_the_file_should_be(tmp_path: Path) -> None:
+def test_a_folder_where_the_file_should_be(tmp_path):
     (tmp_path / "taken").mkdir()
     with pytest.raises(StorageError, match=r"taken: got a folder; expected .*; fix: "):
         write_atomically(tmp_path / "taken", "text")
@@ -143,7 +109,7 @@ def test_a_folder_where_the_file_should_be(tmp_path: Path) -> None:
 
 
 @contextmanager
-def umask(value: int) -> Iterator[None]:
+def umask(value):
     before = os.umask(value)
     try:
         yield
@@ -151,14 +117,12 @@ def umask(value: int) -> Iterator[None]:
         os.umask(before)
 
 
-def mode(path: Path) -> int:
+def mode(path):
     return stat.S_IMODE(path.stat().st_mode)
 
 
 @pytest.mark.parametrize(("mask", "expected"), [(0o022, 0o644), (0o077, 0o600), (0o002, 0o664)])
-def test_writing_makes_folders_and_files_of_the_mode_that_is_asked_for(
-    tmp_path: Path, mask: int, expected: int
-) -> None:
+def test_writing_makes_folders_and_files_of_the_mode_that_is_asked_for(tmp_path, mask, expected):
     path = tmp_path / "a" / "b" / "file.txt"
     with umask(mask):
         write_atomically(path, "é\n")
@@ -167,7 +131,7 @@ def test_writing_makes_folders_and_files_of_the_mode_that_is_asked_for(
 
 
 @pytest.mark.parametrize("kept", [0o600, 0o640, 0o444])
-def test_a_file_that_is_there_keeps_its_mode(tmp_path: Path, kept: int) -> None:
+def test_a_file_that_is_there_keeps_its_mode(tmp_path, kept):
     path = write(tmp_path, b"old")
     path.chmod(kept)
     with umask(0o022):
@@ -175,7 +139,7 @@ def test_a_file_that_is_there_keeps_its_mode(tmp_path: Path, kept: int) -> None:
     assert (path.read_text(), mode(path)) == ("new", kept)
 
 
-def test_a_link_stays_a_link(tmp_path: Path) -> None:
+def test_a_link_stays_a_link(tmp_path):
     (tmp_path / "real").mkdir()
     (tmp_path / "real" / "file.txt").write_text("old")
     (tmp_path / "link.txt").symlink_to(Path("real") / "file.txt")
@@ -188,7 +152,7 @@ def test_a_link_stays_a_link(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.rglob("*.*")) == ["file.txt", "later.txt", "link.txt", "new.txt"]
 
 
-def test_a_device_is_not_replaced(tmp_path: Path) -> None:
+def test_a_device_is_not_replaced(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "link").symlink_to("pipe")
     with pytest.raises(StorageError, match=r"link: got a device; expected a file"):
@@ -196,7 +160,7 @@ def test_a_device_is_not_replaced(tmp_path: Path) -> None:
     assert (tmp_path / "pipe").is_fifo()
 
 
-def test_the_content_is_on_the_disk_before_the_name_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_content_is_on_the_disk_before_the_name_is(tmp_path, monkeypatch):
     done: list[str] = []
     replace, fsync = Path.replace, os.fsync
     monkeypatch.setattr(os, "fsync", lambda handle: (fsync(handle), done.append("fsync")))
@@ -220,7 +184,7 @@ def test_the_content_is_on_the_disk_before_the_name_is(tmp_path: Path, monkeypat
     ],
     ids=lambda error: str(error)[:30],
 )
-def test_a_full_disk_is_recognised(tmp_path: Path, error: Exception) -> None:
+def test_a_full_disk_is_recognised(tmp_path, error):
     with (
         pytest.raises(StorageError, match=r"got .*; expected to write there; fix: free disk space"),
         storage_errors(tmp_path),
@@ -237,7 +201,7 @@ def test_a_full_disk_is_recognised(tmp_path: Path, error: Exception) -> None:
         (errno.ENOTDIR, "check that the path is right"),
     ],
 )
-def test_another_fault_of_storage_asks_for_no_space(tmp_path: Path, number: int, mend: str) -> None:
+def test_another_fault_of_storage_asks_for_no_space(tmp_path, number, mend):
     with pytest.raises(StorageError) as caught, storage_errors(tmp_path):
         raise OSError(number, os.strerror(number), "elsewhere.txt")
     assert f"got {os.strerror(number)} (elsewhere.txt); expected to write there; fix: {mend}" in str(caught.value)
@@ -249,7 +213,7 @@ def test_another_fault_of_storage_asks_for_no_space(tmp_path: Path, number: int,
     [RuntimeError("mat1 and mat2 shapes cannot be multiplied"), InputError("No space left"), KeyboardInterrupt()],
     ids=lambda error: type(error).__name__,
 )
-def test_what_is_no_fault_of_storage_passes(tmp_path: Path, error: BaseException) -> None:
+def test_what_is_no_fault_of_storage_passes(tmp_path, error):
     with pytest.raises(type(error)) as caught, storage_errors(tmp_path):
         raise error
     assert caught.value is error
@@ -257,18 +221,13 @@ def test_what_is_no_fault_of_storage_passes(tmp_path: Path, error: BaseException
 
 @pytest.mark.skipif(not Path("/dev/full").is_char_device(), reason="this system has no /dev/full")
 @pytest.mark.parametrize("numbers", [4, 1_000_000])
-def test_torch_on_a_full_disk(numbers: int) -> None:
+def test_torch_on_a_full_disk(numbers):
     import torch
 
     with pytest.raises(StorageError, match="free disk space"), storage_errors(Path("/dev/full")):
         torch.save({"weight": torch.zeros(numbers)}, "/dev/full")
 
 
-def test_hash_is_that_of_sha256sum(tmp_path: Path) -> None:
+def test_hash_is_that_of_sha256sum(tmp_path):
     expected = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"  # FIPS 180-2, appendix B.1
     assert file_hash(write(tmp_path, b"abc")) == expected
-
-
-def test_half_a_surrogate_pair_is_no_text() -> None:
-    assert is_unicode("naïve 🎈")
-    assert not is_unicode("\ud83d")

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from bixse.data.graded_pairs import text_id
 from bixse.data.io.files import is_unicode
 from bixse.data.sources.formats import FORMATS, SourceOptions, TableColumns
-from bixse.data.sources.row_functions import expected, mean_probabilities, written_score
 from bixse.data.sources.source import Source
 from bixse.data.task_instructions import load_instructions
 from bixse.errors import BixseError, InputError, InvalidFileError
@@ -56,7 +55,7 @@ class TestOptions:
         ("name", "options", "said"),
         [
             ("lightblu", {}, "did you mean 'lightblue'"),
-            ("e5", {"scale": (0, 1)}, "it is for sentence-transformers, arctic, beir, trec, table"),
+            ("e5", {"scale": (0, 1)}, "it is for sentence-transformers, beir, trec, table"),
             ("table", {}, "got no scale"),
             ("trec", {"scale": (0, 3)}, "--queries and no --corpus"),
             ("sentence-transformers", {"scale": (0, 3), "score_map": "prob"}, "a scale and a score map"),
@@ -253,53 +252,6 @@ class TestSentenceTransformers:
         assert errors("sentence-transformers", written(tmp_path, {"anchor": "q", "positive": "d"})) == [(1, "negative")]
 
 
-class TestArctic:
-    def test_one_is_positive_and_minus_one_a_mined_negative(self, tmp_path):
-        found = rows("arctic", files.put(tmp_path / "fever", files.ARCTIC))
-        assert [(row.query, row.document, row.relevance) for row in found] == [
-            ("query 0", "document 0", 1.0),
-            ("query 1", "document 1", 1.0),
-            ("query 0", "document 2", 0.0),
-            ("query 1", "document 3", 0.0),
-        ]
-        assert (found[0].document_id, found[0].task) == (str(2**60), "fever")
-
-    def test_labels_without_relevance_are_positives_and_grades_need_a_scale(self, tmp_path):
-        plain = {**files.ARCTIC, "labels.parquet": files.parquet([{"QUERY_ID": 0, "DOCUMENT_ID": 2**60}])}
-        del plain["relations.parquet"]
-        assert short("arctic", files.put(tmp_path / "a", plain)) == [("query 0", "document 0", 1.0)]
-        relations = files.parquet([{"QUERY_ID": 0, "DOCUMENT_ID": 2**60, "RELEVANCE": 2}])
-        folder = files.put(tmp_path / "b", {**files.ARCTIC, "relations.parquet": relations})
-        assert errors("arctic", folder) == [(1, "RELEVANCE")]
-        assert short("arctic", folder, scale=(0, 4)) == [("query 0", "document 0", 0.5)]
-        with pytest.raises(InputError, match=r"relations\.parquet"):
-            opened("arctic", tmp_path)
-
-
-class TestNvidia:
-    def test_ids_of_a_parquet_corpus(self, tmp_path):
-        corpus = files.parquet([{"id": name, "text": f"text {name}"} for name in ("d0", "d1", "d2", "d9")])
-        files.put(tmp_path, {"train.json": json.dumps(files.NVIDIA), "wiki/part-0.parquet": corpus})
-        found = rows("nvidia", tmp_path / "train.json", corpus=tmp_path / "wiki")
-        assert [(row.query_id, row.document_id, row.relevance, row.task) for row in found[:3]] == [
-            ("q0", "d0", 1.0, "wiki"),
-            ("q0", "d2", 0.0, "wiki"),
-            ("q0", "d9", 0.0, "wiki"),
-        ]
-
-    def test_texts_in_place_need_a_positive(self, tmp_path):
-        path = written(tmp_path, *files.NVIDIA_INLINE)
-        assert [row[1:] for row in short("nvidia", path)] == [
-            ("a text", 1.0), ("another", 0.0), ("a third", 0.0), ("a text", 1.0), ("a fourth", 0.0),
-        ]  # fmt: skip
-        assert errors("nvidia", written(tmp_path, {"query": "q", "neg_doc": ["a"]})) == [(1, "pos_doc")]
-
-    @pytest.mark.parametrize("content", ["", "{", "3", '{"data": 3}', '{"rows": []}'])
-    def test_json_without_a_list_of_rows(self, tmp_path, content):
-        with pytest.raises(InputError, match="list 'data'"):
-            rows("nvidia", files.put(tmp_path, {"train.json": content}) / "train.json")
-
-
 class TestCollections:
     def test_beir_keeps_judged_zeros_and_no_grade_off_the_scale(self, tmp_path):
         source = opened("beir", files.put(tmp_path / "toy", files.BEIR), scale=(0, 2))
@@ -323,7 +275,7 @@ class TestCollections:
         qrels = "query-id\tcorpus-id\tscore\nq0\tempty\t1\nq0\tgone\t1\nnobody\td1\t1\nq0\td0\tx\nq0\td1\n"
         folder = files.put(tmp_path, {**files.BEIR, "qrels/test.tsv": qrels})
         assert errors("beir", folder, scale=(0, 2)) == [
-            (2, "corpus-id"), (3, "corpus-id"), (4, "query-id"), (5, "score"), (6, None),
+            (1, "corpus-id"), (2, "corpus-id"), (3, "query-id"), (4, "score"), (5, None),
         ]  # fmt: skip
 
     def test_trec_reads_topics_and_a_compressed_collection(self, tmp_path):
@@ -420,16 +372,20 @@ class TestLightBlue:
 
     def test_stated_grades_that_the_probabilities_do_not_give_are_counted(self, tmp_path):
         row = files.LIGHTBLUE[2]
-        grade = expected(row["32B_score_probs"])
+        grade = np.average(np.arange(1, 6), weights=row["32B_score_probs"])
         content = [{**row, "context": f"c{z}", "prob_exp_val": grade + z} for z in (2e-3, 5e-4, -1)]
         source = opened("lightblue", written(tmp_path, *content))
         assert len(list(source.rows())) == 3
         assert "2 rows state an expected grade" in source.warnings()[0]
 
-    def test_mean_probabilities_have_the_mean_grade_within_the_scale(self):
+    def test_mean_probabilities_have_the_mean_grade_within_the_scale(self, tmp_path):
         orders = [[0.0, 0.0, 0.1, 0.5, 0.3], [0.1, 0.2, 0.3, 0.2, 0.1]]
-        assert expected(mean_probabilities(orders)) == pytest.approx(np.mean([expected(order) for order in orders]))
-        assert expected([0, 0, 0, 0, 0.1]) == 5.0
+        row = files.LIGHTBLUE[2] | dict(zip(("32B_score_probs", "32B_score_probs_rev"), orders, strict=True))
+        ends = {key: [0, 0, 0, 0, 0.1] for key in ("32B_score_probs", "32B_score_probs_rev")}
+        found, end = rows("lightblue", written(tmp_path, row, files.LIGHTBLUE[2] | ends | {"context": "c"}))
+        assert found.grade == pytest.approx(np.average(np.arange(1, 6), weights=found.probabilities))
+        assert sum(found.probabilities) == pytest.approx(0.9)
+        assert end.grade == 5.0
 
 
 UMBRELA = {"model": "m", "query": "q", "passage": "p", "prediction": "##final score: 3", "judgment": 3}
@@ -443,7 +399,16 @@ class TestUmbrela:
             (3.0, "graded"), (0.0, "graded"), (None, "no-option"),
         ]  # fmt: skip
 
-    @pytest.mark.parametrize(("said", "status"), [("I cannot say.", "no-option"), ("score: 0", "graded")])
+    @pytest.mark.parametrize(
+        ("said", "status"),
+        [
+            ("I cannot say.", "no-option"),
+            ("A score on a scale of 0 to 3 is hard to give", "no-option"),
+            ("## Final Score: 0/3", "graded"),
+            ("M: 1\nT: 0\nO: 0", "graded"),
+            (" 0\n", "graded"),
+        ],
+    )
     def test_a_zero_of_the_early_format_needs_a_score_in_its_text(self, tmp_path, said, status):
         (found,) = rows("umbrela", written(tmp_path, {**UMBRELA, "judgment": 0, "prediction": said}))
         assert (found.status, found.text, found.judge) == (status, said, "m")
@@ -453,7 +418,7 @@ class TestUmbrela:
         (found,) = rows("umbrela", written(tmp_path, {**UMBRELA, "judgment": stated}))
         assert (found.grade, found.status) == (None, "off-scale") and f"{stated:g}" in found.detail
 
-    def test_ids_and_texts_of_the_request_form_and_contradictions(self, tmp_path):
+    def test_ids_and_texts_of_the_request_form(self, tmp_path):
         source = opened("umbrela", written(tmp_path, *files.UMBRELA, {**UMBRELA, "judgment": 1, "result_status": 1}))
         found = list(source.rows())
         assert [(row.query_id, row.query, row.document_id, row.document) for row in found[:2]] == [
@@ -461,9 +426,6 @@ class TestUmbrela:
             ("q0", "query 0", "p1", "passage 1"),
         ]
         assert found[-1].query_id == text_id("q")
-        assert any("in 1 rows" in warning for warning in source.warnings())
-        (found,) = rows("umbrela", written(tmp_path, {**UMBRELA, "prediction": "\ud83d 3"}))
-        assert found.text == "? 3"
 
     def test_errors(self, tmp_path):
         none = {key: value for key, value in UMBRELA.items() if key != "judgment"}
@@ -473,33 +435,12 @@ class TestUmbrela:
             (1, "judgment"), (2, "candidates"), (3, "judgment"), (4, "result_status"), (5, "query"), (6, "passage"),
         ]  # fmt: skip
 
-    @pytest.mark.parametrize(
-        ("text", "score"),
-        [
-            ("## Final Score: **1**", 1),
-            ("M: 3\nT: 2\nO: 1", 1),
-            ("On a scale of 0 to 3, I would rate this passage a 1.", 1),
-            ("score: 2/3", 2),
-            ("First I thought the score is 3. The final score is 2", 2),
-            (" 3\n", 3),
-            ("The passage is from 2019 and has 3 parts.", None),
-            ("A score between 0 and 3 is hard to give.", None),
-            ("", None),
-        ],
-    )
-    def test_the_score_a_text_ends_with(self, text, score):
-        assert written_score(text) == score
-
 
 FUZZED = {
     "lightblue": ("rows.jsonl", files.lines(files.LIGHTBLUE[:4]), {}),
-    "e5": ("nq.jsonl", files.E5["hotpot_qa"], {}),
     "flagembedding": ("rows.jsonl", files.lines(files.BGE), {"score_map": "prob"}),
     "tevatron": ("rows.jsonl", files.lines(files.TEVATRON), {}),
-    "sentence-transformers": ("rows.csv", b"anchor,positive,negative\nq,p,n\nr,o,m\n", {}),
-    "umbrela": ("rows.jsonl", files.lines(files.UMBRELA), {}),
     "table": ("rows.parquet", files.parquet([{"query": "q", "document": "d", "grade": 1}] * 3), {"scale": (0, 3)}),
-    "pairs": ("rows.jsonl", files.lines(files.PAIRS[:4]), {}),
 }
 NASTY = [b"\x00", b"\xff", b'"', b"{", b"}", b"[", b"\n", b"null", b"NaN", b"-Infinity", b"1e999", b"\\ud800", b"\t"]
 
@@ -525,7 +466,7 @@ def damaged(draw, content):
 
 
 @pytest.mark.parametrize("name", FUZZED)
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_damaged_files_give_rows_or_a_clear_error(tmp_path, name, data):
     file, content, options = FUZZED[name]

@@ -3,19 +3,15 @@ from __future__ import annotations
 import random
 import shutil
 import subprocess
-from typing import TYPE_CHECKING
 
 import pytest
 
 from bixse.data.io.hashes import HASHES_FILE, damage, drop_hashes, write_hashes, write_with_hash
 from bixse.errors import StorageError
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path):
     folder = tmp_path / "folder"
     (folder / "1_Pooling").mkdir(parents=True)
     for name in ("config.json", "1_Pooling/config.json", "weights.bin", "README.md"):

@@ -44,7 +44,7 @@ def test_a_decimal_comma_in_qrels(tmp_path):
     ("name", "separator", "words"),
     [("pairs.csv", ";", "semicolons"), ("pairs.csv", "\t", "tabs"), ("pairs.tsv", ",", "commas")],
 )
-def test_another_separator(tmp_path, name, separator, words: str):
+def test_another_separator(tmp_path, name, separator, words):
     content = separator.join(("query", "document", "relevance")) + "\n" + separator.join(("copy", "shutil", "1")) + "\n"
     assert all(words in error.fix for error in errors(load_graded_pairs, tmp_path / name, content))
 

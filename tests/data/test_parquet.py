@@ -17,18 +17,18 @@ from bixse.errors import InputError
 TABLE = pa.table({"a": [f"text {i % 9} of a page" for i in range(60)], "b": [i / 60 for i in range(60)]})
 
 
-def pages(data: bytes) -> range:
+def pages(data):
     """The bytes of a Parquet file before its footer."""
     return range(4, len(data) - 8 - int.from_bytes(data[-8:-4], "little"))
 
 
-def flipped(data: bytes, bit: int) -> bytes:
+def flipped(data, bit):
     changed = bytearray(data)
     changed[bit // 8] ^= 1 << bit % 8
     return bytes(changed)
 
 
-def graded() -> GradedPairs:
+def graded():
     return GradedPairs.from_rows(
         {"query": f"how do i copy file {i // 3}", "document": f"document {i}", "relevance": (i % 5) / 4}
         for i in range(60)

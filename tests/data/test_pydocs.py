@@ -1,4 +1,3 @@
-import gzip
 import hashlib
 import json
 import shutil
@@ -82,8 +81,3 @@ def test_every_query_has_a_kind_and_one_split(loaded):
     assert set(pydocs.query_kinds().values()) == {"howto", "keyword", "symptom", "concept", "task"}
     in_splits = [query for table in loaded.qrels.values() for query in table]
     assert sorted(in_splits) == sorted(loaded.queries)
-
-
-def test_the_licence_of_the_documents_comes_with_them():
-    assert "PYTHON SOFTWARE FOUNDATION LICENSE" in (pydocs.FOLDER / "LICENSE-PYTHON.txt").read_text(encoding="utf-8")
-    assert gzip.decompress((pydocs.FOLDER / "corpus.jsonl.gz").read_bytes()).endswith(b"}\n")

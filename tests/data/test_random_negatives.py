@@ -51,17 +51,6 @@ def test_the_draw_depends_on_the_seed_and_not_on_other_queries():
     assert drawn(PAIRS.select_queries(["q1"]), 5)["q1"] == drawn(PAIRS, 5)["q1"]
 
 
-def test_every_document_is_as_likely_as_the_next():
-    counts = dict.fromkeys(CORPUS, 0)
-    for seed in range(400):
-        for name in drawn(PAIRS.select_queries(["q1"]), 20, seed)["q1"]:
-            counts[name] += 1
-    assert counts.pop("d53") == 0
-    expected = 400 * 20 / 199
-    squares = sum((count - expected) ** 2 / expected for count in counts.values())
-    assert squares < 270, "chi-square with 198 degrees of freedom: above 270 once in 2,000 times"
-
-
 @pytest.mark.parametrize("number", [0, -1, 149])
 def test_too_many_or_too_few(number):
     with pytest.raises(InputError, match=str(number)):

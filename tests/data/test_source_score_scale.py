@@ -1,8 +1,5 @@
 """Maps of a teacher's scores to relevance, and what scores look like."""
 
-import math
-import re
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -48,10 +45,9 @@ def test_sigmoids_agree_with_scipy_at_every_size(score, slope, intercept):
 
 
 def test_scores_out_of_range_are_not_taken_apart_from_rounding():
-    assert ScoreMap("prob").takes(1.0000001)
+    low, high = ScoreMap("prob").range
+    assert -0.01 < low < 0 and 1.0000001 < high < 1.01
     assert map_scores(np.array([1.0000001, 0.5]), ScoreMap("prob")).tolist() == [1.0, 0.5]
-    for score_map, score in (("prob", 1.01), ("prob", -0.01), ("percent", 103.5), ("percent", math.nan)):
-        assert not parse_score_map(score_map).takes(score)
 
 
 @pytest.mark.parametrize(
@@ -69,21 +65,6 @@ def test_scores_out_of_range_are_not_taken_apart_from_rounding():
 )
 def test_what_scores_look_like(positive, negative, looks):
     assert summarise_scores(positive, negative).looks_like == looks
-
-
-def test_the_summary_agrees_with_numpy_and_scikit_learn():
-    generator = np.random.default_rng(3)
-    positive, negative = generator.normal(2, 2, 300).round(1), generator.normal(0, 2, 700).round(1)  # with ties
-    scores = np.concatenate([positive, negative])
-    found = summarise_scores(positive, negative)
-    assert (found.count, found.lowest, found.highest) == (1000, scores.min(), scores.max())
-    assert found.distinct == len(set(scores.tolist()))
-    assert found.spread == pytest.approx(np.std(scores))
-    assert found.in_unit == pytest.approx(sum(0 <= score <= 1 for score in scores) / 1000)
-    assert found.above == pytest.approx(roc_auc_score([1] * 300 + [0] * 700, scores))
-    assert summarise_scores([1.0], []).above is None
-    with pytest.raises(InputError):
-        summarise_scores([], [])
 
 
 @pytest.mark.parametrize(
@@ -117,7 +98,16 @@ def test_a_histogram_counts_every_value_once(values, bins):
     assert max(line.count("#") for line in lines) == 40
 
 
-def test_a_histogram_agrees_with_numpy():
-    values = np.random.default_rng(0).normal(size=1000)
-    found = [int(re.findall(r"\d+$", line)[0]) for line in histogram(values).splitlines()]
-    assert found == np.histogram(values, bins=12)[0].tolist()
+def test_the_summary_agrees_with_numpy_and_scikit_learn():
+    generator = np.random.default_rng(3)
+    positive, negative = generator.normal(2, 2, 300).round(1), generator.normal(0, 2, 700).round(1)  # with ties
+    scores = np.concatenate([positive, negative])
+    found = summarise_scores(positive, negative)
+    assert (found.count, found.lowest, found.highest) == (1000, scores.min(), scores.max())
+    assert found.distinct == len(set(scores.tolist()))
+    assert found.spread == pytest.approx(np.std(scores))
+    assert found.in_unit == pytest.approx(sum(0 <= score <= 1 for score in scores) / 1000)
+    assert found.above == pytest.approx(roc_auc_score([1] * 300 + [0] * 700, scores))
+    assert summarise_scores([1.0], []).above is None
+    with pytest.raises(InputError):
+        summarise_scores([], [])

@@ -9,14 +9,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bixse.data.graded_pairs import GradedPairs
-from bixse.data.transforms.transforms import (
-    Applied,
-    binarised,
-    keep_from,
-    sampled,
+from bixse.data.transforms import (
+    Binarise,
+    KeepFrom,
+    LabelNoise,
+    Sample,
+    SplitByQuery,
+    TransformReport,
+    WithoutDuplicates,
     split_by_query,
-    with_label_noise,
-    without_duplicates,
+    transformed,
 )
 from bixse.errors import InputError
 from bixse.relevance import GradeScale
@@ -57,30 +59,30 @@ def pairs_of(pairs):
 
 class TestKeepFrom:
     def test_rows_at_and_above_the_cutoff_stay_in_their_order(self):
-        pairs, record = graded(50), list[Applied]()
-        kept = keep_from(pairs, 0.7, record)
+        pairs, record = graded(50), list[TransformReport]()
+        kept = transformed(pairs, KeepFrom(0.7), record)
         assert list(kept.rows()) == [row for row in pairs.rows() if row["relevance"] >= 0.7]
-        assert record == [Applied("cutoff", {"cutoff": 0.7}, 150, len(kept))]
+        assert record == [TransformReport("cutoff", {"cutoff": 0.7}, 150, len(kept))]
 
     def test_a_grade_at_the_cutoff_counts_although_its_relevance_is_rounded(self):
         relevance = GradeScale(1, 5).to_relevance(4.6)
         assert relevance < 0.9
         row = {"query": "q", "document": "d", "relevance": relevance}
-        assert len(keep_from(GradedPairs.from_rows([row]), 0.9)) == 1
-        assert binarised(GradedPairs.from_rows([row]), 0.9).relevance.tolist() == [1.0]
+        assert len(transformed(GradedPairs.from_rows([row]), KeepFrom(0.9))) == 1
+        assert transformed(GradedPairs.from_rows([row]), Binarise(0.9)).relevance.tolist() == [1.0]
 
     @pytest.mark.parametrize("cutoff", [-0.1, 1.1, float("nan"), float("inf")])
     def test_a_cutoff_off_the_scale_is_refused(self, cutoff):
         with pytest.raises(InputError):
-            keep_from(graded(2), cutoff)
+            transformed(graded(2), KeepFrom(cutoff))
         with pytest.raises(InputError):
-            binarised(graded(2), cutoff)
+            transformed(graded(2), Binarise(cutoff))
 
 
 class TestBinarised:
     def test_relevance_is_0_or_1_and_the_grade_stays(self):
         pairs = graded(20)
-        found = binarised(pairs, 0.4)
+        found = transformed(pairs, Binarise(0.4))
         assert found.relevance.tolist() == [float(value >= 0.4) for value in pairs.relevance]
         assert found.extra["grade"] == pairs.extra["grade"]
 
@@ -88,7 +90,7 @@ class TestBinarised:
 class TestLabelNoise:
     def test_best_and_worst_exchange_relevance_grade_and_probabilities(self):
         pairs = graded(40)
-        noisy = with_label_noise(pairs, 1.0, seed=3)
+        noisy = transformed(pairs, LabelNoise(1.0, seed=3))
         for before, after in zip(pairs.groups(), noisy.groups(), strict=True):
             assert after.documents == before.documents
             expected = list(before.relevance)
@@ -103,7 +105,7 @@ class TestLabelNoise:
         pairs = graded(2000, 2)
 
         def hit(probability, seed=0):
-            noisy = with_label_noise(pairs, probability, seed)
+            noisy = transformed(pairs, LabelNoise(probability, seed))
             return set(np.flatnonzero(noisy.relevance != pairs.relevance).tolist())
 
         few, more, all_of_them = hit(0.1), hit(0.3), hit(1.0)
@@ -115,15 +117,16 @@ class TestLabelNoise:
 
     def test_neither_the_order_of_rows_nor_other_queries_matter(self):
         pairs = graded(60)
-        noisy = with_label_noise(pairs, 0.5, seed=2)
-        assert content(with_label_noise(shuffled(pairs), 0.5, seed=2)) == content(noisy)
+        noisy = transformed(pairs, LabelNoise(0.5, seed=2))
+        assert content(transformed(shuffled(pairs), LabelNoise(0.5, seed=2))) == content(noisy)
         some = {f"q{i}" for i in range(0, 60, 7)}
-        assert content(with_label_noise(pairs.select_queries(some), 0.5, 2)) == content(noisy.select_queries(some))
+        alone = transformed(pairs.select_queries(some), LabelNoise(0.5, 2))
+        assert content(alone) == content(noisy.select_queries(some))
 
     def test_ties_are_drawn_by_the_seed(self):
         rows = [{"query": "q", "document": f"d{i}", "relevance": float(i == 0)} for i in range(20)]
         pairs = GradedPairs.from_rows(rows)
-        swapped = {int(np.argmax(with_label_noise(pairs, 1.0, seed).relevance)) for seed in range(30)}
+        swapped = {int(np.argmax(transformed(pairs, LabelNoise(1.0, seed)).relevance)) for seed in range(30)}
         assert 0 not in swapped
         assert len(swapped) > 5
 
@@ -131,22 +134,14 @@ class TestLabelNoise:
         rows = [{"query": f"q{i}", "document": f"d{j}", "relevance": 1.0} for i in range(10) for j in range(2)]
         rows += [{"query": "both", "document": f"d{j}", "relevance": float(j)} for j in range(2)]
         record = []
-        with_label_noise(GradedPairs.from_rows(rows), 1.0, 0, record)
+        transformed(GradedPairs.from_rows(rows), LabelNoise(1.0, 0), record)
         assert record[0].notes == {"queries": 11, "hit": 11, "swapped": 1, "equal": 10}
-
-    def test_a_query_of_two_tasks_is_two_groups(self):
-        rows = [
-            {"query": "q", "document": f"{task}{j}", "relevance": float(j), "task": task}
-            for task in "ab"
-            for j in (0, 1)
-        ]
-        assert with_label_noise(GradedPairs.from_rows(rows), 1.0).relevance.tolist() == [1.0, 0.0, 1.0, 0.0]
 
 
 class TestSampled:
     def test_the_size_is_exact_and_strata_are_in_proportion(self):
         pairs = graded(700)
-        found = sampled(pairs, 500, seed=1)
+        found = transformed(pairs, Sample(500, seed=1))
         assert len(found) == 500
         assert pairs_of(found) <= pairs_of(pairs)
 
@@ -160,18 +155,18 @@ class TestSampled:
 
     def test_a_smaller_sample_is_part_of_a_larger_one(self):
         pairs = graded(60)
-        samples = [pairs_of(sampled(pairs, size, seed=4)) for size in (1, 2, 3, 10, 50, 51, 100, 179, 180)]
+        samples = [pairs_of(transformed(pairs, Sample(size, seed=4))) for size in (1, 2, 3, 10, 50, 51, 100, 179, 180)]
         assert all(small < large for small, large in itertools.pairwise(samples))
 
     def test_the_order_of_rows_does_not_matter(self):
         pairs = graded(60)
-        assert content(sampled(shuffled(pairs), 70, 5)) == content(sampled(pairs, 70, 5))
-        assert content(sampled(pairs, 70, 6)) != content(sampled(pairs, 70, 5))
+        assert content(transformed(shuffled(pairs), Sample(70, 5))) == content(transformed(pairs, Sample(70, 5)))
+        assert content(transformed(pairs, Sample(70, 6))) != content(transformed(pairs, Sample(70, 5)))
 
     @pytest.mark.parametrize("size", [0, -1, 10])
     def test_a_size_that_cannot_be_is_refused(self, size):
         with pytest.raises(InputError):
-            sampled(graded(3), size)
+            transformed(graded(3), Sample(size))
 
 
 class TestSplitByQuery:
@@ -215,21 +210,18 @@ class TestWithoutDuplicates:
             {"query": "copy", "document": "b", "relevance": 0.0, "grade": 0.0, "task": "other"},
         ]
         record = []
-        found = without_duplicates(GradedPairs.from_rows(rows), record)
+        found = transformed(GradedPairs.from_rows(rows), WithoutDuplicates(), record)
         assert [(row["query"], row["document"], row["relevance"], row["grade"]) for row in found.rows()] == [
             ("Copy", "a", 0.75, None),
             ("copy", "b", 0.5, 2.0),
             ("copy", "b", 0.0, 0.0),
         ]
-        assert record == [Applied("dedup", {}, 5, 3, {"repeated": 2, "disagreeing": 1})]
+        assert record == [TransformReport("dedup", {}, 5, 3, {"repeated": 2, "disagreeing": 1})]
 
     def test_the_mean_does_not_depend_on_the_order(self):
         values = np.random.default_rng(0).random(50).tolist()
-        found = {
-            float(without_duplicates(shuffled(GradedPairs.from_rows(
-                {"query": "q", "document": "d", "relevance": value} for value in values), seed)).relevance[0])
-            for seed in range(5)
-        }  # fmt: skip
+        pairs = GradedPairs.from_rows({"query": "q", "document": "d", "relevance": value} for value in values)
+        found = {float(transformed(shuffled(pairs, seed), WithoutDuplicates()).relevance[0]) for seed in range(5)}
         assert len(found) == 1
         assert found.pop() == pytest.approx(np.mean(values))
 
@@ -248,27 +240,27 @@ def test_whatever_the_table(rows, probability, seed, cutoff):
         {"query": query, "document": document, "task": task, "relevance": relevance}
         for query, document, task, relevance in rows
     )
-    once = without_duplicates(pairs)
+    once = transformed(pairs, WithoutDuplicates())
     assert len(once) == len({(query.lower(), document, task) for query, document, task, _ in rows})
     assert bool(((once.relevance >= 0) & (once.relevance <= 1)).all())
-    noisy = with_label_noise(once, probability, seed)
+    noisy = transformed(once, LabelNoise(probability, seed))
     assert sorted(noisy.relevance) == sorted(once.relevance)
-    assert len(sampled(noisy, max(1, len(noisy) // 2), seed)) == max(1, len(noisy) // 2)
-    assert (keep_from(noisy, cutoff).relevance >= cutoff - 1e-9).all()
+    assert len(transformed(noisy, Sample(max(1, len(noisy) // 2), seed))) == max(1, len(noisy) // 2)
+    assert (transformed(noisy, KeepFrom(cutoff)).relevance >= cutoff - 1e-9).all()
     parts = split_by_query(noisy, {"a": 0.5, "b": 0.5}, seed)
     assert len(parts["a"]) + len(parts["b"]) == len(noisy)
 
 
 def test_an_empty_table_stays_empty():
     empty = GradedPairs.from_rows([])
-    assert not len(keep_from(empty, 0.5))
-    assert not len(with_label_noise(empty, 0.5))
-    assert not len(without_duplicates(empty))
+    assert not len(transformed(empty, KeepFrom(0.5)))
+    assert not len(transformed(empty, LabelNoise(0.5)))
+    assert not len(transformed(empty, WithoutDuplicates()))
     assert not len(split_by_query(empty, {"a": 1.0})["a"])
 
 
 @pytest.mark.parametrize("seed", [-1, 2**32])
 def test_a_seed_out_of_range_is_refused(seed):
-    for call in (lambda: with_label_noise(graded(2), 0.1, seed), lambda: sampled(graded(2), 1, seed)):
+    for make in (lambda: LabelNoise(0.1, seed), lambda: Sample(1, seed), lambda: SplitByQuery({"a": 1.0}, seed)):
         with pytest.raises(InputError):
-            call()
+            make()

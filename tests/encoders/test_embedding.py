@@ -41,15 +41,8 @@ def tiny_decoder():
     from transformers import Qwen2Config, Qwen2Model
 
     torch.manual_seed(0)
-    config = Qwen2Config(
-        vocab_size=200,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        attn_implementation="eager",
-    )
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = Qwen2Config(vocab_size=200, num_key_value_heads=2, attn_implementation="eager", **sizes)
     model = Qwen2Model(config).eval()
 
     def encode(features):
@@ -62,14 +55,7 @@ def tiny_decoder():
 
 
 class TestEmbedFeatures:
-    @pytest.mark.parametrize("mini_batch_size", [1, 2, 3, 6, 7, 100])
-    def test_passes_equal_one_pass(self, tiny_model, mini_batch_size):
-        features = tiny_model.preprocess(TEXTS)
-        whole = tiny_model(dict(features))["sentence_embedding"]
-        parts = embed_features(tiny_model, features, mini_batch_size)
-        torch.testing.assert_close(parts, whole, rtol=1e-5, atol=1e-6)
-
-    @pytest.mark.parametrize("mini_batch_size", [1, 3, 7])
+    @pytest.mark.parametrize("mini_batch_size", [1, 3, 100])
     @pytest.mark.parametrize("side", [padded_left, dict])
     def test_passes_equal_one_pass_in_a_decoder_padded_on_either_side(
         self, tiny_model, tiny_decoder, mini_batch_size, side
@@ -80,7 +66,7 @@ class TestEmbedFeatures:
         parts = embed_features(tiny_decoder, features, mini_batch_size)
         torch.testing.assert_close(parts, whole, rtol=1e-5, atol=1e-6)
 
-    @pytest.mark.parametrize("mini_batch_size", [1, 3, 7])
+    @pytest.mark.parametrize("mini_batch_size", [1, 3])
     @pytest.mark.parametrize("side", [padded_left, dict])
     def test_a_prompt_is_left_out_of_the_pooling_whatever_padding_is_trimmed(self, tiny_model, mini_batch_size, side):
         from sentence_transformers.sentence_transformer.modules import Pooling
@@ -145,16 +131,6 @@ class TestEmbedFeatures:
         assert max(numbers) <= mini_batch_size
         assert cost(numbers) == min(cost(cut) for cut in cuts if max(cut) <= mini_batch_size)
 
-    def test_features_without_a_mask_go_in_one_pass(self):
-        shapes = []
-
-        def encoder(part):
-            shapes.append(part["input_ids"].shape)
-            return {"sentence_embedding": part["input_ids"].float()}
-
-        embed_features(encoder, {"input_ids": torch.zeros(9, 4)}, 2)
-        assert shapes == [(9, 4)]
-
 
 class TestIdenticalTexts:
     def test_no_texts(self):
@@ -162,19 +138,10 @@ class TestIdenticalTexts:
         assert first.tolist() == index.tolist() == []
 
     def test_first_rows_stand_in_order_of_appearance(self, tiny_model):
-        texts = ["sort a list", "copy", "sort a list", "delete", "copy", "copy"]
+        texts = ["sort a list", "copy", "sort a list", "delete", "copy", "copy copy"]
         first, index = identical_texts(tiny_model.preprocess(texts))
-        assert first.tolist() == [0, 1, 3]
-        assert index.tolist() == [0, 1, 0, 2, 1, 1]
-
-    def test_a_longer_text_with_the_same_start_is_another_text(self, tiny_model):
-        first, _ = identical_texts(tiny_model.preprocess(["copy", "copy copy", "copy copy copy"]))
-        assert len(first) == 3
-
-    def test_what_stands_in_the_padding_does_not_matter(self):
-        mask = torch.tensor([[1, 1, 0], [1, 1, 0], [1, 1, 1]])
-        tokens = torch.tensor([[5, 6, 0], [5, 6, 9], [5, 6, 0]])
-        assert identical_texts({"input_ids": tokens, "attention_mask": mask})[1].tolist() == [0, 0, 1]
+        assert first.tolist() == [0, 1, 3, 5]
+        assert index.tolist() == [0, 1, 0, 2, 1, 3]
 
     def test_the_side_of_the_padding_does_not_matter(self, tiny_model):
         features = tiny_model.preprocess(TEXTS)

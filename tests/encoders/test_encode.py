@@ -18,19 +18,6 @@ def test_a_model_saved_with_truncated_embeddings_gives_the_first_dimensions_at_l
     np.testing.assert_allclose(encode_texts(model, TEXTS, "document", precision="float32"), expected, atol=1e-6)
 
 
-@pytest.mark.parametrize("dimensions", [1, 32, 100])
-def test_dimensions_up_to_all_of_them(tiny_model, dimensions):
-    tiny_model.truncate_dim = dimensions
-    assert encode_texts(tiny_model, TEXTS, "query").shape == (3, min(dimensions, 32))
-
-
-def test_an_empty_text_has_an_embedding_of_finite_numbers(tiny_model):
-    found = encode_texts(tiny_model, ["", *TEXTS, " "], "document")
-    assert np.isfinite(found).all()
-    np.testing.assert_allclose(np.linalg.norm(found, axis=1), 1.0, atol=1e-5)  # [CLS] [SEP]
-    np.testing.assert_allclose(found[1:4], encode_texts(tiny_model, TEXTS, "document"), atol=1e-6)
-
-
 @pytest.mark.parametrize("texts", [["", *TEXTS, ""], ["", ""]])
 def test_a_text_without_any_token_has_the_embedding_zero(tiny_model, texts):
     from tokenizers.processors import TemplateProcessing

@@ -16,17 +16,16 @@ from bixse.encoders.loading.hub import check_hub_name
 from bixse.errors import ModelError
 
 CODE = """
-import json, sys, time
-import huggingface_hub
-from bixse.encoders.loading.build import build_encoder
+import json, sys
+from bixse.encoders.loading.hub import check_hub_name
 from bixse.errors import ModelError
 found = []
 for name in sys.argv[1:]:
-    started = time.perf_counter()
     try:
-        build_encoder(name)
+        check_hub_name(name)
+        found.append("")
     except ModelError as error:
-        found.append([time.perf_counter() - started, str(error)])
+        found.append(str(error))
 print(json.dumps(found))
 """
 NO_NAMES = ["bm26", "BM25", "bm-25", "demo1", "Demo", "a b", "~/model", "runs\\model", "model?"]
@@ -39,15 +38,11 @@ def hub(status, error):
 
     class Handler(BaseHTTPRequestHandler):
         def do_HEAD(self):
-            if "/resolve/" in self.path:
-                asked.append(self.path)
+            asked.append(self.path)
             self.send_response(status)
             self.send_header("X-Error-Code", error)
             self.send_header("Content-Length", "0")
             self.end_headers()
-
-        def do_GET(self):
-            self.do_HEAD()
 
         def log_message(self, *_):
             pass
@@ -63,39 +58,34 @@ def hub(status, error):
         thread.join()
 
 
-def build(names, endpoint, folder):
-    """Seconds and message of each model that cannot be built."""
-    environment = {key: value for key, value in os.environ.items() if key != "HF_HUB_OFFLINE"}
-    environment |= {"HF_ENDPOINT": endpoint, "HF_HOME": str(folder), "PYTHONPATH": os.pathsep.join(sys.path)}
+def messages(names, endpoint, folder):
+    """What is said of each name; "" where it is left to the libraries."""
+    environment = {**os.environ, "HF_HUB_OFFLINE": "0", "HF_ENDPOINT": endpoint, "HF_HOME": str(folder)}
+    environment |= {"SENTENCE_TRANSFORMERS_HOME": str(folder), "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-c", CODE, *names]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=folder, check=False)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert len(found) == len(names)
-    return [seconds for seconds, _ in found], [message for _, message in found]
+    return json.loads(done.stdout)
 
 
 def test_a_model_that_the_hub_lacks_is_asked_for_once(tmp_path):
     with hub(404, "RepoNotFound") as (address, asked):
-        seconds, messages = build(["owner/name", "name"], address, tmp_path)
-    assert all("no such model on the hub" in message for message in messages)
+        found = messages(["owner/name", "name"], address, tmp_path)
+    assert all("no such model on the hub" in message for message in found)
     assert len(asked) == len(set(asked)) == 3  # a name without owner may be one of sentence-transformers' own
-    assert max(seconds) < 5
 
 
-def test_a_hub_that_cannot_be_reached_is_not_tried_again_and_again(tmp_path):
+def test_a_hub_that_cannot_be_reached_is_said(tmp_path):
     with hub(404, "") as (address, _):
         pass  # nobody listens there any more
-    seconds, messages = build(["owner/name"], address, tmp_path)
-    assert "no answer from the hub" in messages[0]
-    assert seconds[0] < 5
+    assert "no answer from the hub" in messages(["owner/name"], address, tmp_path)[0]
 
 
 def test_what_can_be_no_name_is_refused_without_the_network(tmp_path):
     with hub(404, "RepoNotFound") as (address, asked):
-        _, messages = build(NO_NAMES, address, tmp_path)
+        found = messages(NO_NAMES, address, tmp_path)
     assert asked == []
-    assert all("no such folder" in message for message in messages)
+    assert all("no such folder" in message for message in found)
 
 
 def test_the_word_that_was_meant_is_named():
@@ -103,19 +93,9 @@ def test_the_word_that_was_meant_is_named():
         check_hub_name("bm26")
 
 
-def check(name, endpoint, **variables):
-    """What a process of its own, with the network switched on, says of a name."""
-    code = "import sys; from bixse.encoders.loading.hub import check_hub_name; check_hub_name(sys.argv[1])"
-    environment = {**os.environ, "HF_ENDPOINT": endpoint, "HF_HUB_OFFLINE": "0", **variables}
-    done = subprocess.run(
-        [sys.executable, "-c", code, name], env=environment, capture_output=True, text=True, check=False
-    )
-    return done.stderr
-
-
-def test_a_gated_model_is_left_to_the_libraries():
+def test_a_gated_model_is_left_to_the_libraries(tmp_path):
     with hub(403, "GatedRepo") as (address, asked):
-        assert "ModelError" not in check("owner/name", address)
+        assert messages(["owner/name"], address, tmp_path) == [""]
     assert asked
 
 
@@ -125,6 +105,6 @@ def test_a_model_in_the_cache_of_sentence_transformers_is_not_asked_for(tmp_path
         (cached / file).parent.mkdir(parents=True)
         (cached / file).write_text(content, encoding="utf-8")
     with hub(404, "RepoNotFound") as (address, asked):
-        assert "ModelError" not in check("owner/name", address, SENTENCE_TRANSFORMERS_HOME=str(tmp_path))
+        assert messages(["owner/name"], address, tmp_path) == [""]
         assert asked == []
-        assert "ModelError" in check("owner/other", address, SENTENCE_TRANSFORMERS_HOME=str(tmp_path))
+        assert messages(["owner/other"], address, tmp_path) != [""]

@@ -18,7 +18,7 @@ def vectors(model):
     return torch.tensor(encode_texts(model, TEXTS, "query"))
 
 
-@pytest.fixture(params=["llama", "gemma3", "bert"])
+@pytest.fixture(params=["llama", "bert"])
 def adapted(request, decoder_path, tiny_model_path):
     """An encoder whose adapters were moved away from 0."""
     path = tiny_model_path if request.param == "bert" else decoder_path(request.param)

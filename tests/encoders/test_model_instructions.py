@@ -86,25 +86,12 @@ def test_the_border_of_a_byte_pair_tokenizer(tiny_model):
     check_prompt_borders(tiny_model, ["Query:\n"])
 
 
-def test_white_space_before_a_text_joins_nothing_in_word_pieces(tiny_model):
-    check_prompt_borders(tiny_model, ["list "])
-
-
 def test_prompts_of_the_base_model_are_kept_and_those_of_an_earlier_table_are_not(tiny_model):
     tiny_model.prompts = {"query": "old", "Clustering": "clustering: "}
     set_instructions(tiny_model, TABLE)
     assert set(tiny_model.prompts) == {"Clustering", "find", "match", "document"}
     set_instructions(tiny_model, Instructions(tasks={"other": {"instructions": ["sort"]}}))
     assert set(tiny_model.prompts) == {"Clustering", "other", "query", "document"}
-
-
-def test_a_dev_task_does_not_become_the_models_own_prompt(tiny_model, tmp_path):
-    from sentence_transformers import SentenceTransformer
-
-    set_instructions(tiny_model, TABLE)
-    use_task(tiny_model, "find")
-    tiny_model.save_pretrained(str(tmp_path))
-    assert not SentenceTransformer(str(tmp_path), device="cpu").prompts["query"]
 
 
 def test_a_hub_name_brings_head_and_instructions(tiny_model, tmp_path, monkeypatch):

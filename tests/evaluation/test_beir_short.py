@@ -1,9 +1,6 @@
 """The cut of a task: the same lists on every machine, kept in a file that is checked."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -13,14 +10,11 @@ from bixse.errors import InputError
 from bixse.evaluation.suites.beir_short import FOLDER, cut_collection, short_task
 from bixse.evaluation.tasks import collection_task
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 CORPUS = [f"d{number}" for number in range(200)]
 QRELS = {f"q{number}": {f"d{number}": 1.0, f"d{number + 50}": 0.0} for number in range(40)}
 
 
-def test_judged_passages_of_the_chosen_queries_come_first_then_others_up_to_the_number() -> None:
+def test_judged_passages_of_the_chosen_queries_come_first_then_others_up_to_the_number():
     cut = cut_collection("t", QRELS, CORPUS, queries=10, passages=60)
     assert (len(cut.queries), len(cut.documents)) == (10, 60)
     judged = {name for query in cut.queries for name in QRELS[query]}
@@ -29,76 +23,51 @@ def test_judged_passages_of_the_chosen_queries_come_first_then_others_up_to_the_
     assert cut.queries == tuple(name for name in QRELS if name in set(cut.queries))
 
 
-def test_the_choice_does_not_depend_on_the_order_of_the_files() -> None:
+def test_the_choice_does_not_depend_on_the_order_of_the_files():
     cut = cut_collection("t", QRELS, CORPUS, 10, 60)
     turned = cut_collection("t", dict(reversed(QRELS.items())), CORPUS[::-1], 10, 60)
     assert set(turned.queries) == set(cut.queries)
     assert set(turned.documents) == set(cut.documents)
 
 
-def test_seed_and_task_choose_others() -> None:
-    first = cut_collection("t", QRELS, CORPUS, 10, 60)
-    assert cut_collection("t", QRELS, CORPUS, 10, 60) == first
-    assert set(cut_collection("t", QRELS, CORPUS, 10, 60, seed=1).queries) != set(first.queries)
-    assert set(cut_collection("u", QRELS, CORPUS, 10, 60).queries) != set(first.queries)
+def test_another_task_chooses_others():
+    first, other = (cut_collection(task, QRELS, CORPUS, 10, 60) for task in "tu")
+    assert set(other.queries) != set(first.queries)
 
 
-def test_a_small_task_is_kept_whole_without_queries_that_have_no_relevant_document() -> None:
+def test_a_small_task_is_kept_whole_without_queries_that_have_no_relevant_document():
     cut = cut_collection("t", {**QRELS, "none": {"d1": 0.0}}, CORPUS)
     assert set(cut.queries) == QRELS.keys()
     assert cut.documents == tuple(CORPUS)
 
 
-def test_more_judged_passages_than_are_kept() -> None:
+def test_more_judged_passages_than_are_kept():
     with pytest.raises(InputError, match="got 20 judged passages of 10 queries; expected at most 19"):
         cut_collection("t", QRELS, CORPUS, 10, 19)
 
 
 @pytest.fixture
-def data(tmp_path: Path) -> Path:
+def data(tmp_path):
     corpus = {name: Document("", f"text of {name}") for name in CORPUS}
     queries = {name: f"question {name}" for name in QRELS}
     save_collection(Collection("fiqa", corpus, queries, {"test": QRELS}), tmp_path / "fiqa")
     return tmp_path
 
 
-def prepare(data: Path):
+def prepare(data):
     return short_task(collection_task(data / "fiqa", exclude_self=True), "FiQA2018", data, queries=10, passages=60)
 
 
-def test_the_lists_are_written_and_read_again(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = prepare(data)
+def test_the_lists_are_written_and_come_out_the_same(data):
+    first, again = prepare(data), prepare(data)
     (path,) = (data / FOLDER).iterdir()
     written = json.loads(path.read_text())
     assert written["queries"] == list(first.query_sets[0].queries)
     assert [name for name, _ in first.documents()] == written["documents"]
     assert (first.count, first.exclude_self, first.inputs["id lists"]) == (60, True, written["sha256"])
-    monkeypatch.setattr("bixse.evaluation.suites.beir_short.cut_collection", None)  # not chosen again
-    again = prepare(data)
-    assert list(again.documents()) == list(first.documents())
-    assert again.inputs == first.inputs
+    assert (list(again.documents()), again.inputs) == (list(first.documents()), first.inputs)
 
 
-def test_lists_that_were_changed_are_refused(data: Path) -> None:
-    prepare(data)
-    (path,) = (data / FOLDER).iterdir()
-    content = json.loads(path.read_text())
-    path.write_text(json.dumps({**content, "documents": content["documents"][1:]}))
-    with pytest.raises(InputError, match="got lists with SHA-256"):
-        prepare(data)
-    path.write_text("{")
-    with pytest.raises(InputError, match="no readable id lists"):
-        prepare(data)
-
-
-def test_lists_of_other_data_are_refused(data: Path) -> None:
-    prepare(data)
-    with (data / "fiqa" / "corpus.jsonl").open("a") as file:
-        file.write('{"_id": "new", "text": "new"}\n')
-    with pytest.raises(InputError, match=r"made from other data or settings \(files\)"):
-        prepare(data)
-
-
-def test_a_folder_that_cannot_be_written_gives_the_same_lists(data: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_no_error(data):
     (data / FOLDER).write_text("a file where the folder should be")
-    assert list(prepare(data).documents()) == list(prepare(data).documents())
+    assert prepare(data).count == 60

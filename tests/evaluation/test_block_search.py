@@ -1,12 +1,8 @@
 """Searching block by block gives what searching at once gives, also after a kill."""
 
-from __future__ import annotations
-
 import json
 import random
-from typing import TYPE_CHECKING
 
-import numpy as np
 import pytest
 
 from bixse.encoders.encode import encode_texts
@@ -15,108 +11,89 @@ from bixse.evaluation import block_search
 from bixse.evaluation.block_search import search_blocks
 from bixse.evaluation.tasks import QuerySet, Task
 from bixse.retrieval import store
-from bixse.retrieval.exact import TopK, exact_search, to_run
+from bixse.retrieval.exact import exact_search, to_run
 from bixse.retrieval.store import EmbeddingStore
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 WORDS = "copy move open read file folder line list sort wait thread queue clock name the a of".split()  # noqa: SIM905
 QUERIES = {"q1": "copy a file", "q2": "wait in a thread", "d3": "sort a list"}
 
 
-def texts(count: int) -> dict[str, str]:
+def texts(count):
     """Documents of a few words; every third text stands twice, so that there are ties."""
     draw = random.Random(0)
     made = [" ".join(draw.choices(WORDS, k=3)) for _ in range(count)]
     return {f"d{number}": made[number - 1] if number % 3 == 0 else made[number] for number in range(count)}
 
 
-def task(documents: dict[str, str], exclude_self: bool = False, **sets) -> Task:
+def task(documents, exclude_self=False, **sets):
     queries = QuerySet("test", QUERIES, {}, **sets)
     return Task("toy", lambda: iter(documents.items()), len(documents), (queries,), exclude_self)
 
 
-def search(model, wanted: Task, depth: int, partial=None, cache="none"):
-    return search_blocks(EmbeddingStore(model, cache), wanted, depth, partial)
+def search(model, wanted, depth, partial=None, cache="none"):
+    return search_blocks(EmbeddingStore(model, cache), wanted, depth, partial)["test"]
 
 
-def at_once(model, documents: dict[str, str], depth: int):
+def same(found, expected):
+    assert found.keys() == expected.keys()
+    for query in found:
+        assert list(found[query].values()) == pytest.approx(list(expected[query].values()), abs=1e-6)
+
+
+def at_once(model, documents, depth):
     queries = encode_texts(model, list(QUERIES.values()), "query")
     embedded = encode_texts(model, list(documents.values()), "document")
     return to_run(list(QUERIES), list(documents), *exact_search(queries, embedded, depth))
 
 
 @pytest.fixture(autouse=True)
-def save_each_block(monkeypatch) -> None:
+def save_each_block(monkeypatch):
     monkeypatch.setattr(block_search, "SAVE_SECONDS", 0.0)
     monkeypatch.setattr(block_search, "DOCUMENTS_PER_BLOCK", 7)
 
 
-def test_blocks_make_no_difference(tiny_model) -> None:
+def test_blocks_make_no_difference(tiny_model, tmp_path):
     documents = texts(50)
-    found = search(tiny_model, task(documents), 10)["test"]
-    expected = at_once(tiny_model, documents, 10)
-    for query_id in QUERIES:
-        assert list(found[query_id].values()) == pytest.approx(list(expected[query_id].values()), abs=1e-6)
-        assert len(found[query_id]) == 10
-
-
-@pytest.mark.parametrize("block", [1, 4, 50])
-def test_equal_scores_keep_the_order_of_the_corpus(block: int) -> None:
-    generator = np.random.default_rng(0)
-    queries, documents = (generator.integers(-1, 2, (size, 3)).astype(np.float32) for size in (3, 50))
-    best = TopK(queries, 12)
-    for start in range(0, 50, block):
-        best.add(documents[start : start + block])
-    for query, scores, positions in zip(queries, *(found.tolist() for found in best.result()), strict=True):
-        products = (documents @ query).tolist()
-        assert positions == sorted(range(50), key=lambda place: (-products[place], place))[:12]
-        assert scores == [products[place] for place in positions]
-
-
-def test_stored_embeddings_give_the_same_run(tiny_model, tmp_path: Path) -> None:
-    wanted = task(texts(50))
-    whole = search(tiny_model, wanted, 10)
-    for _ in range(2):
-        assert search(tiny_model, wanted, 10, cache=tmp_path) == whole
+    whole = search(tiny_model, task(documents), 10)
+    same(whole, at_once(tiny_model, documents, 10))
+    for _ in range(2):  # embeddings are kept, then read
+        assert search(tiny_model, task(documents), 10, cache=tmp_path) == whole
     stored = EmbeddingStore(tiny_model, tmp_path)
-    search_blocks(stored, task({**texts(50), "d49": "another text"}), 10)
+    search_blocks(stored, task({**documents, "d49": "another text"}), 10)
     assert stored.encoded == 1
 
 
-def test_documents_that_are_left_out(tiny_model) -> None:
+def test_documents_that_are_left_out(tiny_model):
     documents = texts(40)
     left_out = frozenset(list(documents)[5:25])
-    found = search(tiny_model, task(documents, left_out=left_out), 15)["test"]
     kept = {name: text for name, text in documents.items() if name not in left_out}
-    for query_id, run in at_once(tiny_model, kept, 15).items():
-        assert list(found[query_id].values()) == pytest.approx(list(run.values()), abs=1e-6)
-        assert not left_out & found[query_id].keys()
+    found = search(tiny_model, task(documents, left_out=left_out), 15)
+    same(found, at_once(tiny_model, kept, 15))
+    assert not any(left_out & own.keys() for own in found.values())
 
 
-def test_a_query_that_is_a_document_keeps_the_depth(tiny_model) -> None:
+def test_a_query_that_is_a_document_keeps_the_depth(tiny_model):
     documents = {**texts(20), "d3": QUERIES["d3"]}
-    assert "d3" in search(tiny_model, task(documents), 5)["test"]["d3"]
-    found = search(tiny_model, task(documents, exclude_self=True), 5)["test"]
+    assert "d3" in search(tiny_model, task(documents), 5)["d3"]
+    found = search(tiny_model, task(documents, exclude_self=True), 5)
     assert "d3" not in found["d3"]
     assert {len(run) for run in found.values()} == {5}
 
 
-def test_candidates_alone_are_scored(tiny_model) -> None:
+def test_candidates_alone_are_scored(tiny_model):
     documents = texts(30)
     candidates = {"q1": ["d1", "d29", "d13"], "q2": ["d2", "elsewhere"]}
-    found = search(tiny_model, task(documents, candidates=candidates), 100)["test"]
+    found = search(tiny_model, task(documents, candidates=candidates), 100)
     expected = at_once(tiny_model, documents, 30)
     assert found["q1"] == pytest.approx({name: expected["q1"][name] for name in candidates["q1"]}, abs=1e-6)
     assert list(found["q2"]) == ["d2"]
     assert found["d3"] == {}
 
 
-def test_a_killed_search_goes_on_with_the_same_result(tiny_model, tmp_path: Path) -> None:
+def test_a_killed_search_goes_on_with_the_same_result(tiny_model, tmp_path):
     documents = texts(50)
     whole = search(tiny_model, task(documents), 10)
-    read: list[str] = []
+    read = []
 
     def broken():
         for number, item in enumerate(documents.items()):
@@ -143,7 +120,7 @@ def test_a_killed_search_goes_on_with_the_same_result(tiny_model, tmp_path: Path
 
 
 @pytest.mark.parametrize("content", ["", "{", "{}", '{"done": 7, "sets": []}', '{"done": 7, "sets": [{"keys": []}]}'])
-def test_a_damaged_file_is_refused(tiny_model, tmp_path: Path, content: str) -> None:
+def test_a_damaged_file_is_refused(tiny_model, tmp_path, content):
     (tmp_path / "best.json").write_text(content)
     with pytest.raises(InputError, match="delete the file"):
         search(tiny_model, task(texts(20)), 10, tmp_path / "best.json")

@@ -1,7 +1,5 @@
 """A collection folder as a task, read document by document."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -18,7 +16,7 @@ def write(folder, corpus, queries=({"_id": "q1", "text": "copy"},), qrels="q1\td
     return folder
 
 
-def test_documents_come_in_file_order_with_their_titles_as_often_as_wanted(tmp_path) -> None:
+def test_documents_come_in_file_order_with_their_titles_as_often_as_wanted(tmp_path):
     rows = [{"_id": "d1", "title": "Move", "text": "a file"}, {"_id": 1, "text": "copy"}, {"_id": "e", "text": ""}]
     task = collection_task(write(tmp_path / "c", rows))
     for _ in range(2):
@@ -27,7 +25,7 @@ def test_documents_come_in_file_order_with_their_titles_as_often_as_wanted(tmp_p
     assert "'e'" in task.warnings[0]
 
 
-def test_judged_queries_alone_are_taken(tmp_path) -> None:
+def test_judged_queries_alone_are_taken(tmp_path):
     rows = [{"_id": "q0", "text": "other"}, {"_id": "q1", "text": "copy"}]
     (own,) = collection_task(write(tmp_path / "c", [{"_id": "d1", "text": "a"}], rows)).query_sets
     assert (own.queries, own.qrels) == ({"q1": "copy"}, {"q1": {"d1": 2.0}})
@@ -36,7 +34,7 @@ def test_judged_queries_alone_are_taken(tmp_path) -> None:
 @pytest.mark.parametrize(
     "corpus", [[{"_id": "d1", "text": "a"}] * 2, [{"_id": "d 1", "text": "a"}], [{"_id": "d9", "text": "a"}]]
 )
-def test_a_corpus_that_cannot_be_used(tmp_path, corpus) -> None:
+def test_a_corpus_that_cannot_be_used(tmp_path, corpus):
     with pytest.raises(InvalidFileError):
         collection_task(write(tmp_path / "c", corpus))
 
@@ -49,12 +47,12 @@ def test_a_corpus_that_cannot_be_used(tmp_path, corpus) -> None:
         ([{"_id": "q1", "text": "x"}], "q1\td1\t0\n"),
     ],
 )
-def test_queries_that_cannot_be_used(tmp_path, queries, qrels) -> None:
+def test_queries_that_cannot_be_used(tmp_path, queries, qrels):
     with pytest.raises(InputError):
         collection_task(write(tmp_path / "c", [{"_id": "d1", "text": "a"}], queries, qrels))
 
 
-def test_folders_that_cannot_be_used(tmp_path) -> None:
+def test_folders_that_cannot_be_used(tmp_path):
     folder = write(tmp_path / "c", [{"_id": "d1", "text": " "}])
     with pytest.raises(InputError, match="got 1 documents, none"):
         collection_task(folder)
@@ -62,6 +60,8 @@ def test_folders_that_cannot_be_used(tmp_path) -> None:
         collection_task(folder, "dev")
     with pytest.raises(InputError, match="no such folder"):
         collection_task(tmp_path / "none")
+    with pytest.raises(InputError, match="min_relevant_grade"):
+        collection_task(folder, min_relevant_grade=0)
     (folder / "corpus.jsonl").unlink()
     with pytest.raises(InputError, match=r"corpus\.jsonl"):
         collection_task(folder)

@@ -12,18 +12,15 @@ from bixse.evaluation.metrics import evaluate_run, mean
 
 NAMES = {
     "ndcg@1": "ndcg_cut_1",
-    "ndcg@3": "ndcg_cut_3",
     "ndcg@10": "ndcg_cut_10",
     "ndcg": "ndcg",
     "recall@3": "recall_3",
     "recall@10": "recall_10",
     "precision@3": "P_3",
-    "precision@10": "P_10",
     "map": "map",
     "map@3": "map_cut_3",
     "mrr": "recip_rank",
 }
-MEASURES = {"ndcg_cut.1,3,10", "ndcg", "recall.3,10", "P.3,10", "map", "map_cut.3", "recip_rank"}
 
 
 def random_case(seed):
@@ -40,53 +37,33 @@ def random_case(seed):
     return qrels, run
 
 
-def pytrec_eval_values(qrels, run, measures, level):
-    """pytrec_eval's values; it crashes on a query whose judgements are all negative, so these are kept from it."""
-    judged = {query_id: grades for query_id, grades in qrels.items() if max(grades.values()) >= 0}
-    return pytrec_eval.RelevanceEvaluator(judged, measures, relevance_level=level).evaluate(run)
-
-
 @pytest.mark.parametrize("level", [1, 2, 3])
-@pytest.mark.parametrize("block", range(10))
-def test_equals_pytrec_eval_bit_for_bit(block, level):
+def test_equals_pytrec_eval_bit_for_bit(level):
     compared = 0
-    for seed in range(block * 20, block * 20 + 20):
+    for seed in range(200):
         qrels, run = random_case(seed)
-        oracle = pytrec_eval_values(qrels, run, MEASURES, level)
-        ours = evaluate_run(qrels, run, NAMES, min_relevant_grade=level)
+        judged = {query: grades for query, grades in qrels.items() if max(grades.values()) >= 0}  # others crash it
+        oracle = pytrec_eval.RelevanceEvaluator(judged, set(NAMES.values()), relevance_level=level).evaluate(run)
+        ours = evaluate_run(qrels, run, [*NAMES, "mrr@3"], min_relevant_grade=level)
         for name, measure in NAMES.items():
-            for query_id, value in ours[name].items():
-                assert value == oracle[query_id][measure], (seed, name, query_id)
+            for query, value in ours[name].items():
+                assert value == oracle[query][measure], (seed, name, query)
                 compared += 1
-    assert compared > 1000
-
-
-def test_mrr_cutoff_is_the_reciprocal_rank_when_within_it():
-    for seed in range(50):
-        qrels, run = random_case(seed)
-        oracle = pytrec_eval_values(qrels, run, {"recip_rank"}, 1)
-        for query_id, value in evaluate_run(qrels, run, ["mrr@3"])["mrr@3"].items():
-            full = oracle[query_id]["recip_rank"]
+        for query, value in ours["mrr@3"].items():  # which trec_eval lacks
+            full = oracle[query]["recip_rank"]
             assert value == (full if full >= 1 / 3 else 0.0)
+    assert compared > 9000
 
 
-def test_query_missing_in_the_run_scores_zero_and_counts():
-    qrels = {"q1": {"d": 1}, "q2": {"d": 1}}
-    values = evaluate_run(qrels, {"q1": {"d": 1.0}}, ["ndcg@10", "recall@100"])
+def test_a_query_that_is_not_answered_counts_as_zero():
+    qrels = {"q1": {"d": 1}, "q2": {"d": 1}, "zeros": {"d": 0}, "negative": {"d": -1}, "none": {}}
+    values = evaluate_run(qrels, {"zeros": {"d": 1.0}, "q1": {"d": 1.0}}, ["ndcg@10", "recall@100"])
     assert values == {"ndcg@10": {"q1": 1.0, "q2": 0.0}, "recall@100": {"q1": 1.0, "q2": 0.0}}
     assert mean(values) == {"ndcg@10": 0.5, "recall@100": 0.5}
-
-
-def test_queries_without_a_relevant_document_do_not_count():
-    qrels = {"q1": {"d": 1}, "zeros": {"d": 0}, "negative": {"d": -1}, "none": {}}
-    assert evaluate_run(qrels, {"zeros": {"d": 1.0}, "q1": {"d": 1.0}}, ["mrr@10"]) == {"mrr@10": {"q1": 1.0}}
-
-
-def test_empty_run_scores_zero():
     assert evaluate_run({"q1": {"d": 1}}, {}, ["ndcg@10"]) == {"ndcg@10": {"q1": 0.0}}
 
 
-def test_min_relevant_grade_between_grades_takes_fractional_grades():
+def test_fractional_grades_and_a_level_between_them():
     values = evaluate_run(
         {"q": {"a": 0.4, "b": 0.9}}, {"q": {"a": 2.0, "b": 1.0}}, ["mrr", "ndcg"], min_relevant_grade=0.5
     )
@@ -94,22 +71,14 @@ def test_min_relevant_grade_between_grades_takes_fractional_grades():
     assert values["ndcg"]["q"] == pytest.approx((0.4 + 0.9 / math.log2(3)) / (0.9 + 0.4 / math.log2(3)), abs=1e-15)
 
 
-def test_linear_gain_not_exponential():
-    value = evaluate_run({"q": {"a": 3, "b": 1}}, {"q": {"b": 2.0, "a": 1.0}}, ["ndcg@10"])["ndcg@10"]["q"]
-    assert value == pytest.approx((1 + 3 / math.log2(3)) / (3 + 1 / math.log2(3)), abs=1e-15)
-
-
 @pytest.mark.parametrize(
     ("name", "hint"),
     [
-        ("nDCG@10", "did you mean ndcg@10"),
-        ("ncdg@5", "did you mean ndcg@5"),
-        ("recal@100", "did you mean recall@100"),
-        ("precision", "did you mean precision@10"),
-        ("ndcg@0", "did you mean ndcg@10"),
-        ("ndcg@-1", "did you mean ndcg@10"),
-        ("ndcg_10", "did you mean ndcg@10"),
-        ("xyz", "write a known name"),
+        ("nDCG@10", "did you mean 'ndcg'"),
+        ("recal@100", "did you mean 'recall'"),
+        ("precision", "a cut-off such as @10"),
+        ("ndcg@0", "a cut-off such as @10"),
+        ("ndcg@-1", "a cut-off such as @10"),
         ("", "write a known name"),
     ],
 )
@@ -136,15 +105,14 @@ def test_unusable_input_is_refused(qrels, run, options, message):
         evaluate_run(qrels, run, **options)
 
 
-grades = st.dictionaries(st.text("abcdefgh", min_size=1, max_size=2), st.integers(-1, 3), min_size=1, max_size=12)
-scores = st.dictionaries(
-    st.text("abcdefgh", min_size=1, max_size=2), st.sampled_from([0.0, 0.5, 1.0, 2.5]), max_size=15
-)
+names = st.text("abcdefgh", min_size=1, max_size=2)
+grades = st.dictionaries(names, st.integers(-1, 3), min_size=1, max_size=12).filter(lambda own: max(own.values()) > 0)
+scores = st.dictionaries(names, st.sampled_from([0.0, 0.5, 1.0, 2.5]), max_size=15)
 METRICS = ("ndcg@5", "recall@5", "precision@5", "mrr@5", "map@5", "ndcg", "recall", "mrr", "map")
 
 
-@settings(max_examples=150, deadline=None)
-@given(grades.filter(lambda judged: max(judged.values()) > 0), scores, st.randoms(use_true_random=False))
+@settings(max_examples=100, deadline=None)
+@given(grades, scores, st.randoms(use_true_random=False))
 def test_order_of_run_and_judgements_changes_nothing_and_values_stay_in_range(judged, run, shuffler):
     expected = evaluate_run({"q": judged}, {"q": run}, METRICS)
     shuffled, shuffled_judged = list(run.items()), list(judged.items())
@@ -152,18 +120,13 @@ def test_order_of_run_and_judgements_changes_nothing_and_values_stay_in_range(ju
     shuffler.shuffle(shuffled_judged)
     assert evaluate_run({"q": dict(shuffled_judged)}, {"q": dict(shuffled)}, METRICS) == expected
     assert all(0.0 <= values["q"] <= 1.0 for values in expected.values())
-
-
-@settings(max_examples=100, deadline=None)
-@given(grades.filter(lambda judged: max(judged.values()) > 0))
-def test_perfect_ranking_scores_one(judged):
-    values = evaluate_run({"q": judged}, {"q": {k: float(v) for k, v in judged.items()}}, METRICS)
+    perfect = evaluate_run({"q": judged}, {"q": judged}, METRICS)
     for name in ("ndcg@5", "ndcg", "mrr@5", "recall", "map"):
-        assert values[name]["q"] == pytest.approx(1.0, abs=1e-12)
+        assert perfect[name]["q"] == pytest.approx(1.0, abs=1e-12)
 
 
 @settings(max_examples=100, deadline=None)
-@given(grades.filter(lambda judged: max(judged.values()) > 0), scores)
+@given(grades, scores)
 def test_promoting_a_better_document_never_lowers_ndcg(judged, run):
     order = sorted(run, key=lambda d: (run[d], d), reverse=True)
     spread = {document: float(-rank) for rank, document in enumerate(order)}

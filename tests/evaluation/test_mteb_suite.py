@@ -1,27 +1,22 @@
 """mteb through its own interface: checkpoints kept apart, our prompts used, figures equal to our evaluator's."""
 
-from __future__ import annotations
-
 import json
-import os
-import subprocess
 import sys
 
-import numpy as np
 import pytest
+from toy import save_toy
 
-from bixse.data.collection import Collection, Document
+from bixse.data.collection import Collection
 from bixse.data.collection_files import load_collection, save_collection
 from bixse.data.pydocs.load_pydocs import load_pydocs
 from bixse.data.task_instructions import Instructions
 from bixse.encoders.instructions import set_instructions
 from bixse.errors import InputError
 from bixse.evaluation.evaluate import evaluate
-from bixse.evaluation.metrics import evaluate_run, mean
+from bixse.evaluation.metrics import mean
 from bixse.evaluation.suites.suite_run import evaluate_suite
 from bixse.evaluation.systems import EncoderSystem
 from bixse.evaluation.tasks import collection_task
-from bixse.retrieval.dense_search import EncodedCollection
 
 mteb = pytest.importorskip("mteb", reason="needs bixse[mteb]")
 
@@ -30,30 +25,24 @@ from mteb.abstasks.retrieval import AbsTaskRetrieval  # noqa: E402
 from mteb.abstasks.retrieval_dataset_loaders import RetrievalSplitData  # noqa: E402
 from mteb.abstasks.task_metadata import TaskMetadata  # noqa: E402
 
-from bixse.evaluation.mteb import mteb_suite, mteb_tasks  # noqa: E402
-from bixse.evaluation.mteb.mteb_model import mteb_model, mteb_prompts  # noqa: E402
-from bixse.evaluation.mteb.mteb_tasks import benchmark_tasks, download_collection  # noqa: E402
-
-CORPUS = {
-    "q1": Document("", "copy a file to a folder"),
-    "d2": Document("copy", "a file to a path"),
-    "d3": Document("", "wait in a thread"),
-    "d4": Document("", "sort a list"),
-}
-QUERIES = {"q1": "copy a file to a folder", "q2": "wait in a thread", "q3": "sort a list of words"}
-QRELS = {"q1": {"d2": 2}, "q2": {"d3": 1, "d4": 0}, "q3": {"d4": 3}}
+from bixse.evaluation.suites import mteb_suite  # noqa: E402
+from bixse.evaluation.suites.mteb_suite import (  # noqa: E402
+    benchmark_tasks,
+    download_collection,
+    mteb_model,
+    mteb_prompts,
+)
 
 
 @pytest.fixture
 def folder(tmp_path):
-    save_collection(Collection("fiqa", CORPUS, QUERIES, {"test": QRELS}), tmp_path / "toy")
-    return tmp_path / "toy"
+    return save_toy(tmp_path / "toy")
 
 
 def with_data(task, folder):
     """A task of mteb, in all but its data, which are read from a collection folder."""
 
-    def load_data(self, *_, **__) -> None:
+    def load_data(self, *_, **__):
         found = load_collection(folder, ["test"])
         queries = {query: found.queries[query] for query in found.qrels["test"]}
         corpus = {"id": list(found.corpus), "text": [document.content for document in found.corpus.values()]}
@@ -72,30 +61,17 @@ def with_data(task, folder):
 
 def toy_task(folder, exclude_self=False):
     metadata = TaskMetadata(
-        name="Toy",
-        description="toy",
-        dataset={"path": "local/toy", "revision": "1"},
-        type="Retrieval",
-        category="t2t",
-        eval_splits=["test"],
-        eval_langs=["eng-Latn"],
-        main_score="ndcg_at_10",
-        is_public=False,
-    )
+        name="Toy", description="toy", dataset={"path": "local/toy", "revision": "1"}, type="Retrieval",
+        category="t2t", eval_splits=["test"], eval_langs=["eng-Latn"], main_score="ndcg_at_10", is_public=False,
+    )  # fmt: skip
     kind = type("Toy", (AbsTaskRetrieval,), {"metadata": metadata, "ignore_identical_ids": exclude_self})
     return with_data(kind(), folder)
 
 
 def run(model, task, folder):
     """mteb's result of one task, through mteb's own entry."""
-    return mteb.evaluate(
-        model,
-        task,
-        cache=mteb.ResultCache(folder / "cache"),
-        prediction_folder=folder / "predictions",
-        co2_tracker=False,
-        show_progress_bar=False,
-    ).task_results[0]
+    cache = mteb.ResultCache(folder / "cache")
+    return mteb.evaluate(model, task, cache=cache, co2_tracker=False, show_progress_bar=False).task_results[0]
 
 
 def encoder_of(model, *tasks, label="runs/model"):
@@ -118,52 +94,46 @@ def shaken(model, seed):
 # --- refused
 
 
-def test_missing_data_is_listed_without_the_network(tmp_path) -> None:
-    code = "import sys; from bixse.cli.main import main\ncode = main(sys.argv[1:])\nsys.exit(code)"
-    command = ["evaluate", "no/such/model", "--suite", "mteb-eng-v2", "--out", str(tmp_path / "o")]
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "empty")}
-    done = subprocess.run(
-        [sys.executable, "-c", code, *command], capture_output=True, text=True, env=environment, check=False
-    )
-    assert done.returncode == 2, done.stderr
-    assert done.stderr.count("hf download --repo-type dataset ") == 41
-    assert "STS22.v2: hf download --repo-type dataset mteb/sts22-crosslingual-sts --revision" in done.stderr
+def test_missing_data_is_listed_without_the_network(tmp_path, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "empty"))
+    with pytest.raises(InputError) as error:
+        evaluate_suite(["no/such/model"], "mteb-eng-v2", out=tmp_path / "o")
+    message = str(error.value)
+    assert message.count("hf download --repo-type dataset ") == 41
+    assert "STS22.v2: hf download --repo-type dataset mteb/sts22-crosslingual-sts --revision" in message
     assert not (tmp_path / "o").exists()
 
 
-def test_local_data_is_refused(tmp_path) -> None:
+def test_local_data_and_unknown_tasks_are_refused(tmp_path):
     with pytest.raises(InputError, match="--collection"):
         evaluate_suite(["bm25"], "mteb-eng-v2", tmp_path)
-
-
-def test_an_unknown_task_is_refused() -> None:
     with pytest.raises(InputError, match=r"got 'FiQA'; expected one of MTEB\(eng, v2\): .*did you mean 'FiQA2018'"):
         benchmark_tasks("MTEB(eng, v2)", ["FiQA"])
 
 
-def test_without_mteb_the_extra_is_named(monkeypatch) -> None:
+def test_without_mteb_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "mteb", None)
+    monkeypatch.delitem(sys.modules, "bixse.evaluation.suites.mteb_suite")
     with pytest.raises(InputError, match=r"pip install 'bixse\[mteb\]'"):
-        benchmark_tasks("MTEB(eng, v2)")
+        evaluate_suite(["bm25"], "mteb-eng-v2")
 
 
-def test_bm25_is_refused_for_tasks_that_are_not_retrieval(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(mteb_tasks, "in_hub_cache", lambda task: True)
-    with pytest.raises(InputError, match="1 tasks that are not retrieval, such as STS12"):
+def test_bm25_is_refused_for_tasks_that_are_not_retrieval_and_other_systems_for_all(tmp_path, monkeypatch):
+    monkeypatch.setattr(mteb_suite, "in_hub_cache", lambda task: True)
+    with pytest.raises(InputError, match="such as STS12"):
         evaluate_suite(["bm25"], "mteb-eng-v2", out=tmp_path / "out", tasks=["FiQA2018", "STS12"])
-
-
-def test_a_system_of_another_kind_is_refused() -> None:
-    system = type("Other", (), {"label": "mine"})()
     with pytest.raises(InputError, match="mine"):
-        mteb_model(system, [])
+        mteb_model(type("Other", (), {"label": "mine"})(), [])
 
 
 # --- checkpoints
 
 
-def test_a_second_checkpoint_is_not_given_the_first_one_s_score(tiny_model, folder, tmp_path) -> None:
-    scores = []
+def test_a_second_checkpoint_is_not_given_the_first_one_s_score(tiny_model, tiny_model_path, folder, tmp_path):
+    """By itself mteb falls into that trap: when the second half fails, `model_meta` is needed no longer."""
+    from sentence_transformers import SentenceTransformer
+
+    scores, theirs = set(), set()
     for seed in range(3):
         model = shaken(tiny_model, seed)
         shared, alone = (
@@ -171,22 +141,13 @@ def test_a_second_checkpoint_is_not_given_the_first_one_s_score(tiny_model, fold
             for name in ("shared", str(seed))
         )
         assert shared == alone
-        scores.append(alone)
-    assert len(set(scores)) > 1, "the checkpoints must differ for this test to mean anything"
+        scores.add(alone)
+        plain = shaken(SentenceTransformer(str(tiny_model_path), device="cpu"), seed)
+        theirs.add(run(plain, toy_task(folder), tmp_path / "theirs").get_score())
+    assert len(scores) > 1 == len(theirs)
 
 
-def test_mteb_by_itself_falls_into_that_trap(tiny_model_path, folder, tmp_path) -> None:
-    """Why `model_meta` is there: when this fails, mteb tells checkpoints apart by itself."""
-    from sentence_transformers import SentenceTransformer
-
-    seen = set()
-    for seed in range(3):
-        model = shaken(SentenceTransformer(str(tiny_model_path), device="cpu"), seed)
-        seen.add(run(model, toy_task(folder), tmp_path / "shared").get_score())
-    assert len(seen) == 1
-
-
-def test_name_and_revision_say_which_checkpoint_it_is(tiny_model) -> None:
+def test_name_and_revision_say_which_checkpoint_it_is(tiny_model):
     first = encoder_of(tiny_model, label="runs/a/model").mteb_model_meta
     assert first.name == "a/model"
     assert encoder_of(tiny_model, label="demo").mteb_model_meta.name == "bixse/demo"
@@ -211,18 +172,7 @@ def spy(model):
     return seen
 
 
-def test_the_model_s_own_prompts_stand_before_queries_and_documents(tiny_model, folder, tmp_path) -> None:
-    tiny_model.prompts = {"query": "find: ", "document": "text: "}
-    task = toy_task(folder)
-    encoder = encoder_of(tiny_model, task)
-    seen = spy(tiny_model)
-    run(encoder, task, tmp_path)
-    assert set(seen) == {"find: ", "text: "}
-    assert encoder.used == {"Toy query": "find: ", "Toy document": "text: "}
-    assert tiny_model.prompts == {"query": "find: ", "document": "text: "}
-
-
-def test_each_task_has_the_instruction_of_the_model_s_table(tiny_model, folder, tmp_path) -> None:
+def test_each_task_has_the_instruction_of_the_model_s_table(tiny_model, folder, tmp_path):
     table = Instructions(
         default="default",
         tasks={
@@ -249,18 +199,16 @@ def test_each_task_has_the_instruction_of_the_model_s_table(tiny_model, folder, 
     assert (tiny_model.task, tiny_model.instructions) == (None, table)
 
 
-def test_mteb_s_wrapper_puts_a_query_s_instruction_before_documents(tiny_model, folder, tmp_path) -> None:
-    """Why both names of a task are given: when this fails, mteb no longer does so."""
-    from mteb.models.sentence_transformer_wrapper import SentenceTransformerEncoderWrapper
-
-    tiny_model.prompts = {"query": "", "document": "", "FiQA2018": "finance: "}
-    (task,) = benchmark_tasks("BEIR", ["FiQA2018"])
-    seen = spy(tiny_model)
-    run(SentenceTransformerEncoderWrapper(tiny_model), with_data(task, folder), tmp_path)
-    assert set(seen) == {"finance: "}
+def test_the_model_s_own_prompts_stand_before_queries_and_documents(tiny_model, folder, tmp_path):
+    tiny_model.prompts = {"query": "find: ", "document": "text: "}
+    task = toy_task(folder)
+    encoder = encoder_of(tiny_model, task)
+    run(encoder, task, tmp_path)
+    assert encoder.used == {"Toy query": "find: ", "Toy document": "text: "}
+    assert tiny_model.prompts == {"query": "find: ", "document": "text: "}
 
 
-def test_tasks_that_are_no_retrieval_take_mteb_s_instruction_in_the_model_s_template(tiny_model) -> None:
+def test_tasks_that_are_no_retrieval_take_mteb_s_instruction_in_the_model_s_template(tiny_model):
     tasks = benchmark_tasks("MTEB(eng, v2)", ["Banking77Classification", "STS12"])
     assert mteb_prompts(tiny_model, tasks) == {}
     set_instructions(tiny_model, Instructions(default="default", tasks={"a": {"instructions": ["b"]}}))
@@ -272,28 +220,17 @@ def test_tasks_that_are_no_retrieval_take_mteb_s_instruction_in_the_model_s_temp
 # --- figures
 
 
-@pytest.mark.parametrize("name", ["toy", "toy without self-matches", "pydocs"])
-def test_ndcg_is_that_of_our_evaluator_on_the_same_embeddings(tiny_model, folder, tmp_path, name) -> None:
-    if name == "pydocs":
-        whole = load_pydocs()
-        qrels = whole.qrels["test"]
-        kept = {document for own in qrels.values() for document in own} | set(list(whole.corpus)[:200])
-        corpus = {document: whole.corpus[document] for document in whole.corpus if document in kept}
-        folder = tmp_path / "pydocs"
-        save_collection(Collection("pydocs", corpus, whole.queries, {"test": qrels}), folder)
-    exclude_self = name == "toy without self-matches"
-    task = toy_task(folder, exclude_self)
-    encoder = encoder_of(tiny_model, task)
-    embedded: list[np.ndarray] = []
-    before = encoder.encode
-    encoder.encode = lambda *given, **more: embedded.append(before(*given, **more)) or embedded[-1]
-    theirs = run(encoder, task, tmp_path)
-    collection = load_collection(folder, ["test"])
-    qrels = collection.qrels["test"]
-    ours = EncodedCollection(list(collection.corpus), np.concatenate(embedded[1:]), list(qrels), embedded[0])
-    values = mean(evaluate_run(qrels, ours.search(list(qrels), 1000, exclude_self), ["ndcg@10"]))
-    assert theirs.get_score() == pytest.approx(values["ndcg@10"], abs=0.0005)
-    assert values["ndcg@10"] > 0
+def test_ndcg_is_that_of_our_evaluator_on_the_same_embeddings(tiny_model, tmp_path):
+    whole = load_pydocs()
+    qrels = whole.qrels["test"]
+    kept = {document for own in qrels.values() for document in own} | set(list(whole.corpus)[:200])
+    corpus = {document: whole.corpus[document] for document in whole.corpus if document in kept}
+    folder = tmp_path / "pydocs"
+    save_collection(Collection("pydocs", corpus, whole.queries, {"test": qrels}), folder)
+    theirs = run(encoder_of(tiny_model, toy_task(folder)), toy_task(folder), tmp_path)
+    ours = evaluate(tiny_model, folder).metrics["ndcg@10"]
+    assert theirs.get_score() == pytest.approx(ours, abs=0.0005)
+    assert ours > 0
 
 
 # --- the suite
@@ -302,17 +239,17 @@ def test_ndcg_is_that_of_our_evaluator_on_the_same_embeddings(tiny_model, folder
 @pytest.fixture
 def local(folder, monkeypatch):
     """FiQA2018 and STS12 of MTEB(eng, v2) count as fetched; the first one's data are the folder's."""
-    monkeypatch.setattr(mteb_tasks, "in_hub_cache", lambda task: True)
-    before = mteb_tasks.benchmark_tasks
+    monkeypatch.setattr(mteb_suite, "in_hub_cache", lambda task: True)
+    before = mteb_suite.benchmark_tasks
 
     def tasks(*given):
         return [with_data(task, folder) if task.metadata.name == "FiQA2018" else task for task in before(*given)]
 
-    monkeypatch.setattr(mteb_tasks, "benchmark_tasks", tasks)
+    monkeypatch.setattr(mteb_suite, "benchmark_tasks", tasks)
     return folder
 
 
-def test_a_suite_runs_compares_and_is_read_again(tiny_model_path, local, tmp_path, monkeypatch) -> None:
+def test_a_suite_runs_compares_and_is_read_again(tiny_model_path, local, tmp_path, monkeypatch):
     models, out = [str(tiny_model_path), "bm25"], tmp_path / "out"
     result = evaluate_suite(models, "mteb-eng-v2", out=out, tasks=["FiQA2018"])
     for model in models:
@@ -332,41 +269,37 @@ def test_a_suite_runs_compares_and_is_read_again(tiny_model_path, local, tmp_pat
     assert again.plain() == result.plain()
 
 
-def test_a_task_that_fails_does_not_stop_the_others(tiny_model_path, local, tmp_path) -> None:
+def test_a_task_that_fails_does_not_stop_the_others(tiny_model_path, local, tmp_path):
     tasks = ["STS12", "FiQA2018"]  # the data of the first are not really there
     result = evaluate_suite([str(tiny_model_path)], "mteb-eng-v2", out=tmp_path / "out", tasks=tasks)
     assert list(result.scores[str(tiny_model_path)]) == ["FiQA2018"]
     assert list(result.failures) == [f"{tiny_model_path}: STS12"]
 
 
-@pytest.mark.parametrize("content", ["", "[]", '{"ndcg@10": 5}'])
-def test_damaged_results_are_refused(local, tmp_path, content) -> None:
-    evaluate_suite(["bm25"], "mteb-eng-v2", out=tmp_path / "out", tasks=["FiQA2018"])
-    (tmp_path / "out" / "bm25" / "FiQA2018" / mteb_suite.PER_QUERY_NAME).write_text(content)
-    with pytest.raises(InputError, match="delete the folder"):
-        evaluate_suite(["bm25"], "mteb-eng-v2", out=tmp_path / "out", tasks=["FiQA2018"])
-
-
-def test_a_folder_for_results_is_made_where_none_is_given(local, tmp_path, monkeypatch) -> None:
+def test_damaged_results_are_refused_in_the_folder_that_is_made_where_none_is_given(local, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     evaluate_suite(["bm25"], "mteb-eng-v2", tasks=["FiQA2018"])
-    assert (tmp_path / "runs" / "evaluation" / "mteb-eng-v2" / "results.json").is_file()
+    folder = tmp_path / "runs" / "evaluation" / "mteb-eng-v2"
+    assert (folder / "results.json").is_file()
+    for content in ("", "[]", '{"ndcg@10": 5}'):
+        (folder / "bm25" / "FiQA2018" / "per_query.json").write_text(content)
+        with pytest.raises(InputError, match="delete the folder"):
+            evaluate_suite(["bm25"], "mteb-eng-v2", tasks=["FiQA2018"])
 
 
 # --- fetching
 
 
-def test_fetched_data_becomes_a_collection_folder(folder, tmp_path, monkeypatch) -> None:
+def test_fetched_data_becomes_a_collection_folder(folder, tmp_path, monkeypatch):
     monkeypatch.setattr(mteb, "get_task", lambda name, eval_splits: toy_task(folder))
     download_collection("Toy", tmp_path / "fetched", ["test"])
     fetched, original = load_collection(tmp_path / "fetched"), load_collection(folder)
-    assert {name: document.content for name, document in fetched.corpus.items()} == {
-        name: document.content for name, document in original.corpus.items()
-    }
+    texts, theirs = ({name: own.content for name, own in one.corpus.items()} for one in (fetched, original))
+    assert texts == theirs
     assert (fetched.queries, fetched.qrels) == (original.queries, original.qrels)
 
 
-def test_a_hub_that_does_not_answer(tmp_path) -> None:
+def test_a_hub_that_does_not_answer(tmp_path):
     with pytest.raises(InputError, match="expected its data from the hub"):
         download_collection("NFCorpus", tmp_path / "fetched", ["test"])
     assert not (tmp_path / "fetched").exists()

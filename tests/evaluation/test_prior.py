@@ -4,13 +4,10 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from bixse.encoders.head import RelevanceHead, log_odds
 from bixse.errors import InputError
-from bixse.evaluation.calibration.prevalence import reweight_to_prevalence
-from bixse.evaluation.calibration.reliability import brier, expected_calibration_error
+from bixse.evaluation.calibration.reliability import brier, expected_calibration_error, reweight_to_prevalence
 
 
 @pytest.mark.parametrize("prior", [0.0, 1.0, -0.1, 1.5, math.nan])
@@ -35,22 +32,15 @@ def test_a_head_of_an_unknown_prior_cannot_be_moved():
         RelevanceHead(20.0, -10.0).at_prior(0.1)
 
 
-@given(st.lists(st.floats(0, 1), min_size=2, max_size=30), st.floats(0.001, 0.999))
-def test_weights_have_mean_one_and_give_the_prior(z, prior):
-    observed = np.array(z)
-    if not 1e-6 < observed.mean() < 1 - 1e-6:
-        return
+@pytest.mark.parametrize("prior", [0.001, 0.4375, 0.9])
+def test_weights_have_mean_one_and_give_the_prior(prior):
+    observed = np.array([0.0, 0.25, 1.0, 0.5])
     weights, relevance = reweight_to_prevalence(observed, prior)
+    if prior == observed.mean():
+        np.testing.assert_allclose((weights, relevance), (np.ones(4), observed))
     assert weights.mean() == pytest.approx(1.0, abs=1e-9)
     assert np.average(relevance, weights=weights) == pytest.approx(prior, abs=1e-9)
     assert ((relevance >= 0) & (relevance <= 1 + 1e-12)).all()
-
-
-def test_the_pairs_own_prior_changes_nothing():
-    z = np.array([0.0, 0.25, 1.0, 0.5])
-    weights, relevance = reweight_to_prevalence(z, float(z.mean()))
-    np.testing.assert_allclose(weights, 1.0)
-    np.testing.assert_allclose(relevance, z)
 
 
 def population(prior, count, seed):
@@ -67,20 +57,12 @@ def bayes_head(prior):
 
 
 @pytest.mark.parametrize("new", [0.5, 0.1, 0.01])
-def test_a_moved_head_is_the_exact_posterior(new):
-    cosines = np.linspace(0.0, 1.0, 11)
-    np.testing.assert_allclose(
-        bayes_head(0.3).at_prior(new).probability(cosines), bayes_head(new).probability(cosines), atol=1e-12
-    )
-
-
-@pytest.mark.parametrize("new", [0.5, 0.1, 0.01])
-def test_moved_probabilities_are_calibrated_in_a_population_of_the_new_prior(new):
+def test_a_moved_head_is_the_exact_posterior_and_calibrated_in_a_population_of_the_new_prior(new):
     cosines, z = population(new, 200_000, seed=1)
     moved = bayes_head(0.3).at_prior(new).probability(cosines)
+    np.testing.assert_allclose(moved, bayes_head(new).probability(cosines), atol=1e-12)
     assert expected_calibration_error(moved, z, bins=20) < 0.004
     assert expected_calibration_error(bayes_head(0.3).probability(cosines), z, bins=20) > 0.02
-    assert brier(moved, z) < brier(bayes_head(0.3).probability(cosines), z)
 
 
 def test_weighted_pairs_measure_as_a_population_of_that_prior():
@@ -95,10 +77,3 @@ def test_weighted_pairs_measure_as_a_population_of_that_prior():
         assert expected_calibration_error(candidate.probability(here), relevance, weights=weights) == pytest.approx(
             expected, abs=0.002
         )
-
-
-def test_moving_there_and_back_is_nothing():
-    head = bayes_head(0.3)
-    again = head.at_prior(0.001).at_prior(0.3)
-    assert again.intercept == pytest.approx(head.intercept, abs=1e-12)
-    assert again.prior == 0.3

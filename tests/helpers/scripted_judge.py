@@ -23,15 +23,7 @@ def planted(question):
 class ScriptedJudge:
     """See the module."""
 
-    def __init__(
-        self,
-        log=None,
-        ahead=4,
-        pause=0.0,
-        rule=None,
-        name="scripted",
-        usage=None,
-    ):
+    def __init__(self, log=None, ahead=4, pause=0.0, rule=None, name="scripted", usage=None):
         self.log, self.ahead, self.pause, self.rule, self._name = log, ahead, pause, rule, name
         self.usage = usage or Usage(prompt=100, completion=1)
         self.asked: list[Question] = []

@@ -1,16 +1,17 @@
 from __future__ import annotations
 
 import math
-from itertools import pairwise
 
 import pytest
 import torch
+from scipy.optimize import brentq
 from torch.nn.functional import normalize
 
 from bixse.encoders.embedding import embed_features
 from bixse.errors import InputError
 from bixse.losses import bixse as bixse_module
-from bixse.losses.bixse import BiXSELoss
+from bixse.losses.bixse import BiXSELoss, fit_bias, prior_bias
+from bixse.losses.catalogue import LOSSES, build_loss
 from bixse.losses.targets import GradedTargets
 
 QUERIES = ["how do i copy a file", "how do i sort a list", "find the path"]
@@ -43,30 +44,12 @@ def by_hand(model, queries, columns, relevance, bias=-3.0):
 
 
 class TestRefused:
-    @pytest.mark.parametrize(
-        ("options", "message"),
-        [
-            ({"scale": 0.0}, "scale: got 0.0"),
-            ({"scale": -1.0}, "scale: got -1.0"),
-            ({"scale": math.nan}, "scale: got nan"),
-            ({"scale": math.inf}, "scale: got inf"),
-            ({"bias": "middle"}, "bias: got 'middle'"),
-            ({"reduction": "sum"}, "reduction: got 'sum'"),
-            ({"in_batch_labels": "all"}, "in_batch_labels: got 'all'"),
-            ({"binarise_at": 0.0}, "binarise_at: got 0.0"),
-            ({"binarise_at": 1.5}, "binarise_at: got 1.5"),
-        ],
-    )
-    def test_arguments_outside_their_range(self, tiny_model, options, message):
-        with pytest.raises(InputError, match=message):
-            BiXSELoss(tiny_model, **options)
-
     def test_a_single_column(self, tiny_model):
-        with pytest.raises(InputError, match="got one text column"):
+        with pytest.raises(InputError, match="got 1 text columns"):
             loss_of(tiny_model, [QUERIES], torch.ones(3))
 
     def test_no_labels(self, tiny_model):
-        with pytest.raises(InputError, match="got no labels"):
+        with pytest.raises(InputError, match="2 text columns and no labels"):
             loss_of(tiny_model, [QUERIES, COLUMNS[:3]], None)
 
     @pytest.mark.parametrize("shape", [(2,), (6,), (3, 2), (), (2, 3, 1)])
@@ -95,14 +78,6 @@ class TestForms:
         # Six flat rows are six queries, each of which stands twice: the sum over entries doubles, and so does B.
         assert flat.item() == pytest.approx(expected, rel=1e-5)
 
-    def test_flat_columns_and_table_agree_on_one_document_a_query(self, tiny_model):
-        documents, labels = ["copy the file", "sort the list", "the path name"], torch.tensor([1.0, 0.25, 0.5])
-        flat, _ = loss_of(tiny_model, [QUERIES, documents], labels)
-        wide, _ = loss_of(tiny_model, [QUERIES, documents], labels[:, None])
-        table = torch.stack([torch.arange(3.0), torch.arange(3.0), labels], dim=1)
-        listed, _ = loss_of(tiny_model, [QUERIES, documents], GradedTargets.from_entries(*table.T, (3, 3)).tensors())
-        assert flat.item() == wide.item() == listed.item()
-
     @pytest.mark.parametrize(("in_batch_labels", "same_document"), [("known", 0.5), ("paper", 0.0)])
     def test_a_document_of_two_rows_is_one_column_and_its_other_grade_counts_when_known(
         self, tiny_model, in_batch_labels, same_document
@@ -127,18 +102,6 @@ class TestForms:
         first, targets = BiXSELoss(tiny_model).targets_of_labels(left(QUERIES[:2]), [narrow, wide], labels)
         assert first.tolist() == [0, 1, 3]
         assert targets.dense()[0].tolist() == [[1.0, 0.5, 0.0], [0.0, 0.25, 0.125]]
-
-    def test_a_nan_in_a_table_counts_neither_way(self, tiny_model):
-        table = torch.tensor([[0, 0, 1.0], [1, 1, math.nan], [2, 3, 0.5]])
-        value, _ = loss_of(tiny_model, [QUERIES, COLUMNS], GradedTargets.from_entries(*table.T, (3, 4)).tensors())
-        entries = [[1.0, 0, 0, 0], [0, math.nan, 0, 0], [0, 0, 0, 0.5]]
-        assert value.item() == pytest.approx(by_hand(tiny_model, QUERIES, COLUMNS, entries), rel=1e-5)
-
-    def test_fewer_documents_than_queries(self, tiny_model):
-        value, _ = loss_of(
-            tiny_model, [QUERIES, COLUMNS[:1]], GradedTargets.from_entries([0], [0], [1.0], (3, 1)).tensors()
-        )
-        assert value.item() == pytest.approx(by_hand(tiny_model, QUERIES, COLUMNS[:1], [[1.0], [0], [0]]), rel=1e-5)
 
     def test_binarised_at_the_threshold(self, tiny_model):
         texts = [QUERIES, COLUMNS[1:]]
@@ -167,22 +130,6 @@ class TestBiasStart:
         assert predicted.mean().item() == pytest.approx(torch.tensor(KNOWN).mean().item(), abs=1e-5)
         assert bool(loss.bias_is_set)
         assert value.isfinite()
-
-    def test_prior_is_the_log_odds_of_the_mean_target(self, tiny_model):
-        _, loss = loss_of(tiny_model, [QUERIES, *zip(*OWN, strict=True)], torch.tensor(GRADES), bias="prior")
-        mean = torch.tensor(KNOWN).mean().item()
-        assert loss.logit_bias.item() == pytest.approx(math.log(mean / (1 - mean)), rel=1e-5)
-
-    @pytest.mark.parametrize("bias", [-8, 0.0, 2.5])
-    def test_a_number_is_the_start(self, tiny_model, bias):
-        _, loss = loss_of(tiny_model, [QUERIES, COLUMNS[:3]], torch.ones(3), bias=bias)
-        assert loss.logit_bias.item() == bias
-
-    def test_the_second_batch_does_not_start_again(self, tiny_model):
-        _, loss = loss_of(tiny_model, [QUERIES, COLUMNS[:3]], torch.tensor([1.0, 0.0, 0.0]), bias="fit")
-        start = loss.logit_bias.item()
-        loss([tiny_model.preprocess(QUERIES), tiny_model.preprocess(COLUMNS[:3])], torch.ones(3))
-        assert loss.logit_bias.item() == start
 
     @pytest.mark.parametrize("bias", ["fit", "prior"])
     def test_a_large_batch_is_sampled_and_starts_nearly_the_same(self, tiny_model, monkeypatch, bias):
@@ -221,55 +168,82 @@ class TestAlone:
         }
         assert not any(value.requires_grad for value in loss.statistics.values())
 
-    def test_settings_for_the_model_card(self, tiny_model):
-        assert BiXSELoss(tiny_model, scale=20.0, bias="prior", in_batch_labels="paper").get_config_dict() == {
-            "in_batch_labels": "paper",
-            "gradient_cache": False,
-            "scale": 20.0,
-            "bias": "prior",
-            "learn_scale": False,
-            "learn_bias": True,
-            "reduction": "query",
-            "binarise_at": None,
-        }
 
-    def test_drop_in_for_sentence_transformers_own_trainer(self, tiny_model_path, tmp_path):
-        from datasets import Dataset
-        from sentence_transformers import (
-            SentenceTransformer,
-            SentenceTransformerTrainer,
-            SentenceTransformerTrainingArguments,
-        )
+@pytest.mark.parametrize("value", [0.0, 1.0])
+def test_a_batch_of_one_kind_gives_a_finite_start_that_can_still_learn(value):
+    cosines, relevance, weight = torch.zeros(2, 3), torch.full((2, 3), value), torch.ones(2, 3)
+    expected = math.copysign(math.log(1e6 - 1), value - 0.5)
+    assert fit_bias(cosines, relevance, weight, 20.0) == pytest.approx(expected, rel=1e-3)
+    assert prior_bias(relevance, weight) == pytest.approx(expected, rel=1e-3)
 
-        model = SentenceTransformer(str(tiny_model_path), device="cpu")
-        data = Dataset.from_dict(
-            {
-                "query": [query for query in QUERIES for _ in range(2)],
-                "document": [document for own in OWN for document in own],
-                "label": [z for grades in GRADES for z in grades],
-            }
-        )
-        loss = BiXSELoss(model)
-        weights = {name: value.clone() for name, value in model.state_dict().items()}
-        arguments = SentenceTransformerTrainingArguments(
-            str(tmp_path),
-            per_device_train_batch_size=6,
-            max_steps=4,
-            learning_rate=5e-3,
-            learning_rate_mapping={r"^logit_bias$": 0.1},
-            logging_steps=1,
-            save_strategy="no",
-            report_to="none",
-            disable_tqdm=True,
-            use_cpu=True,
-        )
-        trainer = SentenceTransformerTrainer(model, arguments, train_dataset=data, loss=loss)
-        starts = []
-        forward = loss.forward
-        loss.forward = lambda *a: (forward(*a), starts.append(loss.logit_bias.item()))[0]
-        trainer.train()
-        losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
-        assert len(losses) == 4
-        assert losses[-1] < losses[0]
-        assert all(a != b for a, b in pairwise([*starts, loss.logit_bias.item()]))
-        assert any(not torch.equal(weights[name], value) for name, value in model.state_dict().items())
+
+@pytest.mark.parametrize("scale", [1.0, 20.0, 50.0])
+def test_fit_equals_an_independent_root_finder_and_ignores_masked_entries(scale):
+    generator = torch.Generator().manual_seed(3)
+    cosines = torch.rand(12, 30, generator=generator) * 1.4 - 0.4
+    relevance = (torch.rand(12, 30, generator=generator) < 0.1) * torch.rand(12, 30, generator=generator)
+    weight = (torch.rand(12, 30, generator=generator) < 0.8).float()
+    kept = weight.bool().numpy()
+    s, z = scale * cosines.double().numpy()[kept], relevance.double().numpy()[kept]
+    expected = brentq(lambda b: (1 / (1 + 2.718281828459045 ** -(s + b))).mean() - z.mean(), -90, 90, xtol=1e-12)
+    assert fit_bias(cosines, relevance, weight, scale) == pytest.approx(expected, abs=1e-5)
+    changed = torch.where(weight.bool(), cosines, 1.0)
+    assert fit_bias(changed, relevance, weight, scale) == fit_bias(cosines, relevance, weight, scale)
+
+
+def test_prior_is_the_log_odds_of_the_mean_target_that_counts():
+    relevance = torch.tensor([[1.0, 0.0, 0.5, 0.9]])
+    weight = torch.tensor([[1.0, 1.0, 1.0, 0.0]])
+    assert prior_bias(relevance, weight) == pytest.approx(0.0, abs=1e-6)
+    assert prior_bias(relevance[:, :2] * 0.2, weight[:, :2]) == pytest.approx(math.log(0.1 / 0.9), rel=1e-6)
+
+
+TWICE = ["copy a file", "copy a file", "sort a list", "copy a file"]
+TWICE_DOCUMENTS = ["copy the file", "copy the file", "sort the list", "move the file"]
+OTHER_LABELS = [0.75, 1.0]
+
+
+@pytest.fixture
+def value(tiny_model):
+    """The loss of a batch of flat pairs, with a bias that does not depend on the targets."""
+
+    def of(word, queries, documents, labels, **options) -> float:
+        own = {"bias": -3.0} if word in ("bixse", "bixse-binarised") else {}
+        loss = build_loss(word, tiny_model, **own, **options)
+        features = [tiny_model.preprocess(column) for column in (queries, documents)]
+        return loss(features, torch.tensor(labels)).item()
+
+    return of
+
+
+@pytest.mark.parametrize("in_batch_labels", ["known", "paper"])
+@pytest.mark.parametrize("word", LOSSES)
+def test_two_labels_of_a_pair_count_as_their_mean_in_any_order(value, word, in_batch_labels):
+    there, back, mean = (
+        value(word, TWICE, TWICE_DOCUMENTS, [*twice, *OTHER_LABELS], in_batch_labels=in_batch_labels)
+        for twice in ([1.0, 0.0], [0.0, 1.0], [0.5, 0.5])
+    )
+    assert there == back == mean
+    assert math.isfinite(mean)
+
+
+def test_a_label_given_more_often_weighs_more(value):
+    thrice, mean = ([1.0, 1.0, 0.0], [2 / 3] * 3)
+    columns = (["copy a file"] * 3, ["copy the file"] * 3)
+    assert value("bixse", *columns, thrice) == pytest.approx(value("bixse", *columns, mean), rel=1e-6)
+
+
+def test_documents_that_are_equal_after_truncation_are_one(tiny_model, value):
+    tiny_model.max_seq_length = 6
+    long = [f"copy the file in the {end}" for end in ("folder", "path")]
+    (first, second) = tiny_model.preprocess(long)["input_ids"].tolist()
+    assert first == second
+    columns = (["copy a file"] * 2, long)
+    assert value("bixse", *columns, [1.0, 0.0]) == value("bixse", *columns, [0.0, 1.0])
+    assert value("bixse", *columns, [1.0, 0.0]) == value("bixse", *columns, [0.5, 0.5])
+
+
+def test_a_masked_label_masks_the_pair(value):
+    columns = (["copy a file", "copy a file", "sort a list"], ["copy the file", "copy the file", "sort the list"])
+    masked = value("bixse", *columns, [math.nan, math.nan, 1.0])
+    assert value("bixse", *columns, [math.nan, 1.0, 1.0]) == value("bixse", *columns, [0.0, math.nan, 1.0]) == masked

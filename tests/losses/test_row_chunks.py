@@ -6,7 +6,6 @@ import math
 
 import pytest
 import torch
-from torch.nn.functional import normalize
 
 from bixse.errors import InputError
 from bixse.losses.catalogue import LOSSES, build_loss
@@ -78,24 +77,6 @@ class TestEveryLoss:
             bool(x.isfinite().all()) for x in value_and_gradients(loss, as32.queries, as32.documents, as32.targets)
         )
 
-    def test_float32_is_close_to_float64(self, tiny_model, batch, word):
-        loss = build_loss(word, tiny_model, scale=4.0, **options(word))
-        as32 = batch.as_type(torch.float32)
-        single = value_and_gradients(loss, as32.queries, as32.documents, as32.targets)
-        double = value_and_gradients(loss, batch.queries, batch.documents, batch.targets)
-        for a, b in zip(single, double, strict=True):
-            assert a.dtype == torch.float32
-            torch.testing.assert_close(a.double(), b, rtol=1e-4, atol=1e-5)
-
-    def test_one_document_a_query_equals_the_flat_form(self, tiny_model, word):
-        loss = build_loss(word, tiny_model, scale=4.0, **options(word))
-        queries, documents = ["copy a file", "sort a list", "open a page"], ["shutil copy", "sorted list", "web page"]
-        features = [tiny_model.preprocess(column) for column in (queries, documents)]
-        relevance = torch.tensor([1.0, 0.7, 0.3])
-        flat, column = loss(features, relevance), loss(features, relevance.unsqueeze(1))
-        table = torch.stack([torch.arange(3.0), torch.arange(3.0), relevance], dim=1)
-        assert flat == column == loss(features, GradedTargets.from_entries(*table.T, (3, 3)).tensors())
-
     def test_a_document_given_twice_is_one_column(self, tiny_model, word):
         loss = build_loss(word, tiny_model, scale=4.0, **options(word))
         queries, first, second = (
@@ -156,22 +137,6 @@ class TestEngine:
                 batch.queries, batch.documents, GradedTargets.from_entries(*torch.zeros(0, 3).T, shape)
             )
 
-    def test_embeddings_of_two_models_are_refused(self, tiny_model, batch):
-        loss = build_loss("infonce", tiny_model)
-        with pytest.raises(InputError, match="embed both with the same model"):
-            loss.compute_loss_from_embeddings(batch.queries, normalize(torch.randn(14, 3), dim=1), batch.targets)
-
-    @pytest.mark.parametrize("word", ROW_WISE)
-    @pytest.mark.parametrize("scale", [0.0, -20.0, math.nan, math.inf])
-    def test_a_scale_outside_its_range(self, tiny_model, word, scale):
-        with pytest.raises(InputError, match="expected a number above 0"):
-            build_loss(word, tiny_model, scale=scale)
-
-    @pytest.mark.parametrize("number", [0, -1, True, 1.5])
-    def test_passes_of_no_text(self, tiny_model, number):
-        with pytest.raises(InputError, match="mini_batch_size"):
-            build_loss("bixse", tiny_model, mini_batch_size=number)
-
 
 @pytest.mark.parametrize("word", WORDS)
 def test_queries_on_several_devices_against_all_documents(tiny_model, random_batch, word):
@@ -194,7 +159,7 @@ def count_of(loss, queries, documents, targets):
     """What a loss divides by: queries for BiXSE, the loss's own count for the others."""
     if not isinstance(loss, RowWiseLoss):
         return len(queries)
-    return float(loss.chunk_result(loss.scale * queries.detach() @ documents.detach().T, targets).denominator)
+    return float(loss.chunk_result(loss.options.scale * queries.detach() @ documents.detach().T, targets).denominator)
 
 
 @pytest.mark.parametrize("word", WORDS)

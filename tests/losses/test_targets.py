@@ -60,19 +60,9 @@ class TestFromIds:
         assert dense(known)[0] == [[0.5, 0.75], [0.5, 0.75]]
         assert dense(paper)[0] == [[0.5, 0.0], [0.0, 0.75]]
 
-    def test_a_document_twice_in_a_row_is_one_cell(self):
-        targets = GradedTargets.from_ids(["a"], ["x"], GRADED, own=[[0, 0]], in_batch_labels="paper")
-        assert dense(targets)[0] == [[1.0]]
-
     def test_nan_masks_its_cell(self):
         targets = GradedTargets.from_ids(["a"], ["x", "y"], {"a": {"x": NAN, "y": 0.5}})
         assert dense(targets) == [[[0.0, 0.5]], [[0.0, 1.0]]]
-
-    def test_a_query_without_grades_and_no_grades_at_all(self):
-        assert dense(GradedTargets.from_ids(["q", "a"], ["y"], GRADED))[0] == [[0.0], [0.25]]
-        empty = GradedTargets.from_ids(["q"], ["y"], {})
-        assert dense(empty) == [[[0.0]], [[1.0]]]
-        assert empty.relevance.shape == (0,)
 
 
 def test_the_tensors_carry_everything():

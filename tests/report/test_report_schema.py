@@ -3,7 +3,7 @@
 import pytest
 from pydantic import ValidationError
 
-from bixse.report.schema import ReportData, TrainingCurve, TrainingPoint
+from bixse.report.schema import ReportData
 from bixse.results import Comparison, Difference
 
 
@@ -20,27 +20,18 @@ def changed(data, path, value):
     ("path", "value", "said"),
     [
         (["colour"], "red", "colour"),
-        (["systems", 0, "rank"], 1, "rank"),
         (["systems"], [], "at least 1"),
         (["systems", 0, "metrics"], {"ndcg@10": float("nan")}, "finite"),
-        (["systems", 0, "seconds"], float("inf"), "finite"),
         (["systems", 1, "name"], "bm25", "'bm25' twice"),
-        (["comparisons", 0, "difference", "low"], 0.5, "low end first"),
         (["comparisons", 0, "difference", "mean"], float("inf"), "finite"),
         (["comparisons", 0, "system"], "bixze", "expected one of"),
-        (["comparisons", 1], "a copy of the first", "comparisons"),
         (["primary_metric"], "ndcg@5", "which no system has"),
-        (["created"], "yesterday", "ISO 8601"),
+        (["created"], "yesterday", "isoformat"),
         (["confidence"], 95.0, "confidence"),
         (["calibrations", "BiXSE, as trained", "brier"], float("nan"), "finite"),
         (["calibrations", "BiXSE, as trained", "brier_interval"], [0.1], "brier_interval"),
         (["calibrations", "BiXSE, as trained", "colour"], 1, "colour"),
-        (["training", 0, "points", 0, "step"], 399, "steps that rise"),
         (["training", 0, "points", 0, "dev_ndcg"], -0.1, "dev_ndcg"),
-        (["per_query", 0, "query_id"], "q-001", "'q-001' twice"),
-        (["side_by_side", 0, "system", 0, "rank"], 0, "rank"),
-        (["timings", "train"], -1.0, "train"),
-        (["title"], 7, "title"),
     ],
 )
 def test_bad_data_is_refused(full_data, path, value, said):
@@ -48,7 +39,7 @@ def test_bad_data_is_refused(full_data, path, value, said):
         ReportData.model_validate(changed(full_data, path, value))
 
 
-def test_json_gives_back_what_went_in(full_data, minimal_data: ReportData):
+def test_json_gives_back_what_went_in(full_data, minimal_data):
     for data in (full_data, minimal_data):
         assert ReportData.model_validate_json(data.model_dump_json()) == data
 
@@ -57,22 +48,6 @@ def test_a_difference_that_is_not_finite_is_refused(full_data):
     bad = Comparison("bixse", "base", "ndcg@10", Difference(float("nan"), 0.0, 1.0, 0.5, 3))
     with pytest.raises(ValidationError, match="finite"):
         ReportData(**{**dict(full_data), "comparisons": [bad]})
-
-
-def test_only_the_step_of_a_training_point_is_required():
-    point = TrainingPoint(step=3)
-    assert [name for name, value in point if value is not None] == ["step"]
-    assert TrainingCurve(system="tuned", points=[]).best_step is None
-
-
-def test_metrics_start_with_the_primary_one(full_data):
-    data = ReportData.model_validate(changed(full_data, ["primary_metric"], "mrr@10"))
-    assert data.metrics == ["mrr@10", "ndcg@10", "recall@100"]
-
-
-def test_label_of_a_system_and_of_a_stranger(full_data):
-    assert full_data.label("base") == "MiniLM, untrained"
-    assert full_data.label("stranger") == "stranger"
 
 
 def test_half_a_surrogate_pair_is_replaced(minimal_data):

@@ -6,7 +6,7 @@ import shlex
 import pytest
 
 from bixse.cli.flags import settings_from
-from bixse.cli.main import build_parser, main
+from bixse.cli.main import main, parse
 from bixse.data.trec import read_run
 from bixse.encoders.head import RelevanceHead
 from bixse.errors import OutputExistsError
@@ -108,9 +108,9 @@ def test_the_commands_it_prints_run(finished, capsys):
 def test_the_report_shows_the_command_that_made_it(finished):
     out, result, _, _ = finished
     words = shlex.split(result.report.facts["command"])
-    args = build_parser("quickstart").parse_args(words[1:])
-    assert (words[0], args.verb, args.out) == ("bixse", "quickstart", out)
-    assert settings_from(args, QuickstartConfig) == QuickstartConfig(fast=True)
+    name, verb, args = parse(words[1:])
+    assert (words[0], name, args.out) == ("bixse", "quickstart", str(out))
+    assert settings_from(args, verb.settings) == QuickstartConfig(fast=True)
 
 
 def test_the_report_opens_without_a_network(finished):

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -10,17 +9,12 @@ from bixse.data.collection_files import save_collection
 from bixse.data.graded_pairs import GradedPairs
 from bixse.data.pairs_files import save_graded_pairs
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from bixse.training.config import TrainConfig
-
 ACTIONS = ["copy", "move", "delete", "open", "read", "write", "sort", "join", "split", "replace"]
 THINGS = ["file", "folder", "path", "name", "text", "line"]
 
 
 @pytest.fixture(scope="session")
-def graded_collection() -> Collection:
+def graded_collection():
     """Documents about an action on a thing; the right one has grade 3, the same action on another thing grade 1."""
     corpus = {f"{a}-{t}": Document(f"{a} {t}", f"{a} a {t} in the tree") for a in ACTIONS for t in THINGS}
     rng = random.Random(0)
@@ -35,16 +29,14 @@ def graded_collection() -> Collection:
 
 
 @pytest.fixture(scope="session")
-def graded_pairs(graded_collection: Collection) -> GradedPairs:
+def graded_pairs(graded_collection):
     from bixse.relevance import GradeScale
 
     return GradedPairs.from_collection(graded_collection, "train", GradeScale(0, 3))
 
 
 @pytest.fixture(scope="session")
-def training_files(
-    tmp_path_factory: pytest.TempPathFactory, graded_collection: Collection, graded_pairs: GradedPairs
-) -> Path:
+def training_files(tmp_path_factory, graded_collection, graded_pairs):
     """A folder with pairs.jsonl and the collection."""
     folder = tmp_path_factory.mktemp("training-files")
     save_graded_pairs(graded_pairs, folder / "pairs.jsonl")
@@ -57,7 +49,7 @@ def run_config():
     """Makes the configuration of a run on the toy collection; keywords replace its settings."""
     from bixse.training.config import OptimizerConfig, TrainConfig
 
-    def make(training_files: Path, model: Path, **changes) -> TrainConfig:
+    def make(training_files, model, **changes):
         optimizer = {"epochs": 2, "batch_size": 8, "learning_rate": 1e-3, "documents_per_query": 3}
         settings = {
             "pairs": training_files / "pairs.jsonl",
@@ -73,6 +65,17 @@ def run_config():
 
 
 @pytest.fixture
+def train_toy(run_config, training_files, tiny_model_path, tmp_path):
+    """Trains on the toy collection into a folder of the test; keywords replace settings."""
+    from bixse.training.recipe import train
+
+    def run(out="out", model=tiny_model_path, **changes):
+        return train(run_config(training_files, model, **changes), tmp_path / out, progress=False)
+
+    return run
+
+
+@pytest.fixture
 def train_interrupted(monkeypatch):
     """Trains as `train` does, cut short after the third step as by Ctrl-C."""
     from bixse.errors import InterruptedRunError
@@ -85,7 +88,7 @@ def train_interrupted(monkeypatch):
         self.asked = self.asked or state.global_step == 3
         return ended(self, args, state, control, **named)
 
-    def cut(settings: TrainConfig, out: Path) -> None:
+    def cut(settings, out):
         with monkeypatch.context() as patch, pytest.raises(InterruptedRunError):
             patch.setattr(StopOnInterrupt, "on_step_end", interrupted)
             train(settings, out, progress=False)

@@ -19,7 +19,6 @@ from bixse.data.pydocs.load_pydocs import PYDOCS_SCALE, load_pydocs
 from bixse.encoders.loading.attention import sees_whole_text
 from bixse.encoders.loading.build import build_encoder, load_relevance_model
 from bixse.encoders.loading.precision import use_precision
-from bixse.errors import ConfigError
 from bixse.training.config import TrainConfig
 from bixse.training.recipe import train
 
@@ -102,10 +101,6 @@ class TestAdapters:
         for a, b in zip(models[0].parameters(), models[1].parameters(), strict=True):
             torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
         assert models[0].head.logit_bias == pytest.approx(models[1].head.logit_bias, abs=1e-5)
-
-    def test_an_unknown_key_says_the_closest(self, training_files, tiny_model_path):
-        with pytest.raises(ConfigError, match=r"did you mean 'lora\.rank'"):
-            TrainConfig.load(None, {"pairs": "p.csv", "lora.rnak": 8})
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,6 @@ from itertools import chain
 
 import numpy as np
 import pytest
-import torch
 
 from bixse.data.graded_pairs import GradedPairs
 from bixse.errors import InputError
@@ -26,7 +25,7 @@ def test_the_most_relevant_document_is_always_drawn_and_the_others_change_with_t
     assert len({ids[1] for ids in drawn}) > 1
 
 
-def same(one: DrawnGroup, other: DrawnGroup) -> bool:
+def same(one, other):
     return one.number == other.number and one.rows.tolist() == other.rows.tolist()
 
 
@@ -48,20 +47,20 @@ def test_every_group_comes_once_an_epoch(graded_pairs, batch_size):
     assert {epoch for epoch, _ in chain(*sampler)} == {1}
 
 
-def drawn(pairs: GradedPairs, *chosen: tuple[int, list[int]]) -> list[DrawnGroup]:
+def drawn(pairs, *chosen):
     """Groups with the rows of the table that stand in a batch; without any: all groups with all their rows."""
     if not chosen:
         return [GroupDataset(pairs)[0, number] for number in range(len(pairs.groups()))]
     return [DrawnGroup(number, np.array(rows)) for number, rows in chosen]
 
 
-def entries(batch) -> list[list[float]]:
+def entries(batch):
     """Known entries as sorted [row, column, relevance]."""
     parts = (batch["label"][name].tolist() for name in ("rows", "columns", "relevance"))
     return sorted(map(list, zip(*parts, strict=True)))
 
 
-def shared_pairs() -> GradedPairs:
+def shared_pairs():
     """Two queries that both judge document d; query b also judges e."""
     rows = [("a", "d", 1.0), ("b", "e", 0.5), ("b", "d", 0.25)]
     return GradedPairs.from_rows(
@@ -82,22 +81,7 @@ def test_a_known_grade_of_another_rows_document_fills_its_cell_unless_paper_is_a
     assert entries(batch) == expected
 
 
-def test_a_document_of_two_queries_is_one_column(tiny_model):
-    pairs = shared_pairs()
-    batch = GradedCollator(tiny_model.preprocess, pairs)(drawn(pairs))
-    assert batch["document_input_ids"].shape[0] == 2
-    assert batch["query_input_ids"].shape[0] == 2
-
-
-def test_prompts_are_put_before_their_own_column(tiny_model):
-    pairs = shared_pairs()
-    plain = GradedCollator(tiny_model.preprocess, pairs)(drawn(pairs))
-    prompted = GradedCollator(tiny_model.preprocess, pairs, prompts={"query": "find "})(drawn(pairs))
-    assert prompted["query_attention_mask"].sum() > plain["query_attention_mask"].sum()
-    assert torch.equal(prompted["document_input_ids"], plain["document_input_ids"])
-
-
-def pairs_of(*rows: tuple[str, str, str, str, float]) -> GradedPairs:
+def pairs_of(*rows):
     """Rows of query id, query, document id, document, relevance."""
     names = ("query_id", "query", "document_id", "document", "relevance")
     return GradedPairs.from_rows(dict(zip(names, row, strict=True)) for row in rows)

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -12,13 +11,13 @@ from bixse.training.config import OptimizerConfig, TrainConfig
 from bixse.training.loop.arguments import training_arguments
 
 
-def yaml_file(folder: Path, text: str) -> Path:
+def yaml_file(folder, text):
     path = folder / "run.yaml"
     path.write_text(text, encoding="utf-8")
     return path
 
 
-def errors(path: Path | None, overrides: dict[str, Any] | None = None) -> list[str]:
+def errors(path, overrides=None):
     with pytest.raises(ConfigError) as caught:
         TrainConfig.load(path, overrides or {})
     head, *lines = str(caught.value).splitlines()
@@ -27,7 +26,7 @@ def errors(path: Path | None, overrides: dict[str, Any] | None = None) -> list[s
     return lines
 
 
-def test_no_file(tmp_path: Path) -> None:
+def test_no_file(tmp_path):
     with pytest.raises(InputError, match=r"run\.yaml: got 'No such file or directory'"):
         TrainConfig.load(tmp_path / "run.yaml")
     with pytest.raises(InputError, match="Is a directory"):
@@ -35,7 +34,7 @@ def test_no_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "pairs", "- pairs", "pairs: [", "pairs: a: b", "1: 2"])
-def test_no_yaml_mapping(tmp_path: Path, text: str) -> None:
+def test_no_yaml_mapping(tmp_path, text):
     with pytest.raises(ConfigError, match="expected lines of the form `key: value`"):
         TrainConfig.load(yaml_file(tmp_path, text), {})
 
@@ -45,15 +44,13 @@ def test_no_yaml_mapping(tmp_path: Path, text: str) -> None:
     [
         ("pair: x", "pair", "did you mean 'pairs'?"),
         ("learning_rate: 1e-4", "learning_rate", "did you mean 'optimizer.learning_rate'?"),
-        ("epoch: 3", "epoch", "did you mean 'optimizer.epochs'?"),
         ("optimizer: {epoch: 3}", "optimizer.epoch", "did you mean 'optimizer.epochs'?"),
-        ("optimizer: {seed: 3}", "optimizer.seed", "did you mean 'seed'?"),
         ("optimiser: {epochs: 3}", "optimiser", "did you mean 'optimizer'?"),
         ("max-length: 64", "max-length", "did you mean 'max_length'?"),
         ("zzzz: 1", "zzzz", "known keys: pairs, task_shares,"),
     ],
 )
-def test_an_unknown_key_says_the_closest(tmp_path: Path, text: str, key: str, hint: str) -> None:
+def test_an_unknown_key_says_the_closest(tmp_path, text, key, hint):
     (line,) = errors(yaml_file(tmp_path, f"pairs: p.csv\n{text}\n"))
     assert line.startswith(f"  {key}: got an unknown key")
     assert hint in line
@@ -64,56 +61,35 @@ def test_an_unknown_key_says_the_closest(tmp_path: Path, text: str, key: str, hi
     [
         ("seed: many", "  seed: got 'many'; expected a valid integer"),
         ("seed: -1", "  seed: got -1; expected greater than or equal to 0"),
-        ("seed: 1.5", "  seed: got 1.5; expected a valid integer"),
         ("precision: half", "  precision: got 'half'; expected 'auto', 'float32' or 'bfloat16'"),
         ("bf16: true", "  bf16: got an unknown key; expected a known one; fix: write precision: bfloat16 for true"),
-        ("max_length: 3", "  max_length: got 3; expected greater than or equal to 4"),
-        ("dropout: 1.0", "  dropout: got 1.0; expected less than 1"),
         ("min_relevant_grade: .nan", "  min_relevant_grade: got nan; expected"),
-        ("min_relevant_grade: .inf", "  min_relevant_grade: got inf; expected a finite number"),
-        ("loss_options: 5", "  loss_options: got 5; expected a valid dictionary"),
         ("optimizer: 5", "  optimizer: got 5; expected a valid dictionary"),
         ("optimizer: {learning_rate: 0}", "  optimizer.learning_rate: got 0; expected greater than 0"),
-        ("optimizer: {learning_rate: .inf}", "  optimizer.learning_rate: got inf; expected a finite number"),
         ("optimizer: {epochs: null}", "  optimizer.epochs: got None; expected a valid integer"),
-        ("pooling: max", "  pooling: got 'max'; expected 'mean', 'cls' or 'cls-head'"),
         ("model: [a, b]", "  model: got ['a', 'b']; expected a valid string"),
-        (
-            "loss: bixes",
-            f"  loss: got 'bixes'; expected one of {', '.join(LOSSES)}; fix: did you mean 'bix",
-        ),
-        ("loss: zzz", f"  loss: got 'zzz'; expected one of {', '.join(LOSSES)}; fix: choose one of them"),
+        ("loss: bixes", f"  loss: got 'bixes'; expected one of {', '.join(LOSSES)}; fix: did you mean 'bix"),
     ],
 )
-def test_a_wrong_value(tmp_path: Path, text: str, start: str) -> None:
+def test_a_wrong_value(tmp_path, text, start):
     (line,) = errors(yaml_file(tmp_path, f"pairs: p.csv\n{text}\n"))
     assert line.startswith(start), line
 
 
-def test_all_faults_together(tmp_path: Path) -> None:
+def test_all_errors_together(tmp_path):
     lines = errors(yaml_file(tmp_path, "sed: 1\nmax_length: x\noptimizer: {epochs: 0, warm: 1}\nloss: no\n"))
-    assert [line.split(":")[0].strip() for line in lines] == [
-        "pairs",
-        "max_length",
-        "loss",
-        "optimizer.epochs",
-        "optimizer.warm",
-        "sed",
-    ]
+    keys = [line.split(":")[0].strip() for line in lines]
+    assert keys == ["pairs", "max_length", "loss", "optimizer.epochs", "optimizer.warm", "sed"]
     assert "set 'pairs' in the file or with its flag" in lines[0]
 
 
-def test_faults_of_flags_alone() -> None:
-    assert errors(None, {"optimizer.epochs": 0})[-1].startswith("  optimizer.epochs: got 0")
-
-
 @pytest.mark.parametrize("section", ["5", "null", "[1]"])
-def test_a_flag_below_a_key_that_is_no_section(tmp_path: Path, section: str) -> None:
+def test_a_flag_below_a_key_that_is_no_section(tmp_path, section):
     (line,) = errors(yaml_file(tmp_path, f"pairs: p.csv\noptimizer: {section}\n"), {"optimizer.epochs": 2})
     assert line.startswith("  optimizer: got ")
 
 
-def test_relative_paths_are_taken_from_the_folder_of_the_file(tmp_path: Path) -> None:
+def test_relative_paths_are_taken_from_the_folder_of_the_file(tmp_path):
     (tmp_path / "configs").mkdir()
     path = yaml_file(tmp_path / "configs", "pairs: ../data/p.csv\ndev: /absolute/dev\nmodel: some/model\n")
     config = TrainConfig.load(path)
@@ -123,19 +99,19 @@ def test_relative_paths_are_taken_from_the_folder_of_the_file(tmp_path: Path) ->
     assert TrainConfig.load(path, {"pairs": "here.csv"}).pairs == Path("here.csv")
 
 
-def test_flags_override_the_file_and_leave_the_rest(tmp_path: Path) -> None:
+def test_flags_override_the_file_and_leave_the_rest(tmp_path):
     path = yaml_file(tmp_path, "pairs: p.csv\nseed: 7\noptimizer:\n  epochs: 9\n  batch_size: 4\n")
     config = TrainConfig.load(path, {"optimizer.epochs": 1, "seed": 8})
     assert (config.seed, config.optimizer.epochs, config.optimizer.batch_size) == (8, 1, 4)
     assert TrainConfig.load(None, {"pairs": "p.csv", "optimizer.epochs": 1}).optimizer.epochs == 1
 
 
-def test_a_rate_written_as_people_write_it(tmp_path: Path) -> None:
+def test_a_rate_written_as_people_write_it(tmp_path):
     path = yaml_file(tmp_path, "pairs: p.csv\noptimizer: {learning_rate: 5e-5}\n")  # a text to YAML 1.1
     assert math.isclose(TrainConfig.load(path).optimizer.learning_rate, 5e-5)
 
 
-def test_a_configuration_is_frozen_and_survives_json() -> None:
+def test_a_configuration_is_frozen_and_survives_json():
     config = TrainConfig(pairs=Path("p.csv"), loss_options={"bias": -8.0})
     with pytest.raises(ValueError, match="frozen"):
         config.seed = 3
@@ -166,8 +142,3 @@ def test_a_tracker_that_is_not_installed_is_said_before_training(tmp_path):
     config = TrainConfig(pairs="p.csv", report_to=["mlflow"])
     with pytest.raises(InputError, match=r"report_to: got mlflow; .* pip install mlflow"):
         training_arguments(config, tmp_path, 5, None)
-
-
-def test_steps_instead_of_epochs(tmp_path):
-    config = TrainConfig(pairs="p.csv", optimizer=OptimizerConfig(steps=7))
-    assert training_arguments(config, tmp_path, 5, None).max_steps == 7

@@ -12,26 +12,24 @@ from bixse.encoders.loading.precision import make_weights_float32
 from bixse.errors import TrainingError
 from bixse.training.loop.divergence import check_learned, embedding_spreads
 from bixse.training.loop.trainer import GradedTrainer
-from bixse.training.recipe import train
 
 
-def settings(run_config, files, model, rate, **changes):
-    return run_config(files, model, dev=None, optimizer={"learning_rate": rate, "steps": 20}, **changes)
+def at_rate(rate):
+    return {"dev": None, "optimizer": {"learning_rate": rate, "steps": 20}}
 
 
 @pytest.mark.parametrize(("loss", "rate"), [("bixse", 100.0), ("infonce", 0.3), ("lambdaloss-v2", 0.3)])
-def test_a_collapsed_encoder_is_not_saved(run_config, training_files, tiny_model_path, tmp_path, loss, rate):
+def test_a_collapsed_encoder_is_not_saved(tmp_path, loss, rate, train_toy):
     """The loss alone does not tell: InfoNCE's is then near the logarithm of the number of documents, as at first."""
     with pytest.raises(TrainingError, match="diverged"):
-        train(settings(run_config, training_files, tiny_model_path, rate, loss=loss), tmp_path / "out", progress=False)
+        train_toy(**at_rate(rate), loss=loss)
     assert json.loads((tmp_path / "out" / "run.json").read_text())["status"] == "failed"
     assert not (tmp_path / "out" / "model").exists()
 
 
 @pytest.mark.parametrize("rate", [1e-5, 1e-2])
-def test_rates_that_train_pass(run_config, training_files, tiny_model_path, tmp_path, rate):
-    result = train(settings(run_config, training_files, tiny_model_path, rate), tmp_path / "out", progress=False)
-    assert result.model_path.is_dir()
+def test_rates_that_train_pass(rate, train_toy):
+    assert train_toy(**at_rate(rate)).model_path.is_dir()
 
 
 def test_the_command_says_so_and_says_it_again(training_files, tiny_model_path, tmp_path, capsys):
@@ -76,16 +74,14 @@ def test_what_has_not(before, after, losses, best):
 
 
 @pytest.mark.precision("bfloat16")
-def test_spreads_are_float32_after_training_in_bfloat16(
-    run_config, training_files, tiny_model_path, graded_pairs, tmp_path, monkeypatch
-):
+def test_spreads_are_float32_after_training_in_bfloat16(tiny_model_path, graded_pairs, monkeypatch, train_toy):
     """accelerate puts autocast into the model's forward and leaves it there."""
     ended = []
     ours = GradedTrainer.train
     monkeypatch.setattr(
         GradedTrainer, "train", lambda self, **kept: (ours(self, **kept), ended.append(self.loss.model))
     )
-    train(settings(run_config, training_files, tiny_model_path, 1e-3), tmp_path / "out", progress=False)
+    train_toy(**at_rate(1e-3))
     (model,) = ended
     forward = model.forward
     found = embedding_spreads(model, graded_pairs)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -15,20 +15,14 @@ from safetensors.torch import load_file
 from bixse.data.collection import Collection
 from bixse.data.collection_files import save_collection
 from bixse.encoders.head import RelevanceHead
-from bixse.encoders.interpolation import interpolate, trained_weights
 from bixse.encoders.loading.build import build_encoder, load_relevance_model
-from bixse.errors import ConfigError, InputError, InterruptedRunError, ModelError, OutputExistsError
-from bixse.training.config import MergeConfig, TrainConfig
-from bixse.training.dev_evaluation import dev_figures
+from bixse.errors import InputError, InterruptedRunError, ModelError, OutputExistsError
+from bixse.training.config import MergeConfig, MergeModelsConfig, TrainConfig
+from bixse.training.dev_evaluation import Split, dev_figures, load_watched
 from bixse.training.loop.callbacks import StopOnInterrupt
 from bixse.training.merging.merge import MergeResult, _choose
 from bixse.training.merging.merge_models import merge_models
-from bixse.training.merging.merge_settings import MergeModelsConfig
-from bixse.training.merging.watched import Split, load_watched
 from bixse.training.recipe import train
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 HALF = MergeConfig(weights=(0.5,))
 
@@ -37,7 +31,7 @@ def merged(models, out, **settings):
     return merge_models(MergeModelsConfig.load(None, {"models": [str(model) for model in models], **settings}), out)
 
 
-def weights(folder: Path) -> dict[str, torch.Tensor]:
+def weights(folder):
     return load_file(folder / "model.safetensors")
 
 
@@ -49,7 +43,7 @@ def assert_between(merged, base, tuned, share):
 
 
 @pytest.fixture(scope="module")
-def guarded_files(tmp_path_factory, training_files, graded_collection) -> Path:
+def guarded_files(tmp_path_factory, training_files, graded_collection):
     """The toy collection with its dev queries as dev and half of them, in other words, as guard."""
     dev = graded_collection.qrels["dev"]
     guard = {f"g-{query}": judged for query, judged in list(dev.items())[:5]}
@@ -65,43 +59,37 @@ def guarded_files(tmp_path_factory, training_files, graded_collection) -> Path:
 
 @pytest.fixture
 def guarded(run_config, guarded_files):
-    def make(model: Path, **changes) -> TrainConfig:
+    def make(model, **changes):
         settings = {"guard": guarded_files / "collection", "guard_split": "guard", **changes}
         return run_config(guarded_files, model, **settings)
 
     return make
 
 
-class TestRefused:
-    @pytest.mark.parametrize("weight", [-0.1, 1.1, float("nan")])
-    def test_a_weight_outside_0_and_1(self, tiny_model, weight):
-        own = trained_weights(tiny_model)
-        with pytest.raises(InputError):
-            interpolate(tiny_model, own, own, weight)
-        with pytest.raises(ValueError, match="weights"):
-            MergeConfig(weights=(weight,))
+@pytest.fixture
+def train_guarded(guarded, tiny_model_path, tmp_path):
+    return lambda out="out", **changes: train(guarded(tiny_model_path, **changes), tmp_path / out, progress=False)
 
-    def test_a_guard_without_a_relevant_document(self, guarded, tiny_model_path, graded_collection, tmp_path):
+
+class TestRefused:
+    def test_a_guard_without_a_relevant_document(self, graded_collection, tmp_path, train_guarded):
         judged = {"q0": dict.fromkeys(list(graded_collection.corpus)[:3], 0.0)}
         toy = Collection("empty", graded_collection.corpus, graded_collection.queries, {"test": judged})
         save_collection(toy, tmp_path / "empty")
         with pytest.raises(InputError, match="empty"):
-            train(
-                guarded(tiny_model_path, guard=tmp_path / "empty", guard_split="test"), tmp_path / "out", progress=False
-            )
+            train_guarded(guard=tmp_path / "empty", guard_split="test")
         assert not (tmp_path / "out").exists()
 
     def test_dev_queries_of_the_training_pairs_are_counted_and_refused_unless_allowed(
-        self, run_config, training_files, graded_collection, tiny_model_path, tmp_path
+        self, graded_collection, tmp_path, train_toy
     ):
         leaky = {**graded_collection.qrels["dev"], "q0": graded_collection.qrels["train"]["q0"]}
         toy = Collection("leaky", graded_collection.corpus, graded_collection.queries, {"dev": leaky})
         save_collection(toy, tmp_path / "leaky")
         settings = {"dev": tmp_path / "leaky", "merge": HALF, "optimizer": {"epochs": 1}}
         with pytest.raises(InputError, match=f"1 of {len(leaky)}"):
-            train(run_config(training_files, tiny_model_path, **settings), tmp_path / "out", progress=False)
-        allowed = run_config(training_files, tiny_model_path, **settings, allow_shared_queries=True)
-        result = train(allowed, tmp_path / "out", progress=False)
+            train_toy(**settings)
+        result = train_toy(**settings, allow_shared_queries=True)
         assert any(f"1 of {len(leaky)}" in warning for warning in result.warnings)
 
     def test_guard_needs_dev_and_a_split_for_each(self, tmp_path):
@@ -139,23 +127,11 @@ class TestRefused:
         with pytest.raises(OutputExistsError):
             merged(models, tmp_path / "out", weights=[0.25, 0.75])
 
-    @pytest.mark.parametrize("wrong", [{"candidates": [1.5]}, {"documents": 0}, {"guard_tolerance": -0.1}])
-    def test_settings_out_of_range(self, guarded_files, tiny_model_path, tmp_path, wrong):
-        with pytest.raises(InputError):
-            merged([tiny_model_path] * 2, tmp_path / "out", dev=guarded_files / "collection", **wrong)
-        assert not (tmp_path / "out").exists()
-
-    def test_adapters_that_do_not_start_at_zero_are_refused_before_training(
-        self, run_config, training_files, decoder_path, tmp_path
-    ):
+    def test_adapters_that_do_not_start_at_zero_are_refused_before_training(self, decoder_path, tmp_path, train_toy):
         lora = {"rank": 4, "options": {"init_lora_weights": False}}
         with pytest.raises(ModelError, match="lora_B"):
-            train(run_config(training_files, decoder_path("llama"), lora=lora), tmp_path / "out", progress=False)
+            train_toy(model=decoder_path("llama"), lora=lora)
         assert not (tmp_path / "out").exists()
-
-    def test_one_model(self, tiny_model_path, tmp_path):
-        with pytest.raises(InputError, match="2 items"):
-            merged([tiny_model_path], tmp_path / "out", weights=[1.0])
 
 
 class TestChoice:
@@ -178,28 +154,20 @@ class TestChoice:
 
 
 class TestTraining:
-    def test_the_saved_weights_are_the_formula_and_the_head_is_refitted(
-        self, run_config, training_files, tiny_model_path, tmp_path
-    ):
-        config = run_config(training_files, tiny_model_path, dev=None, dropout=0.0, merge=None)
-        tuned = train(config, tmp_path / "tuned", progress=False)
-        merged = train(config.model_copy(update={"merge": HALF}), tmp_path / "merged", progress=False)
+    def test_the_saved_weights_are_the_formula_and_the_head_is_refitted(self, tiny_model_path, train_toy):
+        tuned, merged = (train_toy(str(m), dev=None, dropout=0.0, merge=m) for m in (None, HALF))
         assert tuned.merge is None and merged.merge.weight == 0.5
         assert_between(weights(merged.model_path), weights(tiny_model_path), weights(tuned.model_path), 0.5)
         before, after = (RelevanceHead.load(found.model_path) for found in (tuned, merged))
         assert after.logit_scale != before.logit_scale
         assert after.trained_prior == pytest.approx(before.trained_prior, abs=0.01)
 
-    def test_the_refitted_head_has_the_least_loss_on_the_training_batches(
-        self, run_config, training_files, graded_pairs, tiny_model_path, tmp_path
-    ):
+    def test_the_refitted_head_has_the_least_loss_on_the_training_batches(self, graded_pairs, train_toy):
         """Against a naive sum over the entries of the batches, with scale and bias moved either way."""
         from bixse.training.loop.batch_plan import BatchPlan
         from bixse.training.loop.batches import GroupDataset
 
-        config = run_config(training_files, tiny_model_path, dev=None, merge=HALF)
-        path = train(config, tmp_path / "out", progress=False).model_path
-        model = load_relevance_model(path)
+        model = load_relevance_model(train_toy(dev=None, merge=HALF).model_path)
         dataset = GroupDataset(graded_pairs, 3, 0)
         cosines, targets = [], []
         for numbers in BatchPlan(graded_pairs, 8, 0):
@@ -217,7 +185,7 @@ class TestTraining:
             targets.append([known.get((group.query, d), 0.0) for group in groups for d in documents])
         cos, z = np.concatenate(cosines).astype(float), np.concatenate(targets)
 
-        def loss(scale: float, bias: float) -> float:
+        def loss(scale, bias):
             logits = scale * cos + bias
             return float(np.mean(np.logaddexp(0, logits) - z * logits))
 
@@ -225,9 +193,8 @@ class TestTraining:
         for scale, bias in ((1.1, 0), (0.9, 0), (1, 0.1), (1, -0.1)):
             assert loss(model.head.logit_scale * scale, model.head.logit_bias + bias) > least
 
-    def test_the_weight_is_chosen_on_dev_and_guard_and_said_everywhere(self, guarded, tiny_model_path, tmp_path):
-        config = guarded(tiny_model_path)
-        result = train(config, tmp_path / "out", progress=False)
+    def test_the_weight_is_chosen_on_dev_and_guard_and_said_everywhere(self, tmp_path, train_guarded):
+        result = train_guarded()
         found = result.merge
         assert [point.weight for point in found.points] == [step / 10 for step in range(11)]
         scores = {weight: {n: {"q": s} for n, s in p.scores.items()} for p in found.points for weight in [p.weight]}
@@ -243,28 +210,19 @@ class TestTraining:
         )
         card = (result.model_path / "README.md").read_text()
         assert all(line in card for line in found.lines())
-        assert train(config, tmp_path / "out", progress=False).merge == found
+        assert train_guarded().merge == found
 
-    def test_without_a_guard_it_is_said(self, run_config, training_files, tiny_model_path, tmp_path):
-        settings = {"merge": MergeConfig(weights=(0.5, 1.0)), "optimizer": {"epochs": 1}}
-        found = train(run_config(training_files, tiny_model_path, **settings), tmp_path / "out", progress=False).merge
-        assert not found.has_guard and any("guard" in line for line in found.lines())
-
-    def test_a_run_killed_before_it_was_merged_is_merged_the_same(
-        self, guarded, tiny_model_path, tmp_path, monkeypatch
-    ):
-        config = guarded(tiny_model_path)
-        whole = train(config, tmp_path / "whole", progress=False)
+    def test_a_run_killed_before_it_was_merged_is_merged_the_same(self, monkeypatch, train_guarded):
+        whole = train_guarded("whole")
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
             patch.setattr("bixse.training.recipe.merge", lambda *given: (_ for _ in ()).throw(KeyboardInterrupt))
-            train(config, tmp_path / "killed", progress=False)
-        again = train(config, tmp_path / "killed", progress=False)
+            train_guarded("killed")
+        again = train_guarded("killed")
         assert again.merge == whole.merge
         names = ("model.safetensors", "relevance_head.json")
         assert all((again.model_path / n).read_bytes() == (whole.model_path / n).read_bytes() for n in names)
 
-    def test_ctrl_c_during_the_last_step_ends_before_merging(self, guarded, tiny_model_path, tmp_path, monkeypatch):
-        config = guarded(tiny_model_path)
+    def test_ctrl_c_during_the_last_step_ends_before_merging(self, tmp_path, monkeypatch, train_guarded):
         ended = StopOnInterrupt.on_step_end
 
         def asked_at_the_end(self, args, state, control, **named):
@@ -273,21 +231,11 @@ class TestTraining:
 
         with monkeypatch.context() as patch, pytest.raises(InterruptedRunError):
             patch.setattr(StopOnInterrupt, "on_step_end", asked_at_the_end)
-            train(config, tmp_path / "out", progress=False)
+            train_guarded()
         assert json.loads((tmp_path / "out" / "run.json").read_text())["status"] == "interrupted"
-        assert train(config, tmp_path / "out", progress=False).merge is not None
+        assert train_guarded().merge is not None
 
-    def test_an_interrupted_run_merges_with_the_base_it_began_with(
-        self, guarded, tiny_model_path, tmp_path, train_interrupted
-    ):
-        config = guarded(tiny_model_path)
-        whole = train(config, tmp_path / "whole", progress=False)
-        train_interrupted(config, tmp_path / "cut")
-        again = train(config, tmp_path / "cut", progress=False)
-        assert weights(again.model_path).keys() == weights(whole.model_path).keys()
-        assert all(torch.equal(v, weights(whole.model_path)[n]) for n, v in weights(again.model_path).items())
-
-    def test_the_mean_of_the_best_checkpoints(self, run_config, training_files, tiny_model_path, tmp_path, monkeypatch):
+    def test_the_mean_of_the_best_checkpoints(self, tmp_path, monkeypatch, train_toy):
         """The soup itself, at w = 1, against the checkpoints as they lay on the disk."""
         from bixse.training import recipe
 
@@ -303,18 +251,25 @@ class TestTraining:
             return merge(model, base, tuned, *rest)
 
         monkeypatch.setattr(recipe, "merge", keep)
-        settings = {"merge": MergeConfig(weights=(1.0,), checkpoints=2), "optimizer": {"epochs": 4}}
-        result = train(run_config(training_files, tiny_model_path, **settings), tmp_path / "out", progress=False)
+        result = train_toy(merge=MergeConfig(weights=(1.0,), checkpoints=2), optimizer={"epochs": 4})
         assert len(kept) == 2
         assert_between(weights(result.model_path), kept[0], kept[1], 0.5)
+        assert (result.merge.checkpoints, result.warnings) == (2, [])
 
-    def test_adapters_are_scaled(self, run_config, training_files, decoder_path, tmp_path):
+    def test_fewer_checkpoints_than_asked_for_are_said(self, train_toy, tmp_path):
+        result = train_toy(merge=MergeConfig(weights=(1.0,), checkpoints=3), optimizer={"epochs": 2})
+        said = json.loads((tmp_path / "out" / "run.json").read_text())["results"]
+        assert (said["merge"]["checkpoints"], said["merge"]["checkpoints_wanted"]) == (2, 3)
+        assert said["warnings"] == result.warnings
+        assert any("2 checkpoints" in line and "3" in line for line in result.warnings)
+        assert not result.merge.has_guard and any("guard: none" in line for line in result.merge.lines())
+
+    def test_adapters_are_scaled(self, decoder_path, tmp_path, train_toy):
         """The whole model lies between base and tuned, and the adapters beside it give the same embeddings."""
         path = decoder_path("llama")
         settings = {"dev": None, "dropout": 0.0, "lora": {"rank": 4}, "optimizer": {"learning_rate": 1e-2, "epochs": 1}}
-        tuned = train(run_config(training_files, path, **settings, merge=None), tmp_path / "tuned", progress=False)
-        config = run_config(training_files, path, **settings, merge=HALF)
-        merged = train(config, tmp_path / "merged", progress=False)
+        tuned = train_toy("tuned", path, **settings, merge=None)
+        merged = train_toy("merged", path, **settings, merge=HALF)
         base = dict(build_encoder(path).named_parameters())
         ends = dict(build_encoder(tuned.model_path).named_parameters())
         for name, value in build_encoder(merged.model_path).named_parameters():
@@ -389,7 +344,7 @@ def test_a_sample_of_the_documents_holds_all_judged_ones(guarded_files):
     splits = [Split(guarded_files / "collection", split, role) for split, role in (("dev", "dev"), ("guard", "guard"))]
     (whole,), (few,) = load_watched(splits, None), load_watched(splits, 50)
     judged = {d for own in whole.sets for grades in own.qrels.values() for d in grades}
-    assert len(whole.documents) == whole.size == few.size
+    assert len(whole.documents) == len(whole.collection.corpus) == len(few.collection.corpus)
     assert judged <= few.documents.keys() and len(few.documents) == max(50, len(judged))
     assert load_watched(splits, 50)[0].documents == few.documents
 
@@ -402,7 +357,3 @@ def test_a_run_says_what_was_merged(guarded_files, tiny_model_path, tmp_path, ca
     assert main([*map(str, words), "--out", str(tmp_path / "out")]) == 0
     said = capsys.readouterr().out
     assert "merged weights" in said and "guard" in said
-    with pytest.raises(ConfigError):
-        from bixse.training.config import TrainConfig
-
-        TrainConfig.load(None, {"pairs": "p.jsonl", "merge": {"weight": 0.5}})

@@ -17,7 +17,7 @@ from bixse.training.loop.batches import COUNTS, DrawnGroup, GradedCollator, Grou
 SIZES = {"a": 37, "b": 10, "c": 64}
 
 
-def pairs_of_tasks(sizes=SIZES) -> GradedPairs:
+def pairs_of_tasks(sizes=SIZES):
     return GradedPairs.from_rows(
         {"query": f"{task} {number}", "document": f"the {'list ' * (number % 7)}{task} {number}",
          "relevance": 1.0, "task": task}

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -19,11 +18,6 @@ from bixse.data.pairs_files import save_graded_pairs
 from bixse.training.config import TrainConfig
 from bixse.training.recipe import train
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from torch import Tensor
-
 pytestmark = pytest.mark.precision("float32")
 TOLERANCE = 1e-4
 """Adam makes much of small gradients: what rounding adds in a dozen steps of rate 1e-3."""
@@ -32,7 +26,7 @@ SHARED_QUERIES = 45
 
 
 @pytest.fixture(scope="module")
-def tasks_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def tasks_file(tmp_path_factory):
     """Pairs of two tasks; documents are shared between queries, and the number a query has differs."""
     things = ["file", "folder", "path", "name", "text", "line"]
     rows = []
@@ -48,7 +42,7 @@ def tasks_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def settings_file(folder: Path, pairs: Path, model: Path, **changes) -> Path:
+def settings_file(folder, pairs, model, **changes):
     """The YAML of a run: 3 epochs of 3 + 4 batches of at most 8 queries."""
     optimizer = {"epochs": 2, "batch_size": 8, "learning_rate": 1e-3, "documents_per_query": 3}
     settings = {
@@ -79,28 +73,28 @@ CASES = {
 }
 
 
-def read(out: Path) -> tuple[dict[str, Tensor], list[dict]]:
+def read(out):
     """Weights and log of a run."""
     log = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
     return load_file(out / "model" / "model.safetensors"), [entry for entry in log if "loss" in entry]
 
 
 @pytest.fixture(scope="module")
-def configs(tiny_model_path, tasks_file, tmp_path_factory) -> dict[str, Path]:
+def configs(tiny_model_path, tasks_file, tmp_path_factory):
     """Settings of every case, each in a folder of its own."""
     folders = {name: tmp_path_factory.mktemp("case") for name in CASES}
     return {name: settings_file(folders[name], tasks_file, tiny_model_path, **CASES[name]) for name in CASES}
 
 
 @pytest.fixture(scope="module")
-def alone(configs) -> dict[str, Path]:
+def alone(configs):
     """Every case trained by one process."""
     for path in configs.values():
         train(TrainConfig.load(path), path.parent / "one", progress=False)
     return {name: path.parent / "one" for name, path in configs.items()}
 
 
-def train_all(processes: int, configs: dict[str, Path]) -> dict[str, Path]:
+def train_all(processes, configs):
     """Every case trained by several processes."""
     outs = {name: path.parent / f"of {processes}" for name, path in configs.items()}
     arguments = [part for name in configs for part in (configs[name], outs[name])]
@@ -110,12 +104,12 @@ def train_all(processes: int, configs: dict[str, Path]) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="module")
-def by_two(configs) -> dict[str, Path]:
+def by_two(configs):
     return train_all(2, configs)
 
 
 @pytest.fixture(scope="module")
-def by_four(configs) -> dict[str, Path]:
+def by_four(configs):
     return train_all(4, configs)
 
 
@@ -130,7 +124,7 @@ def test_four_processes_give_the_losses_and_weights_of_one(alone, by_four, name)
     compare(alone[name], by_four[name])
 
 
-def compare(one: Path, several: Path) -> None:
+def compare(one, several):
     (weights, log), (others, other_log) = read(one), read(several)
     assert [entry["step"] for entry in other_log] == [entry["step"] for entry in log]
     for mine, theirs in zip(log, other_log, strict=True):

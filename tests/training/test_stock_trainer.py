@@ -22,7 +22,6 @@ from bixse import (
     InfoNCELoss,
     SaveRelevanceHead,
     build_encoder,
-    load_graded_pairs,
     load_relevance_model,
     save_relevance_head,
 )
@@ -99,15 +98,6 @@ class TestHead:
         if isinstance(model, RelevanceModel):
             model.save_pretrained(str(tmp_path / "again"))
             assert scale_and_bias(tmp_path / "again") == own(loss)
-
-    def test_the_head_of_a_base_model_is_replaced(self, tiny_model_path, graded_pairs, tmp_path):
-        model = build_encoder(tiny_model_path, device="cpu")
-        model.head = RelevanceHead(20.0, -1.0)
-        loss = BiXSELoss(model)
-        trainer = stock(model, graded_pairs.to_dataset(), tmp_path, loss, SaveRelevanceHead(loss))
-        trainer.train()
-        trainer.save_model(str(tmp_path / "elsewhere"))
-        assert scale_and_bias(tmp_path / "elsewhere") == own(loss) == scale_and_bias(tmp_path / "checkpoint-4")
 
     def test_the_best_checkpoints_head_comes_with_its_weights(self, model, graded_pairs, tmp_path):
         class Scripted(BaseEvaluator):
@@ -194,12 +184,3 @@ class TestRefused:
         if isinstance(model, RelevanceModel):
             with pytest.raises(InputError, match=r"as a text; .*fix: .*label"):
                 stock(model, dataset, tmp_path, loss).train()
-
-
-def test_pairs_become_a_dataset_of_the_three_columns(training_files):
-    pairs = load_graded_pairs(training_files / "pairs.jsonl")
-    dataset = pairs.to_dataset()
-    assert dataset.column_names == ["query", "document", "label"]
-    assert dataset["query"][:] == list(pairs.queries)
-    assert dataset["document"][:] == list(pairs.documents)
-    assert dataset["label"][:] == pairs.relevance.tolist()

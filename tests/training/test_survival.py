@@ -7,7 +7,6 @@ import json
 import random
 import signal
 import time
-from typing import TYPE_CHECKING
 
 import pytest
 import yaml
@@ -18,15 +17,11 @@ from bixse.training.config import TrainConfig
 from bixse.training.loop.trainer import GradedTrainer
 from bixse.training.recipe import train
 
-if TYPE_CHECKING:
-    import subprocess
-    from pathlib import Path
-
 LEARNING = {"epochs": 4, "batch_size": 6, "learning_rate": 1e-3, "documents_per_query": 3}
 
 
 @pytest.fixture
-def config(training_files, tiny_model_path, tmp_path) -> Path:
+def config(training_files, tiny_model_path, tmp_path):
     """Twenty steps with a checkpoint after each."""
     settings = {
         "pairs": str(training_files / "pairs.jsonl"),
@@ -40,14 +35,14 @@ def config(training_files, tiny_model_path, tmp_path) -> Path:
     return path
 
 
-def outcome(out: Path) -> tuple[bytes, list[dict]]:
+def outcome(out):
     """Weights, and the log without what depends on the clock."""
     log = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
     entries = [{k: v for k, v in e.items() if not k.endswith("_second")} for e in log if "loss" in e]
     return (out / "model" / "model.safetensors").read_bytes(), entries
 
 
-def wait_for_checkpoint(out: Path, step: int, process: subprocess.Popen, seconds: float = 120) -> None:
+def wait_for_checkpoint(out, step, process, seconds=120):
     """Return when its folder is there, written to its end or not, or the process has ended."""
     ends = time.monotonic() + seconds
     while not (out / "checkpoints" / f"checkpoint-{step}").exists() and process.poll() is None:
@@ -102,7 +97,7 @@ def test_processes_with_different_settings_are_told_apart_before_anything_is_wri
     assert not (tmp_path / "out").exists()
 
 
-def test_a_fault_of_one_process_ends_all_with_its_message(config, tmp_path):
+def test_an_error_of_one_process_ends_all_with_its_message(config, tmp_path):
     missing = tmp_path / "none.jsonl"
     ended = finish(start(2, "train", "--config", config, "--out", tmp_path / "o", each={1: ["--pairs", str(missing)]}))
     assert [code for code, *_ in ended] == [2, 2]
@@ -124,7 +119,14 @@ def test_the_signal_that_ends_cluster_jobs_stops_all_processes_after_one_step(co
     assert steps == list(range(1, 21))
 
 
-def test_a_fault_that_only_one_process_sees_is_told_by_it(config, tmp_path):
+def test_other_verbs_refuse_to_be_started_several_times():
+    (code, _, said), (other, *silent) = finish(start(2, "doctor"))
+    assert code == other == 2
+    assert "bixse doctor: got 2 processes; expected one" in said
+    assert silent == ["", ""]
+
+
+def test_an_error_that_only_one_process_sees_is_told_by_it(config, tmp_path):
     """As when one graphics card runs out of memory: without its message nobody knows why the others lost it."""
     script = """
 import os, sys
@@ -143,10 +145,3 @@ sys.exit(main(sys.argv[1:]))
     assert "error: process 1: unexpected RuntimeError: the real cause" in second[2]
     assert "another process ended" in first[2]
     assert "fault of bixse" not in first[2]
-
-
-def test_other_verbs_refuse_to_be_started_several_times():
-    (code, _, said), (other, *silent) = finish(start(2, "doctor"))
-    assert code == other == 2
-    assert "bixse doctor: got 2 processes; expected one" in said
-    assert silent == ["", ""]

@@ -11,7 +11,7 @@ from bixse.data.graded_pairs import GradedPairs
 from bixse.data.pairs_files import save_graded_pairs
 from bixse.encoders.encode import encode_texts
 from bixse.encoders.loading.build import build_encoder
-from bixse.errors import ConfigError, InputError
+from bixse.errors import InputError
 from bixse.evaluation.evaluate import evaluate
 from bixse.evaluation.systems import EncoderSystem
 from bixse.evaluation.tasks import collection_task
@@ -67,17 +67,6 @@ def test_dev_queries_without_instruction(files, training_files, tiny_model_path)
     (files / "table.toml").write_text(table, encoding="utf-8")
     with pytest.raises(InputError, match="got no task; expected one of twins, toy"):
         train(settings_of(files, training_files, tiny_model_path), files / "out", progress=False)
-
-
-def test_the_order_of_the_files_does_not_matter(files, training_files, tiny_model_path):
-    for name, pairs in (("a", ["toy.jsonl", "twins.csv"]), ("b", ["twins.csv", "toy.jsonl"])):
-        train(settings_of(files, training_files, tiny_model_path, pairs=pairs, dev=None), files / name, progress=False)
-    assert (files / "a/model/model.safetensors").read_bytes() == (files / "b/model/model.safetensors").read_bytes()
-
-
-def test_a_dev_task_without_dev(files, training_files, tiny_model_path):
-    with pytest.raises(ConfigError, match="dev_task without dev"):
-        settings_of(files, training_files, tiny_model_path, dev=None, dev_task="twins")
 
 
 def test_two_files_of_one_name(files, training_files, tiny_model_path):

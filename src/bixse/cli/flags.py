@@ -20,29 +20,29 @@ METAVARS = {int: "N", float: "X", str: "NAME", Path: "PATH"}
 
 
 def add_settings(parser: argparse.ArgumentParser, kind: type[Settings]) -> None:
-    """One flag per setting, and `--config FILE` for a YAML file of them; flags override the file.
+    """One flag per setting.
 
     The settings of a section are named `--section.setting`, or `--setting` where the section is flat. A section that
     may be null has a switch of its own name. A mapping is set by words such as NAME=SHARE where its `Flag` has a
-    metavar, for a validator of the settings to read; else in YAML and Python alone.
+    metavar, for a validator of the settings to read; else in YAML and Python alone. Settings without a flag name are
+    optional for argparse and may stand anywhere (`parse_intermixed_args`); what is missing, validation says.
 
     Args:
         parser: the verb's parser.
-        kind: the verb's settings.
+        kind: the settings.
     """
-    parser.add_argument("--config", type=Path, metavar="FILE", help="YAML file of these settings; flags override it")
     _add(parser, parser, kind, "", "--")
 
 
-def settings_from(args: argparse.Namespace, kind: type[Kind]) -> Kind:
-    """The settings that the flags and the file of `--config` give; the word null is no value.
+def settings_from(args: argparse.Namespace, kind: type[Kind], file: Path | None = None) -> Kind:
+    """The settings that the flags give, on top of those of a YAML file; the word null is no value.
 
     Raises:
         InputError: the file cannot be read.
         ConfigError: unknown keys or values outside their range, all together.
     """
     given = {key: getattr(args, key) for key in known_keys(kind) if hasattr(args, key)}
-    return kind.load(args.config, {key: None if value == "null" else value for key, value in given.items()})
+    return kind.load(file, {key: None if value == "null" else value for key, value in given.items()})
 
 
 def _add(parser: argparse.ArgumentParser, into: Any, kind: type[Settings], keys: str, words: str) -> None:

@@ -16,7 +16,7 @@ from bixse.data.trec import read_qrels, write_qrels
 from bixse.errors import InputError, InvalidFileError, shorten
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterator, Mapping
+    from collections.abc import Container, Iterator, Mapping, Sequence
 
     from bixse.relevance import Qrels
 
@@ -60,21 +60,16 @@ def load_collection(
     folder = Path(folder)
     corpus = load_corpus(folder)
     queries = read_queries(folder / "queries.jsonl")
-    available = {path.stem: path for path in sorted((folder / "qrels").glob("*.tsv"))}
     qrels: dict[str, Qrels] = {}
     missing: dict[str, int] = {}
-    for split in splits if splits is not None else available:
-        if split not in available:
-            raise InputError(
-                f"{folder / 'qrels'}: got split {split!r}; expected one of {sorted(available) or 'qrels/<split>.tsv'}; "
-                "fix: name a split that has a qrels file"
-            )
-        judged = read_qrels(available[split])
+    for split in splits if splits is not None else _splits(folder):
+        path = judgements_of(folder, split)
+        judged = read_qrels(path)
         absent = {document_id for own in judged.values() for document_id in own if document_id not in corpus}
         if missing_documents == "drop":
             judged, missing[split] = drop_missing(judged, absent)
             absent = set()
-        check_qrels(available[split], judged, queries, absent)
+        check_qrels(path, judged, queries, absent)
         qrels[split] = judged
     return Collection(folder.resolve().name, corpus, queries, qrels, missing)
 
@@ -82,6 +77,21 @@ def load_collection(
 def files_of_split(split: str) -> tuple[str, ...]:
     """The files of a collection folder that one split needs, as paths below the folder."""
     return "corpus.jsonl", "queries.jsonl", f"qrels/{split}.tsv"
+
+
+def judgements_of(folder: Path, split: str) -> Path:
+    """The qrels file of a split of a collection folder.
+
+    Raises:
+        InputError: there is no such folder or split.
+    """
+    _check_folder(folder)
+    if split not in _splits(folder):
+        raise InputError(
+            f"{folder / 'qrels'}: got split {split!r}; expected one of {_splits(folder) or 'qrels/<split>.tsv'}; "
+            "fix: name a split that has a qrels file"
+        )
+    return folder / "qrels" / f"{split}.tsv"
 
 
 def load_corpus(folder: str | Path) -> dict[str, Document]:
@@ -92,11 +102,7 @@ def load_corpus(folder: str | Path) -> dict[str, Document]:
         InvalidFileError: every error of the file together.
     """
     folder = Path(folder)
-    if not folder.is_dir():
-        raise InputError(
-            f"{folder}: got {'a file' if folder.exists() else 'no such folder'}; expected a collection folder with "
-            "corpus.jsonl, queries.jsonl and qrels/<split>.tsv; fix: check the path"
-        )
+    _check_folder(folder)
     return read_corpus(folder / "corpus.jsonl")
 
 
@@ -142,7 +148,6 @@ class CorpusCheck:
     """What one reading of a corpus found: ids and exceptions alone."""
 
     count: int = 0
-    """Documents."""
     empty: list[str] = field(default_factory=list)
     """Ids of the documents without title and text."""
     named_as_queries: dict[str, Document] = field(default_factory=dict)
@@ -152,11 +157,7 @@ class CorpusCheck:
 
 
 def check_corpus(path: Path, qrels: Qrels) -> CorpusCheck:
-    """Read a corpus of any size once.
-
-    Args:
-        path: file of documents.
-        qrels: judgements whose documents are looked for.
+    """Read a corpus of any size once, and look for the documents that are judged.
 
     Raises:
         InputError: the file is missing, or no document has a title or a text.
@@ -188,27 +189,15 @@ def save_collection(collection: Collection, folder: str | Path) -> None:
         StorageError: the disk is full or the folder cannot be written.
     """
     folder = Path(folder)
-    documents = list(collection.corpus.values())
-    corpus = {
-        "_id": list(collection.corpus),
-        "title": [document.title for document in documents],
-        "text": [document.text for document in documents],
-    }
-    write_rows(_table(corpus), folder / "corpus.jsonl")
-    queries = {"_id": list(collection.queries), "text": list(collection.queries.values())}
-    write_rows(_table(queries), folder / "queries.jsonl")
+    documents = [(name, *document) for name, document in collection.corpus.items()]
+    write_rows(_table(("_id", "title", "text"), documents), folder / "corpus.jsonl")
+    write_rows(_table(("_id", "text"), list(collection.queries.items())), folder / "queries.jsonl")
     for split, qrels in collection.qrels.items():
         write_qrels(folder / "qrels" / f"{split}.tsv", qrels)
 
 
 def check_qrels(path: Path, qrels: Qrels, queries: Mapping[str, str], missing: Container[str]) -> None:
-    """Refuse judgements with ids that the collection lacks, or without a relevant document.
-
-    Args:
-        path: the file of judgements, for messages.
-        qrels: its judgements.
-        queries: query id -> text.
-        missing: judged documents that the corpus lacks.
+    """Refuse the judgements of a file with ids that the collection lacks, or without a relevant document.
 
     Raises:
         InvalidFileError: every id that is missing.
@@ -232,6 +221,18 @@ def check_qrels(path: Path, qrels: Qrels, queries: Mapping[str, str], missing: C
         )
 
 
+def _check_folder(folder: Path) -> None:
+    if not folder.is_dir():
+        raise InputError(
+            f"{folder}: got {'a file' if folder.exists() else 'no such folder'}; expected a collection folder with "
+            "corpus.jsonl, queries.jsonl and qrels/<split>.tsv; fix: check the path"
+        )
+
+
+def _splits(folder: Path) -> list[str]:
+    return sorted(path.stem for path in (folder / "qrels").glob("*.tsv"))
+
+
 def _refuse_all_empty(path: Path, count: int, empty: int) -> None:
     if count == empty:
         raise InputError(
@@ -239,5 +240,6 @@ def _refuse_all_empty(path: Path, count: int, empty: int) -> None:
         )
 
 
-def _table(columns: Mapping[str, list[str]]) -> pa.Table:
-    return pa.table(columns, schema=pa.schema({name: pa.string() for name in columns}))
+def _table(names: Sequence[str], rows: Sequence[Sequence[str]]) -> pa.Table:
+    columns = zip(*rows, strict=True) if rows else [[] for _ in names]
+    return pa.table([pa.array(column, pa.string()) for column in columns], names)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from bixse.data.transforms.pair_columns import normal_form
+from bixse.data.transforms import normal_form
 from bixse.relevance import MIN_RELEVANT_GRADE
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def warn_of_collection(
 
     Args:
         corpus: what was found in the corpus.
-        missing: judgements left out since the corpus lacks their document.
+        missing: judgements of the split that were left out since the corpus lacks their document.
         split: name of the judgements.
         queries: the judged queries.
         qrels: the judgements that are scored against.
@@ -49,10 +49,6 @@ def warn_of_empty(empty: Sequence[str], count: int) -> list[str]:
     Published collections hold some, even judged ones (Cranfield two of 1,400). They are kept: without them the figures
     would be those of another collection.
 
-    Args:
-        empty: ids of the documents without title and text.
-        count: documents of the corpus.
-
     Example:
         >>> warn_of_empty(["d2"], 2)
         ["1 of 2 documents has neither title nor text ('d2'): it is kept as it is"]
@@ -64,17 +60,7 @@ def warn_of_empty(empty: Sequence[str], count: int) -> list[str]:
 
 
 def warn_of_missing(missing: int, qrels: Qrels, split: str) -> list[str]:
-    """One line that counts the judgements left out since the corpus lacks their document, or none.
-
-    Args:
-        missing: judgements left out, see `Collection.missing`.
-        qrels: those that were kept.
-        split: their name.
-
-    Example:
-        >>> warn_of_missing(0, {"q": {"d": 1}}, "test")
-        []
-    """
+    """One line that counts the judgements left out beside `qrels` since the corpus lacks their document, or none."""
     if not missing:
         return []
     total = missing + sum(map(len, qrels.values()))

@@ -16,7 +16,15 @@ import pyarrow.compute as pc
 from bixse.data.columns import Column, numbered, numbered_texts
 from bixse.data.io.arrow import ROWS_PER_BLOCK, Spool, spool
 from bixse.data.pair_schema import OPTIONAL_COLUMNS as OPTIONAL_COLUMNS
-from bixse.data.pair_schema import REQUIRED_COLUMNS, SCHEMA, checked, checked_batches, without_empty_columns
+from bixse.data.pair_schema import (
+    REQUIRED_COLUMNS,
+    SCHEMA,
+    checked,
+    checked_batches,
+    needs_ids,
+    with_ids,
+    without_empty_columns,
+)
 from bixse.data.pair_schema import text_id as text_id
 from bixse.errors import InputError
 
@@ -118,13 +126,19 @@ class GradedPairs:
             ['shutil.copy']
         """
         if isinstance(source, pa.Table):
-            return cls(Spool(checked(without_empty_columns(source))))
-        batches = checked_batches(source)
-        first = next(batches, None)
-        if first is None:
-            return cls(Spool(pa.schema([SCHEMA.field(name) for name in REQUIRED_COLUMNS]).empty_table()))
-        spooled = spool(chain([first], batches), first.schema)
-        return cls(Spool(without_empty_columns(spooled.table), spooled.mapping))
+            spooled = Spool(checked(without_empty_columns(source)))
+        else:
+            batches = checked_batches(source)
+            first = next(batches, None)
+            if first is None:
+                return cls(Spool(pa.schema([SCHEMA.field(name) for name in REQUIRED_COLUMNS]).empty_table()))
+            spooled = spool(chain([first], batches), first.schema)
+            spooled = Spool(without_empty_columns(spooled.table), spooled.mapping)
+        if needs_ids(spooled.table):
+            blocks = spooled.table.to_batches(ROWS_PER_BLOCK)
+            filled = (with_ids(pa.Table.from_batches([block])).combine_chunks().to_batches() for block in blocks)
+            spooled = spool(chain.from_iterable(filled), spooled.table.schema)
+        return cls(spooled)
 
     @classmethod
     def from_rows(cls, rows: Iterable[Mapping[str, Any]]) -> GradedPairs:

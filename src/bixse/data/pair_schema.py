@@ -53,7 +53,7 @@ def checked_batches(source: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch
 
 
 def checked(table: pa.Table, rows_before: int = 0) -> pa.Table:
-    """The columns of `SCHEMA` that a table has, in its types; ids are given to rows without one.
+    """The columns of `SCHEMA` that a table has, in its types.
 
     Args:
         table: from outside.
@@ -82,12 +82,10 @@ def checked(table: pa.Table, rows_before: int = 0) -> pa.Table:
                 "fix: convert the column"
             ) from error
     for kind in ("query", "document"):
-        texts, identifier = columns[kind], f"{kind}_id"
+        texts = columns[kind]
         if texts.null_count:
             row = rows_before + int(np.flatnonzero(texts.is_null().to_numpy())[0]) + 1
             raise InputError(f"graded pairs: row {row}: got no {kind}; expected a text; fix: drop the row")
-        if identifier in columns:
-            columns[identifier] = _filled(columns[identifier], texts)
     relevance = columns["relevance"].to_numpy()
     invalid = np.flatnonzero(~((relevance >= 0) & (relevance <= 1)))
     if len(invalid):
@@ -98,12 +96,22 @@ def checked(table: pa.Table, rows_before: int = 0) -> pa.Table:
     return pa.table(columns)
 
 
-def _filled(ids: pa.ChunkedArray, texts: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Ids where they are given, ids of the texts elsewhere."""
-    if not ids.null_count and not pc.any(pc.equal(ids, "")).as_py():
-        return ids
-    filled = [own or text_id(text) for own, text in zip(ids.to_pylist(), texts.to_pylist(), strict=True)]
-    return pa.chunked_array([filled], ids.type)
+def needs_ids(table: pa.Table) -> bool:
+    """Whether some rows have ids and some have none."""
+    return any(
+        name in table.column_names and (table[name].null_count or pc.any(pc.equal(table[name], "")).as_py())
+        for name in ("query_id", "document_id")
+    )
+
+
+def with_ids(table: pa.Table) -> pa.Table:
+    """The columns of ids that a table has, with ids of the texts where there is none."""
+    for kind in ("query", "document"):
+        if f"{kind}_id" in table.column_names:
+            at, texts = table.column_names.index(f"{kind}_id"), table[kind].to_pylist()
+            ids = [own or text_id(text) for own, text in zip(table[at].to_pylist(), texts, strict=True)]
+            table = table.set_column(at, table.field(at), pa.chunked_array([ids], table.field(at).type))
+    return table
 
 
 def without_empty_columns(table: pa.Table) -> pa.Table:

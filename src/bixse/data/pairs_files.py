@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from bixse.data.columns import numbered, numbered_texts
 from bixse.data.graded_pairs import GradedPairs, Pair
+from bixse.data.pair_schema import SCHEMA
 from bixse.data.row_files.read import checked_format, read_blocks, stem_of
 from bixse.data.row_files.values import FileColumn
 from bixse.data.row_files.write import write_rows
@@ -39,7 +40,6 @@ GRADED_COLUMNS = (
     FileColumn("judge", needed=False),
 )
 """Columns of graded pairs; others are ignored."""
-_TYPES = {"relevance": pa.float64(), "grade": pa.float64(), "grade_probs": pa.list_(pa.float64())}
 
 
 def load_graded_pairs(path: str | Path) -> GradedPairs:
@@ -116,26 +116,10 @@ def save_graded_pairs(pairs: GradedPairs, path: str | Path) -> None:
     write_rows(pairs.to_arrow(), path)
 
 
-class _IdsAppearError(Exception):
-    """A column of ids that the rows before did not fill."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-
 def _load(path: Path, columns: Sequence[FileColumn]) -> GradedPairs:
-    """The pairs of a file, checked row by row and against each other; each pair of a task once.
-
-    Texts without ids are told apart by their own hash: ids are made where some rows have them, or on demand.
-    """
-    with_ids: set[str] = set()
-    while True:
-        errors, rows = InvalidFileError(path), array("q")
-        try:
-            pairs = GradedPairs.from_arrow(_batches(path, columns, with_ids, errors, rows))
-            break
-        except _IdsAppearError as found:
-            with_ids.add(found.name)
+    """The pairs of a file, checked row by row and against each other; each pair of a task once."""
+    errors, rows = InvalidFileError(path), array("q")
+    pairs = GradedPairs.from_arrow(_batches(path, columns, errors, rows))
     numbers = {"query": pairs.query_numbers, "document": pairs.document_numbers}
     for kind, texts in numbers.items():
         if f"{kind}_id" in pairs.table.column_names:
@@ -147,18 +131,14 @@ def _load(path: Path, columns: Sequence[FileColumn]) -> GradedPairs:
 
 
 def _batches(
-    path: Path, columns: Sequence[FileColumn], with_ids: set[str], errors: InvalidFileError, rows: array[int]
+    path: Path, columns: Sequence[FileColumn], errors: InvalidFileError, rows: array[int]
 ) -> Iterator[pa.RecordBatch]:
     """The checked rows of a file; pairs without a grade get relevance 0."""
-    left_out = {"query_id", "document_id"} - with_ids
-    names = [column.name for column in columns if column.name not in left_out]
-    schema = pa.schema({name: _TYPES.get(name, pa.large_string()) for name in dict.fromkeys([*names, "relevance"])})
+    names = dict.fromkeys([*(column.name for column in columns), "relevance"])
+    schema = pa.schema([SCHEMA.field(name) for name in names])
     for block in read_blocks(path, columns, errors):
-        for name in left_out:
-            if any(block.columns[name]):
-                raise _IdsAppearError(name)
         rows.extend(block.rows)
-        yield pa.record_batch([block.columns.get(name, [0.0] * len(block)) for name in schema.names], schema)
+        yield pa.record_batch([block.columns.get(name, [0.0] * len(block)) for name in names], schema)
 
 
 def _check_texts(

@@ -34,9 +34,7 @@ class RunRecord:
     """The record of one run in its output folder."""
 
     folder: Path
-    """The output folder."""
     command: str
-    """The verb: train, evaluate, ..."""
     config: Mapping[str, Any]
     """Every setting, defaults resolved."""
     inputs: Mapping[str, str]
@@ -44,7 +42,6 @@ class RunRecord:
     paths: Collection[str] = ()
     """Settings that only say where an input lies: kept in the record, no part of what makes two runs the same."""
     status: Status = "running"
-    """How far it came."""
     timings: dict[str, float] = field(default_factory=dict)
     """Stage -> seconds of wall time."""
     results: dict[str, Any] = field(default_factory=dict)
@@ -65,28 +62,19 @@ class RunRecord:
             StorageError: the folder cannot be written.
         """
         self.status = status or self.status
-        write_atomically(
-            self.folder / RUN_FILE,
-            json.dumps(
-                _plain(
-                    {
-                        "command": self.command,
-                        "status": self.status,
-                        "started": self.started,
-                        "written": datetime.now(UTC).isoformat(timespec="seconds"),
-                        "fingerprint": self.fingerprint,
-                        "config": self.config,
-                        "inputs": self.inputs,
-                        "results": self.results,
-                        "timings": {name: round(seconds, 2) for name, seconds in self.timings.items()},
-                        "versions": _versions(),
-                    }
-                ),
-                indent=2,
-                allow_nan=False,
-            )
-            + "\n",
-        )
+        content = {
+            "command": self.command,
+            "status": self.status,
+            "started": self.started,
+            "written": datetime.now(UTC).isoformat(timespec="seconds"),
+            "fingerprint": self.fingerprint,
+            "config": self.config,
+            "inputs": self.inputs,
+            "results": self.results,
+            "timings": {name: round(seconds, 2) for name, seconds in self.timings.items()},
+            "versions": _versions(),
+        }
+        write_atomically(self.folder / RUN_FILE, json.dumps(_plain(content), indent=2, allow_nan=False) + "\n")
 
 
 def open_run(
@@ -102,8 +90,7 @@ def open_run(
         command: the verb.
         config: every setting, defaults resolved. 1 and 1.0 are the same.
         inputs: input name -> hash of its content.
-        paths: names of settings that are paths of what `inputs` holds the hashes of. They are recorded and do not
-            count: the same files in another place, or named from another working directory, are the same run.
+        paths: names of settings that are paths of what `inputs` holds the hashes of; they do not count.
 
     Returns:
         A record whose status is "running" (new or to continue) or "finished" (the same run is done; reuse it).
@@ -194,12 +181,7 @@ def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _plain(value: Any, whole: bool = False) -> Any:
-    """A value as JSON can hold it: null for NaN and infinity, text for a path.
-
-    Args:
-        value: any value.
-        whole: write 1.0 as 1, so that both compare alike.
-    """
+    """A value as JSON can hold it: null for NaN and infinity, text for a path; `whole` writes 1.0 as 1."""
     if isinstance(value, Mapping):
         return {str(name): _plain(entry, whole) for name, entry in value.items()}
     if isinstance(value, (list, tuple)):

@@ -102,12 +102,7 @@ class Instructions(BaseModel):
         return len(self.of(task).instructions)
 
     def prompt(self, task: str | None, kind: Literal["query", "document"], choice: int = 0) -> str:
-        """What stands before a text; empty for the documents of a task that is not symmetric.
-
-        Args:
-            task: name of the task, or None.
-            kind: what the text is.
-            choice: which of the task's instructions, from 0.
+        """What stands before a text, by the task's instruction number `choice`; empty for documents unless symmetric.
 
         Raises:
             InputError: there is no instruction for the task.

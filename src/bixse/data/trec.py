@@ -145,13 +145,8 @@ def read_qrels(path: str | Path) -> dict[str, dict[str, float]]:
     path = Path(path)
     errors = InvalidFileError(path)
     qrels: dict[str, dict[str, float]] = {}
-    first_rows: dict[tuple[str, str], int] = {}
-    for number, query_id, document_id, grade in qrels_rows(path, errors):
-        known = qrels.setdefault(query_id, {}).setdefault(document_id, grade)
-        first = first_rows.setdefault((query_id, document_id), number)
-        if known != grade:
-            got = f"{grade:g} where row {first} has {known:g} for query {query_id!r}, document {document_id!r}"
-            errors.add(number, "score", got, "one grade per pair", "keep one of the two rows")
+    for _, query_id, document_id, grade in qrels_rows(path, errors):
+        qrels.setdefault(query_id, {})[document_id] = grade
     errors.raise_any()
     return qrels
 
@@ -168,6 +163,7 @@ def qrels_rows(path: Path, errors: InvalidFileError) -> Iterator[tuple[int, str,
         InvalidFileError: its first line is of neither format.
     """
     is_beir: bool | None = None
+    first: dict[tuple[str, str], tuple[int, float]] = {}
     count = 0
     for number, line, _ in text_lines(path, errors):
         if is_beir is None:
@@ -191,8 +187,15 @@ def qrels_rows(path: Path, errors: InvalidFileError) -> Iterator[tuple[int, str,
                 found.append(column.read(value))
             except InvalidValueError as error:
                 errors.add(row, column.name, error.got, error.expected, error.fix)
-        if len(found) == len(_QRELS_COLUMNS):
-            yield row, *found
+        if len(found) < len(_QRELS_COLUMNS):
+            continue
+        query_id, document_id, grade = found
+        before, known = first.setdefault((query_id, document_id), (row, grade))
+        if known != grade:
+            got = f"{grade:g} where row {before} has {known:g} for query {query_id!r}, document {document_id!r}"
+            errors.add(row, "score", got, "one grade per pair", "keep one of the two rows")
+            continue
+        yield row, query_id, document_id, grade
     if not count and not errors.total:
         raise _nothing(path, "judgement")
 

@@ -78,12 +78,8 @@ def passes_by_length(mask: Tensor, mini_batch_size: int = 32) -> tuple[Tensor, l
     least sum over all cuts of the sorted texts is found exactly, by dynamic programming. Of more than 4,096 texts those
     of one full pass are of one length nearly, and every pass is full.
 
-    Args:
-        mask: (N, T) attention mask.
-        mini_batch_size: rows of one pass, at most.
-
     Returns:
-        (N,) rows from the shortest to the longest text, and the number of texts of each pass.
+        (N,) rows of the (N, T) mask from the shortest to the longest text, and the number of texts of each pass.
 
     Example:
         >>> mask = (torch.arange(200) < torch.tensor([[200], [5], [6], [190]])).long()
@@ -115,12 +111,7 @@ def _cheapest_cut(lengths: tuple[int, ...], mini_batch_size: int, pass_cost: int
 
 
 def positions_computed(mask: Tensor, mini_batch_size: int = 32) -> int:
-    """Token positions that `embed_features` runs through the encoder, padding within its passes included.
-
-    Args:
-        mask: (N, T) attention mask.
-        mini_batch_size: rows of one pass, at most.
-    """
+    """Token positions that `embed_features` runs through the encoder, padding within its passes included."""
     order, numbers = passes_by_length(mask, mini_batch_size)
     lengths = mask.sum(dim=1)[order]
     counts = torch.tensor(numbers, dtype=torch.long, device=mask.device)  # of no texts too, where a process has none

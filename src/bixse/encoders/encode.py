@@ -1,20 +1,30 @@
-"""Encode texts for search: sorted by length, each text once, no autograd, in the precision that is set."""
+"""Encode texts for search, here or in several processes: sorted by length, each once, in the precision that is set."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+import os
+import signal
+import threading
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from itertools import repeat
+from multiprocessing import parent_process
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 from sentence_transformers.util import batch_to_device
+from torch import multiprocessing
 
 from bixse.encoders.embedding import embed_features, take_rows
 from bixse.encoders.loading.precision import autocast, resolve_precision
 from bixse.encoders.prompts import prompt_for
+from bixse.errors import BixseError, InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from numpy.typing import NDArray
     from sentence_transformers import SentenceTransformer
@@ -27,26 +37,10 @@ TEXTS_PER_BLOCK = 512
 """Texts tokenised together; sorted by length, so a block holds texts of like length."""
 FEWEST_TEXTS_SHARED = 64
 """Texts below which they are encoded in this process: to send them to others takes longer."""
-
-
-class Pool(Protocol):
-    """Processes that encode, see `bixse.encoders.pool`."""
-
-    devices: list[str]
-
-    def encode(
-        self,
-        texts: Sequence[str],
-        kind: Kind,
-        prompt: str | None,
-        precision: Precision,
-        progress: Callable[[int], None] | None = None,
-    ) -> NDArray[np.float32]:
-        """(N, D) embeddings of N texts."""
-
-
-POOLS: WeakKeyDictionary[SentenceTransformer, Pool] = WeakKeyDictionary()
-"""The processes that a model's texts are shared out among; of others this process encodes."""
+THREADS_VARIABLE = "OMP_NUM_THREADS"
+"""How many threads a user wants a process to compute with."""
+_model: SentenceTransformer
+"""In a process of a pool: the model it encodes with."""
 
 
 def encoding_device(model: SentenceTransformer) -> torch.device:
@@ -64,33 +58,30 @@ def encode_texts(
 ) -> NDArray[np.float32]:
     """Embed texts, L2-normalised, as the model's own `encode_query` or `encode_document` would.
 
-    A model that was given several processes (`bixse.encoders.pool.encode_on`) shares many texts out among them.
+    A model that was given several processes (`encode_on`) shares many texts out among them.
 
     Args:
         model: the encoder; put into evaluation mode for the call.
         texts: N texts. One without any token, which a tokenizer without special tokens makes of an empty text, gets
             the embedding 0.
         kind: chooses the prompt, and the route of a model with a router.
-        precision: "float32" or "bfloat16"; "auto" or None: as the process is set, see `encoders/loading/precision.py`.
+        precision: "float32" or "bfloat16"; "auto" or None: as the process is set, see `resolve_precision`.
         progress: called with the number of texts done since the last call.
 
     Returns:
         (N, D) float32; D is `truncate_dim` for a model that cuts its embeddings.
     """
-    prompt = prompt_for(model, kind)
-    distinct = list(dict.fromkeys(texts))
-    pool = POOLS.get(model)
-    wanted = resolve_precision(precision, encoding_device(model))
+    row_of = {text: row for row, text in enumerate(dict.fromkeys(texts))}
+    distinct = list(row_of)
+    given = (distinct, kind, prompt_for(model, kind), resolve_precision(precision, encoding_device(model)), progress)
     if progress is not None and len(distinct) < len(texts):
         progress(len(texts) - len(distinct))
+    pool = POOLS.get(model)
     if pool is not None and len(distinct) >= FEWEST_TEXTS_SHARED:
-        embeddings = pool.encode(distinct, kind, prompt, wanted, progress)
+        embeddings = pool.encode(*given)
     else:
-        embeddings = encode_here(model, distinct, kind, prompt, wanted, progress)
-    if len(distinct) == len(texts):
-        return embeddings
-    row_of = {text: row for row, text in enumerate(distinct)}
-    return embeddings[[row_of[text] for text in texts]]
+        embeddings = encode_here(model, *given)
+    return embeddings if len(distinct) == len(texts) else embeddings[[row_of[text] for text in texts]]
 
 
 @torch.inference_mode()
@@ -136,3 +127,161 @@ def by_length(texts: Sequence[str]) -> NDArray[np.int64]:
 def _with_tokens(mask: object) -> Tensor | None:
     """The rows that have a token at all; None where that cannot be told."""
     return mask.any(dim=1).nonzero().squeeze(1) if isinstance(mask, torch.Tensor) and mask.ndim == 2 else None
+
+
+class EncodePool:
+    """Processes that each hold the model; they start when there is something to encode.
+
+    The model is then moved to the processor's memory, which the processes share. `devices` names one a process, such as
+    "cpu" or "cuda:0"; a device may be named several times.
+
+    Raises:
+        InputError: an unknown device.
+    """
+
+    def __init__(self, model: SentenceTransformer, devices: Sequence[str]) -> None:
+        self.devices = check_devices(devices)
+        self._model = model
+        self._executor: ProcessPoolExecutor | None = None
+
+    def encode(
+        self,
+        texts: Sequence[str],
+        kind: Kind,
+        prompt: str | None,
+        precision: Precision,
+        progress: Callable[[int], None] | None = None,
+    ) -> NDArray[np.float32]:
+        """Embed texts, see `encode_texts`; the longest ones are sent first, so that all processes end together.
+
+        Raises:
+            BixseError: a process ended.
+        """
+        if self._executor is None:
+            self._executor = self._start()
+        order = by_length(texts)[::-1]
+        size = max(1, min(TEXTS_PER_BLOCK, -(-len(texts) // (4 * len(self.devices)))))
+        blocks = [order[start : start + size] for start in range(0, len(texts), size)]
+        parts = [[texts[row] for row in rows] for rows in blocks]
+        embeddings = np.zeros((len(texts), self._model.get_embedding_dimension() or 0), dtype=np.float32)
+        try:
+            found = self._executor.map(_encode, parts, repeat(kind), repeat(prompt), repeat(precision))
+            for rows, done in zip(blocks, found, strict=True):
+                embeddings[rows] = done
+                if progress is not None:
+                    progress(len(rows))
+        except BrokenProcessPool as error:
+            self.close()
+            raise BixseError(
+                f"encode: got a process that ended ({error}); expected {len(self.devices)} that go on; fix: fewer "
+                "processes where the memory is not enough, then the same command again"
+            ) from error
+        return embeddings
+
+    def _start(self) -> ProcessPoolExecutor:
+        self._model.to("cpu")
+        self._model.share_memory()
+        context = multiprocessing.get_context("spawn")
+        devices = context.SimpleQueue()  # each process takes one
+        for device in self.devices:
+            devices.put(device)
+        arguments = (self._model, devices, threads_each(self.devices))
+        return ProcessPoolExecutor(len(self.devices), context, _start_process, arguments)
+
+    def close(self) -> None:
+        """End the processes, where any were started."""
+        if self._executor is not None:
+            self._executor.shutdown(cancel_futures=True)
+        self._executor = None
+
+
+POOLS: WeakKeyDictionary[SentenceTransformer, EncodePool] = WeakKeyDictionary()
+"""The processes that a model's texts are shared out among; of others this process encodes."""
+
+
+@contextmanager
+def encode_on(model: SentenceTransformer, devices: Sequence[str] | None) -> Iterator[None]:
+    """Encode with a model on other devices inside the block: one is moved to, several share the texts out.
+
+    `devices` are such as ["cuda:0", "cuda:1"] or ["cpu", "cpu"]; None leaves the model where it is.
+
+    Raises:
+        InputError: an unknown device.
+
+    Example:
+        Two processes on the processor::
+
+            model = build_encoder("demo")
+            with encode_on(model, ["cpu", "cpu"]):
+                encode_texts(model, texts, "document")
+    """
+    if not devices:
+        yield
+        return
+    if len(devices) == 1:
+        model.to(check_devices(devices)[0])
+        yield
+        return
+    pool = POOLS[model] = EncodePool(model, devices)
+    try:
+        yield
+    finally:
+        del POOLS[model]
+        pool.close()
+
+
+def check_devices(devices: Sequence[str]) -> list[str]:
+    """Refuse devices that are not there; raises InputError."""
+    there = ["cpu", *(f"cuda:{number}" for number in range(torch.cuda.device_count()))]
+    named = ["cuda:0" if device == "cuda" else device for device in devices]
+    for device in named:
+        if device not in there:
+            raise InputError(f"device: got {device!r}; expected one of {', '.join(there)}; fix: name one of them")
+    return named
+
+
+def threads_each(devices: Sequence[str]) -> int:
+    """Threads of each process on the processor: as OMP_NUM_THREADS says, else an even share of the cores."""
+    wanted = os.environ.get(THREADS_VARIABLE, "")
+    if wanted.isdecimal() and int(wanted) > 0:
+        return int(wanted)
+    return max(1, cores() // max(1, devices.count("cpu")))
+
+
+def warn_of_too_many(devices: Sequence[str]) -> list[str]:
+    """One line where processes on the processor would slow each other down, or none."""
+    number, threads = devices.count("cpu"), threads_each(devices)
+    if number < 2 or number * threads <= cores():
+        return []
+    return [
+        f"{number} processes of {threads} thread{'s' if threads > 1 else ''} on {cores()} cores: they slow each other "
+        f"down; fix: fewer --processes, or a smaller {THREADS_VARIABLE}"
+    ]
+
+
+def cores() -> int:
+    """Processor cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _start_process(model: SentenceTransformer, devices: Any, threads: int) -> None:
+    """In a process of the pool: end when the process that started it is gone, and leave Ctrl-C to that one."""
+    global _model
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes together fill the cores
+    device = devices.get()
+    if device == "cpu":
+        torch.set_num_threads(threads)
+    _model = model.to(device)
+
+
+def _end_with_parent() -> None:
+    parent = parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
+def _encode(texts: Sequence[str], kind: Kind, prompt: str | None, precision: Precision) -> NDArray[np.float32]:
+    return encode_here(_model, texts, kind, prompt, precision)

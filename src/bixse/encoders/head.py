@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict, dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Annotated, TypeAlias, TypeVar
 
+from pydantic import Field, TypeAdapter
+
+from bixse.data.io.hashes import write_with_hash
 from bixse.errors import InputError, ModelError
 
 if TYPE_CHECKING:
@@ -19,18 +22,21 @@ HEAD_FILE = "relevance_head.json"
 """Name of the head's file inside a model folder."""
 
 Cosines = TypeVar("Cosines", float, "NDArray[np.float64]")
+Finite: TypeAlias = Annotated[float, Field(allow_inf_nan=False)]
+Share: TypeAlias = Annotated[float, Field(ge=0, le=1)]
+"""The ranges hold in the file of a head; one that is made in Python is taken as it is."""
 
 
 @dataclass(frozen=True)
 class Threshold:
     """The lowest probability from which documents are as often relevant as was asked for, on held-out queries."""
 
-    precision: float
-    """Share of relevant documents asked for, 0 to 1."""
-    probability: float
-    """Documents at least this probable were so often relevant."""
+    precision: Share
+    """Share of relevant documents asked for."""
+    probability: Share
+    """Lowest probability of relevance."""
     reached: float
-    """Their share of relevant ones."""
+    """Share of the documents at least this probable that were relevant."""
     low: float
     """Lower end of its 95 % interval over queries."""
     high: float
@@ -58,19 +64,19 @@ class RelevanceHead:
         (0.5, 0.881)
     """
 
-    logit_scale: float
+    logit_scale: Annotated[Finite, Field(gt=0)]
     """alpha, above 0."""
-    logit_bias: float
+    logit_bias: Finite
     """beta."""
-    slope: float = 1.0
+    slope: Annotated[Finite, Field(ge=0)] = 1.0
     """Calibration slope, 0 or above."""
-    intercept: float = 0.0
+    intercept: Finite = 0.0
     """Calibration intercept."""
     calibrated_on: str | None = None
     """What the calibration was fitted on, in words; None: not calibrated."""
-    trained_prior: float | None = None
-    """Mean target of the cells that scale and bias were trained on, between 0 and 1; None: not known."""
-    prior: float | None = None
+    trained_prior: Share | None = None
+    """Mean target of the pairs that scale and bias were trained on, between 0 and 1; None: not known."""
+    prior: Share | None = None
     """Mean relevance of the pairs that the probabilities are for, between 0 and 1; None: not known."""
     thresholds: tuple[Threshold, ...] = ()
     """For wanted precisions, the highest first."""
@@ -98,9 +104,8 @@ class RelevanceHead:
         (Saerens, Latinne and Decaestecker 2002, doi:10.1162/089976602753284446). It is exact where relevant documents
         score as before, and irrelevant ones too, and only their numbers change.
 
-        Args:
-            prior: mean relevance of the pairs the probabilities shall be for (for grades of 0 and 1 the share of
-                relevant ones), between 0 and 1.
+        The prior is the mean relevance of the pairs the probabilities shall be for, between 0 and 1; of grades of 0
+        and 1 the share of relevant ones.
 
         Raises:
             InputError: the prior is out of range, or that of the head is not known.
@@ -120,13 +125,10 @@ class RelevanceHead:
         return replace(self, intercept=intercept, prior=prior, thresholds=())
 
     def threshold_for(self, precision: float) -> float:
-        """The probability from which documents are as often relevant as asked for.
-
-        Args:
-            precision: one that the model was calibrated for.
+        """The probability from which documents are as often relevant as asked for, which the head was calibrated for.
 
         Raises:
-            InputError: the head has no threshold for it.
+            InputError: the head has no threshold for this precision.
 
         Example:
             >>> found = Threshold(0.9, 0.62, 0.91, 0.85, 0.95, 0.4, 120, 60, 0.5)
@@ -137,19 +139,13 @@ class RelevanceHead:
             if abs(threshold.precision - precision) < 1e-9:
                 return threshold.probability
         known = ", ".join(f"{threshold.precision:g}" for threshold in self.thresholds) or "it has none"
-        mend = f"`bixse calibrate MODEL --pairs FILE --at-precision {precision:g}`, which says where none reaches it"
         raise InputError(
-            f"precision: got {precision:g}; expected one that the model has a threshold for ({known}); fix: {mend}"
+            f"precision: got {precision:g}; expected one that the model has a threshold for ({known}); fix: "
+            f"`bixse calibrate MODEL --pairs FILE --at-precision {precision:g}`, which says where none reaches it"
         )
 
     def save(self, folder: Path) -> None:
-        """Write the head into a model folder, and its hash where the folder has hashes; an existing head is replaced.
-
-        Raises:
-            StorageError: the folder cannot be written.
-        """
-        from bixse.data.io.hashes import write_with_hash
-
+        """Write the head into a model folder, and its hash where the folder has hashes; raises StorageError."""
         write_with_hash(folder / HEAD_FILE, json.dumps(asdict(self), indent=2) + "\n")
 
     @classmethod
@@ -163,42 +159,18 @@ class RelevanceHead:
         if not path.is_file():
             return None
         try:
-            head = cls._read(json.loads(path.read_text(encoding="utf-8")))
-            numbers = (head.logit_scale, head.logit_bias, head.slope, head.intercept)
-            shares = [share for share in (head.trained_prior, head.prior) if share is not None]
-            shares += [share for found in head.thresholds for share in (found.precision, found.probability)]
-            usable = all(map(math.isfinite, numbers)) and head.logit_scale > 0 and head.slope >= 0
-            usable = usable and all(0 <= share <= 1 for share in shares)
-        except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
-            usable = False
-        if not usable:
+            return TypeAdapter(cls).validate_json(path.read_bytes(), strict=True)
+        except (OSError, ValueError) as error:
+            found = " ".join(str(error).split())[:200]
             raise ModelError(
-                f"{path}: got no readable relevance head; expected a finite logit_scale above 0, logit_bias, slope and "
-                "intercept, and priors and thresholds between 0 and 1; fix: delete the file and run "
+                f"{path}: got no readable relevance head ({found}); expected a finite logit_scale above 0, logit_bias, "
+                "slope and intercept, and priors and thresholds between 0 and 1; fix: delete the file and run "
                 "`bixse calibrate` on the model"
-            )
-        return head
-
-    @classmethod
-    def _read(cls, values: Any) -> RelevanceHead:
-        """From the content of its file; what was added later may be missing."""
-        added = ("trained_prior", "prior", "thresholds")
-        known = {field.name: values[field.name] for field in fields(cls) if field.name not in added}
-        thresholds = tuple(Threshold(**found) for found in values.get("thresholds", ()))
-        priors = {name: values.get(name) for name in added[:2]}
-        return cls(**known, **priors, thresholds=thresholds)
+            ) from error
 
 
 def log_odds(probability: float, name: str = "probability") -> float:
-    """log(p / (1 - p)).
-
-    Raises:
-        InputError: not between 0 and 1.
-
-    Example:
-        >>> log_odds(0.5)
-        0.0
-    """
+    """log(p / (1 - p)); raises InputError where p is not between 0 and 1."""
     if not 0 < probability < 1:
         raise InputError(
             f"{name}: got {probability}; expected a number between 0 and 1; fix: 0.01 where one in a hundred is "

@@ -41,12 +41,8 @@ def embeddings_key(model: SentenceTransformer, portable: bool = False) -> str:
     """Hash of everything that the embedding of a document depends on beside its text.
 
     That is: the weights, the modules and their settings, the tokenizers, the document prompt, the length limit, the
-    dimensions, and the numbers computed with.
-
-    Args:
-        model: the encoder.
-        portable: leave out what is of this machine and its setting: the numbers computed with, and whether weights that
-            are stored in half precision were loaded as float32.
+    dimensions, and the numbers computed with. With `portable`, what is of this machine and its setting is left out: the
+    numbers computed with, and whether weights that are stored in half precision were loaded as float32.
     """
     digest = hashlib.sha256()
     for name, tensor in sorted(model.state_dict().items()):

@@ -33,11 +33,7 @@ def interpolate(model: SentenceTransformer, base: Weights, tuned: Weights, weigh
     Low-rank adapters add s B A to a weight, and B is zero before training (`check_can_be_scaled`): B is scaled by w and
     A is left as it was trained, so that the weight itself is interpolated. DoRA's magnitudes are interpolated too.
 
-    Args:
-        model: the encoder, changed.
-        base: its weights before training.
-        tuned: its weights after training, under the same names.
-        weight: w in [0, 1]; 0 is the base model, 1 the tuned one.
+    `base` and `tuned` are its weights before and after training, under the same names.
 
     Raises:
         InputError: w outside [0, 1].
@@ -53,16 +49,13 @@ def interpolate(model: SentenceTransformer, base: Weights, tuned: Weights, weigh
         for name, parameter in model.named_parameters():
             if name not in tuned:
                 continue
-            start = tuned[name] if _is_down_projection(name) else base[name]
+            down_projection = ".lora_A." in name or ".lora_embedding_A." in name
+            start = tuned[name] if down_projection else base[name]
             parameter.copy_(torch.lerp(start.to(parameter), tuned[name].to(parameter), weight))
 
 
 def check_can_be_scaled(base: Weights) -> None:
-    """Refuse adapters that are not zero before training: scaled by 0 they would not give the base model.
-
-    Raises:
-        ModelError: names the first such adapter.
-    """
+    """Refuse adapters, by a ModelError, that are not zero before training: scaled by 0 they would not give the base."""
     for name, value in base.items():
         if (".lora_B." in name or ".lora_embedding_B." in name) and bool(value.any()):
             raise ModelError(
@@ -74,12 +67,10 @@ def check_can_be_scaled(base: Weights) -> None:
 def mean_weights(several: Sequence[Weights], shares: Sequence[float] | None = None) -> dict[str, Tensor]:
     """The weighted mean of several encoders' weights (model soup, Wortsman et al. 2022, arXiv:2203.05482).
 
-    Args:
-        several: weights of one or more encoders, under the same names.
-        shares: weight of each, in [0, 1] and with sum 1; None counts each as much.
+    All have the same names. `shares` are the weights of the encoders; None counts each as much.
 
     Raises:
-        InputError: shares that are not as many as the encoders, outside [0, 1], or whose sum is not 1.
+        InputError: shares that are not one per encoder, in [0, 1] and with sum 1.
 
     Example:
         >>> mean_weights([{"w": torch.tensor(1.0)}, {"w": torch.tensor(3.0)}], [0.75, 0.25])["w"].item()
@@ -94,11 +85,7 @@ def mean_weights(several: Sequence[Weights], shares: Sequence[float] | None = No
 
 
 def check_shares(shares: Sequence[float], models: int) -> None:
-    """Refuse shares that make no mean of so many models.
-
-    Raises:
-        InputError: not as many as the models, outside [0, 1], or with another sum than 1.
-    """
+    """Refuse shares of models that are not one each, in [0, 1] and with sum 1; raises InputError."""
     for share in shares:
         check_weight(share)
     if len(shares) != models or abs(sum(shares) - 1) > 1e-6:
@@ -109,22 +96,13 @@ def check_shares(shares: Sequence[float], models: int) -> None:
 
 
 def check_weight(weight: float) -> None:
-    """Refuse an interpolation weight outside [0, 1].
-
-    Raises:
-        InputError: outside [0, 1], or not finite.
-    """
+    """Refuse an interpolation weight outside [0, 1]; raises InputError."""
     if not 0 <= weight <= 1:
         raise InputError(f"merge weight: got {weight}; expected 0 (base model) to 1 (tuned model); fix: try 0.5")
 
 
 def check_same_kind(first: SentenceTransformer, second: SentenceTransformer, names: tuple[str, str]) -> None:
-    """Refuse two encoders whose weights cannot be averaged.
-
-    Args:
-        first: an encoder.
-        second: another one.
-        names: what to call them in the message.
+    """Refuse two encoders whose weights cannot be averaged; `names` is what to call them.
 
     Raises:
         ModelError: parameters that only one has or whose shapes differ (named), another tokenizer, or other modules.
@@ -156,7 +134,3 @@ def _vocabulary(model: SentenceTransformer) -> object:
     tokenizer = getattr(model, "tokenizer", None)
     vocabulary = getattr(tokenizer, "get_vocab", None)
     return vocabulary() if callable(vocabulary) else None
-
-
-def _is_down_projection(name: str) -> bool:
-    return ".lora_A." in name or ".lora_embedding_A." in name

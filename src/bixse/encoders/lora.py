@@ -69,10 +69,9 @@ def add_lora(
 
 
 def merge_lora(model: SentenceTransformer) -> None:
-    """Add the adapters to the weights they adapt and drop them; the model saves and loads as a whole one again.
+    """Add the adapters to the weights they adapt and drop them: the model saves and loads as a whole one again.
 
-    Raises:
-        ModelError: the model has no adapters.
+    Raises ModelError for a model without adapters.
     """
     if not has_lora(model):
         raise ModelError("lora: got a model without adapters; expected some to merge; fix: call add_lora first")

@@ -27,18 +27,7 @@ POOLER_WEIGHTS = {"dense.weight", "dense.bias"}
 
 
 def check_pooling(pooling: str | None) -> None:
-    """Refuse a word that is none of `PoolingMode`.
-
-    Raises:
-        InputError: names the known ones.
-
-    Example:
-        >>> check_pooling("max")
-        Traceback (most recent call last):
-        ...
-        bixse.errors.InputError: pooling: got 'max'; expected one of 'mean', 'cls', 'cls-head'; fix: choose one of \
-them
-    """
+    """Refuse a word that is none of `PoolingMode`; raises InputError."""
     known = get_args(PoolingMode)
     if pooling is not None and pooling not in known:
         raise InputError(
@@ -53,12 +42,9 @@ def pool_backbone(model: RelevanceModel, name: str, pooling: PoolingMode | None,
     All of it is sentence-transformers' own modules, so that plain `SentenceTransformer(folder)` loads it. Left to
     itself the library pools the last token of a backbone whose config.json names a causal language model.
 
-    Args:
-        model: changed in place.
-        name: the model in messages.
-        pooling: None takes ModernBERT's head where the checkpoint holds one (BiXSE paper: "the representation of the
-            first token through the model's standard pooler"), else the mean.
-        missing: names of parameters of the backbone that the checkpoint lacks.
+    Without `pooling`, ModernBERT's head is taken where the checkpoint holds one (BiXSE paper: "the representation of
+    the first token through the model's standard pooler"), else the mean. `missing` names the parameters of the backbone
+    that the checkpoint lacks.
 
     Raises:
         ModelError: a pooling for a sentence-transformers model or for a backbone without token states; a head that is
@@ -94,11 +80,7 @@ def pool_backbone(model: RelevanceModel, name: str, pooling: PoolingMode | None,
 
 
 def check_first_token(model: RelevanceModel, name: str) -> None:
-    """Refuse the first token of a bare decoder that is left causal: it has seen nothing of the text.
-
-    Raises:
-        ModelError: says how to let it see.
-    """
+    """Refuse the first token of a bare decoder that is left causal: it has seen nothing of the text."""
     from sentence_transformers.sentence_transformer.modules import Pooling
 
     from bixse.encoders.loading.attention import backbones, sees_whole_text

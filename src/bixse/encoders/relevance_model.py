@@ -67,14 +67,7 @@ class RelevanceModel(SentenceTransformer):
         return super()._load_default_modules(model_name_or_path, *args, **kwargs)
 
     def relevance(self, query: str, documents: Sequence[str]) -> NDArray[np.float64]:
-        """Probability of relevance of each document for the query.
-
-        Args:
-            query: the query text.
-            documents: N document texts.
-
-        Returns:
-            (N,) probabilities in [0, 1].
+        """(N,) probabilities, in [0, 1], that N documents are relevant for a query.
 
         Raises:
             ModelError: the model has no relevance head.
@@ -91,11 +84,7 @@ class RelevanceModel(SentenceTransformer):
         return self.head.probability((queries @ encode_texts(self, documents, "document").T)[0].astype(np.float64))
 
     def preprocess(self, inputs: Sequence[Any], prompt: str | None = None, **kwargs: Any) -> dict[str, Any]:
-        """As sentence-transformers does; numbers in the place of texts are refused.
-
-        Raises:
-            InputError: says what a trainer may have taken for texts.
-        """
+        """As sentence-transformers does; raises InputError for numbers, which a trainer may have taken for texts."""
         if len(inputs) and isinstance(inputs[0], (int, float)):
             raise InputError(
                 f"model: got the number {inputs[0]!r} as a text; expected a text; fix: name a data set's column of "

@@ -93,18 +93,18 @@ def search_blocks(
 ) -> dict[str, Run]:
     """The answers to every query set of a task, each document encoded once.
 
-    Memory holds one block of documents. The best so far are kept in a file; called again with the same task, model and
-    file, a killed search goes on after the last block it wrote, with the same result.
+    Memory holds one block of documents; of a corpus that is only reranked, the candidates alone are encoded.
 
     Args:
         store: the model, and where its document embeddings are kept.
-        task: corpus and queries. Of a corpus that is only reranked, the candidates alone are encoded.
+        task: corpus and queries.
         depth: documents of a query that are retrieved.
-        partial: file for the best so far, removed by the caller when it has the answers; None keeps none.
+        partial: file for the best so far, removed by the caller when it has the answers: a killed search goes on after
+            the last block it wrote, with the same result. None keeps none.
         progress: called with the number of documents done since the last call.
 
     Returns:
-        Name of the query set -> run; the document with the query's own id is left out where the task says so.
+        Name of the query set -> run.
 
     Raises:
         StorageError: `partial` cannot be written.

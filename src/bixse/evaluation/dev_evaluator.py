@@ -23,12 +23,8 @@ if TYPE_CHECKING:
 class GradedRetrievalEvaluator(BaseEvaluator):
     """Graded nDCG@10 and its companions on a small collection, for choosing a checkpoint during training.
 
-    Args:
-        corpus: document id -> text; for a quick figure the judged documents and hard ones beside them.
-        queries: query id -> text.
-        qrels: judgements of these queries.
-        min_relevant_grade: grade from which a document counts as relevant for the binary metrics.
-        name: prefix of the metrics, for example "dev".
+    For a quick figure the corpus holds the judged documents and hard ones beside them. `name` is the prefix of the
+    metrics, for example "dev".
     """
 
     def __init__(
@@ -43,12 +39,9 @@ class GradedRetrievalEvaluator(BaseEvaluator):
         self.name = name
         self.primary_metric = f"{name}_{PRIMARY_METRIC}"
         self.corpus, self.queries = dict(corpus), dict(queries)
+        sets = (QuerySet(name, self.queries, qrels),)
         self.task = Task(
-            name,
-            lambda: iter(self.corpus.items()),
-            len(corpus),
-            (QuerySet(name, self.queries, qrels),),
-            min_relevant_grade=min_relevant_grade,
+            name, lambda: iter(self.corpus.items()), len(corpus), sets, min_relevant_grade=min_relevant_grade
         )
 
     def __call__(
@@ -62,11 +55,8 @@ class GradedRetrievalEvaluator(BaseEvaluator):
 class MeanEvaluator(BaseEvaluator):
     """Several collections as one: the mean of each figure, every collection counting as much.
 
-    sentence-transformers' `SequentialEvaluator` gives the last score, not the mean.
-
-    Args:
-        evaluators: one or more, with names of their own.
-        name: prefix of the means, for example "dev".
+    sentence-transformers' `SequentialEvaluator` gives the last score, not the mean. Each evaluator has a name of its
+    own; `name` is the prefix of the means.
     """
 
     def __init__(self, evaluators: Sequence[GradedRetrievalEvaluator], name: str = "dev") -> None:

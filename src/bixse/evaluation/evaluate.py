@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bixse.data.io.files import read_text, write_atomically
+from bixse.data.io.files import write_atomically
 from bixse.data.run_record import open_run
 from bixse.data.trec import read_run, write_run
 from bixse.encoders.identity import model_path_settings
@@ -45,9 +45,9 @@ class Evaluation:
     metrics: Mapping[str, float]
     """Metric -> mean over the judged queries."""
     per_query: PerQuery
-    """Metric -> query id -> value; empty where the task is not retrieval (of mteb's suites)."""
+    """Values of every query; empty where the task is not retrieval (of mteb's suites)."""
     run: Run = field(repr=False)
-    """The answers: query id -> document id -> score; empty in the results of a suite, whose runs are on disk."""
+    """The answers; empty in the results of a suite, whose runs are on disk."""
     seconds: float
     """Wall time of encoding and search of its corpus."""
     reused: bool = False
@@ -55,7 +55,7 @@ class Evaluation:
     warnings: tuple[str, ...] = ()
     """What the user should know."""
     precision: str | None = None
-    """What the model computed in; None for BM25."""
+    """What the model computed in."""
     group: str = ""
     """The group it is averaged in, in the mean of a suite."""
 
@@ -73,8 +73,8 @@ def evaluate(
             `EncoderSystem("runs/mine/model", max_length=64)`.
         task: a collection folder, of which the split "test" is read, or a task such as
             `collection_task("my-collection", "dev", min_relevant_grade=2)`.
-        out: folder for run.json, run.trec and per_query.json; None writes nothing. The same call then reads what is
-            finished, and goes on inside a corpus where it was stopped.
+        out: folder for run.json, run.trec and per_query.json: the same call then reads what is finished, and goes on
+            inside a corpus where it was stopped. None writes nothing.
         progress: makes a progress callback from a title and a total.
 
     Raises:
@@ -103,50 +103,48 @@ def evaluate_query_sets(
     Returns:
         Name of the query set -> evaluation. With several sets each has a folder in `out`.
     """
-    record = None
-    if out is not None:
-        config = {
-            **system.settings,
-            **task.settings,
-            "exclude_self": task.exclude_self,
-            "min_relevant_grade": task.min_relevant_grade,
-        }
-        paths = ("collection", *model_path_settings(system.settings.get("model", "")))
-        record = open_run(out, "evaluate", config, {**task.inputs, **system.inputs}, paths)
-        if record.status == "finished":
-            return {own.name: _read(record, system, task, own) for own in task.query_sets}
+    record = _open(system, task, out) if out is not None else None
+    reused = record is not None and record.status == "finished"
+    if record is not None and reused:
+        runs: Mapping[str, Run] = {own.name: _read_run(_folder(record, task, own)) for own in task.query_sets}
+        seconds = float(record.results.get("seconds", 0.0))
+    else:
+        runs, seconds = _search(system, task, record, progress)
+    found = {}
+    for own in task.query_sets:
+        run = runs[own.name]
+        per_query = evaluate_run(own.qrels, run, METRICS, task.min_relevant_grade)
+        group, means = own.group or own.name, mean(per_query)
+        found[own.name] = Evaluation(
+            own.name, means, per_query, run, seconds, reused, task.warnings, system.precision, group
+        )
+    if record is not None and not reused:
+        _write(record, system, task, found, seconds)
+    return found
+
+
+def _open(system: System, task: Task, out: Path) -> RunRecord:
+    config = {
+        **system.settings,
+        **task.settings,
+        "exclude_self": task.exclude_self,
+        "min_relevant_grade": task.min_relevant_grade,
+    }
+    paths = ("collection", *model_path_settings(system.settings.get("model", "")))
+    return open_run(out, "evaluate", config, {**task.inputs, **system.inputs}, paths)
+
+
+def _search(
+    system: System, task: Task, record: RunRecord | None, progress: ProgressBars | None
+) -> tuple[Mapping[str, Run], float]:
+    """The answers to each query set, and the seconds they took."""
     system.check(task.instructions)
     if record is not None:
         record.save("running")
     partial = record.folder / PARTIAL_NAME if record is not None else None
     step = progress(f"{system.label}: {task.name}", task.count) if progress is not None else None
     started = time.perf_counter()
-    runs = system.search(task, DEPTH, partial, step)
-    seconds = time.perf_counter() - started
-    found = {}
-    for own in task.query_sets:
-        run = runs[own.name]
-        per_query = evaluate_run(own.qrels, run, METRICS, task.min_relevant_grade)
-        found[own.name] = _evaluation(system, task, own, per_query, run, seconds)
-    if record is not None:
-        _write(record, system, task, found, seconds)
-    return found
-
-
-def _evaluation(
-    system: System, task: Task, own: QuerySet, per_query: PerQuery, run: Run, seconds: float, reused: bool = False
-) -> Evaluation:
-    return Evaluation(
-        own.name,
-        mean(per_query),
-        per_query,
-        run,
-        seconds,
-        reused,
-        task.warnings,
-        system.precision,
-        own.group or own.name,
-    )
+    return system.search(task, DEPTH, partial, step), time.perf_counter() - started
 
 
 def _write(record: RunRecord, system: System, task: Task, found: Mapping[str, Evaluation], seconds: float) -> None:
@@ -166,19 +164,11 @@ def _write(record: RunRecord, system: System, task: Task, found: Mapping[str, Ev
     (record.folder / PARTIAL_NAME).unlink(missing_ok=True)
 
 
-def _read(record: RunRecord, system: System, task: Task, own: QuerySet) -> Evaluation:
-    """A finished evaluation from its folder."""
-    folder = _folder(record, task, own)
-    try:
-        stored = json.loads(read_text(folder / PER_QUERY_NAME))
-        per_query = {name: dict(stored[name]) for name in METRICS}
-        run = read_run(folder / RUN_NAME) if (folder / RUN_NAME).stat().st_size else {}
-        return _evaluation(system, task, own, per_query, run, float(record.results["seconds"]), reused=True)
-    except (InputError, OSError, ValueError, KeyError, TypeError, ZeroDivisionError) as error:
-        raise InputError(
-            f"{folder}: got missing or damaged results; expected the {PER_QUERY_NAME} and {RUN_NAME} of a finished "
-            "run; fix: delete the folder and evaluate again"
-        ) from error
+def _read_run(folder: Path) -> Run:
+    """The answers that a finished evaluation left."""
+    path = folder / RUN_NAME
+    found_nothing = path.is_file() and not path.stat().st_size
+    return {} if found_nothing else read_run(path)
 
 
 def _folder(record: RunRecord, task: Task, own: QuerySet) -> Path:

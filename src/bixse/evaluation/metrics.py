@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -10,18 +9,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from bixse.data.trec import ranked
-from bixse.errors import InputError
+from bixse.errors import InputError, did_you_mean
 from bixse.relevance import MIN_RELEVANT_GRADE
 
 if TYPE_CHECKING:
+    from bixse.evaluation.statistics import Floats
     from bixse.relevance import Qrels, Run
 
 PerQuery: TypeAlias = dict[str, dict[str, float]]
 """Metric name -> query id -> value in [0, 1]."""
-Floats: TypeAlias = npt.NDArray[np.float64]
 PRIMARY_METRIC = "ndcg@10"
 """The metric by which systems are compared and checkpoints chosen."""
 METRICS = (PRIMARY_METRIC, "recall@100", "mrr@10", "map@100")
@@ -39,7 +37,6 @@ class _Judged:
     hits: Floats
     """1 where a ranked document is relevant, else 0."""
     relevant: int
-    """Relevant documents, ranked or not."""
 
 
 def evaluate_run(
@@ -105,12 +102,7 @@ def check_min_relevant_grade(grade: float) -> None:
 
 
 def mean(per_query: PerQuery) -> dict[str, float]:
-    """The mean of each metric over its queries.
-
-    Example:
-        >>> mean({"mrr@10": {"q1": 1.0, "q2": 0.5}})
-        {'mrr@10': 0.75}
-    """
+    """The mean of each metric over its queries."""
     return {name: math.fsum(values.values()) / len(values) for name, values in per_query.items()}
 
 
@@ -124,7 +116,6 @@ def _has_relevant(query_id: str, judged: Mapping[str, float]) -> bool:
 
 
 def _judge(grades: Mapping[str, float], scores: Mapping[str, float], min_relevant_grade: float) -> _Judged:
-    """Rank a query's documents and look up their grades."""
     order = ranked(scores)
     gains = np.fromiter((max(grades.get(document_id, 0), 0) for document_id in order), np.float64, len(order))
     ideal = np.array(sorted((grade for grade in grades.values() if grade > 0), reverse=True), dtype=np.float64)
@@ -180,12 +171,8 @@ _MEASURES: dict[str, _Measure] = {
 
 
 def _parse(name: str) -> tuple[_Measure, int | None]:
-    """The measure and cut-off of a metric name such as `ndcg@10`."""
     match = re.fullmatch(r"([a-z]+)(?:@([1-9][0-9]*))?", name)
     if match is not None and match[1] in _MEASURES and not (match[1] == "precision" and match[2] is None):
         return _MEASURES[match[1]], int(match[2]) if match[2] else None
-    base, _, digits = name.lower().partition("@")
-    close = difflib.get_close_matches(base, _MEASURES, n=1, cutoff=0.5)
-    cutoff = digits if re.fullmatch(r"[1-9][0-9]*", digits) else "10"
-    hint = f"did you mean {close[0]}@{cutoff}?" if close else "write a known name"
+    hint = did_you_mean(name.lower().partition("@")[0], _MEASURES, "write a known name")
     raise InputError(f"metric: got {name!r}; expected {', '.join(_MEASURES)} with a cut-off such as @10; fix: {hint}")

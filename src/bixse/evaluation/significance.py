@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 import numpy as np
+from scipy.stats import monte_carlo_test, permutation_test
 
 from bixse.errors import InputError
 from bixse.evaluation.statistics import block_sizes, check_samples, interval_bounds, query_draws
@@ -16,13 +17,12 @@ if TYPE_CHECKING:
 
     from bixse.evaluation.statistics import Floats
 
+SAMPLES = 10_000
+"""Resamples, or random swaps."""
+
 
 def paired_bootstrap(
-    a: Mapping[str, float],
-    b: Mapping[str, float],
-    samples: int = 10_000,
-    confidence: float = 0.95,
-    seed: int = 0,
+    a: Mapping[str, float], b: Mapping[str, float], samples: int = SAMPLES, confidence: float = 0.95, seed: int = 0
 ) -> Difference:
     """Interval and p-value of the mean difference a - b, by resampling queries with replacement.
 
@@ -51,12 +51,17 @@ def paired_bootstrap(
 
 
 def bootstrap_mean(
-    strata: Sequence[Floats], weights: Sequence[float], samples: int, confidence: float, seed: int
+    strata: Sequence[Floats],
+    weights: Sequence[float],
+    samples: int = SAMPLES,
+    confidence: float = 0.95,
+    seed: int = 0,
 ) -> Difference:
     """The weighted sum of the means of several sets of differences; queries are resampled within each set.
 
-    Interval and p-value are those of `paired_bootstrap`.
+    Interval, p-value and errors are those of `paired_bootstrap`.
     """
+    _check_number(sum(map(len, strata)))
     low, high = interval_bounds(confidence)
     means = np.zeros(samples)
     for number, (values, weight) in enumerate(zip(strata, weights, strict=True)):
@@ -74,7 +79,7 @@ def bootstrap_mean(
     )
 
 
-def randomisation_test(a: Mapping[str, float], b: Mapping[str, float], samples: int = 10_000, seed: int = 0) -> float:
+def randomisation_test(a: Mapping[str, float], b: Mapping[str, float], samples: int = SAMPLES, seed: int = 0) -> float:
     """Two-sided p-value of the mean difference under random swaps of the two systems' values within each query.
 
     Fisher's randomisation test, recommended for retrieval by Smucker, Allan and Carterette 2007
@@ -91,10 +96,9 @@ def randomisation_test(a: Mapping[str, float], b: Mapping[str, float], samples: 
     return sign_flip_test(paired_differences(a, b), samples, seed)
 
 
-def sign_flip_test(differences: Floats, samples: int, seed: int) -> float:
+def sign_flip_test(differences: Floats, samples: int = SAMPLES, seed: int = 0) -> float:
     """`randomisation_test` of differences."""
-    from scipy.stats import monte_carlo_test, permutation_test
-
+    _check_number(len(differences))
     check_samples(samples)
     if len(differences) <= math.log2(samples):
         return float(permutation_test((differences,), np.sum, permutation_type="samples", n_resamples=np.inf).pvalue)
@@ -112,25 +116,27 @@ def paired_differences(a: Mapping[str, float], b: Mapping[str, float]) -> Floats
     """The differences a - b in sorted order of the query ids, so that a seed means the same whatever the order.
 
     Raises:
-        InputError: different queries, fewer than 2, or a value that is not finite.
+        InputError: different queries, or a value that is not finite.
     """
     if a.keys() != b.keys():
         only_a, only_b = sorted(a.keys() - b.keys()), sorted(b.keys() - a.keys())
-        example = (only_a or only_b)[0]
         raise InputError(
             f"paired queries: got {len(only_a)} only in the first system and {len(only_b)} only in the second, such as "
-            f"{example!r}; expected the same queries; fix: evaluate both with the same judgements"
-        )
-    if len(a) < 2:
-        raise InputError(
-            f"paired queries: got {len(a)}; expected at least 2; fix: evaluate on more queries (some 50 or more)"
+            f"{(only_a or only_b)[0]!r}; expected the same queries; fix: evaluate both with the same judgements"
         )
     query_ids = sorted(a)
     differences = np.array([a[query_id] - b[query_id] for query_id in query_ids], dtype=np.float64)
     if not np.isfinite(differences).all():
-        query_id = next(q for q, value in zip(query_ids, differences, strict=True) if not math.isfinite(value))
+        query_id = query_ids[int(np.argmin(np.isfinite(differences)))]
         raise InputError(
             f"query {query_id!r}: got values {a[query_id]} and {b[query_id]}; expected finite numbers; "
             "fix: check the evaluation"
         )
     return differences
+
+
+def _check_number(queries: int) -> None:
+    if queries < 2:
+        raise InputError(
+            f"paired queries: got {queries}; expected at least 2; fix: evaluate on more queries (some 50 or more)"
+        )

@@ -26,12 +26,7 @@ _BLOCK_SIZE = 1 << 22
 
 
 def query_draws(queries: int, samples: int, seed: int) -> Iterator[Floats]:
-    """How often each query occurs in bootstrap resamples: blocks of shape (S, queries), `samples` rows in all.
-
-    Example:
-        >>> sum(block.sum() for block in query_draws(3, samples=100, seed=0)).item()
-        300.0
-    """
+    """How often each query occurs in bootstrap resamples: blocks of shape (S, queries), `samples` rows in all."""
     check_samples(samples)
     generator = np.random.default_rng(seed)
     for rows in block_sizes(queries, samples):
@@ -47,12 +42,7 @@ def block_sizes(queries: int, samples: int) -> Iterator[int]:
 
 
 def resampled_ratios(above: npt.NDArray[Any], below: npt.NDArray[Any], samples: int, seed: int) -> Floats:
-    """Sum of `above` over sum of `below`, both given by query, on each resample; NaN where the latter is 0.
-
-    Example:
-        >>> np.unique(resampled_ratios(np.array([1.0, 0.0]), np.array([1.0, 1.0]), samples=50, seed=0)).tolist()
-        [0.0, 0.5, 1.0]
-    """
+    """Sum of `above` over sum of `below`, both given by query, on each resample; NaN where the latter is 0."""
     return np.concatenate([quotient(times @ above, times @ below) for times in query_draws(len(above), samples, seed)])
 
 
@@ -66,11 +56,7 @@ def percentile_estimate(value: float, drawn: Floats) -> IntervalEstimate:
 
 
 def mean_estimate(values: Floats, query_ids: Sequence[str], samples: int, seed: int) -> IntervalEstimate:
-    """The mean over pairs with its interval over queries.
-
-    Raises:
-        InputError: fewer than 2 queries.
-    """
+    """The mean over pairs with its interval over queries; raises InputError for fewer than 2 queries."""
     query, _ = numbered_queries(query_ids, len(values))
     sums, sizes = np.bincount(query, weights=values), np.bincount(query).astype(np.float64)
     return percentile_estimate(float(values.mean()), resampled_ratios(sums, sizes, samples, seed))
@@ -80,15 +66,7 @@ def wilson_interval(count: float, total: float) -> Interval:
     """The 95 % score interval of a share (Wilson 1927, doi:10.1080/01621459.1927.10502953).
 
     It stays within 0 and 1 and is of use for small counts, also for none. Pairs count as independent; those of one
-    query are not quite.
-
-    Args:
-        count: successes, 0 to `total`, not necessarily whole.
-        total: trials, above 0.
-
-    Example:
-        >>> [round(end, 4) for end in wilson_interval(0, 20)]
-        [0.0, 0.1611]
+    query are not quite. `count` need not be whole.
     """
     from statsmodels.stats.proportion import proportion_confint
 
@@ -110,15 +88,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def interval_bounds(confidence: float) -> Interval:
-    """The two quantiles that enclose a share `confidence` of a distribution.
-
-    Raises:
-        InputError: `confidence` is not between 0 and 1.
-
-    Example:
-        >>> interval_bounds(0.5)
-        (0.25, 0.75)
-    """
+    """The two quantiles that enclose a share `confidence` of a distribution."""
     if not 0 < confidence < 1:
         raise InputError(f"confidence: got {confidence}; expected between 0 and 1; fix: use 0.95")
     return (1 - confidence) / 2, (1 + confidence) / 2
@@ -144,11 +114,7 @@ def numbered_queries(query_ids: Sequence[str], pairs: int) -> tuple[npt.NDArray[
 
 
 def check_samples(samples: int) -> None:
-    """Refuse a number of resamples that gives no interval.
-
-    Raises:
-        InputError: below 1.
-    """
+    """Raise InputError for a number of resamples below 1."""
     if samples < 1:
         raise InputError(f"samples: got {samples}; expected at least 1; fix: use 1000")
 

@@ -6,20 +6,25 @@ import hashlib
 from contextlib import ExitStack, contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any
 
+from bixse.encoders.encode import encode_on
 from bixse.encoders.identity import embeddings_key, model_hashes
+from bixse.encoders.instructions import prompts_hash, use_task
 from bixse.encoders.loading.demo import demo_model_path
 from bixse.encoders.loading.precision import resolve_precision
+from bixse.encoders.prompts import prompt_for
 from bixse.errors import InputError
+from bixse.evaluation.block_search import search_blocks
 from bixse.retrieval.bm25 import BM25, BM25_NAME
+from bixse.retrieval.store import EmbeddingStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from sentence_transformers import SentenceTransformer
 
-    from bixse.evaluation.tasks import QuerySet, Task
+    from bixse.evaluation.tasks import Task
     from bixse.relevance import Run
 
 HASH_DIGITS = 8
@@ -28,29 +33,33 @@ MOST_KEPT = 1_000_000
 """Documents of a corpus above which its embeddings are kept only in a cache folder that was named."""
 
 
-class System(Protocol):
-    """Something that answers queries: anything with these members can be evaluated."""
+class System:
+    """Something that answers queries: a subclass with a `label` and a `search` can be evaluated."""
 
     label: str
     """What tables show."""
-    prompts_hash: str | None
+    prompts_hash: str | None = None
     """Hash of the prompts that stood before the texts of the last search; None where there are no prompts."""
 
     @property
     def name(self) -> str:
         """A word for folders, another one for each checkpoint."""
+        return self.label
 
     @property
     def settings(self) -> Mapping[str, Any]:
         """What the record of a run says of the system; "model" may be a path."""
+        return {"model": self.label}
 
     @property
     def inputs(self) -> Mapping[str, str]:
         """File of the system -> hash of its content."""
+        return {}
 
     @property
     def precision(self) -> str | None:
         """What a model computes in; None without one."""
+        return None
 
     def check(self, instructions: Sequence[str]) -> None:
         """Raise InputError where a task with these names of instructions cannot be run; before any other work."""
@@ -59,12 +68,13 @@ class System(Protocol):
         self, task: Task, depth: int, partial: Path | None = None, progress: Callable[[int], None] | None = None
     ) -> Mapping[str, Run]:
         """Name of each query set -> run; arguments as for `bixse.evaluation.block_search.search_blocks`."""
+        raise NotImplementedError
 
     def release(self) -> None:
         """Free the memory that can be filled again."""
 
 
-class EncoderSystem:
+class EncoderSystem(System):
     """A checkpoint, loaded when it is first needed, or a model in memory.
 
     Args:
@@ -94,7 +104,6 @@ class EncoderSystem:
         cache: str | Path | None = None,
     ) -> None:
         self.label = str(model) if isinstance(model, (str, Path)) else "model"
-        self.prompts_hash: str | None = None
         self.max_length = max_length
         self.task = task
         self.trust_remote_code = trust_remote_code
@@ -108,8 +117,7 @@ class EncoderSystem:
     def encoder(self) -> SentenceTransformer:
         """The loaded model."""
         if self._loaded is None:
-            from bixse.encoders.loading.build import build_encoder
-            from bixse.encoders.pool import encode_on
+            from bixse.encoders.loading.build import build_encoder  # BM25 needs none of the libraries of models
 
             self._loaded = self._given
             if self._loaded is None:
@@ -120,17 +128,15 @@ class EncoderSystem:
     @cached_property
     def weights(self) -> str:
         """Hash of everything that embeddings depend on except the texts: weights, tokenizer, prompts, lengths."""
-        from bixse.encoders.instructions import prompts_hash
-
         content = f"{embeddings_key(self.encoder)} {prompts_hash(self.encoder)}"
         return hashlib.sha256(content.encode()).hexdigest()[:32]
 
     @cached_property
     def inputs(self) -> dict[str, str]:
         """Hashes of the model's files; of a hub name or a loaded model that of what is loaded."""
-        files = (
-            {} if self._given is not None else model_hashes(demo_model_path() if self.label == "demo" else self.label)
-        )
+        files = {}
+        if self._given is None:
+            files = model_hashes(demo_model_path() if self.label == "demo" else self.label)
         return files or {"weights": self.weights}
 
     @property
@@ -158,8 +164,6 @@ class EncoderSystem:
 
     def check(self, instructions: Sequence[str]) -> None:
         """Load the model and see that it has a prompt for a task."""
-        from bixse.encoders.prompts import prompt_for
-
         with self._instructed(instructions):
             prompt_for(self.encoder, "query")
 
@@ -167,10 +171,6 @@ class EncoderSystem:
         self, task: Task, depth: int, partial: Path | None = None, progress: Callable[[int], None] | None = None
     ) -> dict[str, Run]:
         """Encode the corpus block by block with the task's instructions."""
-        from bixse.encoders.instructions import prompts_hash
-        from bixse.evaluation.block_search import search_blocks
-        from bixse.retrieval.store import EmbeddingStore
-
         with self._instructed(task.instructions):
             self.prompts_hash = prompts_hash(self.encoder)
             cache = "none" if self.cache is None and task.count > MOST_KEPT else self.cache
@@ -187,20 +187,10 @@ class EncoderSystem:
             yield
 
 
-class Bm25System:
-    """The word-matching baseline: it holds the corpus in memory."""
+class Bm25System(System):
+    """The word-matching baseline: it holds the corpus in memory and takes no instructions."""
 
     label = BM25_NAME
-    name = BM25_NAME
-    precision = None
-
-    def __init__(self) -> None:
-        self.prompts_hash: str | None = None
-        self.settings = {"model": BM25_NAME}
-        self.inputs: dict[str, str] = {}
-
-    def check(self, instructions: Sequence[str]) -> None:
-        """It takes no instructions: every task can be run."""
 
     def search(
         self, task: Task, depth: int, partial: Path | None = None, progress: Callable[[int], None] | None = None
@@ -208,16 +198,23 @@ class Bm25System:
         """Index the documents of each query set; sets that search the same documents share an index."""
         corpus = dict(task.documents())
         indexes: dict[frozenset[str], BM25] = {}
+        runs: dict[str, Run] = {}
         for own in task.query_sets:
             if own.left_out not in indexes:
                 kept = {name: text for name, text in corpus.items() if name not in own.left_out}
                 indexes[own.left_out] = BM25(list(kept), list(kept.values()))
+            index = indexes[own.left_out]
+            if own.candidates is None:
+                runs[own.name] = index.search(own.queries, depth, task.exclude_self)
+                continue
+            scores = index.search(own.queries, len(index.document_ids))
+            runs[own.name] = {
+                query: {name: scores[query].get(name, 0.0) for name in own.candidates.get(query, ())}
+                for query in own.queries
+            }
         if progress is not None:
             progress(task.count)
-        return {own.name: _bm25_run(indexes[own.left_out], own, depth, task.exclude_self) for own in task.query_sets}
-
-    def release(self) -> None:
-        """Nothing is kept."""
+        return runs
 
 
 def open_system(model: str | Path | SentenceTransformer | System, **options: Any) -> System:
@@ -231,11 +228,9 @@ def open_system(model: str | Path | SentenceTransformer | System, **options: Any
         >>> open_system("bm25").name
         'bm25'
     """
-    if model == BM25_NAME:
-        return Bm25System()
-    if not isinstance(model, (str, Path)) and hasattr(model, "search"):
-        return cast("System", model)
-    return EncoderSystem(cast("str | Path | SentenceTransformer", model), **options)
+    if isinstance(model, System):
+        return model
+    return Bm25System() if model == BM25_NAME else EncoderSystem(model, **options)
 
 
 @contextmanager
@@ -250,20 +245,16 @@ def instructions_of(encoder: SentenceTransformer, names: Sequence[str], must: bo
     Yields:
         The name in the table, or None for the default.
     """
-    from bixse.encoders.instructions import use_task
-
     table = getattr(encoder, "instructions", None)
     known = {name.casefold(): name for name in (table.tasks if table is not None else ())}
     chosen = names[0] if must else next((known[name.casefold()] for name in names if name.casefold() in known), None)
-    if chosen is None:
-        yield None
-        return
     prompts, task = encoder.prompts, getattr(encoder, "task", None)
+    use_task(encoder, chosen)
     try:
-        use_task(encoder, chosen)
         yield chosen
     finally:
-        encoder.prompts, encoder.task = prompts, task  # type: ignore[assignment]
+        if chosen is not None:
+            encoder.prompts, encoder.task = prompts, task  # type: ignore[assignment]
 
 
 def check_distinct(systems: Sequence[System]) -> None:
@@ -276,13 +267,3 @@ def check_distinct(systems: Sequence[System]) -> None:
                 "once; fix: leave one out"
             )
         seen[system.name] = system.label
-
-
-def _bm25_run(index: BM25, own: QuerySet, depth: int, exclude_self: bool) -> Run:
-    if own.candidates is None:
-        return index.search(own.queries, depth, exclude_self)
-    found = index.search(own.queries, len(index.document_ids))
-    return {
-        query_id: {name: found[query_id].get(name, 0.0) for name in own.candidates.get(query_id, ())}
-        for query_id in own.queries
-    }

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bixse.data.collection_files import (
     check_corpus,
     check_qrels,
     drop_missing,
     files_of_split,
+    judgements_of,
     read_queries,
     stream_documents,
 )
 from bixse.data.collection_warnings import warn_of_collection
 from bixse.data.io.files import file_hash
 from bixse.data.trec import read_qrels
-from bixse.errors import InputError
 from bixse.evaluation.metrics import check_min_relevant_grade
 from bixse.relevance import MIN_RELEVANT_GRADE
 
@@ -33,11 +33,8 @@ class QuerySet:
     """Judged queries over a corpus."""
 
     name: str
-    """Names the set: a task, a year."""
     queries: Mapping[str, str]
-    """Query id -> text."""
     qrels: Qrels
-    """Judgements of these queries."""
     left_out: frozenset[str] = frozenset()
     """Documents of the corpus that are not searched for these queries."""
     candidates: Mapping[str, Sequence[str]] | None = None
@@ -59,17 +56,14 @@ class Task:
     """
 
     name: str
-    """Names the task, and its folder."""
     documents: Callable[[], Iterator[tuple[str, str]]]
     """Gives id and text of each document, in an order that stays the same."""
     count: int
     """Number of documents."""
     query_sets: tuple[QuerySet, ...]
-    """At least one."""
     exclude_self: bool = False
     """Leave the document with the query's own id out of its answers."""
     min_relevant_grade: float = MIN_RELEVANT_GRADE
-    """Grade from which a document is relevant for the binary metrics."""
     instructions: tuple[str, ...] = ()
     """Names under which a model's table of instructions may hold the task, the first one it knows counts."""
     inputs: Mapping[str, str] = field(default_factory=dict)
@@ -80,12 +74,9 @@ class Task:
     """What makes figures on it mislead."""
 
 
-@dataclass(frozen=True)
-class TaskSource:
+class TaskSource(NamedTuple):
     """A task whose data are there, not yet read."""
 
-    name: str
-    """As in `Task`."""
     read: Callable[[], Task]
     """Reads and checks the data."""
     instructions: tuple[str, ...] = ()
@@ -104,15 +95,14 @@ def collection_task(
     Args:
         folder: holds `corpus.jsonl`, `queries.jsonl` and `qrels/<split>.tsv`.
         split: qrels file to score against.
-        exclude_self: leave the document whose id equals the query's id out of its answers, for collections whose
-            queries are also documents (ArguAna, Quora).
+        exclude_self: leave the document with the query's own id out of its answers (ArguAna, Quora).
         min_relevant_grade: grade from which a document counts as relevant for recall, MRR and MAP, above 0.
         missing_documents: of judgements that name a document which the corpus lacks: "refuse" raises, "drop" leaves
             them out with a warning.
 
     Raises:
         InputError: a file is missing, there is nothing to score, or a value is out of range.
-        InvalidFileError: every faulty row of a file together.
+        InvalidFileError: every invalid row of a file together.
 
     Example:
         >>> import tempfile
@@ -127,18 +117,7 @@ def collection_task(
     """
     folder = Path(folder)
     check_min_relevant_grade(min_relevant_grade)
-    if not folder.is_dir():
-        raise InputError(
-            f"{folder}: got {'a file' if folder.exists() else 'no such folder'}; expected a collection folder with "
-            "corpus.jsonl, queries.jsonl and qrels/<split>.tsv; fix: check the path"
-        )
-    judgements, corpus_file = folder / "qrels" / f"{split}.tsv", folder / "corpus.jsonl"
-    if not judgements.is_file():
-        splits = sorted(file.stem for file in judgements.parent.glob("*.tsv"))
-        raise InputError(
-            f"{judgements.parent}: got split {split!r}; expected one of {splits or 'qrels/<split>.tsv'}; "
-            "fix: name a split that has a qrels file"
-        )
+    judgements, corpus_file = judgements_of(folder, split), folder / "corpus.jsonl"
     qrels, missing = read_qrels(judgements), 0
     texts = read_queries(folder / "queries.jsonl")
     corpus = check_corpus(corpus_file, qrels)

@@ -12,9 +12,9 @@ from typing import Any, Literal, TypeAlias
 
 from bixse.training.config import TrainConfig
 
-Labels: TypeAlias = Mapping[str, Any]
+ArmLabels: TypeAlias = Mapping[str, Any]
 """What distinguishes the arms of an experiment: label -> value."""
-Measure: TypeAlias = "Callable[[Run, Any, Path], Measured]"
+Measure: TypeAlias = "Callable[[ArmRun, Any, Path], Measured]"
 """Does a run, a function of a module: (the run, what all runs read, the run's own folder) -> its figures."""
 RunStatus: TypeAlias = Literal["finished", "diverged", "failed", "interrupted"]
 """`diverged` would only diverge again and stands; `failed` and `interrupted` are taken up again by the next call."""
@@ -34,7 +34,7 @@ class Arm:
         ('loss=bixse, learning_rate=0.0001', 'loss=bixse,learning_rate=0.0001', True)
     """
 
-    labels: Labels
+    labels: ArmLabels
     """What it is called in tables and plots."""
     train: Mapping[str, Any] | None = None
     """Settings of `TrainConfig` on top of those that all arms share; None: nothing is trained, seeds do not matter."""
@@ -68,7 +68,7 @@ class Arm:
 
 
 @dataclass(frozen=True)
-class Run:
+class ArmRun:
     """An arm with one training seed."""
 
     arm: Arm
@@ -110,7 +110,7 @@ class Measured:
 class RunResult(Measured):
     """What a run came to, as it stands in its `result.json`."""
 
-    labels: Labels = field(default_factory=dict)
+    labels: ArmLabels = field(default_factory=dict)
     seed: int = 0
     status: RunStatus = "finished"
     reason: str = ""

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from bixse.data.run_record import RunRecord, Status
-    from bixse.experiments.arms import Run
+    from bixse.experiments.arms import ArmRun
     from bixse.progress import Step
     from bixse.training.config import TrainConfig
 
@@ -92,12 +92,12 @@ def opened(record: RunRecord) -> Iterator[Path]:
 
 def do_runs(
     record: RunRecord,
-    runs: Sequence[Run],
+    runs: Sequence[ArmRun],
     inputs: Any,
     jobs: int | None = 1,
     keep_models: bool = False,
     progress: Callable[[str, int], Step] | None = None,
-    wanted: Callable[[Run, dict[str, RunResult]], bool] = lambda run, results: True,
+    wanted: Callable[[ArmRun, dict[str, RunResult]], bool] = lambda run, results: True,
     after_each: Callable[[dict[str, RunResult]], object] = lambda results: None,
 ) -> Results:
     """Do every run that has no result, within `opened`; those that are finished are kept, and so are diverged ones.
@@ -153,7 +153,7 @@ def do_runs(
     return Results(ordered, made, [mixed] if len(versions) > 1 else [])
 
 
-def execute(run: Run, inputs: Any, folder: Path, keep_models: bool = False) -> RunResult:
+def execute(run: ArmRun, inputs: Any, folder: Path, keep_models: bool = False) -> RunResult:
     """Do one run and write its result to its folder; whatever a library raises fails this run alone.
 
     Raises:
@@ -186,7 +186,7 @@ def execute(run: Run, inputs: Any, folder: Path, keep_models: bool = False) -> R
     return result
 
 
-def load_result(run: Run, folder: Path) -> RunResult | None:
+def load_result(run: ArmRun, folder: Path) -> RunResult | None:
     """The result in a run's folder; None where there is none, or that of another run."""
     try:
         found = RunResult(**json.loads(read_text(folder / run.name / RESULT_FILE)))
@@ -214,7 +214,7 @@ def clear(own: Path, result: RunResult, keep_models: bool) -> None:
                 shutil.rmtree(own / TRAIN_FOLDER / part)
 
 
-def _result(run: Run, **found: Any) -> RunResult:
+def _result(run: ArmRun, **found: Any) -> RunResult:
     known = {"labels": run.arm.labels, "seed": run.seed, "fingerprint": run.fingerprint}
     return RunResult(**{"metrics": {}, **known, "version": metadata.version("bixse"), **found})
 

@@ -9,9 +9,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Generic, get_args
 
 from bixse.errors import InputError, shorten
-from bixse.grading.judge import Usage
+from bixse.grading.judge import Dtype, Usage
 from bixse.grading.ledger import Kept
-from bixse.grading.local.local_model import Dtype
 from bixse.grading.model_names import same_model
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from bixse.data.graded_pairs import Pair
     from bixse.data.run_record import RunRecord
     from bixse.grading.judge import Answer, Judge
-    from bixse.grading.judgements import Judgement
+    from bixse.grading.judgements import JudgedPair
     from bixse.progress import Step
 
 log = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ LEDGER_NAME = "ledger.sqlite"
 class GradeResult:
     """What came of a run of grading."""
 
-    judgements: Sequence[Judgement]
+    judgements: Sequence[JudgedPair]
     """One a pair and repeat, in the order of the pairs, repeats last."""
     summary: Mapping[str, Any]
     """Counts, tokens, dollars: see `summarise`; with `asked`, `reused`, `not_asked`, `usd_of_this_run`."""

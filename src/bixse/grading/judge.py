@@ -41,6 +41,8 @@ token-ids: probabilities of exactly the option tokens; top-logprobs: from the mo
 constrained: from top tokens while decoding may only emit an option; sample: share of each option in n samples; verbal:
 the one grade written (probability 1); score: a cross-encoder's score through a map; replay: an existing judgement.
 """
+Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+"""Number type of a local judge's weights; "auto": that of the precision the process is set to."""
 TEXT_WIDTH = 200
 """Characters of an answer's text, and of its detail, that are kept."""
 MOST_TOKENS = 10_000_000

@@ -25,7 +25,7 @@ WIDE = 0.05
 
 
 @dataclass(frozen=True)
-class Judgement:
+class JudgedPair:
     """What the judge made of one pair, all prompt variants of the rubric together."""
 
     pair: Pair
@@ -118,13 +118,13 @@ class Judgement:
         }
 
 
-def judge_pair(pair: Pair, answers: Sequence[Answer], scale: GradeScale, repeat: int = 0) -> Judgement:
+def judge_pair(pair: Pair, answers: Sequence[Answer], scale: GradeScale, repeat: int = 0) -> JudgedPair:
     """Put the answers about a pair together: it is graded where every one of them is."""
     unusable = [answer.status for answer in answers if answer.status != "graded"]
-    return Judgement(pair, unusable[0] if unusable else "graded", answers, scale, repeat)
+    return JudgedPair(pair, unusable[0] if unusable else "graded", answers, scale, repeat)
 
 
-def graded_pairs(judgements: Iterable[Judgement]) -> GradedPairs:
+def graded_pairs(judgements: Iterable[JudgedPair]) -> GradedPairs:
     """The training table: graded pairs alone, without repeats; expected grade, its probabilities and the judge."""
     return GradedPairs.from_rows(
         {
@@ -143,7 +143,7 @@ def graded_pairs(judgements: Iterable[Judgement]) -> GradedPairs:
     )
 
 
-def save_judgements(judgements: Sequence[Judgement], prices: Prices, path: Path) -> None:
+def save_judgements(judgements: Sequence[JudgedPair], prices: Prices, path: Path) -> None:
     """Write every judgement, graded or not, as Parquet; the file appears whole or not at all.
 
     Raises:
@@ -163,7 +163,7 @@ def save_judgements(judgements: Sequence[Judgement], prices: Prices, path: Path)
     save_table(table, path)
 
 
-def summarise(judgements: Sequence[Judgement], prices: Prices) -> dict[str, Any]:
+def summarise(judgements: Sequence[JudgedPair], prices: Prices) -> dict[str, Any]:
     """Counts, tokens, dollars and doubts about these judgements, as plain data for people and run.json."""
     first = [judgement for judgement in judgements if judgement.repeat == 0]
     statuses = Counter(judgement.status for judgement in first)
@@ -195,7 +195,7 @@ def mean(values: Sequence[float]) -> float | None:
     return math.fsum(values) / len(values) if values else None
 
 
-def _changes(judgements: Sequence[Judgement]) -> list[float]:
+def _changes(judgements: Sequence[JudgedPair]) -> list[float]:
     """|change of relevance| of every pair that was graded twice."""
     first = {(j.pair.query_id, j.pair.document_id, j.pair.task): j.relevance for j in judgements if j.repeat == 0}
     changes = []

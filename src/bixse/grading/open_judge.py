@@ -10,6 +10,7 @@ from pydantic import Field
 
 from bixse.errors import InputError, shorten
 from bixse.grading.grade_settings import AskSettings, NamedRubric
+from bixse.grading.judge import Dtype  # noqa: TC001 (pydantic reads it)
 from bixse.grading.prices import PriceSettings
 from bixse.grading.rubrics import load_rubric
 from bixse.grading.server.server_settings import ServerSettings
@@ -39,15 +40,15 @@ class JudgeOptions(ServerSettings):
     """Answers drawn with --mode sample."""
     max_tokens: int | None = Field(default=None, ge=1)
     """Most tokens of an answer (default: as probed)."""
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    dtype: Dtype = "auto"
     """Number type of a local model's weights; auto is as --precision says."""
     device: str | None = None
     """Device of a local model (default: the best there is)."""
     tokens_per_batch: int | None = Field(default=None, ge=1)
     """Positions in one pass of a local model."""
     score_map: Annotated[str | None, Flag(metavar="MAP")] = None
-    """How scores become relevance: sigmoid or a file for cross-encoders; prob, percent, logit or platt:SLOPE,INTERCEPT
-    for replayed scores."""
+    """How the scores of a cross-encoder (default: logit, a sigmoid) or of a replayed file become relevance: prob,
+    percent, logit or platt:SLOPE,INTERCEPT."""
     scale: tuple[float, float] | None = None
     """Lowest and highest grade of replayed judgements, where the format does not say."""
     texts: Annotated[Path | None, Flag(metavar="DIR")] = None
@@ -121,7 +122,7 @@ def open_judge(names: Sequence[str], rubric: Rubric, options: JudgeOptions | Non
 
         return CrossEncoderJudge(
             name.removeprefix(CROSS_ENCODER),
-            options.score_map,
+            options.score_map or "logit",
             device=options.device,
             dtype=options.dtype,
             revision=options.revision,

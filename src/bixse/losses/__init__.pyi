@@ -6,8 +6,8 @@ from .catalogue import LOSSES as LOSSES
 from .catalogue import build_loss as build_loss
 from .engines.graded_bce import graded_bce as graded_bce
 from .infonce import InfoNCELoss as InfoNCELoss
-from .lambda_loss import LambdaLoss as LambdaLoss
+from .infonce import SoftInfoNCELoss as SoftInfoNCELoss
 from .margin_mse import MarginMSELoss as MarginMSELoss
-from .pairwise_bce import PairwiseBCELoss as PairwiseBCELoss
-from .soft_infonce import SoftInfoNCELoss as SoftInfoNCELoss
+from .pairwise import LambdaLoss as LambdaLoss
+from .pairwise import PairwiseBCELoss as PairwiseBCELoss
 from .targets import GradedTargets as GradedTargets

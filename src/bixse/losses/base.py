@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -20,14 +19,13 @@ from bixse.encoders.embedding import (
 )
 from bixse.errors import InputError, ModelError, shorten
 from bixse.losses.engines.gather import all_gather_rows, global_mean_weight, world_size
+from bixse.losses.options import LossOptions
 from bixse.losses.targets import GradedTargets, mean_grades
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from sentence_transformers import SentenceTransformer
-
-    from bixse.losses.options import InBatchLabels
 
 
 class GradedLoss(nn.Module, ABC):
@@ -49,43 +47,23 @@ class GradedLoss(nn.Module, ABC):
 
     Args:
         model: the encoder that is trained.
-        in_batch_labels: "known" uses every grade the batch knows, "paper" only a row's own documents (all else 0).
-        mini_batch_size: texts of one pass through the encoder, at least 1.
-        gradient_cache: hold the activations of one pass at a time and compute them again in the backward pass (Gao et
-            al. 2021, arXiv:2101.06983): a third more time, and the batch is bound by its embeddings alone. All
-            gradients are the same.
+        options: keywords, see `LossOptions` and its subclass of each loss.
 
     Raises:
         ModelError: the model embeds no texts, as a CrossEncoder.
-        InputError: an argument is outside its range.
+        ConfigError: an option that is unknown or outside its range.
     """
 
-    learned_parameters: ClassVar[tuple[str, ...]] = ()
-    """Parameters of the loss itself; saved beside every checkpoint and restored."""
+    options_class: ClassVar[type[LossOptions]] = LossOptions
+    """What the loss can be told."""
     learned_otherwise: ClassVar[str] = "nothing"
     """For warnings: what the loss still learns from a query without what it requires."""
 
-    def __init__(
-        self,
-        model: SentenceTransformer,
-        in_batch_labels: InBatchLabels = "known",
-        mini_batch_size: int = 32,
-        gradient_cache: bool = False,
-    ) -> None:
+    def __init__(self, model: SentenceTransformer, **options: Any) -> None:
         super().__init__()
         _check_embeds(model)
-        if in_batch_labels not in ("known", "paper"):
-            raise InputError(
-                f"in_batch_labels: got {in_batch_labels!r}; expected 'known' or 'paper'; fix: choose one of them"
-            )
-        if isinstance(mini_batch_size, bool) or not isinstance(mini_batch_size, int) or mini_batch_size < 1:
-            raise InputError(
-                f"mini_batch_size: got {mini_batch_size!r}; expected a number of at least 1; fix: 32 is usual"
-            )
         self.model = model
-        self.in_batch_labels: InBatchLabels = in_batch_labels
-        self.mini_batch_size = mini_batch_size
-        self.gradient_cache = gradient_cache
+        self.options = self.options_class.load(None, options)
         self.statistics: dict[str, Tensor] = {}
         """Figures of the last batch for the log, over all processes, detached."""
         self.denominator = torch.zeros(())
@@ -100,24 +78,20 @@ class GradedLoss(nn.Module, ABC):
             InputError: no document column, no labels, or labels that do not fit the columns.
         """
         query_features, *document_features = list(sentence_features)
-        if not document_features:
+        if not document_features or labels is None:
             raise InputError(
-                "loss: got one text column; expected a query column and at least one document column; "
+                f"loss: got {1 + len(document_features)} text columns and {'no' if labels is None else 'some'} labels; "
+                "expected a query column, at least one document column, and a relevance in [0, 1] for each pair; "
                 "fix: give the data set the columns query, document, label"
             )
-        if labels is None:
-            raise InputError(
-                "loss: got no labels; expected a relevance in [0, 1] for each pair; "
-                "fix: give the data set a column named label"
-            )
+        order: Tensor | None = None
         if isinstance(labels, Mapping):
             (features,) = document_features
-            order: Tensor | None = features.get("order")
+            order = features.get("order")
             document_features = [{name: value for name, value in features.items() if name != "order"}]
             first, columns = None, number_of_texts(features) if order is None else len(order)
             targets = GradedTargets.from_tensors(labels, (number_of_texts(query_features), columns))
         else:
-            order = None
             first, targets = self.targets_of_labels(query_features, document_features, labels)
         documents = torch.cat([self._embed(features) for features in document_features])
         queries = self._embed(query_features)
@@ -149,7 +123,7 @@ class GradedLoss(nn.Module, ABC):
             for document, value in zip(own, values, strict=True)
         )
         targets = GradedTargets.from_ids(
-            query_ids.tolist(), range(len(first)), graded, columns.tolist(), self.in_batch_labels
+            query_ids.tolist(), range(len(first)), graded, columns.tolist(), self.options.in_batch_labels
         )
         return first, targets.to(labels.device)
 
@@ -157,7 +131,7 @@ class GradedLoss(nn.Module, ABC):
         if number_of_texts(features) == 0:  # a process that got no text of a batch takes part all the same
             size = self.model.get_embedding_dimension()
             return torch.zeros(0, size or 0, device=features["input_ids"].device, requires_grad=True)
-        return embed_features(self.model, features, self.mini_batch_size, self.gradient_cache)
+        return embed_features(self.model, features, self.options.mini_batch_size, self.options.gradient_cache)
 
     @property
     def positive_threshold(self) -> float | None:
@@ -190,7 +164,7 @@ class GradedLoss(nn.Module, ABC):
 
     def get_config_dict(self) -> dict[str, Any]:
         """Settings for the model card, as sentence-transformers' losses give them."""
-        return {"in_batch_labels": self.in_batch_labels, "gradient_cache": self.gradient_cache}
+        return self.options.model_dump()
 
 
 def _check_embeds(model: object) -> None:
@@ -207,13 +181,6 @@ def _check_embeds(model: object) -> None:
             "build_encoder(NAME_OR_FOLDER) or SentenceTransformer(NAME_OR_FOLDER) (a CrossEncoder reads both texts "
             "together and has no embeddings: as a judge it takes `bixse grade`)"
         )
-
-
-def check_scale(scale: float) -> float:
-    """The logit scale as given, or an InputError where it is not above 0."""
-    if not 0 < scale < math.inf:
-        raise InputError(f"scale: got {scale}; expected a number above 0; fix: 20 is the paper's (temperature 0.05)")
-    return scale
 
 
 def _merge_documents(document_features: Sequence[Features]) -> tuple[Tensor, Tensor]:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Unpack
+import math
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
-from bixse.errors import InputError
-from bixse.losses.base import GradedLoss, check_scale
-from bixse.losses.bias_start import BiasStart, check_bias_start, fit_bias, prior_bias
+from bixse.losses.base import GradedLoss
 from bixse.losses.engines.batch_statistics import mean_logits, mean_target
-from bixse.losses.engines.graded_bce import graded_bce
-from bixse.losses.options import DEFAULT_SCALE, LossOptions
+from bixse.losses.engines.gather import all_reduce_sum
+from bixse.losses.engines.graded_bce import Reduction, graded_bce
+from bixse.losses.options import LossOptions
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
@@ -21,6 +22,24 @@ if TYPE_CHECKING:
 
 ENTRIES_FOR_START = 2**22
 """Entries that `start_bias` looks at, at most: 16 MB of cosines."""
+LARGEST_BIAS = 100.0
+"""Search range of "fit": the start lies in [-100, 100] (a scale above 100 may need more: give a number then)."""
+
+
+class BiXSEOptions(LossOptions):
+    """Options of `BiXSELoss`."""
+
+    bias: float | Literal["fit", "prior"] = "fit"
+    """Start of the logit bias beta: "fit" makes the mean predicted relevance of the first training batch equal its mean
+    target; "prior" is the log-odds of the mean target; or a number."""
+    learn_scale: bool = False
+    """Learn alpha too."""
+    learn_bias: bool = True
+    """False keeps beta at its start (with `bias=0.0`: the paper's ablation without bias)."""
+    reduction: Reduction = "query"
+    """"query" divides by B (the paper's sum), "mean" by the number of entries."""
+    binarise_at: float | None = Field(default=None, gt=0, le=1)
+    """None keeps the grades; a number replaces z by 1[z >= number] (the paper's ablation)."""
 
 
 class BiXSELoss(GradedLoss):
@@ -29,22 +48,7 @@ class BiXSELoss(GradedLoss):
     L = -(1/B) sum_ij [ z_ij log sigma(s_ij) + (1 - z_ij) log sigma(-s_ij) ], s_ij = alpha cos(q_i, d_j) + beta
     (BiXSE paper, equation 2). alpha is the logit scale, fixed unless `learn_scale`; beta the logit bias, learned at
     a much higher rate than the encoder (`GradedTrainer` gives it one). Computed tile by tile: the B x N matrix is
-    never kept.
-
-    Args:
-        model: the encoder that is trained.
-        scale: logit scale alpha, above 0.
-        bias: start of the logit bias beta: "fit" makes the mean predicted relevance of the first training batch
-            equal its mean target; "prior" is the log-odds of the mean target; or a number.
-        learn_scale: learn alpha too.
-        learn_bias: False keeps beta at its start (with `bias=0.0`: the paper's ablation without bias).
-        reduction: "query" divides by B (the paper's sum), "mean" by the number of entries.
-        binarise_at: None keeps the grades; a number replaces z by 1[z >= number] (the paper's ablation).
-        options: see `GradedLoss`.
-
-    Raises:
-        ModelError: the model embeds no texts, as a CrossEncoder.
-        InputError: an argument is outside its range.
+    never kept. See `BiXSEOptions` for the keywords.
 
     Example:
         With sentence-transformers' own trainer::
@@ -65,43 +69,28 @@ class BiXSELoss(GradedLoss):
             trainer.train()
     """
 
-    learned_parameters: ClassVar[tuple[str, ...]] = ("logit_scale", "logit_bias", "bias_is_set")
+    options_class = BiXSEOptions
+    options: BiXSEOptions
     learned_otherwise: ClassVar[str] = "only what is irrelevant"
 
-    def __init__(
-        self,
-        model: SentenceTransformer,
-        scale: float = DEFAULT_SCALE,
-        bias: BiasStart = "fit",
-        learn_scale: bool = False,
-        learn_bias: bool = True,
-        reduction: Literal["query", "mean"] = "query",
-        binarise_at: float | None = None,
-        **options: Unpack[LossOptions],
-    ) -> None:
+    def __init__(self, model: SentenceTransformer, **options: Any) -> None:
         super().__init__(model, **options)
-        if reduction not in ("query", "mean"):
-            raise InputError(f"reduction: got {reduction!r}; expected 'query' or 'mean'; fix: choose one of them")
-        if binarise_at is not None and not 0 < binarise_at <= 1:
-            raise InputError(f"binarise_at: got {binarise_at}; expected a relevance in (0, 1]; fix: 0.5 is usual")
-        self.bias: BiasStart = check_bias_start(bias)
-        self.reduction: Literal["query", "mean"] = reduction
-        self.binarise_at = binarise_at
-        start = 0.0 if isinstance(bias, str) else float(bias)
-        self.logit_scale = nn.Parameter(torch.tensor(float(check_scale(scale))), requires_grad=learn_scale)
-        self.logit_bias = nn.Parameter(torch.tensor(start), requires_grad=learn_bias)
+        bias = self.options.bias
+        start = 0.0 if isinstance(bias, str) else bias
+        self.logit_scale = nn.Parameter(torch.tensor(self.options.scale), requires_grad=self.options.learn_scale)
+        self.logit_bias = nn.Parameter(torch.tensor(start), requires_grad=self.options.learn_bias)
         self.bias_is_set: Tensor
         self.register_buffer("bias_is_set", torch.tensor(not isinstance(bias, str)))
 
     @property
     def positive_threshold(self) -> float | None:
         """The cutoff where relevance is binarised."""
-        return self.binarise_at
+        return self.options.binarise_at
 
     def compute_loss_from_embeddings(self, queries: Tensor, documents: Tensor, targets: GradedTargets) -> Tensor:
         """The loss of (B, D) queries and (N, D) documents, both normalised; sets the bias on the first call."""
-        if self.binarise_at is not None:
-            targets = targets.binarised(self.binarise_at)
+        if self.options.binarise_at is not None:
+            targets = targets.binarised(self.options.binarise_at)
         if not bool(self.bias_is_set):
             self.start_bias(queries, documents, targets)
         with torch.no_grad():
@@ -113,11 +102,9 @@ class BiXSELoss(GradedLoss):
                 "mean_logit_irrelevant": irrelevant,
                 "mean_target": mean_target(queries, documents, targets),
             }
-        entries = len(queries) * len(documents) - int(targets.relevance.isnan().sum())
-        self.denominator = queries.new_tensor(
-            len(queries) if self.reduction == "query" else entries, dtype=torch.float32
-        )
-        return graded_bce(queries, documents, targets, self.logit_scale, self.logit_bias, self.reduction)
+        counted = len(queries) if self.options.reduction == "query" else targets.number_counted()
+        self.denominator = queries.new_tensor(counted, dtype=torch.float32)
+        return graded_bce(queries, documents, targets, self.logit_scale, self.logit_bias, self.options.reduction)
 
     @torch.no_grad()
     def start_bias(self, queries: Tensor, documents: Tensor, targets: GradedTargets) -> None:
@@ -129,21 +116,68 @@ class BiXSELoss(GradedLoss):
         if stride > 1:
             queries, targets = queries[::stride], targets.every(stride)
         relevance, weight = targets.dense()
-        if self.bias == "fit":
+        if self.options.bias == "fit":
             start = fit_bias(queries.float() @ documents.float().T, relevance, weight, float(self.logit_scale))
         else:
             start = prior_bias(relevance, weight)
         self.logit_bias.fill_(start)
         self.bias_is_set.fill_(True)
 
-    def get_config_dict(self) -> dict[str, Any]:
-        """Settings for the model card."""
-        return {
-            **super().get_config_dict(),
-            "scale": float(self.logit_scale),
-            "bias": self.bias,
-            "learn_scale": self.logit_scale.requires_grad,
-            "learn_bias": self.logit_bias.requires_grad,
-            "reduction": self.reduction,
-            "binarise_at": self.binarise_at,
-        }
+
+def fit_bias(cosines: Tensor, relevance: Tensor, weight: Tensor, scale: float) -> float:
+    """The bias at which the mean of sigma(scale * cosine + bias) equals the mean relevance, by bisection.
+
+    Of several processes each brings its own rows; the means are over all of them.
+
+    Args:
+        cosines: (B, N) similarities under the untrained encoder.
+        relevance: (B, N) targets in [0, 1].
+        weight: (B, N) 1 for entries that count, 0 for masked ones.
+        scale: the logit scale alpha.
+
+    Returns:
+        The start of the logit bias, within [-100, 100].
+
+    Example:
+        >>> cosines = torch.tensor([[0.8, 0.1], [0.2, 0.6]])
+        >>> beta = fit_bias(cosines, torch.eye(2), torch.ones(2, 2), scale=20.0)
+        >>> round(float(torch.sigmoid(20.0 * cosines + beta).mean()), 4)
+        0.5
+    """
+    logits = scale * _exact(cosines[weight.bool()])
+    wanted = _mean_relevance(relevance, weight)
+    low, high = -LARGEST_BIAS, LARGEST_BIAS
+    for _ in range(60):
+        middle = (low + high) / 2
+        if _mean(torch.sigmoid(logits + middle)) < wanted:
+            low = middle
+        else:
+            high = middle
+    return (low + high) / 2
+
+
+def prior_bias(relevance: Tensor, weight: Tensor) -> float:
+    """The log-odds of the mean relevance; ignores that cosines are not centred at 0.
+
+    Example:
+        >>> round(prior_bias(torch.tensor([[1.0, 0.0, 0.0, 0.0]]), torch.ones(1, 4)), 4)
+        -1.0986
+    """
+    mean = _mean_relevance(relevance, weight)
+    return math.log(mean / (1 - mean))
+
+
+def _mean_relevance(relevance: Tensor, weight: Tensor) -> float:
+    """Mean over the entries that count, within [1e-6, 1 - 1e-6]; 0.5 when none counts."""
+    return min(max(_mean(_exact(relevance[weight.bool()])), 1e-6), 1 - 1e-6)
+
+
+def _exact(values: Tensor) -> Tensor:
+    """Detached float64; float32 on a device that has no other."""
+    return values.detach().to(torch.float32 if values.device.type == "mps" else torch.float64)
+
+
+def _mean(values: Tensor) -> float:
+    """Mean over the values of all processes; 0.5 when there is none."""
+    total, number = all_reduce_sum(torch.stack([values.sum(), values.new_tensor(values.numel())])).tolist()
+    return total / number if number else 0.5

@@ -1,78 +1,52 @@
-"""InfoNCE: each positive against the documents that are no positives of its query."""
+"""The softmax losses: InfoNCE on positives, and Soft InfoNCE on graded relevance."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+from pydantic import Field
 from torch.nn.functional import softplus
 
-from bixse.errors import InputError
 from bixse.losses.engines.row_chunks import ChunkResult, RowWiseLoss
-from bixse.losses.options import DEFAULT_SCALE, LossOptions
+from bixse.losses.options import LossOptions
 
 if TYPE_CHECKING:
-    from sentence_transformers import SentenceTransformer
+    from torch import Tensor
 
     from bixse.losses.targets import GradedTargets
+
+
+class InfoNCEOptions(LossOptions):
+    """Options of `InfoNCELoss`."""
+
+    cutoff: float = Field(default=0.5, gt=0, le=1)
+    """Relevance from which a document is a positive."""
 
 
 class InfoNCELoss(RowWiseLoss):
     """Softmax cross-entropy of each positive against the batch's documents (BiXSE paper, equation 1).
 
     L = -(1/P) sum over the P positive entries of log [ exp(s_ij) / (exp(s_ij) + sum_k exp(s_ik)) ], s = scale * cos,
-    k over the documents that are no positives of query i. A entry is positive when its relevance is at least `cutoff`.
+    k over the documents that are no positives of query i. An entry is positive when its relevance is at least `cutoff`.
     Two positives of one query do not compete. (van den Oord et al. 2018, arXiv:1807.03748, equation 4.)
 
-    Args:
-        model: the encoder that is trained.
-        scale: 1 / temperature, above 0.
-        cutoff: relevance in (0, 1] from which a document is a positive.
-        options: see `GradedLoss`.
-
-    Raises:
-        InputError: scale or cutoff outside its range.
-
     Example:
-        With sentence-transformers' own trainer::
-
-            from datasets import Dataset
-            from sentence_transformers import SentenceTransformerTrainer
-            from bixse import build_encoder
-            from bixse.losses import InfoNCELoss
-
-            model = build_encoder("demo")  # or SentenceTransformer("a name or a folder")
-            columns = {
-                "query": ["copy a file", "sort a list"],
-                "document": ["shutil.copy: copy a file", "sorted: a new sorted list"],
-                "label": [1.0, 0.7],
-            }
-            dataset = Dataset.from_dict(columns)
-            trainer = SentenceTransformerTrainer(model, train_dataset=dataset, loss=InfoNCELoss(model))
-            trainer.train()
+        >>> InfoNCELoss(torch.nn.Identity(), cutoff=0.7).requires
+        'a document with relevance of at least 0.7'
     """
 
-    def __init__(
-        self,
-        model: SentenceTransformer,
-        scale: float = DEFAULT_SCALE,
-        cutoff: float = 0.5,
-        **options: Unpack[LossOptions],
-    ) -> None:
-        super().__init__(model, scale, **options)
-        if not 0 < cutoff <= 1:
-            raise InputError(f"cutoff: got {cutoff}; expected a relevance in (0, 1]; fix: 0.5 is usual")
-        self.cutoff = cutoff
+    options_class = InfoNCEOptions
+    options: InfoNCEOptions
 
     @property
     def positive_threshold(self) -> float:
         """A query needs a positive: a document of relevance at least `cutoff`."""
-        return self.cutoff
+        return self.options.cutoff
 
     def chunk_result(self, logits: Tensor, targets: GradedTargets) -> ChunkResult:
         """One term a positive; with n the log-sum-exp of the row's negatives it is softplus(n - s)."""
-        positive = targets.relevance >= self.cutoff
+        positive = targets.relevance >= self.options.cutoff
         rows, columns = targets.rows[positive], targets.columns[positive]
         chosen = logits[rows, columns]
         no_negative = positive | targets.relevance.isnan()
@@ -86,6 +60,26 @@ class InfoNCELoss(RowWiseLoss):
         gradient[rows, columns] = -share
         return ChunkResult(softplus(gap).sum(dtype=torch.float64), len(rows), gradient)
 
-    def get_config_dict(self) -> dict[str, Any]:
-        """Settings for the model card."""
-        return {**super().get_config_dict(), "cutoff": self.cutoff}
+
+class SoftInfoNCELoss(RowWiseLoss):
+    """Softmax cross-entropy against the graded relevance of a row, normalised to sum 1.
+
+    L = -(1/R) sum_i sum_j t_ij log softmax_j(s_ij), t_ij = z_ij / sum_k z_ik, over the R rows with a relevant
+    document: the one-hot target of InfoNCE replaced by the teacher's soft labels, as in Cheng et al. 2023.
+    """
+
+    def chunk_result(self, logits: Tensor, targets: GradedTargets) -> ChunkResult:
+        """One term per row with a relevant document: log-sum-exp less the expected logit under the target."""
+        rows, columns = targets.rows, targets.columns
+        relevance = targets.relevance.nan_to_num(0.0).to(logits.dtype)
+        total = logits.new_zeros(len(logits)).index_add_(0, rows, relevance)
+        usable = total > 0
+        share = relevance / total.clamp_min(torch.finfo(logits.dtype).tiny)[rows]
+        expected = (share * logits[rows, columns]).sum(dtype=torch.float64)
+        masked = targets.relevance.isnan()
+        logits[rows[masked], columns[masked]] = -torch.inf
+        whole = torch.logsumexp(logits, dim=1).masked_fill(~usable, 0.0)
+        logits[~usable] = -torch.inf
+        gradient = logits.sub_(whole.unsqueeze(1)).exp_()
+        gradient[rows, columns] -= share
+        return ChunkResult(whole.sum(dtype=torch.float64) - expected, usable.sum(), gradient)

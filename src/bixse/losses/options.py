@@ -1,22 +1,28 @@
-"""Options that every loss takes, and their defaults."""
+"""The options that every loss takes; each loss adds its own in a subclass."""
 
 from __future__ import annotations
 
-from typing import Literal, TypedDict
+from typing import Literal
 
-DEFAULT_SCALE = 10.0
-"""Logit scale alpha: 1 / temperature. The paper's is 20; 10 was better on dev for every loss (docs/search)."""
+from pydantic import ConfigDict, Field
+
+from bixse.settings import Settings
 
 InBatchLabels = Literal["known", "paper"]
 """What stands in the entries of other queries' documents: every known grade, or 0 as in the paper."""
 
 
-class LossOptions(TypedDict, total=False):
-    """Options of `GradedLoss`, which every loss takes as keywords."""
+class LossOptions(Settings):
+    """What a loss is told by keyword: `BiXSELoss(model, scale=20.0)`, or `loss_options` of a configuration."""
 
-    in_batch_labels: InBatchLabels
+    model_config = ConfigDict(strict=True)
+
+    scale: float = Field(default=10.0, gt=0)
+    """Logit scale alpha: 1 / temperature. The paper's is 20; 10 was better on dev for every loss (docs/search)."""
+    in_batch_labels: InBatchLabels = "known"
     """"known" uses every grade the batch knows, "paper" only a row's own documents (all else 0)."""
-    mini_batch_size: int
-    """Texts of one pass through the encoder, at least 1."""
-    gradient_cache: bool
-    """Hold the activations of one pass at a time and compute them again in the backward pass."""
+    mini_batch_size: int = Field(default=32, ge=1)
+    """Texts of one pass through the encoder."""
+    gradient_cache: bool = False
+    """Hold the activations of one pass at a time and compute them again in the backward pass (Gao et al. 2021,
+    arXiv:2101.06983): a third more time, and the batch is bound by its embeddings alone. All gradients are the same."""

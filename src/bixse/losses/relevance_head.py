@@ -15,12 +15,7 @@ if TYPE_CHECKING:
 
 
 def trained_head(loss: nn.Module, prior: float | None = None) -> RelevanceHead | None:
-    """The head of a loss, or None where the loss learns no probability.
-
-    Args:
-        loss: as it was trained.
-        prior: mean target of the entries that it was trained on, between 0 and 1; None: not known.
-    """
+    """The head of a loss, or None where the loss learns no probability; see `save_relevance_head` for the prior."""
     parameters = dict(loss.named_parameters(recurse=False))
     if not {"logit_scale", "logit_bias"} <= set(parameters):
         return None
@@ -30,11 +25,7 @@ def trained_head(loss: nn.Module, prior: float | None = None) -> RelevanceHead |
 
 
 def check_learns_probability(loss: nn.Module, prior: float | None = None) -> RelevanceHead:
-    """The head of a loss (see `trained_head`).
-
-    Raises:
-        InputError: the loss learns no probability.
-    """
+    """The head of a loss; raises InputError where the loss learns no probability."""
     head = trained_head(loss, prior)
     if head is None:
         raise InputError(
@@ -65,9 +56,6 @@ def save_relevance_head(loss: nn.Module, folder: str | Path, prior: float | None
         folder: the model's; a head that is there is replaced.
         prior: mean target of the entries that the loss was trained on, between 0 and 1, which `RelevanceHead.at_prior`
             needs; None: not known.
-
-    Returns:
-        The head that was written.
 
     Raises:
         InputError: the loss learns no probability, or was not trained.

@@ -58,13 +58,7 @@ class GradedTargets:
     def from_entries(
         cls, rows: ArrayLike, columns: ArrayLike, relevance: ArrayLike, shape: tuple[int, int]
     ) -> GradedTargets:
-        """From M known entries, which are checked.
-
-        Args:
-            rows: M query numbers.
-            columns: M document numbers.
-            relevance: M values in [0, 1]; NaN masks the entry.
-            shape: (B, N).
+        """From M known entries (relevance in [0, 1]; NaN masks the entry), which are checked.
 
         Raises:
             InputError: an entry is outside the batch, given twice, or off [0, 1].
@@ -143,13 +137,12 @@ class GradedTargets:
         """Rows, columns and relevance by name, as a batch carries them to any device."""
         return {"rows": self.rows, "columns": self.columns, "relevance": self.relevance}
 
-    def check_fits(self, what: str, queries: Tensor, documents: Tensor) -> None:
-        """Refuse embeddings of other shapes than (B, D) and (N, D).
+    def number_counted(self) -> int:
+        """Entries that are not masked."""
+        return self.shape[0] * self.shape[1] - int(self.relevance.isnan().sum())
 
-        Args:
-            what: who asks, for the message.
-            queries: embeddings of B queries.
-            documents: embeddings of N documents.
+    def check_fits(self, what: str, queries: Tensor, documents: Tensor) -> None:
+        """Refuse embeddings of other shapes than (B, D) and (N, D); `what` names who asks.
 
         Raises:
             InputError: the embeddings do not fit together, or not these targets.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from pydantic import Field, model_validator
 
 from bixse.errors import SEEDS, InputError
-from bixse.mining.mined_pairs import Format
+from bixse.mining.mined_pairs import PairsFormat
 from bixse.mining.selection import Strategy
 from bixse.settings import Flag, Settings
 
@@ -55,7 +55,7 @@ class MineConfig(Settings):
     """Tokens of a text that an encoder reads; null keeps its own limit."""
     task: str | None = None
     """Name of the task, written beside every pair; encoders with task instructions use those of this task."""
-    format: Format = "parquet"
+    format: PairsFormat = "parquet"
     """How the pairs are written."""
     cache: Annotated[str | None, Flag(metavar="DIR")] = None
     """Folder for document embeddings, so that a corpus is encoded once a model; none keeps nothing (default:

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-Format: TypeAlias = Literal["parquet", "jsonl", "csv"]
-FORMATS: tuple[str, ...] = get_args(Format)
+PairsFormat: TypeAlias = Literal["parquet", "jsonl", "csv"]
+FORMATS: tuple[str, ...] = get_args(PairsFormat)
 
 
 @dataclass(frozen=True, slots=True)

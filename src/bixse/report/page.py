@@ -25,22 +25,12 @@ if TYPE_CHECKING:
     from bixse.report.schema import QueryChange, ReportData
     from bixse.results import Difference
 
-EXCERPT_LENGTH = 320
-"""Characters shown of a document."""
 CHANGES_LISTED = 10
 """How many of the largest gains and of the largest losses are listed by name."""
 
 
 def render_page(template: str, **content: Any) -> str:
-    """A page as text; the same content gives the same page.
-
-    Args:
-        template: a file of `report/templates`.
-        content: what it shows.
-
-    Raises:
-        jinja2.UndefinedError: a part of the content is missing.
-    """
+    """A page as text from a file of `report/templates`; the same content gives the same page."""
     return _environment().get_template(template).render(content)
 
 
@@ -90,20 +80,6 @@ def write_report(data: ReportData, path: Path | str) -> None:
     write_atomically(Path(path), render_report(data))
 
 
-def excerpt(text: str) -> str:
-    """The start of a text on one line, cut at a blank where there is one near.
-
-    Example:
-        >>> excerpt("one  two"), len(excerpt("word " * 500)) <= EXCERPT_LENGTH + 1
-        ('one two', True)
-    """
-    line = " ".join(text[: 4 * EXCERPT_LENGTH].split())
-    if len(line) <= EXCERPT_LENGTH:
-        return line
-    cut = line[: EXCERPT_LENGTH - 1]
-    return (cut if " " not in cut[-40:] else cut[: cut.rindex(" ")]) + " …"
-
-
 @cache
 def _environment() -> Environment:
     """Templates; autoescape is on for every text, and an unknown name is an error."""
@@ -121,7 +97,6 @@ def _environment() -> Environment:
         p_value=table.format_p_value,
         percent=_percent,
         moment=_moment,
-        excerpt=excerpt,
         with_code=_with_code,
     )
     environment.globals.update(
@@ -134,7 +109,7 @@ def _moment(created: str) -> str:
     """A date as it is; a time to the minute, with its zone where one was given."""
     if len(created) <= 10:
         return created
-    moment = datetime.fromisoformat(created.replace("Z", "+00:00"))
+    moment = datetime.fromisoformat(created)
     return f"{moment:%Y-%m-%d %H:%M} {moment.tzname() or ''}".strip()
 
 

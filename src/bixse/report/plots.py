@@ -3,6 +3,8 @@
 Every function returns a `Plot`: an SVG file that a page shows as an image, so that nothing of it reaches the page, with
 a text for screen readers, and the same bytes for the same data. Pictures are drawn narrow (a phone's width) and scale
 with the page. matplotlib is imported on first use and its settings outside are left alone.
+
+`label` turns a system's name into what the picture shows.
 """
 
 from __future__ import annotations
@@ -32,9 +34,6 @@ if TYPE_CHECKING:
 
 POINTS_SHOWN = 300
 """Most points of a line; a longer one shows means of neighbouring points."""
-LABEL_LENGTH = 34
-"""Longest text taken from data, in characters; the rest is cut."""
-
 _WIDTH = 4.3  # inches; 310 SVG units, about a phone's width
 INK, _GREY = "#22303c", "#5b6873"
 SERIES = ["#0b5cad", "#c45a00", "#1a7f4b", "#7a3ea1", "#8a6d00", "#b3261e"]
@@ -82,15 +81,20 @@ class Plot:
         return f'<img src="data:image/svg+xml;base64,{data}" alt="{escape(self.alt)}">'
 
 
+class Point(NamedTuple):
+    """A mean with its interval at a place on the horizontal axis."""
+
+    x: float
+    value: float
+    low: float
+    high: float
+
+
 def training_plots(curves: Sequence[TrainingCurve], label: Callable[[str], str] = str) -> dict[str, Plot]:
     """The panels of the training log that have data, title -> plot.
 
     Losses differ in scale from system to system, so loss and logits get a panel a system; beta and nDCG on the
-    development queries are drawn together. The step of the kept checkpoint is a dashed line.
-
-    Args:
-        curves: one a training run.
-        label: from a system's name to what the picture shows.
+    development queries are drawn together. The step of the kept checkpoint is a dotted line.
 
     Example:
         >>> from bixse.report.schema import TrainingCurve, TrainingPoint
@@ -98,52 +102,81 @@ def training_plots(curves: Sequence[TrainingCurve], label: Callable[[str], str] 
         >>> list(training_plots([curve]))
         ['Training loss: tuned']
     """
-    plots: dict[str, Plot | None] = {}
+    panels: dict[str, tuple[str, list[tuple[str, TrainingCurve, str]]]] = {}
     for curve in curves:
-        plots[f"Training loss: {label(curve.system)}"] = _line_plot(
-            "Training loss", [(label(curve.system), curve, "loss")]
+        name = label(curve.system)
+        logits = [("relevant", curve, "mean_logit_relevant"), ("not relevant", curve, "mean_logit_irrelevant")]
+        panels[f"Training loss: {name}"] = "Training loss", [(name, curve, "loss")]
+        panels[f"Mean logit: {name}"] = "Mean logit", logits
+    for title, field in (("nDCG@10 on the development queries", "dev_ndcg"), ("Logit bias beta", "logit_bias")):
+        panels[title] = title, [(label(curve.system), curve, field) for curve in curves]
+    drawn = {panel: _training_plot(title, series) for panel, (title, series) in panels.items()}
+    return {panel: plot for panel, plot in drawn.items() if plot is not None}
+
+
+def _training_plot(title: str, series: Sequence[tuple[str, TrainingCurve, str]]) -> Plot | None:
+    """Lines of a logged value over steps, each (label, curve, field); None when none has a value."""
+    drawn = [(name, curve, *_values(curve.points, field)) for name, curve, field in series]
+    drawn = [item for item in drawn if len(item[2])]
+    if not drawn:
+        return None
+    with drawing(height=2.6) as figure:
+        axes = figure.add_subplot()
+        lines = []
+        for i, (_, curve, steps, values) in enumerate(drawn):
+            style: dict[str, Any] = {"color": SERIES[i % len(SERIES)], "linestyle": ["-", "--"][i % 2]}
+            marker = MARKERS[i % len(MARKERS)] if len(steps) <= 40 else None
+            lines += axes.plot(steps, values, linewidth=1.5, marker=marker, markersize=3.5, **style)
+            if curve.best_step is not None and (i == 0 or curve is not drawn[i - 1][1]):
+                axes.axvline(curve.best_step, color=style["color"], linewidth=1, linestyle=":")
+                if curve.best_step in steps and series[0][2] == "dev_ndcg":
+                    best = float(values[list(steps).index(curve.best_step)])
+                    axes.plot(curve.best_step, best, marker="*", markersize=12, color=style["color"])
+        kept = any(curve.best_step is not None for _, curve, _, _ in drawn)
+        axes.set(xlabel="step (dotted: checkpoint kept)" if kept else "step")
+        axes.xaxis.get_major_locator().set_params(integer=True)
+        if len(drawn) > 1:
+            names = [clean(name) for name, *_ in drawn]
+            figure.legend(lines, names, loc="outside lower left", ncols=1 if max(map(len, names)) > 16 else 2)
+        said = "; ".join(
+            f"{name} from {format_number(float(values[0]))} to {format_number(float(values[-1]))}"
+            for name, _, _, values in drawn
         )
-        plots[f"Mean logit: {label(curve.system)}"] = _line_plot(
-            "Mean logit",
-            [("relevant", curve, "mean_logit_relevant"), ("not relevant", curve, "mean_logit_irrelevant")],
-        )
-    for title, name in (("nDCG@10 on the development queries", "dev_ndcg"), ("Logit bias beta", "logit_bias")):
-        plots[title] = _line_plot(title, [(label(curve.system), curve, name) for curve in curves])
-    return {title: plot for title, plot in plots.items() if plot is not None}
+        return finished(figure, f"{title} over training steps: {said}")
+
+
+def _values(points: Sequence[TrainingPoint], field: str) -> tuple[np.ndarray, np.ndarray]:
+    """Steps and values where the field was logged, thinned to at most POINTS_SHOWN by means of neighbours."""
+    known = [(point.step, getattr(point, field)) for point in points if getattr(point, field) is not None]
+    pairs = np.array(known, dtype=np.float64).reshape(-1, 2)
+    if len(pairs) > POINTS_SHOWN:
+        pairs = np.array([part.mean(axis=0) for part in np.array_split(pairs, POINTS_SHOWN)])
+    return pairs[:, 0], pairs[:, 1]
 
 
 def merge_plot(curve: MergeCurve, label: Callable[[str], str] = str) -> Plot:
-    """Difference of dev and guard from the base model against the weight of the tuned model.
-
-    Args:
-        curve: at least one point, the base model among them.
-        label: from a system's name to what the picture shows.
-    """
-    names = list(curve.points[0].scores)
+    """Difference of dev and guard from the base model, the first point, against the weight of the tuned model."""
+    changes = {
+        name: [(point.weight, point.scores[name] - score) for point in curve.points]
+        for name, score in curve.points[0].scores.items()
+    }
     with drawing(height=2.8) as figure:
         axes = figure.add_subplot()
         axes.axhline(0, color=INK, linewidth=0.8)
         axes.axvline(curve.weight, color=_GREY, linewidth=1, linestyle=":")
         lines = []
-        for i, name in enumerate(names):
-            values = [point.scores[name] - curve.points[0].scores[name] for point in curve.points]
-            lines += axes.plot(
-                [point.weight for point in curve.points],
-                values,
-                color=SERIES[i % len(SERIES)],
-                marker=MARKERS[i % len(MARKERS)],
-                linestyle="--" if name in curve.guards else "-",
-                markersize=4,
-                linewidth=1.5,
-            )
+        for i, (name, points) in enumerate(changes.items()):
+            style = {"color": SERIES[i % len(SERIES)], "marker": MARKERS[i % len(MARKERS)]}
+            dashes = "--" if name in curve.guards else "-"
+            lines += axes.plot(*zip(*points, strict=True), linestyle=dashes, markersize=4, linewidth=1.5, **style)
         axes.set(xlabel="weight of the tuned model (dotted: kept)", ylabel="change of nDCG@10", xlim=(-0.03, 1.03))
-        words = [f"{clean(name, 24)} ({'guard' if name in curve.guards else 'dev'})" for name in names]
+        words = [f"{clean(name, 24)} ({'guard' if name in curve.guards else 'dev'})" for name in changes]
         figure.legend(lines, words, loc="outside lower left", ncols=1)
         said = "; ".join(
-            f"{name} {format_difference(point.scores[name] - curve.points[0].scores[name])}"
-            for point in curve.points
-            if point.weight == curve.weight
-            for name in names
+            f"{name} {format_difference(change)}"
+            for name, points in changes.items()
+            for weight, change in points
+            if weight == curve.weight
         )
         return finished(
             figure, f"{label(curve.system)}, merged with weight {curve.weight:g} of the tuned model: {said}"
@@ -157,17 +190,16 @@ def reliability_diagram(report: CalibrationReport, name: str) -> Plot:
     """
     with drawing(height=4.5) as figure:
         top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=[3.4, 1])
-        predicted = np.array([b.predicted for b in report.curve])
-        observed = np.array([b.observed for b in report.curve])
-        counts = np.array([b.count for b in report.curve])
+        predicted = [b.predicted for b in report.curve]
         top.plot([0, 1], [0, 1], color=_GREY, linestyle="--", linewidth=1)
         top.text(0.03, 0.97, "seen more often than predicted", color=_GREY, va="top", transform=top.transAxes, size=9)
         top.text(0.97, 0.03, "seen less often than predicted", color=_GREY, ha="right", transform=top.transAxes, size=9)
         low, high = [b.low for b in report.curve], [b.high for b in report.curve]
         top.vlines(predicted, low, high, color=SERIES[0], linewidth=1.4)
+        observed = [b.observed for b in report.curve]
         top.plot(predicted, observed, color=SERIES[0], marker="o", markersize=4.5, linewidth=1)
         top.set(ylabel="observed relevance", xlim=(0, 1), ylim=(0, 1))
-        bottom.vlines(predicted, 0, counts, color=SERIES[0], linewidth=7, alpha=0.55)
+        bottom.vlines(predicted, 0, [b.count for b in report.curve], color=SERIES[0], linewidth=7, alpha=0.55)
         bottom.set(xlabel="predicted probability of relevance", ylabel="pairs", ylim=(0, None))
         bottom.locator_params(axis="y", nbins=3)
         figure.align_ylabels([top, bottom])
@@ -180,13 +212,9 @@ def reliability_diagram(report: CalibrationReport, name: str) -> Plot:
 
 
 def gains_and_losses_plot(changes: Sequence[QueryChange], metric: str) -> Plot:
-    """Every query's change, sorted from the largest loss to the largest gain.
+    """Every query's change, at least one, sorted from the largest loss to the largest gain.
 
     Losses hang below the zero line and are hatched; gains stand above it.
-
-    Args:
-        changes: at least one.
-        metric: name of the metric, for the axis.
     """
     values = np.sort(np.array([change.change for change in changes]))
     count = len(values)
@@ -213,52 +241,34 @@ def gains_and_losses_plot(changes: Sequence[QueryChange], metric: str) -> Plot:
 
 
 def forest_plot(comparisons: Sequence[Comparison], label: Callable[[str], str] = str) -> Plot:
-    """Mean differences with their intervals around the zero line, one row each, sign and shape by verdict.
+    """Mean differences of one metric with their intervals around the zero line, at least one.
 
-    Args:
-        comparisons: at least one, all of one metric.
-        label: from a system's name to what the picture shows.
+    A row each; sign and shape by verdict.
     """
     with drawing(height=0.75 + 0.5 * len(comparisons)) as figure:
         axes = figure.add_subplot()
-        ends = [abs(end) for c in comparisons for end in (c.difference.low, c.difference.high, c.difference.mean)]
-        reach = 1.1 * max(0.001, *ends)
+        reach = 0.001
+        said = []
         for row, comparison in enumerate(comparisons):
             found = comparison.difference
+            reach = max(reach, *map(abs, (found.low, found.high, found.mean)))
             colour, marker = _VERDICT_STYLE[found.verdict]
             axes.hlines(row, found.low, found.high, color=colour, linewidth=2)
             axes.vlines([found.low, found.high], row - 0.1, row + 0.1, color=colour, linewidth=2)
             axes.plot(found.mean, row, color=colour, marker=marker, markersize=7)
-            pair = f"{clean(label(comparison.system), 20)} − {clean(label(comparison.baseline), 20)}"
-            above = axes.get_yaxis_transform()
-            text = {"transform": above, "size": 9.5, "bbox": {"facecolor": "white", "edgecolor": "none", "pad": 1}}
-            axes.text(0.01, row - 0.28, pair, **text)
-            axes.text(0.99, row - 0.28, format_difference(found.mean), ha="right", color=colour, **text)
+            system, baseline = label(comparison.system), label(comparison.baseline)
+            style = {"transform": axes.get_yaxis_transform(), "size": 9.5,
+                     "bbox": {"facecolor": "white", "edgecolor": "none", "pad": 1}}  # fmt: skip
+            axes.text(0.01, row - 0.28, f"{clean(system, 20)} − {clean(baseline, 20)}", **style)
+            axes.text(0.99, row - 0.28, format_difference(found.mean), ha="right", color=colour, **style)
+            said.append(f"{system} against {baseline} {format_difference(found.mean)}, {found.verdict}")
         axes.axvline(0, color=INK, linewidth=0.8)
-        axes.set(xlim=(-reach, reach), ylim=(len(comparisons) - 0.6, -0.72), yticks=[])
+        axes.set(xlim=(-1.1 * reach, 1.1 * reach), ylim=(len(comparisons) - 0.6, -0.72), yticks=[])
         axes.set_xlabel("← worse | better →")
         axes.grid(axis="y", visible=False)
         axes.spines["left"].set_visible(False)
         axes.locator_params(axis="x", nbins=6)
-        said = "; ".join(
-            f"{label(c.system)} against {label(c.baseline)} {format_difference(c.difference.mean)}, "
-            f"{c.difference.verdict}"
-            for c in comparisons
-        )
-        return finished(figure, f"Differences of {comparisons[0].metric} with intervals: {said}")
-
-
-class Point(NamedTuple):
-    """A mean with its interval."""
-
-    x: float
-    """Place on the horizontal axis."""
-    value: float
-    """The mean."""
-    low: float
-    """Lower end of its interval."""
-    high: float
-    """Upper end."""
+        return finished(figure, f"Differences of {comparisons[0].metric} with intervals: {'; '.join(said)}")
 
 
 def line_plot(
@@ -276,13 +286,14 @@ def line_plot(
         x_label: of the horizontal axis.
         y_label: of the vertical axis.
         series: name -> points, at least one.
-        x_scale: "linear" or "log"; a logarithmic axis shows every value as a tick.
+        x_scale: "linear" or "log".
         y_log: logarithmic vertical axis; values below 1 are drawn at 1.
     """
     with drawing(height=3.1) as figure:
         axes = figure.add_subplot()
         places = sorted({point.x for points in series.values() for point in points})
         step = min((b - a for a, b in itertools.pairwise(places)), default=1.0)
+        said = []
         for number, (name, points) in enumerate(series.items()):
             ordered = sorted(points)
             shift = (number - (len(series) - 1) / 2) * 0.08
@@ -293,6 +304,7 @@ def line_plot(
             if any(p.high > p.low for p in ordered):
                 axes.vlines(xs, [p.low for p in ordered], [p.high for p in ordered], color=style["color"],
                             linewidth=1.2, alpha=0.6)  # fmt: skip
+            said.append(f"{name}: " + ", ".join(f"{point.x:g} {format_number(point.value)}" for point in ordered))
         if x_scale == "log":
             axes.set_xscale("log", base=2)
         if y_log:
@@ -302,21 +314,11 @@ def line_plot(
         axes.set(xlabel=x_label, ylabel=y_label)
         if len(series) > 1:
             figure.legend(loc="outside lower left", ncols=2)
-        said = "; ".join(
-            f"{name}: " + ", ".join(f"{point.x:g} {format_number(point.value)}" for point in sorted(points))
-            for name, points in series.items()
-        )
-        return finished(figure, f"{title}, {y_label} against {x_label}: {said}")
+        return finished(figure, f"{title}, {y_label} against {x_label}: {'; '.join(said)}")
 
 
 def row_plot(title: str, label: str, points: Sequence[tuple[str, Point]]) -> Plot:
-    """A row per system: its mean as a dot, its interval as a line, the figure beside it.
-
-    Args:
-        title: for screen readers.
-        label: of the horizontal axis.
-        points: name and figures, in the order they are shown from the top.
-    """
+    """A row per system, from the top: its mean as a dot, its interval as a line; the title is for screen readers."""
     with drawing(height=0.8 + 0.34 * len(points)) as figure:
         axes = figure.add_subplot()
         for row, (_, point) in enumerate(points):
@@ -329,54 +331,7 @@ def row_plot(title: str, label: str, points: Sequence[tuple[str, Point]]) -> Plo
         return finished(figure, f"{title}, {label}: {said}")
 
 
-def _line_plot(title: str, series: Sequence[tuple[str, TrainingCurve, str]]) -> Plot | None:
-    """Lines of a logged value over steps, each (label, curve, field); None when none has a value."""
-    drawn = [(name, curve, field, _values(curve.points, field)) for name, curve, field in series]
-    drawn = [item for item in drawn if len(item[3][0])]
-    if not drawn:
-        return None
-    with drawing(height=2.6) as figure:
-        axes = figure.add_subplot()
-        lines = []
-        for i, (_, curve, _, (steps, values)) in enumerate(drawn):
-            style: dict[str, Any] = {"color": SERIES[i % len(SERIES)], "linestyle": ["-", "--"][i % 2]}
-            marker = MARKERS[i % len(MARKERS)] if len(steps) <= 40 else None
-            lines += axes.plot(steps, values, linewidth=1.5, marker=marker, markersize=3.5, **style)
-            if curve.best_step is not None and (i == 0 or curve is not drawn[i - 1][1]):
-                axes.axvline(curve.best_step, color=style["color"], linewidth=1, linestyle=":")
-                if curve.best_step in steps and drawn[0][2] == "dev_ndcg":
-                    best = float(values[list(steps).index(curve.best_step)])
-                    axes.plot(curve.best_step, best, marker="*", markersize=12, color=style["color"])
-        axes.set(xlabel=_step_label([curve for _, curve, _, _ in drawn]))
-        axes.xaxis.get_major_locator().set_params(integer=True)
-        if len(drawn) > 1:
-            names = [clean(name) for name, _, _, _ in drawn]
-            figure.legend(lines, names, loc="outside lower left", ncols=1 if max(map(len, names)) > 16 else 2)
-        said = "; ".join(
-            f"{name} from {format_number(float(values[0]))} to {format_number(float(values[-1]))}"
-            for name, _, _, (_, values) in drawn
-        )
-        return finished(figure, f"{title} over training steps: {said}")
-
-
-def _step_label(curves: Sequence[TrainingCurve]) -> str:
-    kept = any(curve.best_step is not None for curve in curves)
-    return "step (dotted: checkpoint kept)" if kept else "step"
-
-
-def _values(points: Sequence[TrainingPoint], field: str) -> tuple[np.ndarray, np.ndarray]:
-    """Steps and values where the field was logged, thinned to at most POINTS_SHOWN by means of neighbours."""
-    known = [(point.step, getattr(point, field)) for point in points if getattr(point, field) is not None]
-    steps = np.array([step for step, _ in known], dtype=np.float64)
-    values = np.array([value for _, value in known], dtype=np.float64)
-    if len(steps) <= POINTS_SHOWN:
-        return steps, values
-    parts = zip(np.array_split(steps, POINTS_SHOWN), np.array_split(values, POINTS_SHOWN), strict=True)
-    means = np.array([(step.mean(), value.mean()) for step, value in parts])
-    return means[:, 0], means[:, 1]
-
-
-def clean(text: str, length: int = LABEL_LENGTH) -> str:
+def clean(text: str, length: int = 34) -> str:
     """Text from data as one short printable line; accents stay, control and direction marks do not."""
     line = printable(" ".join(unicodedata.normalize("NFC", text).split()))
     return line[: length - 1] + "…" if len(line) > length else line
@@ -403,9 +358,5 @@ def finished(figure: Any, alt: str) -> Plot:
 
 
 def save_plot(plot: Plot, path: Path) -> None:
-    """Write a picture as an SVG file.
-
-    Raises:
-        StorageError: the folder cannot be written.
-    """
+    """Write a picture as an SVG file; raises StorageError where the folder cannot be written."""
     write_atomically(path, plot.svg)

@@ -1,28 +1,34 @@
-"""`ReportData` and its parts: everything a report shows, as plain validated data.
+"""`ReportData` and its parts: everything a report shows, as plain validated data, and its JSON file.
 
-A report holds results only: no model, no tensor, no path is needed to draw it, so the same JSON file can be
-drawn again later or elsewhere. Numbers must be finite; a value that is not known is None or left out.
+A report holds results only: no model, no tensor, no path is needed to draw it, so the same file can be drawn again
+later or elsewhere. Numbers must be finite; a value that is not known is None or left out.
 """
 
 from __future__ import annotations
 
 from datetime import datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from bixse.data.io.files import read_text, write_atomically
+from bixse.errors import InvalidFileError, shorten
 from bixse.results import CalibrationReport, Comparison
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from typing import Self
 
 UnitInterval = Annotated[float, Field(ge=0.0, le=1.0)]
 """A probability, rate or score in [0, 1]."""
 Text = Annotated[str, AfterValidator(lambda text: text.encode("utf-16", "surrogatepass").decode("utf-16", "replace"))]
 """A text; half a surrogate pair, which no file could hold, becomes the replacement character."""
-Count = Annotated[int, Field(ge=0)]
-"""A number of things, 0 and up."""
+Positive = Annotated[float, Field(ge=0.0)]
+
+
+def _iso(text: str) -> str:
+    datetime.fromisoformat(text)
+    return text
 
 
 class _Plain(BaseModel):
@@ -31,30 +37,16 @@ class _Plain(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, revalidate_instances="always")
 
 
-def _unique(what: str, names: Sequence[object]) -> None:
-    """Raise ValueError at the first name that occurs twice."""
-    seen: set[object] = set()
-    for name in names:
-        if name in seen:
-            raise ValueError(f"{what}: got {name!r} twice; expected one of each; fix: rename or merge them")
-        seen.add(name)
-
-
 class SystemScores(_Plain):
-    """One row of the results table.
-
-    Example:
-        >>> SystemScores(name="bm25", label="BM25", metrics={"ndcg@10": 0.41}).seconds is None
-        True
-    """
+    """One row of the results table."""
 
     name: Text
     """Unique key, used by comparisons."""
     label: Text
     metrics: dict[Text, float]
     """Metric name -> mean over the queries."""
-    seconds: Annotated[float, Field(ge=0.0)] | None = None
-    """Time to train or score the system, in seconds."""
+    seconds: Positive | None = None
+    """Time to train or score the system."""
     note: Text = ""
     """One line below the label."""
 
@@ -62,22 +54,18 @@ class SystemScores(_Plain):
 class TrainingPoint(_Plain):
     """What was logged at one training step; only the step must be known."""
 
-    step: Count
-    """Optimizer steps done."""
-    epoch: Annotated[float, Field(ge=0.0)] | None = None
-    """Passes over the training data done."""
+    step: int
+    epoch: Positive | None = None
     loss: float | None = None
     logit_bias: float | None = None
     """beta of sigma(alpha cos + beta)."""
     logit_scale: float | None = None
     """alpha."""
-    gradient_norm: Annotated[float, Field(ge=0.0)] | None = None
-    """Norm of the encoder's gradient before clipping."""
-    learning_rate: Annotated[float, Field(ge=0.0)] | None = None
+    gradient_norm: Positive | None = None
+    learning_rate: Positive | None = None
     mean_logit_relevant: float | None = None
     """Mean logit of the entries with relevance 0.5 and up."""
     mean_logit_irrelevant: float | None = None
-    """Mean logit of the other entries."""
     dev_ndcg: UnitInterval | None = None
     """nDCG@10 on the development queries."""
 
@@ -87,19 +75,12 @@ class TrainingCurve(_Plain):
 
     system: Text
     points: list[TrainingPoint]
-    best_step: Count | None = None
+    """By rising step."""
+    best_step: int | None = None
     """Step of the checkpoint kept."""
 
-    @field_validator("points")
-    @classmethod
-    def _sorted(cls, points: list[TrainingPoint]) -> list[TrainingPoint]:
-        steps = [point.step for point in points]
-        if steps != sorted(set(steps)):
-            raise ValueError("points: got steps out of order or twice; expected steps that rise; fix: sort by step")
-        return points
 
-
-class MergePoint(_Plain):
+class MergeScore(_Plain):
     """What one weight between the base and the tuned model reaches."""
 
     weight: UnitInterval
@@ -113,8 +94,8 @@ class MergeCurve(_Plain):
 
     system: Text
     weight: UnitInterval
-    """The weight that was kept."""
-    points: list[MergePoint]
+    """The one that was kept."""
+    points: list[MergeScore]
     """By weight, the base model first."""
     guards: list[Text] = Field(default_factory=list)
     """Names of the collections that must not get worse; the others are dev."""
@@ -126,31 +107,28 @@ class QueryChange(_Plain):
     query_id: Text
     query: Text
     kind: Text | None = None
-    """Kind of query, where the collection has kinds."""
+    """Where the collection has kinds of queries."""
     baseline_score: float
     system_score: float
 
     @property
     def change(self) -> float:
-        """system_score - baseline_score."""
+        """System less baseline."""
         return self.system_score - self.baseline_score
 
 
 class RankedDocument(_Plain):
     """One place of a ranking."""
 
-    rank: Annotated[int, Field(ge=1)]
-    """1 is the top."""
+    rank: int
     document_id: Text
     title: Text = ""
-    """Its title, may be empty."""
     text: Text = ""
-    """Its text; the page shows the start."""
+    """The page shows the start."""
     grade: float | None = None
-    """Judged grade, or None when nobody judged the pair."""
+    """None when nobody judged the pair."""
     score: float
     probability: UnitInterval | None = None
-    """Probability of relevance, where the system gives one."""
 
 
 class SideBySide(_Plain):
@@ -175,8 +153,8 @@ class ReportData(_Plain):
     """Everything one report shows.
 
     Raises:
-        pydantic.ValidationError: for an unknown key, a number that is not finite or out of range, an interval
-            whose ends are swapped, a name that occurs twice, or a comparison of a system that is not listed.
+        pydantic.ValidationError: for an unknown key, a number that is not finite or out of range, two systems of one
+            name, or a comparison of a system that is not listed.
 
     Example:
         >>> data = ReportData(title="Tiny", created="2026-01-31T12:00:00+00:00", primary_metric="ndcg@10",
@@ -186,10 +164,9 @@ class ReportData(_Plain):
     """
 
     title: Text
-    created: Text
+    created: Annotated[Text, AfterValidator(_iso)]
     """When the results were made: ISO 8601."""
     description: Text = ""
-    """One sentence below the title."""
     verdicts: list[Text] = Field(default_factory=list)
     """What was found, in plain sentences."""
     systems: list[SystemScores] = Field(min_length=1)
@@ -197,48 +174,33 @@ class ReportData(_Plain):
     primary_metric: Text
     """The metric that decides."""
     confidence: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.95
-    """Level of every interval of the report."""
+    """Of every interval."""
     calibrations: dict[Text, CalibrationReport] = Field(default_factory=dict)
-    """Name of a set of probabilities, for example "raw" or "calibrated" -> how far they can be believed."""
+    """Name of a set of probabilities, such as "raw" -> how far they can be believed."""
     training: list[TrainingCurve] = Field(default_factory=list)
     merges: list[MergeCurve] = Field(default_factory=list)
     """One for each system whose weights were merged with the base model's."""
     guard: list[Comparison] = Field(default_factory=list)
     """Differences on the queries that must not get worse."""
     per_query_baseline: Text = ""
-    """Name of the baseline of `per_query`."""
     per_query_system: Text = ""
-    """Name of the system of `per_query`."""
+    """Names of the systems of `per_query`."""
     per_query: list[QueryChange] = Field(default_factory=list)
     side_by_side: list[SideBySide] = Field(default_factory=list)
     """Both rankings of the queries that moved most."""
     facts: dict[Text, Text] = Field(default_factory=dict)
     """Name -> value: data set, queries, documents, model, seed, versions, command."""
-    timings: dict[Text, Annotated[float, Field(ge=0.0)]] = Field(default_factory=dict)
+    timings: dict[Text, Positive] = Field(default_factory=dict)
     """Stage -> seconds."""
     commands: list[Text] = Field(default_factory=list)
     """Shell commands to go on with."""
     notes: list[Text] = Field(default_factory=list)
 
-    @field_validator("created")
-    @classmethod
-    def _iso(cls, created: str) -> str:
-        try:
-            datetime.fromisoformat(created.replace("Z", "+00:00"))
-        except ValueError as error:
-            raise ValueError(
-                f"created: got {created!r}; expected an ISO 8601 time such as 2026-01-31T12:00:00+00:00; "
-                "fix: use datetime.isoformat()"
-            ) from error
-        return created
-
     @model_validator(mode="after")
     def _check(self) -> Self:
-        _unique("systems", [system.name for system in self.systems])
-        _unique("comparisons", [(c.system, c.baseline, c.metric) for c in self.comparisons])
-        _unique("training", [curve.system for curve in self.training])
-        _unique("per_query", [change.query_id for change in self.per_query])
         known = [system.name for system in self.systems]
+        if twice := [name for name in known if known.count(name) > 1]:
+            raise ValueError(f"systems: got {twice[0]!r} twice; expected one of each; fix: rename one")
         for name in [name for c in (*self.comparisons, *self.guard) for name in (c.system, c.baseline)]:
             if name not in known:
                 raise ValueError(
@@ -270,3 +232,31 @@ class ReportData(_Plain):
         """The comparison of two systems on the primary metric, or None."""
         wanted = (system, baseline, self.primary_metric)
         return next((c for c in self.comparisons if (c.system, c.baseline, c.metric) == wanted), None)
+
+
+def save_report_data(data: ReportData, path: Path | str) -> None:
+    """Write the data of a report as JSON, so that the page can be drawn again.
+
+    Raises:
+        StorageError: the disk is full or the folder cannot be written.
+    """
+    write_atomically(Path(path), data.model_dump_json(indent=2) + "\n")
+
+
+def load_report_data(path: Path | str) -> ReportData:
+    """Read what `save_report_data` wrote.
+
+    Raises:
+        InputError: there is no such file or it cannot be read.
+        InvalidFileError: it is not JSON or breaks the schema; every error is named.
+    """
+    source = Path(path)
+    errors = InvalidFileError(source)
+    try:
+        return ReportData.model_validate_json(read_text(source))
+    except ValidationError as error:
+        for found in error.errors():
+            column = ".".join(map(str, found["loc"])) or None
+            fix = "write the file again with the command that made it"
+            errors.add(None, column, shorten(found["input"]), found["msg"], fix)
+        raise errors from error

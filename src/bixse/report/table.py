@@ -12,8 +12,7 @@ from bixse.progress import duration
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from bixse.report.schema import ReportData
-    from bixse.results import Comparison, Verdict
+    from bixse.results import Verdict
 
 Cell = str | int | float | None
 """An entry of a table; floats get three decimals, None stays empty."""
@@ -27,16 +26,8 @@ VERDICT_WORDS: dict[Verdict, str] = {
 
 
 def format_number(value: float | None, digits: int = 3) -> str:
-    """A number with fixed decimals, or a dash for None.
-
-    Example:
-        >>> format_number(0.45678), format_number(None)
-        ('0.457', '–')
-    """
-    if value is None:
-        return "–"
-    text = f"{value:.{digits}f}"
-    return text[1:] if text.startswith("-") and not text.strip("-0.") else text
+    """A number with fixed decimals, or a dash for None; never "-0.000"."""
+    return "–" if value is None else f"{value:z.{digits}f}"
 
 
 def format_difference(value: float, digits: int = 3) -> str:
@@ -46,19 +37,12 @@ def format_difference(value: float, digits: int = 3) -> str:
         >>> format_difference(0.0531), format_difference(-0.02), format_difference(-0.0001)
         ('+0.053', '−0.020', '0.000')
     """
-    text = format_number(abs(value), digits)
-    if not text.strip("0."):
-        return text
-    return ("+" if value > 0 else "−") + text
+    text = f"{value:+z.{digits}f}".replace("-", "−")
+    return text if text.strip("+0.") else text[1:]
 
 
 def format_interval(low: float | None, high: float | None, signed: bool = False, digits: int = 3) -> str:
-    """An interval, or an empty text when it is not known.
-
-    Example:
-        >>> format_interval(-0.01, 0.09, signed=True)
-        '[−0.010, +0.090]'
-    """
+    """An interval such as "[−0.010, +0.090]", or an empty text when it is not known."""
     if low is None or high is None:
         return ""
     write = format_difference if signed else format_number
@@ -66,22 +50,12 @@ def format_interval(low: float | None, high: float | None, signed: bool = False,
 
 
 def format_p_value(value: float | None) -> str:
-    """A p-value; below one in a thousand only that is said.
-
-    Example:
-        >>> format_p_value(0.0312), format_p_value(0.00004)
-        ('0.031', '< 0.001')
-    """
+    """A p-value; below one in a thousand only "< 0.001"."""
     return "< 0.001" if value is not None and value < 0.001 else format_number(value)
 
 
 def format_seconds(seconds: float | None) -> str:
-    """A duration as `bixse.progress.duration` writes it, or a dash for None.
-
-    Example:
-        >>> format_seconds(83.2), format_seconds(None)
-        ('1 min 23 s', '–')
-    """
+    """A duration such as "1 min 23 s", or a dash for None."""
     return "–" if seconds is None else duration(seconds)
 
 
@@ -99,6 +73,22 @@ def format_table(rows: Sequence[Sequence[Cell]], headers: Sequence[str]) -> str:
         tuned         0.500
     """
     return _tabulated(rows, headers, "simple")
+
+
+def format_histogram(counts: Sequence[int], width: int = 40) -> list[str]:
+    r"""A bar of text for each of the equal parts of relevance from 0 to 1.
+
+    Example:
+        >>> print(*format_histogram([3, 6], width=4), sep="\\n")
+          relevance 0.0 to 0.5 | ## 3
+          relevance 0.5 to 1.0 | #### 6
+    """
+    most, size = max([*counts, 1]), len(counts)
+    bars = ["#" * -(-count * width // most) + " " * bool(count) for count in counts]
+    return [
+        f"  relevance {place / size:.1f} to {(place + 1) / size:.1f} | {bar}{counts[place]}"
+        for place, bar in enumerate(bars)
+    ]
 
 
 def format_markdown(rows: Sequence[Sequence[Cell]], headers: Sequence[str]) -> str:
@@ -125,36 +115,6 @@ def _tabulated(
         colalign=["right" if _is_number_column(column) else "left" for column in columns] if texts else None,
         disable_numparse=True,
     )
-
-
-def results_text(data: ReportData) -> str:
-    """The main table for the terminal: systems by metrics, and the primary metric's difference to each baseline."""
-    return format_table(*_results(data))
-
-
-def results_markdown(data: ReportData) -> str:
-    """The main table in Markdown."""
-    return format_markdown(*_results(data))
-
-
-def _results(data: ReportData) -> tuple[list[list[Cell]], list[str]]:
-    """Rows and headers of the main table."""
-    timed = any(system.seconds is not None for system in data.systems)
-    headers = ["system", *data.metrics, *(f"{data.primary_metric} − {data.label(name)}" for name in data.baselines)]
-    rows: list[list[Cell]] = []
-    for system in data.systems:
-        row: list[Cell] = [system.label, *(format_number(system.metrics.get(metric)) for metric in data.metrics)]
-        row += [_difference_text(data.comparison(system.name, baseline)) for baseline in data.baselines]
-        rows.append([*row, format_seconds(system.seconds)] if timed else row)
-    return rows, [*headers, "time"] if timed else headers
-
-
-def _difference_text(comparison: Comparison | None) -> str:
-    if comparison is None:
-        return "–"
-    found = comparison.difference
-    interval = format_interval(found.low, found.high, signed=True)
-    return f"{format_difference(found.mean)} {interval} {VERDICT_WORDS[found.verdict]}"
 
 
 def _text(entry: Cell) -> str:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+import Stemmer
 
 from bixse.errors import InputError
 
@@ -35,7 +36,7 @@ class BM25:
         stemmer: a Snowball language ("english", "german", ...), or None for no stemming.
 
     Raises:
-        InputError: ids and texts that do not match, a repeated id, parameters out of range, an unknown stemmer.
+        InputError: ids and texts that do not match, parameters out of range, an unknown stemmer.
 
     Example:
         >>> index = BM25(["d1", "d2"], ["copying files", "sorting lists"])
@@ -51,10 +52,19 @@ class BM25:
         b: float = 0.4,
         stemmer: str | None = "english",
     ) -> None:
-        _check(document_ids, texts, k1, b)
+        if len(document_ids) != len(texts) or not k1 >= 0 or not 0 <= b <= 1:
+            raise InputError(
+                f"BM25: got {len(document_ids)} document ids, {len(texts)} texts, k1={k1} and b={b}; expected one id "
+                "per text, k1 >= 0 and 0 <= b <= 1; fix: pass ids and texts in one order, and k1=0.9 and b=0.4"
+            )
+        if stemmer is not None and stemmer not in Stemmer.algorithms():
+            raise InputError(
+                f"stemmer: got {stemmer!r}; expected one of {', '.join(Stemmer.algorithms())} or None; "
+                "fix: name the language of the documents"
+            )
         self.document_ids = np.array(document_ids, dtype=object)
         self.stemmer = stemmer
-        self._stem = _stemmer(stemmer)
+        self._stem = None if stemmer is None else Stemmer.Stemmer(stemmer)
         descending = sorted(range(len(document_ids)), key=lambda index: document_ids[index], reverse=True)
         self._tie_rank = np.empty(len(document_ids), dtype=np.int64)
         self._tie_rank[descending] = np.arange(len(document_ids))
@@ -105,47 +115,14 @@ class BM25:
         return candidates[order][:top_k]
 
     def _tokenize(self, texts: Sequence[str]) -> list[list[str]]:
-        """The stemmed words of each text."""
-        import bm25s
+        import bm25s  # nearly two seconds, with numba and SciPy behind it
 
-        stopwords = "english" if self.stemmer == "english" else None
         tokens: list[list[str]] = bm25s.tokenize(
             list(texts),
             token_pattern=TOKEN_PATTERN,
-            stopwords=stopwords,
+            stopwords="english" if self.stemmer == "english" else None,
             stemmer=self._stem,
             return_ids=False,
             show_progress=False,
         )
         return tokens
-
-
-def _stemmer(language: str | None) -> Any:
-    """The Snowball stemmer of a language; None stems nothing."""
-    if language is None:
-        return None
-    import Stemmer
-
-    if language not in Stemmer.algorithms():
-        raise InputError(
-            f"stemmer: got {language!r}; expected one of {', '.join(Stemmer.algorithms())} or None; "
-            "fix: name the language of the documents"
-        )
-    return Stemmer.Stemmer(language)
-
-
-def _check(document_ids: Sequence[str], texts: Sequence[str], k1: float, b: float) -> None:
-    if len(document_ids) != len(texts):
-        raise InputError(
-            f"BM25: got {len(document_ids)} document ids and {len(texts)} texts; expected one id per text; "
-            "fix: pass both in one order"
-        )
-    seen: set[str] = set()
-    for document_id in document_ids:
-        if document_id in seen:
-            raise InputError(
-                f"BM25: got document id {document_id!r} twice; expected each id once; fix: rename the repeat"
-            )
-        seen.add(document_id)
-    if not k1 >= 0 or not 0 <= b <= 1:
-        raise InputError(f"BM25: got k1={k1} and b={b}; expected k1 >= 0 and 0 <= b <= 1; fix: use 0.9 and 0.4")

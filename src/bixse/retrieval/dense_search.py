@@ -39,13 +39,7 @@ class EncodedCollection:
     def search(
         self, query_ids: Sequence[str], depth: int = DEPTH, exclude_self: bool = False
     ) -> dict[str, dict[str, float]]:
-        """The `depth` documents of highest cosine of each query: a run.
-
-        Args:
-            query_ids: queries to answer.
-            depth: documents per query.
-            exclude_self: leave out the document whose id equals the query's id.
-        """
+        """The `depth` documents of highest cosine of each query: a run; see `to_run` for `exclude_self`."""
         rows = self._rows(self.query_ids, query_ids)
         scores, indices = exact_search(self.queries[rows], self.documents, depth + exclude_self)
         run = to_run(list(query_ids), list(self.document_ids), scores, indices, exclude_self)
@@ -71,15 +65,7 @@ def encode_collection(
     progress: ProgressBars | None = None,
     cache: str | Path | None = None,
 ) -> EncodedCollection:
-    """Embed every document of a collection and the named queries, once.
-
-    Args:
-        model: the encoder.
-        collection: corpus and queries.
-        query_ids: the queries to embed.
-        progress: makes a progress callback from a title and a total.
-        cache: folder in which document embeddings are kept, or "none"; None: see `bixse.data.io.cache.cache_folder`.
-    """
+    """Embed every document of a collection, see `encode_corpus`, and the named queries."""
     return EncodedCollection(
         document_ids=list(collection.corpus),
         documents=encode_corpus(model, collection.corpus, progress, cache),

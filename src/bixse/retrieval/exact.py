@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
@@ -15,6 +14,8 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+Embeddings: TypeAlias = "torch.Tensor | npt.NDArray[Any]"
+"""(n, D) numbers of any float type."""
 QUERY_BLOCK = 256
 """Queries scored at once; with the default chunk the block of scores takes about 20 MB."""
 _INDEX_BITS = 32
@@ -26,8 +27,8 @@ DEPTH = 100
 
 
 def exact_search(
-    query_embeddings: torch.Tensor | npt.NDArray[Any],
-    document_embeddings: torch.Tensor | npt.NDArray[Any],
+    query_embeddings: Embeddings,
+    document_embeddings: Embeddings,
     top_k: int,
     chunk_size: int = 16_384,
     device: str | torch.device | None = None,
@@ -71,11 +72,6 @@ class TopK:
     The blocks are one corpus: positions count on from block to block, and the result does not depend on where the
     corpus is cut (see `exact_search`, which is one block).
 
-    Args:
-        query_embeddings: shape (Q, D).
-        top_k: documents to keep for each query, at least 1.
-        device: where to score.
-
     Example:
         >>> import numpy as np
         >>> best = TopK(np.eye(2), top_k=2)
@@ -85,12 +81,7 @@ class TopK:
         [[2, 1], [0, 1]]
     """
 
-    def __init__(
-        self,
-        query_embeddings: torch.Tensor | npt.NDArray[Any],
-        top_k: int,
-        device: str | torch.device = "cpu",
-    ) -> None:
+    def __init__(self, query_embeddings: Embeddings, top_k: int, device: str | torch.device = "cpu") -> None:
         _check_at_least_one("top_k", top_k)
         self.queries = _float32(query_embeddings, "query embeddings", torch.device(device))
         self.top_k = top_k
@@ -99,7 +90,7 @@ class TopK:
         self.keys = torch.empty((len(self.queries), 0), dtype=torch.int64, device=self.queries.device)
         """(Q, k) sort keys of the best so far: with `seen` all there is to go on from."""
 
-    def add(self, documents: torch.Tensor | npt.NDArray[Any], chunk_size: int = 16_384) -> None:
+    def add(self, documents: Embeddings, chunk_size: int = 16_384) -> None:
         """Let documents, shape (N, D), compete with those seen before; raises InputError as `exact_search`."""
         _check_at_least_one("chunk_size", chunk_size)
         if self.queries.ndim != 2 or documents.ndim != 2 or self.queries.shape[1] != documents.shape[1]:
@@ -136,41 +127,24 @@ def to_run(
 ) -> dict[str, dict[str, float]]:
     """Name the queries and documents of a search result.
 
+    With `exclude_self` the document whose id equals the query's id is dropped, for collections whose queries are also
+    documents (ArguAna, Quora). Such a query keeps k - 1 documents: search for one more than you need.
+
     Args:
-        query_ids: Q ids, one a row of `scores`.
-        document_ids: N ids, in the order the documents were searched.
+        query_ids: Q ids, each once, one a row of `scores`.
+        document_ids: N ids, each once, in the order the documents were searched.
         scores: shape (Q, k).
         indices: shape (Q, k), positions in `document_ids`.
-        exclude_self: drop a document whose id equals the query's id, for collections whose queries are also
-            documents (ArguAna, Quora). Such a query keeps k - 1 documents: search for one more than you need.
+        exclude_self: see above.
 
     Returns:
         Query id -> document id -> score, best first.
-
-    Raises:
-        InputError: the number of ids does not match the result, or an id is used twice.
 
     Example:
         >>> import numpy as np
         >>> to_run(["q"], ["q", "d"], np.array([[1.0, 0.5]]), np.array([[0, 1]]), exclude_self=True)
         {'q': {'d': 0.5}}
     """
-    if not scores.shape == indices.shape == (len(query_ids), *scores.shape[1:2]):
-        raise InputError(
-            f"search result: got {len(query_ids)} query ids, scores {scores.shape} and indices {indices.shape}; "
-            "expected one row of both a query; fix: pass the ids that were searched"
-        )
-    if indices.size and not 0 <= int(indices.min()) <= int(indices.max()) < len(document_ids):
-        raise InputError(
-            f"search result: got positions {indices.min()} to {indices.max()} for {len(document_ids)} document ids; "
-            "expected an id for each position; fix: pass the ids of all documents searched"
-        )
-    for name, ids in (("query", query_ids), ("document", document_ids)):
-        if len(set(ids)) != len(ids):
-            repeated = Counter(ids).most_common(1)[0][0]
-            raise InputError(
-                f"{name} ids: got {repeated!r} twice; expected each id once; fix: drop or rename the repeat"
-            )
     return {
         query_id: {
             document_ids[index]: score
@@ -214,20 +188,15 @@ def _contenders(scores: torch.Tensor, known: torch.Tensor, count: int) -> tuple[
     return found // scores.shape[1], found % scores.shape[1]
 
 
-def _to_keys(scores: torch.Tensor, start: int, columns: torch.Tensor | None = None) -> torch.Tensor:
+def _to_keys(scores: torch.Tensor, start: int, columns: torch.Tensor) -> torch.Tensor:
     """Integers that order as (score descending, position ascending): no two are equal, so a top-k is unique.
 
-    The bits of a float32 order like an integer once those below the sign of a negative number are flipped.
-
-    Args:
-        scores: of a chunk.
-        start: position of the chunk's first document.
-        columns: of each score in the chunk; None for scores of all its documents, in order along the last axis.
+    The bits of a float32 order like an integer once those below the sign of a negative number are flipped. `start` is
+    the position of the chunk's first document, `columns` is where in the chunk each score stands.
     """
     bits = (scores + 0.0).view(torch.int32).to(torch.int64)  # + 0.0 makes -0.0 equal to 0.0
     ordered = torch.where(bits >= 0, bits, bits ^ 0x7FFFFFFF)
-    positions = start + (torch.arange(scores.shape[-1], device=scores.device) if columns is None else columns)
-    return (ordered << _INDEX_BITS) + ((1 << _INDEX_BITS) - 1 - positions)
+    return (ordered << _INDEX_BITS) + ((1 << _INDEX_BITS) - 1 - (start + columns))
 
 
 def _from_keys(keys: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -238,7 +207,7 @@ def _from_keys(keys: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return bits.to(torch.int32).view(torch.float32), positions
 
 
-def _float32(embeddings: torch.Tensor | npt.NDArray[Any], name: str, device: torch.device) -> torch.Tensor:
+def _float32(embeddings: Embeddings, name: str, device: torch.device) -> torch.Tensor:
     """The embeddings as a float32 tensor on the device, a copy only where needed; refuses NaN and infinity."""
     if not isinstance(embeddings, torch.Tensor):
         array = np.ascontiguousarray(embeddings)

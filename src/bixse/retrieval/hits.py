@@ -1,15 +1,18 @@
-"""What a search finds, and what may be asked: shared by indexes and collections."""
+"""What a search is asked, and what it finds: shared by indexes and collections."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from bixse.data import collection_files
 from bixse.data.io.files import is_unicode
-from bixse.errors import InputError, shorten
+from bixse.data.row_files.read import text_lines
+from bixse.errors import InputError, InvalidFileError, shorten
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
+    from pathlib import Path
 
     from bixse.data.collection import Document
     from bixse.encoders.head import RelevanceHead
@@ -28,17 +31,24 @@ class Hit:
     text: str
 
 
-def hit(document_id: str, document: Document, cosine: float, head: RelevanceHead | None) -> Hit:
-    """A document and its cosine as a hit."""
-    return Hit(document_id, cosine, head.probability(cosine) if head is not None else None, *document)
+def hits_of(
+    found: Iterable[tuple[str, Document]], cosines: Iterable[float], head: RelevanceHead | None, least: float | None
+) -> list[Hit]:
+    """Document ids and documents with their cosines as hits, without those less probable than `least`."""
+    return [
+        Hit(name, cosine, None if head is None else head.probability(cosine), *document)
+        for (name, document), cosine in zip(found, cosines, strict=True)
+        if probable(cosine, head, least)
+    ]
+
+
+def probable(cosine: float, head: RelevanceHead | None, least: float | None) -> bool:
+    """Whether a document is at least so probable to be relevant; True where nothing is asked for."""
+    return least is None or (head is not None and head.probability(cosine) >= least)
 
 
 def check_queries(texts: Sequence[str]) -> None:
-    """Refuse queries that hold nothing.
-
-    Raises:
-        InputError: an empty query, or one that is not UTF-8.
-    """
+    """Refuse queries that hold nothing, or are not UTF-8; raises InputError."""
     for text in texts:
         if not text.strip() or not is_unicode(text):
             found = "an empty query" if not text.strip() else f"{shorten(text)}, which is not UTF-8"
@@ -80,3 +90,61 @@ def chosen_threshold(
             f"fix: run `bixse calibrate` on it, or leave {flag} out"
         )
     return threshold if at_precision is None else head.threshold_for(at_precision)
+
+
+def read_queries(path: Path) -> dict[str, str]:
+    r"""Queries from a file: query id -> text, in file order.
+
+    Args:
+        path: JSONL of {_id, text} where it ends in .jsonl; otherwise one query per line, after its id and a tab
+            or without (then the ids are q1, q2, ... by line).
+
+    Raises:
+        InputError: it is missing, unreadable, or holds no query.
+        InvalidFileError: every invalid line together.
+
+    Example:
+        >>> import tempfile, pathlib
+        >>> file = pathlib.Path(tempfile.mkdtemp()) / "queries.txt"
+        >>> _ = file.write_text("copy a file\n\nt7\tsort a list\n")
+        >>> read_queries(file)
+        {'q1': 'copy a file', 't7': 'sort a list'}
+    """
+    if path.suffix.lower() == ".jsonl":
+        return collection_files.read_queries(path)
+    errors = InvalidFileError(path)
+    queries: dict[str, str] = {}
+    for number, line, _ in text_lines(path, errors):
+        before, tab, after = line.partition("\t")
+        identifier, text = (before.strip(), after) if tab else (f"q{number}", line)
+        if not text.strip():
+            errors.add(number, "text", "an empty query", "a text", "fill it in or drop the line")
+        elif identifier in queries:
+            errors.add(number, "_id", f"{shorten(identifier)} again", "an id used once", "drop or rename the repeat")
+        else:
+            queries[identifier] = text
+    errors.raise_any()
+    if not queries:
+        raise InputError(f"{path}: got no queries; expected at least one; fix: write one a line")
+    return queries
+
+
+def plain_hits(hits: Iterable[Hit]) -> list[dict[str, Any]]:
+    """Hits as plain data, with their ranks."""
+    return [
+        {"rank": rank, "document_id": hit.document_id, "cosine": round(hit.cosine, 4),
+         "probability": None if hit.probability is None else round(hit.probability, 4),
+         "title": hit.title, "text": hit.text}
+        for rank, hit in enumerate(hits, start=1)
+    ]  # fmt: skip
+
+
+def hit_lines(hits: Iterable[Hit]) -> list[str]:
+    """Hits for a terminal: rank, probability (or cosine) and title; then the start of the text."""
+    lines = []
+    for rank, hit in enumerate(hits, start=1):
+        figure = f"cos={hit.cosine:.2f}" if hit.probability is None else f"p={hit.probability:.2f}"
+        title = " ".join((hit.title or hit.document_id).split())
+        text = " ".join(hit.text.split())
+        lines.append(f"{rank:>3}. {figure}  {title}\n     {text if len(text) <= 100 else text[:97] + '...'}")
+    return lines or ["no document reaches the threshold"]

@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING
 
 from bixse.data.collection_files import load_corpus
 from bixse.data.collection_warnings import warn_of_empty
-from bixse.encoders.encode import encode_texts
+from bixse.encoders.encode import encode_on, encode_texts
 from bixse.encoders.instructions import use_task
 from bixse.encoders.loading.build import build_encoder
-from bixse.encoders.pool import encode_on
 from bixse.retrieval.exact import exact_search
-from bixse.retrieval.hits import Hit, check_queries, check_top, chosen_threshold, hit
+from bixse.retrieval.hits import Hit, check_queries, check_top, chosen_threshold, hits_of
 from bixse.retrieval.store import encode_corpus
 
 if TYPE_CHECKING:
@@ -46,17 +45,8 @@ def search_collection(
 ) -> CollectionAnswer:
     """The best documents of a collection for a query; its texts are encoded once, see `EmbeddingStore`.
 
-    Args:
-        model: folder, hub name or "demo".
-        collection: folder with `corpus.jsonl`.
-        query: the text.
-        top: documents, at least 1; fewer when the collection holds fewer.
-        threshold: leave out documents less probable to be relevant than this, 0 to 1.
-        at_precision: instead, the threshold that calibration found for this share of relevant documents.
-        task: task whose instructions the model puts before the texts.
-        progress: makes a progress callback from a title and a total.
-        devices: where texts are encoded, see `bixse.encoders.pool.encode_on`.
-        cache: folder in which embeddings are kept, or "none"; None: see `bixse.data.io.cache.cache_folder`.
+    The settings are those of `SearchSettings`, `devices` those of `encode_on`; `progress` makes a progress callback
+    from a title and a total.
 
     Raises:
         InputError: collection, query, `top`, threshold or task cannot be used.
@@ -78,11 +68,7 @@ def search_collection(
         documents = encode_corpus(encoder, corpus, progress, cache)
         queries = encode_texts(encoder, [query], "query")
     scores, rows = exact_search(queries, documents, top)
-    names = list(corpus)
-    found = [
-        hit(names[row], corpus[names[row]], float(score), encoder.head)
-        for score, row in zip(scores[0], rows[0].tolist(), strict=True)
-    ]
-    hits = [hit for hit in found if least is None or (hit.probability or 0.0) >= least]
-    empty = [name for name, document in corpus.items() if not document.content]
+    items = list(corpus.items())
+    hits = hits_of((items[row] for row in rows[0].tolist()), scores[0].tolist(), encoder.head, least)
+    empty = [name for name, document in items if not document.content]
     return CollectionAnswer(hits, warn_of_empty(empty, len(corpus)))

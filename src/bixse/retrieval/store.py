@@ -59,14 +59,9 @@ class EmbeddingStore:
         """Texts that were encoded, not read."""
 
     def encode(self, texts: Sequence[str], progress: Callable[[int], None] | None = None) -> NDArray[np.float32]:
-        """Embed documents; those that are stored are read, the others are encoded and stored.
+        """(N, D) L2-normalised embeddings of N documents; what is not stored is encoded and stored.
 
-        Args:
-            texts: N texts.
-            progress: called with the number of texts done since the last call.
-
-        Returns:
-            (N, D), L2-normalised.
+        `progress` is called with the number of texts done since the last call.
         """
         digests = [blake2b(text.encode("utf-8"), digest_size=16).digest() for text in texts]
         row_of = {digest: row for row, digest in reversed(list(enumerate(digests)))}

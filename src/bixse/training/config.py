@@ -1,10 +1,10 @@
-"""`TrainConfig`: everything a training run depends on, validated once."""
+"""`TrainConfig` and `MergeModelsConfig`: everything `bixse train` and `bixse merge` depend on, validated once."""
 
 from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias
 
 from pydantic import Field, field_validator, model_validator
 
@@ -14,8 +14,11 @@ from bixse.encoders.loading.precision import Setting, resolve_precision
 from bixse.encoders.pooling import PoolingMode
 from bixse.errors import SEEDS, did_you_mean
 from bixse.losses.catalogue import LOSSES
-from bixse.losses.options import DEFAULT_SCALE
+from bixse.losses.options import LossOptions
 from bixse.settings import Flag, Settings, paths_in
+
+if TYPE_CHECKING:
+    from typing import Self
 
 LongTexts: TypeAlias = Literal["cut", "refuse"]
 """What is done with texts that are longer than the encoder reads."""
@@ -87,14 +90,20 @@ class OptimizerConfig(Settings):
 
 Weight = Annotated[float, Field(ge=0, le=1)]
 """w of (1 - w) base + w tuned: 0 is the base model, 1 the tuned one."""
+WEIGHTS: tuple[float, ...] = tuple(step / 10 for step in range(1, 11))
+"""Weights that are tried."""
+TOLERANCE = 0.01
+"""nDCG@10 by which a guard collection may fall below the base model."""
+SEARCHED = 10_000
+"""Documents of a collection that are searched to score a weight."""
 
 
 class MergeConfig(Settings):
     """After training: weights between the base and the tuned encoder, which keep what the base model knew."""
 
-    weights: Annotated[tuple[Weight, ...], Field(min_length=1)] = tuple(step / 10 for step in range(1, 11))
+    weights: Annotated[tuple[Weight, ...], Field(min_length=1)] = WEIGHTS
     """Weights that are scored on dev and guard; a single one is taken without a dev collection too."""
-    documents: int | None = Field(default=10_000, ge=1)
+    documents: int | None = Field(default=SEARCHED, ge=1)
     """Documents of a dev or guard collection that are searched: all judged ones, then others, always the same; null
     searches the whole corpus."""
     checkpoints: int = Field(default=1, ge=1)
@@ -133,7 +142,7 @@ class TrainConfig(Settings):
     """Collection folder, or several: what must not get worse. Merged weights are chosen so that it does not."""
     guard_split: str | tuple[str, ...] = "test"
     """Split of the guard collections, or one for each."""
-    guard_tolerance: float = Field(default=0.01, ge=0)
+    guard_tolerance: float = Field(default=TOLERANCE, ge=0)
     """nDCG@10 by which a guard collection may fall below the base model."""
     allow_shared_queries: bool = False
     """Accept dev or guard queries that stand in the training pairs too; they are counted in a warning."""
@@ -167,7 +176,7 @@ class TrainConfig(Settings):
     """Train low-rank adapters instead of all weights; `lora: {}` takes the defaults."""
     loss: str = "bixse"
     """One of the losses of `bixse.losses.LOSSES`."""
-    scale: float = Field(default=DEFAULT_SCALE, gt=0)
+    scale: float = Field(default=LossOptions.model_fields["scale"].default, gt=0)
     """Logit scale alpha: 1 / temperature. The paper's is 20; 10 was better on dev for every loss (docs/search)."""
     loss_options: dict[str, Any] = Field(default_factory=dict)
     """Other arguments of the loss, for example bias, cutoff, in_batch_labels."""
@@ -213,3 +222,62 @@ class TrainConfig(Settings):
         if value not in LOSSES:
             raise ValueError(f"expected one of {', '.join(LOSSES)}; fix: {did_you_mean(value, LOSSES)}")
         return value
+
+
+class MergeModelsConfig(Settings):
+    """Settings of `bixse merge`: either `weights` gives the share of each model, or `dev` chooses w.
+
+    With `dev`, the first model is the base, tuned is the mean of the others, and the result is
+    (1 - w) base + w tuned.
+
+    Example:
+        >>> MergeModelsConfig(models=["demo", "runs/mine/model"], weights=[0.5, 0.5]).documents
+        10000
+    """
+
+    models: Annotated[tuple[str, ...], Field(min_length=2), Flag(metavar="MODEL", positional=True)]
+    """Folders or hub names of two or more models of one architecture; with dev the base model first."""
+    weights: tuple[Weight, ...] | None = None
+    """Share of each model, with sum 1."""
+    dev: tuple[Path, ...] = ()
+    """Collection folders on which w is chosen."""
+    dev_split: str = "dev"
+    """Split of the dev collections."""
+    guard: tuple[Path, ...] = ()
+    """Collection folders that must not get worse than the base model."""
+    guard_split: str = "test"
+    """Split of the guard collections."""
+    guard_tolerance: float = Field(default=TOLERANCE, ge=0)
+    """nDCG@10 by which a guard collection may fall below the base model."""
+    candidates: Annotated[tuple[Weight, ...], Field(min_length=1)] = WEIGHTS
+    """Values of w that are tried."""
+    documents: int | None = Field(default=SEARCHED, ge=1)
+    """Documents of a collection that are searched, judged ones first; null for all."""
+    pairs: Path | None = None
+    """Graded pairs to which scale and bias of the merged model are fitted; null leaves it without a relevance head."""
+    max_length: int | None = Field(default=None, ge=4)
+    """Tokens of a text that are read; null keeps the base model's."""
+    allow_shared_queries: bool = False
+    """Accept dev or guard queries that stand in the pairs."""
+    trust_remote_code: bool = False
+    """Run code that comes with the models."""
+
+    @model_validator(mode="after")
+    def _usable(self) -> Self:
+        if (self.weights is None) == (not self.dev):
+            found = "weights and dev" if self.dev else "neither weights nor dev"
+            raise ValueError(f"got {found}; expected one of them; fix: give weights, or dev to choose them on")
+        if self.guard and not self.dev:
+            raise ValueError("got guard without dev; expected both; fix: give dev, or leave guard out")
+        if self.weights is not None:
+            from bixse.encoders.interpolation import check_shares  # not at the top: it imports torch
+
+            check_shares(self.weights, len(self.models))
+        return self
+
+    def identity(self) -> dict[str, Any]:
+        """What makes two merges the same; how w is chosen counts only where it is chosen."""
+        chosen = {"candidates", "documents", "guard_tolerance"} if self.dev else set()
+        return self.model_dump(mode="json", include={"models", "weights", "max_length", *chosen}) | {
+            "precision": resolve_precision()
+        }

@@ -1,45 +1,96 @@
-"""The dev collections on which a checkpoint is chosen: loaded, hashed, and made into one evaluator."""
+"""The dev and guard collections of a run: loaded once, hashed, searched for checkpoints and for merged weights."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 from bixse.data.collection_files import files_of_split, load_collection
+from bixse.data.collection_warnings import warn_of_missing
 from bixse.data.io.files import hash_files
+from bixse.encoders.instructions import use_task
+from bixse.encoders.prompts import prompt_for
 from bixse.errors import InputError
+from bixse.evaluation.dev_evaluator import GradedRetrievalEvaluator, MeanEvaluator
+from bixse.evaluation.evaluate import evaluate_query_sets
+from bixse.evaluation.metrics import PRIMARY_METRIC
+from bixse.evaluation.suites.beir_short import cut_collection
+from bixse.evaluation.systems import EncoderSystem
+from bixse.evaluation.tasks import QuerySet, Task
 from bixse.retrieval.bm25 import BM25
 from bixse.settings import paths_in
-from bixse.training.config import TrainConfig
-from bixse.training.merging.watched import Split, load_watched
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
+    from pathlib import Path
+    from typing import Any
+
+    from sentence_transformers import SentenceTransformer
 
     from bixse.data.collection import Collection
+    from bixse.data.collection_files import MissingDocuments
+    from bixse.encoders.relevance_model import RelevanceModel
     from bixse.evaluation.dev_evaluator import DevEvaluator
     from bixse.relevance import Qrels, Run
     from bixse.training.config import TrainConfig
-    from bixse.training.merging.watched import Watched
+
+Role: TypeAlias = Literal["dev", "guard"]
+"""dev: what should get better; guard: what must not get worse."""
+Scores: TypeAlias = "dict[str, dict[str, float]]"
+"""Name of a query set -> query id -> nDCG@10."""
 
 
-def load_dev(config: TrainConfig) -> dict[str, Collection]:
-    """The dev collections of a configuration by the names of their folders; none where there is no dev.
+class Split(NamedTuple):
+    """A split of a collection folder, and what it is for."""
 
-    Raises:
-        InputError: a collection or its split cannot be used, or two folders have one name.
-    """
-    folders = paths_in(config.dev)
-    names = [folder.resolve().name for folder in folders]
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise InputError(
-            f"dev: got two folders named {twice[0]!r}; expected names of their own, under which their figures are "
-            "logged; fix: rename one"
-        )
-    return {
-        name: load_collection(folder, [config.dev_split], config.missing_documents)
-        for name, folder in zip(names, folders, strict=True)
-    }
+    folder: Path
+    split: str
+    role: Role
+
+
+@dataclass(frozen=True)
+class WatchedQueries(QuerySet):
+    """The judged queries of one split that have a relevant document, by the collection's name (and the split's)."""
+
+    role: Role = "dev"
+    """What a change of its figure means."""
+    split: str = "dev"
+    """Its name in the collection."""
+
+
+@dataclass(frozen=True)
+class Watched:
+    """One collection and its splits that are searched."""
+
+    collection: Collection
+    sets: tuple[WatchedQueries, ...]
+    """Dev and guard queries of this corpus."""
+    most: int | None
+    """Documents that are searched to score merged weights; None for all."""
+
+    @cached_property
+    def documents(self) -> dict[str, str]:
+        """Document id -> text: all judged ones, then others up to `most`, the same ones each time."""
+        corpus = self.collection.corpus
+        together = {f"{own.name}/{query}": dict(grades) for own in self.sets for query, grades in own.qrels.items()}
+        kept: Iterable[str] = corpus
+        if self.most is not None and self.most < len(corpus):
+            size = max(self.most, len({document for grades in together.values() for document in grades}))
+            kept = cut_collection(self.collection.name, together, corpus, len(together), size).documents
+        return {document: corpus[document].content for document in kept}
+
+    def warnings(self) -> list[str]:
+        """Judgements that were left out."""
+        qrels, missing = self.collection.qrels, self.collection.missing
+        splits = {own.split for own in self.sets}
+        return [line for name in sorted(splits) for line in warn_of_missing(missing.get(name, 0), qrels[name], name)]
+
+    def scores(self, model: SentenceTransformer) -> Scores:
+        """nDCG@10 of every judged query; the documents are encoded once for all query sets."""
+        task = Task("watched", lambda: iter(self.documents.items()), len(self.documents), self.sets)
+        found = evaluate_query_sets(EncoderSystem(model, cache="none"), task)
+        return {name: own.per_query[PRIMARY_METRIC] for name, own in found.items()}
 
 
 def watched_splits(config: TrainConfig) -> list[Split]:
@@ -50,20 +101,36 @@ def watched_splits(config: TrainConfig) -> list[Split]:
     return found + [Split(folder, split, "guard") for folder, split in zip(guards, splits, strict=True)]
 
 
-def load_watched_of(config: TrainConfig) -> list[Watched]:
-    """What a merged model is scored on; nothing where weights are not merged.
+def load_watched(
+    splits: Sequence[Split], documents: int | None = None, missing_documents: MissingDocuments = "refuse"
+) -> list[Watched]:
+    """Read collections; splits of one folder share one corpus.
+
+    Args:
+        splits: dev and guard splits.
+        documents: documents of a corpus that are searched to score merged weights; None for all.
+        missing_documents: see `load_collection`.
 
     Raises:
-        InputError: see `load_watched`.
+        InputError: a collection or split cannot be used, or has no relevant document, or two have one name.
     """
-    if config.merge is None or config.dev is None:
-        return []
-    return load_watched(watched_splits(config), config.merge.documents, config.missing_documents)
+    names = _names(splits)
+    found = []
+    for folder in dict.fromkeys(entry.folder.resolve() for entry in splits):
+        own = [(name, entry) for name, entry in zip(names, splits, strict=True) if entry.folder.resolve() == folder]
+        collection = load_collection(folder, list(dict.fromkeys(entry.split for _, entry in own)), missing_documents)
+        sets = []
+        for name, entry in own:
+            judged = {q: grades for q, grades in collection.qrels[entry.split].items() if max(grades.values()) > 0}
+            queries = {query: collection.queries[query] for query in judged}
+            sets.append(WatchedQueries(name, queries, judged, role=entry.role, split=entry.split))
+        found.append(Watched(collection, tuple(sets), documents))
+    return found
 
 
-def dev_hashes(config: TrainConfig) -> dict[str, str]:
-    """Content hashes of the files of the dev and guard collections."""
-    return split_hashes(watched_splits(config))
+def sets_of(watched: Sequence[Watched], role: Role | None = None) -> list[tuple[Watched, WatchedQueries]]:
+    """The query sets of a role, or of both, each with its collection."""
+    return [(corpus, own) for corpus in watched for own in corpus.sets if role in (None, own.role)]
 
 
 def split_hashes(splits: Sequence[Split]) -> dict[str, str]:
@@ -76,27 +143,56 @@ def split_hashes(splits: Sequence[Split]) -> dict[str, str]:
     return hashes
 
 
-def dev_evaluator(config: TrainConfig, collections: Mapping[str, Collection]) -> DevEvaluator | None:
+def check_not_trained_on(watched: Sequence[Watched], queries: Iterable[str], allowed: bool) -> list[str]:
+    """Refuse, or count, held-out queries that stand in the training pairs: on these a model looks better than it is.
+
+    Args:
+        watched: dev and guard collections.
+        queries: texts of the training queries.
+        allowed: warn instead.
+
+    Raises:
+        InputError: there are such queries and they are not allowed.
+    """
+    held_out = {f"{own.role} {own.name}": own.queries for _, own in sets_of(watched)}
+    trained = {text for own in held_out.values() for text in own.values()}.intersection(queries)
+    said = []
+    for name, own in held_out.items():
+        shared = [query for query, text in own.items() if text in trained]
+        if shared:
+            said.append(
+                f"{name}: got {len(shared)} of {len(own)} queries that stand in the training pairs too (such as "
+                f"{shared[0]!r})"
+            )
+    if said and not allowed:
+        raise InputError(
+            f"{'; '.join(said)}; expected none, as a model looks better on queries it was trained on; fix: take them "
+            "out of the pairs, or allow them (`allow_shared_queries: true`, --allow-shared-queries)"
+        )
+    return said
+
+
+def dev_evaluator(config: TrainConfig, model: RelevanceModel, watched: Sequence[Watched]) -> DevEvaluator | None:
     """Graded nDCG@10 on the dev queries, over their judged documents and those that BM25 ranks high.
 
-    Of several collections the mean decides, each counting as much (BiXSE paper, appendix: BEIR(short)).
+    Of several collections the mean decides, each counting as much (BiXSE paper, appendix: BEIR(short)). The model takes
+    the prompts of the dev task; one that is missing is said here.
     """
-    from bixse.evaluation.dev_evaluator import GradedRetrievalEvaluator, MeanEvaluator
-
-    if config.evaluations_per_epoch == 0:
+    dev = sets_of(watched, "dev")
+    if config.evaluations_per_epoch == 0 or not dev:
         return None
+    use_task(model, config.dev_task)
+    prompt_for(model, "query")
     found = []
-    for name, collection in collections.items():
-        qrels = collection.qrels[config.dev_split]
+    for corpus, own in dev:
+        collection, qrels = corpus.collection, corpus.collection.qrels[own.split]
         queries = {query_id: collection.queries[query_id] for query_id in qrels}
         index = BM25(list(collection.corpus), [document.content for document in collection.corpus.values()])
         runs = [index.search(queries, config.dev_candidates)]
-        corpus = candidate_corpus(collection, qrels, runs, config.dev_candidates)
-        prefix = "dev" if len(collections) == 1 else f"dev_{name}"
-        found.append(GradedRetrievalEvaluator(corpus, queries, qrels, config.min_relevant_grade, prefix))
-    if len(found) <= 1:
-        return found[0] if found else None
-    return MeanEvaluator(found, "dev")
+        texts = candidate_corpus(collection, qrels, runs, config.dev_candidates)
+        prefix = "dev" if len(dev) == 1 else f"dev_{collection.name}"
+        found.append(GradedRetrievalEvaluator(texts, queries, qrels, config.min_relevant_grade, prefix))
+    return found[0] if len(found) == 1 else MeanEvaluator(found, "dev")
 
 
 def candidate_corpus(collection: Collection, qrels: Qrels, runs: Sequence[Run], depth: int) -> dict[str, str]:
@@ -121,3 +217,19 @@ def dev_figures(history: Iterable[Mapping[str, Any]]) -> dict[int, float]:
         {0: 0.5}
     """
     return {entry["step"]: entry["eval_dev_ndcg@10"] for entry in history if "eval_dev_ndcg@10" in entry}
+
+
+def _names(splits: Sequence[Split]) -> list[str]:
+    """The folder's name where it is named once, else with the split."""
+    folders = [entry.folder.resolve().name for entry in splits]
+    names = [
+        name if folders.count(name) == 1 else f"{name}/{entry.split}"
+        for name, entry in zip(folders, splits, strict=True)
+    ]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise InputError(
+            f"dev and guard: got two collections named {twice[0]!r}; expected names of their own, under which their "
+            "figures are shown; fix: rename a folder, or leave one out"
+        )
+    return names

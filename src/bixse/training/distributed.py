@@ -1,4 +1,7 @@
-"""Several processes that train one model: started together, agreed on what they do, stopped together."""
+"""Several processes that train one model: started together, agreed on what they do, stopped together.
+
+The launcher's environment says which process this is, before torch is imported; the rest is accelerate's.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     import torch
-    from torch import Tensor
 
 NUMBERS_AT_ONCE = 2**23
 """Numbers of gradients that are summed over the processes in one message: 32 MB of float32."""
@@ -42,12 +44,11 @@ def init_distributed() -> None:
     """Meet the other processes; nothing happens where there is one alone."""
     if world_size() > 1:
         import torch
-        import torch.distributed as dist
         from accelerate import PartialState
 
-        if not dist.is_initialized():
+        if not torch.distributed.is_initialized():
             PartialState(cpu=not torch.cuda.is_available(), timeout=PATIENCE)
-            atexit.register(dist.destroy_process_group)
+            atexit.register(torch.distributed.destroy_process_group)
             # torch 2.13 has new names for both; older ones do not know them
             names = "all_gather_into_tensor|reduce_scatter_tensor"
             warnings.filterwarnings("ignore", message=f".*({names}).* is deprecated", category=FutureWarning)
@@ -55,33 +56,20 @@ def init_distributed() -> None:
 
 @contextmanager
 def raise_together() -> Iterator[None]:
-    """Run the block in every process; where it fails in one, it fails in all with the first one's error.
-
-    Raises:
-        BixseError: what the block raised here or in another process.
-    """
+    """Run the block in every process; where it fails in one, it fails in all with the first one's error."""
     if world_size() == 1:
         yield
         return
+    from accelerate.utils import gather_object
+
     error: BixseError | None = None
     try:
         yield
     except BixseError as raised:
         error = raised
-    found = [other for other in all_gather_object(error) if other is not None]
+    found = [other for other in gather_object([error]) if other is not None]
     if found:
         raise found[0].of_all_processes()
-
-
-def all_gather_object(value: Any) -> list[Any]:
-    """What every process gave, in their order; each must call this."""
-    if world_size() == 1:
-        return [value]
-    import torch.distributed as dist
-
-    gathered: list[Any] = [None] * world_size()
-    dist.all_gather_object(gathered, value)
-    return gathered
 
 
 def check_agreement(named: Mapping[str, Any]) -> None:
@@ -93,7 +81,9 @@ def check_agreement(named: Mapping[str, Any]) -> None:
     Raises:
         InputError: names what differs, and in which processes.
     """
-    everyone = all_gather_object(dict(named))
+    from accelerate.utils import gather_object
+
+    everyone = gather_object([dict(named)])
     for name in named:
         values = [other.get(name) for other in everyone]
         odd = [number for number, value in enumerate(values) if value != values[0]]
@@ -135,30 +125,12 @@ def average_gradients(parameters: Iterable[torch.nn.Parameter]) -> None:
     dist.all_reduce(has)
     used = [parameter for parameter, number in zip(trained, has.tolist(), strict=True) if number > 0]
     for bucket in _buckets(used):
-        flat = torch.cat([_gradient(parameter).reshape(-1) for parameter in bucket])
+        gradients = [torch.zeros_like(part) if part.grad is None else part.grad for part in bucket]
+        flat = torch.cat([gradient.float().reshape(-1) for gradient in gradients])
         dist.all_reduce(flat)
         flat /= world_size()
         for parameter, part in zip(bucket, flat.split([parameter.numel() for parameter in bucket]), strict=True):
             parameter.grad = part.view_as(parameter).to(parameter.dtype)
-
-
-def broadcast_from_main(tensors: Iterable[Tensor]) -> None:
-    """Overwrite tensors with those of the first process."""
-    if world_size() == 1:
-        return
-    import torch.distributed as dist
-
-    for tensor in tensors:
-        dist.broadcast(tensor.data, src=0)
-
-
-def _gradient(parameter: torch.nn.Parameter) -> Tensor:
-    """Float32 gradient, zeros where there is none."""
-    import torch
-
-    if parameter.grad is None:
-        return torch.zeros_like(parameter, dtype=torch.float32)
-    return parameter.grad.float()
 
 
 def _buckets(parameters: Iterable[torch.nn.Parameter]) -> Iterator[list[torch.nn.Parameter]]:

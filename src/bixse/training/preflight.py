@@ -7,13 +7,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import psutil
+import torch
+from sentence_transformers.util import batch_to_device
 
+from bixse.encoders.embedding import embed_features, number_of_texts, take_rows
+from bixse.encoders.prompts import prompt_for
 from bixse.errors import InputError, StorageError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    import torch
     from sentence_transformers import SentenceTransformer
 
     from bixse.data.graded_pairs import GradedPairs, Kind
@@ -76,12 +80,6 @@ def check_lengths(where: object, model: SentenceTransformer, pairs: GradedPairs,
 
     Of more than 1,000 texts that may be too long a sample, evenly spaced, is tokenised.
 
-    Args:
-        where: the file the pairs came from, for the message.
-        model: the encoder.
-        pairs: the training pairs.
-        policy: "cut" warns, "refuse" raises.
-
     Raises:
         InputError: there are such texts and the policy is "refuse".
     """
@@ -114,8 +112,6 @@ def check_lengths(where: object, model: SentenceTransformer, pairs: GradedPairs,
 
 def _prompts_before(model: SentenceTransformer, pairs: GradedPairs) -> dict[str, list[str]]:
     """Every prompt that may stand before a query or a document in training."""
-    from bixse.encoders.prompts import prompt_for
-
     table: Instructions | None = getattr(model, "instructions", None)
     if table is None:
         return {name: [prompt_for(model, kind) or ""] for name, kind in KINDS.items()}
@@ -129,11 +125,6 @@ def _prompts_before(model: SentenceTransformer, pairs: GradedPairs) -> dict[str,
 
 def check_disk(out: Path, model: torch.nn.Module, checkpoints: int = 2) -> None:
     """Refuse to start where the checkpoints (weights and two moments each), one more and the model would not fit.
-
-    Args:
-        out: the output folder.
-        model: the encoder.
-        checkpoints: how many lie there together.
 
     Raises:
         StorageError: says how much is free and how much is needed.
@@ -162,31 +153,24 @@ def check_memory(trainer: GradedTrainer) -> int:
     Raises:
         InputError: gives the bytes needed and the bytes there are.
     """
-    import torch
-
-    from bixse.encoders.embedding import number_of_texts
-
     loss, model = trainer.loss, trainer.loss.model
+    cached, at_once = loss.options.gradient_cache, loss.options.mini_batch_size
     with torch.random.fork_rng(), torch.enable_grad():
         model.train()
         features, _ = trainer.collect_features(next(iter(trainer.get_train_dataloader())))
         texts = [number_of_texts(part) for part in features]
-        texts_held = [min(number, loss.mini_batch_size) if loss.gradient_cache else number for number in texts]
+        texts_held = [min(number, at_once) if cached else number for number in texts]
         states = [_bytes_of_a_text(loss, p) * n if n else 0 for p, n in zip(features, texts_held, strict=True)]
     weights = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
     size = model.get_embedding_dimension() or 0
-    needed = (max(states) if loss.gradient_cache else sum(states)) + 3 * weights + 3 * sum(texts) * size * 4
+    needed = (max(states) if cached else sum(states)) + 3 * weights + 3 * sum(texts) * size * 4
     free = free_memory(model.device)
     if needed > free:
-        mend = (
-            "a smaller batch_size or train_max_length"
-            if loss.gradient_cache
-            else "`gradient_cache: true` under loss_options"
-        )
+        smaller = "a smaller batch_size or train_max_length" if cached else "`gradient_cache: true` under loss_options"
         raise InputError(
             f"training: got a batch of {texts[0]} queries and {sum(texts[1:])} documents that needs at least "
             f"{needed:,} bytes ({needed / 1e9:.1f} GB); expected at most the {free:,} bytes that are free "
-            f"({free / 1e9:.1f} GB); fix: set {mend}"
+            f"({free / 1e9:.1f} GB); fix: set {smaller}"
         )
     return needed
 
@@ -198,11 +182,6 @@ def _bytes_of_a_text(loss: GradedLoss, features: Mapping[str, Any]) -> int:
     """
     if "attention_mask" not in features:
         return 0
-    import torch
-    from sentence_transformers.util import batch_to_device
-
-    from bixse.encoders.embedding import embed_features, take_rows
-
     mask = features["attention_mask"]
     by_length = torch.argsort(mask.sum(dim=1))
     rows = by_length[torch.linspace(0, len(mask) - 1, min(len(mask), TEXTS_LOOKED_AT)).long()]
@@ -223,9 +202,6 @@ def _bytes_of_a_text(loss: GradedLoss, features: Mapping[str, Any]) -> int:
 
 def free_memory(device: torch.device) -> int:
     """Bytes that are free on a device: of the graphics card, or of the machine or its container."""
-    import psutil
-    import torch
-
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     free = int(psutil.virtual_memory().available)

@@ -6,34 +6,49 @@ import copy
 import shutil
 import time
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from bixse.data.collection_warnings import warn_of_missing
+from filelock import FileLock, Timeout
+from transformers import PrinterCallback, ProgressCallback, set_seed
+
 from bixse.data.io.files import file_hash, storage_errors
 from bixse.data.pairs_files import load_several
 from bixse.data.run_record import RunRecord, Status, open_run
 from bixse.data.task_instructions import load_instructions
 from bixse.encoders.identity import model_hashes, model_path_settings
+from bixse.encoders.instructions import set_instructions
+from bixse.encoders.interpolation import check_can_be_scaled, mean_weights, trained_weights
+from bixse.encoders.loading.build import build_encoder, no_library_bars, quiet_loading, set_dropout
 from bixse.encoders.loading.precision import upcast_trainable_to_float32, use_precision
+from bixse.encoders.loading.saving import save_whole
+from bixse.encoders.lora import add_lora, has_lora, merge_lora
 from bixse.errors import ConfigError, InputError, InterruptedRunError, OutputExistsError, TrainingError
 from bixse.losses.catalogue import build_loss, check_loss_options
-from bixse.progress import progress_bar
+from bixse.losses.relevance_head import trained_head
 from bixse.settings import paths_in
-from bixse.training.config import TrainConfig
-from bixse.training.dev_evaluation import dev_evaluator, dev_figures, dev_hashes, load_dev, load_watched_of
+from bixse.training.dev_evaluation import (
+    check_not_trained_on,
+    dev_evaluator,
+    dev_figures,
+    load_watched,
+    split_hashes,
+    watched_splits,
+)
 from bixse.training.distributed import any_process, check_agreement, init_distributed, is_main_process, raise_together
-from bixse.training.loop.checkpoints import checkpoint_to_resume, tell_where_the_best_is, whole_checkpoints
+from bixse.training.loop.arguments import training_arguments
+from bixse.training.loop.batch_plan import BatchPlan
+from bixse.training.loop.callbacks import ProgressBar, StepLog, StopOnInterrupt
+from bixse.training.loop.checkpoints import checkpoint_to_resume, relocate_best_checkpoint
 from bixse.training.loop.divergence import check_finite, check_learned, embedding_spreads
-from bixse.training.merging.merge import MergeResult, merge, own_share, refitted_head
-from bixse.training.merging.watched import check_not_trained_on, queries_of
+from bixse.training.loop.trainer import GradedTrainer
+from bixse.training.merging.merge import MergeResult, merge, refitted_head
 from bixse.training.preflight import check_disk, check_lengths, check_memory, check_pairs
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
 
-    from bixse.data.collection import Collection
     from bixse.data.graded_pairs import GradedPairs
     from bixse.data.task_instructions import Instructions
     from bixse.encoders.head import RelevanceHead
@@ -42,8 +57,7 @@ if TYPE_CHECKING:
     from bixse.evaluation.dev_evaluator import DevEvaluator
     from bixse.losses.base import GradedLoss
     from bixse.training.config import TrainConfig
-    from bixse.training.loop.trainer import GradedTrainer
-    from bixse.training.merging.watched import Watched
+    from bixse.training.dev_evaluation import Watched
 
 MODEL_FOLDER = "model"
 """Where a run keeps its model."""
@@ -82,6 +96,16 @@ class TrainResult:
     """How the tuned weights were merged with the base model's; None where they were not."""
 
 
+class Inputs(NamedTuple):
+    """What a configuration names, read."""
+
+    pairs: GradedPairs
+    instructions: Instructions | None
+    watched: list[Watched]
+    """Dev and guard collections."""
+    record: RunRecord
+
+
 def train(config: TrainConfig, out: Path, progress: bool = True, title: str | None = None) -> TrainResult:
     """Train an encoder on graded pairs and save it to `out/model` with `out/run.json`.
 
@@ -96,192 +120,64 @@ def train(config: TrainConfig, out: Path, progress: bool = True, title: str | No
         InterruptedRunError: stopped by Ctrl-C after a checkpoint.
     """
     with use_precision(config.precision):
-        return _train(config.resolved(), out, progress, title)
-
-
-def _train(config: TrainConfig, out: Path, progress: bool, title: str | None) -> TrainResult:
-    """`train`, in the precision that is set."""
-    init_distributed()
-    with raise_together():
-        pairs, table, collections, record = open_training(config, out)
-        watched = load_watched_of(config)
-    check_agreement({"settings": record.fingerprint, "status of the run": record.status})
-    if record.status == "finished" and (out / MODEL_FOLDER).is_dir():
-        found = record.results.get("merge")
-        merged = MergeResult.from_json(found) if found else None
-        return TrainResult(out / MODEL_FOLDER, **{**record.results, "merge": merged}, reused=True)
-
-    from bixse.encoders.interpolation import check_can_be_scaled, trained_weights
-    from bixse.encoders.loading.build import no_library_bars
-
-    started = time.perf_counter()
-    with raise_together():
-        model, loss = make_model(config, table)
-        base = None
-        if merges(config):
-            base = trained_weights(model)
-            check_can_be_scaled(base)
-        warnings = check_training(config, out, model, loss, pairs, collections, watched)
-        evaluator = make_evaluator(config, model, collections)
-        with storage_errors(out), no_library_bars():
-            trainer = make_trainer(config, out, model, loss, pairs, evaluator, progress, title or config.loss)
-    try:
-        with ExitStack() as held:
-            with raise_together():
-                check_memory(trainer)
-                if is_main_process():
-                    held.enter_context(alone_in(out))
-            held.enter_context(storage_errors(out))
-            held.enter_context(no_library_bars())
-            _save_record(record, "running")
-            warnings += _run_trainer(trainer, out, record, then_merge=base is not None)
-            history, best_step = _history(trainer)
-            warnings += _warn_if_worse(history, best_step)
-            rate = config.optimizer.scaled_learning_rate
-            head = _trained_head(loss, history)
-            merged = None
-            if base is not None and config.merge is not None:
-                try:
-                    merged, head = _merge(trainer, config, base, watched, history, head, out, progress)
-                except KeyboardInterrupt:
-                    _save_record(record, "interrupted")
-                    raise
-                warnings += merged.warnings()
-            record.results = {
-                "history": history, "best_step": best_step, "warnings": warnings, "learning_rate": rate,
-                "merge": merged.to_json() if merged is not None else None,
-            }  # fmt: skip
-            with raise_together():
-                if is_main_process():
-                    _save_model(model, head, out, MODEL_FOLDER, merged)
-                    _add_timings(record, started, trainer)
-                    record.save("finished")
-                    shutil.rmtree(out / CHECKPOINT_FOLDER, ignore_errors=True)
-    except InputError:
-        for folder in (out / CHECKPOINT_FOLDER, out):  # a refused command leaves no empty folder behind
-            with suppress(OSError):
-                folder.rmdir()
-        raise
-    return TrainResult(out / MODEL_FOLDER, history, best_step, warnings, rate, reused=False, merge=merged)
-
-
-def merges(config: TrainConfig) -> bool:
-    """Whether a run merges: as long as the weight can be chosen on dev, or is given."""
-    return config.merge is not None and (config.dev is not None or len(config.merge.weights) == 1)
-
-
-def _merge(
-    trainer: GradedTrainer,
-    config: TrainConfig,
-    base: Weights,
-    watched: Sequence[Watched],
-    history: list[dict[str, Any]],
-    head: RelevanceHead | None,
-    out: Path,
-    progress: bool,
-) -> tuple[MergeResult, RelevanceHead | None]:
-    """Set the trained encoder, or the mean of its best checkpoints, to the best weights between it and the base.
-
-    Returns:
-        What was chosen, and the relevance head for it.
-    """
-    from bixse.encoders.interpolation import mean_weights, trained_weights
-
-    settings = config.merge
-    model: Any = trainer.loss.model
-    assert settings is not None
-    with raise_together():
-        if settings.keep_tuned and is_main_process():
-            device = model.device
-            _save_model(copy.deepcopy(model.cpu()), head, out, TUNED_FOLDER)
-            model.to(device)
-    tuned: Weights = trained_weights(model)
-    if settings.checkpoints > 1:
-        figures = dev_figures(history)
-        best = sorted((step for step in figures if step > 0), key=lambda step: -figures[step])[: settings.checkpoints]
-        several = []
-        for step in best:
-            trainer._load_from_checkpoint(str(Path(str(trainer.args.output_dir)) / f"checkpoint-{step}"))
-            several.append(trained_weights(model))
-        tuned = mean_weights(several)
-    number = len(own_share({0.0, 1.0, *settings.weights})) if watched else 0
-    shown = progress and is_main_process() and number > 0
-    bar = progress_bar("merge: score weights", number) if shown else None
-    model.eval()
-    merged = merge(model, base, tuned, settings.weights, watched, config.guard_tolerance, bar)
-    if head is not None and (merged.weight < 1 or settings.checkpoints > 1):
+        config = config.resolved()
+        init_distributed()
         with raise_together():
-            head = refitted_head(trainer, head)
-    return merged, head
+            inputs = open_training(config, out)
+        record = inputs.record
+        check_agreement({"settings": record.fingerprint, "status of the run": record.status})
+        if record.status == "finished" and (out / MODEL_FOLDER).is_dir():
+            return _result(out, record.results, reused=True)
+        started = time.perf_counter()
+        with raise_together():
+            model, loss = make_model(config, inputs.instructions)
+            base = _weights_to_merge_with(config, model)
+            warnings = check_training(config, out, model, loss, inputs)
+            evaluator = dev_evaluator(config, model, inputs.watched)
+        with no_library_bars(), _nothing_left_if_refused(out):
+            with raise_together(), storage_errors(out):
+                trainer = make_trainer(config, out, model, loss, inputs.pairs, evaluator, progress, title)
+                check_memory(trainer)
+            with alone_in(out), storage_errors(out):
+                _save_record(record, "running")
+                warnings += _run_trainer(trainer, out, record, then_merge=base is not None)
+                results = _results(config, trainer, warnings)
+                head = _trained_head(loss, results["history"])
+                merged = None
+                if base is not None:
+                    merged, head = _merge(config, out, trainer, base, inputs, results["history"], head, progress)
+                    warnings += merged.warnings()
+                    results["merge"] = merged.to_json()
+                with raise_together(), storage_errors(out):
+                    if is_main_process():
+                        record.results = results
+                        _save_model(model, head, out, MODEL_FOLDER, merged)
+                        _add_timings(record, started, trainer)
+                        record.save("finished")
+                        shutil.rmtree(out / CHECKPOINT_FOLDER, ignore_errors=True)
+        return _result(out, results, reused=False)
 
 
-def open_training(
-    config: TrainConfig, out: Path
-) -> tuple[GradedPairs, Instructions | None, dict[str, Collection], RunRecord]:
+def open_training(config: TrainConfig, out: Path) -> Inputs:
     """Read what a configuration names, and the record of its run; nothing is written."""
-    pairs = load_several(paths_in(config.pairs))
+    files = paths_in(config.pairs)
+    pairs = load_several(files)
     table = load_instructions(config.instructions) if config.instructions is not None else None
-    collections = load_dev(config)
-    check_loss_options(config.loss, _loss_arguments(config))
+    names = ["pairs"] if len(files) == 1 else [f"pairs/{path.stem}" for path in files]
+    hashes = {name: file_hash(path) for name, path in zip(names, files, strict=True)} | model_hashes(config.model)
+    if table is not None:
+        hashes["instructions"] = table.content_hash()
     paths = ("pairs", "dev", "guard", "instructions", *model_path_settings(config.model))
-    record = open_run(out, "train", config.model_dump(mode="json"), _input_hashes(config, table), paths)
-    return pairs, table, collections, record
-
-
-def check_training(
-    config: TrainConfig,
-    out: Path,
-    model: RelevanceModel,
-    loss: GradedLoss,
-    pairs: GradedPairs,
-    collections: Mapping[str, Collection],
-    watched: Sequence[Watched],
-) -> list[str]:
-    """Refuse what cannot be trained, and return what the user should know."""
-    where = _pairs_named(config)
-    held_out = queries_of(watched, "guard")
-    for name, dev in collections.items():
-        held_out[f"dev {name}"] = {query: dev.queries[query] for query in dev.qrels[config.dev_split]}
-    warnings = check_not_trained_on(held_out, pairs.queries, config.allow_shared_queries)
-    warnings += check_pairs(where, config.loss, loss, pairs, config.optimizer.documents_per_query)
-    warnings += check_lengths(where, model, pairs, config.long_texts)
-    split = config.dev_split
-    for dev in collections.values():
-        warnings += warn_of_missing(dev.missing.get(split, 0), dev.qrels[split], split)
-    warnings += [said for corpus in watched for said in corpus.warnings]
-    check_disk(out, model, checkpoints=_kept_checkpoints(config))
-    return warnings
-
-
-def _kept_checkpoints(config: TrainConfig) -> int:
-    """Checkpoints that lie on the disk together: the best and the last, or all that may be averaged."""
-    if config.merge is None or config.merge.checkpoints == 1:
-        return 2
-    return max(2, config.optimizer.epochs * config.evaluations_per_epoch)
-
-
-def make_evaluator(
-    config: TrainConfig, model: RelevanceModel, collections: Mapping[str, Collection]
-) -> DevEvaluator | None:
-    """What searches the dev collections, and the model's prompts for them; None without dev."""
-    from bixse.encoders.instructions import use_task
-    from bixse.encoders.prompts import prompt_for
-
-    evaluator = dev_evaluator(config, collections)
-    if evaluator is not None:
-        use_task(model, config.dev_task)
-        prompt_for(model, "query")  # a task that is missing is said before training
-    return evaluator
+    check_loss_options(config.loss, _loss_options(config))
+    splits = watched_splits(config)
+    searched = config.merge.documents if config.merge is not None else None
+    watched = load_watched(splits, searched, config.missing_documents)
+    record = open_run(out, "train", config.model_dump(mode="json"), hashes | split_hashes(splits), paths)
+    return Inputs(pairs, table, watched, record)
 
 
 def make_model(config: TrainConfig, table: Instructions | None) -> tuple[RelevanceModel, GradedLoss]:
     """The encoder of a configuration, ready to be trained, and the loss on it."""
-    from transformers import set_seed
-
-    from bixse.encoders.instructions import set_instructions
-    from bixse.encoders.loading.build import build_encoder, set_dropout
-    from bixse.encoders.lora import add_lora
-
     set_seed(config.seed)
     model = build_encoder(
         config.model,
@@ -298,40 +194,21 @@ def make_model(config: TrainConfig, table: Instructions | None) -> tuple[Relevan
     upcast_trainable_to_float32(model)
     if config.dropout is not None:
         set_dropout(model, config.dropout)
-    return model, build_loss(config.loss, model, **_loss_arguments(config))
+    return model, build_loss(config.loss, model, **_loss_options(config))
 
 
-def _save_record(record: RunRecord, status: Status) -> None:
-    """Write run.json, in the first process alone."""
-    if is_main_process():
-        record.save(status)
-
-
-def _history(trainer: GradedTrainer) -> tuple[list[dict[str, Any]], int | None]:
-    """The log without the library's timings, and the step of the best checkpoint (None without a dev collection)."""
-    history = [
-        {name: value for name, value in entry.items() if not name.endswith(("_runtime", "_per_second"))}
-        for entry in trainer.state.log_history
-        if "train_runtime" not in entry
-    ]
-    return history, trainer.state.best_global_step if trainer.evaluator is not None else None
-
-
-@contextmanager
-def alone_in(out: Path) -> Iterator[None]:
-    """Hold an output folder against other processes; the operating system lets go of it when this one ends."""
-    from filelock import FileLock, Timeout
-
-    with storage_errors(out):
-        out.mkdir(parents=True, exist_ok=True)
-    try:
-        with FileLock(out / LOCK_FILE, timeout=0):
-            yield
-    except Timeout as error:
-        raise OutputExistsError(
-            f"{out}: got a folder in which another process is at work; expected one that is free; "
-            "fix: wait until it has ended, or choose another --out"
-        ) from error
+def check_training(
+    config: TrainConfig, out: Path, model: RelevanceModel, loss: GradedLoss, inputs: Inputs
+) -> list[str]:
+    """Refuse what cannot be trained, and return what the user should know."""
+    where, pairs = _pairs_named(config), inputs.pairs
+    warnings = check_not_trained_on(inputs.watched, pairs.queries, config.allow_shared_queries)
+    warnings += check_pairs(where, config.loss, loss, pairs, config.optimizer.documents_per_query)
+    warnings += check_lengths(where, model, pairs, config.long_texts)
+    warnings += [said for corpus in inputs.watched for said in corpus.warnings()]
+    averaged = config.merge is not None and config.merge.checkpoints > 1  # then all checkpoints are kept
+    check_disk(out, model, max(2, config.optimizer.epochs * config.evaluations_per_epoch) if averaged else 2)
+    return warnings
 
 
 def make_trainer(
@@ -341,39 +218,53 @@ def make_trainer(
     loss: GradedLoss,
     pairs: GradedPairs,
     evaluator: DevEvaluator | None,
-    progress: bool,
-    title: str,
+    progress: bool = False,
+    title: str | None = None,
 ) -> GradedTrainer:
     """The trainer of a configuration, with a bar of our own instead of the library's."""
-    from transformers import PrinterCallback, ProgressCallback
-
-    from bixse.training.loop.arguments import training_arguments
-    from bixse.training.loop.batch_plan import BatchPlan
-    from bixse.training.loop.callbacks import ProgressBar, StepLog
-    from bixse.training.loop.trainer import GradedTrainer
-
-    optimizer = config.optimizer
-    plan = BatchPlan(pairs, optimizer.batch_size, config.seed, config.task_shares)
+    plan = BatchPlan(pairs, config.optimizer.batch_size, config.seed, config.task_shares)
     plan.check_sizes(_pairs_named(config))
     arguments = training_arguments(config, out / CHECKPOINT_FOLDER, len(plan), evaluator)
-    arguments.eval_on_start = evaluator is not None and not whole_checkpoints(out / CHECKPOINT_FOLDER)
-    trainer = GradedTrainer(
-        model=model,
-        args=arguments,
-        train_dataset=pairs,
-        loss=loss,
-        evaluator=evaluator,
-        callbacks=[ProgressBar(title)] if progress and is_main_process() else [],
-        plan=plan,
-    )
+    trainer = GradedTrainer(model, arguments, pairs, loss=loss, evaluator=evaluator, plan=plan)
     if is_main_process():
         trainer.add_callback(StepLog(out / LOG_FILE))
+        if progress:
+            trainer.add_callback(ProgressBar(title or config.loss))
     for callback in trainer.callback_handler.callbacks:
         if getattr(callback, "logging_dir", "") is None:  # TensorBoard's files would go with the checkpoints
             callback.logging_dir = str(out / TENSORBOARD_FOLDER)
     trainer.remove_callback(PrinterCallback)
     trainer.remove_callback(ProgressCallback)
     return trainer
+
+
+@contextmanager
+def alone_in(out: Path) -> Iterator[None]:
+    """Lock the output folder, by the first process of a run; the operating system releases the lock on exit."""
+    with ExitStack() as held:
+        with raise_together(), storage_errors(out):
+            if is_main_process():
+                out.mkdir(parents=True, exist_ok=True)
+                try:
+                    held.enter_context(FileLock(out / LOCK_FILE, timeout=0))
+                except Timeout as error:
+                    raise OutputExistsError(
+                        f"{out}: got a folder in which another process is at work; expected one that is free; "
+                        "fix: wait until it has ended, or choose another --out"
+                    ) from error
+        yield
+
+
+@contextmanager
+def _nothing_left_if_refused(out: Path) -> Iterator[None]:
+    """A command that is refused leaves no empty folder behind."""
+    try:
+        yield
+    except InputError:
+        for folder in (out / CHECKPOINT_FOLDER, out):
+            with suppress(OSError):
+                folder.rmdir()
+        raise
 
 
 def _run_trainer(trainer: GradedTrainer, out: Path, record: RunRecord, then_merge: bool) -> list[str]:
@@ -384,72 +275,120 @@ def _run_trainer(trainer: GradedTrainer, out: Path, record: RunRecord, then_merg
     Returns:
         Warnings about checkpoints that could not be used.
     """
-    from bixse.training.loop.callbacks import StopOnInterrupt
-
-    stop = StopOnInterrupt()
+    stop, started = StopOnInterrupt(), time.perf_counter()
     trainer.add_callback(stop)
-    started = time.perf_counter()
-    ended: Literal["failed", "interrupted"] = "interrupted"
     with raise_together():
         checkpoint, warnings = checkpoint_to_resume(out / CHECKPOINT_FOLDER)
     if checkpoint is not None and is_main_process():
-        tell_where_the_best_is(Path(checkpoint))
+        relocate_best_checkpoint(Path(checkpoint))
     check_agreement({"checkpoint": checkpoint})
     before = embedding_spreads(trainer.loss.model, trainer.pairs)
+    ended: Status | None = "interrupted"
     try:
         trainer.train(resume_from_checkpoint=checkpoint)
-        check_finite(trainer.loss, trainer.state.global_step)
-        if trainer.state.global_step >= trainer.state.max_steps:
-            losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+        state = trainer.state
+        check_finite(trainer.loss, state.global_step)
+        if state.global_step >= state.max_steps:
+            losses = [entry["loss"] for entry in state.log_history if "loss" in entry]
             after = embedding_spreads(trainer.loss.model, trainer.pairs)
             check_learned(before, after, losses, trainer.evaluator is not None)
+            if not (then_merge and any_process(stop.asked, trainer.args.device)):
+                ended = None
     except TrainingError:
         ended = "failed"
         raise
     finally:
         stop.release()
-        unfinished = trainer.state.global_step < trainer.state.max_steps
-        if ended == "failed" or unfinished:
+        if ended is not None:
             _add_timings(record, started, trainer)
             _save_record(record, ended)
-    if not unfinished and then_merge and any_process(stop.asked, trainer.args.device):
-        _save_record(record, ended)
-        unfinished = True
-    if unfinished:
+    if ended is not None:
         raise InterruptedRunError(
-            f"{out}: got Ctrl-C or SIGTERM after step {trainer.state.global_step} of {trainer.state.max_steps}; the "
-            "last checkpoint is kept; to go on: give the same command again"
+            f"{out}: got Ctrl-C or SIGTERM after step {state.global_step} of {state.max_steps}; the last checkpoint "
+            "is kept; to go on: give the same command again"
         )
     return warnings
 
 
-def _add_timings(record: RunRecord, started: float, trainer: GradedTrainer) -> None:
-    """Seconds of this process on top of those of the ones before it, whole and in training steps."""
-    for name, seconds in (("train", time.perf_counter() - started), ("steps", trainer.seconds_in_steps)):
-        record.timings[name] = record.timings.get(name, 0.0) + seconds
+def _weights_to_merge_with(config: TrainConfig, model: RelevanceModel) -> Weights | None:
+    """Those of the base model where the run merges: the weight can be chosen on dev, or is given; else None."""
+    if config.merge is None or (config.dev is None and len(config.merge.weights) > 1):
+        return None
+    base = trained_weights(model)
+    check_can_be_scaled(base)
+    return base
 
 
-def _loss_arguments(config: TrainConfig) -> dict[str, Any]:
-    if "scale" in config.loss_options:
-        raise ConfigError("loss_options: got 'scale'; expected it beside `loss`; fix: set `scale` there")
-    return {"scale": config.scale, **config.loss_options}
+def _merge(
+    config: TrainConfig,
+    out: Path,
+    trainer: GradedTrainer,
+    base: Weights,
+    inputs: Inputs,
+    history: Sequence[dict[str, Any]],
+    head: RelevanceHead | None,
+    progress: bool,
+) -> tuple[MergeResult, RelevanceHead | None]:
+    """Set the trained encoder, or the mean of its best checkpoints, to the best weights between it and the base.
+
+    Returns:
+        What was chosen, and the relevance head for it.
+    """
+    settings = config.merge
+    model = cast("RelevanceModel", trainer.loss.model)
+    assert settings is not None
+    try:
+        with raise_together():
+            if settings.keep_tuned and is_main_process():
+                device = model.device
+                _save_model(copy.deepcopy(model.cpu()), head, out, TUNED_FOLDER)
+                model.to(device)
+        tuned = [trained_weights(model)]
+        if settings.checkpoints > 1:
+            figures = dev_figures(history)
+            best = sorted((step for step in figures if step > 0), key=lambda step: -figures[step])
+            tuned = []
+            for step in best[: settings.checkpoints]:
+                trainer._load_from_checkpoint(str(out / CHECKPOINT_FOLDER / f"checkpoint-{step}"))
+                tuned.append(trained_weights(model))
+        model.eval()
+        mean = mean_weights(tuned) if settings.checkpoints > 1 else tuned[0]
+        found = merge(model, base, mean, settings.weights, inputs.watched, config.guard_tolerance, progress)
+        merged = replace(found, checkpoints=len(tuned), checkpoints_wanted=settings.checkpoints)
+        if head is not None and (merged.weight < 1 or settings.checkpoints > 1):
+            with raise_together():
+                head = refitted_head(trainer, head)
+    except KeyboardInterrupt:
+        _save_record(inputs.record, "interrupted")
+        raise
+    return merged, head
 
 
-def _warn_if_worse(history: list[dict[str, Any]], best_step: int | None) -> list[str]:
-    """A checkpoint below the untrained encoder is said aloud."""
-    figures = dev_figures(history)
-    if best_step is None or 0 not in figures or best_step not in figures or figures[best_step] >= figures[0]:
-        return []
-    return [
-        f"on dev the best checkpoint (nDCG@10 {figures[best_step]:.4f}) is below the untrained encoder "
-        f"({figures[0]:.4f}): a lower learning_rate or more graded queries may help"
+def _results(config: TrainConfig, trainer: GradedTrainer, warnings: list[str]) -> dict[str, Any]:
+    """What `run.json` holds of a run before it is merged, and a warning of a best checkpoint that is no better."""
+    history = [
+        {name: value for name, value in entry.items() if not name.endswith(("_runtime", "_per_second"))}
+        for entry in trainer.state.log_history
+        if "train_runtime" not in entry
     ]
+    best = trainer.state.best_global_step if trainer.evaluator is not None else None
+    figures = dev_figures(history)
+    if best in figures and 0 in figures and figures[best] < figures[0]:
+        warnings.append(
+            f"on dev the best checkpoint (nDCG@10 {figures[best]:.4f}) is below the untrained encoder "
+            f"({figures[0]:.4f}): a lower learning_rate or more graded queries may help"
+        )
+    rate = config.optimizer.scaled_learning_rate
+    return {"history": history, "best_step": best, "warnings": warnings, "learning_rate": rate, "merge": None}
 
 
-def _trained_head(loss: GradedLoss, history: list[dict[str, Any]]) -> RelevanceHead | None:
+def _result(out: Path, results: dict[str, Any], reused: bool) -> TrainResult:
+    merged = MergeResult.from_json(results["merge"]) if results.get("merge") else None
+    return TrainResult(out / MODEL_FOLDER, **{**results, "merge": merged}, reused=reused)
+
+
+def _trained_head(loss: GradedLoss, history: Sequence[dict[str, Any]]) -> RelevanceHead | None:
     """Scale and bias of a loss that has them, with the mean target they were trained on."""
-    from bixse.losses.relevance_head import trained_head
-
     targets = [entry["mean_target"] for entry in history if "mean_target" in entry]
     return trained_head(loss, sum(targets) / len(targets) if targets else None)
 
@@ -458,10 +397,6 @@ def _save_model(
     model: RelevanceModel, head: RelevanceHead | None, out: Path, folder: str, merged: MergeResult | None = None
 ) -> None:
     """Write the model with its relevance head; adapters alone first, then merged into the model."""
-    from bixse.encoders.loading.build import quiet_loading
-    from bixse.encoders.loading.saving import save_whole
-    from bixse.encoders.lora import has_lora, merge_lora
-
     model.head = head  # one that came with the base model is not this encoder's
     with storage_errors(out), quiet_loading():
         if has_lora(model):
@@ -472,18 +407,23 @@ def _save_model(
         save_whole(model, out / folder, merged.card() if merged is not None else "")
 
 
+def _save_record(record: RunRecord, status: Status) -> None:
+    if is_main_process():
+        record.save(status)
+
+
+def _add_timings(record: RunRecord, started: float, trainer: GradedTrainer) -> None:
+    """Seconds of this process on top of those of the ones before it, whole and in training steps."""
+    for name, seconds in (("train", time.perf_counter() - started), ("steps", trainer.seconds_in_steps)):
+        record.timings[name] = record.timings.get(name, 0.0) + seconds
+
+
+def _loss_options(config: TrainConfig) -> dict[str, Any]:
+    if "scale" in config.loss_options:
+        raise ConfigError("loss_options: got 'scale'; expected it beside `loss`; fix: set `scale` there")
+    return {"scale": config.scale, **config.loss_options}
+
+
 def _pairs_named(config: TrainConfig) -> str:
     """The files of pairs, for a message."""
     return ", ".join(map(str, paths_in(config.pairs)))
-
-
-def _input_hashes(config: TrainConfig, table: Instructions | None) -> dict[str, str]:
-    """Content hashes of what a run reads: pairs, model, instructions and dev collection."""
-    files = paths_in(config.pairs)
-    names = ["pairs"] if len(files) == 1 else [f"pairs/{path.stem}" for path in files]
-    hashes = {name: file_hash(path) for name, path in zip(names, files, strict=True)}
-    hashes |= model_hashes(config.model)
-    if table is not None:
-        hashes["instructions"] = table.content_hash()
-    hashes |= dev_hashes(config)
-    return hashes

@@ -5,7 +5,8 @@ from __future__ import annotations
 import shutil
 import tempfile
 import time
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,20 +15,22 @@ import numpy as np
 import yaml
 from filelock import FileLock, Timeout
 
-from bixse.data.conversion.outputs import WrittenFiles, use_selection, write_collection, write_pairs
-from bixse.data.conversion.reading import Part, Progress, ProgressBar, files_of_errors, read_parts, refuse
-from bixse.data.conversion.row_selection import WHOLE, Selection, open_pairs, select_rows
+from bixse.data.conversion.faults import FaultsFile
+from bixse.data.conversion.pairs_table import WHOLE, PairsTable
 from bixse.data.io.files import put_in_place, storage_errors, write_atomically
 from bixse.data.run_record import open_run
+from bixse.data.sources.formats import looks_like
 from bixse.data.sources.source import Source
 from bixse.errors import InputError, OutputExistsError
 from bixse.relevance import GradeScale
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from bixse.data.conversion.convert_settings import ConvertSettings
     from bixse.data.run_record import RunRecord
+    from bixse.data.sources.mapping import RowMapping
+    from bixse.progress import ProgressBars
 
 STATE = ".part"
 """Folder inside the output folder that holds what was read, until all is written."""
@@ -37,6 +40,15 @@ TRAIN_FILE = "train.yaml"
 """Settings with which `bixse train` takes the pairs."""
 BINS = 10
 """Bins of the histogram of relevance."""
+_WHAT = {
+    TRAIN_FILE: "settings for `bixse train`",
+    FAULTS_FILE: "rows that could not be read",
+    "corpus.jsonl": "documents",
+    "queries.jsonl": "queries",
+}
+"""What a file holds, by its name."""
+_FILES_SHOWN = 5
+"""Files whose errors a message lists."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +62,7 @@ class ConvertResult:
     statuses: Mapping[str, int]
     """Judgements by status; only "graded" ones are pairs."""
     faults: int
-    """Rows that could not be read."""
+    """Errors of rows that could not be read."""
     parts: Mapping[str, Mapping[str, Any]]
     """Part -> rows, queries, rows by task, and a histogram of relevance in tenths."""
     transforms: list[Mapping[str, Any]]
@@ -58,27 +70,21 @@ class ConvertResult:
     files: Mapping[str, str]
     """What each output file holds, by its name."""
     warnings: list[str] = field(default_factory=list)
-    """What people should know."""
     reused: bool = False
     """The same conversion was finished before; nothing was read."""
     faults_shown: str = ""
     """In a dry run: the first faults."""
 
 
-def convert(
-    settings: ConvertSettings,
-    out: str | Path | None,
-    progress: Progress | None = None,
-) -> ConvertResult:
+def convert(settings: ConvertSettings, out: str | Path | None, progress: ProgressBars | None = None) -> ConvertResult:
     """Convert a source to graded pairs or a collection.
 
-    Files of the source are read one after the other into Parquet parts below `out`, so that a run that was killed goes
-    on at the file it was reading, with the same result to the byte. Transforms look at a few numbers per row; texts are
-    never in memory together.
+    Transforms look at a few numbers per row; texts are never in memory together. A run that was stopped leaves nothing
+    and begins anew.
 
     Args:
         settings: what to convert, and how.
-        out: output folder; None looks at the source without writing (texts of rows are not kept at all).
+        out: output folder; None looks at the source without writing.
         progress: makes a progress callback from a title and a number of bytes.
 
     Raises:
@@ -99,123 +105,60 @@ def convert(
     """
     with _interruptible():
         source = Source(settings.source, settings.path, settings.options(), settings.download)
-        if out is not None:
-            return _into(source, settings, Path(out), progress)
-        with tempfile.TemporaryDirectory() as folder:
-            return _convert(source, settings, Path(folder), {}, progress, None)
-
-
-def _into(source: Source, settings: ConvertSettings, out: Path, progress: Progress | None) -> ConvertResult:
-    """Convert into a folder, or show what was converted there before."""
-    hashes = source.hashes(ProgressBar(progress, "hash", source.inputs().values()).advance)
-    record = open_run(
-        out, "convert", settings.model_dump(mode="json", exclude={"download"}), hashes, paths=settings.path_settings()
-    )
-    if record.status == "finished":
-        shutil.rmtree(out / STATE, ignore_errors=True)
-        return _finished(record)
-    with _alone_in(out) as state:
-        result = _convert(source, settings, state, hashes, progress, record)
-    shutil.rmtree(out / STATE, ignore_errors=True)
-    return result
+        if out is None:
+            with tempfile.TemporaryDirectory() as folder:
+                return _convert(source, settings, Path(folder), progress, None)
+        hashes = source.hashes(_Bar(progress, "hash", source.inputs().values()).advance)
+        config = settings.model_dump(mode="json", exclude={"download"})
+        record = open_run(Path(out), "convert", config, hashes, paths=settings.path_settings())
+        if record.status == "finished":
+            return _finished(record)
+        with _work_folder(Path(out)) as folder:
+            return _convert(source, settings, folder, progress, record)
 
 
 def _convert(
-    source: Source,
-    settings: ConvertSettings,
-    state: Path,
-    hashes: Mapping[str, str],
-    progress: Progress | None,
-    record: RunRecord | None,
+    source: Source, settings: ConvertSettings, folder: Path, progress: ProgressBars | None, record: RunRecord | None
 ) -> ConvertResult:
     """Convert, or only look where there is no record of a run: counts, histograms and errors."""
-    clock = _Clock({} if record is None else record.timings)
-    parts, texts_errors = read_parts(source, settings, hashes, state, progress)
-    clock.stage("read")
-    try:
-        shown = _check_errors(source, settings, parts, files_of_errors(parts, texts_errors), record is None)
-        database = source.database
-        open_pairs(database, parts)
-        selection = select_rows(database, settings)
-        clock.stage("transform")
-        tasks = {name: use_selection(database, columns) for name, columns in selection.parts.items()}
-        written = WrittenFiles()
-        if record is not None and settings.form == "collection":
-            scale = GradeScale(*settings.scale) if settings.scale is not None else source.scale
-            named = selection.parts if settings.split else {source.split: selection.parts[WHOLE]}
-            written = write_collection(database, named, state, scale, bool(source.corpus))
-            selection = Selection(named, selection.applied)
-            tasks = tasks if settings.split else {source.split: tasks[WHOLE]}
-        elif record is not None:
-            rows = sum(map(len, selection.parts.values()))
-            step = progress("write", rows) if progress is not None else lambda _: None
-            written = write_pairs(database, selection.parts, state, step)
-            _write_train_file(written, state, source, tasks)
-    finally:
-        source.close()
-    if record is not None and (errors := files_of_errors(parts, texts_errors)):
-        written.files[FAULTS_FILE] = _joined(errors, state / "all-faults")
-    clock.stage("write")
-    result = _result(source, parts, texts_errors, selection, written, tasks, shown)
-    if record is None:
-        return result
-    record.save("running")
-    with storage_errors(state):
-        for name, file in written.files.items():
-            put_in_place(file, record.folder / name)
-    record.results = asdict(result)
-    record.save("finished")
-    return result
-
-
-def _check_errors(source: Source, settings: ConvertSettings, parts: list[Part], errors: list[Path], look: bool) -> str:
-    """Refuse errors that are not to be skipped, and sources without a grade; a look is told of the errors."""
-    shown = ""
-    if errors and (look or not settings.skip_faulty):
+    lap = _laps({} if record is None else record.timings)
+    with FaultsFile(folder / "all-faults", {file: name for name, file in source.inputs().items()}) as faults:
+        bar = _Bar(progress, "read texts", (*source.corpus, *source.queries))
+        mapping = source.open(folder, faults.of, settings.text_ids, bar.reached)
         try:
-            refuse(source, parts, errors)
-        except InputError as error:
-            if not look or not any(part.rows for part in parts):
-                raise
-            shown = str(error)
-    _check_any(source, parts)
-    return shown
-
-
-def _check_any(source: Source, parts: list[Part]) -> None:
-    if any(part.rows for part in parts):
-        return
-    told = ", ".join(f"{count} {status}" for status, count in source.statuses.most_common()) or "no rows"
-    raise InputError(
-        f"{source.path}: got {told} and no pair with a grade; expected {source.form.files}; fix: check the "
-        "export, or the scale where the grades are off it"
-    )
-
-
-def _result(
-    source: Source,
-    parts: list[Part],
-    texts_errors: Path,
-    selection: Selection,
-    written: WrittenFiles,
-    tasks: Mapping[str, dict[str, int]],
-    shown: str,
-) -> ConvertResult:
-    with texts_errors.open(encoding="utf-8") as lines:
-        faults = sum(part.faults for part in parts) + sum(1 for _ in lines)
-    return ConvertResult(
+            pairs, files = _read(source, settings, mapping, faults, folder, progress)
+            lap("read")
+            shown = _refuse(source, settings, faults, pairs.count, look=record is None)
+            parts, applied = pairs.select(settings)
+            if settings.form == "collection" and not settings.split:
+                parts = {source.split: parts[WHOLE]}
+            tasks = {name: pairs.tasks(columns) for name, columns in parts.items()}
+            lap("transform")
+            written: dict[str, Path] = {}
+            notes: list[str] = []
+            if record is not None and settings.form == "collection":
+                scale = GradeScale(*settings.scale) if settings.scale is not None else source.scale
+                written, notes = pairs.write_collection(parts, folder, scale, bool(source.corpus))
+            elif record is not None:
+                rows = sum(map(len, parts.values()))
+                written = pairs.write(parts, folder, progress("write", rows) if progress is not None else None)
+                written[TRAIN_FILE] = _write_train_file(folder / "settings-of-training", source, tasks)
+        finally:
+            mapping.database.close()
+    if record is not None and faults.total:
+        written[FAULTS_FILE] = faults.path
+    lap("write")
+    result = ConvertResult(
         source={
             "name": source.name,
             "citation": source.form.citation,
             "licence": source.form.licence,
             "settings": dict(source.settings),
-            "files": {
-                part.name: {"judgements": part.taken, "graded": part.rows, "faults": part.faults} for part in parts
-            },
+            "files": files,
         },
-        judgements=sum(part.taken for part in parts),
+        judgements=sum(source.statuses.values()),
         statuses=dict(source.statuses),
-        faults=faults,
+        faults=faults.total,
         parts={
             name: {
                 "rows": len(rows),
@@ -223,27 +166,75 @@ def _result(
                 "tasks": tasks[name],
                 "histogram": np.histogram(rows.relevance, bins=BINS, range=(0.0, 1.0))[0].tolist(),
             }
-            for name, rows in selection.parts.items()
+            for name, rows in parts.items()
         },
-        transforms=[asdict(done) for done in selection.applied],
-        files={
-            name: _WHAT.get(name, "judgements" if name.endswith(".tsv") else "graded pairs") for name in written.files
-        },
-        warnings=[*source.warnings(), *written.notes],
+        transforms=[asdict(done) for done in applied],
+        files={name: _WHAT.get(name, "judgements" if name.endswith(".tsv") else "graded pairs") for name in written},
+        warnings=[*source.warnings(), *notes],
         faults_shown=shown,
     )
+    if record is not None:
+        record.save("running")
+        with storage_errors(folder):
+            for name, file in written.items():
+                put_in_place(file, record.folder / name)
+        record.results = asdict(result)
+        record.save("finished")
+    return result
 
 
-_WHAT = {
-    TRAIN_FILE: "settings for `bixse train`",
-    FAULTS_FILE: "rows that could not be read",
-    "corpus.jsonl": "documents",
-    "queries.jsonl": "queries",
-}
-"""What a file holds, by its name."""
+def _read(
+    source: Source,
+    settings: ConvertSettings,
+    mapping: RowMapping,
+    faults: FaultsFile,
+    folder: Path,
+    progress: ProgressBars | None,
+) -> tuple[PairsTable, dict[str, Any]]:
+    """Read the files of a source one after the other; the graded pairs, and what was counted by file."""
+    bar = _Bar(progress, f"read {source.name}", source.files)
+    files: dict[str, Any] = {}
+    with PairsTable.filled(mapping.database, folder / "read.parquet") as pairs:
+        for file in source.files:
+            left = None if settings.limit is None else settings.limit - sum(source.statuses.values())
+            if left is not None and left <= 0:
+                break
+            errors, taken, known = faults.of(file), sum(source.statuses.values()), pairs.count
+            for judgements in source.read(mapping, file, errors, left, bar.reached):
+                pairs.add(judgements, settings.task, own_grades="grade" in source.form.own)
+            bar.reached(file, file.stat().st_size)
+            files[faults.names[file]] = {
+                "judgements": sum(source.statuses.values()) - taken,
+                "graded": pairs.count - known,
+                "faults": errors.total,
+            }
+    return pairs, files
 
 
-def _write_train_file(written: WrittenFiles, state: Path, source: Source, tasks: Mapping[str, dict[str, int]]) -> None:
+def _refuse(source: Source, settings: ConvertSettings, faults: FaultsFile, rows: int, look: bool) -> str:
+    """Refuse errors that are not to be skipped, and sources without a grade; a look is told of the errors."""
+    shown = ""
+    if faults.total and (look or not settings.skip_faulty):
+        invalid = [errors for errors in faults.lists if errors.total]
+        told = [str(errors) for errors in invalid[:_FILES_SHOWN]]
+        if rest := invalid[_FILES_SHOWN:]:
+            told.append(f"... and {sum(errors.total for errors in rest)} errors in {len(rest)} more files")
+        other = [] if rows else [name for name in looks_like(source.files[0]) if name != source.name]
+        hint = f"; the first file looks like the source {' or '.join(other)}" if other else ""
+        fix = f"fix: correct these rows, or leave them out and keep a list of them: --skip-faulty{hint}"
+        shown = "\n".join([*told, fix])
+        if not look or not rows:
+            raise InputError(shown)
+    if not rows:
+        told = [f"{count} {status}" for status, count in source.statuses.most_common()]
+        raise InputError(
+            f"{source.path}: got {', '.join(told) or 'no rows'} and no pair with a grade; expected "
+            f"{source.form.files}; fix: check the export, or the scale where the grades are off it"
+        )
+    return shown
+
+
+def _write_train_file(target: Path, source: Source, tasks: Mapping[str, dict[str, int]]) -> Path:
     """The settings that the source's people state: shares of tasks, and instructions."""
     part = "train" if "train" in tasks else next(iter(tasks))
     content: dict[str, Any] = {"pairs": f"{part}.parquet"}
@@ -252,15 +243,7 @@ def _write_train_file(written: WrittenFiles, state: Path, source: Source, tasks:
         content["task_shares"] = shares
     if source.form.instructions is not None:
         content["instructions"] = source.form.instructions
-    written.files[TRAIN_FILE] = target = state / "settings-of-training"
     write_atomically(target, yaml.safe_dump(content, sort_keys=False))
-
-
-def _joined(files: list[Path], target: Path) -> Path:
-    with storage_errors(target), target.open("wb") as out:
-        for file in files:
-            with file.open("rb") as lines:
-                shutil.copyfileobj(lines, out)
     return target
 
 
@@ -291,29 +274,59 @@ def _interruptible() -> Iterator[None]:
 
 
 @contextmanager
-def _alone_in(out: Path) -> Iterator[Path]:
-    """The folder for parts, held against other processes."""
+def _work_folder(out: Path) -> Iterator[Path]:
+    """A folder inside the output folder, held against other processes; it goes at the end."""
     state = out / STATE
     with storage_errors(out):
         state.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(state / "lock")
     try:
-        with FileLock(state / "lock", timeout=0):
-            yield state
+        lock.acquire(timeout=0)
     except Timeout as error:
         raise OutputExistsError(
             f"{out}: got a folder in which another process is converting; expected one that is free; fix: wait "
             "until it has ended, or choose another --out"
         ) from error
+    try:
+        shutil.rmtree(state / "work", ignore_errors=True)  # of a run that was killed
+        with storage_errors(out):
+            (state / "work").mkdir()
+        yield state / "work"
+    finally:
+        lock.release()
+        shutil.rmtree(state, ignore_errors=True)
+        with suppress(OSError):
+            out.rmdir()  # where nothing was written
 
 
-class _Clock:
-    """Seconds of each stage."""
+class _Bar:
+    """A progress bar over the bytes of several files, which appears with its first step."""
 
-    def __init__(self, timings: dict[str, float]) -> None:
-        self._timings, self._start = timings, time.perf_counter()
+    def __init__(self, progress: ProgressBars | None, title: str, files: Iterable[Path]) -> None:
+        self._make, self._title = progress, title
+        self._total = sum(file.stat().st_size for file in files if file.is_file())
+        self._step: Callable[[int], None] | None = None
+        self._reached: dict[Path, int] = {}
 
-    def stage(self, name: str) -> None:
-        """The end of a stage."""
+    def advance(self, count: int) -> None:
+        """So many more bytes were read."""
+        if self._make is not None and self._total and count > 0:
+            self._step = self._step or self._make(self._title, self._total)
+            self._step(count)
+
+    def reached(self, file: Path, position: int) -> None:
+        """So many bytes of a file were read."""
+        self.advance(position - self._reached.get(file, 0))
+        self._reached[file] = max(position, self._reached.get(file, 0))
+
+
+def _laps(timings: dict[str, float]) -> Callable[[str], None]:
+    """Adds the seconds since the last call to a stage."""
+    last = time.perf_counter()
+
+    def lap(stage: str) -> None:
+        nonlocal last
         now = time.perf_counter()
-        self._timings[name] = self._timings.get(name, 0.0) + now - self._start
-        self._start = now
+        timings[stage], last = timings.get(stage, 0.0) + now - last, now
+
+    return lap

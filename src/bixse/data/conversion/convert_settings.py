@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias
 
-from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, StringConstraints, field_validator, model_validator
 
 from bixse.data.sources.formats import FORMATS, SourceOptions, TableColumns
 from bixse.data.sources.source_hub import HUB
-from bixse.data.transforms.column_transforms import (
+from bixse.data.transforms import (
     Binarise,
     KeepFrom,
     LabelNoise,
@@ -25,6 +25,10 @@ from bixse.settings import Flag, Settings
 
 if TYPE_CHECKING:
     from typing import Self
+
+
+PartName: TypeAlias = Annotated[str, StringConstraints(pattern=r"^[\w-]+$")]
+"""A name of a file."""
 
 
 def _shares(value: Any) -> Any:
@@ -95,7 +99,7 @@ class ConvertSettings(Settings):
     """Keep exactly so many pairs, tasks and levels of relevance in proportion."""
     binarise: float | None = None
     """Relevance becomes 1 from here up and 0 below."""
-    split: Annotated[dict[str, float], BeforeValidator(_shares), Flag(metavar="PART=SHARE")] = Field(default={})
+    split: Annotated[dict[PartName, float], BeforeValidator(_shares), Flag(metavar="PART=SHARE")] = Field(default={})
     """Parts that share no query text, as in train=0.8 dev=0.1 test=0.1."""
     seed: int = 0
     """Of noise, sample and split."""
@@ -107,14 +111,6 @@ class ConvertSettings(Settings):
             hint = did_you_mean(source, FORMATS, "see `bixse convert --list`")
             raise ValueError(f"expected one of {', '.join(FORMATS)}; fix: {hint}")
         return source
-
-    @field_validator("split")
-    @classmethod
-    def _names_of_files(cls, split: dict[str, float]) -> dict[str, float]:
-        for name in split:
-            if not name.replace("-", "").replace("_", "").isalnum():
-                raise ValueError("expected names of letters, digits, - and _, which name files; fix: rename the part")
-        return split
 
     @model_validator(mode="after")
     def _usable(self) -> Self:
@@ -148,18 +144,14 @@ class ConvertSettings(Settings):
 
     def transforms(self) -> list[Transform]:
         """The transforms in their order, without the split."""
-        found: list[Transform] = []
-        if self.dedup:
-            found.append(WithoutDuplicates())
-        if self.noise is not None:
-            found.append(LabelNoise(self.noise, self.seed))
-        if self.cutoff is not None:
-            found.append(KeepFrom(self.cutoff))
-        if self.size is not None:
-            found.append(Sample(self.size, self.seed))
-        if self.binarise is not None:
-            found.append(Binarise(self.binarise))
-        return found
+        wanted = [
+            WithoutDuplicates() if self.dedup else None,
+            None if self.noise is None else LabelNoise(self.noise, self.seed),
+            None if self.cutoff is None else KeepFrom(self.cutoff),
+            None if self.size is None else Sample(self.size, self.seed),
+            None if self.binarise is None else Binarise(self.binarise),
+        ]
+        return [transform for transform in wanted if transform is not None]
 
     def parts(self) -> SplitByQuery | None:
         """The split, where there is one."""

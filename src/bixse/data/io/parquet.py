@@ -16,9 +16,6 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import BinaryIO
 
-ParquetFile = pq.ParquetFile
-"""An open Parquet file."""
-
 
 def save_table(table: pa.Table | pa.RecordBatchReader, path: Path) -> None:
     """Write a table, or one batch after the other, with page checksums; the file appears whole or not at all.
@@ -41,6 +38,7 @@ def table_writer(target: Path | BinaryIO, schema: pa.Schema) -> pq.ParquetWriter
 
 def checked_file(path: Path) -> pq.ParquetFile:
     """A Parquet file whose pages are held against their checksums as they are read."""
+    # pre_buffer, on by default since some version of pyarrow, keeps all that was read until the file is closed
     return pq.ParquetFile(path, buffer_size=1 << 20, pre_buffer=False, page_checksum_verification=True)
 
 
@@ -49,13 +47,21 @@ def open_table(path: Path) -> Iterator[pq.ParquetFile]:
     """Open a Parquet file; the checksums of the pages that are read, where it has any, are verified.
 
     Raises:
-        InputError: names the file, when it is opened or read within the block: it is no whole Parquet file, or a page
-            has other bytes than were written.
+        InputError: as `reading`, when the file is opened or read within the block.
+    """
+    with reading(path), checked_file(path) as file:
+        yield file
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Explain what goes wrong while a Parquet file is read.
+
+    Raises:
+        InputError: names the file: it is no whole Parquet file, or a page has other bytes than were written.
     """
     try:
-        # pre_buffer, on by default since some version of pyarrow, keeps all that was read until the file is closed
-        with checked_file(path) as file:
-            yield file
+        yield
     except (pa.ArrowException, OSError, ValueError) as error:
         found = " ".join(str(error).split()) or type(error).__name__
         raise InputError(

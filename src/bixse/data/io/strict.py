@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Hashable
 
 
 class RepeatedKeyError(ValueError):
@@ -44,31 +44,30 @@ def parse_yaml(text: str) -> Any:
     """The value of a YAML text.
 
     Raises:
-        yaml.YAMLError: the text is no YAML.
-        ValueError: a value is none of its kind, or holds itself; `RepeatedKeyError` where a mapping has a key twice.
+        yaml.YAMLError: the text is no YAML, or a value holds itself.
+        ValueError: a value is none of its kind; `RepeatedKeyError` where a mapping has a key twice.
         RecursionError: it is nested too deeply.
     """
     import yaml
 
-    for node in _mappings(yaml.compose(text, Loader=yaml.SafeLoader)):
-        seen: set[tuple[str, str]] = set()
-        for key, _ in node.value:
-            if isinstance(key, yaml.ScalarNode):
-                if (key.tag, key.value) in seen:
-                    raise RepeatedKeyError(key.value, key.start_mark.line + 1)
-                seen.add((key.tag, key.value))
-    loaded = yaml.safe_load(text)
-    if _holds_itself(loaded, (), set()):
-        raise ValueError("an alias (*name) stands inside the value that it stands for")
-    return loaded
+    class Loader(yaml.SafeLoader):
+        """Builds every value whole, so that one that holds itself is refused."""
 
+        def construct_mapping(self, node: yaml.MappingNode, deep: bool = True) -> dict[Hashable, Any]:
+            seen: set[tuple[str, str]] = set()
+            for key, _ in node.value:
+                if isinstance(key, yaml.ScalarNode):
+                    if (key.tag, key.value) in seen:
+                        raise RepeatedKeyError(key.value, key.start_mark.line + 1)
+                    seen.add((key.tag, key.value))
+            return super().construct_mapping(node, deep=deep)
 
-def _holds_itself(value: Any, above: tuple[int, ...], seen: set[int]) -> bool:
-    if not isinstance(value, (dict, list)) or (id(value) in seen and id(value) not in above):
-        return False
-    seen.add(id(value))
-    inside = value.values() if isinstance(value, dict) else value
-    return id(value) in above or any(_holds_itself(part, (*above, id(value)), seen) for part in inside)
+        def construct_whole_sequence(self, node: yaml.SequenceNode) -> list[Any]:
+            return self.construct_sequence(node, deep=True)
+
+    Loader.add_constructor("tag:yaml.org,2002:map", Loader.construct_mapping)
+    Loader.add_constructor("tag:yaml.org,2002:seq", Loader.construct_whole_sequence)
+    return yaml.load(text, Loader)
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -77,23 +76,6 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         keys = [key for key, _ in pairs]
         raise RepeatedKeyError(next(key for place, key in enumerate(keys) if key in keys[:place]))
     return found
-
-
-def _mappings(root: Any) -> Iterator[Any]:
-    """The mappings of a YAML document, each once, whatever refers to what."""
-    import yaml
-
-    waiting, seen = [root], set()
-    while waiting:
-        node = waiting.pop()
-        if id(node) in seen:
-            continue
-        seen.add(id(node))
-        if isinstance(node, yaml.MappingNode):
-            yield node
-            waiting += [part for pair in node.value for part in pair]
-        elif isinstance(node, yaml.SequenceNode):
-            waiting += node.value
 
 
 _DECODER = json.JSONDecoder(object_pairs_hook=_unique)

@@ -6,10 +6,13 @@ import csv
 import gzip
 import io
 import zlib
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, TextIO, cast
+
+import pyarrow as pa
+import pyarrow.csv as pacsv
 
 from bixse.data.io.hints import missing_column_hint
 from bixse.data.io.parquet import open_table
@@ -26,6 +29,8 @@ BLOCK_ROWS = 1024
 """Most rows of a block."""
 BLOCK_BYTES = 1 << 26
 """Most bytes of text that a block of JSONL or CSV is read from."""
+LINES_BYTES = 1 << 24
+"""Bytes of lines that are read at once."""
 LONGEST_LINE = 1 << 26
 """Most bytes of one line or field, so that a file without line ends does not fill the memory."""
 
@@ -118,7 +123,7 @@ def raw_rows(
     """
     if checked_format(path) == ".jsonl":
         for number, line, position in text_lines(path, errors):
-            if (row := _json_object(number, line, errors)) is not None:
+            if (row := json_object(number, line, errors)) is not None:
                 yield number, row, position
         return
     columns = [FileColumn(name, "any") for name in needed]
@@ -215,6 +220,29 @@ def text_lines(path: Path, errors: InvalidFileError) -> Iterator[tuple[int, str,
                 yield number, text, raw.tell()
 
 
+def line_blocks(path: Path) -> Iterator[tuple[pa.Array, int]]:
+    """All lines of a UTF-8 file (gzip is unpacked) in arrays of some megabytes, and the bytes of the file read.
+
+    For files of which nothing is wrong: `text_lines` says what it is, and in which line.
+
+    Raises:
+        pyarrow.ArrowException: the file is empty, is not UTF-8, or holds a line of megabytes.
+        OSError: it cannot be read.
+    """
+    with ExitStack() as stack:
+        raw = stack.enter_context(pa.OSFile(str(path)))
+        packed = path.suffix.lower() == ".gz"
+        content = stack.enter_context(pa.CompressedInputStream(raw, "gzip")) if packed else raw
+        blocks = pacsv.open_csv(
+            content,
+            pacsv.ReadOptions(column_names=["line"], block_size=LINES_BYTES, use_threads=False),
+            pacsv.ParseOptions(delimiter="\x01", quote_char=False, ignore_empty_lines=False),
+            pacsv.ConvertOptions(column_types={"line": pa.string()}),
+        )
+        for batch in blocks:
+            yield batch.column(0), raw.tell()
+
+
 @contextmanager
 def _opened(path: Path) -> Iterator[tuple[BinaryIO, BinaryIO]]:
     """The content of a file, unpacked where it is compressed, and the file as it lies on the disk."""
@@ -255,7 +283,7 @@ def _json_blocks(path: Path, columns: Sequence[FileColumn], errors: InvalidFileE
     rows: list[dict[str, Any]] = []
     size = position = 0
     for number, line, position in text_lines(path, errors):  # noqa: B007 (the last one is the block's)
-        row = _json_object(number, line, errors)
+        row = json_object(number, line, errors)
         if row is None:
             continue
         if has_other_names:
@@ -275,7 +303,8 @@ def _json_blocks(path: Path, columns: Sequence[FileColumn], errors: InvalidFileE
     yield block()
 
 
-def _json_object(number: int, line: str, errors: InvalidFileError) -> dict[str, Any] | None:
+def json_object(number: int, line: str, errors: InvalidFileError) -> dict[str, Any] | None:
+    """The object that a line holds; None, and an error, where it holds something else or a key twice."""
     try:
         row = parse_json(line)
     except RepeatedKeyError as error:

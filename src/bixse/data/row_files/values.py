@@ -14,7 +14,7 @@ from bixse.data.io.hints import number_hint
 from bixse.data.io.strict import parse_json
 from bixse.errors import shorten
 
-Kind: TypeAlias = Literal["text", "id", "number", "integer", "numbers", "any"]
+ColumnKind: TypeAlias = Literal["text", "id", "number", "integer", "numbers", "any"]
 """Kinds of columns; "numbers" is a list of finite numbers, "any" is taken as it stands."""
 
 
@@ -37,7 +37,7 @@ class FileColumn:
 
     name: str
     """Its name in the rows that are read."""
-    kind: Kind = "text"
+    kind: ColumnKind = "text"
     """What its values are."""
     needed: bool = True
     """The column has to be there, with a value in every row; else an absent, null, empty or NaN value is None."""

@@ -1,4 +1,4 @@
-"""The outside formats that `bixse convert` takes: `formats.toml` as data classes."""
+"""The outside formats that `bixse convert` takes: `formats.toml` as data classes, and the files of each."""
 
 from __future__ import annotations
 
@@ -9,14 +9,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import model_validator
 
-from bixse.errors import InputError, did_you_mean, shorten
+from bixse.data.row_files.read import raw_rows, stem_of
+from bixse.errors import BixseError, InputError, InvalidFileError, did_you_mean, shorten
 from bixse.settings import Flag, Settings
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from typing import Self
 
     from bixse.relevance import GradeScale
+
+_PARTS_OF_NAMES = ("_split1", "_split2", "_no_in_batch_neg")
+"""Ends of names: E5's halves of symmetric tasks, and BGE's files whose rows must not be one another's negatives."""
 
 
 class TableColumns(Settings):
@@ -83,9 +87,12 @@ class Format:
     folder: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     needed: tuple[str, ...] = ()
     optional: tuple[str, ...] = ()
+    signs: tuple[str, ...] = ()
     scale: tuple[float, float] | None = None
     query: tuple[str, ...] = ()
     query_id: tuple[str, ...] = ()
+    query_value: str = "get(j, query_key)"
+    query_id_value: str = "get(j, id_key)"
     query_by_id: bool = False
     task: str = "NULL"
     task_from: str = ""
@@ -94,26 +101,18 @@ class Format:
     judge: str = "binary labels"
     ids: bool = False
     may_be_empty: str = ""
-    python: str = ""
+    own: Mapping[str, str] = field(default_factory=dict)
     checks: tuple[Mapping[str, str], ...] = ()
-    notes: Mapping[str, str] = field(default_factory=dict)
+    note: Mapping[str, str] = field(default_factory=dict)
 
     def with_columns(self, columns: TableColumns) -> Format:
         """The format with the user's names of columns."""
-        names = {f"'{name}'": "'" + own.replace("'", "''") + "'" for name, own in vars(columns).items()}
-        documents = self.documents
-        for name, own in names.items():
-            documents = documents.replace(f"get(j, {name})", f"get(j, {own})")
-            documents = documents.replace(f"document({name}", f"document({own}")
-            documents = documents.replace(f"val_key := {name}", f"val_key := {own}")
         return replace(
             self,
             needed=(columns.query, columns.document, columns.grade),
             optional=(columns.query_id, columns.document_id, columns.task),
             query=(columns.query,),
             query_id=(columns.query_id,),
-            task=f"get(j, {names[chr(39) + 'task' + chr(39)]})",
-            documents=documents,
         )
 
 
@@ -169,3 +168,71 @@ def checked_options(name: str, path: str | Path, options: SourceOptions) -> Form
 def option_flag(option: str) -> str:
     """How an option is called on the command line."""
     return "names of columns" if option == "columns" else f"--{option.replace('_', '-')}"
+
+
+def file_in_folder(folder: Path, names: Sequence[str], split: str | None = None) -> Path:
+    """The file of a data set's folder that has one of these names; a pattern takes the one that `split` names.
+
+    Raises:
+        InputError: there is no such file, or there are several and none is named.
+    """
+    available = {file.stem: file for name in names for file in sorted(folder.glob(name))}
+    if not available:
+        found = "no such folder" if not folder.exists() else "a file" if folder.is_file() else "no such file in it"
+        raise InputError(f"{folder}: got {found}; expected a folder with {' or '.join(names)}; fix: check the path")
+    if "*" not in names[0] or (split is None and len(available) == 1):
+        return next(iter(available.values()))
+    if split not in available:
+        got = f"{len(available)} splits" if split is None else f"split {split!r}"
+        raise InputError(
+            f"{folder}: got {got}; expected one of {', '.join(available)}; fix: --qrels and one of them"
+            + (f" ({did_you_mean(split, available)})" if split else "")
+        )
+    return available[split]
+
+
+def known_files(form: Format, path: Path, files: list[Path]) -> tuple[list[Path], list[str]]:
+    """The files of a format that knows their names, and warnings: halves beside the whole are left aside.
+
+    Raises:
+        InputError: none of them is known.
+    """
+    names = {stem_of(file) for file in files}
+    halves = [file for file in files if task_name(file) != stem_of(file) and task_name(file) in names]
+    kept = [file for file in files if file not in halves]
+    other = [file.name for file in kept if task_name(file) not in form.tasks]
+    if len(other) == len(kept):
+        raise InputError(
+            f"{path}: got {', '.join(other[:3])}; expected files of the source {form.name} "
+            f"({', '.join(f'{name}.jsonl' for name in form.tasks)}); fix: check the path, or give other triplets to "
+            "the source sentence-transformers"
+        )
+    told = []
+    if halves:
+        told.append(f"{', '.join(file.name for file in halves)}: left aside, as the whole file lies beside its halves")
+    if other:
+        told.append(f"{', '.join(other)}: not a file of {form.name}; its name is the task")
+    return kept, told
+
+
+def task_name(file: Path) -> str:
+    """The name of a file without the part it is, and without what it says of negatives."""
+    name = stem_of(file)
+    return next((name.removesuffix(end) for end in _PARTS_OF_NAMES if name.endswith(end)), name)
+
+
+def looks_like(path: Path) -> list[str]:
+    """The formats whose `signs` the first row of a table has; none for what is not a table.
+
+    Example:
+        >>> import json, tempfile
+        >>> path = Path(tempfile.mkdtemp()) / "rows.jsonl"
+        >>> _ = path.write_text(json.dumps({"query": "copy a folder", "pos": ["copytree"], "neg": []}))
+        >>> looks_like(path)
+        ['flagembedding']
+    """
+    try:
+        _, row, _ = next(raw_rows(path, InvalidFileError(path)), (0, {}, 0))
+    except (BixseError, OSError):
+        return []
+    return [name for name, form in FORMATS.items() if form.signs and {*form.signs} <= row.keys()]

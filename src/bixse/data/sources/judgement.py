@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Judgement:
-    """What somebody's judge made of one (query, document) pair.
+    """What somebody's judge made of one (query, document) pair; ids and texts are None where the file lacks them.
 
     Example:
         >>> from bixse.relevance import GradeScale
@@ -29,15 +29,11 @@ class Judgement:
     """
 
     query_id: str
-    """Id of the query; the start of a hash of its text where the file has none."""
     document_id: str
-    """Id of the document; likewise."""
     scale: GradeScale
     """What the grades mean."""
     query: str | None = None
-    """Text of the query, or None where the file has ids alone."""
     document: str | None = None
-    """Text of the document, or None."""
     grade: float | None = None
     """The (fractional) grade, within the scale; None unless the status is "graded"."""
     status: str = "graded"
@@ -53,7 +49,6 @@ class Judgement:
     judge: str = ""
     """Who judged, as far as the file tells."""
     task: str | None = None
-    """Name of the task, or None."""
     text: str = ""
     """What the judge wrote, cut to 200 characters."""
     detail: str = ""
@@ -114,12 +109,8 @@ class JudgementRows:
 
     def content_hash(self) -> str:
         """SHA-256 of the file, or over every field of every row."""
-        if self._content is not None:
-            return self._content
-        digest = hashlib.sha256()
-        for row in self._rows:
-            digest.update(repr(row).encode("utf-8", "surrogatepass"))
-        return digest.hexdigest()
+        written = "".join(map(repr, self._rows)).encode("utf-8", "surrogatepass")
+        return self._content or hashlib.sha256(written).hexdigest()
 
 
 def ungraded(name: str, statuses: Counter[str]) -> list[str]:

@@ -45,3 +45,23 @@ CREATE MACRO id_error(v) AS CASE
 CREATE MACRO text_id(s) AS left(sha256(s), 16);
 CREATE MACRO identifier(v, s) AS CASE WHEN is_absent(v) THEN text_id(s) ELSE v->>'$' END;
 CREATE MACRO content(title, body) AS trim(coalesce(title, '') || ' ' || coalesce(body, ''), E' \t\n\r\x0b\x0c');
+
+-- Probabilities of the grades 1 to 5, as LightBlue has them.
+CREATE MACRO numbers(v) AS list_transform(members(v), lambda x: coalesce(number(x), 'nan'::DOUBLE));
+CREATE MACRO listed(v) AS CASE WHEN json_type(v) = 'VARCHAR' THEN TRY_CAST(v->>'$' AS JSON) ELSE v END;  -- as CSV has it
+CREATE MACRO total(p) AS list_aggregate(p, 'fsum');
+CREATE MACRO not_probabilities(p) AS CASE
+    WHEN len(list_filter(p, lambda x: isnan(x) OR x NOT BETWEEN 0 AND 1.02)) > 0 THEN p::VARCHAR || ' are not probabilities'
+    WHEN NOT coalesce(total(p) > 0, false) THEN 'the judge gave none of the grades any probability'
+    WHEN total(p) > 1.02 THEN 'a sum of ' || format('{:g}', total(p)) || ' is above 1' END;
+CREATE MACRO expected_grade(p) AS  -- sum i p(i) / sum p(i), which rounding may push past the ends
+    greatest(1.0::DOUBLE, least(5.0::DOUBLE, total(list_transform(p, lambda x, i: i * x)) / total(p)));
+CREATE MACRO mean_probabilities(p, q) AS  -- of both distributions, times the lesser mass: the mean of their grades
+    list_transform(p, lambda x, i: least(1.0::DOUBLE, total(p), total(q)) * (x / total(p) + q[i] / total(q)) / 2);
+CREATE MACRO is_off(v, grade) AS coalesce(isfinite(number(v)) AND abs(number(v) - grade) > 1e-3, false);
+
+-- Whether a prediction ends in the score 0; the scale that it names ("of 0 to 3", "/3") is no score.
+CREATE MACRO first_of(candidates) AS list_filter(candidates, lambda v: NOT is_absent(v))[1];
+CREATE MACRO states_zero(s) AS regexp_matches(
+    regexp_replace(s, '\b\d+\s*(to|through|and|-|–)\s*\d+\b|(\bout of|/)\s*\d+\b', ' ', 'gi'),
+    '(?i)^\s*0\s*$|(score|overall|rating|grade|category|\bO)["''\s*:=#_-]*((is|of)\b["''\s*:]*)?0\b');

@@ -48,11 +48,8 @@ class ScoreMap:
     """
 
     kind: Literal["prob", "percent", "logit", "platt", "binary"]
-    """Its name."""
     slope: float = 1.0
-    """Of the sigmoid's argument."""
     intercept: float = 0.0
-    """Of the sigmoid's argument."""
 
     def __str__(self) -> str:
         """As it is written on the command line."""
@@ -60,14 +57,9 @@ class ScoreMap:
 
     @property
     def range(self) -> tuple[float, float]:
-        """The scores it takes, ends included."""
-        return {"prob": (0.0, 1.0), "percent": (0.0, 100.0)}.get(self.kind, (-math.inf, math.inf))
-
-    def takes(self, score: float) -> bool:
-        """Whether a score lies in the range of the map, apart from rounding."""
-        lowest, highest = self.range
-        slack = _ROUNDING * (highest - lowest)
-        return lowest - slack <= score <= highest + slack
+        """The scores it takes, ends and a little rounding included."""
+        highest = {"prob": 1.0, "percent": 100.0}.get(self.kind)
+        return (-math.inf, math.inf) if highest is None else (-_ROUNDING * highest, highest + _ROUNDING * highest)
 
 
 def parse_score_map(text: str) -> ScoreMap:
@@ -103,11 +95,8 @@ class ScoreSummary:
     """What the scores of a file look like."""
 
     count: int
-    """Scores."""
     lowest: float
-    """The least."""
     highest: float
-    """The greatest."""
     distinct: int
     """Different values."""
     spread: float
@@ -117,7 +106,7 @@ class ScoreSummary:
     above: float | None
     """Share of all (positive, negative) pairs of the file with the positive above, ties half; None without both."""
     looks_like: str
-    """"prob", "percent", "logit", or "unknown"."""
+    """"prob", "percent", "logit", "binary" or "unknown"."""
     reason: str
     """Why, in words."""
 
@@ -136,11 +125,7 @@ class ScoreSummary:
 def summarise_scores(
     positive: Sequence[float] | NDArray[Any], negative: Sequence[float] | NDArray[Any]
 ) -> ScoreSummary:
-    """Look at all scores of a file; nothing is decided by it.
-
-    Args:
-        positive: scores of documents labelled positive, finite.
-        negative: scores of the others, finite.
+    """Look at the finite scores of a file, those labelled positive and the others; nothing is decided by it.
 
     Raises:
         InputError: no score at all.
@@ -153,14 +138,13 @@ def summarise_scores(
     scores = np.concatenate([high, low])
     if not len(scores):
         raise InputError("scores: got none; expected at least one; fix: check pos_scores and neg_scores")
-    lowest, highest = float(scores.min()), float(scores.max())
-    looks_like, reason = _looks_like(scores, lowest, highest)
+    looks_like, reason = _looks_like(scores)
     with np.errstate(over="ignore"):
         spread = float(scores.std())
     return ScoreSummary(
         count=len(scores),
-        lowest=lowest,
-        highest=highest,
+        lowest=float(scores.min()),
+        highest=float(scores.max()),
         distinct=len(np.unique(scores)),
         spread=spread,
         in_unit=float(((scores >= 0) & (scores <= 1)).mean()),
@@ -173,16 +157,7 @@ def summarise_scores(
 def check_scores(
     positive: NDArray[Any], negative: NDArray[Any], score_map: ScoreMap, where: str = "scores"
 ) -> list[str]:
-    """Refuse scores that carry no grades under a map; warn where the map does not fit their looks.
-
-    Args:
-        positive: scores of documents labelled positive, within the range of the map.
-        negative: scores of the others.
-        score_map: the stated map.
-        where: what to call them in errors.
-
-    Returns:
-        Warnings.
+    """Warnings where a map does not fit the looks of scores, which lie in its range.
 
     Raises:
         InputError: all scores are equal, or every relevance is 0 or 1 after the map.
@@ -256,34 +231,28 @@ class FileScores:
 
 
 def histogram(values: Sequence[float] | NDArray[Any], bins: int = 12, width: int = 40) -> str:
-    """A histogram as lines of text for the terminal.
-
-    Args:
-        values: finite numbers, at least one.
-        bins: lines, from the least value to the greatest.
-        width: characters of the longest bar.
+    """A histogram of finite numbers, at least one, as lines of text for the terminal.
 
     Example:
         >>> print(histogram([0.0, 0.1, 0.2, 1.0], bins=2, width=6))
           0 to 0.5 | ###### 3
           0.5 to 1 | ## 1
     """
-    found = np.asarray(values, dtype=np.float64)
-    lowest, highest = float(found.min()), float(found.max())
-    half = highest / 2 - lowest / 2  # half of everything: the difference of two large numbers may be infinite
-    places = (found / 2 - lowest / 2) / half * bins if half > 0 else np.zeros(len(found))
+    halves = np.asarray(values, dtype=np.float64) / 2  # the difference of two large numbers may be infinite
+    lowest, extent = halves.min(), halves.max() - halves.min()
+    places = (halves - lowest) / extent * bins if extent > 0 else np.zeros(len(halves))
     counts = np.bincount(np.clip(places.astype(np.int64), 0, bins - 1), minlength=bins).tolist()
-    edges = [lowest * (1 - part / bins) + highest * (part / bins) for part in range(bins + 1)]
+    edges = [2 * lowest * (1 - part / bins) + 2 * halves.max() * (part / bins) for part in range(bins + 1)]
     names = [f"{low:.3g} to {high:.3g}" for low, high in itertools.pairwise(edges)]
     longest, most = max(map(len, names)), max(counts)
-    bars = ("#" * math.ceil(count * width / most) for count in counts)
+    bars = ("#" * math.ceil(count * width / most) + " " * bool(count) for count in counts)
     return "\n".join(
-        " ".join(part for part in (f"  {name:>{longest}} |", bar, str(count)) if part)
-        for name, bar, count in zip(names, bars, counts, strict=True)
+        f"  {name:>{longest}} | {bar}{count}" for name, bar, count in zip(names, bars, counts, strict=True)
     )
 
 
-def _looks_like(scores: NDArray[np.float64], lowest: float, highest: float) -> tuple[str, str]:
+def _looks_like(scores: NDArray[np.float64]) -> tuple[str, str]:
+    lowest, highest = scores.min(), scores.max()
     if lowest == highest:
         return "unknown", "all scores are equal"
     if lowest >= -_ROUNDING and highest <= 1 + _ROUNDING:

@@ -14,32 +14,44 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from bixse.data.io.files import file_hash, is_unicode, storage_errors
-from bixse.data.row_files.read import files_of, stem_of
-from bixse.data.sources.formats import SourceOptions, checked_options
+from bixse.data.row_files.read import (
+    LINES_BYTES,
+    files_of,
+    json_object,
+    kind_of,
+    line_blocks,
+    raw_rows,
+    stem_of,
+    text_lines,
+)
+from bixse.data.sources.formats import (
+    SourceOptions,
+    TableColumns,
+    checked_options,
+    file_in_folder,
+    known_files,
+    task_name,
+)
 from bixse.data.sources.judgement import Judgement, ungraded
-from bixse.data.sources.mapping import RowMapping
-from bixse.data.sources.row_functions import ROW_FUNCTIONS
+from bixse.data.sources.mapping import RowMapping, json_table
 from bixse.data.sources.score_scale import FileScores, check_scores, histogram, parse_score_map, summarise_scores
-from bixse.data.sources.source_files import known_files, of_folder, rows_of, task_name, text_files
 from bixse.data.sources.source_hub import HUB, hub_folder
 from bixse.data.sources.texts import documents_in, queries_in
-from bixse.errors import InputError, InvalidFileError, RowError, shorten
+from bixse.data.trec import QRELS_HEADER, qrels_rows
+from bixse.errors import InputError, InvalidFileError, shorten
 from bixse.relevance import GradeScale
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    import duckdb
-
 
 Reached: TypeAlias = Callable[[Path, int], None]
 """Is told how many bytes of a file were read."""
-ROWS_AT_ONCE = 20_000
-"""Rows of a file that are mapped together, at most."""
-CHARACTERS_AT_ONCE = 1 << 22
-"""Characters of them, about."""
+ROWS_AT_ONCE = 40_000
+"""Rows of a file that are mapped together, at most: planning the queries takes as long as some thousand rows."""
 
 
 class Source:
@@ -73,22 +85,18 @@ class Source:
     ) -> None:
         self.name, options = name, options or SourceOptions()
         self.form = checked_options(name, path, options)
-        if options.columns is not None:
-            self.form = self.form.with_columns(options.columns)
+        self.columns = options.columns
+        if self.columns is not None:
+            self.form = self.form.with_columns(self.columns)
         self.path = hub_folder(name, str(path), download) if str(path).startswith(HUB) else Path(path)
         self.statuses: Counter[str] = Counter()
         """Judgements by status, of the reading under way or last done."""
-        self.notes: Counter[str] = Counter()
-        """What else was counted in it: see `warnings`."""
-        self.told: list[str] = []
-        """Warnings about files as a whole."""
+        self._noted = self._scores_aside = 0
+        self._told: list[str] = []
         self._find_files(options)
-        fixed = None if self.form.scale is None else GradeScale(*self.form.scale)
         self.stated = options.scale is not None
-        self.scale = options.scale or fixed or GradeScale(0, 1)
+        self.scale = options.scale or GradeScale(*(self.form.scale or (0, 1)))
         self.score_map = parse_score_map(options.score_map) if options.score_map is not None else None
-        self._columns = options.columns
-        self._mapping: RowMapping | None = None
         if self.form.needs_map and self.score_map is None:
             raise InputError(
                 f"{path}: got no score map; expected prob, percent, logit, platt:SLOPE,INTERCEPT or binary; "
@@ -98,19 +106,22 @@ class Source:
     def _find_files(self, options: SourceOptions) -> None:
         form = self.form
         if form.folder:
-            self.files = [of_folder(self.path, form.folder["rows"], options.qrels)]
-            self.corpus, self.queries = ([of_folder(self.path, form.folder[key])] for key in ("corpus", "queries"))
+            self.files = [file_in_folder(self.path, form.folder["rows"], options.qrels)]
+            self.corpus, self.queries = ([file_in_folder(self.path, form.folder[key])] for key in ("corpus", "queries"))
         else:
             self.files = files_of(self.path, form.suffixes, form.files)
-            self.corpus, self.queries = text_files(options.corpus), text_files(options.queries)
+            self.corpus, self.queries = (
+                [] if path is None else files_of(path, what="a file of texts, or a folder of them")
+                for path in (options.corpus, options.queries)
+            )
+        self._file_notes: list[str] = []
         if form.tasks:
-            self.files, self.told = known_files(form, self.path, self.files)
-        self._file_notes = self.told
+            self.files, self._file_notes = known_files(form, self.path, self.files)
 
     @property
     def split(self) -> str:
         """Name of the split that is read, where it is one of a collection."""
-        return self.files[0].stem if self.form.folder and self.form.query_by_id else "test"
+        return self.files[0].stem if self.form.folder else "test"
 
     @property
     def settings(self) -> Mapping[str, Any]:
@@ -120,7 +131,7 @@ class Source:
             "scale": [self.scale.minimum, self.scale.maximum],
             "stated": self.stated,
             "map": str(self.score_map) if self.score_map else None,
-            "columns": vars(self._columns) if self._columns else None,
+            "columns": vars(self.columns) if self.columns else None,
         }
 
     def inputs(self) -> dict[str, Path]:
@@ -158,14 +169,14 @@ class Source:
         listed = "".join(f"{name}\0{digest}\0" for name, digest in self.hashes().items())
         return hashlib.sha256(listed.encode("utf-8", "surrogateescape")).hexdigest()
 
-    def prepare(
+    def open(
         self,
         folder: Path,
         errors_of: Callable[[Path], InvalidFileError],
         text_ids: bool = False,
         reached: Reached | None = None,
     ) -> RowMapping:
-        """Open the database, and read the texts that rows name by id.
+        """Open a database in a folder, which the caller closes, and read the texts that rows name by id.
 
         Args:
             folder: for what does not fit into memory.
@@ -177,11 +188,13 @@ class Source:
             InputError: a file cannot be read.
             StorageError: no room for the texts.
         """
-        self.statuses, self.notes, self.told = Counter(), Counter(), list(self._file_notes)
+        self.statuses, self._told = Counter(), list(self._file_notes)
+        self._noted = self._scores_aside = 0
         with storage_errors(folder):
             mapping = RowMapping(
-                self.form, self.scale, self.stated, self.score_map, folder, bool(self.corpus), text_ids
-            )
+                self.form, self.columns or TableColumns(), self.scale, self.stated, self.score_map, folder,
+                bool(self.corpus), text_ids,
+            )  # fmt: skip
             for table, files, read in (("documents", self.corpus, documents_in), ("queries", self.queries, queries_in)):
                 lists = [errors_of(file) for file in files]
                 for place, (file, errors) in enumerate(zip(files, lists, strict=True)):
@@ -189,77 +202,112 @@ class Source:
                 for place, row, found in mapping.repeated_texts(table):
                     fix = "give each text its own id, or drop the repeat"
                     lists[place].add(row, "id", f"{shorten(found)} again with another text", "one text per id", fix)
-        self._mapping = mapping
         return mapping
 
     def read(
-        self, file: Path, errors: InvalidFileError, limit: int | None = None, reached: Reached | None = None
+        self,
+        mapping: RowMapping,
+        file: Path,
+        errors: InvalidFileError,
+        limit: int | None = None,
+        reached: Reached | None = None,
     ) -> Iterator[pa.Table]:
         """The judgements of one file as tables, counted by status; what cannot be read goes to `errors`.
 
         Args:
+            mapping: what `open` gave.
             file: one of `files`.
-            errors: receives the errors, those of the first `limit` judgements.
+            errors: receives the errors.
             limit: judgements to read.
             reached: is told how many bytes of the file were read.
 
         Raises:
             InputError: the file cannot be read, or its scores carry no grades.
         """
-        assert self._mapping is not None, "prepare comes first"
-        mapping, form = self._mapping, self.form
+        form, scores = self.form, FileScores()
         task = {"file": task_name(file), "folder": self.path.resolve().name}.get(form.task_from)
         judge = form.judge.replace("{file}", file.stem)
-        scores = FileScores()
-        for rows, unread, position in self._chunks(file, min(limit or ROWS_AT_ONCE, ROWS_AT_ONCE)):
+        for rows, position in self._chunks(file, errors, min(limit or ROWS_AT_ONCE, ROWS_AT_ONCE)):
             (reached or _unheard)(file, position)
-            table, found = mapping.map(rows, form.tasks.get(task or "", task), judge)
-            found = sorted([*unread, *found], key=lambda error: (error.row or 0, error.column or ""))
-            if limit is not None and table.num_rows >= limit:
-                table = table.slice(0, limit)
-                found = [error for error in found if (error.row or 0) <= table["row"][-1].as_py()]
+            self._load(mapping, rows, errors)
+            table, found, noted = mapping.judgements(form.tasks.get(task or "", task), judge)
             for error in found:
                 errors.add(*astuple(error))
+            table = table.slice(0, limit)
             self.statuses.update(table["status"].to_pylist())
+            self._noted += noted
             scores.add(table)
             if self.score_map is not None and self.score_map.kind == "binary" and form.judge == "binary labels":
-                self.notes["scores left aside"] += table.num_rows - table["score"].null_count
+                self._scores_aside += table.num_rows - table["score"].null_count
             yield table
             limit = None if limit is None else limit - table.num_rows
             if limit == 0:
                 break
         self._tell(file, scores, bool(errors.total))
 
-    def _chunks(self, file: Path, most: int) -> Iterator[tuple[pa.Table, list[RowError], int]]:
-        """The rows of a file as JSON, some thousand at a time, errors of those that cannot be read, bytes read."""
-        unread = _UnreadRowsError(file)
-        function = ROW_FUNCTIONS.get(self.form.python)
-        numbers: list[int] = []
-        lines: list[str] = []
+    def _chunks(self, file: Path, errors: InvalidFileError, most: int) -> Iterator[tuple[pa.Table, int]]:
+        """Tables of the numbers of some thousand rows and their JSON, and the bytes read.
+
+        Rows of JSONL are given as they stand, to be checked by the database. Where the lines cannot be read together
+        they are read one by one from there on, which says what is wrong.
+        """
+        done = 0
+        if kind_of(file) == ".jsonl" and not self.form.query_by_id:
+            try:
+                for lines, position in line_blocks(file):
+                    numbers = pa.array(range(done + 1, done + 1 + len(lines)), pa.int64())
+                    done += len(lines)
+                    table = pa.table({"row": numbers, "json": lines})
+                    table = table.filter(pc.not_equal(pc.utf8_trim_whitespace(lines), ""))
+                    for start in range(0, len(table), most):
+                        yield _with_single_keys(table.slice(start, most), errors), position
+                return
+            except (pa.ArrowException, OSError):
+                pass
+        rows: list[tuple[int, str]] = []
         size = position = 0
-        for number, row, position in rows_of(self.form, file, unread):
-            before = unread.total
-            kept = row if function is None else function(number, row, unread, self.notes)
-            if kept is None or unread.total > before:
-                continue
-            line = _JSON.encode(kept)
-            if not is_unicode(line):
-                key = next((key for key, value in row.items() if not is_unicode(_JSON.encode(value))), None)
-                shown = shorten(row if key is None else row[key])
-                unread.add(number, key, shown, "text that UTF-8 can write", "drop half a surrogate pair")
-                continue
-            numbers.append(number)
-            lines.append(line)
+        for number, line, position in self._json_rows(file, errors, done):
+            rows.append((number, line))
             size += len(line)
-            if len(lines) + len(unread.found) >= most or size >= CHARACTERS_AT_ONCE:
-                yield _json_table(numbers, lines), unread.take(), position
-                numbers, lines, size = [], [], 0
-        if lines or unread.found:
-            yield _json_table(numbers, lines), unread.take(), position
+            if len(rows) == most or size > LINES_BYTES:
+                yield json_table(rows), position
+                rows, size = [], 0
+        if rows:
+            yield json_table(rows), position
+
+    def _json_rows(self, file: Path, errors: InvalidFileError, done: int) -> Iterator[tuple[int, str, int]]:
+        """The rows of a file as JSON one by one, with their numbers and the bytes read; of JSONL those after `done`."""
+        form = self.form
+        rows: Iterator[tuple[int, dict[str, Any], int]]
+        if form.query_by_id:
+            rows = ((row, dict(zip(QRELS_HEADER, found, strict=True)), 0) for row, *found in qrels_rows(file, errors))
+        elif kind_of(file) == ".jsonl":
+            rows = (
+                (number, row, position)
+                for number, line, position in text_lines(file, errors)
+                if number > done and (row := json_object(number, line, errors)) is not None
+            )
+        else:
+            rows = raw_rows(file, errors, form.needed, None if form.optional == ("*",) else form.optional)
+        for number, row, position in rows:
+            if (encoded := _encoded(number, row, errors)) is not None:
+                yield number, encoded, position
+
+    def _load(self, mapping: RowMapping, rows: pa.Table, errors: InvalidFileError) -> None:
+        """Give rows to the database; those that it cannot read are parsed to say what is wrong with them."""
+        mended = []
+        for number, line in mapping.load(rows):
+            row = json_object(number, line, errors)
+            if row is not None and (encoded := _encoded(number, row, errors)) is not None:
+                mended.append((number, encoded))
+        if mended:
+            mapping.insert(json_table(mended))
 
     def _tell(self, file: Path, scores: FileScores, faulty: bool) -> None:
         """Warnings about the scores of a file, and about what its name says."""
-        if self.form.needs_map and self.score_map is not None and self.score_map.kind != "binary":
+        if not self.form.needs_map:
+            return
+        if self.score_map is not None and self.score_map.kind != "binary":
             positive, negative = scores.sides()
             try:
                 told = check_scores(positive, negative, self.score_map, f"scores of {file.name}") if scores.any else []
@@ -267,25 +315,14 @@ class Source:
                 if not faulty:
                     raise
                 told = [str(error)]  # rows are missing for their errors: what is left need not be all alike
-            self.told += [f"{file.name}: {warning}" for warning in told]
+            self._told += [f"{file.name}: {warning}" for warning in told]
             if scores.crossed:
-                self.told.append(f"{file.name}: {scores.crossed} rows score a negative above a positive")
-        if self.form.needs_map and task_name(file) != stem_of(file):
-            self.told.append(
+                self._told.append(f"{file.name}: {scores.crossed} rows score a negative above a positive")
+        if task_name(file) != stem_of(file):
+            self._told.append(
                 f"{file.name}: marked as without in-batch negatives: rows of one file answer each other's queries; "
                 "train these tasks apart, with a loss of a query's own documents"
             )
-
-    @property
-    def database(self) -> duckdb.DuckDBPyConnection:
-        """The database that `prepare` opened; its table `documents` holds the corpus."""
-        assert self._mapping is not None, "prepare comes first"
-        return self._mapping.database
-
-    def close(self) -> None:
-        """Close the database."""
-        if self._mapping is not None:
-            self._mapping.close()
 
     def rows(self) -> Iterator[Judgement]:
         """The judgements in the order of the files.
@@ -294,21 +331,25 @@ class Source:
             InputError: a file cannot be read, or there is no row at all.
             InvalidFileError: after the last row of a file, every row of it that could not be read.
         """
+        for table in self._tables():
+            yield from (self._judgement(row) for row in table.to_pylist())
+        if not self.statuses:
+            raise InputError(f"{self.path}: got no rows; expected {self.form.files}; fix: check the export")
+
+    def _tables(self) -> Iterator[pa.Table]:
+        """Tables of judgements, with an error for what cannot be read after each file."""
         with tempfile.TemporaryDirectory() as folder:
             lists: dict[Path, InvalidFileError] = {}
-            mapping = self.prepare(Path(folder), lambda path: lists.setdefault(path, InvalidFileError(path)))
+            mapping = self.open(Path(folder), lambda path: lists.setdefault(path, InvalidFileError(path)))
             try:
                 for errors in lists.values():
                     errors.raise_any()
                 for file in self.files:
                     errors = InvalidFileError(file)
-                    for table in self.read(file, errors):
-                        yield from (self._judgement(row) for row in table.to_pylist())
+                    yield from self.read(mapping, file, errors)
                     errors.raise_any()
             finally:
-                mapping.close()
-        if not self.statuses:
-            raise InputError(f"{self.path}: got no rows; expected {self.form.files}; fix: check the export")
+                mapping.database.close()
 
     def _judgement(self, row: Mapping[str, Any]) -> Judgement:
         names = ("query_id", "document_id", "query", "document", "grade", "status", "judge", "task", "text", "detail")
@@ -323,31 +364,22 @@ class Source:
 
     def warnings(self) -> list[str]:
         """What people should know about the rows that were read."""
-        counted = [
-            f"{self.path.name}: {text.format(count=count)}"
-            for note, text in self.form.notes.items()
-            if (count := self.notes[note])
-        ]
-        if count := self.notes["scores left aside"]:
-            counted.append(f"{self.path.name}: {count} texts have scores, which the map 'binary' leaves aside")
         name = self.files[0].name if self.form.folder else self.path.name
-        return [*ungraded(name, self.statuses), *counted, *self.told]
+        told = ungraded(name, self.statuses)
+        if self._noted:
+            told.append(f"{self.path.name}: {self.form.note['text'].format(count=self._noted)}")
+        if self._scores_aside:
+            told.append(
+                f"{self.path.name}: {self._scores_aside} texts have scores, which the map 'binary' leaves aside"
+            )
+        return [*told, *self._told]
 
     def _look(self) -> str:
         """What the scores look like, with a histogram, for people."""
         scores = FileScores()
         self.form = replace(self.form, options=())  # nothing need be stated to look
-        with tempfile.TemporaryDirectory() as folder:
-            mapping = self.prepare(Path(folder), InvalidFileError)
-            for file in self.files:
-                errors = InvalidFileError(file)
-                for rows, unread, _ in self._chunks(file, ROWS_AT_ONCE):
-                    table, found = mapping.map(rows, None, "")
-                    for error in (*unread, *found):
-                        errors.add(*astuple(error))
-                    scores.add(table)
-                errors.raise_any()
-            mapping.close()
+        for table in self._tables():
+            scores.add(table)
         if not scores.any:
             return "no scores in the file: labels alone (binary)"
         told = [summarise_scores(*scores.sides()).describe()]
@@ -355,29 +387,27 @@ class Source:
         return "\n".join([*told, histogram(np.concatenate(scores.sides()))])
 
 
-class _UnreadRowsError(InvalidFileError):
-    """The errors of some rows, all kept until it is known whether they count."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(path)
-        self.found: list[RowError] = []
-
-    def add(self, row: int | None, column: str | None, got: str, expected: str, fix: str) -> None:
-        super().add(row, column, got, expected, fix)
-        self.found.append(RowError(row, column, got, expected, fix))
-
-    def take(self) -> list[RowError]:
-        """What was found since the last time."""
-        found, self.found = self.found, []
-        return found
-
-
 def _unheard(_file: Path, _position: int) -> None:
     """Nobody wants to know how far the reading has come."""
 
 
-def _json_table(numbers: list[int], lines: list[str]) -> pa.Table:
-    return pa.table({"row": pa.array(numbers, pa.int64()), "json": pa.array(lines, pa.string())})
+def _with_single_keys(rows: pa.Table, errors: InvalidFileError) -> pa.Table:
+    """Rows without those where an object inside an object has a key twice, which the database would not see."""
+    nested = rows.filter(pc.greater(pc.count_substring(rows["json"], "{"), 1))
+    lines = zip(*(nested[name].to_pylist() for name in ("row", "json")), strict=True)
+    refused = [number for number, line in lines if json_object(number, line, errors) is None]
+    return rows.filter(pc.invert(pc.is_in(rows["row"], pa.array(refused, pa.int64())))) if refused else rows
+
+
+def _encoded(number: int, row: dict[str, Any], errors: InvalidFileError) -> str | None:
+    """A row as JSON; None, and an error, where UTF-8 cannot write it."""
+    line = _JSON.encode(row)
+    if is_unicode(line):
+        return line
+    key = next((key for key, value in row.items() if not is_unicode(_JSON.encode(value))), None)
+    shown = shorten(row if key is None else row[key])
+    errors.add(number, key, shown, "text that UTF-8 can write", "drop half a surrogate pair")
+    return None
 
 
 def _not_json(value: object) -> dict[str, str]:

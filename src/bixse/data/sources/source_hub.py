@@ -31,18 +31,13 @@ def hub_folder(source: str, name: str, download: bool) -> Path:
         )
     except HFValidationError as error:
         raise InputError(f"{name}: got {repository!r}; expected hub:owner/name; fix: correct the name") from error
-    except LocalEntryNotFoundError as error:
-        if download:
+    except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
+        if isinstance(error, LocalEntryNotFoundError) and not download:
             raise InputError(
-                f"{name}: got no connection to the Hub; expected one; fix: check the network, and that "
-                "HF_HUB_OFFLINE is not set"
+                f"{name}: got a data set that is not on this machine; expected its files; fix: "
+                f"bixse convert {source} {name} --download"
             ) from error
         raise InputError(
-            f"{name}: got a data set that is not on this machine; expected its files; fix: "
-            f"bixse convert {source} {name} --download"
-        ) from error
-    except (HfHubHTTPError, OSError) as error:
-        raise InputError(
-            f"{name}: got {str(error).splitlines()[0]}; expected a data set of the Hub; fix: check the name and "
-            "the network"
+            f"{name}: got {str(error).splitlines()[0]}; expected a data set of the Hub; fix: check the name, the "
+            "network, and that HF_HUB_OFFLINE is not set"
         ) from error

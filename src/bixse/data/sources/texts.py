@@ -13,13 +13,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
-ID_KEYS = ("_id", "pid", "docid", "doc_id", "document_id", "id", "DOCUMENT_ID")
+ID_KEYS = ("_id", "pid", "docid", "doc_id", "document_id", "id")
 """Names under which tools keep the id of a document. MS MARCO 2 has both for a passage: `docid` is its document's."""
-TEXT_KEYS = ("text", "contents", "passage", "segment", "body", "document", "DOCUMENT_TEXT")
+TEXT_KEYS = ("text", "contents", "passage", "segment", "body", "document")
 """Names of its text."""
-QUERY_ID_KEYS = ("_id", "qid", "query_id", "id", "topic_id", "question_id", "QUERY_ID")
+QUERY_ID_KEYS = ("_id", "qid", "query_id", "id", "topic_id", "question_id")
 """Names of the id of a query."""
-QUERY_KEYS = ("text", "query", "question", "title", "query_text", "QUERY_TEXT")
+QUERY_KEYS = ("text", "query", "question", "title", "query_text")
 """Names of its text."""
 
 
@@ -66,31 +66,29 @@ def _texts(
         expected = ", ".join((*FORMATS, ".txt"))
         raise InputError(f"{path}: got suffix {kind!r}; expected one of {expected}; fix: rename or convert it")
     keys = tuple(dict.fromkeys((*id_keys, *text_keys, *(["title"] if documents else []))))
-    known = False
     for number, row, position in raw_rows(path, errors, optional=keys):
         reached(position)
-        id_key = next((key for key in id_keys if row.get(key) not in (None, "")), None)
+        id_key = next((key for key in id_keys if row.get(key) not in (None, "")), id_keys[0])
         text_key = next((key for key in text_keys if key in row and key != id_key), text_keys[0])
-        if not known and id_key is None and not any(key in row for key in (*id_keys, *text_keys)):
-            fix = f"rename the columns to {id_keys[0]!r} and {text_keys[0]!r}"
-            errors.add(number, None, f"keys {shorten(', '.join(row), 80)}", "an id and a text", fix)
-            continue
-        known = True
-        if id_key is None:
-            errors.add(number, id_keys[0], "nothing", "an id", f"give the row one, under one of {', '.join(id_keys)}")
-            continue
-        identifier = str(row[id_key]) if type(row[id_key]) is int else row[id_key]
-        text = FileColumn(text_key, may_be_empty=documents and text_key in row)
-        title = FileColumn("title", needed=False)
-        values = ((FileColumn(id_key), identifier), (title, row.get("title") if documents else None),
-                  (text, row.get(text_key)))  # fmt: skip
+        columns = (
+            FileColumn(id_key),
+            FileColumn("title", needed=False),
+            FileColumn(text_key, may_be_empty=documents and text_key in row),
+        )
+        identifier = row.get(id_key)
+        values = (
+            str(identifier) if type(identifier) is int else identifier,
+            row.get("title") if documents else None,
+            row.get(text_key),
+        )
         found = []
-        for column, value in values:
+        for column, value in zip(columns, values, strict=True):
             try:
                 found.append(column.read(value) or "")
             except InvalidValueError as error:
-                errors.add(number, column.name, error.got, error.expected, error.fix)
-        if len(found) == len(values):
+                known = id_keys if column.name == id_key else text_keys
+                errors.add(number, column.name, error.got, f"{error.expected} (under {', '.join(known)})", error.fix)
+        if len(found) == len(columns):
             yield number, found[0], found[1], found[2]
 
 

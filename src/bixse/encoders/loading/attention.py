@@ -37,11 +37,7 @@ class BidirectionalTransformer(Transformer):
 
 
 def sees_whole_text(part: Any) -> bool:
-    """Whether a token's state depends on what comes after it: change the last token, look at the first.
-
-    Args:
-        part: the module of a model that reads the texts, with a transformers backbone.
-    """
+    """Whether a token's state depends on what comes after it: change the last token, look at the first."""
     tokens = part.preprocess([SAMPLE_TEXT])["input_ids"]
     other = tokens.clone()
     other[0, -1] = tokens[0, len(tokens[0]) // 2] if tokens[0, len(tokens[0]) // 2] != tokens[0, -1] else tokens[0, 0]
@@ -49,24 +45,18 @@ def sees_whole_text(part: Any) -> bool:
     return bool((states[0][0, 0] - states[1][0, 0]).abs().max() > 1e-6 * states[0][0, 0].abs().max())
 
 
-def make_bidirectional(model: SentenceTransformer, name: str) -> bool:
+def make_bidirectional(model: SentenceTransformer, name: str) -> None:
     """Let every token of a decoder attend to the whole text (LLM2Vec, BehnamGhader et al. 2024, arXiv:2404.05961).
 
     Uses the switch of transformers (`config.is_causal`), which is saved in the model's config.json. An encoder that
     sees the whole text already is left as it is.
 
-    Args:
-        model: its backbones are changed in place.
-        name: the model in the message.
-
-    Returns:
-        Whether anything was changed.
-
     Raises:
         ModelError: an architecture on which the switch has no effect.
     """
-    causal = [part for part in backbones(model) if not sees_whole_text(part)]
-    for part in causal:
+    for part in backbones(model):
+        if sees_whole_text(part):
+            continue
         part.auto_model.config.is_causal = False
         if not sees_whole_text(part):
             raise ModelError(
@@ -74,7 +64,6 @@ def make_bidirectional(model: SentenceTransformer, name: str) -> bool:
                 "the last one after its causal mask was switched off; expected attention to the whole text; fix: "
                 "choose an architecture such as Llama, Qwen, Mistral or Gemma 3, or set `bidirectional: false`"
             )
-    return bool(causal)
 
 
 def check_attention(model: SentenceTransformer, name: str) -> None:
@@ -143,28 +132,25 @@ def backbones(model: SentenceTransformer) -> list[Any]:
     return [part for part in input_parts(model) if getattr(part, "auto_model", None) is not None]
 
 
-@torch.no_grad()
 def _token_states(part: Any, tokens: Tensor) -> Tensor:
-    """(1, T, D) states of the last layer in evaluation mode."""
-    was_training = part.training
-    part.eval()
-    try:
-        device = part.auto_model.device
-        features = {"input_ids": tokens.to(device), "attention_mask": torch.ones_like(tokens).to(device)}
-        states: Tensor = part(features)["token_embeddings"]
-        return states
-    finally:
-        part.train(was_training)
+    """(1, T, D) states of the last layer."""
+    features = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
+    return _evaluated(part, features, part.auto_model.device)["token_embeddings"]
 
 
-@torch.no_grad()
 def _unit_embedding(model: SentenceTransformer, texts: list[str]) -> Tensor:
     """(D,) embedding of the first text."""
-    features = batch_to_device(model.preprocess(texts), model.device)
-    was_training = model.training
-    model.eval()
+    embeddings = _evaluated(model, model.preprocess(texts), model.device)["sentence_embedding"]
+    return torch.nn.functional.normalize(embeddings[0], dim=0)
+
+
+@torch.no_grad()
+def _evaluated(module: Any, features: dict[str, Any], device: torch.device) -> dict[str, Tensor]:
+    """What a module computes in evaluation mode."""
+    was_training = module.training
+    module.eval()
     try:
-        embedding: Tensor = model(features)["sentence_embedding"][0]
-        return torch.nn.functional.normalize(embedding, dim=0)
+        computed: dict[str, Tensor] = module(batch_to_device(features, device))
+        return computed
     finally:
-        model.train(was_training)
+        module.train(was_training)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from bixse.data.io.hashes import HASHES_FILE, damage
-from bixse.encoders.loading.hub import check_hub_name
+from bixse.encoders.loading.hub import MODEL_FILES, check_hub_name
 from bixse.encoders.loading.parts import input_parts
 from bixse.encoders.loading.precision import make_weights_float32, resolve_precision
 from bixse.encoders.pooling import check_first_token, check_pooling, pool_backbone, reads_pooler
@@ -55,9 +55,6 @@ def build_encoder(
             takes the head of a ModernBERT whose checkpoint holds one, as the BiXSE paper does, else the mean.
         attention: transformers' implementation of attention; None takes its choice ("sdpa" where there is one).
 
-    Returns:
-        The model, ready to encode and to train.
-
     Raises:
         ModelError: no such folder, a folder that holds no encoder or lacks weights or the tokenizer, a name the hub
             does not answer for, a maximum length the model cannot take, attention that cannot be switched, a pooling
@@ -66,17 +63,12 @@ def build_encoder(
         InputError: an unknown pooling.
 
     Example:
-        >>> build_encoder("no/such/folder/here")
-        Traceback (most recent call last):
-        ...
-        bixse.errors.ModelError: model 'no/such/folder/here': got no such folder; expected a folder with a \
-sentence-transformers or transformers model, or a hub name (owner/name); fix: check the path
-
         The BiXSE paper's ModernBERT, with the pooling it would take by itself::
 
             build_encoder("answerdotai/ModernBERT-base", pooling="cls-head")
     """
     check_pooling(pooling)
+    name = str(name_or_path)
     source = str(_resolve(name_or_path))  # before the heavy import, so that a wrong path is said at once
     _check_undamaged(source)
 
@@ -95,43 +87,37 @@ sentence-transformers or transformers model, or a hub name (owner/name); fix: ch
         raise  # a damaged relevance head says so itself
     except Exception as error:
         raise ModelError(
-            f"model {str(name_or_path)!r}: got {type(error).__name__}: {_first_line(error)}; expected a "
-            "sentence-transformers or transformers encoder; fix: check the name, that the folder holds "
-            "config.json and model.safetensors, and that a hub name can be reached"
+            f"model {name!r}: got {type(error).__name__}: {_first_line(error)}; expected a sentence-transformers or "
+            "transformers encoder; fix: check the name, that the folder holds config.json and model.safetensors, and "
+            "that a hub name can be reached"
         ) from error
     lacking = missing if reads_pooler(model) else {key for key in missing if not key.startswith("pooler.")}
     if lacking:
         shown = ", ".join(sorted(lacking)[:3])
         raise ModelError(
-            f"model {str(name_or_path)!r}: got no weights for {len(lacking)} of its parameters ({shown}); expected all "
-            "in the model's files; fix: check that config.json and the weights belong together"
+            f"model {name!r}: got no weights for {len(lacking)} of its parameters ({shown}); expected all in the "
+            "model's files; fix: check that config.json and the weights belong together"
         )
     if resolve_precision(device=model.device) == "float32":
         make_weights_float32(model)
-    for part in input_parts(model):
-        _keep_within_positions(part)
+    longest = _keep_within_positions(model)
     with quiet_loading():
-        pool_backbone(model, str(name_or_path), pooling, missing)
-    _set_attention(model, str(name_or_path), bidirectional)
-    check_first_token(model, str(name_or_path))
-    _check_is_encoder(model, str(name_or_path))
+        pool_backbone(model, name, pooling, missing)
+    _set_attention(model, name, bidirectional)
+    check_first_token(model, name)
+    _check_is_encoder(model, name)
     if max_length is not None:
-        own = _longest_input(model)
-        if max_length < 4 or (own is not None and max_length > own):
+        if max_length < 4 or (longest is not None and max_length > longest):
             raise ModelError(
-                f"max_length: got {max_length}; expected 4 to {own if own is not None else 'the context of the model'} "
-                f"tokens for model {str(name_or_path)!r}; fix: lower it or leave it out"
+                f"max_length: got {max_length}; expected 4 to {longest or 'the context of the model'} tokens for model "
+                f"{name!r}; fix: lower it or leave it out"
             )
         model.max_seq_length = max_length
     return model
 
 
 def load_relevance_model(path: str | Path, device: str | None = None) -> RelevanceModel:
-    """Load a model that gives probabilities of relevance.
-
-    Args:
-        path: a folder saved by bixse.
-        device: "cpu", "cuda", ...; None chooses.
+    """Load a folder saved by bixse, with a model that gives probabilities of relevance; see `build_encoder`.
 
     Raises:
         ModelError: no such folder, no encoder, or an encoder without a relevance head.
@@ -224,12 +210,12 @@ def _resolve(name_or_path: str | Path) -> str | Path:
         )
     path = Path(name_or_path)
     if path.is_dir():
-        if not any((path / name).is_file() for name in ("modules.json", "config.json")):
-            raise ModelError(
-                f"model {str(path)!r}: got a folder without modules.json or config.json; expected a saved model; "
-                "fix: name the folder that holds them (a run keeps its model in <out>/model)"
-            )
-        return path
+        if any((path / name).is_file() for name in MODEL_FILES):
+            return path
+        raise ModelError(
+            f"model {str(path)!r}: got a folder without {' or '.join(MODEL_FILES)}; expected a saved model; fix: name "
+            "the folder that holds them (a run keeps its model in <out>/model)"
+        )
     if path.exists():
         raise ModelError(
             f"model {str(path)!r}: got a file; expected a model folder or a hub name; fix: name its folder"
@@ -299,30 +285,27 @@ def _check_is_encoder(model: SentenceTransformer, name: str) -> None:
         )
 
 
-def _longest_input(model: SentenceTransformer) -> int | None:
-    """Tokens that every backbone has positions for, or None where none has such a limit."""
-    return min((tokens for part in input_parts(model) if (tokens := _positions(part)) is not None), default=None)
+def _keep_within_positions(model: SentenceTransformer) -> int | None:
+    """Lower length limits beyond the positions there are; the most tokens that can be read, None for no limit.
 
-
-def _positions(part: Any) -> int | None:
-    """Tokens that a module has positions for, or None where it has no such limit."""
-    config = getattr(part, "config", None) or getattr(getattr(part, "auto_model", None), "config", None)
-    positions = getattr(config, "max_position_embeddings", None)
-    return int(positions) - _unused_positions(part) if positions and positions > 0 else None
-
-
-def _unused_positions(part: Any) -> int:
-    """Positions no token takes: the RoBERTa family counts them from `padding_idx + 1` on."""
-    tables = [getattr(module, "position_embeddings", None) for module in part.modules()]
-    padding = [getattr(table, "padding_idx", None) for table in tables]
-    return max((index + 1 for index in padding if index is not None), default=0)
-
-
-def _keep_within_positions(part: Any) -> None:
-    """Lower a length limit that counts unused positions: the last tokens of so long a text would have none."""
-    tokens, length = _positions(part), getattr(part, "max_seq_length", None)
-    if tokens is not None and length is not None and _unused_positions(part) and length > tokens:
-        part.max_seq_length = tokens
+    The RoBERTa family counts positions from `padding_idx + 1` on: sentence-transformers' own limit is too high there,
+    and the last tokens of so long a text would have no position.
+    """
+    limits: list[int] = []
+    part: Any
+    for part in input_parts(model):
+        config = getattr(part, "config", None) or getattr(getattr(part, "auto_model", None), "config", None)
+        positions = getattr(config, "max_position_embeddings", None)
+        if not positions or positions < 0:
+            continue
+        tables = [getattr(module, "position_embeddings", None) for module in part.modules()]
+        padding = [getattr(table, "padding_idx", None) for table in tables]
+        unused = max((index + 1 for index in padding if index is not None), default=0)
+        limits.append(int(positions) - unused)
+        length = getattr(part, "max_seq_length", None)
+        if unused and length is not None and length > limits[-1]:
+            part.max_seq_length = limits[-1]
+    return min(limits, default=None)
 
 
 def _first_line(error: Exception) -> str:

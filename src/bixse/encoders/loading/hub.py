@@ -11,7 +11,7 @@ HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?", re.ASCII)
 """What the hub takes as a name: `owner/name`, or the name alone of a few old models."""
 OWN_WORDS = ("bm25", "demo")
 """Words that stand for what is on no hub."""
-FILES = ("modules.json", "config.json")
+MODEL_FILES = ("modules.json", "config.json")
 """Files that make a folder, or a repository of the hub, a model."""
 SECONDS = 10.0
 """How long the hub may take to say whether it has a model."""
@@ -29,10 +29,7 @@ def check_hub_name(name: str) -> None:
     if "/" not in name:
         hint = did_you_mean(name.lower(), OWN_WORDS, otherwise="")
         if hint:
-            raise ModelError(
-                f"model {name!r}: got no such folder; expected a model folder, a hub name, "
-                f"{' or '.join(OWN_WORDS)}; fix: {hint}"
-            )
+            raise ModelError(f"model {name!r}: got no such folder; expected a folder or a hub name; fix: {hint}")
     if not HUB_NAME.fullmatch(name):
         raise ModelError(
             f"model {name!r}: got no such folder, and no name that the hub could have; expected a model folder or a "
@@ -49,17 +46,19 @@ def _ask(name: str) -> None:
     # sentence-transformers looks for a name without owner among its own models, except for a few of transformers'
     candidates = [name] if "/" in name else [f"sentence-transformers/{name}", name]
     folder = os.getenv("SENTENCE_TRANSFORMERS_HOME")  # its cache; None: that of the hub
-    cached = any(isinstance(try_to_load_from_cache(one, file, folder), str) for one in candidates for file in FILES)
+    cached = any(
+        isinstance(try_to_load_from_cache(one, file, folder), str) for one in candidates for file in MODEL_FILES
+    )
     if constants.HF_HUB_OFFLINE or cached:
         return
     for candidate in candidates:
         try:
-            get_hf_file_metadata(hf_hub_url(candidate, FILES[0]), timeout=SECONDS)
+            get_hf_file_metadata(hf_hub_url(candidate, MODEL_FILES[0]), timeout=SECONDS)
         except (EntryNotFoundError, GatedRepoError):  # a gated one is also a RepositoryNotFoundError
             return
         except RepositoryNotFoundError:
             continue
-        except HfHubHTTPError:  # a fault of the hub: the libraries say it better
+        except HfHubHTTPError:  # an error of the hub: the libraries say it better
             return
         except Exception as error:  # of the HTTP library, whichever it is
             raise ModelError(

@@ -24,19 +24,7 @@ SETTINGS: tuple[str, ...] = get_args(Setting)
 
 
 def check_setting(value: object, name: str = "precision") -> Setting:
-    """A setting of precision, refused where it is none.
-
-    Args:
-        value: "auto", "float32" or "bfloat16".
-        name: where it comes from, for the message.
-
-    Raises:
-        InputError: another value.
-
-    Example:
-        >>> check_setting("float32")
-        'float32'
-    """
+    """A setting of precision; raises InputError for any other value, with the name of where it comes from."""
     if value not in SETTINGS:
         raise InputError(
             f"{name}: got {shorten(value)}; expected one of {', '.join(SETTINGS)}; "
@@ -46,11 +34,7 @@ def check_setting(value: object, name: str = "precision") -> Setting:
 
 
 def precision_setting() -> Setting:
-    """The setting of this process: what `BIXSE_PRECISION` holds, else "auto".
-
-    Raises:
-        InputError: the variable holds no setting.
-    """
+    """The setting of this process: what `BIXSE_PRECISION` holds, else "auto"; raises InputError for no setting."""
     return check_setting(os.environ.get(PRECISION_VARIABLE) or "auto", PRECISION_VARIABLE)
 
 

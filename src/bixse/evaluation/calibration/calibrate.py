@@ -22,12 +22,7 @@ from bixse.encoders.loading.build import build_encoder, quiet_loading
 from bixse.encoders.loading.precision import resolve_precision
 from bixse.encoders.loading.saving import save_whole
 from bixse.errors import InputError
-from bixse.evaluation.calibration.calibrate_head import (
-    HeldOutCheck,
-    choose_thresholds,
-    fit_head,
-    held_out_check,
-)
+from bixse.evaluation.calibration.calibrate_head import HeldOutCheck, choose_thresholds, fit_head, held_out_check
 from bixse.evaluation.calibration.thresholds import OperatingPoint  # noqa: TC001 pydantic reads it
 from bixse.report.plots import reliability_diagram, save_plot
 
@@ -49,7 +44,6 @@ class CalibrateResult:
     """What a calibration found and left."""
 
     check: HeldOutCheck
-    """Figures on held-out queries."""
     head: RelevanceHead | None
     """The head the model now has; None where it had none and the calibration does not help."""
     points: tuple[OperatingPoint, ...]
@@ -59,7 +53,6 @@ class CalibrateResult:
     negatives: int
     """Random documents added as irrelevant pairs."""
     precision: str
-    """What the encoder computed in."""
     artifacts: dict[str, str]
     """Name -> path of what was written."""
     reused: bool = False

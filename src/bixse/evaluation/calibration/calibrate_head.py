@@ -11,8 +11,7 @@ from bixse.encoders.head import RelevanceHead, Threshold
 from bixse.errors import InputError
 from bixse.evaluation.calibration.calibrate_settings import RELEVANT_FROM
 from bixse.evaluation.calibration.platt import fit_platt
-from bixse.evaluation.calibration.prevalence import reweight_to_prevalence
-from bixse.evaluation.calibration.reliability import calibration_report
+from bixse.evaluation.calibration.reliability import calibration_report, reweight_to_prevalence
 from bixse.evaluation.calibration.thresholds import OperatingPoint, threshold_at_precision
 from bixse.results import CalibrationReport  # noqa: TC001 pydantic reads it
 
@@ -30,16 +29,9 @@ FEWEST_QUERIES = 20
 def fit_head(
     head: RelevanceHead | None, cosines: NDArray[np.float64], relevance: NDArray[np.float64], fitted_on: str
 ) -> RelevanceHead:
-    """Calibrate a head on judged pairs (Platt 1999, soft targets), or make one for a model that has none.
+    """Calibrate a head on (M,) cosines and relevance by `fit_platt`, or make one for a model that has none.
 
-    Args:
-        head: the trained head; None for a model trained without one.
-        cosines: (M,) cosines of the pairs.
-        relevance: (M,) relevance in [0, 1].
-        fitted_on: what the pairs are, in words; kept in the head.
-
-    Raises:
-        InputError: no pairs, or relevance outside [0, 1].
+    `fitted_on`, what the pairs are, in words, is kept in the head.
 
     Example:
         >>> head = fit_head(None, np.array([0.9, 0.7, 0.2, 0.1]), np.array([1.0, 0.7, 0.1, 0.0]), "four pairs")
@@ -88,15 +80,15 @@ def held_out_check(
         head: the head as it is.
         cosines: (M,) cosines.
         relevance: (M,) relevance in [0, 1].
-        query_ids: (M,) query of each pair; both halves hold whole queries.
+        query_ids: (M,) query of each pair.
         seed: of the split.
-        prior: mean relevance of the pairs that will be scored; everything is then measured on pairs weighted to it.
-            None: that of the pairs.
+        prior: mean relevance of what will be scored; everything is measured on pairs weighted to it. None: that of the
+            pairs.
 
     Raises:
         InputError: fewer than 4 queries, one relevance for all pairs of a half, or a prior out of range.
     """
-    held = held_out(query_ids, seed)
+    held, ids = _held_out(query_ids, seed)
     for name, half in (("fitted on", ~held), ("measured on", held)):
         if np.ptp(relevance[half]) == 0:
             raise InputError(
@@ -105,7 +97,6 @@ def held_out_check(
                 "kind that is missing (all graded candidates of a query, not the relevant ones alone), or take another "
                 "--seed"
             )
-    ids = [query for query, is_held in zip(query_ids, held, strict=True) if is_held]
     weights, observed = (None, relevance[held]) if prior is None else reweight_to_prevalence(relevance[held], prior)
 
     def measured(candidate: RelevanceHead) -> CalibrationReport:
@@ -125,22 +116,6 @@ def held_out_check(
     return HeldOutCheck({**found, "calibrated": measured(fitted)})
 
 
-def held_out(query_ids: Sequence[str], seed: int) -> NDArray[np.bool_]:
-    """Which pairs belong to the half of the queries that is held out, (M,).
-
-    Raises:
-        InputError: fewer than 4 queries.
-    """
-    queries = sorted(set(query_ids))
-    if len(queries) < 4:
-        raise InputError(
-            f"calibration: got pairs of {len(queries)} queries; expected at least 4, so that half can be held out; "
-            "fix: grade documents for more queries"
-        )
-    fitting = set(np.random.default_rng(seed).permutation(queries)[: len(queries) // 2].tolist())
-    return np.array([query not in fitting for query in query_ids])
-
-
 def choose_thresholds(
     head: RelevanceHead,
     cosines: NDArray[np.float64],
@@ -154,17 +129,7 @@ def choose_thresholds(
     """Give a head thresholds for wanted precisions, chosen on the queries that `held_out_check` holds out.
 
     A threshold on a probability is one on the cosine, since the one rises with the other: what a threshold gives does
-    not depend on how the probabilities were fitted.
-
-    Args:
-        head: the head that is kept.
-        cosines: (M,) cosines of all pairs.
-        relevance: (M,) relevance in [0, 1].
-        query_ids: (M,) query of each pair.
-        precisions: wanted ones, above 0 and up to 1.
-        relevant_from: relevance from which a document counts as relevant.
-        prior: mean relevance of the pairs that will be scored, to which pairs are weighted; None: that of the pairs.
-        seed: of the split, as for `held_out_check`.
+    not depend on how the probabilities were fitted. Arguments as for `held_out_check`.
 
     Returns:
         The head with a threshold for each precision that is reached, and what was found for every one, the highest
@@ -179,27 +144,31 @@ def choose_thresholds(
             f"thresholds: got pairs of {number} queries; expected at least {FEWEST_QUERIES}, half of which are held "
             "out; fix: grade documents for more queries, or leave --at-precision out"
         )
-    held = held_out(query_ids, seed)
-    ids = [query for query, is_held in zip(query_ids, held, strict=True) if is_held]
+    held, ids = _held_out(query_ids, seed)
     weights = reweight_to_prevalence(relevance[held], prior)[0] if prior is not None else None
+    probabilities, relevant = head.probability(cosines[held]), relevance[held] >= relevant_from
     points = [
-        threshold_at_precision(
-            head.probability(cosines[held]), relevance[held] >= relevant_from, ids, precision, weights, seed=seed
-        )
+        threshold_at_precision(probabilities, relevant, ids, precision, weights, seed=seed)
         for precision in sorted(set(precisions), reverse=True)
     ]
-    return replace(head, thresholds=tuple(_threshold(p, relevant_from) for p in points if p.is_reached)), points
-
-
-def _threshold(point: OperatingPoint, relevant_from: float) -> Threshold:
-    return Threshold(
-        precision=point.wanted,
-        probability=point.threshold,
-        reached=point.precision,
-        low=point.interval[0],
-        high=point.interval[1],
-        recall=point.recall,
-        pairs=point.pairs,
-        queries=point.queries,
-        relevant_from=relevant_from,
+    thresholds = tuple(
+        Threshold(
+            p.wanted, p.threshold, p.precision, *p.interval, p.recall, p.pairs, p.queries, relevant_from=relevant_from
+        )
+        for p in points
+        if p.is_reached
     )
+    return replace(head, thresholds=thresholds), points
+
+
+def _held_out(query_ids: Sequence[str], seed: int) -> tuple[NDArray[np.bool_], list[str]]:
+    """Which pairs belong to the half of the queries that is held out, (M,), and the queries of these."""
+    queries = sorted(set(query_ids))
+    if len(queries) < 4:
+        raise InputError(
+            f"calibration: got pairs of {len(queries)} queries; expected at least 4, so that half can be held out; "
+            "fix: grade documents for more queries"
+        )
+    fitting = set(np.random.default_rng(seed).permutation(queries)[: len(queries) // 2].tolist())
+    held = np.array([query not in fitting for query in query_ids])
+    return held, [query for query in query_ids if query not in fitting]

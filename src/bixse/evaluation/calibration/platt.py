@@ -18,19 +18,18 @@ _NEWTON_STEPS = 100
 """Platt scaling takes about ten."""
 
 
-def fit_platt(logits: npt.ArrayLike, z: npt.ArrayLike, prior: bool = True) -> tuple[float, float]:
+def fit_platt(logits: npt.ArrayLike, z: npt.ArrayLike) -> tuple[float, float]:
     """Slope a >= 0 and intercept c of sigma(a * logit + c), fitted to relevance by binary cross-entropy.
 
     Platt scaling (Platt 1999, "Probabilistic outputs for support vector machines") with soft targets, by Newton's
-    method with step halving in float64. A slope of 0 means that the logits do not rise with relevance.
+    method with step halving in float64. A slope of 0 means that the logits do not rise with relevance. The targets are
+    pulled in as Platt does: relevance 1 becomes (n1 + 1) / (n1 + 2) and relevance 0 becomes 1 / (n0 + 2), where n1 =
+    sum z and n0 = sum (1 - z), and graded targets lie between. It keeps the answer finite when the logits separate the
+    relevances or these are all 0 or 1, and hardly matters with many pairs.
 
     Args:
         logits: scores before the sigmoid, shape (N,), finite.
         z: relevance in [0, 1], shape (N,).
-        prior: pull the targets in as Platt does: relevance 1 becomes (n1 + 1) / (n1 + 2) and relevance 0 becomes
-            1 / (n0 + 2), where n1 = sum z and n0 = sum (1 - z), and graded targets lie between. It keeps the answer
-            finite when the logits separate the relevances or these are all 0 or 1, and hardly matters with many
-            pairs. Without it a separable fit stops at a large, arbitrary slope.
 
     Raises:
         InputError: no pairs, different lengths, a logit that is not finite, or z outside [0, 1].
@@ -41,14 +40,13 @@ def fit_platt(logits: npt.ArrayLike, z: npt.ArrayLike, prior: bool = True) -> tu
         (True, True)
     """
     scores = np.asarray(logits, dtype=np.float64)
-    _, targets, _ = checked(np.zeros(scores.shape), z)
+    _, observed, _ = checked(np.zeros(scores.shape), z)
     if not np.isfinite(scores).all():
         raise InputError("logits: got NaN or infinity; expected finite numbers; fix: check the model")
-    if prior:
-        top = (targets.sum() + 1) / (targets.sum() + 2)
-        bottom = 1 / ((1 - targets).sum() + 2)
-        targets = bottom + (top - bottom) * targets
-    constant = (0.0, _log_odds(float(targets.mean())))
+    top, bottom = (observed.sum() + 1) / (observed.sum() + 2), 1 / ((1 - observed).sum() + 2)
+    targets = bottom + (top - bottom) * observed
+    mean = float(targets.mean())
+    constant = (0.0, float(np.log(mean / (1 - mean))))
     spread = float(scores.std())
     if spread <= 1e-12 * max(1.0, float(np.abs(scores).max())):
         return constant
@@ -82,9 +80,3 @@ def _newton(x: Floats, targets: Floats, intercept: float) -> tuple[float, float]
             break
         weights = weights - scale * step
     return float(weights[0]), float(weights[1])
-
-
-def _log_odds(mean: float) -> float:
-    """Log-odds of a mean, kept finite at 0 and 1."""
-    bounded = min(max(mean, 1e-12), 1 - 1e-12)
-    return float(np.log(bounded / (1 - bounded)))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from bixse.encoders.head import log_odds
 from bixse.errors import InputError, shorten
 from bixse.evaluation.statistics import (
     interval_bounds,
@@ -31,15 +32,8 @@ if TYPE_CHECKING:
 def brier(p: npt.ArrayLike, z: npt.ArrayLike, weights: npt.ArrayLike | None = None) -> float:
     """Mean squared difference of prediction and relevance (Brier 1950); 0 is perfect.
 
-    With graded z it does not reach 0 for honest predictions, since z scatters around its mean.
-
-    Args:
-        p: predictions in [0, 1], shape (N,).
-        z: observed relevance in [0, 1], shape (N,).
-        weights: how much each pair counts, shape (N,), 0 and up; None: all alike.
-
-    Raises:
-        InputError: no pairs, different lengths, or a value outside its range.
+    With graded z it does not reach 0 for honest predictions, since z scatters around its mean. Arguments and errors as
+    for `calibration_report`.
 
     Example:
         >>> brier([0.5, 1.0], [0.0, 1.0])
@@ -55,10 +49,8 @@ def expected_calibration_error(
     """Mean over pairs of |mean prediction - mean relevance| in the pair's bin; 0 is perfect.
 
     Bins of equal width over [0, 1], as in Guo et al. 2017 (arXiv:1706.04599); a prediction on an inner edge falls
-    into the upper bin. The estimate is biased upwards when bins hold few pairs.
-
-    Raises:
-        InputError: no pairs, different lengths, a value outside its range, or `bins` below 1.
+    into the upper bin. The estimate is biased upwards when bins hold few pairs. Arguments and errors as for
+    `calibration_report`.
 
     Example:
         >>> expected_calibration_error([0.2, 0.2, 0.9], [0.0, 0.0, 0.6], bins=10)
@@ -78,9 +70,7 @@ def reliability_curve(
     whose variance is below that of binary z with the same mean. It takes pairs as independent: where a query
     has many pairs it is too narrow, and those of `calibration_report` are the ones to quote. Weighted pairs
     count as (sum of weights)^2 / (sum of squared weights) of them (Kish 1965, "Survey Sampling", section 11.7).
-
-    Raises:
-        InputError: no pairs, different lengths, a value outside its range, or `bins` below 1.
+    Arguments and errors as for `calibration_report`.
 
     Example:
         >>> [(point.predicted, point.observed, point.count) for point in reliability_curve([0.25, 0.75], [0, 1], 2)]
@@ -116,9 +106,7 @@ def calibration_report(
     Whole queries are resampled, since the pairs of one query are alike. The interval is the basic one,
     [2t - upper quantile, 2t - lower quantile] around the estimate t and cut to [0, 1] (Davison and Hinkley 1997,
     "Bootstrap Methods and their Application", section 5.2), because the calibration error is biased upwards, more so
-    when resampled; the percentile interval then misses the truth (in a simulation with a true error of 0 it never
-    covered it, the basic one in about 60 % of trials). Near-perfect calibration may therefore show an estimate above
-    its own interval.
+    when resampled: the percentile interval would miss the truth (`docs/evaluation.md`).
 
     Args:
         p: predictions in [0, 1], shape (N,).
@@ -158,12 +146,40 @@ def calibration_report(
     )
 
 
-def checked(p: npt.ArrayLike, z: npt.ArrayLike, weights: npt.ArrayLike | None = None) -> tuple[Floats, Floats, Floats]:
-    """Predictions, relevance and weights as float64 vectors of one length, in their ranges.
+def reweight_to_prevalence(z: npt.ArrayLike, prior: float) -> tuple[Floats, Floats]:
+    """Weights that give judged pairs another mean relevance, and the relevance each pair then has.
+
+    A pair of relevance z stands for a share z of relevant and 1 - z of irrelevant ones. The former count
+    prior / mean(z) times, the latter (1 - prior) / (1 - mean(z)) times: importance weights under a shift of the prior
+    alone (Saerens, Latinne and Decaestecker 2002, doi:10.1162/089976602753284446). For z of 0 and 1 the relevance stays
+    as it is.
+
+    Returns:
+        Weights (N,), whose mean is 1, and relevance (N,), whose weighted mean is the prior.
 
     Raises:
-        InputError: no pairs, different lengths, or a value outside its range.
+        InputError: a prior that is not between 0 and 1, or only relevant or only irrelevant pairs.
+
+    Example:
+        >>> weights, relevance = reweight_to_prevalence([1.0, 0.0], prior=0.1)
+        >>> weights.tolist(), relevance.tolist()
+        ([0.2, 1.8], [1.0, 0.0])
     """
+    log_odds(prior, "prior")
+    observed = np.asarray(z, dtype=np.float64)
+    share = float(observed.mean()) if observed.size else 0.0
+    if not 0 < share < 1:
+        raise InputError(
+            f"prior: got pairs whose mean relevance is {share:g}; expected relevant and irrelevant ones to weight; "
+            "fix: add the kind that is missing"
+        )
+    relevant, irrelevant = observed * (prior / share), (1 - observed) * ((1 - prior) / (1 - share))
+    weights = relevant + irrelevant
+    return weights, relevant / weights
+
+
+def checked(p: npt.ArrayLike, z: npt.ArrayLike, weights: npt.ArrayLike | None = None) -> tuple[Floats, Floats, Floats]:
+    """Predictions, relevance and weights as float64 vectors; raises InputError where they do not fit."""
     arrays: list[Any] = [np.asarray(p, dtype=np.float64), np.asarray(z, dtype=np.float64)]
     if arrays[0].ndim != 1 or arrays[0].shape != arrays[1].shape or not arrays[0].size:
         raise InputError(
@@ -187,14 +203,12 @@ def checked(p: npt.ArrayLike, z: npt.ArrayLike, weights: npt.ArrayLike | None = 
 
 
 def _basic_interval(estimate: float, drawn: Floats) -> Interval:
-    """The quantiles of the resamples mirrored at the estimate, cut to [0, 1]."""
     lower, upper = np.quantile(drawn, interval_bounds(0.95))
     low, high = np.clip([2 * estimate - upper, 2 * estimate - lower], 0.0, 1.0)
     return float(low), float(high)
 
 
 def _bin_of(predicted: Floats, bins: int) -> npt.NDArray[np.int64]:
-    """The bin of each prediction; 1.0 falls into the last."""
     if bins < 1:
         raise InputError(f"bins: got {bins}; expected at least 1; fix: use 10")
     return np.minimum((predicted * bins).astype(np.int64), bins - 1)

@@ -28,17 +28,14 @@ class OperatingPoint:
     """What a threshold gives on judged pairs."""
 
     wanted: float
-    """Precision asked for."""
     is_reached: bool
     """Some threshold has it; otherwise this is the threshold of the highest precision."""
     threshold: float
     """Pairs scored this high or higher are taken."""
     precision: float
-    """Share of relevant pairs among those taken."""
     interval: Interval
-    """Its 95 % interval over queries."""
+    """95 % interval of the precision, over queries."""
     recall: float
-    """Share of the relevant pairs that are taken."""
     pairs: int
     """Pairs taken."""
     queries: int
@@ -68,7 +65,7 @@ def threshold_at_precision(
         query_ids: N ids, the query of each pair.
         precision: wanted, above 0 and up to 1.
         weights: how much each pair counts, see `reweight_to_prevalence`; None: all alike.
-        fewest: pairs that must reach a threshold, at least 1.
+        fewest: pairs that must reach a threshold.
         samples: resamples.
         seed: of the resampling.
 
@@ -82,8 +79,7 @@ def threshold_at_precision(
         (0.8, 1.0, 1.0)
     """
     values, labels, counted = checked(scores, relevant, weights)
-    check_precision(precision)
-    _check_labels(labels, fewest)
+    _check(labels, precision, fewest)
     query, number = numbered_queries(query_ids, len(values))
     order = np.argsort(-values, kind="stable")
     taken, found = np.cumsum(counted[order]), np.cumsum((counted * labels)[order])
@@ -94,29 +90,29 @@ def threshold_at_precision(
     place = int(reaching[-1]) if len(reaching) else int(np.flatnonzero(shares == shares.max())[-1])
     threshold = float(values[order][ends[place]])
     above = values >= threshold
+    among = len(np.unique(query[above]))
+    if labels[above].all():
+        interval = wilson_interval(among, among)
+    else:
+        sizes = np.bincount(query[above], weights=counted[above], minlength=number)
+        sums = np.bincount(query[above], weights=(counted * labels)[above], minlength=number)
+        low, high = np.nanquantile(resampled_ratios(sums, sizes, samples, seed), interval_bounds(0.95))
+        interval = max(0.0, float(low)), min(1.0, float(high))
     return OperatingPoint(
         wanted=precision,
         is_reached=bool(len(reaching)),
         threshold=threshold,
         precision=min(1.0, float(shares[place])),
-        interval=_interval(labels, counted, above, query, number, samples, seed),
+        interval=interval,
         recall=min(1.0, float(found[ends[place]] / found[-1])),
         pairs=int(above.sum()),
-        queries=len(np.unique(query[above])),
+        queries=among,
     )
 
 
-def check_precision(precision: float) -> None:
-    """Refuse what is no precision to ask for.
-
-    Raises:
-        InputError: not above 0 and up to 1.
-    """
+def _check(labels: Floats, precision: float, fewest: int) -> None:
     if not 0 < precision <= 1:
         raise InputError(f"precision: got {precision}; expected above 0 and up to 1; fix: 0.9 is a start")
-
-
-def _check_labels(labels: Floats, fewest: int) -> None:
     if not np.isin(labels, (0.0, 1.0)).all():
         raise InputError("relevant: got values between 0 and 1; expected 0 or 1; fix: cut relevance at a level")
     if labels.all() or not labels.any():
@@ -125,26 +121,5 @@ def _check_labels(labels: Floats, fewest: int) -> None:
             f"thresholds: got {len(labels)} pairs, all {kind}; expected both kinds; fix: add the kind that is "
             "missing, or count as relevant from another relevance"
         )
-    if fewest < 1 or len(labels) < fewest:
-        raise InputError(
-            f"thresholds: got {len(labels)} pairs; expected at least {max(fewest, 1)}; fix: judge more pairs"
-        )
-
-
-def _interval(
-    labels: Floats,
-    counted: Floats,
-    above: npt.NDArray[np.bool_],
-    query: npt.NDArray[np.int64],
-    number: int,
-    samples: int,
-    seed: int,
-) -> Interval:
-    """The interval of the precision of the pairs above a threshold."""
-    if labels[above].all():
-        trials = len(np.unique(query[above]))
-        return wilson_interval(trials, trials)
-    sizes = np.bincount(query[above], weights=counted[above], minlength=number)
-    relevant = np.bincount(query[above], weights=(counted * labels)[above], minlength=number)
-    low, high = np.nanquantile(resampled_ratios(relevant, sizes, samples, seed), interval_bounds(0.95))
-    return max(0.0, float(low)), min(1.0, float(high))
+    if len(labels) < fewest:
+        raise InputError(f"thresholds: got {len(labels)} pairs; expected at least {fewest}; fix: judge more pairs")

@@ -7,9 +7,9 @@ import json
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from heapq import nsmallest
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from bixse.data.io.files import read_text, write_atomically
+from bixse.data.io.files import write_atomically
 from bixse.errors import InputError, StorageError
 
 if TYPE_CHECKING:
@@ -23,54 +23,39 @@ QUERIES = 256
 """Queries of a task that are kept."""
 PASSAGES = 131_072
 """Passages of a task that are kept, at most."""
+SEED = 0
+"""Of the choice; part of each hash."""
 FOLDER = "beir-short"
 """Folder of the id lists, beside the tasks' folders."""
 
 
 @dataclass(frozen=True)
 class Cut:
-    """Which queries and passages of a task are kept.
+    """Which queries (in the order of the qrels) and documents (in that of the corpus) of a task are kept.
 
     Example:
-        >>> Cut("toy", 0, ("q1",), ("d1", "d2")).content_hash[:8]
+        >>> Cut("toy", ("q1",), ("d1", "d2")).content_hash[:8]
         '8789dd3f'
     """
 
     task: str
-    """The task."""
-    seed: int
-    """Of the choice."""
     queries: tuple[str, ...]
-    """Query ids, in the order of the qrels."""
     documents: tuple[str, ...]
-    """Document ids, in the order of the corpus."""
 
     @property
     def content_hash(self) -> str:
         """SHA-256 of the lists."""
-        return hashlib.sha256(json.dumps([self.task, self.seed, self.queries, self.documents]).encode()).hexdigest()
+        return hashlib.sha256(json.dumps([self.task, SEED, self.queries, self.documents]).encode()).hexdigest()
 
 
 def cut_collection(
-    task: str,
-    qrels: Qrels,
-    document_ids: Iterable[str],
-    queries: int = QUERIES,
-    passages: int = PASSAGES,
-    seed: int = 0,
+    task: str, qrels: Qrels, document_ids: Iterable[str], queries: int = QUERIES, passages: int = PASSAGES
 ) -> Cut:
     """Choose queries and passages: all judged ones of the chosen queries, then others until the number is full.
 
-    The choice takes those whose hash with the seed is smallest: it is the same on every machine, whatever the order
-    of the files.
-
-    Args:
-        task: name of the task, part of the hash.
-        qrels: judgements; queries without a grade above 0 are never chosen.
-        document_ids: the corpus.
-        queries: queries to keep.
-        passages: passages to keep.
-        seed: another one gives another choice.
+    The choice takes those whose hash is smallest: it is the same on every machine, whatever the order of the files.
+    Queries without a grade above 0 are never chosen.
+    The name of the task is a part of the hash.
 
     Raises:
         InputError: the chosen queries have more judged passages than are to be kept.
@@ -82,7 +67,7 @@ def cut_collection(
     """
 
     def place(identifier: str) -> bytes:
-        return hashlib.sha256(f"{seed} {task} {identifier}".encode()).digest()
+        return hashlib.sha256(f"{SEED} {task} {identifier}".encode()).digest()
 
     answerable = [query_id for query_id, judged in qrels.items() if any(grade > 0 for grade in judged.values())]
     chosen = set(nsmallest(queries, answerable, key=place))
@@ -96,33 +81,20 @@ def cut_collection(
     kept = judged.union(nsmallest(passages - len(judged), (name for name in corpus if name not in judged), key=place))
     return Cut(
         task,
-        seed,
         tuple(query_id for query_id in qrels if query_id in chosen),
         tuple(document_id for document_id in corpus if document_id in kept),
     )
 
 
-def short_task(
-    task: Task, name: str, data: Path, queries: int = QUERIES, passages: int = PASSAGES, seed: int = 0
-) -> Task:
-    """A task of the suite cut down: the id lists are read from <data>/beir-short, or made and written there.
-
-    Args:
-        task: the whole task, with one query set.
-        name: of the task, part of the choice.
-        data: folder of the tasks' folders.
-        queries: queries to keep.
-        passages: passages to keep.
-        seed: of the choice.
-    """
+def short_task(task: Task, name: str, data: Path, queries: int = QUERIES, passages: int = PASSAGES) -> Task:
+    """A task with one query set cut down; the id lists are written to <data>/beir-short."""
     (whole,) = task.query_sets
-    wanted = {"queries": queries, "passages": passages, "files": dict(task.inputs)}
-    path = data / FOLDER / f"{name}-seed{seed}.json"
-    cut = _read(path, name, seed, wanted)
-    if cut is None:
-        cut = cut_collection(name, whole.qrels, (document for document, _ in task.documents()), queries, passages, seed)
-        with suppress(StorageError):  # a folder that cannot be written: the same lists are made anew each time
-            _write(path, cut, wanted)
+    cut = cut_collection(name, whole.qrels, (document for document, _ in task.documents()), queries, passages)
+    made_from = {"queries": queries, "passages": passages, "files": dict(task.inputs)}
+    lists = {"queries": cut.queries, "documents": cut.documents}
+    content = {"task": name, "seed": SEED, "made from": made_from, "sha256": cut.content_hash, **lists}
+    with suppress(StorageError):  # the lists are for the reader: they come out the same each time
+        write_atomically(data / FOLDER / f"{name}-seed{SEED}.json", json.dumps(content) + "\n")
     kept = frozenset(cut.documents)
     own = replace(
         whole,
@@ -136,36 +108,3 @@ def short_task(
         query_sets=(own,),
         inputs={**task.inputs, "id lists": cut.content_hash},
     )
-
-
-def _write(path: Path, cut: Cut, wanted: dict[str, Any]) -> None:
-    lists = {"queries": cut.queries, "documents": cut.documents}
-    content = {"task": cut.task, "seed": cut.seed, "made from": wanted, "sha256": cut.content_hash, **lists}
-    write_atomically(path, json.dumps(content) + "\n")
-
-
-def _read(path: Path, task: str, seed: int, wanted: dict[str, Any]) -> Cut | None:
-    """The lists of a file, or None where there is none; refuses a damaged one and one made from other data."""
-    if not path.is_file():
-        return None
-    try:
-        content = json.loads(read_text(path))
-        cut = Cut(task, seed, tuple(content["queries"]), tuple(content["documents"]))
-        said, made_from = content["sha256"], content["made from"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise InputError(
-            f"{path}: got no readable id lists ({type(error).__name__}: {error}); expected the JSON that bixse wrote; "
-            "fix: delete the file, it is made again"
-        ) from error
-    if said != cut.content_hash:
-        raise InputError(
-            f"{path}: got lists with SHA-256 {cut.content_hash}; expected {said}, as the file says; fix: delete "
-            "the file, it is made again"
-        )
-    if made_from != wanted:
-        changed = ", ".join(name for name in wanted if made_from.get(name) != wanted[name])
-        raise InputError(
-            f"{path}: got id lists made from other data or settings ({changed}); expected those of {path.parent.parent}"
-            "; fix: delete the file for new lists, or bring back the data"
-        )
-    return cut

@@ -4,43 +4,38 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, replace
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from bixse.data.collection_files import files_of_split
 from bixse.errors import InputError, did_you_mean
 from bixse.evaluation.suites.beir_short import short_task
-from bixse.evaluation.suites.known_suites import INSTRUCTIONS, Suite, SuiteTask
+from bixse.evaluation.suites.trec_dl import chosen_years, missing_files, trec_sources
 from bixse.evaluation.tasks import Task, TaskSource, collection_task
-from bixse.evaluation.trec_dl.protocols import chosen_years, full_sources, missing_files, pool_source, rerank_sources
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
+    from types import ModuleType
 
-    from bixse.evaluation.trec_dl.protocols import Protocol
-    from bixse.evaluation.trec_dl.trec_files import Year
+    from bixse.evaluation.suites.known_suites import Suite, SuiteTask
+    from bixse.evaluation.suites.trec_dl import Protocol, Year
 
 
 @dataclass(frozen=True)
 class Plan:
     """The tasks of a suite, all of whose data are there."""
 
-    sources: tuple[TaskSource, ...] = ()
+    sources: Sequence[TaskSource] = ()
     """Tasks that our own evaluator runs."""
-    tasks: tuple[Any, ...] = ()
+    tasks: Sequence[Any] = ()
     """Tasks that mteb runs."""
-    years: tuple[Year, ...] = ()
+    years: Sequence[Year] = ()
     """Years of TREC."""
 
 
 def make_plan(suite: Suite, data: Path | None, names: Sequence[str] | None, download: bool, protocol: Protocol) -> Plan:
-    """Find the data of a suite.
-
-    Args:
-        suite: the suite.
-        data: folder of the data, or None.
-        names: tasks to run; None runs all.
-        download: fetch from the hub what is missing.
-        protocol: of the suite trec-dl.
+    """Find the data of a suite; arguments as for `evaluate_suite`.
 
     Raises:
         InputError: no such task, or missing data: all of it is listed with the command that brings it.
@@ -51,66 +46,67 @@ def make_plan(suite: Suite, data: Path | None, names: Sequence[str] | None, down
             "data by hand"
         )
     if suite.engine == "mteb":
-        from bixse.evaluation.mteb.mteb_tasks import benchmark_tasks, missing_data
-
         if data is not None:
             raise InputError(
                 f"--data: got {data} for {suite.name}, which mteb reads from the hub's cache; expected none; fix: "
                 "leave it out, and evaluate collection folders with --collection or --suite beir"
             )
-        found = benchmark_tasks(suite.benchmark or "", names)
-        _refuse_missing(suite, "in the hub's cache on this machine", [] if download else missing_data(found))
-        return Plan(tasks=tuple(found))
+        mteb_suite = _mteb_suite()
+        found = mteb_suite.benchmark_tasks(suite.benchmark or "", names)
+        if not download:
+            _refuse_missing(suite, "in the hub's cache on this machine", mteb_suite.missing_data(found))
+        return Plan(tasks=found)
     if data is None:
         raise InputError(
             f"suite {suite.name}: got no --data; expected the folder that holds its data; fix: --data DIR (a new "
             "folder lists what is needed)"
         )
     if suite.engine in ("trec-dl", "trec-dl-rerank"):
-        return _trec_plan(suite, data, names, download, protocol)
+        if download:
+            raise InputError(
+                f"--download: got it for {suite.name}, whose files are not on the hub; expected the official files; "
+                "fix: leave it out, what is missing is then listed with its address"
+            )
+        years = chosen_years(names)
+        _refuse_missing(suite, f"below {data}", missing_files(data, years, protocol))
+        return Plan(trec_sources(data, years, protocol), years=years)
     wanted = _chosen_tasks(suite, data, names)
-    missing = [task for task in wanted if find_folder(task, data) is None]
+    missing = [task for task in wanted if _find(task, data) is None]
     if download:
-        from bixse.evaluation.mteb.mteb_tasks import download_collection
-
         for task in missing:
-            if task.hub_name is not None:
-                download_collection(task.name, data / task.name, task.splits[:1])
-        missing = [task for task in missing if task.hub_name is None]
-    _refuse_missing(suite, f"below {data}", _commands(missing))
-    return Plan(tuple(_source(suite, task, data) for task in wanted))
+            if task.hub is not None:
+                _mteb_suite().download_collection(task.name, data / task.name, task.splits[:1])
+        missing = [task for task in missing if task.hub is None]
+    commands: dict[str, list[str]] = {}
+    for task in missing:
+        commands.setdefault(task.fetch, []).append(" or ".join(task.folders))
+    _refuse_missing(suite, f"below {data}", [f"{', '.join(names)}: {fetch}" for fetch, names in commands.items()])
+    return Plan([_source(suite, task, data) for task in wanted])
 
 
-def find_folder(task: SuiteTask, data: Path) -> tuple[Path, str] | None:
-    """The folder and split of a task below a folder of data sets, or None where a file is missing."""
+def _mteb_suite() -> ModuleType:
+    try:
+        return import_module("bixse.evaluation.suites.mteb_suite")
+    except ImportError as error:
+        raise InputError(
+            f"mteb: got no usable package ({error}); expected mteb, which runs this suite; fix: "
+            "pip install 'bixse[mteb]'"
+        ) from error
+
+
+def _find(task: SuiteTask, data: Path) -> tuple[Path, str] | None:
+    """Folder and split of a task below a folder of data sets, or None where a file is missing."""
     for folder in (data / name for name in task.folders):
         for split in task.splits:
-            files = (folder / "corpus.jsonl", folder / "queries.jsonl", folder / "qrels" / f"{split}.tsv")
-            if all(file.is_file() for file in files):
+            if all((folder / file).is_file() for file in files_of_split(split)):
                 return folder, split
     return None
-
-
-def _trec_plan(suite: Suite, data: Path, names: Sequence[str] | None, download: bool, protocol: Protocol) -> Plan:
-    if download:
-        raise InputError(
-            f"--download: got it for {suite.name}, whose files are not on the hub; expected the official files; "
-            "fix: leave it out, what is missing is then listed with its address"
-        )
-    years = chosen_years(names)
-    rerank = suite.engine == "trec-dl-rerank"
-    _refuse_missing(suite, f"below {data}", missing_files(data, years, "rerank" if rerank else protocol))
-    if rerank:
-        sources = rerank_sources(data, years)
-    else:
-        sources = full_sources(data, years) if protocol == "full" else [pool_source(data, years)]
-    return Plan(tuple(sources), years=tuple(years))
 
 
 def _chosen_tasks(suite: Suite, data: Path, names: Sequence[str] | None) -> list[SuiteTask]:
     """The tasks to run: those named (a group by its name too), or all with the optional ones that are there."""
     if names is None:
-        return [*suite.tasks, *(task for task in suite.optional if find_folder(task, data) is not None)]
+        return [*suite.tasks, *(task for task in suite.optional if _find(task, data) is not None)]
     known = {name for task in (*suite.tasks, *suite.optional) for name in (task.name, task.group) if name is not None}
     for name in names:
         if name not in known:
@@ -130,19 +126,11 @@ def _refuse_missing(suite: Suite, where: str, missing: Sequence[str]) -> None:
         )
 
 
-def _commands(tasks: Sequence[SuiteTask]) -> list[str]:
-    """One line for each command: the folders it makes, and itself."""
-    folders: dict[str, list[str]] = {}
-    for task in tasks:
-        folders.setdefault(task.fetch, []).append(" or ".join(task.folders))
-    return [f"{', '.join(names)}: {command}" for command, names in folders.items()]
-
-
 def _source(suite: Suite, task: SuiteTask, data: Path) -> TaskSource:
     """A task whose data are a collection folder."""
 
     def read() -> Task:
-        place = find_folder(task, data)
+        place = _find(task, data)
         if place is None:
             raise InputError(f"{data / task.name}: got no data; expected those that were just there; fix: try again")
         found = collection_task(*place, exclude_self=task.exclude_self)
@@ -152,5 +140,4 @@ def _source(suite: Suite, task: SuiteTask, data: Path) -> TaskSource:
         named = replace(queries, name=task.name, group=task.group)
         return replace(found, name=task.name, query_sets=(named,), settings={"task": task.name}, warnings=())
 
-    names = tuple(dict.fromkeys((task.name, INSTRUCTIONS.get(task.name, task.name))))
-    return TaskSource(task.name, read, names)
+    return TaskSource(read, task.instructions)

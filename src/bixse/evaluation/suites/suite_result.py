@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from bixse.data.io.files import write_atomically
-from bixse.evaluation.metrics import PRIMARY_METRIC
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from bixse.evaluation.evaluate import Evaluation
-    from bixse.evaluation.suites.suite_verdict import SuiteDifference, TaskDifference
+    from bixse.evaluation.suites.suite_verdict import SuiteDifference, TestedDifference
 
 RESULTS_FILE = "results.json"
 """Name of the table's file in the output folder."""
@@ -25,16 +24,15 @@ class SuiteResult:
     """One suite, several systems."""
 
     suite: str
-    """The suite."""
     headline: str
     """Metric of the table: ndcg@10, or main for mteb's suites."""
     scores: Mapping[str, Mapping[str, Evaluation]]
     """System -> task -> evaluation."""
     means: Mapping[str, Mapping[str, float]]
     """System -> name of the mean -> mean of the headline, every group of tasks counting as much."""
-    comparisons: tuple[SuiteDifference, ...] = ()
+    comparisons: Sequence[SuiteDifference] = ()
     """Every pair of systems."""
-    notes: tuple[str, ...] = ()
+    notes: Sequence[str] = ()
     """What a reader of the figures has to know."""
     failures: Mapping[str, str] = field(default_factory=dict)
     """System and task that could not be run -> why."""
@@ -58,12 +56,7 @@ class SuiteResult:
                 for system, scores in self.scores.items()
             },
             "comparisons": [
-                {
-                    "a": found.a,
-                    "b": found.b,
-                    **_plain(found),
-                    "tasks": {task.task: _plain(task) for task in found.tasks},
-                }
+                {"a": found.a, "b": found.b, **_plain(found), "tasks": {own.task: _plain(own) for own in found.tasks}}
                 for found in self.comparisons
             ],
             "notes": list(self.notes),
@@ -81,20 +74,12 @@ class SuiteResult:
         return path
 
 
-def group_means(scores: Mapping[str, Evaluation], metric: str = PRIMARY_METRIC) -> dict[str, float]:
-    """The mean of one metric over the tasks of each group, groups in order of appearance."""
-    values: dict[str, list[float]] = {}
-    for score in scores.values():
-        if metric in score.metrics:
-            values.setdefault(score.group, []).append(score.metrics[metric])
-    return {group: sum(found) / len(found) for group, found in values.items()}
-
-
-def _plain(found: SuiteDifference | TaskDifference) -> dict[str, Any]:
-    values = asdict(found.difference)
+def _plain(found: TestedDifference) -> dict[str, Any]:
     return {
-        **{name: values[name] for name in ("mean", "low", "high")},
-        "bootstrap_p": values["p_value"],
+        "mean": found.difference.mean,
+        "low": found.difference.low,
+        "high": found.difference.high,
+        "bootstrap_p": found.difference.p_value,
         "randomisation_p": found.randomisation_p,
         "holm_p": found.holm_p,
         "verdict": found.verdict,

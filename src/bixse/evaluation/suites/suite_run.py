@@ -8,22 +8,26 @@ from typing import TYPE_CHECKING, Any
 
 from bixse.data.run_record import open_run
 from bixse.errors import BixseError, InputError
-from bixse.evaluation.evaluate import Evaluation, evaluate, evaluate_query_sets
+from bixse.evaluation.evaluate import evaluate, evaluate_query_sets
 from bixse.evaluation.metrics import PRIMARY_METRIC
-from bixse.evaluation.suites.known_suites import LOCAL, Suite, suite_named
-from bixse.evaluation.suites.suite_plan import Plan, make_plan
-from bixse.evaluation.suites.suite_result import SuiteResult, group_means
+from bixse.evaluation.suites.known_suites import LOCAL, suite_named
+from bixse.evaluation.suites.suite_plan import make_plan
+from bixse.evaluation.suites.suite_result import SuiteResult
 from bixse.evaluation.suites.suite_verdict import SuiteDifference, compare_systems
-from bixse.evaluation.systems import System, check_distinct, open_system
-from bixse.evaluation.trec_dl.protocols import WITHOUT, trec_means, trec_notes
+from bixse.evaluation.suites.trec_dl import WITHOUT, trec_means, trec_notes
+from bixse.evaluation.systems import check_distinct, open_system
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from sentence_transformers import SentenceTransformer
 
+    from bixse.evaluation.evaluate import Evaluation
+    from bixse.evaluation.suites.known_suites import Suite
+    from bixse.evaluation.suites.suite_plan import Plan
+    from bixse.evaluation.suites.trec_dl import Protocol
+    from bixse.evaluation.systems import System
     from bixse.evaluation.tasks import Task
-    from bixse.evaluation.trec_dl.protocols import Protocol
     from bixse.progress import ProgressBars
 
 OUT_FOLDER = Path("runs") / "evaluation"
@@ -51,13 +55,13 @@ def evaluate_suite(
 
     Args:
         systems: each as for `bixse.evaluate`.
-        suite: a name in `bixse.evaluation.suites.known_suites.SUITES`.
+        suite: a name in `bixse.SUITES`.
         data: folder with a collection folder for each task, or with the official TREC files.
         out: folder for results; None writes nothing (mteb's suites: runs/evaluation/<suite>).
         tasks: run only these; years for TREC.
         download: fetch from the hub what `data` lacks.
         protocol: what is searched in the suite trec-dl.
-        progress: makes a progress callback from a title and a total.
+        progress: as for `bixse.evaluate`.
 
     Raises:
         InputError: no such suite or task, data that are missing or cannot be used, a model twice.
@@ -66,18 +70,6 @@ def evaluate_suite(
         StorageError: `out` cannot be written.
 
     Example:
-        >>> import tempfile
-        >>> from bixse import evaluate_suite
-        >>> from bixse.data.collection import Collection, Document
-        >>> from bixse.data.collection_files import save_collection
-        >>> corpus = {"d1": Document("copy", "copies a file"), "d2": Document("sort", "sorts a list")}
-        >>> toy = Collection("SciFact", corpus, {"q1": "copy a file"}, {"test": {"q1": {"d1": 1}}})
-        >>> data = Path(tempfile.mkdtemp())
-        >>> save_collection(toy, data / "SciFact")
-        >>> result = evaluate_suite(["bm25"], "beir", data, tasks=["SciFact"])
-        >>> result.means["bm25"]["mean over tasks"]
-        1.0
-
         All of BEIR, a model against BM25::
 
             result = evaluate_suite(["runs/quickstart/bixse/model", "bm25"], "beir", "data/beir", "runs/beir")
@@ -88,24 +80,37 @@ def evaluate_suite(
     kept = Path(out) if out is not None else (OUT_FOLDER / suite if chosen.engine == "mteb" else None)
     if not systems:
         raise InputError("models: got none; expected at least one; fix: name a model folder, a hub name or bm25")
+    protocol = "rerank" if chosen.engine == "trec-dl-rerank" else protocol
     plan = make_plan(chosen, folder, tasks, download, protocol)
     settings = {"suite": suite, **({"protocol": protocol} if chosen.engine == "trec-dl" else {})}
     root = open_run(kept, "evaluate", settings, {}) if kept is not None else None
     opened = [open_system(system) for system in systems]
     check_distinct(opened)
-    _check_systems(chosen, opened, plan)
+    _check_systems(opened, plan)
     if root is not None:
         root.save("running")
     scores: dict[str, dict[str, Evaluation]] = {}
     failures: dict[str, str] = {}
-    for system, shown in zip(opened, shown_names(opened), strict=True):
+    for system, shown in zip(opened, _shown_names(opened), strict=True):
         if chosen.engine == "mteb" and kept is not None:
-            scores[shown], failed = _run_mteb(system, plan, kept, settings, download, progress)
+            from bixse.evaluation.suites.mteb_suite import run_mteb
+
+            scores[shown], failed = run_mteb(system, plan.tasks, kept, settings, download, progress)
             failures |= {f"{system.label}: {name}": why for name, why in failed.items()}
         else:
             scores[shown] = _run_tasks(system, plan, kept, settings, progress)
         system.release()
-    result = _result(chosen, plan, opened, scores, failures, folder, protocol)
+    notes = [chosen.note] if chosen.note else []
+    if plan.years and folder is not None:
+        notes += trec_notes(folder, plan.years, protocol)
+    comparisons: list[SuiteDifference] = []
+    try:
+        comparisons = _compare(scores, grouped=chosen.engine != "mteb")
+    except BixseError as error:
+        notes.append(f"systems are not compared: {error}")
+    headline = MTEB_METRIC if chosen.engine == "mteb" else PRIMARY_METRIC
+    means = {shown: _means(chosen, found) for shown, found in scores.items()}
+    result = SuiteResult(suite, headline, scores, means, comparisons, notes, failures, _precision(opened))
     if root is not None:
         root.results = result.plain()
         result.write(root.folder)
@@ -116,13 +121,9 @@ def evaluate_suite(
 def compare_on_task(
     systems: Sequence[System], task: Task, out: Path | None = None, progress: ProgressBars | None = None
 ) -> SuiteResult:
-    """Evaluate several systems on one task, with a verdict for every pair: a suite of one task.
+    """Evaluate several systems on one task with one query set, with a verdict for every pair: a suite of one task.
 
-    Args:
-        systems: two or more.
-        task: with one query set.
-        out: each system's files go to <out>/<name and hash of the model>.
-        progress: makes a progress callback from a title and a total.
+    Each system's files go to <out>/<name and hash of the model>.
 
     Raises:
         InputError: see `evaluate`; or one model twice.
@@ -130,34 +131,33 @@ def compare_on_task(
     """
     check_distinct(systems)
     scores = {}
-    for system, shown in zip(systems, shown_names(systems), strict=True):
+    for system, shown in zip(systems, _shown_names(systems), strict=True):
         found = evaluate(system, task, out / system.name if out is not None else None, progress)
         scores[shown] = {task.name: replace(found, run={})}
         system.release()
-    one_query = len(task.query_sets[0].queries) < 2
-    comparisons = [] if one_query else compare_systems(_values(scores, [task.name]))
+    comparisons = _compare(scores) if len(task.query_sets[0].queries) > 1 else []
     means = {shown: {PRIMARY_METRIC: own[task.name].metrics[PRIMARY_METRIC]} for shown, own in scores.items()}
-    result = SuiteResult(LOCAL, PRIMARY_METRIC, scores, means, tuple(comparisons), precision=_precision(systems))
+    result = SuiteResult(LOCAL, PRIMARY_METRIC, scores, means, comparisons, precision=_precision(systems))
     if out is not None:
         result.write(out)
     return result
 
 
-def shown_names(systems: Sequence[System]) -> list[str]:
+def _shown_names(systems: Sequence[System]) -> list[str]:
     """What tables call each system: its label, or where two have the same one, the name with the hash."""
     labels = [system.label for system in systems]
     return [system.label if labels.count(system.label) == 1 else system.name for system in systems]
 
 
-def _check_systems(suite: Suite, systems: Sequence[System], plan: Plan) -> None:
+def _check_systems(systems: Sequence[System], plan: Plan) -> None:
     """Say what cannot work before the first task is run: wrong models, tasks without instructions."""
     for system in systems:
         for source in plan.sources:
             system.check(source.instructions)
-        if suite.engine == "mteb":
-            from bixse.evaluation.mteb.mteb_model import check_mteb_system
+        if plan.tasks:
+            from bixse.evaluation.suites.mteb_suite import mteb_model
 
-            check_mteb_system(system, plan.tasks)
+            mteb_model(system, plan.tasks)
         if len(systems) > 1:  # one model in memory at a time
             system.release()
 
@@ -176,73 +176,29 @@ def _run_tasks(
     return scores
 
 
-def _run_mteb(
-    system: System, plan: Plan, out: Path, settings: Mapping[str, Any], download: bool, progress: ProgressBars | None
-) -> tuple[dict[str, Evaluation], dict[str, str]]:
-    from bixse.evaluation.mteb.mteb_suite import run_mteb
-
-    step = progress(f"{system.label}: tasks", len(plan.tasks)) if progress is not None else None
-    return run_mteb(system, plan.tasks, out, settings, download, step)
-
-
-def _result(
-    suite: Suite,
-    plan: Plan,
-    systems: Sequence[System],
-    scores: Mapping[str, Mapping[str, Evaluation]],
-    failures: Mapping[str, str],
-    data: Path | None,
-    protocol: Protocol,
-) -> SuiteResult:
-    """Means, comparisons and notes."""
-    notes = [suite.note] if suite.note else []
-    if plan.years and data is not None:
-        notes += trec_notes(data, plan.years, "rerank" if suite.engine == "trec-dl-rerank" else protocol)
-    comparisons: list[SuiteDifference] = []
-    try:
-        comparisons = _compare(scores, grouped=suite.engine != "mteb")
-    except BixseError as error:
-        notes.append(f"systems are not compared: {error}")
-    return SuiteResult(
-        suite.name,
-        MTEB_METRIC if suite.engine == "mteb" else PRIMARY_METRIC,
-        scores,
-        {shown: _means(suite, found) for shown, found in scores.items()},
-        tuple(comparisons),
-        tuple(notes),
-        failures,
-        _precision(systems),
-    )
-
-
 def _means(suite: Suite, scores: Mapping[str, Evaluation]) -> dict[str, float]:
     """The means of a suite over its tasks."""
     if not scores:
         return {}
     if suite.engine in ("trec-dl", "trec-dl-rerank"):
         return trec_means(scores)
+    metric = MTEB_METRIC if suite.engine == "mteb" else PRIMARY_METRIC
+    by_group: dict[str, list[float]] = {}
+    for score in scores.values():
+        by_group.setdefault(score.group, []).append(score.metrics[metric])
+    groups = {group: sum(values) / len(values) for group, values in by_group.items()}
+    over_groups = sum(groups.values()) / len(groups)
     if suite.engine == "mteb":
-        over_tasks = {name: score.metrics[MTEB_METRIC] for name, score in scores.items()}
-        return {
-            "mean over tasks": _mean(over_tasks),
-            "mean over types": _mean(group_means(scores, MTEB_METRIC)),
-        }
-    groups = group_means(scores)
-    means = {"mean over tasks": _mean(groups)}
-    zero_shot = {name: value for name, value in groups.items() if name != ZERO_SHOT_EXCEPT}
+        over_tasks = sum(score.metrics[metric] for score in scores.values()) / len(scores)
+        return {"mean over tasks": over_tasks, "mean over types": over_groups}
+    zero_shot = [value for group, value in groups.items() if group != ZERO_SHOT_EXCEPT]
     if zero_shot and len(zero_shot) < len(groups):
-        means["mean, zero-shot"] = _mean(zero_shot)
-    return means
+        return {"mean over tasks": over_groups, "mean, zero-shot": sum(zero_shot) / len(zero_shot)}
+    return {"mean over tasks": over_groups}
 
 
-def _mean(values: Mapping[str, float]) -> float:
-    return sum(values.values()) / len(values)
-
-
-def _compare(scores: Mapping[str, Mapping[str, Evaluation]], grouped: bool) -> list[SuiteDifference]:
+def _compare(scores: Mapping[str, Mapping[str, Evaluation]], grouped: bool = True) -> list[SuiteDifference]:
     """Every pair of systems on the tasks that all of them have; groups count as one where the suite's mean does so."""
-    if len(scores) < 2:
-        return []
     first = next(iter(scores.values()))
     common = [
         task
@@ -250,15 +206,10 @@ def _compare(scores: Mapping[str, Mapping[str, Evaluation]], grouped: bool) -> l
         if all(task in own and PRIMARY_METRIC in own[task].per_query for own in scores.values())
         and not task.endswith(WITHOUT)
     ]
-    groups = {task: score.group for task, score in first.items()} if grouped else None
-    return compare_systems(_values(scores, common), groups) if common else []
-
-
-def _values(
-    scores: Mapping[str, Mapping[str, Evaluation]], tasks: Sequence[str]
-) -> dict[str, dict[str, dict[str, float]]]:
-    """System -> task -> query id -> value of the primary metric."""
-    return {shown: {task: own[task].per_query[PRIMARY_METRIC] for task in tasks} for shown, own in scores.items()}
+    if len(scores) < 2 or not common:
+        return []
+    values = {shown: {task: own[task].per_query[PRIMARY_METRIC] for task in common} for shown, own in scores.items()}
+    return compare_systems(values, {task: first[task].group for task in common} if grouped else None)
 
 
 def _precision(systems: Sequence[System]) -> str | None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import statistics
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -15,13 +16,14 @@ from bixse.data.io.files import hash_files, write_atomically
 from bixse.data.run_record import open_run
 from bixse.data.task_instructions import load_instructions
 from bixse.encoders.identity import model_hashes, model_path_settings
-from bixse.experiments.arms import Measured, Run, RunStatus, show
+from bixse.experiments.arms import ArmRun, Measured, RunStatus, show
 from bixse.experiments.runner import RUNS_FOLDER, TRAIN_FOLDER, clear, do_runs, opened, train_run
 from bixse.experiments.sweep.sweep_arms import plan_arms
 from bixse.progress import progress_bar
+from bixse.report.table import format_number, format_table
 from bixse.settings import map_paths, paths_in
 from bixse.training.config import TrainConfig
-from bixse.training.dev_evaluation import dev_figures, dev_hashes
+from bixse.training.dev_evaluation import dev_figures, split_hashes, watched_splits
 from bixse.training.recipe import MODEL_FOLDER
 
 if TYPE_CHECKING:
@@ -119,7 +121,7 @@ def sweep(config: SweepConfig, out: Path, progress: bool = True) -> SweepResult:
     arms = plan_arms(config)
     first = TrainConfig.load(None, arms[0].train)
     seeds = config.seeds or (first.seed,)
-    runs = [Run(arm, seed, train_on_dev, {**(arm.train or {}), "seed": seed}) for arm in arms for seed in seeds]
+    runs = [ArmRun(arm, seed, train_on_dev, {**(arm.train or {}), "seed": seed}) for arm in arms for seed in seeds]
     paths = ("trials", *TrainConfig.path_settings(), *model_path_settings(first.model))
     record = open_run(out, "sweep", _identity(config, first, seeds), _input_hashes(config, first), paths)
     titles = {run.name: f"run {n} of {len(runs)}: {run.arm.label}, seed {run.seed}" for n, run in enumerate(runs, 1)}
@@ -162,7 +164,7 @@ def sweep(config: SweepConfig, out: Path, progress: bool = True) -> SweepResult:
     )
 
 
-def train_on_dev(run: Run, titles: Mapping[str, str], own: Path) -> Measured:
+def train_on_dev(run: ArmRun, titles: Mapping[str, str], own: Path) -> Measured:
     """Train a run; its figures are nDCG@10 on dev before and after.
 
     After: of the model that was kept, merged with the base model or the best checkpoint.
@@ -230,6 +232,38 @@ def write_table(path: Path, rows: Sequence[SweepRow]) -> None:
     write_atomically(path, text.getvalue())
 
 
+def table_text(rows: Sequence[SweepRow]) -> str:
+    """The rows for a terminal."""
+    several = any(len(row.seeds) > 1 for row in rows)
+    table: list[list[str | int | float | None]] = [
+        [
+            rank if row.status == "finished" else "",
+            row.arm,
+            *map(show, row.settings.values()),
+            format_number(row.before, 4),
+            format_number(row.best, 4),
+            *([format_number(row.spread, 4)] if several else []),
+            " ".join(map(str, row.best_steps)),
+            f"{row.seconds:.0f}",
+            row.status,
+        ]
+        for rank, row in enumerate(rows, start=1)
+    ]
+    spread = ["± over seeds"] if several else []
+    varied = [key.rpartition(".")[2] for key in rows[0].settings]
+    head = ["rank", "arm", *varied, "dev before", "dev nDCG@10", *spread, "best step", "seconds", "status"]
+    return format_table(table, head)
+
+
+def figures_of(row: SweepRow) -> dict[str, Any]:
+    """A row as plain data."""
+    names = {"before": "dev_ndcg@10_before", "best": "dev_ndcg@10", "spread": "dev_ndcg@10_spread"}
+    names["best_steps"] = "best_step"
+    left_out = ("label", "warnings", "best_run", "best_seed")
+    figures = {names.get(key, key): value for key, value in asdict(row).items() if key not in left_out}
+    return {**figures, "settings": json.loads(json.dumps(row.settings, default=str))}
+
+
 def write_best(path: Path, row: SweepRow, arm: Arm, arms: int) -> None:
     """Write the settings of the best of `arms` arms as a file for `bixse train --config`; its paths are absolute."""
     values = {**(arm.train or {}), "seed": row.best_seed}
@@ -263,7 +297,7 @@ def _identity(config: SweepConfig, first: TrainConfig, seeds: Sequence[int]) -> 
 
 def _input_hashes(config: SweepConfig, first: TrainConfig) -> dict[str, str]:
     """Content hashes of what the runs read; where a path varies, of each of its values."""
-    hashes = dev_hashes(first)
+    hashes = split_hashes(watched_splits(first))
     for key in ("pairs", "model", "instructions"):
         for number, value in enumerate(config.vary.get(key, [getattr(first, key)]), start=1):
             name = f"{key}/{number}"
@@ -277,7 +311,7 @@ def _input_hashes(config: SweepConfig, first: TrainConfig) -> dict[str, str]:
 
 
 def _drop_models(
-    config: SweepConfig, out: Path, runs: Sequence[Run], results: Mapping[str, RunResult], rows: Sequence[SweepRow]
+    config: SweepConfig, out: Path, runs: Sequence[ArmRun], results: Mapping[str, RunResult], rows: Sequence[SweepRow]
 ) -> None:
     """With `keep: best`, delete the models of finished runs but the best one.
 

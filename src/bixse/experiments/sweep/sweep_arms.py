@@ -134,7 +134,8 @@ def _arm_errors(config: TrainConfig, choice: Mapping[str, Any]) -> Iterator[str]
     try:
         check_loss_options(config.loss, config.loss_options)
     except ConfigError as error:
-        yield f"  {error}"
+        first, *options = str(error).splitlines()
+        yield from (f"  loss_options.{line.strip()}" for line in options) if options else [f"  {first}"]
 
 
 def _where(labels: list[str], arms: int) -> str:

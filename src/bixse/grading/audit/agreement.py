@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -18,11 +18,11 @@ from scipy.sparse import coo_matrix
 from bixse.evaluation.statistics import Floats, numbered_queries, percentile_estimate, query_draws, quotient
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from bixse.results import IntervalEstimate
 
-Measure: TypeAlias = Callable[[Floats], Floats]
+AgreementMeasure: TypeAlias = Callable[[Floats], Floats]
 """From tables of counts, shape (..., rows, columns), to one value each; NaN where it is not defined."""
 _BLOCK_SIZE = 1 << 22
 """Counts of resampled tables held at once: bounds memory to some 100 MB."""
@@ -43,12 +43,27 @@ class CountsByQuery:
         table: Floats = np.asarray(self.counts.sum(axis=0), dtype=np.float64).reshape(self.shape)
         return table
 
-    def resampled(self, samples: int, seed: int) -> Iterator[Floats]:
-        """Tables of resampled queries in blocks of shape (S, rows, columns), `samples` tables in all."""
+    def values(self, measures: Mapping[str, AgreementMeasure]) -> dict[str, float]:
+        """Each measure over all queries."""
+        return {name: float(measure(self.total)) for name, measure in measures.items()}
+
+    def draws(self, measures: Mapping[str, AgreementMeasure], samples: int, seed: int) -> dict[str, Floats]:
+        """Each measure on resampled queries, shape (samples,); equal seeds and queries draw alike, so draws pair up."""
         block = max(1, _BLOCK_SIZE // (self.shape[0] * self.shape[1]))
+        found: dict[str, list[Floats]] = {name: [] for name in measures}
         for times in query_draws(self.counts.shape[0], samples, seed):
             for start in range(0, len(times), block):
-                yield np.asarray(times[start : start + block] @ self.counts).reshape(-1, *self.shape)
+                tables = np.asarray(times[start : start + block] @ self.counts).reshape(-1, *self.shape)
+                for name, measure in measures.items():
+                    found[name].append(measure(tables))
+        return {name: np.concatenate(values) for name, values in found.items()}
+
+    def estimates(
+        self, measures: Mapping[str, AgreementMeasure], samples: int, seed: int
+    ) -> dict[str, IntervalEstimate]:
+        """Each measure with its 95 % interval."""
+        drawn = self.draws(measures, samples, seed)
+        return {name: percentile_estimate(value, drawn[name]) for name, value in self.values(measures).items()}
 
 
 def counts_by_query(human: Floats, judged: Floats, query_ids: Sequence[str], levels: Floats | None) -> CountsByQuery:
@@ -64,11 +79,6 @@ def counts_by_query(human: Floats, judged: Floats, query_ids: Sequence[str], lev
     Raises:
         InputError: fewer than 2 queries.
 
-    Example:
-        >>> counts = counts_by_query(np.array([0.0, 3.0, 3.0]), np.array([0.2, 2.5, 1.0]), ["q1", "q1", "q2"],
-        ...                          np.arange(4.0))
-        >>> counts.total[3].tolist()
-        [0.0, 1.0, 0.0, 1.0]
     """
     if levels is None:
         row, column = (np.unique(grades, return_inverse=True)[1] for grades in (human, judged))
@@ -82,16 +92,11 @@ def counts_by_query(human: Floats, judged: Floats, query_ids: Sequence[str], lev
 
 
 def nearest_level(grades: Floats, levels: Floats) -> npt.NDArray[np.int64]:
-    """Position of the level nearest to each grade; half-way counts as the higher.
-
-    Example:
-        >>> nearest_level(np.array([0.4, 1.5, 2.9]), np.arange(4.0)).tolist()
-        [0, 2, 3]
-    """
+    """Position of the level nearest to each grade; half-way counts as the higher."""
     return np.searchsorted((levels[1:] + levels[:-1]) / 2, grades, side="right").astype(np.int64)
 
 
-def agreement_within(steps: int) -> Measure:
+def agreement_within(steps: int) -> AgreementMeasure:
     """The share of pairs whose grades lie exactly this many levels apart; -1: two or more."""
 
     def measure(tables: Floats) -> Floats:
@@ -102,21 +107,18 @@ def agreement_within(steps: int) -> Measure:
     return measure
 
 
-def cohen_kappa(weights: Literal["none", "linear", "quadratic"] = "none") -> Measure:
+def cohen_kappa(power: int = 0) -> AgreementMeasure:
     """Cohen's kappa: 1 - observed / expected disagreement, where the expected one keeps each side's own grades.
 
-    Disagreement counts 1 (Cohen 1960, doi:10.1177/001316446002000104), the number of levels apart, or its square
-    (Cohen 1968, doi:10.1037/h0026256). Equal to scikit-learn's `cohen_kappa_score`; not defined where both sides use
-    one and the same grade only.
+    Disagreement counts 1 (power 0; Cohen 1960, doi:10.1177/001316446002000104), the number of levels apart (1), or its
+    square (2; Cohen 1968, doi:10.1037/h0026256). Equal to scikit-learn's `cohen_kappa_score`; not defined where both
+    sides use one and the same grade only.
 
-    Example:
-        >>> float(cohen_kappa()(np.array([[20.0, 5.0], [10.0, 15.0]])))
-        0.4
     """
 
     def measure(tables: Floats) -> Floats:
         apart = _levels_apart(tables)
-        weight = {"none": (apart > 0).astype(np.float64), "linear": apart, "quadratic": apart**2}[weights]
+        weight = np.where(apart > 0, apart**power, 0.0)
         total = tables.sum(axis=(-2, -1))
         expected = tables.sum(axis=-1)[..., :, None] * tables.sum(axis=-2)[..., None, :]
         return 1 - quotient((tables * weight).sum(axis=(-2, -1)) * total, (expected * weight).sum(axis=(-2, -1)))
@@ -124,13 +126,12 @@ def cohen_kappa(weights: Literal["none", "linear", "quadratic"] = "none") -> Mea
     return measure
 
 
-def binary_kappa(first: int) -> Measure:
+def binary_kappa(first: int) -> AgreementMeasure:
     """Cohen's kappa of relevant or not, where levels from position `first` on are relevant."""
-    kappa = cohen_kappa()
 
     def measure(tables: Floats) -> Floats:
         halves = np.add.reduceat(np.add.reduceat(tables, [0, first], axis=-1), [0, first], axis=-2)
-        return kappa(halves)
+        return cohen_kappa()(halves)
 
     return measure
 
@@ -139,10 +140,6 @@ def krippendorff_alpha(tables: Floats) -> Floats:
     """Krippendorff's alpha for ordinal grades of two sides (2011, "Computing Krippendorff's Alpha-Reliability").
 
     Chance is drawn from both sides' grades together, so a judge with another habit of grading is marked down.
-
-    Example:
-        >>> float(krippendorff_alpha(np.diag([3.0, 2.0, 1.0])))
-        1.0
     """
     coincidences = tables + np.swapaxes(tables, -1, -2)
     used = coincidences.sum(axis=-1)
@@ -173,28 +170,22 @@ def kendall_tau_b(tables: Floats) -> Floats:
     return quotient(2 * concordant - decided, np.sqrt((everything - tied_rows) * (everything - tied_columns)))
 
 
-def draws(counts: CountsByQuery, measures: Mapping[str, Measure], samples: int, seed: int) -> dict[str, Floats]:
-    """Each measure on resampled queries, shape (samples,); equal seeds and queries draw alike, so draws pair up."""
-    found: dict[str, list[Floats]] = {name: [] for name in measures}
-    for tables in counts.resampled(samples, seed):
-        for name, measure in measures.items():
-            found[name].append(measure(tables))
-    return {name: np.concatenate(values) for name, values in found.items()}
+def of_levels(first: int) -> dict[str, AgreementMeasure]:
+    """Name -> measure of square tables, where levels from position `first` on are relevant."""
+    return {
+        "exact": agreement_within(0),
+        "one_off": agreement_within(1),
+        "further_off": agreement_within(-1),
+        "kappa": cohen_kappa(),
+        "linear_kappa": cohen_kappa(1),
+        "quadratic_kappa": cohen_kappa(2),
+        "binary_kappa": binary_kappa(first),
+        "alpha": krippendorff_alpha,
+    }
 
 
-def estimates(
-    counts: CountsByQuery, measures: Mapping[str, Measure], samples: int, seed: int
-) -> dict[str, IntervalEstimate]:
-    """Each measure with its interval.
-
-    Example:
-        >>> levels, ids = np.arange(2.0), ["q1", "q1", "q2", "q3"]
-        >>> counts = counts_by_query(np.array([0.0, 1, 1, 0]), np.array([0.0, 1, 1, 1]), ids, levels)
-        >>> round(estimates(counts, {"kappa": cohen_kappa()}, samples=100, seed=0)["kappa"].value, 3)
-        0.5
-    """
-    drawn = draws(counts, measures, samples, seed)
-    return {name: percentile_estimate(float(measure(counts.total)), drawn[name]) for name, measure in measures.items()}
+OF_RANKS: dict[str, AgreementMeasure] = {"spearman": spearman, "kendall": kendall_tau_b}
+"""Name -> measure of tables with a row or column for every distinct grade."""
 
 
 def _levels_apart(tables: Floats) -> Floats:

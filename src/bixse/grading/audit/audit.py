@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from dataclasses import dataclass, replace
 from itertools import combinations
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pandas as pd
 
 from bixse.errors import InputError
-from bixse.evaluation.calibration.reliability import calibration_report, reliability_curve
-from bixse.evaluation.statistics import check_samples, mean_estimate, numbered_queries, percentile_estimate
+from bixse.evaluation.calibration.reliability import calibration_report
+from bixse.evaluation.statistics import check_samples, mean_estimate, percentile_estimate, wilson_interval
 from bixse.grading.audit import agreement
-from bixse.grading.audit.agreement import counts_by_query, draws, estimates
+from bixse.grading.audit.agreement import counts_by_query, nearest_level
 from bixse.grading.audit.audit_report import (
     AuditReport,
     Disagreement,
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from bixse.evaluation.statistics import Floats
-    from bixse.grading.audit.labels import Labels, Pair
+    from bixse.grading.audit.labels import Labels
     from bixse.relevance import Run
     from bixse.results import IntervalEstimate
 
@@ -79,7 +78,7 @@ def audit(
     check_samples(samples)
     levels = grade_levels(human)
     relevant_from = first_relevant(levels, relevant_from)
-    joined = [_Joined.of(judge, human, levels, relevant_from) for judge in judges]
+    common = {judge.name: _common(judge, human, relevant_from) for judge in judges}
     return AuditReport(
         scale=(human.scale.minimum, human.scale.maximum),
         levels=tuple(levels.tolist()),
@@ -88,11 +87,13 @@ def audit(
         human_pairs=len(human.grades),
         human_queries=len({query for query, _ in human.grades}),
         human_impossible=human.impossible,
-        judges=tuple(_audit_one(pairs, human, runs, samples, seed) for pairs in joined),
+        judges=tuple(
+            _audit_one(judge, common[judge.name], human, levels, relevant_from, runs, samples, seed) for judge in judges
+        ),
         differences=tuple(
-            difference
-            for one, other in combinations(joined, 2)
-            for difference in _differences(one, other, samples, seed)
+            JudgeDifference(one, other, measure, pairs, difference)
+            for one, other in combinations(names, 2)
+            for measure, pairs, difference in _differences(common[one], common[other], levels, samples, seed)
         ),
         samples=samples,
         seed=seed,
@@ -121,10 +122,6 @@ def first_relevant(levels: Floats, relevant_from: float | None) -> float:
 
     Raises:
         InputError: a grade that leaves nothing relevant or nothing irrelevant.
-
-    Example:
-        >>> first_relevant(np.arange(4.0), None)
-        2.0
     """
     if relevant_from is None:
         return float(levels[levels >= (levels[0] + levels[-1]) / 2][0])
@@ -136,184 +133,151 @@ def first_relevant(levels: Floats, relevant_from: float | None) -> float:
     return relevant_from
 
 
-@dataclass(frozen=True)
-class _Joined:
-    """One judge's usable labels beside the human ones, N pairs in sorted order."""
+def _common(judge: Labels, human: Labels, relevant_from: float) -> Any:
+    """The pairs that both sides graded, by their ids in order.
 
-    judge: Labels
-    pairs: list[Pair]
-    human: Floats
-    judged: Floats
-    """On the human scale."""
-    relevance: Floats
-    """The judge's, in [0, 1]."""
-    relevant: Floats
-    """1 where people find the pair relevant."""
-    levels: Floats
-    first: int
-    """Position of the lowest relevant level."""
-
-    @classmethod
-    def of(cls, judge: Labels, human: Labels, levels: Floats, relevant_from: float) -> _Joined:
-        pairs = sorted(human.grades.keys() & judge.grades.keys())
-        if not pairs:
-            ids = [next(iter(side.grades)) for side in (judge, human)]
-            raise InputError(
-                f"{judge.path}: got no pair of the human labels (pairs such as {ids[0]}; human ones such as {ids[1]}); "
-                "expected labels of the same queries and documents; fix: use the ids of the human labels"
-            )
-        grades = np.array([human.grades[pair] for pair in pairs], dtype=np.float64)
-        return cls(
-            judge=judge,
-            pairs=pairs,
-            human=grades,
-            judged=np.array([_on(human, judge, judge.grades[pair]) for pair in pairs], dtype=np.float64),
-            relevance=np.array([judge.relevance[pair] for pair in pairs], dtype=np.float64),
-            relevant=(grades >= relevant_from).astype(np.float64),
-            levels=levels,
-            first=int(np.searchsorted(levels, relevant_from)),
+    Columns: human and judge (grades on the human scale), relevance (the judge's, in [0, 1]), relevant (1 where people
+    find the pair relevant).
+    """
+    pairs = sorted(human.grades.keys() & judge.grades.keys())
+    if not pairs:
+        ids = [next(iter(side.grades)) for side in (judge, human)]
+        raise InputError(
+            f"{judge.path}: got no pair of the human labels (pairs such as {ids[0]}; human ones such as {ids[1]}); "
+            "expected labels of the same queries and documents; fix: use the ids of the human labels"
         )
-
-    @property
-    def query_ids(self) -> list[str]:
-        return [query for query, _ in self.pairs]
-
-    def only(self, chosen: set[Pair]) -> _Joined:
-        """The same on some of the pairs."""
-        kept = np.array([pair in chosen for pair in self.pairs])
-        arrays = {name: getattr(self, name)[kept] for name in ("human", "judged", "relevance", "relevant")}
-        return replace(self, pairs=[pair for pair in self.pairs if pair in chosen], **arrays)
+    grades = np.array([human.grades[pair] for pair in pairs], dtype=np.float64)
+    columns = {
+        "human": grades,
+        "judge": _on_human_scale([judge.grades[pair] for pair in pairs], judge, human),
+        "relevance": np.array([judge.relevance[pair] for pair in pairs], dtype=np.float64),
+        "relevant": (grades >= relevant_from).astype(np.float64),
+    }
+    return pd.DataFrame(columns, pd.MultiIndex.from_tuples(pairs, names=["query_id", "document_id"]))
 
 
-def _on(human: Labels, judge: Labels, grade: float) -> float:
-    """A judge's grade on the human scale."""
-    return grade if judge.scale == human.scale else human.scale.to_grade(judge.scale.to_relevance(grade))
+def _on_human_scale(grades: Sequence[float], judge: Labels, human: Labels) -> Floats:
+    if judge.scale != human.scale:
+        grades = [human.scale.to_grade(judge.scale.to_relevance(grade)) for grade in grades]
+    return np.array(grades, dtype=np.float64)
 
 
-def _audit_one(pairs: _Joined, human: Labels, runs: Mapping[str, Run] | None, samples: int, seed: int) -> JudgeAudit:
-    judge, levels, count = pairs.judge, pairs.levels, len(pairs.levels)
-    position = agreement.nearest_level(pairs.judged, levels)
-    table = counts_by_query(pairs.human, pairs.judged, pairs.query_ids, levels).total.astype(int)
-    shares = reliability_curve((position + 0.5) / count, pairs.relevant, bins=count)
-    share_of = {int(share.predicted * count): share for share in shares}
-    errors = (pairs.relevance - pairs.relevant) ** 2 - (pairs.relevant.mean() - pairs.relevant) ** 2
+def _query_ids(frame: Any) -> list[str]:
+    return list(frame.index.get_level_values("query_id"))
+
+
+def _audit_one(
+    judge: Labels,
+    common: Any,
+    human: Labels,
+    levels: Floats,
+    relevant_from: float,
+    runs: Mapping[str, Run] | None,
+    samples: int,
+    seed: int,
+) -> JudgeAudit:
+    query_ids, relevance, relevant = _query_ids(common), common.relevance.to_numpy(), common.relevant.to_numpy()
+    square = counts_by_query(common.human.to_numpy(), common.judge.to_numpy(), query_ids, levels)
+    every = counts_by_query(common.human.to_numpy(), common.judge.to_numpy(), query_ids, None)
+    difference = (common.judge - common.human).to_numpy()
+    errors = (relevance - relevant) ** 2 - (relevant.mean() - relevant) ** 2
     labelled = {pair: human.scale.to_relevance(grade) for pair, grade in human.grades.items()}
     return JudgeAudit(
         name=judge.name,
         path=judge.path,
-        pairs=len(pairs.pairs),
-        queries=len(set(pairs.query_ids)),
+        pairs=len(common),
+        queries=len(set(query_ids)),
         without_grade=len(human.grades.keys() & judge.missing.keys()),
         human_only=len(human.grades.keys() - judge.grades.keys() - judge.missing.keys()),
         judge_only=len(judge.grades.keys() - human.grades.keys()),
         statuses=judge.statuses,
         impossible=judge.impossible,
         mapped=judge.mapped,
-        measures=_measures(pairs, samples, seed),
-        confusion=tuple(map(tuple, table.tolist())),
-        by_grade=tuple(
-            GradeShare(grade, share.count, share.observed, share.low, share.high)
-            if (share := share_of.get(index)) is not None
-            else GradeShare(grade, 0, None, None, None)
-            for index, grade in enumerate(levels.tolist())
-        ),
-        by_human_grade=tuple(_mean_relevance(pairs, index) for index in range(count)),
-        calibration=calibration_report(pairs.relevance, pairs.relevant, pairs.query_ids, samples=samples, seed=seed),
-        against_constant=mean_estimate(errors, pairs.query_ids, samples, seed),
-        worst_queries=_by_query(pairs),
-        worst_pairs=_worst_pairs(pairs),
+        measures={
+            "mean_difference": mean_estimate(difference, query_ids, samples, seed),
+            **square.estimates(agreement.of_levels(int(np.searchsorted(levels, relevant_from))), samples, seed),
+            **every.estimates(agreement.OF_RANKS, samples, seed),
+        },
+        confusion=tuple(map(tuple, square.total.astype(int).tolist())),
+        by_grade=_by_grade(common, levels),
+        by_human_grade=_by_human_grade(common, levels),
+        calibration=calibration_report(relevance, relevant, query_ids, samples=samples, seed=seed),
+        against_constant=mean_estimate(errors, query_ids, samples, seed),
+        worst_queries=_worst_queries(common, levels),
+        worst_pairs=_worst_pairs(common),
         self_agreement=_self_agreement(judge, human, levels, samples, seed),
         systems=rank_systems(labelled, judge.relevance, runs, samples, seed) if runs else None,
     )
 
 
-def _measures(pairs: _Joined, samples: int, seed: int) -> dict[str, IntervalEstimate]:
-    square = counts_by_query(pairs.human, pairs.judged, pairs.query_ids, pairs.levels)
-    every = counts_by_query(pairs.human, pairs.judged, pairs.query_ids, None)
-    of_levels = {
-        "exact": agreement.agreement_within(0),
-        "one_off": agreement.agreement_within(1),
-        "further_off": agreement.agreement_within(-1),
-        "kappa": agreement.cohen_kappa(),
-        "linear_kappa": agreement.cohen_kappa("linear"),
-        "quadratic_kappa": agreement.cohen_kappa("quadratic"),
-        "binary_kappa": agreement.binary_kappa(pairs.first),
-        "alpha": agreement.krippendorff_alpha,
-    }
-    of_ranks = {"spearman": agreement.spearman, "kendall": agreement.kendall_tau_b}
-    return {
-        "mean_difference": mean_estimate(pairs.judged - pairs.human, pairs.query_ids, samples, seed),
-        **estimates(square, of_levels, samples, seed),
-        **estimates(every, of_ranks, samples, seed),
-    }
+def _by_grade(common: Any, levels: Floats) -> tuple[GradeShare, ...]:
+    found = common.relevant.groupby(nearest_level(common.judge.to_numpy(), levels)).agg(["size", "mean", "sum"])
+    found = found.reindex(range(len(levels)), fill_value=0)
+    return tuple(
+        GradeShare(grade, size, mean, *wilson_interval(total, size)) if size else GradeShare(grade, 0)
+        for grade, (size, mean, total) in zip(levels.tolist(), found.itertuples(index=False), strict=True)
+    )
 
 
-def _mean_relevance(pairs: _Joined, index: int) -> MeanRelevance:
-    chosen = agreement.nearest_level(pairs.human, pairs.levels) == index
-    mean = float(pairs.relevance[chosen].mean()) if chosen.any() else None
-    return MeanRelevance(float(pairs.levels[index]), int(chosen.sum()), mean)
+def _by_human_grade(common: Any, levels: Floats) -> tuple[MeanRelevance, ...]:
+    found = common.relevance.groupby(nearest_level(common.human.to_numpy(), levels)).agg(["size", "mean"])
+    found = found.reindex(range(len(levels)), fill_value=0)
+    return tuple(
+        MeanRelevance(grade, size, mean if size else None)
+        for grade, (size, mean) in zip(levels.tolist(), found.itertuples(index=False), strict=True)
+    )
 
 
-def _by_query(pairs: _Joined) -> tuple[QueryDisagreement, ...]:
-    query, _ = numbered_queries(pairs.query_ids, len(pairs.pairs))
-    same = agreement.nearest_level(pairs.judged, pairs.levels) == agreement.nearest_level(pairs.human, pairs.levels)
-    difference = pairs.judged - pairs.human
-    sizes = np.bincount(query)
-    means = [np.bincount(query, weights=values) / sizes for values in (same, np.abs(difference), difference)]
-    found = [
-        QueryDisagreement(name, int(size), *map(float, values))
-        for name, size, *values in zip(sorted(set(pairs.query_ids)), sizes, *means, strict=True)
-    ]
-    return tuple(sorted(found, key=lambda row: (-row.apart, row.query_id)))
+def _worst_queries(common: Any, levels: Floats) -> tuple[QueryDisagreement, ...]:
+    same = nearest_level(common.judge.to_numpy(), levels) == nearest_level(common.human.to_numpy(), levels)
+    difference = common.judge - common.human
+    columns = {"exact": same.astype(np.float64), "apart": difference.abs(), "difference": difference}
+    by_query = pd.DataFrame(columns, common.index).groupby(level="query_id")
+    found = by_query.mean()
+    found.insert(0, "pairs", by_query.size())
+    found = found.reset_index().sort_values(["apart", "query_id"], ascending=[False, True])
+    return tuple(QueryDisagreement(*row) for row in found.itertuples(index=False))
 
 
-def _worst_pairs(pairs: _Joined) -> tuple[Disagreement, ...]:
-    order = np.argsort(-np.abs(pairs.judged - pairs.human), kind="stable")
-    taken: Counter[str] = Counter()
-    worst: list[Disagreement] = []
-    for index in order.tolist():
-        (query_id, document_id), human, judged = pairs.pairs[index], pairs.human[index], pairs.judged[index]
-        if human == judged or len(worst) == WORST_PAIRS:
-            break
-        taken[query_id] += 1
-        if taken[query_id] <= WORST_OF_A_QUERY:
-            worst.append(Disagreement(query_id, document_id, float(human), float(judged)))
-    return tuple(worst)
+def _worst_pairs(common: Any) -> tuple[Disagreement, ...]:
+    found = common.assign(apart=(common.judge - common.human).abs())
+    found = found[found.apart > 0].sort_values("apart", ascending=False, kind="stable")
+    worst = found.groupby(level="query_id").head(WORST_OF_A_QUERY).head(WORST_PAIRS)
+    return tuple(Disagreement(*row) for row in worst[["human", "judge"]].reset_index().itertuples(index=False))
 
 
 def _self_agreement(judge: Labels, human: Labels, levels: Floats, samples: int, seed: int) -> SelfAgreement | None:
     """The judge against itself over every pair asked twice, human-labelled or not; None for fewer than 2 queries."""
     twice = sorted(judge.grades.keys() & judge.again.keys())
-    if len({query for query, _ in twice}) < 2:
+    query_ids = [query for query, _ in twice]
+    if len(set(query_ids)) < 2:
         return None
     first, second = (
-        np.array([_on(human, judge, side[pair]) for pair in twice], dtype=np.float64)
-        for side in (judge.grades, judge.again)
+        _on_human_scale([side[pair] for pair in twice], judge, human) for side in (judge.grades, judge.again)
     )
-    counts = counts_by_query(first, second, [query for query, _ in twice], levels)
-    found = estimates(counts, {"exact": agreement.agreement_within(0), "kappa": agreement.cohen_kappa()}, samples, seed)
+    counts = counts_by_query(first, second, query_ids, levels)
+    found = counts.estimates({"exact": agreement.agreement_within(0), "kappa": agreement.cohen_kappa()}, samples, seed)
     apart = float(np.abs(first - second).mean()) / (human.scale.maximum - human.scale.minimum)
     return SelfAgreement(len(twice), found["exact"], found["kappa"], apart)
 
 
-def _differences(one: _Joined, other: _Joined, samples: int, seed: int) -> list[JudgeDifference]:
-    """Both judges on the pairs that both graded; nothing where these are of fewer than 2 queries."""
-    common = set(one.pairs) & set(other.pairs)
-    if len({query for query, _ in common}) < 2:
+def _differences(
+    one: Any, other: Any, levels: Floats, samples: int, seed: int
+) -> list[tuple[str, int, IntervalEstimate]]:
+    """Measure, pairs and difference on the pairs that both graded; nothing where these are of fewer than 2 queries."""
+    pairs = one.index.intersection(other.index, sort=False)
+    sides = [one.loc[pairs], other.loc[pairs]]
+    query_ids = _query_ids(sides[0])
+    if len(set(query_ids)) < 2:
         return []
-    sides = [one.only(common), other.only(common)]
-    measures = {"kappa": agreement.cohen_kappa(), "quadratic_kappa": agreement.cohen_kappa("quadratic")}
-    counts = [counts_by_query(side.human, side.judged, side.query_ids, side.levels) for side in sides]
-    drawn = [draws(side, measures, samples, seed) for side in counts]
+    measures = {"kappa": agreement.cohen_kappa(), "quadratic_kappa": agreement.cohen_kappa(2)}
+    counts = [counts_by_query(side.human.to_numpy(), side.judge.to_numpy(), query_ids, levels) for side in sides]
+    values = [side.values(measures) for side in counts]
+    drawn = [side.draws(measures, samples, seed) for side in counts]
     found = {
-        name: percentile_estimate(
-            float(measure(counts[0].total) - measure(counts[1].total)), drawn[0][name] - drawn[1][name]
-        )
-        for name, measure in measures.items()
+        name: percentile_estimate(values[0][name] - values[1][name], drawn[0][name] - drawn[1][name])
+        for name in measures
     }
-    errors = [(side.relevance - side.relevant) ** 2 for side in sides]
-    found["brier"] = mean_estimate(errors[0] - errors[1], sides[0].query_ids, samples, seed)
-    return [
-        JudgeDifference(one.judge.name, other.judge.name, name, len(common), difference)
-        for name, difference in found.items()
-    ]
+    errors = [(side.relevance - side.relevant).to_numpy() ** 2 for side in sides]
+    found["brier"] = mean_estimate(errors[0] - errors[1], query_ids, samples, seed)
+    return [(name, len(pairs), difference) for name, difference in found.items()]

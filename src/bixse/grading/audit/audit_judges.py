@@ -1,57 +1,33 @@
-"""Audit judges from files: read the labels, measure, write the page."""
+"""Audit judges from files: read the labels, measure, write audit.json and one self-contained HTML page."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-from pydantic import Field, model_validator
+from typing import TYPE_CHECKING
 
 from bixse.data.collection_files import load_collection
-from bixse.data.io.files import file_hash
+from bixse.data.io.files import file_hash, write_atomically
 from bixse.data.pairs_files import load_graded_pairs
 from bixse.data.run_record import open_run
 from bixse.data.trec import read_run
-from bixse.errors import SEEDS
 from bixse.grading.audit.audit import audit
-from bixse.grading.audit.audit_page import write_audit
-from bixse.grading.audit.label_settings import LabelSettings
-from bixse.settings import Flag
+from bixse.grading.audit.audit_report import COMPARED, MEASURES
+from bixse.grading.audit.labels import labels_of
+from bixse.report.page import render_page
+from bixse.report.plots import reliability_diagram
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-    from typing import Self
+    from collections.abc import Mapping, Sequence
 
     from bixse.grading.audit.audit_report import AuditReport
+    from bixse.grading.audit.audit_settings import AuditSettings
 
-
-class AuditSettings(LabelSettings):
-    """Settings of `bixse grade audit`.
-
-    Example:
-        >>> AuditSettings(human="qrels.txt", judge=["judgements.parquet"]).samples
-        1000
-    """
-
-    judge: Annotated[tuple[Path, ...], Field(min_length=1), Flag(metavar="FILE")]
-    """The judge's labels: judgements.parquet of `bixse grade`, graded pairs, or qrels; several are compared."""
-    runs: Annotated[tuple[Path, ...], Flag(metavar="FILE")] = ()
-    """TREC runs to rank by nDCG@10 under human and under judge labels."""
-    pairs: Annotated[Path | None, Flag(metavar="FILE")] = None
-    """Graded pairs with texts, to show disagreements."""
-    collection: Annotated[Path | None, Flag(metavar="DIR")] = None
-    """Collection with texts, to show disagreements."""
-    samples: int = Field(default=1000, ge=1)
-    """Resamples of the queries for the intervals."""
-    seed: int = Field(default=0, ge=0, lt=SEEDS)
-    """Of the resampling."""
-
-    @model_validator(mode="after")
-    def _one_source_of_texts(self) -> Self:
-        if self.pairs is not None and self.collection is not None:
-            raise ValueError("got pairs and collection; expected at most one of them; fix: drop one")
-        return self
+NAMED = 3
+"""Judges that the title names; more are counted."""
+QUERIES_SHOWN, LABELS_SHOWN = 10, 50
+"""Queries by disagreement and impossible labels on the page; audit.json holds all."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +35,6 @@ class AuditResult:
     """What an audit found and wrote."""
 
     report: AuditReport
-    """Every figure."""
     artifacts: dict[str, str]
     """Name -> path."""
     warnings: list[str]
@@ -74,16 +49,14 @@ def audit_judges(settings: AuditSettings, out: str | Path) -> AuditResult:
         OutputExistsError: `out` holds another run.
     """
     out = Path(out)
-    people, graded = settings.read(settings.judge)
-    found = {name: read_run(path) for name, path in _by_name(settings.runs).items()}
-    report = audit(graded, people, settings.relevant_from, found, settings.samples, settings.seed)
-    queries, documents, text_files = _texts(settings)
-    files = {
-        "human": settings.human,
-        **_numbered("judge", settings.judge),
-        **_numbered("run", settings.runs),
-        **text_files,
-    }
+    people, graded = labels_of(settings, settings.judge)
+    stems = [path.stem for path in settings.runs]
+    runs = {path.stem if stems.count(path.stem) == 1 else str(path): read_run(path) for path in settings.runs}
+    report = audit(graded, people, settings.relevant_from, runs, settings.samples, settings.seed)
+    queries, documents, files = _texts(settings)
+    files["human"] = settings.human
+    files |= {f"judge {number}": path for number, path in enumerate(settings.judge, start=1)}
+    files |= {f"run {number}": path for number, path in enumerate(settings.runs, start=1)}
     hashes = {name: file_hash(path) for name, path in files.items()}
     record = open_run(out, "grade audit", settings.model_dump(), hashes, paths=settings.path_settings())
     record.save("running")
@@ -95,24 +68,52 @@ def audit_judges(settings: AuditSettings, out: str | Path) -> AuditResult:
         )
     asked = {row.query_id for judge in report.judges for row in judge.worst_queries}
     shown = {pair.document_id for judge in report.judges for pair in judge.worst_pairs}
-    written = write_audit(report, out, record.started, warnings, _only(queries, asked), _only(documents, shown))
+    queries = {identifier: queries[identifier] for identifier in sorted(asked & queries.keys())}
+    documents = {identifier: documents[identifier] for identifier in sorted(shown & documents.keys())}
+    content = {
+        "title": _title(report),
+        "created": record.started,
+        **asdict(report),
+        "measure_names": MEASURES,
+        "compared_names": COMPARED,
+        "warnings": warnings,
+        "texts": {"queries": queries, "documents": documents},
+    }
+    artifacts = {"audit": out / "audit.json", "page": out / "audit.html"}
+    write_atomically(artifacts["audit"], json.dumps(content, indent=2, allow_nan=False) + "\n")
+    write_atomically(artifacts["page"], render_audit(report, record.started, warnings, queries, documents))
     record.results = {"figures": report.figures(), "impossible_labels": len(report.impossible)}
     record.save("finished")
-    return AuditResult(report, {name: str(path) for name, path in written.items()}, warnings)
+    return AuditResult(report, {name: str(path) for name, path in artifacts.items()}, warnings)
 
 
-def _by_name(paths: Sequence[Path]) -> dict[str, Path]:
-    """Runs by the names of their files; by their paths where two have one name."""
-    stems = [path.stem for path in paths]
-    return {path.stem if stems.count(path.stem) == 1 else str(path): path for path in paths}
+def render_audit(
+    report: AuditReport,
+    created: str,
+    warnings: Sequence[str],
+    queries: Mapping[str, str] | None = None,
+    documents: Mapping[str, str] | None = None,
+) -> str:
+    """The page as text, with the texts of queries and documents by id where they are known; `created` is ISO 8601."""
+    return render_page(
+        "audit.html.j2",
+        title=_title(report),
+        audit=report,
+        created=created,
+        warnings=warnings,
+        measures=MEASURES,
+        compared=COMPARED,
+        diagrams={judge.name: reliability_diagram(judge.calibration, judge.name) for judge in report.judges},
+        queries=queries or {},
+        documents=documents or {},
+        queries_shown=QUERIES_SHOWN,
+        labels_shown=LABELS_SHOWN,
+    )
 
 
-def _numbered(kind: str, paths: Iterable[Path]) -> dict[str, Path]:
-    return {f"{kind} {number}": path for number, path in enumerate(paths, start=1)}
-
-
-def _only(texts: Mapping[str, str], wanted: set[str]) -> dict[str, str]:
-    return {identifier: texts[identifier] for identifier in sorted(wanted & texts.keys())}
+def _title(report: AuditReport) -> str:
+    names = [judge.name for judge in report.judges]
+    return f"Audit of {', '.join(names) if len(names) <= NAMED else f'{len(names)} judges'}"
 
 
 def _texts(settings: AuditSettings) -> tuple[Mapping[str, str], Mapping[str, str], dict[str, Path]]:

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from bixse.grading.audit.labels import impossible_lines
+from bixse.report.table import format_interval, format_number, format_table
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -34,16 +37,14 @@ COMPARED = {"kappa": "Cohen's kappa", "quadratic_kappa": "kappa, quadratic weigh
 
 @dataclass(frozen=True)
 class GradeShare:
-    """What people say of the pairs to which a judge gives one grade."""
+    """The share of the pairs with one grade of the judge that people find relevant; None without pairs."""
 
     grade: float
     pairs: int
-    relevant: float | None
-    """Share that people find relevant; None without pairs."""
-    low: float | None
+    relevant: float | None = None
+    low: float | None = None
     """Lower end of Wilson's 95 % interval, which takes pairs as independent."""
-    high: float | None
-    """Upper end."""
+    high: float | None = None
 
 
 @dataclass(frozen=True)
@@ -57,12 +58,12 @@ class MeanRelevance:
 
 @dataclass(frozen=True)
 class QueryDisagreement:
-    """One query's pairs."""
+    """Shares and means over one query's pairs."""
 
     query_id: str
     pairs: int
     exact: float
-    """Share of pairs with the same grade."""
+    """Share with the same grade."""
     apart: float
     """Mean absolute difference in grades."""
     difference: float
@@ -71,7 +72,7 @@ class QueryDisagreement:
 
 @dataclass(frozen=True)
 class Disagreement:
-    """One pair on which both sides are far apart."""
+    """The grades of one pair."""
 
     query_id: str
     document_id: str
@@ -208,3 +209,43 @@ class AuditReport:
         if fewest < FEW_QUERIES:
             found.append(f"{fewest} queries only: the intervals are somewhat too narrow")
         return found
+
+    def text(self) -> str:
+        """The table of judges, how many differ, and what is impossible."""
+        rows: list[list[str | int | float | None]] = []
+        for judge in self.judges:
+            values = {name: format_number(estimate.value) for name, estimate in judge.measures.items()}
+            kappa, calibration = judge.measures["kappa"], judge.calibration
+            top = judge.by_grade[-1]
+            rows.append(
+                [
+                    judge.name,
+                    judge.pairs,
+                    values["exact"],
+                    f"{values['kappa']} {format_interval(kappa.low, kappa.high)}",
+                    values["quadratic_kappa"],
+                    values["binary_kappa"],
+                    values["kendall"],
+                    f"{format_number(calibration.brier)} ({format_number(calibration.base_rate_brier)})",
+                    calibration.ece,
+                    format_number(top.relevant, 2),
+                ]
+            )
+        head = ["judge", "pairs", "same", "kappa", "quadratic", "binary", "tau-b", "Brier (constant)", "ECE",
+                "relevant at top grade"]  # fmt: skip
+        low, high = self.scale
+        lines = [
+            f"{self.human_pairs} human labels of {self.human_queries} queries on {low:g} to {high:g}, relevant from "
+            f"{self.relevant_from:g}; intervals 95 % over queries",
+            "",
+            format_table(rows, head),
+        ]
+        shown = self.shown_differences()
+        if shown:
+            counts = "; ".join(f"{name} {number} of {total}" for name, (number, total) in shown.items())
+            lines += [
+                "",
+                f"differences between judges beyond their 95 % intervals: {counts} (paired by query; not corrected for "
+                "the number of comparisons)",
+            ]
+        return "\n".join([*lines, *impossible_lines(self.impossible)])

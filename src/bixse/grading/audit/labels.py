@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
 
 from bixse.data.graded_pairs import text_id
 from bixse.data.row_files.read import FORMATS, files_of, kind_of, read_rows, text_lines
 from bixse.data.row_files.values import FileColumn
 from bixse.data.trec import qrels_rows
 from bixse.errors import InputError, InvalidFileError
+from bixse.grading.rubrics import load_rubric
 from bixse.relevance import GradeScale
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-Pair: TypeAlias = tuple[str, str]
+    from bixse.grading.audit.audit_settings import LabelSettings
+
+PairIds: TypeAlias = tuple[str, str]
 """Query id and document id."""
 COLUMNS = (
     *(FileColumn(name, "id", needed=False) for name in ("query_id", "document_id")),
@@ -38,13 +43,11 @@ class ImpossibleLabel:
     """A label off the scale: listed, never clipped, never taken as a grade."""
 
     path: str
-    """The file."""
     row: int
     """Row of the file from 1: a line of qrels and JSONL; a header does not count."""
     query_id: str
     document_id: str
     value: float
-    """What stands there."""
 
 
 def impossible_lines(labels: Sequence[ImpossibleLabel], most: int = 20) -> list[str]:
@@ -64,21 +67,23 @@ class Labels:
     name: str
     """The judge's name, or that of the file."""
     path: str
-    """Where they were read."""
     scale: GradeScale
-    """Their scale."""
-    grades: Mapping[Pair, float]
+    grades: Mapping[PairIds, float]
     """Usable grades, all on the scale."""
-    relevance: Mapping[Pair, float]
+    relevance: Mapping[PairIds, float]
     """Relevance of the same pairs: the file's own, else the grade's place on the scale."""
-    missing: Mapping[Pair, str] = field(default_factory=dict)
+    missing: Mapping[PairIds, str] = field(default_factory=dict)
     """Pairs without a usable grade, and why: "off-scale", the judge's status, or "no grade"."""
-    again: Mapping[Pair, float] = field(default_factory=dict)
+    again: Mapping[PairIds, float] = field(default_factory=dict)
     """Grades of the pairs that were asked a second time (column `repeat` 1)."""
     impossible: tuple[ImpossibleLabel, ...] = ()
     """Every label off the scale."""
-    mapped: int = 0
-    """Pairs whose relevance is not their grade's place on the scale: mapped, or graded on another scale."""
+
+    @property
+    def mapped(self) -> int:
+        """Pairs whose relevance is not their grade's place on the scale: mapped, or graded on another scale."""
+        place = self.scale.to_relevance
+        return sum(abs(self.relevance[pair] - place(grade)) > _SAME for pair, grade in self.grades.items())
 
     @property
     def statuses(self) -> dict[str, int]:
@@ -91,12 +96,30 @@ class _Row:
     """One row as it stands in a file."""
 
     row: int
-    pair: Pair
+    pair: PairIds
     grade: float | None
     relevance: float | None = None
     status: str | None = None
     judge: str | None = None
     repeat: int = 0
+
+    @property
+    def label(self) -> float | None:
+        return self.relevance if self.grade is None else self.grade
+
+    def off_scale(self, scale: GradeScale) -> float | None:
+        """The value that no grade or relevance can have, or None."""
+        grade, relevance = self.grade, self.relevance
+        if grade is not None and not scale.minimum - _ROUNDING <= grade <= scale.maximum + _ROUNDING:
+            return grade
+        return relevance if relevance is not None and not 0 <= relevance <= 1 else None
+
+    def on(self, scale: GradeScale) -> tuple[float, float]:
+        """The usable grade and relevance."""
+        if self.grade is None:
+            return scale.to_grade(self.relevance or 0.0), self.relevance or 0.0
+        grade = min(max(self.grade, scale.minimum), scale.maximum)
+        return grade, scale.to_relevance(grade) if self.relevance is None else self.relevance
 
 
 def read_labels(path: str | Path, scale: GradeScale | None = None, otherwise: GradeScale | None = None) -> Labels:
@@ -125,47 +148,30 @@ def read_labels(path: str | Path, scale: GradeScale | None = None, otherwise: Gr
     """
     path = Path(path)
     files_of(path, (), "a file of labels")
-    rows = _merged(path, _table_rows(path) if _is_table(path) else _qrels_rows(path))
-    if scale is None:
-        scale = _scale_of_relevance(rows) or otherwise or _scale_found(path, rows)
-    first = {row.pair: row for row in rows if row.repeat == 0}
-    impossible = tuple(
-        ImpossibleLabel(str(path), row.row, *row.pair, value)
-        for row in rows
-        if (value := _off_scale(row, scale)) is not None
-    )
-    off = {(label.query_id, label.document_id) for label in impossible}
-    usable = {pair: row for pair, row in first.items() if _has_label(row) and _off_scale(row, scale) is None}
-    if not usable:
-        found = f"{len(first)} pairs and no usable grade"
+    errors = InvalidFileError(path)
+    rows = _merged(_table_rows(path, errors) if _is_table(path) else _qrels_rows(path, errors), errors)
+    scale = scale or _scale_of_relevance(rows) or otherwise or _scale_found(path, rows)
+    grades, relevance, again, missing = {}, {}, {}, {}
+    impossible = []
+    for row in rows:
+        off = row.off_scale(scale)
+        if off is not None:
+            impossible.append(ImpossibleLabel(str(path), row.row, *row.pair, off))
+        usable = row.label is not None and off is None
+        if usable and row.repeat == 0:
+            grades[row.pair], relevance[row.pair] = row.on(scale)
+        elif usable and row.repeat == 1:
+            again[row.pair] = row.on(scale)[0]
+        elif row.repeat == 0:
+            missing[row.pair] = "off-scale" if off is not None else row.status or "no grade"
+    if not grades:
         raise InputError(
-            f"{path}: got {found}; expected grades from {scale.minimum:g} to {scale.maximum:g}; "
-            "fix: state the scale of these grades, or grade again"
+            f"{path}: got {len(missing)} pairs and no usable grade; expected grades from {scale.minimum:g} to "
+            f"{scale.maximum:g}; fix: state the scale of these grades, or grade again"
         )
-    grades = {pair: _grade(row, scale) for pair, row in usable.items()}
-    relevance = {
-        pair: scale.to_relevance(grades[pair]) if row.relevance is None else row.relevance
-        for pair, row in usable.items()
-    }
-    return Labels(
-        name=_name(path, rows),
-        path=str(path),
-        scale=scale,
-        grades=grades,
-        relevance=relevance,
-        missing={
-            pair: "off-scale" if pair in off else row.status or "no grade"
-            for pair, row in first.items()
-            if pair not in usable
-        },
-        again={
-            row.pair: _grade(row, scale)
-            for row in rows
-            if row.repeat == 1 and _has_label(row) and _off_scale(row, scale) is None
-        },
-        impossible=impossible,
-        mapped=sum(abs(relevance[pair] - scale.to_relevance(grade)) > _SAME for pair, grade in grades.items()),
-    )
+    judges = {row.judge for row in rows if row.judge}
+    name = judges.pop() if len(judges) == 1 else path.stem
+    return Labels(name, str(path), scale, grades, relevance, missing, again, tuple(impossible))
 
 
 def _is_table(path: Path) -> bool:
@@ -176,10 +182,7 @@ def _is_table(path: Path) -> bool:
     return bool({"grade", "relevance"} & set(header.split("\t")))
 
 
-def _table_rows(path: Path) -> list[_Row]:
-    """The rows of a table as labels; raises InvalidFileError with every invalid row."""
-    errors = InvalidFileError(path)
-    found: list[_Row] = []
+def _table_rows(path: Path, errors: InvalidFileError) -> Iterator[_Row]:
     says_anything = False
     for number, row in read_rows(path, COLUMNS, errors):
         pair = (_identifier(number, row, "query", errors), _identifier(number, row, "document", errors))
@@ -189,32 +192,33 @@ def _table_rows(path: Path) -> list[_Row]:
             grade = relevance = None
         elif status == "graded" and grade is None and relevance is None:
             errors.add(number, "grade", "no grade with the status 'graded'", "a grade", "correct the status")
-        found.append(_Row(number, pair, grade, relevance, status, row["judge"], row["repeat"] or 0))
+        yield _Row(number, pair, grade, relevance, status, row["judge"], row["repeat"] or 0)
     if not says_anything and not errors.total:
         errors.add(None, None, "no label", "a column 'grade' or 'relevance' with values", "rename or add it")
-    errors.raise_any()
-    return found
 
 
-def _qrels_rows(path: Path) -> list[_Row]:
-    errors = InvalidFileError(path)
-    found = [_Row(number, (query, document), grade) for number, query, document, grade in qrels_rows(path, errors)]
-    errors.raise_any()
-    return found
+def _identifier(number: int, row: Mapping[str, Any], kind: str, errors: InvalidFileError) -> str:
+    identifier, text = row[f"{kind}_id"], row[kind]
+    if identifier is None and text is None:
+        errors.add(number, f"{kind}_id", "nothing", f"an id, or the {kind}'s text", "add a column of ids or of texts")
+    return identifier or text_id(text or "")
 
 
-def _merged(path: Path, rows: Iterable[_Row]) -> list[_Row]:
+def _qrels_rows(path: Path, errors: InvalidFileError) -> Iterator[_Row]:
+    return (_Row(number, (query, document), grade) for number, query, document, grade in qrels_rows(path, errors))
+
+
+def _merged(rows: Iterable[_Row], errors: InvalidFileError) -> list[_Row]:
     """One row per pair and asking; a label wins over none, and two that differ are an error."""
-    kept: dict[tuple[Pair, int], _Row] = {}
-    errors = InvalidFileError(path)
+    kept: dict[tuple[PairIds, int], _Row] = {}
     for row in rows:
         first = kept.setdefault((row.pair, row.repeat), row)
-        if first is row or not _has_label(row):
+        if row.label is None:
             continue
-        if not _has_label(first):
+        if first.label is None:
             kept[row.pair, row.repeat] = row
         elif (first.grade, first.relevance) != (row.grade, row.relevance):
-            got = f"{_label(row):g} where row {first.row} has {_label(first):g} for the pair {row.pair}"
+            got = f"{row.label:g} where row {first.row} has {first.label:g} for the pair {row.pair}"
             errors.add(row.row, "grade", got, "one grade per pair", "keep one of the two rows")
     errors.raise_any()
     return list(kept.values())
@@ -222,7 +226,7 @@ def _merged(path: Path, rows: Iterable[_Row]) -> list[_Row]:
 
 def _scale_found(path: Path, rows: Sequence[_Row]) -> GradeScale:
     """The scale from the lowest to the highest label; 0 to 1 for a file with relevance and no grade."""
-    values = [_label(row) for row in rows if _has_label(row)]
+    values = [row.label for row in rows if row.label is not None]
     if values and all(row.grade is None for row in rows):
         return GradeScale(0, 1)
     if not values or min(values) == max(values) or not all(map(math.isfinite, values)):
@@ -234,50 +238,29 @@ def _scale_found(path: Path, rows: Sequence[_Row]) -> GradeScale:
 def _scale_of_relevance(rows: Sequence[_Row]) -> GradeScale | None:
     """The scale of whole numbers that puts every row's grade where its relevance is; None where there is none."""
     both = [(row.grade, row.relevance) for row in rows if row.grade is not None and row.relevance is not None]
-    if not both:
+    grades, relevance = np.array(both, dtype=np.float64).reshape(-1, 2).T
+    if not both or np.ptp(relevance) < _SAME:
         return None
-    (low, low_place), (high, high_place) = min(both), max(both)
-    if high_place - low_place < _SAME or high <= low:
-        return None
-    step = (high - low) / (high_place - low_place)
-    minimum = round(low - low_place * step)
-    maximum = round(minimum + step)
+    step, low = np.polyfit(relevance, grades, 1)
+    minimum, maximum = round(float(low)), round(float(low + step))
     if maximum <= minimum:
         return None
-    fits = all(abs((grade - minimum) / (maximum - minimum) - place) <= _SAME for grade, place in both)
+    fits = np.allclose((grades - minimum) / (maximum - minimum), relevance, rtol=0, atol=_SAME)
     return GradeScale(minimum, maximum) if fits else None
 
 
-def _has_label(row: _Row) -> bool:
-    return row.grade is not None or row.relevance is not None
+def labels_of(settings: LabelSettings, judges: Iterable[Path]) -> tuple[Labels, list[Labels]]:
+    """Human labels and each judge's, on their scales; judges of one name are named by their files.
 
-
-def _label(row: _Row) -> float:
-    return row.grade if row.grade is not None else float(row.relevance or 0.0)
-
-
-def _grade(row: _Row, scale: GradeScale) -> float:
-    """The usable grade of a row."""
-    if row.grade is None:
-        return scale.to_grade(float(row.relevance or 0.0))
-    return min(max(row.grade, scale.minimum), scale.maximum)  # a mean of grades may pass the end by rounding
-
-
-def _off_scale(row: _Row, scale: GradeScale) -> float | None:
-    """The value that no grade or relevance can have, or None."""
-    if row.grade is not None and not scale.minimum - _ROUNDING <= row.grade <= scale.maximum + _ROUNDING:
-        return row.grade
-    return row.relevance if row.relevance is not None and not 0 <= row.relevance <= 1 else None
-
-
-def _name(path: Path, rows: Iterable[_Row]) -> str:
-    """The one judge that the rows name, else the file's name."""
-    judges = {row.judge for row in rows if row.judge}
-    return judges.pop() if len(judges) == 1 else path.stem
-
-
-def _identifier(number: int, row: Mapping[str, Any], kind: str, errors: InvalidFileError) -> str:
-    identifier, text = row[f"{kind}_id"], row[kind]
-    if identifier is None and text is None:
-        errors.add(number, f"{kind}_id", "nothing", f"an id, or the {kind}'s text", "add a column of ids or of texts")
-    return identifier or text_id(text or "")
+    Raises:
+        InputError: a file cannot be used, or a scale is empty.
+    """
+    scale, judge_scale = (GradeScale(*ends) if ends else None for ends in (settings.scale, settings.judge_scale))
+    labels = read_labels(settings.human, scale)
+    stated = load_rubric(settings.rubric).scale if settings.rubric is not None else judge_scale
+    found = [read_labels(path, stated, otherwise=labels.scale) for path in judges]
+    names = [judge.name for judge in found]
+    return labels, [
+        replace(judge, name=str(Path(judge.path).with_suffix(""))) if names.count(judge.name) > 1 else judge
+        for judge in found
+    ]

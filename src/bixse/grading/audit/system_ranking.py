@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from bixse.evaluation.statistics import Floats
-    from bixse.grading.audit.labels import Pair
+    from bixse.grading.audit.labels import PairIds
     from bixse.relevance import Run
     from bixse.results import IntervalEstimate
 
@@ -28,7 +28,6 @@ class SystemScore:
     human: float
     """Mean nDCG@10 under human labels."""
     judge: float
-    """Under the judge's."""
 
 
 @dataclass(frozen=True)
@@ -46,8 +45,8 @@ class SystemRanking:
 
 
 def rank_systems(
-    human: Mapping[Pair, float],
-    judged: Mapping[Pair, float],
+    human: Mapping[PairIds, float],
+    judged: Mapping[PairIds, float],
     runs: Mapping[str, Run],
     samples: int = 1000,
     seed: int = 0,
@@ -67,16 +66,18 @@ def rank_systems(
     """
     if len(runs) < 2:
         raise InputError(f"runs: got {len(runs)}; expected at least 2 to rank; fix: give more run files")
-    both = human.keys() & judged.keys()
-    labels = [_qrels(side, both) for side in (human, judged)]
-    queries = sorted(set.intersection(*({q for q, row in side.items() if max(row.values()) > 0} for side in labels)))
+    labels: tuple[dict[str, dict[str, float]], ...] = ({}, {})
+    for query_id, document_id in human.keys() & judged.keys():
+        for side, relevance in zip(labels, (human, judged), strict=True):
+            side.setdefault(query_id, {})[document_id] = relevance[query_id, document_id]
+    queries = sorted(query for query in labels[0] if all(max(side[query].values()) > 0 for side in labels))
     if len(queries) < 2:
         raise InputError(
             f"runs: got {len(queries)} queries with a relevant document by both sides; expected at least 2; "
             "fix: label more queries"
         )
     names = list(runs)
-    scores = np.array([[_scores(side, runs[name], queries) for name in names] for side in labels])
+    scores = np.array([[_ndcg(side, runs[name], queries) for name in names] for side in labels])
     human_scores, judge_scores = scores.mean(axis=2)
     drawn = [_tau_b(times @ scores[0].T, times @ scores[1].T) for times in query_draws(len(queries), samples, seed)]
     order = sorted(range(len(names)), key=lambda i: (-human_scores[i], names[i]))
@@ -106,14 +107,7 @@ def tau_ap(reference: Sequence[float], estimated: Sequence[float]) -> float:
     return 2 * sum(shares) / len(shares) - 1
 
 
-def _qrels(relevance: Mapping[Pair, float], pairs: set[Pair]) -> dict[str, dict[str, float]]:
-    qrels: dict[str, dict[str, float]] = {}
-    for query_id, document_id in pairs:
-        qrels.setdefault(query_id, {})[document_id] = relevance[query_id, document_id]
-    return qrels
-
-
-def _scores(qrels: Mapping[str, Mapping[str, float]], run: Run, queries: Sequence[str]) -> list[float]:
+def _ndcg(qrels: Mapping[str, Mapping[str, float]], run: Run, queries: Sequence[str]) -> list[float]:
     values = evaluate_run({query: qrels[query] for query in queries}, run, [PRIMARY_METRIC])[PRIMARY_METRIC]
     return [values[query] for query in queries]
 

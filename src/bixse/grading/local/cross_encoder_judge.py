@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import time
-from itertools import islice, pairwise
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from sentence_transformers import CrossEncoder
+from torch import nn
 
-from bixse.data.io.files import read_text
 from bixse.data.sources.score_scale import map_scores, parse_score_map
-from bixse.errors import InputError, ModelError, shorten
+from bixse.encoders.loading.build import quiet_loading
+from bixse.errors import InputError, ModelError
 from bixse.grading.judge import Answer, Usage
-from bixse.grading.local.local_model import judge_device, weights_dtype
+from bixse.grading.local.local_model import content_hash, judge_device, longest_input, unusable, weights_dtype
 from bixse.relevance import GradeScale
 
 if TYPE_CHECKING:
@@ -25,63 +24,15 @@ if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
 
-    from bixse.data.sources.score_scale import ScoreMap
-    from bixse.grading.judge import Question
+    from bixse.grading.judge import Dtype, Question
 
 MODE: Final = "score"
-SIGMOID = "sigmoid"
+WINDOW = 512
+"""Questions taken ahead."""
 _ALIKE = 1e-6
 """Scores that differ less than this, relative to their size, are the same."""
 _FEW = 16
 """Texts from which equal scores are no chance."""
-
-
-class FittedMap(BaseModel):
-    """A map from raw scores to relevance that was fitted on pairs with human labels.
-
-    Example:
-        >>> FittedMap(kind="isotonic", knots=((-5.0, 0.0), (5.0, 1.0))).apply(np.array([-9.0, 0.0])).tolist()
-        [0.0, 0.5]
-    """
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-    kind: Literal["platt", "isotonic"]
-    slope: float = Field(default=1.0, gt=0.0)
-    """platt: a of sigmoid(a * score + c)."""
-    intercept: float = 0.0
-    """platt: c."""
-    knots: tuple[tuple[float, float], ...] = ()
-    """isotonic: (score, relevance), joined by straight lines and level beyond the ends."""
-
-    @model_validator(mode="after")
-    def _rising(self) -> FittedMap:
-        if self.kind == "isotonic" and len(self.knots) < 2:
-            raise ValueError("knots: expected two or more")
-        rises = all(a[0] < b[0] and a[1] <= b[1] for a, b in pairwise(self.knots))
-        if not rises or not all(0 <= relevance <= 1 for _, relevance in self.knots):
-            raise ValueError("knots: expected rising scores with relevance in [0, 1] that never falls")
-        return self
-
-    def apply(self, scores: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Relevance of raw scores."""
-        if self.kind == "platt":
-            return map_scores(scores, parse_score_map(f"platt:{self.slope!r},{self.intercept!r}"))
-        found, relevance = (np.array(column) for column in zip(*self.knots, strict=True))
-        return np.asarray(np.interp(scores, found, relevance))
-
-    @classmethod
-    def load(cls, path: Path) -> FittedMap:
-        """Read a map from JSON; raises InputError where the file holds none."""
-        try:
-            return cls.model_validate(json.loads(read_text(path)))
-        except (ValidationError, ValueError, RecursionError) as error:
-            first = error.errors()[0] if isinstance(error, ValidationError) else {"loc": (), "msg": str(error)}
-            place = ".".join(map(str, first["loc"])) or "file"
-            raise InputError(
-                f"{path}: {place}: got {shorten(first['msg'])}; expected a map of raw scores; fix: write "
-                '{"kind": "platt", "slope": 1.0, "intercept": 0.0} or {"kind": "isotonic", "knots": [[-5, 0], [5, 1]]}'
-            ) from error
 
 
 class CrossEncoderJudge:
@@ -93,11 +44,10 @@ class CrossEncoderJudge:
 
     Args:
         model: folder or hub name.
-        activation: map from raw score to relevance: "sigmoid"; "prob" for a model whose raw scores lie in [0, 1];
-            "platt:SLOPE,INTERCEPT"; or a JSON file with a `FittedMap`.
+        score_map: from raw score to relevance: "logit" (a sigmoid); "prob" for a model whose raw scores lie in [0, 1];
+            "platt:SLOPE,INTERCEPT", fitted on pairs with human labels.
         device: "cpu", "cuda", ...; None: the best there is.
         batch_size: pairs of one forward pass.
-        window: questions taken ahead.
         revision: branch, tag or commit of a hub name.
         trust_remote_code: run code that comes with the model; only for sources you trust.
         dtype: number type of the weights, see `LocalJudge`.
@@ -112,27 +62,28 @@ class CrossEncoderJudge:
             answers = CrossEncoderJudge("cross-encoder/ms-marco-MiniLM-L6-v2").answers(questions)
     """
 
+    at_once = 1
+
     def __init__(
         self,
         model: str | Path,
-        activation: str | Path | None = SIGMOID,
+        score_map: str = "logit",
         device: str | None = None,
         batch_size: int = 32,
-        window: int = 512,
         revision: str | None = None,
         trust_remote_code: bool = False,
-        dtype: str = "auto",
+        dtype: Dtype = "auto",
     ) -> None:
-        for setting, value in (("batch_size", batch_size), ("window", window)):
-            if value < 1:
-                raise InputError(f"{setting}: got {value}; expected 1 or more; fix: leave it out")
-        self._map = _read_map(SIGMOID if activation is None else activation)
+        self._map = parse_score_map("logit" if score_map == "sigmoid" else score_map)
+        if self._map.kind == "binary":
+            fix = "use logit, prob, percent or platt:SLOPE,INTERCEPT"
+            raise InputError(f"score map: got 'binary'; expected a map of scores; fix: {fix}")
         place = judge_device(device)
         number = weights_dtype(dtype, place)
         self._encoder = _load(str(model), place, number, revision, trust_remote_code)
         self._tokenizer = self._encoder.tokenizer
-        self._longest = _longest_input(self._encoder)
-        self.batch_size, self.window = batch_size, window
+        self._longest = longest_input(self._encoder.config, getattr(self._encoder, "max_length", None))
+        self.batch_size = batch_size
         local = Path(model).is_dir()
         self.name = Path(model).name if local else str(model)
         self.scale = GradeScale(0.0, 1.0)
@@ -140,25 +91,29 @@ class CrossEncoderJudge:
         self.identity: Mapping[str, Any] = {
             "kind": "cross-encoder",
             "model": self.name,
-            "revision": _content(Path(model)) if local else str(commit),
+            "revision": content_hash(Path(model)) if local else str(commit),
             "mode": MODE,
             "dtype": str(number).removeprefix("torch."),
-            "map": self._map.model_dump(mode="json") if isinstance(self._map, FittedMap) else str(self._map),
+            "map": str(self._map),
         }
-        self.at_once = 1
         self.warnings: list[str] = []
         """What the user should know about the scores; grows while questions are answered."""
-        self._check_contrast(str(model))
+        self._check_contrast(
+            self._scores([("copy a file", "shutil.copy copies a file."), ("copy a file", "Rain falls."), ("a", "b")]),
+            "three different pairs",
+        )
 
     def answers(self, questions: Iterable[Question]) -> Iterator[tuple[Question, Answer]]:
         """Answer questions, window by window."""
         source = iter(questions)
-        while taken := list(islice(source, self.window)):
+        while taken := list(islice(source, WINDOW)):
             started = time.perf_counter()
             lengths = self.count_tokens(taken)
             fits = [self._longest is None or length <= self._longest for length in lengths]
-            scores = self._scores([(q.query, q.document) for q, fit in zip(taken, fits, strict=True) if fit])
-            self._check_window(scores, [q.document for q, fit in zip(taken, fits, strict=True) if fit])
+            pairs = [(q.query, q.document) for q, fit in zip(taken, fits, strict=True) if fit]
+            scores = self._scores(pairs)
+            if len({document for _, document in pairs}) >= _FEW:
+                self._check_window(scores)
             seconds = (time.perf_counter() - started) / len(taken)
             left = iter(scores.tolist())
             for question, length, fit in zip(taken, lengths, fits, strict=True):
@@ -177,8 +132,6 @@ class CrossEncoderJudge:
 
     def _scores(self, pairs: Sequence[tuple[str, str]]) -> NDArray[np.float64]:
         """Raw scores (N,): whatever activation the model brings along is replaced by none."""
-        from torch import nn
-
         if not pairs:
             return np.zeros(0)
         found = self._encoder.predict(
@@ -193,52 +146,32 @@ class CrossEncoderJudge:
             return Answer("too-long", MODE, detail=detail, **common)
         if not np.isfinite(score):
             return Answer("failed", MODE, detail=f"the model gave the score {score}", **common)
-        if not isinstance(self._map, FittedMap) and not self._map.takes(score):
-            lowest, highest = self._map.range
+        lowest, highest = self._map.range
+        if not lowest <= score <= highest:
             detail = f"score {score:.4g}: the map {self._map} takes {lowest:g} to {highest:g}"
             return Answer("off-scale", MODE, text=f"{score:.6g}", detail=detail, **common)
-        z = float(_mapped(self._map, np.array([score]))[0])
+        z = float(map_scores(np.array([score]), self._map)[0])
         return Answer("graded", MODE, (1.0 - z, z), z, z, z, text=f"{score:.6g}", **common)
 
-    def _check_contrast(self, model: str) -> None:
-        """Refuse a model whose score does not depend on the pair."""
-        scores = self._scores(
-            [("copy a file", "shutil.copy copies a file."), ("copy a file", "Rain falls."), ("a", "b")]
-        )
-        if scores.ndim != 1:
+    def _check_contrast(self, scores: NDArray[np.float64], pairs: str) -> None:
+        """Refuse scores that do not depend on the pair."""
+        if np.ptp(scores) <= _ALIKE * max(1e-6, float(np.abs(scores).max())):
             raise InputError(
-                f"cross-encoder {model!r}: got {scores.shape[-1]} scores per pair; expected one; "
-                "fix: choose a reranker (one label), not a classifier"
-            )
-        if _all_alike(scores):
-            raise InputError(
-                f"cross-encoder {model!r}: got the score {scores[0]:.6g} for three different pairs; expected scores "
-                "that differ; fix: choose another model, this one is not trained or not loaded whole"
+                f"cross-encoder {self.name!r}: got the score {scores[0]:.6g} for {pairs}; expected scores that differ; "
+                "fix: choose another model (this one is not trained or not loaded whole), or look at the texts"
             )
 
-    def _check_window(self, scores: NDArray[np.float64], documents: Sequence[str]) -> None:
-        """Refuse scores that carry no grades; warn of those that look like probabilities already."""
-        if len(set(documents)) < _FEW:
-            return
-        mapped_as_logits = not isinstance(self._map, FittedMap) and self._map.kind == "logit"
-        if mapped_as_logits and not self.warnings and scores.min() >= 0 and scores.max() <= 1:
+    def _check_window(self, scores: NDArray[np.float64]) -> None:
+        """Warn of scores that look like probabilities already."""
+        if self._map.kind == "logit" and not self.warnings and scores.min() >= 0 and scores.max() <= 1:
             self.warnings.append(
                 f"cross-encoder {self.name!r}: all raw scores lie in [0, 1] and pass a sigmoid; where they are "
                 "probabilities already, use the map 'prob'"
             )
-        if _all_alike(scores):
-            raise InputError(
-                f"cross-encoder {self.name!r}: got the score {scores[0]:.6g} for all of {len(scores)} pairs; expected "
-                "scores that differ; fix: choose another model, or look at the texts"
-            )
+        self._check_contrast(scores, f"all of {len(scores)} pairs")
 
 
 def _load(name: str, device: torch.device, dtype: torch.dtype, revision: str | None, trust_remote_code: bool) -> Any:
-    """The CrossEncoder; raises ModelError for a model without a trained head and InputError for several labels."""
-    from sentence_transformers import CrossEncoder
-
-    from bixse.encoders.loading.build import quiet_loading
-
     try:
         with quiet_loading():
             encoder = CrossEncoder(
@@ -249,11 +182,7 @@ def _load(name: str, device: torch.device, dtype: torch.dtype, revision: str | N
                 model_kwargs={"dtype": dtype},
             )
     except Exception as error:
-        reason = (str(error).strip().splitlines() or ["no message"])[0][:200]
-        raise ModelError(
-            f"cross-encoder {name!r}: got {type(error).__name__}: {reason}; expected a CrossEncoder of "
-            "sentence-transformers; fix: check the name, and that a hub name can be reached"
-        ) from error
+        raise unusable(name, error, "a CrossEncoder of sentence-transformers") from error
     kinds = encoder.config.architectures or []
     trained = any(kind.endswith(("ForSequenceClassification", "ForCausalLM")) for kind in kinds)
     if len(encoder) == 1 and not trained:  # a head among further modules is stored with them
@@ -267,38 +196,3 @@ def _load(name: str, device: torch.device, dtype: torch.dtype, revision: str | N
             "fix: choose a reranker (one label), not a classifier"
         )
     return encoder
-
-
-def _longest_input(encoder: Any) -> int | None:
-    """Most tokens of a pair that are read, or None where nothing is cut."""
-    positions = getattr(encoder.config.get_text_config(), "max_position_embeddings", None)
-    limits = (getattr(encoder, "max_length", None), positions)
-    return min((int(limit) for limit in limits if limit and 0 < limit < 10**9), default=None)
-
-
-def _content(folder: Path) -> str:
-    """SHA-256 over the contents of a model's files."""
-    from bixse.encoders.identity import model_hashes
-
-    return hashlib.sha256(json.dumps(model_hashes(folder), sort_keys=True).encode("utf-8")).hexdigest()
-
-
-def _read_map(activation: str | Path) -> FittedMap | ScoreMap:
-    """The map that a word or a JSON file stands for."""
-    if str(activation).endswith(".json"):
-        return FittedMap.load(Path(activation))
-    found = parse_score_map("logit" if activation == SIGMOID else str(activation))
-    if found.kind == "binary":
-        raise InputError(
-            "activation: got 'binary'; expected a map of scores; fix: use sigmoid, prob, platt:SLOPE,INTERCEPT or "
-            "a JSON file"
-        )
-    return found
-
-
-def _mapped(score_map: FittedMap | ScoreMap, scores: NDArray[np.float64]) -> NDArray[np.float64]:
-    return score_map.apply(scores) if isinstance(score_map, FittedMap) else map_scores(scores, score_map)
-
-
-def _all_alike(scores: NDArray[np.float64]) -> bool:
-    return bool(np.ptp(scores) <= _ALIKE * max(1e-6, float(np.abs(scores).max())))

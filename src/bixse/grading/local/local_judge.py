@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from bixse.errors import InputError, ModelError
+from bixse.errors import ModelError
 from bixse.grading.judge import Answer, Usage
-from bixse.grading.local.local_model import LocalModel, load_local_model
+from bixse.grading.local.local_model import LocalModel, longest_input
 from bixse.grading.local.local_prompts import PromptRenderer
 from bixse.grading.local.prompt_reader import PromptReader
 from bixse.grading.reading.expected_grade import OptionProbabilities, expected_grade
@@ -23,18 +23,15 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from bixse.grading.judge import Question
+    from bixse.grading.judge import Dtype, Question
     from bixse.grading.local.prompt_reader import Sharing
     from bixse.grading.rubrics import Rubric
-    from bixse.relevance import GradeScale
 
 MODE: Final = "token-ids"
 TOKENS_PER_THREAD, TOKENS_ON_DEVICE = 256, 16_384
 """Positions of one forward pass: of a processor a thread (more only adds padding), and of another device."""
 WINDOW, WINDOW_ON_DEVICE = 512, 2048
 """Questions taken ahead."""
-UNLIMITED = 10**9
-"""Tokenizers without a length of their own write a larger one."""
 
 
 class LocalJudge:
@@ -45,14 +42,13 @@ class LocalJudge:
     sorted by length within it, and what their prompts begin with is computed once.
 
     Args:
-        model_name_or_path: model folder, GGUF file, package with a GGUF file, or hub name; or what `load_local_model`
-            gave, whose device and numbers stay as they are.
+        model_name_or_path: model folder, GGUF file, package with a GGUF file, or hub name; or a `LocalModel`,
+            whose device and numbers stay as they are.
         rubric: labels, their grades, and the wording of questions that come without messages.
         device: "cpu", "cuda", ...; None: the best there is.
         dtype: "float32", "bfloat16", "float16", or "auto": as the process is set, see `encoders/loading/precision.py`.
         tokens_per_batch: most positions computed in one forward pass; None: chosen for the device. A pass that does not
             fit into the memory is halved.
-        batch_size: most questions in one.
         window: questions taken ahead; None: chosen for the device.
         min_mass: the options' probability below which an answer has no grade.
         revision: branch, tag or commit of a hub name.
@@ -63,7 +59,7 @@ class LocalJudge:
 
     Raises:
         ModelError: no such model; with the first question also no causal language model, or weights that are missing.
-        InputError: a label that is no single token of the model, an unknown dtype or device, a number below 1.
+        InputError: a label that is no single token of the model, or no such device.
 
     Example:
         >>> from bixse.grading.rubrics import load_rubric
@@ -78,69 +74,53 @@ file or a hub name (owner/name); fix: check the path
             with_questions = LocalJudge("Qwen/Qwen2.5-1.5B-Instruct", load_rubric("trec-dl-0-3")).answers(questions)
     """
 
+    at_once = 1
+
     def __init__(
         self,
         model_name_or_path: str | Path | LocalModel,
         rubric: Rubric,
         device: str | None = None,
-        dtype: str = "auto",
+        dtype: Dtype = "auto",
         tokens_per_batch: int | None = None,
-        batch_size: int = 256,
         window: int | None = None,
         min_mass: float = 0.01,
         revision: str | None = None,
         gguf_file: str | None = None,
         trust_remote_code: bool = False,
     ) -> None:
-        numbers = {"tokens_per_batch": tokens_per_batch, "batch_size": batch_size, "window": window}
-        for setting, value in numbers.items():
-            if value is not None and value < 1:
-                raise InputError(f"{setting}: got {value}; expected 1 or more; fix: leave it out")
-        if not 0 <= min_mass < 1:
-            raise InputError(f"min_mass: got {min_mass}; expected 0 to below 1; fix: use 0.01")
         loaded = (
             model_name_or_path
             if isinstance(model_name_or_path, LocalModel)
-            else load_local_model(model_name_or_path, device, dtype, revision, gguf_file, trust_remote_code)
+            else LocalModel(model_name_or_path, device, dtype, revision, gguf_file, trust_remote_code)
         )
-        on_processor = loaded.device.startswith("cpu")
         self.rubric, self.min_mass = rubric, min_mass
-        self.window = window or (WINDOW if on_processor else WINDOW_ON_DEVICE)
         self._loaded = loaded
         self._own = loaded is not model_name_or_path
-        self._tokens_per_batch = tokens_per_batch
-        self._batch_size = batch_size
+        if loaded.device.startswith("cpu"):
+            passes, ahead = TOKENS_PER_THREAD * max(2, torch.get_num_threads()), WINDOW
+        else:
+            passes, ahead = TOKENS_ON_DEVICE, WINDOW_ON_DEVICE
+        self._tokens_per_batch, self.window = tokens_per_batch or passes, window or ahead
         self._renderer = PromptRenderer(loaded.tokenizer)
         example = [rubric.variants[0].messages("query", "document")]
         prompt, ids = self._renderer.texts(example)[0], self._renderer.encode(example)[0]
         self._option_ids = option_token_ids(loaded.tokenizer, rubric.labels, prompt, ids)
+        self.name, self.scale = loaded.name, rubric.scale
         self.warnings = list(self._renderer.notes)
         """What the user should know about this model as a judge."""
-        self.at_once = 1
 
     @cached_property
     def _reader(self) -> PromptReader:
         """Reads prompts; made for the first question, since the weights are read for it."""
-        on_processor = self._loaded.device.startswith("cpu")
-        own = TOKENS_PER_THREAD * max(2, torch.get_num_threads()) if on_processor else TOKENS_ON_DEVICE
         model = self._loaded.model
         try:
-            return PromptReader(model, self._tokens_per_batch or own, self._batch_size)
+            return PromptReader(model, self._tokens_per_batch)
         except Exception as error:
             raise ModelError(
                 f"judge {self.name!r}: got {type(error).__name__} on a first prompt ({error}); expected a causal "
                 "language model that reads text alone; fix: choose another model"
             ) from error
-
-    @property
-    def name(self) -> str:
-        """Model name."""
-        return self._loaded.name
-
-    @property
-    def scale(self) -> GradeScale:
-        """The rubric's."""
-        return self.rubric.scale
 
     @property
     def identity(self) -> Mapping[str, Any]:
@@ -165,9 +145,7 @@ file or a hub name (owner/name); fix: check the path
     @property
     def context(self) -> int | None:
         """Most tokens of a prompt, or None where the model has no such limit."""
-        config = self._loaded.model.config.get_text_config()
-        limits = (getattr(config, "max_position_embeddings", None), self._loaded.tokenizer.model_max_length)
-        return min((int(limit) for limit in limits if limit and 0 < limit < UNLIMITED), default=None)
+        return longest_input(self._loaded.model.config, self._loaded.tokenizer.model_max_length)
 
     def count_tokens(self, questions: Sequence[Question]) -> list[int]:
         """Prompt tokens of each question."""

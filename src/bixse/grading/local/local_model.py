@@ -5,64 +5,28 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
-from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from bixse.data.io.files import file_hash
-from bixse.errors import InputError, ModelError, did_you_mean, shorten
+from bixse.encoders.identity import model_hashes
+from bixse.encoders.loading.build import quiet_loading
+from bixse.encoders.loading.precision import default_device, resolve_precision
+from bixse.errors import InputError, ModelError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from bixse.grading.judge import Dtype
 
-    import torch
-
-Dtype: TypeAlias = Literal["auto", "float32", "bfloat16", "float16"]
-"""Number type of the weights; "auto": that of the precision the process is set to, see `loading/precision.py`."""
+UNLIMITED = 10**9
+"""Tokenizers without a length of their own write a larger one."""
 
 
-@dataclass(frozen=True)
 class LocalModel:
-    """A causal language model whose weights are read when they are used for the first time."""
-
-    tokenizer: Any
-    """Its tokenizer."""
-    name: str
-    """Its name for people: the hub name, or the name of the folder or file."""
-    revision: str
-    """Commit of the hub, or SHA-256 over the files of a folder."""
-    device: str
-    """Where it computes."""
-    dtype: str
-    """Number type of its weights."""
-    load: Callable[[], Any]
-    """Reads the weights."""
-
-    @cached_property
-    def model(self) -> Any:
-        """The model of transformers in evaluation mode.
-
-        Raises:
-            InputError: a device that this PyTorch does not have.
-            ModelError: no causal language model, weights that are missing, or no room for them.
-        """
-        return self.load()
-
-    def free(self) -> None:
-        """Free the weights; they are read again when they are used again."""
-        vars(self).pop("model", None)
-
-
-def load_local_model(
-    name_or_path: str | Path,
-    device: str | None = None,
-    dtype: str = "auto",
-    revision: str | None = None,
-    gguf_file: str | None = None,
-    trust_remote_code: bool = False,
-) -> LocalModel:
-    """Find a judge's model and load its tokenizer; its weights are read when they are used.
+    """A judge's model: its tokenizer is loaded at once, its weights when they are used for the first time.
 
     Args:
         name_or_path: model folder, GGUF file, installed Python package that carries a GGUF file, or hub name.
@@ -73,78 +37,88 @@ def load_local_model(
         trust_remote_code: run code that comes with the model; only for sources you trust.
 
     Raises:
-        InputError: an unknown dtype or device.
+        InputError: no such device.
         ModelError: no such model, or no tokenizer.
     """
-    from transformers import AutoConfig, AutoTokenizer
 
-    from bixse.encoders.loading.build import quiet_loading
+    def __init__(
+        self,
+        name_or_path: str | Path,
+        device: str | None = None,
+        dtype: Dtype = "auto",
+        revision: str | None = None,
+        gguf_file: str | None = None,
+        trust_remote_code: bool = False,
+    ) -> None:
+        self.given = name_or_path
+        self._source, file = _resolve(name_or_path, gguf_file)
+        self._place = judge_device(device)
+        self._dtype = weights_dtype(dtype, self._place)
+        self._settings: dict[str, Any] = {"revision": revision or "main", "trust_remote_code": trust_remote_code}
+        if file is not None:
+            self._settings["gguf_file"] = file
+        local = Path(self._source).is_dir()
+        try:
+            with quiet_loading():
+                self.tokenizer: Any = AutoTokenizer.from_pretrained(self._source, **self._settings)
+                config = None if local else AutoConfig.from_pretrained(self._source, **self._settings)
+        except Exception as error:
+            raise unusable(name_or_path, error) from error
+        self.device, self.dtype = str(self._place), str(self._dtype).removeprefix("torch.")
+        if config is None:
+            self.name, self.revision = file or Path(self._source).name, content_hash(Path(self._source), file)
+        else:
+            self.name = "/".join(part for part in (self._source, file) if part)
+            self.revision = str(config._commit_hash or revision or "main")
 
-    source, file = _resolve(name_or_path, gguf_file)
-    place = judge_device(device)
-    number = weights_dtype(dtype, place)
-    settings: dict[str, Any] = {"revision": revision or "main", "trust_remote_code": trust_remote_code}
-    if file is not None:
-        settings["gguf_file"] = file
-    try:
-        with quiet_loading():
-            tokenizer = AutoTokenizer.from_pretrained(source, **settings)
-            local = Path(source).is_dir()
-            commit = None if local else AutoConfig.from_pretrained(source, **settings)._commit_hash
-    except Exception as error:
-        raise _unusable(name_or_path, error) from error
-    return LocalModel(
-        tokenizer=tokenizer,
-        name=(file or Path(source).name) if local else "/".join(part for part in (source, file) if part),
-        revision=_content(Path(source), file) if local else str(commit or revision or "main"),
-        device=str(place),
-        dtype=str(number).removeprefix("torch."),
-        load=partial(_load_weights, name_or_path, source, place, number, settings),
-    )
+    @cached_property
+    def model(self) -> Any:
+        """The model of transformers in evaluation mode.
 
-
-def _load_weights(
-    name_or_path: str | Path, source: str, place: torch.device, number: torch.dtype, settings: dict[str, Any]
-) -> Any:
-    """The model in evaluation mode on its device."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    from bixse.encoders.loading.build import quiet_loading
-
-    try:
-        with quiet_loading():
-            loaded: Any = AutoModelForCausalLM.from_pretrained(
-                source, dtype=number, output_loading_info=True, **settings
-            )
-    except Exception as error:
-        raise _unusable(name_or_path, error) from error
-    model, loading = loaded
-    missing = sorted(loading["missing_keys"])
-    if missing:
-        raise ModelError(
-            f"judge {str(name_or_path)!r}: got no weights for {len(missing)} of its parameters "
-            f"({', '.join(missing[:3])}); expected all of a causal language model; "
-            "fix: name a model that writes text, not an encoder or a part of one"
-        )
-    try:
-        return model.to(place).eval()
-    except (RuntimeError, AssertionError) as error:
-        if isinstance(error, torch.OutOfMemoryError):
+        Raises:
+            InputError: a device that this PyTorch does not have.
+            ModelError: no causal language model, weights that are missing, or no room for them.
+        """
+        try:
+            with quiet_loading():
+                loaded: Any = AutoModelForCausalLM.from_pretrained(
+                    self._source, dtype=self._dtype, output_loading_info=True, **self._settings
+                )
+        except Exception as error:
+            raise unusable(self.given, error) from error
+        model, loading = loaded
+        if missing := sorted(loading["missing_keys"]):
             raise ModelError(
-                f"judge {str(name_or_path)!r}: got no room for its weights on {place}; expected a device with more "
+                f"judge {str(self.given)!r}: got no weights for {len(missing)} of its parameters "
+                f"({', '.join(missing[:3])}); expected all of a causal language model; "
+                "fix: name a model that writes text, not an encoder or a part of one"
+            )
+        try:
+            return model.to(self._place).eval()
+        except torch.OutOfMemoryError as error:
+            raise ModelError(
+                f"judge {str(self.given)!r}: got no room for its weights on {self.device}; expected a device with more "
                 "memory; fix: choose a smaller model, or --device cpu"
             ) from error
-        raise InputError(
-            f"device: got {str(place)!r} ({_first_line(error)}); expected one that this PyTorch has; fix: leave it out"
-        ) from error
+        except (RuntimeError, AssertionError) as error:
+            raise InputError(
+                f"device: got {self.device!r} ({_first_line(error)}); expected one that this PyTorch has; "
+                "fix: leave it out"
+            ) from error
+
+    def free(self) -> None:
+        """Free the weights; they are read again when they are used again."""
+        vars(self).pop("model", None)
 
 
-def _unusable(name_or_path: str | Path, error: Exception) -> ModelError:
+def unusable(
+    name_or_path: str | Path, error: Exception, expected: str = "a causal language model of transformers"
+) -> ModelError:
+    """The error of a model that cannot be loaded."""
     return ModelError(
-        f"judge {str(name_or_path)!r}: got {type(error).__name__}: {_first_line(error)}; expected a causal "
-        "language model of transformers; fix: check the name, that the folder holds config.json, the weights "
-        "and the tokenizer, and that a hub name can be reached"
+        f"judge {str(name_or_path)!r}: got {type(error).__name__}: {_first_line(error)}; expected {expected}; "
+        "fix: check the name, that the folder holds config.json, the weights and the tokenizer, and that a hub name "
+        "can be reached"
     )
 
 
@@ -184,43 +158,30 @@ def judge_device(name: str | None) -> torch.device:
     Raises:
         InputError: no such device.
     """
-    import torch
-
-    if name is None:
-        best = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
-        return torch.device(best)
+    best = "mps" if torch.backends.mps.is_available() else default_device()
     try:
-        return torch.device(name)
+        return torch.device(name or best)
     except RuntimeError as error:
         raise InputError(f"device: got {name!r}; expected cpu, cuda, cuda:0 or mps; fix: leave it out") from error
 
 
-def weights_dtype(name: str, device: torch.device) -> torch.dtype:
-    """The number type of a judge's weights.
-
-    Raises:
-        InputError: no such type.
-    """
-    import torch
-
-    from bixse.encoders.loading.precision import resolve_precision
-
-    known = get_args(Dtype)
-    if name not in known:
-        raise InputError(
-            f"dtype: got {shorten(name)}; expected one of {', '.join(known)}; fix: {did_you_mean(name, known)}"
-        )
+def weights_dtype(name: Dtype, device: torch.device) -> torch.dtype:
+    """The number type of a judge's weights."""
     found: torch.dtype = getattr(torch, resolve_precision(device=device) if name == "auto" else name)
     return found
 
 
-def _content(folder: Path, gguf_file: str | None) -> str:
+def content_hash(folder: Path, gguf_file: str | None = None) -> str:
     """SHA-256 over the contents of a model's files."""
     if gguf_file is not None:
         return file_hash(folder / gguf_file)
-    from bixse.encoders.identity import model_hashes
-
     return hashlib.sha256(json.dumps(model_hashes(folder), sort_keys=True).encode("utf-8")).hexdigest()
+
+
+def longest_input(config: Any, *limits: int | None) -> int | None:
+    """Most tokens that a model reads by its table of positions and these limits; None where nothing limits it."""
+    limits = (*limits, getattr(config.get_text_config(), "max_position_embeddings", None))
+    return min((int(limit) for limit in limits if limit and 0 < limit < UNLIMITED), default=None)
 
 
 def _first_line(error: Exception) -> str:

@@ -116,12 +116,12 @@ class PromptRenderer:
         except (jinja2.TemplateError, TypeError, ValueError) as error:
             raise ModelError(
                 f"chat template: got {type(error).__name__}: {error}; expected one that renders a user message; "
-                "fix: choose another model, or mend its chat_template"
+                "fix: choose another model, or correct its chat_template"
             ) from error
         if "question" not in text:
             raise ModelError(
                 "chat template: got a prompt without the user message; expected its text; "
-                "fix: choose another model, or mend its chat_template"
+                "fix: choose another model, or correct its chat_template"
             )
         if self._merges_system:
             self.notes.append("the chat template takes no system message: its text leads the user message")

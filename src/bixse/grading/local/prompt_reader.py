@@ -11,8 +11,6 @@ import inspect
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import torch
-from transformers import DynamicCache
-from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -27,8 +25,8 @@ itself, for models that give other answers in padded batches.
 """
 LEAST_SHARED = 8
 """Tokens from which a common beginning is worth a pass of its own."""
-WELL_FILLED, MUCH_SHORTER = 0.25, 0.8
-"""A batch with this share of its positions takes no prompt that is shorter than that share of its longest one."""
+ROWS_PER_BATCH = 256
+"""Most prompts of a batch."""
 KEPT_FACTOR = 8
 """Kept positions of a batch may be this many times its budget of positions to compute."""
 _TOLERANCE, _HALF_TOLERANCE = 1e-2, 0.25
@@ -41,26 +39,19 @@ class PromptReader:
     Args:
         model: a causal language model of transformers, in evaluation mode.
         tokens_per_batch: most positions computed in one forward pass, padding included.
-        rows_per_batch: most prompts in one.
         sharing: what is computed once; None: the most that gives the same logits on a few short probes.
     """
 
-    def __init__(
-        self, model: Any, tokens_per_batch: int, rows_per_batch: int = 256, sharing: Sharing | None = None
-    ) -> None:
+    def __init__(self, model: Any, tokens_per_batch: int, sharing: Sharing | None = None) -> None:
         self.model = model
         self.tokens_per_batch = tokens_per_batch
-        self.rows_per_batch = rows_per_batch
         self._head = model.get_output_embeddings()
         self._takes_positions = "position_ids" in inspect.signature(model.forward).parameters
         self._stretched_from = stretched_from(model)
         self.sharing: Sharing = self._tried_sharing() if sharing is None else sharing
 
     def logits(self, prompts: Sequence[list[int]]) -> Iterator[tuple[list[int], Tensor | None]]:
-        """Read prompts, in batches of like length.
-
-        Args:
-            prompts: token ids, each at least one.
+        """Read prompts of token ids, in batches of like length.
 
         Yields:
             Indices of b prompts and their logits (b, V), float32; or of one prompt that does not fit into the memory
@@ -71,8 +62,8 @@ class PromptReader:
         for i in set(range(len(prompts))) - set(rest):  # its length decides how every prompt of its batch would be read
             yield from self._batches(prompts, [i], None, 0)
         start = shared_length([prompts[i] for i in rest]) if self.sharing == "prefix" and len(rest) > 1 else 0
-        prefix = self._kept(prompts[rest[0]][:start]) if start >= LEAST_SHARED else None
-        yield from self._batches(prompts, rest, prefix, start if prefix is not None else 0)
+        kept = self._read_if_it_fits([prompts[rest[0]][:start]], keep=True) if start >= LEAST_SHARED else None
+        yield from self._batches(prompts, rest, *((kept[1], start) if kept is not None else (None, 0)))
 
     def _batches(
         self, prompts: Sequence[list[int]], indices: Sequence[int], prefix: Any, start: int
@@ -81,40 +72,24 @@ class PromptReader:
         left = sorted(indices, key=lambda i: -len(prompts[i]))
         while left:
             width = len(prompts[left[0]]) - start
-            most = self._rows(width, start)
-            enough = WELL_FILLED * self.tokens_per_batch / width
-            batch = [
-                i for n, i in enumerate(left[:most]) if n < enough or len(prompts[i]) - start >= MUCH_SHORTER * width
-            ]
-            try:
-                logits = self.read([prompts[i][start:] for i in batch], prefix, start)[0]
-            except RuntimeError as error:
-                if not _is_out_of_memory(error):
-                    raise
-                logits = None
-            if logits is None:
-                _free_memory()
-                if len(batch) > 1:
-                    self.tokens_per_batch = max(1, min(self.tokens_per_batch, len(batch) * width) // 2)
-                    continue
-            yield batch, logits
+            rows = min(self.tokens_per_batch // max(width, (width + start) // KEPT_FACTOR), ROWS_PER_BATCH)
+            batch = left[: 1 if self.sharing == "alone" else max(1, rows)]
+            found = self._read_if_it_fits([prompts[i][start:] for i in batch], prefix, start)
+            if found is None and len(batch) > 1:
+                self.tokens_per_batch = max(1, min(self.tokens_per_batch, len(batch) * width) // 2)
+                continue
+            yield batch, None if found is None else found[0]
             left = left[len(batch) :]
 
-    def _rows(self, width: int, kept: int) -> int:
-        """How many prompts of at most `width` new tokens after `kept` ones go into one batch."""
-        if self.sharing == "alone":
-            return 1
-        most = min(self.tokens_per_batch // width, KEPT_FACTOR * self.tokens_per_batch // (width + kept))
-        return max(1, min(most, self.rows_per_batch))
-
-    def _kept(self, tokens: list[int]) -> Any:
-        """The cache of tokens that prompts begin with; None where it does not fit into the memory."""
+    def _read_if_it_fits(self, *arguments: Any, **named: Any) -> tuple[Tensor, Any] | None:
+        """What `read` gives, or None where the memory cannot hold it."""
         try:
-            return self.read([tokens], keep=True)[1]
+            return self.read(*arguments, **named)
         except RuntimeError as error:
-            if not _is_out_of_memory(error):
+            if not (isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)):
                 raise
-        _free_memory()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
         return None
 
     @torch.inference_mode()
@@ -169,49 +144,27 @@ class PromptReader:
 
         if not agree(self.read([head + tail for tail in tails])[0]):
             return "alone"
-        if not keeps_tokens(self.model):
-            return "none"
         try:
-            prefix = self._kept(head)
-            return "prefix" if prefix is not None and agree(self.read(tails, prefix, len(head))[0]) else "none"
+            prefix = self.read([head], keep=True)[1]
+            return "prefix" if agree(self.read(tails, prefix, len(head))[0]) else "none"
         except (AttributeError, IndexError, TypeError, ValueError, NotImplementedError, RuntimeError):
             return "none"  # a cache of another kind
 
 
 def shared_length(sequences: Sequence[list[int]]) -> int:
-    """How many first tokens all sequences share; at least one token of each is left over.
-
-    Example:
-        >>> shared_length([[1, 2, 3], [1, 2, 4, 5]]), shared_length([[1, 2], [1, 2]])
-        (2, 1)
-    """
-    first, last = min(sequences), max(sequences)
+    """How many first tokens all sequences share; at least one token of each is left over."""
     most = min(len(sequence) for sequence in sequences) - 1
-    return next((i for i, (a, b) in enumerate(zip(first[:most], last, strict=False)) if a != b), max(0, most))
-
-
-def keeps_tokens(model: Any) -> bool:
-    """Whether a model's cache holds keys and values alone, one a token, that later tokens do not change."""
-    config = model.config.get_text_config()
-    try:
-        layers = DynamicCache(config=config).layers
-    except (AttributeError, KeyError, TypeError, ValueError):
-        return False
-    plain = all(type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) for layer in layers)
-    return plain and getattr(config, "is_causal", True) is not False
+    columns = zip(*(sequence[:most] for sequence in (min(sequences), max(sequences))), strict=True)
+    return next((i for i, (first, last) in enumerate(columns) if first != last), max(0, most))
 
 
 def stretched_from(model: Any) -> int | None:
     """Prompts longer than this turn the rotary positions of their whole batch into others (longrope)."""
     config = model.config.get_text_config()
     rotary = getattr(config, "rope_parameters", None) or {}
-    kinds = [part for part in (rotary, *rotary.values()) if isinstance(part, dict)]
-    stretched = [
-        int(kind.get("original_max_position_embeddings") or config.max_position_embeddings)
-        for kind in kinds
-        if kind.get("rope_type") == "longrope"
-    ]
-    return min(stretched, default=None)
+    if rotary.get("rope_type") != "longrope":
+        return None
+    return int(rotary.get("original_max_position_embeddings") or config.max_position_embeddings)
 
 
 def _only_last(last: Tensor, shape: Sequence[int]) -> Callable[[Any, tuple[Any, ...]], tuple[Any, ...] | None]:
@@ -225,12 +178,3 @@ def _only_last(last: Tensor, shape: Sequence[int]) -> Callable[[Any, tuple[Any, 
         return (states[rows, last.to(states.device)][:, None], *inputs[1:])
 
     return chosen
-
-
-def _is_out_of_memory(error: RuntimeError) -> bool:
-    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
-
-
-def _free_memory() -> None:
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()

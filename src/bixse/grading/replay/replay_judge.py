@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
 
 from bixse.data.collection_files import load_collection
 from bixse.data.io.files import file_hash
@@ -16,18 +19,18 @@ from bixse.data.trec import read_qrels
 from bixse.errors import InputError, InvalidFileError, did_you_mean, shorten
 from bixse.grading.judge import Answer
 from bixse.grading.reading.expected_grade import OptionProbabilities, expected_grade
-from bixse.grading.replay.known_judgements import KnownJudgements
-from bixse.relevance import GradeScale
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from bixse.data.graded_pairs import Pair
     from bixse.grading.judge import Question, Status
-    from bixse.grading.rubrics import Rubric
+    from bixse.relevance import GradeScale
 
 REPLAYED = ("flagembedding", "lightblue", "qrels", "umbrela")
 """Formats of judgements that can be replayed."""
+_JITTER = 0.01
+"""Two grades of one pair nearer than this share of the scale are the same; the first is kept."""
 
 
 class ReplayJudge:
@@ -35,19 +38,19 @@ class ReplayJudge:
 
     A pair is found by its two texts, or by its two ids where the judgements have no texts; the same ids with other
     texts are another pair. A pair that is not there is answered "failed". Two equal texts with two different grades,
-    under whatever ids, are answered "ambiguous": a grade belongs to the texts. Judgements are read once and kept in a
-    temporary file without their texts, so that files larger than the memory can be replayed.
+    under whatever ids, are answered "ambiguous": a grade belongs to the texts.
 
     Args:
         source: judgements in a file, or rows.
-        rubric: what the questions are asked with, or the scale expected; None takes that of the judgements.
+        scale: the one expected; None takes that of the judgements.
 
     Raises:
         InputError: the judgements cannot be read or are on another scale.
-        StorageError: no room for the temporary file.
+        InvalidFileError: ids that stand for different texts in different rows.
 
     Example:
         >>> from bixse.grading.judge import Question
+        >>> from bixse.relevance import GradeScale
         >>> rows = [Judgement("q1", "d1", GradeScale(0, 3), "copy a folder", "shutil.copytree", grade=3.0)]
         >>> judge = ReplayJudge(rows)
         >>> [pair.document for pair in judge.pairs()]
@@ -55,50 +58,65 @@ class ReplayJudge:
         >>> asked = [Question("1", "2", "copy a folder", text) for text in ("shutil.copytree", "os.walk")]
         >>> [(answer.grade, answer.status) for _, answer in judge.answers(asked)]
         [(3.0, 'graded'), (None, 'failed')]
-        >>> judge.close()
     """
 
-    def __init__(
-        self, source: Source | JudgementRows | Sequence[Judgement], rubric: Rubric | GradeScale | None = None
-    ) -> None:
+    at_once = 1
+
+    def __init__(self, source: Source | JudgementRows | Sequence[Judgement], scale: GradeScale | None = None) -> None:
         self.source = source if isinstance(source, (Source, JudgementRows)) else JudgementRows(source)
-        wanted = rubric if isinstance(rubric, GradeScale) or rubric is None else rubric.scale
-        if wanted is not None and wanted != self.source.scale:
-            raise InputError(
-                f"{self.source.path}: got judgements on the scale {_shown(self.source.scale)}; expected "
-                f"{_shown(wanted)}; fix: leave the scale or rubric out, or state that of the judgements"
-            )
         self.scale = self.source.scale
+        if scale is not None and scale != self.scale:
+            raise InputError(
+                f"{self.source.path}: got judgements on the scale {self.scale.minimum:g} to {self.scale.maximum:g}; "
+                f"expected {scale.minimum:g} to {scale.maximum:g}; fix: leave the scale out, or state that of the "
+                "judgements"
+            )
         self.name = f"replay:{self.source.name}:{self.source.path.name}"
-        self.identity: Mapping[str, Any] = {
-            "kind": "replay",
-            **self.source.settings,
-            "content": self.source.content_hash(),
-        }
-        self._known = KnownJudgements(self.source.path)
-        try:
-            self._known.fill(self.source.rows())
-        except BaseException:
-            self._known.close()
-            raise
-        self.at_once = 1
-        self.warnings = [*self.source.warnings(), *self._known.warnings()]
+        content = self.source.content_hash()
+        self.identity: Mapping[str, Any] = {"kind": "replay", **self.source.settings, "content": content}
+        self._known: dict[bytes, Judgement] = {}  # by texts, or by ids where there are none; the texts are left out
+        self._first_rows: dict[bytes, tuple[bytes | None, int | None]] = {}  # by ids: key of the texts, and the row
+        repeats = self._read_judgements()
+        self.warnings = [*self.source.warnings(), *repeats]
         """What people should know about the judgements."""
 
-    def pairs(self) -> Iterator[Pair]:
-        """The pairs the judgements are about, each once, in the order of the file; to be graded without a pairs file.
+    def _read_judgements(self) -> list[str]:
+        """Take all judgements; what was found twice is a warning."""
+        errors = InvalidFileError(self.source.path)
+        repeated = contradictory = 0
+        for judgement in self.source.rows():
+            ids, texts = _ids_key(judgement), _texts_key(judgement)
+            known_texts, row = self._first_rows.setdefault(ids, (texts, judgement.row))
+            if known_texts != texts:
+                where = "in another row" if row is None else f"in row {row}"
+                pair = f"query {shorten(judgement.query_id)}, document {shorten(judgement.document_id)}"
+                expected = "one pair of texts per pair of ids"
+                errors.add(judgement.row, "ids", f"{pair}, other texts {where}", expected, "give each text its own id")
+            kept = replace(judgement, query=None, document=None)
+            first = self._known.setdefault(texts or ids, kept)
+            if first is not kept:
+                repeated += 1
+                merged = _merged(first, kept)
+                contradictory += merged.status == "ambiguous" != first.status
+                self._known[texts or ids] = merged
+        errors.raise_any()
+        if not repeated:
+            return []
+        words = f"{self.source.path.name}: {repeated} judgements of pairs that were judged before"
+        return [f"{words}; {contradictory} pairs have two different grades, and get none"]
 
-        Raises:
-            InputError: the judgements have no texts.
-        """
-        for place, judgement in enumerate(self.source.rows()):
-            pair = judgement.pair
+    def pairs(self) -> Iterator[Pair]:
+        """The pairs the judgements are about, each once, in the file's order; InputError where they have no texts."""
+        seen: set[bytes] = set()
+        for judgement in self.source.rows():
+            pair, ids = judgement.pair, _ids_key(judgement)
             if pair is None:
                 raise InputError(
                     f"{self.source.path}: got judgements without texts; expected pairs to grade; "
                     "fix: name the collection that holds the texts, or give the pairs"
                 )
-            if self._known.first_place(judgement) == place:
+            if ids not in seen:
+                seen.add(ids)
                 yield pair
 
     def answers(self, questions: Iterable[Question]) -> Iterator[tuple[Question, Answer]]:
@@ -107,18 +125,14 @@ class ReplayJudge:
             yield question, self._answer(question)
 
     def _answer(self, question: Question) -> Answer:
+        ids, texts = _ids_key(question), _texts_key(question)
+        found = self._known.get(texts or ids) or self._known.get(ids)
+        if found is not None and not question.repeat:
+            answer = answer_of(found, question.variant)
+            return answer if answer.judge else replace(answer, judge=self.name)
+        detail = "not among the judgements" + (": its ids are, with other texts" if ids in self._first_rows else "")
         if question.repeat:
-            return self._without_grade("existing judgements cannot be asked a second time")
-        judgement = self._known.find(question)
-        if judgement is None:
-            other = self._known.has_ids(question)
-            return self._without_grade(
-                "not among the judgements" + (": its ids are, with other texts" if other else "")
-            )
-        answer = answer_of(judgement, question.variant)
-        return answer if answer.judge else replace(answer, judge=self.name)
-
-    def _without_grade(self, detail: str) -> Answer:
+            detail = "existing judgements cannot be asked a second time"
         return Answer("failed", "replay", judge=self.name, detail=detail)
 
     def count_tokens(self, questions: Sequence[Question]) -> list[int] | None:
@@ -126,21 +140,16 @@ class ReplayJudge:
         return None
 
     def close(self) -> None:
-        """Remove the temporary file."""
-        self._known.close()
+        """Nothing is held open."""
 
 
 def open_replay(
-    spec: str,
-    collection: Path | None = None,
-    score_map: str | None = None,
-    scale: GradeScale | None = None,
+    spec: str, collection: Path | None = None, score_map: str | None = None, scale: GradeScale | None = None
 ) -> ReplayJudge:
     """The judge that `replay:FORMAT:PATH` stands for.
 
     Args:
-        spec: `replay:umbrela:FILE`, `replay:qrels:FILE`, `replay:lightblue:FILE_OR_FOLDER` or
-            `replay:flagembedding:FILE`.
+        spec: the format is one of `REPLAYED`.
         collection: folder in the BEIR layout with the texts of qrels.
         score_map: of FlagEmbedding's scores, see `bixse.data.sources.score_scale.MAPS`.
         scale: needed for qrels; elsewhere checked against that of the format.
@@ -180,19 +189,17 @@ def _qrels(path: Path, scale: GradeScale | None, collection: Path | None) -> Jud
     rows = []
     for query_id, judged in read_qrels(path).items():
         for document_id, stated in judged.items():
-            query, document = None, None
+            grade, status, detail = on_scale(stated, scale)
+            row = Judgement(query_id, document_id, scale, grade=grade, status=status, judge=path.stem, detail=detail)
+            row = replace(row, text=f"{stated:g}")
             if texts is not None:
-                query, found = texts.queries.get(query_id), texts.corpus.get(document_id)
-                document = None if found is None else found.content
+                query, document = texts.queries.get(query_id), texts.corpus.get(document_id)
                 for column, identifier, text in (("query-id", query_id, query), ("corpus-id", document_id, document)):
                     if text is None:
                         fix = "add it, drop its judgements, or leave the collection out to look pairs up by id"
                         errors.add(None, column, shorten(identifier), "an id of the collection", fix)
-            grade, status, detail = on_scale(stated, scale)
-            rows.append(
-                Judgement(query_id, document_id, scale, query, document, grade, status, judge=path.stem,
-                          text=f"{stated:g}", detail=detail)
-            )  # fmt: skip
+                row = replace(row, query=query, document=document and document.content)
+            rows.append(row)
     errors.raise_any()
     return JudgementRows(rows, "qrels", path, file_hash(path), {"texts": texts is not None})
 
@@ -206,42 +213,31 @@ def answer_of(judgement: Judgement, order: str = "") -> Answer:
 
     Args:
         judgement: graded or not.
-        order: name of a rubric's order. A judgement of that order answers it alone, any other one the mean of all.
+        order: of a rubric. A judgement of that order answers it alone, any other one the mean of all.
 
     Example:
+        >>> from bixse.relevance import GradeScale
         >>> answer_of(Judgement("q", "d", GradeScale(1, 5), grade=4.0, probabilities=(0, 0, 0, 0.9, 0))).high
         4.1
     """
-    answer = Answer(
-        cast("Status", judgement.status),
-        "replay",
-        text=judgement.text,
-        judge=judgement.judge,
-        detail=judgement.detail,
-    )
+    status = cast("Status", judgement.status)
+    answer = Answer(status, "replay", text=judgement.text, judge=judgement.judge, detail=judgement.detail)
     if judgement.status != "graded" or judgement.grade is None:
         return answer
     orders = dict(judgement.orders)
     asked = [orders[order]] if order in orders else list(orders.values())
     asked = asked or ([judgement.probabilities] if judgement.probabilities else [])
     if not asked:
-        low = judgement.grade if judgement.low is None else judgement.low
-        high = judgement.grade if judgement.high is None else judgement.high
+        low, high = (judgement.grade if end is None else end for end in (judgement.low, judgement.high))
         return replace(answer, grade=judgement.grade, low=low, high=high)
-    found = [expected_grade(_values(judgement.scale, len(shares)), _with_bounds(shares)) for shares in asked]
-    grade, low, high = (
-        math.fsum(getattr(one, name) for one in found) / len(found) for name in ("grade", "low", "high")
-    )
+    ends = judgement.scale.minimum, judgement.scale.maximum
+    found = [expected_grade(np.linspace(*ends, len(shares)).tolist(), _bounded(shares)) for shares in asked]
+    grade, low, high = (math.fsum(getattr(one, end) for one in found) / len(found) for end in ("grade", "low", "high"))
     probabilities = asked[0] if len(asked) == 1 else judgement.probabilities
     return replace(answer, probabilities=probabilities, grade=grade, low=low, high=high)
 
 
-def _values(scale: GradeScale, count: int) -> list[float]:
-    """Grades evenly spaced on a scale."""
-    return [scale.minimum + (scale.maximum - scale.minimum) * place / (count - 1) for place in range(count)]
-
-
-def _with_bounds(probabilities: Sequence[float]) -> OptionProbabilities:
+def _bounded(probabilities: Sequence[float]) -> OptionProbabilities:
     unseen = max(0.0, 1.0 - math.fsum(probabilities))
     most = min(unseen, min(share for share in probabilities if share > 0))
     hidden = tuple(0.0 if share > 0 else most for share in probabilities)
@@ -249,5 +245,28 @@ def _with_bounds(probabilities: Sequence[float]) -> OptionProbabilities:
     return OptionProbabilities(raw, hidden, unseen) if unseen > 1e-9 else OptionProbabilities(raw)
 
 
-def _shown(scale: GradeScale) -> str:
-    return f"{scale.minimum:g} to {scale.maximum:g}"
+def _merged(old: Judgement, new: Judgement) -> Judgement:
+    """Two judgements of one pair: a grade takes the place of none, two different grades leave none."""
+    if old.status == "ambiguous" or new.grade is None:
+        return old
+    if old.grade is None:
+        return new
+    if abs(old.grade - new.grade) <= _JITTER * (new.scale.maximum - new.scale.minimum):
+        return old
+    rows = f" (rows {old.row} and {new.row})" if old.row is not None else ""
+    detail = f"graded {old.grade:g} and {new.grade:g} for the same texts{rows}"
+    return replace(old, status="ambiguous", grade=None, probabilities=(), orders=(), detail=detail)
+
+
+def _ids_key(pair: Judgement | Question) -> bytes:
+    return _digest("ids", pair.query_id, pair.document_id)
+
+
+def _texts_key(pair: Judgement | Question) -> bytes | None:
+    return None if pair.query is None or pair.document is None else _digest("texts", pair.query, pair.document)
+
+
+def _digest(kind: str, first: str, second: str) -> bytes:
+    """16 bytes for two texts; the length of the first keeps ("a", "bc") and ("ab", "c") apart."""
+    content = f"{kind} {len(first)} {first}{second}".encode("utf-8", "surrogatepass")
+    return hashlib.sha256(content).digest()[:16]

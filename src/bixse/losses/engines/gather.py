@@ -1,4 +1,4 @@
-"""What the losses share between processes: documents of all, sums over all. One process alone: nothing happens."""
+"""Distributed helpers of the losses (all-gather, all-reduce) that pass gradients on; no-ops on one process."""
 
 from __future__ import annotations
 
@@ -59,13 +59,9 @@ class _Gather(torch.autograd.Function):
 
 
 def global_mean_weight(count: Tensor) -> Tensor:
-    """What a process multiplies its own mean by, so that the mean over processes is the mean over all rows.
+    """Weight W * count / (sum of the counts) that turns the means of processes into the mean over all rows.
 
-    Args:
-        count: what this process divided its sum by; 0 where it had nothing.
-
-    Returns:
-        W * count / (sum of the counts): 1 for one process, and for several with as much each.
+    `count` is what this process divided its sum by, 0 where it had nothing.
     """
     if world_size() == 1:
         return count.new_ones(())

@@ -50,7 +50,7 @@ def graded_bce(
         documents: (N, D).
         targets: known relevance; masked entries count neither way.
         logit_scale: alpha, a number or a tensor of one element.
-        logit_bias: beta, a number or a tensor of one element.
+        logit_bias: beta, likewise.
         reduction: "query" divides by B, "mean" by the number of entries that count.
         tile_rows: queries of a tile; changes speed and memory only.
         tile_columns: documents of a tile.
@@ -138,8 +138,7 @@ class _GradedBCE(torch.autograd.Function):
                 grad_queries[tile.rows].addmm_(sigma, d)
             if grad_documents is not None:
                 grad_documents[tile.columns].addmm_(sigma.T, q)
-        entries = len(queries) * len(documents) - int(targets.relevance.isnan().sum())
-        count = max(1, len(queries) if reduction == "query" else entries)
+        count = max(1, len(queries) if reduction == "query" else targets.number_counted())
         if needs_any:
             grad_scale = None
             if needs_scale and grad_queries is not None:

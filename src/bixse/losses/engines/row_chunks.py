@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from bixse.losses.base import GradedLoss, check_scale
+from bixse.losses.base import GradedLoss
 from bixse.losses.engines.batch_statistics import mean_logits
-from bixse.losses.options import DEFAULT_SCALE, LossOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from sentence_transformers import SentenceTransformer
 
     from bixse.losses.targets import GradedTargets
 
@@ -41,21 +38,7 @@ class RowWiseLoss(GradedLoss):
     The B x N matrix is never kept: a block of rows is scored, the subclass's `chunk_result` gives value and gradient
     with respect to its logits, and the block is multiplied into the gradients of the embeddings at once. That takes
     the three matrix products that no exact method avoids, and memory for one block.
-
-    Args:
-        model: the encoder that is trained.
-        scale: logit scale, 1 / temperature, above 0.
-        options: see `GradedLoss`.
-
-    Raises:
-        InputError: scale outside its range.
     """
-
-    def __init__(
-        self, model: SentenceTransformer, scale: float = DEFAULT_SCALE, **options: Unpack[LossOptions]
-    ) -> None:
-        super().__init__(model, **options)
-        self.scale = check_scale(scale)
 
     @abstractmethod
     def chunk_result(self, logits: Tensor, targets: GradedTargets) -> ChunkResult:
@@ -68,14 +51,10 @@ class RowWiseLoss(GradedLoss):
 
     def compute_loss_from_embeddings(self, queries: Tensor, documents: Tensor, targets: GradedTargets) -> Tensor:
         """The loss of (B, D) queries and (N, D) documents, both normalised; 0 where there is nothing to learn."""
-        loss, self.denominator = row_wise_loss(queries, documents, targets, self.scale, self.chunk_result)
-        relevant, irrelevant = mean_logits(queries, documents, targets, self.scale)
+        loss, self.denominator = row_wise_loss(queries, documents, targets, self.options.scale, self.chunk_result)
+        relevant, irrelevant = mean_logits(queries, documents, targets, self.options.scale)
         self.statistics = {"mean_logit_relevant": relevant, "mean_logit_irrelevant": irrelevant}
         return loss
-
-    def get_config_dict(self) -> dict[str, Any]:
-        """Settings for the model card."""
-        return {**super().get_config_dict(), "scale": self.scale}
 
 
 def row_wise_loss(

@@ -11,7 +11,6 @@ import numpy as np
 
 from bixse.data.io.files import storage_errors
 from bixse.errors import InputError, did_you_mean
-from bixse.retrieval.index.index_files import best
 from bixse.retrieval.index.manifest import AnnSettings, Recall, StoredFile, damaged
 
 if TYPE_CHECKING:
@@ -65,10 +64,8 @@ def ann_settings(index_type: str, parameters: str | None, documents: int) -> Ann
         "hnsw": ("HNSW32", "efConstruction=200,efSearch=128"),
         "ivf": (f"IVF{lists},Flat", f"nprobe={math.ceil(lists / 4)}"),
     }.get(index_type, (index_type, ""))
-    chosen = dict(pair.split("=", 1) for pair in defaults.split(",") if pair)
-    for pair in (parameters or "").split(","):
-        name, _, value = pair.strip().partition("=")
-        chosen |= {name: value} if name else {}
+    pairs = [pair.strip().partition("=") for pair in f"{defaults},{parameters or ''}".split(",")]
+    chosen = {name: value for name, _, value in pairs if name}
     settings = AnnSettings(factory=factory, parameters=",".join(f"{name}={value}" for name, value in chosen.items()))
     _empty_index(settings, 64)
     return settings
@@ -77,13 +74,9 @@ def ann_settings(index_type: str, parameters: str | None, documents: int) -> Ann
 def build_faiss(
     folder: Path, files: IndexFiles, settings: AnnSettings, progress: Callable[[int], None] | None = None
 ) -> StoredFile:
-    """Put every document into a FAISS index; all embeddings must fit in memory as float32.
+    """Put every document into a FAISS index, written into `folder`; all embeddings must fit in memory as float32.
 
-    Args:
-        folder: where its file goes.
-        files: the embeddings.
-        settings: from `ann_settings`.
-        progress: called with the number of documents put in since the last call.
+    `progress` is called with the number of documents put in since the last call.
 
     Raises:
         InputError: FAISS cannot build such an index of these documents.
@@ -133,21 +126,14 @@ class ApproximateSearch:
             faiss.ParameterSpace().set_index_parameters(self.index, manifest.ann.parameters)
         except RuntimeError as error:
             raise damaged(path, str(error).splitlines()[0], "what FAISS wrote") from error
-        if (self.index.ntotal, self.index.d) != (manifest.documents, manifest.encoder.dimensions):
-            raise damaged(path, f"{self.index.ntotal} documents", f"{manifest.documents}")
         self.files = files
 
     def search(
         self, queries: npt.NDArray[np.float32], top: int
     ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
-        """The documents of highest inner product, most of them; never fewer than there are.
+        """Scores and rows, each (Q, k), of most of the best documents of (Q, D) queries; never fewer than there are.
 
-        Args:
-            queries: shape (Q, D).
-            top: documents per query, at least 1.
-
-        Returns:
-            Scores (Q, k), highest first, and rows (Q, k); k is `top`, or the number of documents.
+        Ordered as by `exact_search`: the highest score first, of equal ones the lower row.
         """
         top = min(top, self.files.manifest.documents)
         queries = np.ascontiguousarray(queries, dtype=np.float32)
@@ -157,19 +143,15 @@ class ApproximateSearch:
         unfilled = np.flatnonzero((rows < 0).any(axis=1))
         if len(unfilled):
             scores[unfilled], rows[unfilled] = self.files.exact(queries[unfilled], top)
-        return best(scores, rows, top)
+        order = np.lexsort((rows, -scores), axis=1)
+        return np.take_along_axis(scores, order, axis=1), np.take_along_axis(rows, order, axis=1)
 
 
 def measure_recall(search: ApproximateSearch, queries: npt.NDArray[np.float32], source: str) -> Recall:
-    """How many of the best 10 and 100 documents are found.
+    """How many of the best 10 and 100 documents of (Q, D) queries are found.
 
     A document counts as found when it scores as high as the last of the exact best ones: which of several copies of a
     text is found does not matter (so does ann-benchmarks, Aumüller et al. 2017, arXiv:1807.05614).
-
-    Args:
-        search: what is measured.
-        queries: (Q, D) embeddings of queries, at least one.
-        source: what they are, in words.
     """
     shares = []
     for depth in (10, 100):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,14 +11,14 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from bixse.data.collection import Document
-from bixse.data.io.parquet import ParquetFile, checked_file, table_writer
-from bixse.retrieval.exact import exact_search
+from bixse.data.io.parquet import checked_file, reading, table_writer
+from bixse.errors import InputError
+from bixse.retrieval.exact import TopK
 from bixse.retrieval.index.manifest import StoredFile, damaged, read_manifest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
-    from typing import Any
 
     import numpy.typing as npt
 
@@ -47,13 +46,9 @@ def write_files(
     encode: Callable[[Sequence[str]], npt.NDArray[np.float32]],
     dtype: StoredType,
 ) -> tuple[tuple[StoredFile, ...], StoredFile]:
-    """Encode documents block by block, and write a file of embeddings per block and one of all texts.
+    """Encode document ids and documents, `shard_rows` at a time: a file of embeddings per block and one of all texts.
 
-    Args:
-        folder: where.
-        blocks: document ids and documents, `shard_rows` at a time.
-        encode: (n, D) embeddings of n texts.
-        dtype: of the stored embeddings.
+    `encode` gives (n, D) embeddings of n texts.
     """
     embeddings: list[StoredFile] = []
     texts = folder / "documents.parquet"
@@ -75,72 +70,57 @@ class IndexFiles:
     it is read.
 
     Raises:
-        FileNotFoundError: a file is missing.
-        InputError: a file has another size or shape than was written.
+        InputError: a file is missing, or has another size or shape than was written.
     """
 
     def __init__(self, folder: Path, manifest: Manifest) -> None:
         self.folder, self.manifest = folder, manifest
         for file in manifest.files:
-            size = (folder / file.name).stat().st_size
-            if size != file.size:
-                raise damaged(folder / file.name, f"{size} bytes", f"the {file.size} bytes that were written")
-        with ExitStack() as opened:
-            self._shards = [self._mapped(file) for file in manifest.embeddings]
-            self.starts = np.cumsum([0, *(len(shard) for shard in self._shards)])
-            self._texts = self._parquet()
-            opened.callback(self._texts.close)
-            rows = (int(self.starts[-1]), self._texts.metadata.num_rows)
-            if rows != (manifest.documents, manifest.documents):
-                raise damaged(folder, f"{rows[0]} embeddings and {rows[1]} texts", f"{manifest.documents} of both")
-            opened.pop_all()
-        self._checked: set[str] = set()
+            file.check_size(folder)
+        self._shards = [self._mapped(file) for file in manifest.embeddings]
+        self._starts = np.cumsum([0, *(len(shard) for shard in self._shards)])
+        self._used: set[int] = set()
+        if manifest.texts is None or self._starts[-1] != manifest.documents:
+            raise damaged(folder, f"{self._starts[-1]} embeddings", f"{manifest.documents}, and texts")
+        self._texts_path = folder / manifest.texts.name
+        with reading(self._texts_path):
+            self._texts = checked_file(self._texts_path)
         self._ids: pa.ChunkedArray | None = None
 
     def exact(
         self, queries: npt.NDArray[np.float32], top: int
     ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
-        """The documents of highest inner product, all of which are scored.
-
-        Args:
-            queries: shape (Q, D).
-            top: documents per query, at least 1.
-
-        Returns:
-            Scores (Q, k), highest first, and rows (Q, k), of equal scores the lower row first; k is `top`, or the
-            number of documents.
-        """
-        scores = np.empty((len(queries), 0), dtype=np.float32)
-        rows = np.empty((len(queries), 0), dtype=np.int64)
-        for number, start in enumerate(self.starts[:-1]):
-            found, indices = exact_search(queries, self._shard(number), top)
-            scores, rows = best(np.hstack([scores, found]), np.hstack([rows, indices + start]), top)
-        return scores, rows
+        """Scores and rows, each (Q, k), of the best documents of (Q, D) queries, see `exact_search`; all are scored."""
+        best = TopK(queries, top)
+        for number in range(len(self._shards)):
+            best.add(self._shard(number))
+        return best.result()
 
     def embeddings(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
         """(n, D) embeddings of n rows."""
         found = np.empty((len(rows), self.manifest.encoder.dimensions), dtype=np.float32)
-        shard_of = np.searchsorted(self.starts, rows, side="right") - 1
+        shard_of = np.searchsorted(self._starts, rows, side="right") - 1
         for number in np.unique(shard_of):
             own = np.flatnonzero(shard_of == number)
-            found[own] = self._shard(number)[torch.from_numpy(rows[own] - self.starts[number])].float().numpy()
+            found[own] = self._shard(number)[torch.from_numpy(rows[own] - self._starts[number])].float().numpy()
         return found
 
     def documents(self, rows: Sequence[int]) -> list[tuple[str, Document]]:
         """Ids and documents of some rows, in that order."""
         found: dict[int, tuple[str, Document]] = {}
         for group in sorted({row // GROUP_ROWS for row in rows}):
-            table = self._read(lambda group=group: self._texts.read_row_group(group))  # type: ignore[misc]
             wanted = [row for row in set(rows) if row // GROUP_ROWS == group]
-            taken = table.take([row % GROUP_ROWS for row in wanted]).to_pylist()
-            for row, values in zip(wanted, taken, strict=True):
+            with reading(self._texts_path):
+                table = self._texts.read_row_group(group).take([row % GROUP_ROWS for row in wanted])
+            for row, values in zip(wanted, table.to_pylist(), strict=True):
                 found[row] = values["id"], Document(values["title"], values["text"])
         return [found[row] for row in rows]
 
     def ids(self, rows: Sequence[int]) -> list[str]:
         """The document ids of some rows; those of all documents are then kept in memory."""
         if self._ids is None:
-            self._ids = self._read(lambda: self._texts.read(columns=["id"])).column("id")
+            with reading(self._texts_path):
+                self._ids = self._texts.read(columns=["id"]).column("id")
         ids: list[str] = self._ids.take(pa.array(rows, pa.int64())).to_pylist()
         return ids
 
@@ -156,41 +136,21 @@ class IndexFiles:
     def _shard(self, number: int) -> torch.Tensor:
         """(n, D) embeddings of a shard, in the stored type."""
         file = self.manifest.embeddings[number]
-        if file.name not in self._checked and (self.folder / file.name).exists():  # replaced ones stay mapped
+        if number not in self._used and (self.folder / file.name).exists():  # one that was replaced stays mapped
             file.check(self.folder)
-        self._checked.add(file.name)
+        self._used.add(number)
         return self._shards[number]
 
     def _mapped(self, file: StoredFile) -> torch.Tensor:
-        path = self.folder / file.name
+        path, dimensions = self.folder / file.name, self.manifest.encoder.dimensions
         try:
             with safe_open(str(path), framework="pt") as opened:
                 tensor: torch.Tensor = opened.get_tensor(TENSOR)
-        except (SafetensorError, KeyError) as error:
+        except (SafetensorError, OSError) as error:
             raise damaged(path, str(error), "the tensor that was written") from error
-        if tensor.ndim != 2 or tensor.shape[1] != self.manifest.encoder.dimensions:
-            expected = f"(n, {self.manifest.encoder.dimensions})"
-            raise damaged(path, f"shape {tuple(tensor.shape)}", expected)
+        if tensor.ndim != 2 or tensor.shape[1] != dimensions:
+            raise damaged(path, f"shape {tuple(tensor.shape)}", f"(n, {dimensions})")
         return tensor
-
-    def _parquet(self) -> ParquetFile:
-        path = self._texts_path()
-        return self._read(lambda: checked_file(path))
-
-    def _texts_path(self) -> Path:
-        if self.manifest.texts is None:
-            raise damaged(self.folder, "no file of texts", "one")
-        return self.folder / self.manifest.texts.name
-
-    def _read(self, read: Callable[[], Any]) -> Any:
-        """What a call on the file of texts returns; raises InputError where the file is damaged."""
-        try:
-            return read()
-        except FileNotFoundError:
-            raise
-        except (pa.ArrowException, OSError, ValueError) as error:
-            found = " ".join(str(error).split())[:200]
-            raise damaged(self._texts_path(), found, "the texts that were written") from error
 
 
 def open_files(folder: Path) -> IndexFiles:
@@ -199,24 +159,10 @@ def open_files(folder: Path) -> IndexFiles:
     Raises:
         InputError: no index, or a damaged one.
     """
-    while True:
-        manifest = read_manifest(folder)
-        try:
-            return IndexFiles(folder, manifest)
-        except FileNotFoundError as error:
-            if read_manifest(folder) == manifest:
-                raise damaged(folder / str(error.filename), "no such file", "every file that was written") from error
-
-
-def best(
-    scores: npt.NDArray[np.float32], rows: npt.NDArray[np.int64], top: int
-) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
-    """The `top` highest scores of each line, equal ones by row, and their rows.
-
-    Example:
-        >>> scores, rows = best(np.array([[0.5, 0.7, 0.7]]), np.array([[0, 2, 1]]), top=2)
-        >>> scores.tolist(), rows.tolist()
-        ([[0.7, 0.7]], [[1, 2]])
-    """
-    order = np.lexsort((rows, -scores), axis=1)[:, :top]
-    return np.take_along_axis(scores, order, axis=1), np.take_along_axis(rows, order, axis=1)
+    manifest = read_manifest(folder)
+    try:
+        return IndexFiles(folder, manifest)
+    except InputError:
+        if read_manifest(folder) == manifest:
+            raise
+        return open_files(folder)

@@ -9,28 +9,25 @@ import time
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, TypeVar, get_args
 
 import numpy as np
+from filelock import FileLock, Timeout
 
-from bixse.data.io.files import storage_errors, write_atomically
-from bixse.encoders.encode import encode_texts
+from bixse.data.collection_files import check_corpus, stream_documents
+from bixse.data.collection_warnings import warn_of_empty
+from bixse.data.io.files import file_hash, storage_errors, write_atomically
+from bixse.encoders.encode import encode_on, encode_texts
 from bixse.encoders.loading.precision import resolve_precision
-from bixse.encoders.pool import encode_on
 from bixse.errors import InputError, OutputExistsError, StorageError
+from bixse.retrieval.hits import read_queries
 from bixse.retrieval.index.approximate import ApproximateSearch, ann_settings, build_faiss, measure_recall
-from bixse.retrieval.index.corpus import CorpusFile, read_queries
 from bixse.retrieval.index.encoder import load_encoder
 from bixse.retrieval.index.index_files import IndexFiles, shard_rows, write_files
-from bixse.retrieval.index.manifest import (
-    EARLIER_MANIFESTS,
-    FILE_NAME,
-    MANIFEST_FILE,
-    Manifest,
-    StoredType,
-    read_manifest,
-)
+from bixse.retrieval.index.manifest import FILE_NAME, MANIFEST_FILE, Manifest, StoredType, read_manifest
+from bixse.retrieval.retrieval_settings import RECALL_TARGET
 from bixse.retrieval.store import EmbeddingStore
 
 if TYPE_CHECKING:
@@ -40,10 +37,10 @@ if TYPE_CHECKING:
 
     from bixse.progress import ProgressBars
 
+T = TypeVar("T")
 BUILD_FOLDER = ".building"
 """Folder inside an index in which the next one is made."""
 LOCK_FILE = ".lock"
-RECALL_TARGET = 0.95
 RECALL_QUERIES = 200
 """Queries that recall is measured on, at most; drawn with a fixed seed."""
 WORDS_OF_TEXT = 12
@@ -87,20 +84,9 @@ def make_index(
     one takes its place, whole or not at all. Embeddings are kept in the cache too, by text: what was encoded before,
     also by a process that was killed, is not encoded again.
 
-    Args:
-        model: folder, hub name, "demo", or a model that is loaded.
-        collection: folder with `corpus.jsonl`.
-        out: folder of the index: new, empty, or one that holds an index of this encoder.
-        index_type: "exact", or an approximate one, see `bixse.retrieval.index.approximate.ann_settings`.
-        parameters: of an approximate index, such as "efSearch=256".
-        dtype: of stored embeddings: "float32", or "float16" for half the disk and differences of a cosine below 0.001.
-        task: task whose instructions the model puts before the texts.
-        max_length: tokens of a text that are read; None keeps the model's own.
-        recall_target: warn where an approximate index finds a smaller share of the exact best 10 or 100, 0 to 1.
-        recall_queries: queries that is measured on, see `read_queries`; None takes titles of documents.
-        progress: makes a progress callback from a title and a total.
-        devices: where texts are encoded: one device, or one a process, such as ["cuda:0", "cuda:1"] or ["cpu", "cpu"].
-        cache: folder in which embeddings are kept, or "none"; None: see `bixse.data.io.cache.cache_folder`.
+    The settings are those of `IndexSettings`; `model` may also be one that is loaded. `out` is new, empty, or holds an
+    index of this encoder. `devices` is one device, or one a process, such as ["cuda:0", "cuda:1"] or ["cpu", "cpu"].
+    `progress` makes a progress callback from a title and a total.
 
     Raises:
         InputError: corpus, model, index type or settings cannot be used.
@@ -118,46 +104,60 @@ def make_index(
         raise InputError(f"--dtype: got {dtype!r}; expected {expected}; fix: leave it out for float32")
     if not 0 <= recall_target <= 1:
         raise InputError(f"--recall-target: got {recall_target}; expected 0 to 1; fix: leave it out for 0.95")
-    corpus = CorpusFile(Path(collection) / "corpus.jsonl")
-    ann = ann_settings(index_type, parameters, len(corpus))
-    queries = None if recall_queries is None else (Path(recall_queries).name, read_queries(Path(recall_queries)))
+    path = Path(collection) / "corpus.jsonl"
+    corpus = check_corpus(path, {})
+    ann = ann_settings(index_type, parameters, corpus.count)
+    queries = None if recall_queries is None else read_queries(Path(recall_queries))
     encoder, identity = load_encoder(model, task, max_length)
-    wanted = Manifest(
+    manifest = Manifest(
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         encoder=identity,
-        corpus=corpus.hash,
+        corpus=file_hash(path),
         dtype=dtype,
         precision=resolve_precision(device=devices[0] if devices else None),
-        documents=len(corpus),
+        documents=corpus.count,
         ann=ann,
     )
-    found = _found_in(out, wanted)
-    if found is not None and (found.corpus, found.ann) == (wanted.corpus, wanted.ann):
+    found = _found_in(out, manifest)
+    if found is not None and (found.corpus, found.ann) == (manifest.corpus, ann):
         return IndexReport(found, reused=True)
     store = EmbeddingStore(encoder, cache)
     with _building(out) as folder, storage_errors(folder), encode_on(encoder, devices):
-        step = progress("encode documents", len(corpus)) if progress is not None else None
-        blocks = corpus.blocks(shard_rows(identity.dimensions))
+        step = progress("encode documents", corpus.count) if progress is not None else None
+        documents, size = stream_documents(path), shard_rows(identity.dimensions)
+        blocks = iter(lambda: list(islice(documents, size)), [])
         embeddings, texts = write_files(folder, blocks, lambda block: store.encode(block, step), dtype)
-        manifest = wanted.model_copy(update={"embeddings": embeddings, "texts": texts})
+        manifest = manifest.model_copy(update={"embeddings": embeddings, "texts": texts})
         if ann is not None:
-            manifest = _with_faiss(folder, manifest, encoder, queries, progress)
+            with closing(IndexFiles(folder, manifest)) as files:
+                step = progress("build the FAISS index", corpus.count) if progress is not None else None
+                faiss = build_faiss(folder, files, ann, step)
+                asked = _titles(files) if queries is None else _drawn(list(queries.values()))
+            source = (
+                "titles or first words of documents"
+                if recall_queries is None
+                else f"queries of {Path(recall_queries).name}"
+            )
+            manifest = manifest.model_copy(update={"faiss": faiss})
+            with closing(IndexFiles(folder, manifest)) as files:
+                recall = measure_recall(ApproximateSearch(files), encode_texts(encoder, asked, "query"), source)
+            manifest = manifest.model_copy(update={"recall": recall})
         _publish(folder, out, manifest)
-    warnings = [*corpus.warnings(), *_warnings(manifest, recall_target, store)]
+    warnings = [*warn_of_empty(corpus.empty, corpus.count), *_warnings(manifest, recall_target, store)]
     return IndexReport(manifest, store.encoded, time.perf_counter() - started, warnings=tuple(warnings))
 
 
 def _found_in(out: Path, wanted: Manifest) -> Manifest | None:
-    """The index that a folder holds, or None; raises OutputExistsError for one of another encoder and other content."""
+    """The index of the same encoder that a folder holds, or None; raises OutputExistsError for any other content."""
     visible = sorted(path.name for path in out.iterdir() if not path.name.startswith(".")) if out.is_dir() else []
     fix = "choose another --out, or delete it"
-    if MANIFEST_FILE in visible and EARLIER_MANIFESTS[0] not in visible:
+    if MANIFEST_FILE in visible:
         found = read_manifest(out)
-        settings = [
-            {"dtype": one.dtype, "precision": one.precision, **one.encoder.model_dump(exclude={"name"})}
-            for one in (found, wanted)
-        ]
-        different = [name for name in settings[0] if settings[0][name] != settings[1][name]]
+        one, other = (
+            {"dtype": manifest.dtype, "precision": manifest.precision, **manifest.encoder.model_dump(exclude={"name"})}
+            for manifest in (found, wanted)
+        )
+        different = [name for name in one if one[name] != other[name]]
         if not different:
             return found
         raise OutputExistsError(
@@ -165,9 +165,7 @@ def _found_in(out: Path, wanted: Manifest) -> Manifest | None:
             f"the same encoder and settings; fix: {fix}"
         )
     if visible or out.is_file():
-        earlier = set(visible) & set(EARLIER_MANIFESTS)
-        content = "an index of an earlier format" if earlier else f"files ({', '.join(visible[:3])})"
-        what = content if visible else "a file"
+        what = f"files ({', '.join(visible[:3])})" if visible else "a file"
         raise OutputExistsError(f"{out}: got {what}; expected a new or empty folder, or an index; fix: {fix}")
     return None
 
@@ -179,8 +177,6 @@ def _building(out: Path) -> Iterator[Path]:
     Raises:
         StorageError: another process writes the index, or the folder cannot be written.
     """
-    from filelock import FileLock, Timeout
-
     folder, was_there = out / BUILD_FOLDER, out.exists()
     with storage_errors(out):
         out.mkdir(parents=True, exist_ok=True)
@@ -189,8 +185,7 @@ def _building(out: Path) -> Iterator[Path]:
             lock.acquire()
         except Timeout as error:
             raise StorageError(
-                f"{out}: got an index that another process is writing; expected no other writer; fix: wait until it is "
-                "done"
+                f"{out}: got an index that another process is writing; expected no other writer; fix: wait for it"
             ) from error
     try:
         shutil.rmtree(folder, ignore_errors=True)
@@ -204,31 +199,16 @@ def _building(out: Path) -> Iterator[Path]:
             shutil.rmtree(out, ignore_errors=True)
 
 
-def _with_faiss(
-    folder: Path,
-    manifest: Manifest,
-    encoder: SentenceTransformer,
-    queries: tuple[str, dict[str, str]] | None,
-    progress: ProgressBars | None,
-) -> Manifest:
-    """Add a FAISS index and its recall."""
-    with closing(IndexFiles(folder, manifest)) as files:
-        step = progress("build the FAISS index", manifest.documents) if progress is not None else None
-        assert manifest.ann is not None
-        manifest = manifest.model_copy(update={"faiss": build_faiss(folder, files, manifest.ann, step)})
-        draw = np.random.default_rng(0)
-        if queries is not None:
-            name, texts_of = queries
-            chosen = np.sort(draw.permutation(len(texts_of))[:RECALL_QUERIES])
-            texts, source = [list(texts_of.values())[place] for place in chosen], f"queries of {name}"
-        else:
-            rows = np.sort(draw.permutation(manifest.documents)[:RECALL_QUERIES]).tolist()
-            found = files.documents(rows)
-            texts = [document.title.strip() or " ".join(document.text.split()[:WORDS_OF_TEXT]) for _, document in found]
-            texts, source = [text for text in texts if text], "titles or first words of documents"
-    with closing(IndexFiles(folder, manifest)) as files:
-        recall = measure_recall(ApproximateSearch(files), encode_texts(encoder, texts, "query"), source)
-    return manifest.model_copy(update={"recall": recall})
+def _drawn(items: Sequence[T]) -> list[T]:
+    """At most `RECALL_QUERIES` of some items, the same ones every time, in their order."""
+    return [items[place] for place in np.sort(np.random.default_rng(0).permutation(len(items))[:RECALL_QUERIES])]
+
+
+def _titles(files: IndexFiles) -> list[str]:
+    """Titles of documents, or their first words, that stand for queries."""
+    found = files.documents(_drawn(range(files.manifest.documents)))
+    texts = [document.title.strip() or " ".join(document.text.split()[:WORDS_OF_TEXT]) for _, document in found]
+    return [text for text in texts if text]
 
 
 def _publish(folder: Path, out: Path, manifest: Manifest) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -14,14 +12,10 @@ from bixse.errors import InputError
 if TYPE_CHECKING:
     from pathlib import Path
 
-FORMAT: Literal[2] = 2
-"""Version of the manifest."""
 FILE_NAME = r"(embeddings-\d{5}|documents|faiss)-[0-9a-f]{16}\.[a-z]+"
 """Names of the other files."""
 MANIFEST_FILE = "manifest.json"
 """Written last: a folder without it holds no index."""
-EARLIER_MANIFESTS = ("search_index.json", "search_index.pending.json")
-"""Manifests of the format before, which could be changed in place."""
 StoredType: TypeAlias = Literal["float32", "float16"]
 """Numbers that embeddings are stored in."""
 
@@ -44,22 +38,25 @@ class StoredFile(_Record):
     def of(cls, path: Path) -> StoredFile:
         """Rename a file after its hash."""
         digest = file_hash(path)
-        name = f"{path.stem}-{digest[:16]}{path.suffix}"
-        path = path.replace(path.with_name(name))
-        return cls(name=name, size=path.stat().st_size, sha256=digest)
+        path = path.replace(path.with_name(f"{path.stem}-{digest[:16]}{path.suffix}"))
+        return cls(name=path.name, size=path.stat().st_size, sha256=digest)
+
+    def check_size(self, folder: Path) -> None:
+        """Refuse a file that is missing or was cut; raises InputError."""
+        path = folder / self.name
+        size = path.stat().st_size if path.is_file() else None
+        if size != self.size:
+            found = "no such file" if size is None else f"{size} bytes"
+            raise damaged(path, found, f"the {self.size} bytes that were written")
 
     def check(self, folder: Path) -> None:
         """Hold the file against its hash; raises InputError."""
-        digest = hashlib.sha256()
         try:
-            with (folder / self.name).open("rb") as file:
-                while block := file.read(1 << 20):
-                    digest.update(block)
+            digest = file_hash(folder / self.name)
         except OSError as error:
             raise damaged(folder / self.name, error.strerror or str(error), "a readable file") from error
-        if digest.hexdigest() != self.sha256:
-            found = f"SHA-256 {digest.hexdigest()[:12]}..."
-            raise damaged(folder / self.name, found, f"{self.sha256[:12]}...")
+        if digest != self.sha256:
+            raise damaged(folder / self.name, f"SHA-256 {digest[:12]}...", f"{self.sha256[:12]}...")
 
 
 class EncoderIdentity(_Record):
@@ -104,7 +101,8 @@ class Recall(_Record):
 class Manifest(_Record):
     """An index."""
 
-    format: Literal[2] = FORMAT
+    format: Literal[2] = 2
+    """Version of the manifest."""
     created: str
     """UTC time."""
     encoder: EncoderIdentity
@@ -118,7 +116,7 @@ class Manifest(_Record):
     embeddings: tuple[StoredFile, ...] = ()
     """(n, D) each, in the order of the corpus."""
     texts: StoredFile | None = None
-    """Ids, titles and texts."""
+    """Ids, titles and texts; None only while the index is made."""
     ann: AnnSettings | None = None
     """None: every document is scored."""
     faiss: StoredFile | None = None
@@ -129,36 +127,53 @@ class Manifest(_Record):
         """Every file it names."""
         return [*self.embeddings, *(file for file in (self.texts, self.faiss) if file is not None)]
 
+    @property
+    def size(self) -> int:
+        """Bytes of all files."""
+        return sum(file.size for file in self.files)
+
+    def lines(self, folder: Path) -> list[str]:
+        """What the index in a folder is, for a terminal."""
+        kind = "exact" if self.ann is None else f"{self.ann.factory} ({self.ann.parameters})"
+        found = [
+            f"{folder}: {self.documents:,} documents, {kind}, {self.dtype}, {self.size / 1e6:,.1f} MB",
+            f"model: {self.encoder.name}, {self.encoder.dimensions} dimensions",
+        ]
+        if self.recall is not None:
+            recall = self.recall
+            found.append(
+                f"recall against exact search: {recall.at_10:.3f} at 10, {recall.at_100:.3f} at 100 "
+                f"({recall.queries} {recall.source})"
+            )
+        return found
+
+    def figures(self) -> dict[str, Any]:
+        """What the index is, as plain data."""
+        return {**self.model_dump(include={"documents", "dtype", "encoder", "ann", "recall"}), "bytes": self.size}
+
 
 def read_manifest(folder: Path) -> Manifest:
     """The manifest of an index.
 
     Raises:
-        InputError: no index, one of another version, or a damaged manifest.
+        InputError: no index, or a manifest that is damaged or of another version.
     """
     path = folder / MANIFEST_FILE
     if not path.is_file():
-        make = "`bixse index MODEL --collection DIR --out INDEX`"
-        if any((folder / name).is_file() for name in EARLIER_MANIFESTS):
-            raise InputError(f"{folder}: got an index of an earlier format; expected format {FORMAT}; fix: {make}")
         found = "a folder without an index" if folder.is_dir() else "a file" if folder.exists() else "no such folder"
-        raise InputError(f"{folder}: got {found}; expected a finished index; fix: check the path, or run {make}")
-    text = read_text(path)
+        raise InputError(
+            f"{folder}: got {found}; expected a finished index; fix: check the path, or run "
+            "`bixse index MODEL --collection DIR --out INDEX`"
+        )
     try:
-        loaded = json.loads(text)
-        version = loaded.get("format") if isinstance(loaded, dict) else None
-        if isinstance(version, int) and version > FORMAT:
-            raise InputError(
-                f"{path}: got an index of format {version}; expected format {FORMAT}; fix: use a newer bixse"
-            )
-        return Manifest.model_validate_json(text)
-    except (ValidationError, ValueError, RecursionError) as error:
-        raise damaged(path, " ".join(str(error).split())[:200], "the JSON that bixse wrote") from error
+        return Manifest.model_validate_json(read_text(path))
+    except ValidationError as error:
+        raise damaged(path, " ".join(str(error).split())[:200], "the JSON that this version writes") from error
 
 
 def is_index(folder: Path) -> bool:
-    """Whether a folder holds an index, of this format or an earlier one."""
-    return any((folder / name).is_file() for name in (MANIFEST_FILE, *EARLIER_MANIFESTS))
+    """Whether a folder holds an index."""
+    return (folder / MANIFEST_FILE).is_file()
 
 
 def damaged(path: Path, found: str, expected: str) -> InputError:

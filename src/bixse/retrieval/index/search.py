@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, overload
+from typing import TYPE_CHECKING, Any, overload
 
+from bixse.data.trec import write_run
 from bixse.encoders.encode import encode_texts
-from bixse.retrieval.hits import Hit, check_queries, check_top, chosen_threshold, hit
+from bixse.encoders.instructions import use_task
+from bixse.encoders.prompts import prompt_for
+from bixse.errors import InputError, ModelError, shorten
+from bixse.retrieval.hits import Hit, check_queries, check_top, chosen_threshold, hits_of, probable
 from bixse.retrieval.index.approximate import ApproximateSearch
-from bixse.retrieval.index.encoder import check_encoder, load_encoder, use_query_task
+from bixse.retrieval.index.encoder import load_encoder
 from bixse.retrieval.index.index_files import open_files
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from types import TracebackType
     from typing import Self
 
     import numpy as np
@@ -24,10 +27,17 @@ if TYPE_CHECKING:
     from bixse.encoders.head import RelevanceHead
     from bixse.progress import ProgressBars
     from bixse.retrieval.index.index_files import IndexFiles
-    from bixse.retrieval.index.manifest import Manifest
+    from bixse.retrieval.index.manifest import EncoderIdentity, Manifest
 
 QUERIES_TOGETHER = 256
 """Queries of a run that are encoded and answered together."""
+COMPARED = {
+    "dimensions": "embeddings of another size",
+    "document_prompt": "another prompt before documents",
+    "weights": "other weights, modules or tokenizer",
+    "prompts": "other prompts before queries",
+}
+"""What must be the same in the encoder of an index, and what is said of one that differs."""
 
 
 class SearchIndex:
@@ -75,7 +85,7 @@ class SearchIndex:
         """The best documents of a query, or of each of several.
 
         Args:
-            queries: one text, or a list of texts.
+            queries: a text, or a list of texts.
             top: documents per query, at least 1; fewer when the index holds fewer.
             threshold: leave out documents less probable to be relevant than this, 0 to 1.
             at_precision: instead, the threshold that calibration found for this share of relevant documents.
@@ -87,23 +97,18 @@ class SearchIndex:
             InputError: an empty query, `top` below 1, a threshold out of range, or one without a relevance head.
         """
         texts = [queries] if isinstance(queries, str) else list(queries)
-        check_queries(texts)
-        least = chosen_threshold(self.head, self.manifest.encoder.name, threshold, at_precision)
+        least = self._checked(texts, top, threshold, at_precision)
         if not texts:
-            check_top(top)
             return []
         scores, rows = self.search_embeddings(encode_texts(self.model, texts, "query"), top)
         documents = iter(self._files.documents(rows.ravel().tolist()))
-        found = [[hit(*next(documents), float(score), self.head) for score in line] for line in scores]
-        if least is not None:
-            found = [[hit for hit in hits if self._reaches(hit.cosine, least)] for hits in found]
+        found = [hits_of(islice(documents, len(line)), line, self.head, least) for line in scores.tolist()]
         return found[0] if isinstance(queries, str) else found
 
     def search_embeddings(
         self, queries: npt.NDArray[np.float32], top: int
     ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
         """Inner products and rows of the best documents of (Q, D) embeddings, both (Q, k), the highest first."""
-        check_top(top)
         return (self._approximate.search if self._approximate is not None else self._files.exact)(queries, top)
 
     def search_run(
@@ -118,8 +123,7 @@ class SearchIndex:
 
         Texts of documents are not read. `queries` are query id -> text; the other arguments are those of `search`.
         """
-        check_queries(list(queries.values()))
-        least = chosen_threshold(self.head, self.manifest.encoder.name, threshold, at_precision)
+        least = self._checked(list(queries.values()), top, threshold, at_precision)
         step = progress("search", len(queries)) if progress is not None else None
         items = iter(queries.items())
         run: dict[str, dict[str, float]] = {}
@@ -127,14 +131,17 @@ class SearchIndex:
             scores, rows = self.search_embeddings(encode_texts(self.model, list(block.values()), "query"), top)
             ids = iter(self._files.ids(rows.ravel().tolist()))
             for query_id, line in zip(block, scores.tolist(), strict=True):
-                found = dict(zip(islice(ids, len(line)), line, strict=True))
-                run[query_id] = {name: cosine for name, cosine in found.items() if self._reaches(cosine, least)}
+                found = zip(islice(ids, len(line)), line, strict=True)
+                run[query_id] = {name: cosine for name, cosine in found if probable(cosine, self.head, least)}
             if step is not None:
                 step(len(block))
         return run
 
-    def _reaches(self, cosine: float, least: float | None) -> bool:
-        return least is None or (self.head is not None and self.head.probability(cosine) >= least)
+    def _checked(self, texts: list[str], top: int, threshold: float | None, at_precision: float | None) -> float | None:
+        """The lowest probability of a hit; raises InputError for what cannot be asked."""
+        check_queries(texts)
+        check_top(top)
+        return chosen_threshold(self.head, self.manifest.encoder.name, threshold, at_precision)
 
     def check(self) -> None:
         """Read every file and hold it against its hash.
@@ -151,9 +158,7 @@ class SearchIndex:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -185,11 +190,59 @@ def open_index(
     files = open_files(Path(path))
     try:
         recorded = files.manifest.encoder
-        encoder, identity = load_encoder(recorded.name if model is None else model, recorded.task, recorded.max_length)
-        check_encoder(recorded, identity, Path(path))
+        encoder, found = load_encoder(recorded.name if model is None else model, recorded.task, recorded.max_length)
+        _check_encoder(recorded, found, Path(path))
         if task is not None:
-            use_query_task(encoder, task, recorded)
+            _use_query_task(encoder, task, recorded)
         return SearchIndex(files, encoder, exact)
     except BaseException:
         files.close()
         raise
+
+
+def write_answers(
+    index: SearchIndex,
+    queries: Mapping[str, str],
+    out: Path,
+    limits: Mapping[str, Any],
+    progress: ProgressBars | None = None,
+) -> dict[str, dict[str, float]]:
+    """Answer queries as `SearchIndex.search_run` does and write the run as a TREC file, named after the model.
+
+    Raises:
+        InputError: a query id with white space, or see `SearchIndex.search`.
+    """
+    spaced = [name for name in queries if name.split() != [name]]
+    if spaced:
+        raise InputError(
+            f"queries: got query id {spaced[0]!r}; expected no white space (it separates the columns of a run); "
+            "fix: rename it"
+        )
+    run = index.search_run(queries, progress=progress, **limits)
+    write_run(out, run, tag="-".join(Path(index.manifest.encoder.name).name.split()) or "model")
+    return run
+
+
+def _check_encoder(recorded: EncoderIdentity, found: EncoderIdentity, folder: Path) -> None:
+    """Refuse an encoder whose embeddings cannot be compared with those of the index; raises ModelError."""
+    for field, difference in COMPARED.items():
+        got, expected = getattr(found, field), getattr(recorded, field)
+        if got != expected:
+            raise ModelError(
+                f"{folder}: got model {found.name!r} with {difference} ({shorten(got)}); expected that of the index "
+                f"({shorten(expected)}, then at {recorded.name!r}): scores between two models mean nothing; fix: name "
+                "the model the index was made with (`bixse search` takes --model-at where it has moved), or make the "
+                "index again with `bixse index`"
+            )
+
+
+def _use_query_task(model: SentenceTransformer, task: str, recorded: EncoderIdentity) -> None:
+    """Encode queries with another task's instruction; raises InputError where its documents have another one."""
+    use_task(model, task)
+    prompt = prompt_for(model, "document")
+    if prompt != recorded.document_prompt:
+        raise InputError(
+            f"--task: got {task!r}, which puts {shorten(prompt)} before documents; expected "
+            f"{shorten(recorded.document_prompt)}, with which the index was made; fix: make an index for this task "
+            "with `bixse index --task`, or name a task with the same document instruction"
+        )

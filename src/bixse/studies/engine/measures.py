@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from bixse.data import transforms
 from bixse.data.graded_pairs import GradedPairs
 from bixse.data.pairs_files import load_graded_pairs, save_graded_pairs
 from bixse.data.task_instructions import load_instructions
-from bixse.data.transforms import transforms
 from bixse.encoders.instructions import set_instructions
 from bixse.encoders.loading.build import build_encoder
 from bixse.encoders.loading.precision import resolve_precision
@@ -31,13 +31,13 @@ if TYPE_CHECKING:
     from bixse.evaluation.evaluate import Evaluation
     from bixse.evaluation.systems import System
     from bixse.evaluation.tasks import Task
-    from bixse.experiments.arms import Run
+    from bixse.experiments.arms import ArmRun
     from bixse.grading.rank import JudgeRanking
     from bixse.studies.engine.study_inputs import StudyInputs
     from bixse.training.config import TrainConfig
 
 
-def train_and_score(run: Run, inputs: StudyInputs, own: Path) -> Measured:
+def train_and_score(run: ArmRun, inputs: StudyInputs, own: Path) -> Measured:
     """Train on the transformed pairs and search the test queries."""
     path = own / PAIRS_FILE
     pairs = transformed(load_graded_pairs(inputs.pairs), run.arm.pairs, run.seed)
@@ -46,12 +46,12 @@ def train_and_score(run: Run, inputs: StudyInputs, own: Path) -> Measured:
     return measured(_evaluated(inputs, system), resolve_precision(), len(pairs))
 
 
-def score_untrained(run: Run, inputs: StudyInputs, own: Path) -> Measured:
+def score_untrained(run: ArmRun, inputs: StudyInputs, own: Path) -> Measured:
     """Search the test queries with the encoder as training would begin with it."""
     return measured(_evaluated(inputs, EncoderSystem(untrained(run, inputs), cache="none")), resolve_precision())
 
 
-def score_bm25(run: Run, inputs: StudyInputs, own: Path) -> Measured:
+def score_bm25(run: ArmRun, inputs: StudyInputs, own: Path) -> Measured:
     """Search the test queries by words."""
     return measured(_evaluated(inputs, Bm25System()))
 
@@ -74,13 +74,13 @@ def measured(found: Mapping[str, Evaluation | JudgeRanking], precision: str = ""
     return Measured(metrics, per_query, rows, precision)
 
 
-def trained(run: Run, inputs: StudyInputs, own: Path, pairs: Path) -> RelevanceModel:
+def trained(run: ArmRun, inputs: StudyInputs, own: Path, pairs: Path) -> RelevanceModel:
     """The encoder of a run, trained in its folder, or found there."""
     train_run(run_config(run, inputs, pairs), own)
     return build_encoder(own / TRAIN_FOLDER / MODEL_FOLDER)
 
 
-def untrained(run: Run, inputs: StudyInputs) -> RelevanceModel:
+def untrained(run: ArmRun, inputs: StudyInputs) -> RelevanceModel:
     """The encoder as training would begin with it: its length, pooling, attention and instructions."""
     config = train_config({**run.settings, "pairs": inputs.pairs})
     encoder = build_encoder(
@@ -96,7 +96,7 @@ def untrained(run: Run, inputs: StudyInputs) -> RelevanceModel:
     return encoder
 
 
-def run_config(run: Run, inputs: StudyInputs, pairs: Path) -> TrainConfig:
+def run_config(run: ArmRun, inputs: StudyInputs, pairs: Path) -> TrainConfig:
     """The settings of a run's training; raises as `train_config`."""
     own = {
         "pairs": pairs,
@@ -125,13 +125,13 @@ def transformed(pairs: GradedPairs, settings: Mapping[str, Any], seed: int) -> G
     if "labels" in settings:
         pairs = sample_label_budget(pairs, settings["labels_per_query"], settings["labels"], seed)
     if "cutoff" in settings:
-        pairs = transforms.keep_from(pairs, settings["cutoff"])
+        pairs = transforms.transformed(pairs, transforms.KeepFrom(settings["cutoff"]))
     if "size" in settings:
-        pairs = transforms.sampled(pairs, settings["size"], seed)
+        pairs = transforms.transformed(pairs, transforms.Sample(settings["size"], seed))
     if "binarise" in settings:
-        pairs = transforms.binarised(pairs, settings["binarise"])
+        pairs = transforms.transformed(pairs, transforms.Binarise(settings["binarise"]))
     if settings.get("noise"):
-        pairs = transforms.with_label_noise(pairs, settings["noise"], seed)
+        pairs = transforms.transformed(pairs, transforms.LabelNoise(settings["noise"], seed))
     if not len(pairs):
         raise InputError(f"pairs: got none after {dict(settings)}; expected some; fix: change the values")
     return pairs

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from bixse.data.pairs_files import load_graded_pairs
 from bixse.data.run_record import RUN_FILE, open_run
 from bixse.encoders.loading.precision import resolve_precision
-from bixse.experiments.arms import Run
+from bixse.experiments.arms import ArmRun
 from bixse.experiments.runner import do_runs, opened
 from bixse.losses.catalogue import check_loss_options
 from bixse.studies.engine.measures import run_config
@@ -91,7 +91,7 @@ def run_study(
     return StudyResult(outcome, {**artifacts, "record": str(out / RUN_FILE)}, done.made, warnings)
 
 
-def plan_runs(study: Study, config: StudyConfig, values: dict[str, Any], inputs: StudyInputs | None) -> list[Run]:
+def plan_runs(study: Study, config: StudyConfig, values: dict[str, Any], inputs: StudyInputs | None) -> list[ArmRun]:
     """Every arm of a study with every seed; those without training once.
 
     Raises:
@@ -99,11 +99,11 @@ def plan_runs(study: Study, config: StudyConfig, values: dict[str, Any], inputs:
         ConfigError: the settings of an arm cannot be used.
     """
     pairs = load_graded_pairs(inputs.pairs) if inputs is not None else None
-    runs: dict[str, Run] = {}
+    runs: dict[str, ArmRun] = {}
     for arm in study.arms(config, values, pairs):
         seeds: Sequence[int] = config.seeds if arm.trained else config.seeds[:1]
         for seed in seeds:
-            run = Run(arm, seed, arm.measure or study.measure, merged(config.shared, arm.train or {}))
+            run = ArmRun(arm, seed, arm.measure or study.measure, merged(config.shared, arm.train or {}))
             runs.setdefault(run.name, run)
             if arm.trained and inputs is not None:
                 settings = run_config(run, inputs, inputs.pairs)

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-Labels: TypeAlias = "Mapping[str, str | float]"
-"""What distinguishes the arms of a study: label -> value."""
+    from bixse.experiments.arms import ArmLabels
+
 PerSeed: TypeAlias = "Mapping[int, Mapping[str, float]]"
 """Seed -> `collection/query` -> value of the metric."""
 LEVEL = 0.05
@@ -35,7 +35,7 @@ class Contrast:
 
     claim: str
     """What is claimed, in words; true when the sum is above 0."""
-    terms: tuple[tuple[Labels, float], ...]
+    terms: tuple[tuple[ArmLabels, float], ...]
     """Arms by their labels, each with its weight."""
 
 
@@ -63,7 +63,7 @@ class ClaimResult:
         return "reproduced" if self.difference.mean > 0 else "contradicted"
 
 
-def above(claim: str, first: Labels, second: Labels) -> Contrast:
+def above(claim: str, first: ArmLabels, second: ArmLabels) -> Contrast:
     """The claim that one arm is above another."""
     return Contrast(claim, ((first, 1.0), (second, -1.0)))
 
@@ -87,7 +87,7 @@ def bixse_above_others(losses: Sequence[str], label: str, values: Sequence[float
     ]
 
 
-def key_of(labels: Labels) -> tuple[tuple[str, str | float], ...]:
+def key_of(labels: ArmLabels) -> tuple[tuple[str, str | float], ...]:
     """Labels as something that can be a key; their order does not count."""
     return tuple(sorted(labels.items()))
 

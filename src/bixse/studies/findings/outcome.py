@@ -13,19 +13,18 @@ from bixse.studies.findings.contrasts import ClaimResult, interval_of, key_of, m
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
-    from bixse.experiments.arms import RunResult
+    from bixse.experiments.arms import ArmLabels, RunResult
     from bixse.report.table import Cell
     from bixse.results import Difference
     from bixse.studies.engine.study import Study
     from bixse.studies.engine.study_config import StudyConfig
-    from bixse.studies.findings.contrasts import Labels
 
 
 @dataclass(frozen=True)
 class SummaryRow:
     """One arm of a study (a combination of labels) over its seeds."""
 
-    labels: Labels
+    labels: ArmLabels
     seeds: int
     """Seeds that finished."""
     figures: Mapping[str, float]

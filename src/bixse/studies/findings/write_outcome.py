@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
 
-    from bixse.experiments.arms import Run, RunResult
+    from bixse.experiments.arms import ArmRun, RunResult
     from bixse.report.plots import Plot
     from bixse.studies.engine.study import Study
     from bixse.studies.findings.outcome import StudyOutcome, SummaryRow
@@ -172,7 +172,7 @@ def _csv(rows: Iterable[Mapping[str, object]]) -> str:
     return text.getvalue()
 
 
-def write_cards(study: Study, runs: Iterable[tuple[Run, RunResult]], folder: Path, command: str) -> list[str]:
+def write_cards(study: Study, runs: Iterable[tuple[ArmRun, RunResult]], folder: Path, command: str) -> list[str]:
     """Add the study to the card of every model that was kept; a second call replaces what the first one wrote.
 
     Returns the folders of the models, which lie below `folder`, that of all runs.
@@ -191,7 +191,7 @@ def write_cards(study: Study, runs: Iterable[tuple[Run, RunResult]], folder: Pat
     return found
 
 
-def _section(study: Study, run: Run, result: RunResult, command: str) -> str:
+def _section(study: Study, run: ArmRun, result: RunResult, command: str) -> str:
     labels = ", ".join(f"{label.replace('_', ' ')} {value}" for label, value in run.arm.labels.items())
     figures = ", ".join(f"{metric} {value:.4f}" for metric, value in result.metrics.items())
     lines = [_BEGIN, "## Study", "", f"Arm of the study `{study.name}` ({study.title}): {labels}, seed {run.seed}."]

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from bixse.data.graded_pairs import GradedPairs
-    from bixse.experiments.arms import Run
+    from bixse.experiments.arms import ArmRun
     from bixse.studies.engine.study import Choices
     from bixse.studies.engine.study_config import StudyConfig
 
@@ -59,7 +59,7 @@ def freed_at_once() -> dict[str, str]:
     return {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
 
 
-def measure_memory(run: Run, inputs: None, own: Path) -> Measured:
+def measure_memory(run: ArmRun, inputs: None, own: Path) -> Measured:
     """Extra memory (MiB) and time (s) of one forward and backward pass of a loss, in a process of its own.
 
     The labels of its arm are the loss (a word of the catalogue, or `WHOLE_MATRIX`) and the batch size B of queries and

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from bixse.data.graded_pairs import GradedPairs
     from bixse.evaluation.systems import System
     from bixse.evaluation.tasks import Task
-    from bixse.experiments.arms import Measured, Run
+    from bixse.experiments.arms import ArmRun, Measured
     from bixse.studies.engine.study import Choices
     from bixse.studies.engine.study_config import StudyConfig
     from bixse.studies.engine.study_inputs import StudyInputs
@@ -51,7 +51,7 @@ def _contrasts(values: Choices) -> list[Contrast]:
     return [above(f"{first} above {second}", {"system": first}, {"system": second}) for first, second in pairs]
 
 
-def rank_by_encoder(run: Run, inputs: StudyInputs, own: Path) -> Measured:
+def rank_by_encoder(run: ArmRun, inputs: StudyInputs, own: Path) -> Measured:
     """Score the order in which BM25, the untrained encoder or one trained here puts the candidates of BM25."""
     ranker: System = Bm25System()
     if run.arm.trained:
@@ -63,7 +63,7 @@ def rank_by_encoder(run: Run, inputs: StudyInputs, own: Path) -> Measured:
     return measured(found, resolve_precision())
 
 
-def rank_by_judge(run: Run, inputs: StudyInputs, own: Path) -> Measured:
+def rank_by_judge(run: ArmRun, inputs: StudyInputs, own: Path) -> Measured:
     """Score the order in which a judge puts the candidates that BM25 finds.
 
     Raises:

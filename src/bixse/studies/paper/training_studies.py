@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from bixse.data.transforms.transforms import keep_from
+from bixse.data.transforms import KeepFrom, transformed
 from bixse.errors import InputError
 from bixse.experiments.arms import Arm
 from bixse.studies.engine.measures import score_bm25, score_untrained
@@ -15,9 +15,9 @@ from bixse.studies.findings.contrasts import Contrast, above, bixse_above_others
 
 if TYPE_CHECKING:
     from bixse.data.graded_pairs import GradedPairs
+    from bixse.experiments.arms import ArmLabels
     from bixse.studies.engine.study import Choices
     from bixse.studies.engine.study_config import StudyConfig
-    from bixse.studies.findings.contrasts import Labels
 
 KEEPS_GRADES = "bixse"
 """In `cutoff` the other losses take every pair that is left as a positive, as InfoNCE does in the paper."""
@@ -45,7 +45,7 @@ def _noise_contrasts(values: Choices) -> list[Contrast]:
         return []
     found = []
     for other in [loss for loss in values["losses"] if loss != "bixse"]:
-        terms: list[tuple[Labels, float]] = []
+        terms: list[tuple[ArmLabels, float]] = []
         for loss, sign in (("bixse", 1.0), (other, -1.0)):
             terms += [({"loss": loss, "noise": share}, sign / len(shares)) for share in shares]
             terms.append(({"loss": loss, "noise": 0}, -sign))
@@ -57,7 +57,7 @@ def _noise_contrasts(values: Choices) -> list[Contrast]:
 def _cutoff_arms(config: StudyConfig, values: Choices, pairs: GradedPairs | None) -> list[Arm]:
     size = {}
     if pairs is not None:
-        sizes = {cutoff: len(keep_from(pairs, cutoff)) for cutoff in values["cutoffs"]}
+        sizes = {cutoff: len(transformed(pairs, KeepFrom(cutoff))) for cutoff in values["cutoffs"]}
         size = {"size": min(sizes.values())}
         if not size["size"]:
             empty = min(cutoff for cutoff, count in sizes.items() if not count)

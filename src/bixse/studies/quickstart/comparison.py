@@ -15,7 +15,7 @@ from bixse.evaluation.metrics import METRICS, PRIMARY_METRIC
 from bixse.evaluation.significance import paired_bootstrap
 from bixse.report.schema import (
     MergeCurve,
-    MergePoint,
+    MergeScore,
     QueryChange,
     RankedDocument,
     ReportData,
@@ -241,6 +241,6 @@ def merge_curve(system: str, merged: MergeResult) -> MergeCurve:
     return MergeCurve(
         system=system,
         weight=merged.weight,
-        points=[MergePoint(weight=point.weight, scores=point.scores) for point in merged.points],
+        points=[MergeScore(weight=point.weight, scores=point.scores) for point in merged.points],
         guards=sorted({change.collection for change in merged.changes if change.role == "guard"}),
     )

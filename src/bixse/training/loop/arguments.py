@@ -1,14 +1,19 @@
-"""From a configuration to the arguments of the trainer: the paper's optimizer and schedule."""
+"""The arguments of the trainer, and how they follow from a configuration: the paper's optimizer and schedule."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from bixse.encoders.loading.precision import default_device, resolve_precision
+from sentence_transformers import SentenceTransformerTrainingArguments
+from transformers.integrations.integration_utils import get_available_reporting_integrations
+
+from bixse.encoders.loading.precision import default_device
 from bixse.errors import InputError
+from bixse.training.config import OptimizerConfig
 from bixse.training.distributed import PATIENCE, world_size
-from bixse.training.loop.trainer import GradedTrainingArguments
+from bixse.training.loop.checkpoints import whole_checkpoints
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,6 +27,24 @@ CHECKPOINTING: dict[str, Any] = {
     "gradient_checkpointing_kwargs": {"use_reentrant": False},
 }
 """Given only where it is wanted: transformers 5.23 warns of these names, sentence-transformers 6.2 knows no others."""
+
+
+@dataclass
+class GradedTrainingArguments(SentenceTransformerTrainingArguments):
+    """sentence-transformers' training arguments with a few of our own.
+
+    `per_device_train_batch_size` counts queries; each brings its graded documents. Of W processes (torchrun) each gets
+    as many: a batch has W times that.
+    """
+
+    documents_per_query: int | None = None
+    """Graded documents of a query in one batch, at least 1; None takes all."""
+    bias_lr_multiplier: float = OptimizerConfig.model_fields["bias_lr_multiplier"].default
+    """The logit bias learns at `bias_lr_multiplier * learning_rate`."""
+    train_max_length: int | None = None
+    """Tokens of a text that are read while training; None reads what the model reads when it encodes."""
+    task_shares: dict[str, float] | None = None
+    """Task -> share of its queries that stand in one epoch, in (0, 1]; 1 for tasks that are not named."""
 
 
 def training_arguments(
@@ -40,7 +63,7 @@ def training_arguments(
     """
     optimizer = config.optimizer
     device = default_device()
-    bf16 = resolve_precision(config.precision, device) == "bfloat16"
+    bf16 = config.resolved().precision == "bfloat16"
     processes = world_size()
     if optimizer.batch_size % processes:
         near = max(1, optimizer.batch_size // processes) * processes
@@ -49,8 +72,7 @@ def training_arguments(
             f"each has as many; fix: set it to {near}"
         )
     _check_trackers(config.report_to)
-    steps = math.ceil(batches / optimizer.gradient_accumulation_steps)
-    every = max(1, steps // max(1, config.evaluations_per_epoch))
+    _, every = steps_of(config, batches)
     arguments = GradedTrainingArguments(
         output_dir=str(folder),
         num_train_epochs=optimizer.epochs,
@@ -78,6 +100,7 @@ def training_arguments(
         save_total_limit=2 if config.merge is None or config.merge.checkpoints == 1 else None,  # the best are merged
         eval_strategy="steps" if evaluator is not None else "no",
         eval_steps=every if evaluator is not None else None,
+        eval_on_start=evaluator is not None and not whole_checkpoints(folder),
         load_best_model_at_end=evaluator is not None,
         metric_for_best_model=f"eval_{evaluator.primary_metric}" if evaluator is not None else None,
         greater_is_better=True if evaluator is not None else None,
@@ -92,10 +115,15 @@ def training_arguments(
     return arguments
 
 
+def steps_of(config: TrainConfig, batches: int) -> tuple[int, int]:
+    """Optimizer steps of a run with so many batches an epoch, and steps between two evaluations or checkpoints."""
+    per_epoch = math.ceil(batches / config.optimizer.gradient_accumulation_steps)
+    steps = config.optimizer.steps or per_epoch * config.optimizer.epochs
+    return steps, max(1, per_epoch // max(1, config.evaluations_per_epoch))
+
+
 def _check_trackers(names: Sequence[str]) -> None:
     """Refuse a tracker whose package is not there before any training."""
-    from transformers.integrations.integration_utils import get_available_reporting_integrations
-
     missing = [name for name in names if name not in get_available_reporting_integrations()]
     if missing:
         raise InputError(

@@ -42,13 +42,8 @@ class GroupDataset(Dataset[DrawnGroup]):
     The document with the highest relevance always stays; the others are drawn anew each epoch. The draw is a
     function of (seed, epoch, group), so that a resumed run sees the same batches.
 
-    Args:
-        pairs: the graded pairs.
-        documents_per_query: K at most; None takes every document.
-        seed: of the draw.
-
     Raises:
-        InputError: documents_per_query below 1.
+        InputError: documents_per_query below 1 (None takes every document).
     """
 
     def __init__(self, pairs: GradedPairs, documents_per_query: int | None = None, seed: int = 0) -> None:
@@ -199,8 +194,9 @@ class GradedCollator:
             entries = entries[by_key[np.searchsorted(keys, own_keys, sorter=by_key)]]
             keys = own_keys
         rows, places = np.divmod(keys, len(columns))
-        shape = (len(own), len(columns))
-        return GradedTargets.from_entries(rows, places, self.known.relevance[entries], shape), len(own_keys)
+        known = self.known.relevance[entries]  # checked when the pairs were read
+        rows_of, columns_of, relevance = (torch.from_numpy(part) for part in (rows, places, known))
+        return GradedTargets(rows_of, columns_of, relevance, (len(own), len(columns))), len(own_keys)
 
     def _first_rows(self, groups: Sequence[DrawnGroup]) -> list[int]:
         own = self.pairs.groups()

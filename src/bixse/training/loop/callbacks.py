@@ -1,4 +1,4 @@
-"""What happens around the training steps: a progress bar, the learning curve, and a Ctrl-C that loses nothing."""
+"""What happens around the training steps: progress, the learning curve, the head in checkpoints, a Ctrl-C."""
 
 from __future__ import annotations
 
@@ -39,38 +39,54 @@ class ProgressBar(TrainerCallback):
         self.done = 0
         self.shown: dict[str, str] = {}
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """Open the bar, at the step a resumed run stands at."""
         self.bar, self.done = Progress(self.title, state.max_steps, "step"), state.global_step
         self.bar(0, known=self.done)
 
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_step_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """One step on."""
         if self.bar is not None:
             self.bar(state.global_step - self.done, ", ".join(f"{name}={value}" for name, value in self.shown.items()))
             self.done = state.global_step
 
-    def on_log(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: dict[str, Any] | None = None,
-        **kwargs: Any,
-    ) -> None:
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         """Show the latest loss and dev nDCG."""
         for name, value in (logs or {}).items():
             if name == "loss" or name.endswith("ndcg@10"):
                 self.shown[name.removeprefix("eval_")] = f"{value:.3f}"
 
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Close the bar."""
         if self.bar is not None:
             self.bar.close()
+
+
+class StepLog(TrainerCallback):
+    """Writes every entry of the log to a file as it comes: one JSON object per line.
+
+    A resumed run first drops the entries after the step it resumes from.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def on_train_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        """Keep what earlier processes wrote up to this step; a line that was cut off is dropped."""
+        kept = []
+        for line in self.path.read_text(encoding="utf-8").splitlines() if self.path.is_file() else []:
+            with contextlib.suppress(ValueError):
+                entry = json.loads(line)
+                if 0 < state.global_step >= entry["step"] and "train_runtime" not in entry:
+                    kept.append(line + "\n")
+        write_atomically(self.path, "".join(kept))
+
+    def on_log(
+        self, args: Any, state: TrainerState, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any
+    ) -> None:
+        """One entry."""
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"step": state.global_step, **(logs or {})}) + "\n")
 
 
 class StopOnInterrupt(TrainerCallback):
@@ -83,9 +99,7 @@ class StopOnInterrupt(TrainerCallback):
         self.asked = False
         self._before: dict[signal.Signals, Any] = {}
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Listen for the signals."""
         if threading.current_thread() is threading.main_thread():
             self._before = {one: signal.signal(one, self._ask) for one in (signal.SIGINT, signal.SIGTERM)}
@@ -102,9 +116,7 @@ class StopOnInterrupt(TrainerCallback):
             control.should_save = True
             control.should_training_stop = True
 
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Give the signals back."""
         self.release()
 
@@ -134,15 +146,9 @@ class SaveRelevanceHead(TrainerCallback):
     Example:
         ::
 
-            model = build_encoder("demo")
             loss = BiXSELoss(model)
-            trainer = SentenceTransformerTrainer(
-                model,
-                SentenceTransformerTrainingArguments("out", learning_rate_mapping={r"^logit_bias$": 5e-3}),
-                train_dataset=load_graded_pairs("pairs.jsonl").to_dataset(),
-                loss=loss,
-                callbacks=[SaveRelevanceHead(loss)],
-            )
+            heads = SaveRelevanceHead(loss)
+            trainer = SentenceTransformerTrainer(model, args, train_dataset, loss=loss, callbacks=[heads])
             trainer.train()
             trainer.save_model("out/model")
             load_relevance_model("out/model")
@@ -153,9 +159,7 @@ class SaveRelevanceHead(TrainerCallback):
         self._targets = 0.0
         self._steps = 0
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """Refuse what could not be saved; after a resume take up the checkpoint's scale and bias."""
         check_learns_probability(self.loss)
         _check_labels(kwargs.get("train_dataloader"))
@@ -165,21 +169,19 @@ class SaveRelevanceHead(TrainerCallback):
             restore_head(self.loss, head)
             self._targets, self._steps = (head.trained_prior or 0.0) * state.global_step, state.global_step
 
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Take note of the mean target."""
         target = getattr(self.loss, "statistics", {}).get("mean_target")
         if target is not None:
             self._targets += float(target)
             self._steps += 1
 
-    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """The head of this step, into its checkpoint."""
         if state.is_world_process_zero:
             save_relevance_head(self.loss, _checkpoint(args, state), self._prior())
 
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """The head of the model that the trainer ends with, into its output folder."""
         best = state.best_model_checkpoint if args.load_best_model_at_end else None
         head = RelevanceHead.load(Path(best)) if best is not None else None
@@ -205,40 +207,3 @@ def _check_labels(loader: Any) -> None:
             f"(or {', '.join(LABEL_COLUMNS[1:])}), any other is read as text; fix: rename it, as "
             "GradedPairs.to_dataset() does"
         )
-
-
-class StepLog(TrainerCallback):
-    """Writes every entry of the log to a file as it comes: one JSON object per line.
-
-    A resumed run first drops the entries after the step it resumes from.
-
-    Args:
-        path: the file.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        """Keep what earlier processes wrote up to this step; a line that was cut off is dropped."""
-        kept = []
-        for line in self.path.read_text(encoding="utf-8").splitlines() if self.path.is_file() else []:
-            with contextlib.suppress(ValueError):
-                entry = json.loads(line)
-                if 0 < state.global_step >= entry["step"] and "train_runtime" not in entry:
-                    kept.append(line + "\n")
-        write_atomically(self.path, "".join(kept))
-
-    def on_log(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: dict[str, Any] | None = None,
-        **kwargs: Any,
-    ) -> None:
-        """One entry."""
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"step": state.global_step, **(logs or {})}) + "\n")

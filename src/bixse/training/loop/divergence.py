@@ -7,6 +7,7 @@ from statistics import median
 from typing import TYPE_CHECKING, get_args
 
 from bixse.data.graded_pairs import Kind
+from bixse.encoders.encode import encode_here
 from bixse.errors import DivergedError
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ LOSS_FACTOR = 10.0
 """The loss has exploded where it ends above so many times what it was at first."""
 FEWEST_LOSSES = 3
 """Entries of the log of which "at first" and "ends" are medians: a tenth of all, these at least, or half of them."""
-MEND = "lower learning_rate or set max_grad_norm, and give another --out folder"
+FIX = "lower learning_rate or set max_grad_norm, and give another --out folder"
 
 
 def embedding_spreads(model: SentenceTransformer, pairs: GradedPairs) -> dict[Kind, float]:
@@ -33,8 +34,6 @@ def embedding_spreads(model: SentenceTransformer, pairs: GradedPairs) -> dict[Ki
 
     In float32, since rounding to bf16 makes embeddings differ by more than `SMALLEST_SPREAD`.
     """
-    from bixse.encoders.encode import encode_here
-
     found: dict[Kind, float] = {}
     for kind in get_args(Kind):
         rows = pairs.distinct(kind)
@@ -75,21 +74,12 @@ def check_learned(
 
     Raises:
         DivergedError: says which of the two was found.
-
-    Example:
-        >>> check_learned({"document": 0.5}, {"document": 0.7}, [2.0, 1.0], False)
-        >>> check_learned({"document": 0.5}, {"document": 0.0}, [2.0, 2.1], False)
-        Traceback (most recent call last):
-        ...
-        bixse.errors.DivergedError: training: got nearly the same embedding for every document; expected embeddings \
-that differ, as before training; the run has diverged; fix: lower learning_rate or set max_grad_norm, and give another \
---out folder
     """
     for kind, spread in after.items():
         if spread < SMALLEST_SPREAD <= before[kind]:
             raise DivergedError(
                 f"training: got nearly the same embedding for every {kind}; expected embeddings that differ, as before "
-                f"training; the run has diverged; fix: {MEND}"
+                f"training; the run has diverged; fix: {FIX}"
             ).of_all_processes()
     if not losses or kept_the_best:
         return
@@ -98,7 +88,7 @@ that differ, as before training; the run has diverged; fix: lower learning_rate 
     if last > LOSS_FACTOR * first > 0:
         raise DivergedError(
             f"training: got a loss of {last:.3g} at the end and {first:.3g} at first; expected it to fall; the run has "
-            f"diverged; fix: {MEND}"
+            f"diverged; fix: {FIX}"
         ).of_all_processes()
 
 
@@ -112,5 +102,5 @@ def check_finite(model: torch.nn.Module, step: int) -> None:
         if not bool(parameter.detach().isfinite().all()):
             raise DivergedError(
                 f"training: got weights that are not finite ({name}) after step {step}; expected finite ones; "
-                "fix: lower learning_rate or set max_grad_norm, and give another --out folder"
+                f"fix: {FIX}"
             )

@@ -7,14 +7,14 @@ import json
 import math
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
+from accelerate.utils import broadcast, gather_object
 from datasets import Dataset, DatasetDict
-from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
+from sentence_transformers import SentenceTransformerTrainer
 from sentence_transformers.base.modules import Module
 from sentence_transformers.util import fullname
 from torch.utils.data import DataLoader
@@ -29,12 +29,18 @@ from bixse.encoders.prompts import prompt_for
 from bixse.errors import DivergedError
 from bixse.losses.bixse import BiXSELoss
 from bixse.losses.targets import GradedTargets
-from bixse.training.distributed import all_gather_object, any_process, average_gradients, broadcast_from_main
+from bixse.training.distributed import any_process, average_gradients
+from bixse.training.loop.arguments import GradedTrainingArguments
 from bixse.training.loop.batch_plan import BatchPlan
 from bixse.training.loop.batches import GradedCollator, GroupDataset
-from bixse.training.loop.checkpoints import check_checkpoint
-from bixse.training.loop.divergence import check_finite
-from bixse.training.loop.loss_state import load_loss_state, loss_state, restore_loss_state, save_loss_state
+from bixse.training.loop.checkpoints import (
+    check_checkpoint,
+    load_loss_state,
+    loss_state,
+    restore_loss_state,
+    save_loss_state,
+)
+from bixse.training.loop.divergence import FIX, check_finite
 from bixse.training.loop.throughput import Throughput
 
 if TYPE_CHECKING:
@@ -50,24 +56,6 @@ if TYPE_CHECKING:
 
 TrainingData: TypeAlias = GradedPairs | Dataset | Mapping[str, Dataset]
 """Graded pairs, a data set with their columns, or several data sets by task."""
-
-
-@dataclass
-class GradedTrainingArguments(SentenceTransformerTrainingArguments):
-    """sentence-transformers' training arguments with a few of our own.
-
-    `per_device_train_batch_size` counts queries; each brings its graded documents. Of W processes (torchrun) each gets
-    as many: a batch has W times that.
-    """
-
-    documents_per_query: int | None = field(default=None, metadata={"help": "graded documents of a query in a batch"})
-    """Graded documents of a query in one batch, at least 1; None takes all."""
-    bias_lr_multiplier: float = field(default=100.0, metadata={"help": "learning rate of the bias over the encoder's"})
-    """The logit bias learns at `bias_lr_multiplier * learning_rate`."""
-    train_max_length: int | None = field(default=None, metadata={"help": "tokens of a text read while training"})
-    """Tokens of a text that are read while training; None reads what the model reads when it encodes."""
-    task_shares: dict[str, float] | None = field(default=None, metadata={"help": "share of a task's queries an epoch"})
-    """Task -> share of its queries that stand in one epoch, in (0, 1]; 1 for tasks that are not named."""
 
 
 class GradedTrainer(SentenceTransformerTrainer):
@@ -134,7 +122,6 @@ class GradedTrainer(SentenceTransformerTrainer):
         self.seconds_in_steps = 0.0
         """Wall time of the training steps alone, evaluation and saving excluded."""
         self.throughput = Throughput()
-        """Counts since the last entry of the log."""
         self._prompts = _prompts_of(model, args, self.pairs)
         self._preprocess = shortened_preprocess(model, args.train_max_length)
         super().__init__(
@@ -153,7 +140,7 @@ class GradedTrainer(SentenceTransformerTrainer):
 
     def train(self, *args: Any, **kwargs: Any) -> TrainOutput:
         """As sentence-transformers does; all processes begin with the weights of the first."""
-        broadcast_from_main([*self.loss.parameters(), *self.loss.buffers()])
+        broadcast([tensor.data for tensor in (*self.loss.parameters(), *self.loss.buffers())])
         return super().train(*args, **kwargs)
 
     def get_train_dataloader(self) -> DataLoader[Any]:
@@ -172,7 +159,7 @@ class GradedTrainer(SentenceTransformerTrainer):
 
     def _collator(self, pairs: GradedPairs, args: GradedTrainingArguments, loss: GradedLoss) -> GradedCollator:
         return GradedCollator(
-            self._preprocess, pairs, loss.in_batch_labels, self._prompts, args.process_index, args.world_size
+            self._preprocess, pairs, loss.options.in_batch_labels, self._prompts, args.process_index, args.world_size
         )
 
     def _loader(self, pairs: GradedPairs, plan: BatchPlan, collator: Any) -> DataLoader[Any]:
@@ -210,14 +197,13 @@ class GradedTrainer(SentenceTransformerTrainer):
             average_gradients(self.loss.parameters())
         seconds = time.perf_counter() - start
         self.seconds_in_steps += seconds
-        self.throughput.add(counts, self.collect_features(inputs)[0], self.loss.mini_batch_size, seconds)
+        self.throughput.add(counts, self.collect_features(inputs)[0], self.loss.options.mini_batch_size, seconds)
         if any_process(not bool(loss.isfinite()), loss.device):
             path = self._dump_batch(inputs)
-            losses = [value for value in all_gather_object(float(loss)) if not math.isfinite(value)]
+            losses = [value for value in gather_object([float(loss)]) if not math.isfinite(value)]
             raise DivergedError(
                 f"training: got loss {losses[0]} at step {self.state.global_step + 1}; expected a finite number; "
-                f"fix: look at the batch ({path}), lower learning_rate or set max_grad_norm, and give another "
-                "--out folder"
+                f"fix: look at the batch ({path}), {FIX}"
             ).of_all_processes()
         return loss
 
@@ -268,12 +254,12 @@ class GradedTrainer(SentenceTransformerTrainer):
     def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
         """As transformers does, then the hashes of all files of all processes."""
         super()._save_checkpoint(model, trial)
-        all_gather_object(None)  # the other processes have written their random states
+        self.accelerator.wait_for_everyone()  # the other processes have written their random states
         if self.args.should_save:
             write_hashes(Path(self.args.output_dir or ".") / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}")
 
     def _load_best_model(self) -> None:
-        """As sentence-transformers does, but a fault is raised; the library logs it and keeps the last weights."""
+        """As sentence-transformers does, but an error is raised; the library logs it and keeps the last weights."""
         best = str(self.state.best_model_checkpoint)
         self._load_from_checkpoint(best)
         self.model.model_card_data.set_best_model_step(int(best.rpartition("-")[2]))

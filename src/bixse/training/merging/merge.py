@@ -6,21 +6,29 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+import torch
+from accelerate.utils import gather_object
+from pydantic import TypeAdapter
 
+from bixse.encoders.embedding import embed_features
 from bixse.encoders.interpolation import interpolate
+from bixse.encoders.loading.precision import autocast
+from bixse.evaluation.calibration.platt import fit_platt
 from bixse.evaluation.significance import paired_bootstrap
-from bixse.training.distributed import all_gather_object, raise_together, rank, world_size
+from bixse.progress import Progress
+from bixse.training.config import TOLERANCE
+from bixse.training.dev_evaluation import Role, sets_of
+from bixse.training.distributed import is_main_process, raise_together, rank, world_size
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from sentence_transformers import SentenceTransformer
 
     from bixse.encoders.head import RelevanceHead
     from bixse.encoders.interpolation import Weights
-    from bixse.progress import Step
+    from bixse.training.dev_evaluation import Scores, Watched
     from bixse.training.loop.trainer import GradedTrainer
-    from bixse.training.merging.watched import Role, Scores, Watched
 
 HEAD_ENTRIES = 60_000
 """Entries of the training batches, at least, to which scale and bias are fitted for a merged encoder."""
@@ -38,22 +46,18 @@ class MergePoint:
 
 @dataclass(frozen=True)
 class Change:
-    """The difference of a model from the base model on one collection, with its 95 % interval over queries."""
+    """The difference in nDCG@10 of a model from the base model on one collection, with its 95 % interval over queries.
+
+    Above 0 the model is better than the base model; a single query has no interval.
+    """
 
     collection: str
-    """Its name."""
     role: Role
-    """dev or guard."""
     model: Literal["tuned", "merged"]
-    """Before or after merging."""
     mean: float
-    """Mean difference of nDCG@10; above 0 the model is better than the base model."""
     low: float | None
-    """Lower end of the interval; None for a single query."""
     high: float | None
-    """Upper end."""
     queries: int
-    """Judged queries."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +76,10 @@ class MergeResult:
     """Weights that it was chosen from."""
     documents: dict[str, tuple[int, int]] = field(default_factory=dict)
     """Collection -> documents that were searched, documents of its corpus."""
+    checkpoints: int = 1
+    """Checkpoints of which the tuned weights are the mean."""
+    checkpoints_wanted: int = 1
+    """How many were asked for; a short run has fewer."""
 
     @property
     def keeps_guard(self) -> bool:
@@ -92,17 +100,25 @@ class MergeResult:
 
     def warnings(self) -> list[str]:
         """What the user should know."""
+        said = []
+        if self.checkpoints < self.checkpoints_wanted:
+            said.append(
+                f"merge: the mean of {self.checkpoints} checkpoints was taken, not of {self.checkpoints_wanted}: "
+                "training evaluated no more on dev; fix: raise epochs or evaluations_per_epoch, or lower "
+                "merge.checkpoints"
+            )
         if not self.keeps_guard:
-            return [
+            said.append(
                 f"merge: no weight keeps every guard collection within {self.tolerance:g} of the base model; the one "
                 f"that loses least, {self.weight:g}, is kept: train more gently or raise guard_tolerance"
-            ]
-        return []
+            )
+        return said
 
     def lines(self) -> list[str]:
         """The choice in words, one fact per line."""
         chosen = f"chosen on dev among {self.candidates}" if self.candidates > 1 else "as given"
-        lines = [f"merged weights: {1 - self.weight:g} base + {self.weight:g} tuned ({chosen})"]
+        soup = f", tuned is the mean of {self.checkpoints} checkpoints" if self.checkpoints_wanted > 1 else ""
+        lines = [f"merged weights: {1 - self.weight:g} base + {self.weight:g} tuned ({chosen}){soup}"]
         base = self.points[0].scores if self.points else {}
         for name in dict.fromkeys(change.collection for change in self.changes):
             of = {change.model: change for change in self.changes if change.collection == name}
@@ -127,14 +143,7 @@ class MergeResult:
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> MergeResult:
         """From what `run.json` holds."""
-        return cls(
-            weight=values["weight"],
-            points=[MergePoint(**point) for point in values["points"]],
-            changes=[Change(**change) for change in values["changes"]],
-            tolerance=values["tolerance"],
-            candidates=values["candidates"],
-            documents={name: (number[0], number[1]) for name, number in values["documents"].items()},
-        )
+        return TypeAdapter(cls).validate_python(values)
 
 
 def merge(
@@ -143,8 +152,8 @@ def merge(
     tuned: Weights,
     weights: Sequence[float],
     watched: Sequence[Watched],
-    tolerance: float = 0.01,
-    progress: Step | None = None,
+    tolerance: float = TOLERANCE,
+    progress: bool = False,
 ) -> MergeResult:
     """Set an encoder to the best weights between base and tuned.
 
@@ -156,10 +165,10 @@ def merge(
         model: the encoder, changed.
         base: its weights before training.
         tuned: its weights after training.
-        weights: candidates in [0, 1]; of a single one and no dev collection, nothing is chosen.
+        weights: candidates in [0, 1]; without a collection the first one is taken.
         watched: dev and guard collections.
         tolerance: nDCG@10 by which a guard collection may fall below the base model, at least 0.
-        progress: told of each weight that is scored.
+        progress: show how many weights are scored.
 
     Raises:
         InputError: a weight outside [0, 1].
@@ -169,14 +178,16 @@ def merge(
         interpolate(model, base, tuned, weights[0])
         return MergeResult(weights[0], [], [], tolerance)
     found: dict[float, Scores] = {}
+    own_share = sorted({0.0, 1.0, *weights})[rank() :: world_size()]
+    bar = Progress("merge: score weights", len(own_share)) if progress and is_main_process() else None
     with raise_together():
-        for weight in own_share({0.0, 1.0, *weights}):
+        for weight in own_share:
             interpolate(model, base, tuned, weight)
             found[weight] = {name: values for corpus in watched for name, values in corpus.scores(model).items()}
-            if progress is not None:
-                progress(1)
-    scores = dict(sorted((weight, values) for part in all_gather_object(found) for weight, values in part.items()))
-    roles: dict[str, Role] = {own.name: own.role for corpus in watched for own in corpus.sets}
+            if bar is not None:
+                bar(1)
+    scores = dict(sorted((weight, values) for part in gather_object([found]) for weight, values in part.items()))
+    roles = {own.name: own.role for _, own in sets_of(watched)}
     chosen = _choose(scores, roles, weights, tolerance)
     interpolate(model, base, tuned, chosen)
     return MergeResult(
@@ -189,27 +200,23 @@ def merge(
         ],
         tolerance=tolerance,
         candidates=len(set(weights)),
-        documents={own.name: (len(corpus.documents), corpus.size) for corpus in watched for own in corpus.sets},
+        documents={
+            own.name: (len(corpus.documents), len(corpus.collection.corpus)) for corpus, own in sets_of(watched)
+        },
     )
-
-
-def own_share(weights: Iterable[float]) -> list[float]:
-    """The weights that this process scores, in order."""
-    return sorted(weights)[rank() :: world_size()]
 
 
 def _choose(
     scores: Mapping[float, Scores], roles: Mapping[str, Role], weights: Sequence[float], tolerance: float
 ) -> float:
     """The candidate with the best dev figure that keeps guard; of equals the smaller, which changes the base less."""
-    base = scores[0.0]
 
     def dev(weight: float) -> float:
         return float(np.mean([_mean(scores[weight][name]) for name, role in roles.items() if role == "dev"]))
 
     def worst_guard(weight: float) -> float:
         guards = [name for name, role in roles.items() if role == "guard"]
-        return min((_mean(scores[weight][name]) - _mean(base[name]) for name in guards), default=0.0)
+        return min((_mean(scores[weight][name]) - _mean(scores[0.0][name]) for name in guards), default=0.0)
 
     candidates = sorted(set(weights))
     kept = [weight for weight in candidates if worst_guard(weight) >= -tolerance]
@@ -237,17 +244,7 @@ def refitted_head(trainer: GradedTrainer, head: RelevanceHead) -> RelevanceHead:
 
     They minimise the binary cross-entropy of sigma(alpha cos + beta) over the entries of the first training batches, as
     training did for its own encoder. The cosines of a merged encoder lie closer together and need a larger scale.
-
-    Args:
-        trainer: holds pairs, batches and encoder.
-        head: scale and bias of the tuned encoder.
     """
-    import torch
-
-    from bixse.encoders.embedding import embed_features
-    from bixse.encoders.loading.precision import autocast
-    from bixse.evaluation.calibration.platt import fit_platt
-
     model = trainer.loss.model.eval()
     cosines: list[torch.Tensor] = []
     relevance: list[torch.Tensor] = []

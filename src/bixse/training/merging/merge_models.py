@@ -10,17 +10,19 @@ from typing import TYPE_CHECKING
 from bixse.data.io.files import file_hash, storage_errors
 from bixse.data.pairs_files import load_graded_pairs
 from bixse.data.run_record import open_run
+from bixse.encoders.head import RelevanceHead
 from bixse.encoders.identity import model_hashes
-from bixse.training.dev_evaluation import split_hashes
+from bixse.encoders.interpolation import check_same_kind, mean_weights, trained_weights
+from bixse.encoders.loading.build import build_encoder
+from bixse.encoders.loading.saving import save_whole
+from bixse.training.dev_evaluation import Split, check_not_trained_on, load_watched, split_hashes
+from bixse.training.loop.arguments import GradedTrainingArguments
+from bixse.training.loop.trainer import GradedTrainer
 from bixse.training.merging.merge import MergeResult, merge, refitted_head
-from bixse.training.merging.watched import Split, check_not_trained_on, load_watched, queries_of
 from bixse.training.recipe import MODEL_FOLDER, alone_in
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from bixse.progress import Step
-    from bixse.training.merging.merge_settings import MergeModelsConfig
+    from bixse.training.config import MergeModelsConfig
 
 
 @dataclass(frozen=True)
@@ -37,15 +39,8 @@ class MergedModel:
     """The merge was finished before."""
 
 
-def merge_models(
-    config: MergeModelsConfig, out: str | Path, progress: Callable[[str, int], Step] | None = None
-) -> MergedModel:
+def merge_models(config: MergeModelsConfig, out: str | Path, progress: bool = False) -> MergedModel:
     """Average the weights of models of one architecture and save the result to `out/model`.
-
-    Args:
-        config: the models, and their weights or where these are chosen.
-        out: output folder.
-        progress: makes a progress callback (see `bixse.progress.Step`) from a title and a total.
 
     Raises:
         InputError: collections or pairs that cannot be used, or that share queries.
@@ -58,24 +53,16 @@ def merge_models(
             config = MergeModelsConfig(models=["demo", "runs/mine/model"], weights=[0.5, 0.5])
             merge_models(config, "runs/merged")
     """
-    from bixse.encoders.head import RelevanceHead
-    from bixse.encoders.interpolation import check_same_kind, mean_weights, trained_weights
-    from bixse.encoders.loading.build import build_encoder
-    from bixse.encoders.loading.saving import save_whole
-    from bixse.training.loop.trainer import GradedTrainer, GradedTrainingArguments
-
-    names = config.models
-    splits = [Split(folder, config.dev_split, "dev") for folder in config.dev]
-    splits += [Split(folder, config.guard_split, "guard") for folder in config.guard]
+    names, folder = config.models, Path(out)
+    splits = [Split(path, config.dev_split, "dev") for path in config.dev]
+    splits += [Split(path, config.guard_split, "guard") for path in config.guard]
     watched = load_watched(splits, config.documents)
     graded = load_graded_pairs(config.pairs) if config.pairs is not None else None
-    held_out = queries_of(watched, "dev") | queries_of(watched, "guard")
-    warnings = check_not_trained_on(held_out, graded.queries if graded else [], config.allow_shared_queries)
+    warnings = check_not_trained_on(watched, graded.queries if graded else [], config.allow_shared_queries)
     inputs = {f"{number}/{name}": value for number, m in enumerate(names) for name, value in model_hashes(m).items()}
     inputs |= split_hashes(splits)
     if config.pairs is not None:
         inputs["pairs"] = file_hash(config.pairs)
-    folder = Path(out)
     record = open_run(folder, "merge", config.identity(), inputs)
     if record.status == "finished" and (folder / MODEL_FOLDER).is_dir():
         found = record.results
@@ -93,18 +80,14 @@ def merge_models(
         if config.weights is not None:
             result = merge(base, states[0], mean_weights(states, config.weights), [1.0], [])
         else:
-            step = progress("score weights", len({0.0, 1.0, *config.candidates})) if progress is not None else None
-            result = merge(
-                base, states[0], mean_weights(states[1:]), config.candidates, watched, config.guard_tolerance, step
-            )
+            tuned = mean_weights(states[1:])
+            result = merge(base, states[0], tuned, config.candidates, watched, config.guard_tolerance, progress)
         warnings += result.warnings()
         base.head = None
         if graded is not None:
             head = next((head.as_trained() for head in reversed(heads) if head is not None), RelevanceHead(20.0, 0.0))
             with tempfile.TemporaryDirectory() as scratch:
-                arguments = GradedTrainingArguments(
-                    output_dir=scratch, report_to="none", per_device_train_batch_size=16
-                )
+                arguments = GradedTrainingArguments(scratch, report_to="none", per_device_train_batch_size=16)
                 base.head = refitted_head(GradedTrainer(base, arguments, graded), head)
         else:
             warnings.append(

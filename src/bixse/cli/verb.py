@@ -1,0 +1,70 @@
+"""A verb as data: its settings, what the command line alone decides, and the function of both that it runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeAlias, TypeVar
+
+from bixse.cli.flags import settings_from
+from bixse.encoders.loading.precision import Setting, use_precision
+from bixse.settings import Flag, Settings
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Callable, Mapping
+
+    from bixse.cli.result import CommandResult
+
+Folder: TypeAlias = Annotated[Path, Flag(metavar="DIR")]
+"""An option that names a folder."""
+FINISHED_BEFORE = "this run was finished before: its results are shown"
+"""The warning where nothing was left to do."""
+
+
+class Options(Settings):
+    """What the command line alone decides: where results go, and whether anything is done at all."""
+
+    words: Annotated[tuple[str, ...], Flag(hidden=True)] = ()
+    """The command line after `bixse`."""
+
+
+class ComputingOptions(Options):
+    """Options of a verb that computes with a model and has no such setting."""
+
+    precision: Setting = "auto"
+    """Numbers that models compute in; auto: as BIXSE_PRECISION says, else bfloat16 where the processor or GPU is fast
+    at it."""
+
+
+SettingsType = TypeVar("SettingsType", bound=Settings)
+OptionsType = TypeVar("OptionsType", bound=Options)
+
+
+@dataclass(frozen=True)
+class Verb(Generic[SettingsType, OptionsType]):
+    """One verb of the command."""
+
+    settings: type[SettingsType]
+    """What it can be told, on the command line or in a YAML file."""
+    options: type[OptionsType]
+    """What the command line alone decides."""
+    run: Callable[[SettingsType, OptionsType], CommandResult]
+    """Calls the verb's public function and says what came of it."""
+    instead: Mapping[str, Callable[[OptionsType], CommandResult]] = field(default_factory=dict)
+    """Option -> what is done where it is given, without settings."""
+
+    def call(self, args: argparse.Namespace, words: tuple[str, ...]) -> CommandResult:
+        """Do what the parsed `words` ask for.
+
+        Raises:
+            BixseError: settings, options or input cannot be used, or the work failed.
+        """
+        options = settings_from(args, self.options).model_copy(update={"words": words})
+        for name, answer in self.instead.items():
+            if getattr(options, name):
+                return answer(options)
+        settings = settings_from(args, self.settings, getattr(args, "config", None))
+        precision: Any = {**vars(options), **vars(settings)}.get("precision")
+        with use_precision(precision):
+            return self.run(settings, options)

@@ -1,0 +1,1 @@
+"""The verbs of the command, one a module, each with its `VERB`."""

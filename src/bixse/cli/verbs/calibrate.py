@@ -1,0 +1,45 @@
+"""`bixse calibrate`: probabilities of relevance that can be believed, and thresholds at a precision."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+from bixse.cli.result import CommandResult
+from bixse.cli.verb import FINISHED_BEFORE, ComputingOptions, Folder, Verb
+from bixse.evaluation.calibration.calibrate_settings import CalibrateSettings
+
+
+class CalibrateOptions(ComputingOptions):
+    """Where the model goes."""
+
+    out: Folder | None = None
+    """Save the calibrated model and a reliability diagram here; without it the head inside the model folder is
+    replaced."""
+
+
+def run(settings: CalibrateSettings, options: CalibrateOptions) -> CommandResult:
+    """Fit on half of the queries, measure on the other half; keep the map only if it helps there."""
+    from bixse.evaluation.calibration.calibrate import calibrate
+    from bixse.evaluation.calibration.calibration_text import calibration_text, threshold_warnings
+    from bixse.progress import progress_bar
+
+    result = calibrate(settings, options.out, progress_bar)
+    figures = {
+        name: {"brier": r.brier, "brier_interval": r.brier_interval, "ece": r.ece, "ece_interval": r.ece_interval,
+               "constant": r.base_rate_brier}
+        for name, r in result.check.reports.items()
+    }  # fmt: skip
+    metrics = {
+        **figures,
+        "kept": result.check.helps,
+        "prior": result.head.prior if result.head is not None else None,
+        "reliability": [asdict(point) for point in result.check.calibrated.curve],
+        "thresholds": [asdict(point) for point in result.points],
+        "negatives": result.negatives,
+        "precision": result.precision,
+    }
+    warnings = [FINISHED_BEFORE] if result.reused else threshold_warnings(result)
+    return CommandResult(calibration_text(result, settings.prior), metrics, result.artifacts, warnings)
+
+
+VERB = Verb(CalibrateSettings, CalibrateOptions, run)

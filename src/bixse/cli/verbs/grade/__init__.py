@@ -1,0 +1,1 @@
+"""Verbs that ask a judge, or look at what it said."""

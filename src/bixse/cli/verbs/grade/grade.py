@@ -1,0 +1,144 @@
+"""`bixse grade`: grade pairs by a judge."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import Field, model_validator
+
+from bixse.cli.result import CommandResult
+from bixse.cli.verb import ComputingOptions, Folder, Verb
+from bixse.errors import InputError
+from bixse.grading.grade_settings import GradeSettings
+from bixse.grading.open_judge import REPLAY, JudgeConfig
+from bixse.grading.prices import Prices
+from bixse.progress import duration, progress_bar
+from bixse.settings import Flag
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Self
+
+    from bixse.data.graded_pairs import Pair
+    from bixse.grading.estimate import Estimate
+    from bixse.grading.grade import GradeResult
+    from bixse.grading.judge import Judge
+
+
+class GradeConfig(JudgeConfig, GradeSettings):
+    """Settings of `bixse grade`."""
+
+    pairs: Annotated[Path | None, Flag(metavar="FILE")] = None
+    """Pairs with the columns query and document: .parquet, .jsonl, .csv or .tsv, as `bixse mine` writes them (a
+    replayed file may bring its own)."""
+    ledger: Annotated[Path | None, Flag(metavar="FILE")] = None
+    """File of answers to share between runs (default: ledger.sqlite in the --out folder)."""
+    retry_failed: bool = False
+    """Ask again those pairs, and only those, whose answer has no grade."""
+    pilot: int | None = Field(default=None, ge=0)
+    """Questions that --dry-run asks to see tokens and time; their answers are kept, 0 for none (default: a tenth of
+    those left, at least 16, at most three times what the judge takes at once)."""
+    max_pairs: int | None = Field(default=None, ge=0)
+    """Stop when N pairs were asked."""
+
+    @model_validator(mode="after")
+    def _read_by_the_judge(self) -> Self:
+        for flag, given in (("--regrade", self.regrade), ("--document-characters", self.document_characters)):
+            if given and self.judge[0].startswith(REPLAY):
+                raise ValueError(f"{flag}: got it with judgements that exist already; expected a judge that reads; "
+                                 "fix: leave it out")  # fmt: skip
+        return self
+
+
+class GradeOptions(ComputingOptions):
+    """Where everything goes, and whether anything is asked."""
+
+    dry_run: bool = False
+    """Say how many questions, tokens, dollars and hours it would take."""
+    out: Folder = Path("runs/grade")
+    """Write pairs.parquet, judgements.parquet, ledger.sqlite and run.json here."""
+
+
+def run(config: GradeConfig, options: GradeOptions) -> CommandResult:
+    """Open the judge, then grade or estimate, and print a summary."""
+    from bixse.data.io.files import file_hash
+    from bixse.grading.ask import Budget
+    from bixse.grading.estimate import estimate
+    from bixse.grading.grade import grade
+
+    rubric = config.asked_rubric()
+    settings = config.model_copy(update={"rubric": rubric})
+    variants = len(rubric.variants) if rubric is not None else 1
+    budget = Budget(config.max_usd, None if config.max_pairs is None else config.max_pairs * variants)
+    inputs = {"pairs": file_hash(config.pairs)} if config.pairs is not None and config.pairs.is_file() else {}
+    judge = config.open()
+    told = () if "--json" in options.words else getattr(judge, "doubts", ())  # before the first question, by `grade`
+    try:
+        pairs = _pairs(config.pairs, judge)
+        prices = config.of(config.model or judge.name)
+        common: dict[str, Any] = {"settings": settings, "ledger": config.ledger, "prices": prices, "inputs": inputs}
+        common["strict"] = config.strict
+        if options.dry_run:
+            found = estimate(pairs, judge, options.out, pilot=config.pilot, max_usd=config.max_usd, **common)
+            left = [warning for warning in judge.warnings if warning not in told]
+            return CommandResult(_estimate_text(found, judge.name), asdict(found), warnings=left)
+        result = grade(
+            pairs, judge, options.out, budget=budget, retry_failed=config.retry_failed, progress=progress_bar, **common
+        )
+    finally:
+        judge.close()
+    return _result(result, judge, prices != Prices(), told)
+
+
+def _pairs(path: Path | None, judge: Judge) -> list[Pair]:
+    """The pairs of the file, or those that a replayed file holds."""
+    from bixse.data.pairs_files import load_pairs
+
+    if path is not None:
+        return load_pairs(path)
+    own = getattr(judge, "pairs", None)
+    if own is None:
+        raise InputError("--pairs: got none; expected a file with query and document; fix: name it")
+    return list(own())
+
+
+def _result(result: GradeResult, judge: Judge, priced: bool, told: Sequence[str]) -> CommandResult:
+    from bixse.report.grade_summary import grade_lines, grade_warnings
+
+    lines = grade_lines(result.summary, judge.name)
+    if result.stopped:
+        lines.append(f"stopped: {result.stopped}; the same command with a higher limit goes on")
+    if "pairs" in result.artifacts:
+        lines += [
+            f"next: bixse grade audit --judge {result.artifacts['judgements']} --human QRELS",
+            f"      bixse train --pairs {result.artifacts['pairs']}",
+        ]
+    warnings = [warning for warning in judge.warnings if warning not in told]
+    warnings += grade_warnings(result.summary, judge.name, priced)
+    code = 0 if result.complete else 3
+    return CommandResult("\n".join(lines), dict(result.summary), dict(result.artifacts), warnings, [], code)
+
+
+def _estimate_text(found: Estimate, name: str) -> str:
+    counted = {
+        "tokenizer": "counted by the judge's tokenizer",
+        "answers": "from the usage of answers so far",
+        "characters": "a guess at four characters per token",
+    }[found.counted_by]
+    left = found.questions - found.answered
+    lines = [
+        f"{found.pairs} pairs, {found.questions} questions to {name}: {found.answered} answered, {left} to ask",
+        f"tokens to read     {found.prompt_tokens:,} ({counted})",
+        f"tokens to write    {found.completion_tokens:,}",
+        f"price              {found.usd:.4f} US dollars (nothing taken off for cached prompts)",
+    ]
+    if found.seconds is not None:
+        lines.append(f"time               {duration(found.seconds)} at {found.at_once} at once, as timed in the pilot")
+    if found.pilot:
+        lines.append(f"the pilot asked {found.pilot} questions for {found.pilot_usd:.4f} US dollars; they are kept")
+    return "\n".join(lines)
+
+
+VERB = Verb(GradeConfig, GradeOptions, run)

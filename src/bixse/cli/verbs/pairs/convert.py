@@ -1,0 +1,105 @@
+"""`bixse convert`: outside formats to graded pairs or a collection, and transforms of graded pairs."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bixse.cli.result import CommandResult
+from bixse.cli.verb import FINISHED_BEFORE, Folder, Options, Verb
+from bixse.data.conversion.convert_settings import ConvertSettings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from bixse.data.conversion.convert import ConvertResult
+
+
+class ConvertOptions(Options):
+    """Where the result goes, and what is only shown."""
+
+    list: bool = False
+    """Show the sources: what they are, licence, citation."""
+    out: Folder = Path("runs/convert")
+    """Output folder."""
+    dry_run: bool = False
+    """Read all, write nothing: counts, relevance, errors."""
+
+
+def run(settings: ConvertSettings, options: ConvertOptions) -> CommandResult:
+    """Convert, or look."""
+    from bixse.data.conversion.convert import convert
+    from bixse.progress import progress_bar
+
+    out = None if options.dry_run else options.out
+
+    def bar(title: str, total: int) -> Callable[[int], None]:
+        return progress_bar(title, total, "B")
+
+    result = convert(settings, out, bar)
+    warnings = list(result.warnings)
+    if result.faults and out is not None:
+        warnings.append(f"{result.faults} faulty rows were left out: see {out / 'faults.jsonl'}")
+    if result.reused:
+        warnings.append(FINISHED_BEFORE)
+    metrics = {name: getattr(result, name) for name in ("judgements", "statuses", "faults", "parts", "transforms",
+               "source")}  # fmt: skip
+    files = {**{name: name for name in result.files}, "record": "run.json"}
+    artifacts = {name: str(out / file) for name, file in files.items()} if out is not None else {}
+    code = 3 if result.faults else 0
+    return CommandResult(_text(result, settings, out), metrics, artifacts, warnings, exit_code=code)
+
+
+def _text(result: ConvertResult, settings: ConvertSettings, out: Path | None) -> str:
+    """What was read, done and written, and what comes next."""
+    from bixse.data.transforms import TransformReport
+    from bixse.report.table import format_histogram
+
+    graded = result.statuses.get("graded", 0)
+    lines = [f"{result.judgements} judgements read, {graded} of them with a grade"]
+    lines += [str(TransformReport(**done)) for done in result.transforms]
+    for name, part in result.parts.items():
+        lines += [
+            "",
+            f"{name}: {part['rows']} pairs of {part['queries']} queries",
+            *format_histogram(part["histogram"]),
+        ]
+        if len(part["tasks"]) > 1:
+            lines.append("tasks: " + ", ".join(f"{task} {count}" for task, count in part["tasks"].items()))
+    if out is None:
+        told = [result.faults_shown] if result.faults else []
+        return "\n".join([*lines, "", *told, "dry run: nothing was written"])
+    lines += ["", *(f"{what}: {out / name}" for name, what in result.files.items())]
+    if settings.form == "pairs":
+        following = f"next: bixse train --config {shlex.quote(str(out / 'train.yaml'))} --out runs/mine"
+    else:
+        split = next(iter(result.parts))
+        following = f"next: bixse evaluate bm25 --collection {shlex.quote(str(out))} --split {split}"
+    return "\n".join([*lines, following])
+
+
+def _sources(options: ConvertOptions) -> CommandResult:
+    """The sources."""
+    from bixse.data.sources.formats import FORMATS, option_flag
+
+    rows = {
+        name: {
+            "about": form.about,
+            "files": form.files,
+            "options": [option_flag(option) for option in form.options if option != "columns"],
+            "licence": form.licence,
+            "citation": form.citation,
+        }
+        for name, form in FORMATS.items()
+    }
+    lines = []
+    for name, row in rows.items():
+        lines += [name, f"  {row['about']}", f"  files: {row['files']}"]
+        lines += [f"  options: {', '.join(row['options'])}"] if row["options"] else []
+        lines += [f"  licence: {row['licence']}"]
+        lines += [f"  cite: {row['citation']}"] if row["citation"] else []
+    return CommandResult("\n".join(lines), {"sources": rows})
+
+
+VERB = Verb(ConvertSettings, ConvertOptions, run, {"list": _sources})

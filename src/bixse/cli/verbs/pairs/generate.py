@@ -1,0 +1,76 @@
+"""`bixse generate`: queries for the documents of a corpus, written by a language model."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
+
+from bixse.cli.result import CommandResult
+from bixse.cli.verb import Folder, Options, Verb
+from bixse.grading.prices import PriceSettings
+from bixse.grading.server.server_settings import ServerSettings
+from bixse.mining.generation.generate_settings import GenerateConfig, load_query_prompt
+from bixse.settings import Flag
+
+
+class WriterConfig(PriceSettings, ServerSettings, GenerateConfig):
+    """Settings of `bixse generate`: what is written, by which model."""
+
+    server: Annotated[tuple[str, ...], Field(min_length=1), Flag(metavar="URL")]
+    """Address of an OpenAI-compatible server; several addresses: the same model behind each."""
+    prompt: Annotated[Path | None, Flag(metavar="FILE")] = None
+    """TOML file with instructions and examples."""
+    temperature: float = Field(default=0.7, ge=0, le=2)
+    """0 to 2; 0 for the most probable text."""
+    max_tokens: int = Field(default=64, ge=1)
+    """Most tokens of a query."""
+    ledger: Annotated[Path | None, Flag(metavar="FILE")] = None
+    """File of texts to share between runs."""
+
+
+class GenerateOptions(Options):
+    """Where everything goes."""
+
+    out: Folder = Path("runs/generate")
+    """Write queries.jsonl, pairs.parquet, ledger.sqlite and run.json here."""
+
+
+def run(config: WriterConfig, options: GenerateOptions) -> CommandResult:
+    """Write, clean, keep each once, print counts."""
+    from bixse.grading.ask import Budget
+    from bixse.grading.server.server_text_model import ServerTextModel
+    from bixse.mining.generation.generate import generate
+    from bixse.progress import progress_bar
+
+    out = options.out
+    prompt = load_query_prompt(config.prompt)
+    writer = ServerTextModel(
+        config.server, config.model, config.temperature, config.max_tokens, config.revision, **config.connection()
+    )
+    try:
+        prices = config.of(config.model or writer.name)
+        result = generate(config, writer, prompt, out, config.ledger, prices, Budget(config.max_usd), progress_bar)
+    finally:
+        writer.close()
+    lines = [f"{result.queries} queries for {result.documents} documents, written by {writer.name}"]
+    lines += [f"  {count} texts not kept: {reason}" for reason, count in result.refused.items()]
+    lines.append(
+        f"{result.asked} requests, {result.reused} texts from the ledger; {result.prompt_tokens:,} tokens read, "
+        f"{result.completion_tokens:,} written, {result.usd:.4f} US dollars"
+    )
+    if result.stopped:
+        lines.append(f"stopped: {result.stopped}; the same command with a higher limit goes on")
+    if result.queries:
+        lines.append(
+            f"next: bixse mine --corpus {config.corpus} --queries {out / 'queries.jsonl'}, or grade these pairs: "
+            f"bixse grade --pairs {out / 'pairs.parquet'} --judge ..."
+        )
+    artifacts = {"queries": str(out / "queries.jsonl"), "pairs": str(out / "pairs.parquet")}
+    exit_code = 0 if result.complete and result.queries else 3
+    return CommandResult("\n".join(lines), asdict(result), artifacts, [], [], exit_code)
+
+
+VERB = Verb(WriterConfig, GenerateOptions, run)

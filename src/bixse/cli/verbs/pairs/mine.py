@@ -1,0 +1,100 @@
+"""`bixse mine`: make pairs to grade, and afterwards see how many mined documents were relevant."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import model_validator
+
+from bixse.cli.result import CommandResult
+from bixse.cli.verb import FINISHED_BEFORE, ComputingOptions, Folder, Verb
+from bixse.mining.mine_settings import MineConfig
+from bixse.settings import Flag
+
+if TYPE_CHECKING:
+    from typing import Self
+
+    from bixse.mining.mine import MineResult
+
+LISTED = 10
+"""How many queries without candidates the text shows; --json and run.json hold all."""
+
+
+class MineOptions(ComputingOptions):
+    """Where the pairs go, and what is shown after grading."""
+
+    out: Folder = Path("runs/mined")
+    """Folder for pairs, runs and run.json."""
+    report: Annotated[Path | None, Flag(metavar="FILE")] = None
+    """After grading: the graded pairs of a mining run, to show how many mined documents are relevant."""
+    mined: Folder | None = None
+    """With --report: the --out folder of that run."""
+    relevant_from: Annotated[float | None, Flag(metavar="Z")] = None
+    """With --report: relevance that counts as relevant, 0 to 1; null: 0.5."""
+
+    @model_validator(mode="after")
+    def _whole(self) -> Self:
+        for name in ("mined", "relevant_from"):
+            if self.report is None and getattr(self, name) is not None:
+                flag = f"--{name.replace('_', '-')}"
+                raise ValueError(
+                    f"{flag}: got it without --report; expected both; fix: --report FILE with graded pairs"
+                )
+        if self.report is not None and self.mined is None:
+            raise ValueError("--report: got no --mined; expected the folder the pairs were mined into; fix: add it")
+        return self
+
+
+def run(config: MineConfig, options: MineOptions) -> CommandResult:
+    """Mine, and say what there is to grade."""
+    from bixse.mining.mine import mine
+    from bixse.progress import progress_bar
+
+    result = mine(config, options.out, progress_bar)
+    missing = result.without_candidates
+    warnings = [*result.warnings, *([FINISHED_BEFORE] if result.reused else [])]
+    if missing:
+        shown = ", ".join(missing[:LISTED]) + (f" and {len(missing) - LISTED} more" if len(missing) > LISTED else "")
+        warnings.append(f"{len(missing)} of {result.queries} queries have no candidate: {shown}")
+    metrics = {name: getattr(result, name) for name in ("pairs", "queries", "bands", "without_candidates", "with_fewer",
+               "known", "copies", "empty_documents")}  # fmt: skip
+    artifacts = {"pairs": str(options.out / result.path), "record": str(options.out / "run.json")}
+    artifacts |= {f"run {label}": str(options.out / name) for label, name in result.runs.items()}
+    return CommandResult(_text(result, options.out), metrics, artifacts, warnings, exit_code=3 if missing else 0)
+
+
+def _text(result: MineResult, out: Path) -> str:
+    """Pairs by band of rank, and what was left out."""
+    from bixse.report.table import format_table
+
+    labels = list(result.runs)
+    rows: list[list[str | int]] = [
+        [band, counts["pairs"], *(counts[label] for label in labels)] for band, counts in result.bands.items()
+    ]
+    table = format_table(rows, ["rank", "pairs", *(f"found by {label}" for label in labels)])
+    left_out = [
+        (result.known, "known pairs"),
+        (result.copies, "copies of a text"),
+        (result.empty_documents, "empty documents"),
+        (result.with_fewer, "queries with fewer documents than asked for"),
+    ]
+    lines = [f"{label}: {count}" for count, label in left_out if count]
+    heading = f"{result.pairs} pairs of {result.queries} queries, to be graded"
+    path = out / result.path
+    following = f"next: bixse grade --pairs {shlex.quote(str(path))} --judge JUDGE --dry-run"
+    return "\n".join([heading, "", table, "", *lines, f"pairs: {path}", following])
+
+
+def _report(options: MineOptions) -> CommandResult:
+    """The share of mined documents that are relevant, by rank and by retriever."""
+    from bixse.mining.false_negatives import RELEVANT_FROM, report_mined
+
+    assert options.report is not None and options.mined is not None
+    level = RELEVANT_FROM if options.relevant_from is None else options.relevant_from
+    found = report_mined(options.report, options.mined, level)
+    return CommandResult(str(found), found.to_json())
+
+
+VERB = Verb(MineConfig, MineOptions, run, {"report": _report})

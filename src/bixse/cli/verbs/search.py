@@ -1,0 +1,127 @@
+"""`bixse search`: the best documents of an index or a collection, with probabilities of relevance."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from bixse.cli.result import CommandResult
+from bixse.cli.verb import Options, Verb
+from bixse.errors import InputError, printable
+from bixse.retrieval.hits import check_queries, hit_lines, plain_hits, read_queries
+from bixse.retrieval.retrieval_settings import STDIN, SearchSettings
+from bixse.settings import Flag
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from bixse.retrieval.hits import Hit
+    from bixse.retrieval.index.search import SearchIndex
+
+LIMITS = {"top", "threshold", "at_precision"}
+"""Settings that say which documents are shown."""
+
+
+class SearchOptions(Options):
+    """Where the answers to many queries go."""
+
+    out: Annotated[Path | None, Flag(metavar="FILE")] = None
+    """With an index: write the answers to --queries as a TREC run."""
+
+
+def run(settings: SearchSettings, options: SearchOptions) -> CommandResult:
+    """Answer one query or many."""
+    from bixse.retrieval.index.manifest import is_index
+
+    if settings.query is not None:
+        check_queries([settings.query])
+    indexed = is_index(Path(settings.model))
+    settings.check_for(indexed)
+    if options.out is not None and (not indexed or settings.queries in (None, STDIN)):
+        raise InputError("--out: got it without an index and a file of queries; expected both; fix: leave --out out")
+    return _search_index(settings, options) if indexed else _search_collection(settings)
+
+
+def _search_collection(settings: SearchSettings) -> CommandResult:
+    from bixse.progress import progress_bar
+    from bixse.retrieval.search_collection import search_collection
+
+    devices, warnings = settings.chosen_devices()
+    chosen = settings.model_dump(include={"model", "collection", "query", "task", "cache", *LIMITS})
+    answer = search_collection(**chosen, devices=devices, progress=progress_bar)
+    return _one_answer(answer.hits, [*warnings, *answer.warnings])
+
+
+def _search_index(settings: SearchSettings, options: SearchOptions) -> CommandResult:
+    from bixse.progress import progress_bar
+    from bixse.retrieval.index.search import open_index, write_answers
+
+    limits = settings.model_dump(include=LIMITS)
+    many = settings.queries is not None and settings.queries != STDIN
+    queries = read_queries(Path(settings.queries or "")) if many else {}
+    with open_index(settings.model, settings.model_at, settings.task, settings.exact) as index:
+        if settings.query is not None:
+            return _one_answer(index.search(settings.query, **limits))
+        if not many:
+            return _answer_each(index, limits, "--json" in options.words)
+        if options.out is None:
+            return _many_answers(queries, index.search(list(queries.values()), **limits))
+        found = write_answers(index, queries, options.out, limits, progress_bar)
+        number = sum(map(len, found.values()))
+        text = f"wrote {number:,} documents of {len(found):,} queries to {options.out}"
+        return CommandResult(text, {"queries": len(found), "documents": number}, {"run": str(options.out)})
+
+
+def _one_answer(hits: Sequence[Hit], warnings: Sequence[str] = ()) -> CommandResult:
+    return CommandResult("\n".join(hit_lines(hits)), {"results": plain_hits(hits)}, warnings=list(warnings))
+
+
+def _many_answers(queries: dict[str, str], answers: Sequence[Sequence[Hit]]) -> CommandResult:
+    shown = []
+    lines: list[str] = []
+    for (query_id, query), hits in zip(queries.items(), answers, strict=True):
+        shown.append({"query_id": query_id, "query": query, "results": plain_hits(hits)})
+        lines += [f"{query_id}: {query}", *hit_lines(hits), ""]
+    return CommandResult("\n".join(lines), {"answers": shown})
+
+
+def _answer_each(index: SearchIndex, limits: dict[str, Any], as_json: bool) -> CommandResult:
+    """Read queries line by line and answer each at once, on the real standard output."""
+    out = sys.__stdout__ or sys.stdout
+    answered = 0
+    try:
+        for query in _typed(f"{len(index):,} documents; a query a line, Ctrl-D ends"):
+            hits = index.search(query, **limits)
+            heading = [] if sys.stdin.isatty() else [query]
+            plain = "\n".join([*heading, *hit_lines(hits), ""])
+            line = json.dumps({"query": query, "results": plain_hits(hits)}) if as_json else plain
+            out.write(printable(line) + "\n")
+            out.flush()
+            answered += 1
+    except BrokenPipeError:  # the reader, such as `head`, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())
+    except KeyboardInterrupt:
+        sys.stderr.write("\n")
+    return CommandResult("", {"queries": answered})
+
+
+def _typed(greeting: str) -> Iterator[str]:
+    """The lines of standard input that hold a text; a person at a terminal is greeted and asked."""
+    person = sys.stdin.isatty()
+    if person:
+        sys.stderr.write(greeting + "\n")
+    while True:
+        if person:
+            sys.stderr.write("query> ")
+            sys.stderr.flush()
+        line = sys.stdin.readline()
+        if not line:
+            return
+        if line.strip():
+            yield line.strip()
+
+
+VERB = Verb(SearchSettings, SearchOptions, run)

@@ -1,0 +1,81 @@
+"""`bixse train`: train an encoder on graded pairs."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from bixse.cli.result import CommandResult
+from bixse.cli.verb import Folder, Options, Verb
+from bixse.training.config import OptimizerConfig, TrainConfig
+
+
+class TrainOptions(Options):
+    """Where the model goes."""
+
+    dry_run: bool = False
+    """Rows, steps, memory and time from a few timed steps; nothing is trained or written."""
+    out: Folder = Path("runs/train")
+    """Folder for the model and run.json."""
+
+
+def run(config: TrainConfig, options: TrainOptions) -> CommandResult:
+    """Train, or continue, or say that it is done."""
+    if options.dry_run:
+        return _plan(config, options.out)
+    from bixse.training.dev_evaluation import dev_figures
+    from bixse.training.recipe import train
+
+    result = train(config, options.out)
+    figures = dev_figures(result.history)
+    precision = config.resolved().precision
+    metrics: dict[str, Any] = {"best_step": result.best_step, "precision": precision}
+    lines = [f"{'already trained' if result.reused else 'trained'}: {result.model_path}", _rate(config.optimizer)]
+    lines.append(f"precision: {precision}")
+    if result.best_step in figures and 0 in figures:
+        before, best = figures[0], figures[result.best_step]
+        metrics |= {"dev_ndcg@10_before": before, "dev_ndcg@10": best}
+        lines.append(f"dev nDCG@10: {before:.4f} before, {best:.4f} at step {result.best_step}")
+    if result.merge is not None:
+        metrics["merge"] = result.merge.to_json()
+        lines += result.merge.lines()
+    elif config.merge is not None:
+        lines.append("not merged with the base model: no dev collection to choose the weight on (`dev: DIR`)")
+    lines.append(f"to go on: bixse evaluate {result.model_path} --collection DIR")
+    artifacts = {"model": str(result.model_path), "run": str(options.out / "run.json")}
+    return CommandResult("\n".join(lines), metrics, artifacts, result.warnings)
+
+
+def _plan(config: TrainConfig, out: Path) -> CommandResult:
+    """What the run would take."""
+    from bixse.progress import duration
+    from bixse.training.dry_run import plan_training
+
+    plan = plan_training(config, out)
+    needed = plan.weights_bytes + plan.step_bytes
+    lines = [
+        f"{plan.pairs:,} pairs of {plan.queries:,} queries",
+        f"{plan.steps:,} steps, {config.optimizer.batch_size} queries per batch",
+        _rate(config.optimizer),
+        f"memory: at least {needed / 1e9:.2f} GB ({plan.weights_bytes / 1e9:.2f} GB weights, "
+        f"{plan.step_bytes / 1e9:.2f} GB for a step); {plan.free_bytes / 1e9:.2f} GB are free beside the weights",
+        f"time: about {duration(plan.seconds)} ({plan.seconds_per_step:.2f} s a step, the median of "
+        f"{plan.timed_steps}; {plan.evaluations} evaluations on dev of {plan.seconds_of_dev:.1f} s; "
+        f"{duration(plan.seconds_of_merge)} to score merge weights)",
+        "nothing was trained or written",
+    ]
+    metrics = {name: value for name, value in asdict(plan).items() if name != "warnings"}
+    return CommandResult("\n".join(lines), {**metrics, "seconds": plan.seconds}, {}, plan.warnings)
+
+
+def _rate(optimizer: OptimizerConfig) -> str:
+    """The learning rate as a number, and how it came about."""
+    rate = f"learning rate: {optimizer.scaled_learning_rate:.3g}"
+    if optimizer.scaled_learning_rate == optimizer.learning_rate:
+        return rate
+    total = optimizer.batch_size * optimizer.gradient_accumulation_steps
+    return f"{rate} = {optimizer.learning_rate:.3g} * sqrt({total} / {optimizer.rate_batch})"
+
+
+VERB = Verb(TrainConfig, TrainOptions, run)

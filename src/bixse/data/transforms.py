@@ -1,0 +1,416 @@
+"""Graded pairs made of graded pairs: cutoff, binary relevance, label noise, samples of a size, parts, no duplicates.
+
+A transform works on `PairColumns`, a few numbers per row, so that `bixse convert` does the same to files larger than
+memory as `transformed` does to a table.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import unicodedata
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeAlias
+
+import numpy as np
+
+from bixse.errors import SEEDS, InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from numpy.typing import NDArray
+
+    from bixse.data.graded_pairs import GradedPairs
+
+Key: TypeAlias = Literal["query_id", "document_id", "task", "query", "document"]
+"""What a row is compared by: ids and task as they are written, texts in their normal form (`normal_form`)."""
+NO_LABEL = -1
+"""In `PairColumns.labels`: the relevance is nobody's grade."""
+ROUNDING = 1e-9
+"""How far below a cutoff a relevance may lie by rounding: grade 4.6 on 1 to 5 is 0.8999999999999999."""
+BINS = 10
+"""Levels of relevance that a sample keeps in proportion."""
+
+
+def normal_form(text: str) -> str:
+    r"""A text as it is compared: NFKC, case folded, white space as one space.
+
+    Example:
+        >>> normal_form("  Copy\n a FOLDER "), normal_form(chr(0xFB01) + "le")
+        ('copy a folder', 'file')
+    """
+    folded = text.lower() if text.isascii() else unicodedata.normalize("NFKC", text).casefold()
+    return " ".join(folded.split())
+
+
+@lru_cache(maxsize=256)
+def key_value(key: Key, value: str | None) -> int:
+    """64 bits that stand for one value, the start of a BLAKE2b; 0 where there is none."""
+    if key in ("query", "document"):
+        return _hashed(normal_form(value or ""))
+    return _hashed(value) if value is not None else 0
+
+
+def _hashed(text: str) -> int:
+    return int.from_bytes(hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "little")
+
+
+@dataclass(frozen=True)
+class PairColumns:
+    """M graded pairs as numbers: which row of a table, what relevance, and keys to compare by."""
+
+    rows: NDArray[np.int64]
+    """(M,) rows of the table that texts, ids and task are taken from."""
+    labels: NDArray[np.int64]
+    """(M,) rows that grade and probabilities are taken from; `NO_LABEL` where the relevance is nobody's grade."""
+    relevance: NDArray[np.float64]
+    """(M,) values in [0, 1]."""
+    keys: Mapping[Key, NDArray[np.uint64]]
+    """Key -> (M,) numbers; those that were asked for."""
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @classmethod
+    def of(cls, pairs: GradedPairs, keys: Iterable[Key]) -> PairColumns:
+        """The columns of a table in memory, with these keys."""
+        columns: dict[Key, Any] = {
+            "query_id": pairs.query_ids,
+            "document_id": pairs.document_ids,
+            "task": pairs.extra.get("task", [None] * len(pairs)),
+            "query": pairs.queries,
+            "document": pairs.documents,
+        }
+        found = {key: np.array([key_value(key, value) for value in columns[key]], dtype=np.uint64) for key in keys}
+        return cls.numbered(np.asarray(pairs.relevance, dtype=np.float64), found)
+
+    @classmethod
+    def numbered(cls, relevance: NDArray[np.float64], keys: Mapping[Key, NDArray[np.uint64]]) -> PairColumns:
+        """The columns of all rows of a table, from the first to the last."""
+        rows = np.arange(len(relevance), dtype=np.int64)
+        return cls(rows, rows.copy(), relevance, keys)
+
+    def take(self, places: NDArray[Any]) -> PairColumns:
+        """Some of the rows: places as numbers, or a truth value a row."""
+        keys = {key: values[places] for key, values in self.keys.items()}
+        return PairColumns(self.rows[places], self.labels[places], self.relevance[places], keys)
+
+    def groups(self, *keys: Key) -> NDArray[np.int64]:
+        """(M,) numbers from 0 up, equal where all these keys are."""
+        found = np.zeros(len(self), dtype=np.int64)
+        for key in keys:
+            _, codes = np.unique(self.keys[key], return_inverse=True)
+            _, found = np.unique(found * (int(codes.max(initial=0)) + 1) + codes.reshape(-1), return_inverse=True)
+            found = found.reshape(-1).astype(np.int64)
+        return found
+
+    def selected(self, pairs: GradedPairs) -> GradedPairs:
+        """These rows of the table they were made of."""
+        chosen = pairs.select(self.rows).with_columns(relevance=self.relevance)
+        grades = {
+            name: [pairs.extra[name][row] if row != NO_LABEL else None for row in self.labels.tolist()]
+            for name in ("grade", "grade_probs")
+            if name in pairs.extra and not np.array_equal(self.labels, self.rows)
+        }
+        return chosen.with_columns(**grades) if grades else chosen
+
+
+@dataclass(frozen=True)
+class TransformReport:
+    """What one transform did to a table."""
+
+    name: str
+    settings: Mapping[str, Any]
+    rows_before: int
+    rows_after: int
+    notes: Mapping[str, int] = field(default_factory=dict)
+    """What it counted, by name."""
+
+    def __str__(self) -> str:
+        """One line for people."""
+        settings = ", ".join(f"{name} {value}" for name, value in self.settings.items())
+        notes = ", ".join(f"{name} {count}" for name, count in self.notes.items())
+        rows = f"{self.rows_before} rows" + (f" to {self.rows_after}" if self.rows_after != self.rows_before else "")
+        return f"{self.name}{f' ({settings})' if settings else ''}: {rows}{f'; {notes}' if notes else ''}"
+
+
+class Transform(Protocol):
+    """From columns to columns."""
+
+    name: ClassVar[str]
+    """What it is called in records."""
+    needs: ClassVar[tuple[Key, ...]]
+    """Keys it compares rows by."""
+
+    def apply(self, columns: PairColumns) -> tuple[PairColumns, dict[str, int]]:
+        """The new columns, rows in the order of the old ones, and what was counted; there is at least one row."""
+
+
+def transformed(pairs: GradedPairs, transform: Transform, record: list[TransformReport] | None = None) -> GradedPairs:
+    """A table after a transform; what was done goes to `record`, where a list is given.
+
+    Raises:
+        InputError: there are fewer rows than a sample is to have.
+
+    Example:
+        >>> from bixse.data.graded_pairs import GradedPairs
+        >>> pairs = GradedPairs.from_rows(
+        ...     {"query": "copy a folder", "document": text, "relevance": z}
+        ...     for text, z in [("shutil.copytree", 1.0), ("shutil.copy", 0.7), ("os.walk", 0.2)]
+        ... )
+        >>> transformed(pairs, KeepFrom(0.7)).documents
+        ['shutil.copytree', 'shutil.copy']
+        >>> transformed(pairs, LabelNoise(1.0)).relevance.tolist()
+        [0.2, 0.7, 1.0]
+    """
+    if not len(pairs):
+        return pairs
+    columns = PairColumns.of(pairs, transform.needs)
+    found, notes = transform.apply(columns)
+    if record is not None:
+        record.append(reported(transform, columns, found, notes))
+    return found.selected(pairs)
+
+
+def reported(
+    transform: Transform | SplitByQuery, before: PairColumns, after: PairColumns, notes: dict[str, int]
+) -> TransformReport:
+    """The report of a transform."""
+    return TransformReport(transform.name, dict(vars(transform)), len(before), len(after), notes)
+
+
+@dataclass(frozen=True)
+class KeepFrom:
+    """Rows with relevance >= cutoff (BiXSE paper, study of the relevance cutoff); `ROUNDING` below it still counts."""
+
+    cutoff: float
+    """In [0, 1]."""
+    name: ClassVar[str] = "cutoff"
+    needs: ClassVar[tuple[Key, ...]] = ()
+
+    def __post_init__(self) -> None:
+        """Refuse a cutoff outside [0, 1]."""
+        _check_share("cutoff", self.cutoff)
+
+    def apply(self, columns: PairColumns) -> tuple[PairColumns, dict[str, int]]:
+        """The rows that stay."""
+        return columns.take(columns.relevance >= self.cutoff - ROUNDING), {}
+
+
+@dataclass(frozen=True)
+class Binarise:
+    """Relevance 1 from a threshold up (`ROUNDING` below it still counts), 0 below; the grade stays."""
+
+    threshold: float
+    """In [0, 1]."""
+    name: ClassVar[str] = "binarise"
+    needs: ClassVar[tuple[Key, ...]] = ()
+
+    def __post_init__(self) -> None:
+        """Refuse a threshold outside [0, 1]."""
+        _check_share("threshold", self.threshold)
+
+    def apply(self, columns: PairColumns) -> tuple[PairColumns, dict[str, int]]:
+        """The same rows."""
+        relevance = (columns.relevance >= self.threshold - ROUNDING).astype(np.float64)
+        return replace(columns, relevance=relevance), {"relevant": int(relevance.sum())}
+
+
+@dataclass(frozen=True)
+class LabelNoise:
+    """The labels of a positive and a hard negative of a query swapped with a probability, once (paper, label noise).
+
+    The best and the worst document of a query and task exchange relevance, grade and probabilities; among equals the
+    seed draws. Whether a query is hit depends on the seed and the query's id alone, so that the queries hit at a
+    probability of .1 are among those hit at .3. A query whose documents all have one relevance has nothing to swap
+    ("equal").
+    """
+
+    probability: float
+    """In [0, 1]."""
+    seed: int = 0
+    """From 0 to 2**32 - 1."""
+    name: ClassVar[str] = "noise"
+    needs: ClassVar[tuple[Key, ...]] = ("query_id", "task", "document_id")
+
+    def __post_init__(self) -> None:
+        """Refuse a probability outside [0, 1] and a seed out of range."""
+        _check_share("probability of label noise", self.probability)
+        _check_seed(self.seed)
+
+    def apply(self, columns: PairColumns) -> tuple[PairColumns, dict[str, int]]:
+        """The same rows, some with each other's labels."""
+        queries, documents = columns.keys["query_id"], columns.keys["document_id"]
+        group = columns.groups("query_id", "task")
+        order = np.lexsort((_draws(self.seed, "noise among equals", queries, documents), columns.relevance, group))
+        starts = _starts(group[order])
+        worst, best = order[starts], order[np.r_[starts[1:], len(order)] - 1]  # (groups,) each
+        hit = _shares(_draws(self.seed, "noise", queries[worst])) < self.probability
+        swapped = hit & (columns.relevance[worst] < columns.relevance[best])
+        here, there = np.r_[worst[swapped], best[swapped]], np.r_[best[swapped], worst[swapped]]
+        relevance, labels = columns.relevance.copy(), columns.labels.copy()
+        relevance[here], labels[here] = columns.relevance[there], columns.labels[there]
+        counts = {"hit": hit, "swapped": swapped, "equal": hit & ~swapped}
+        notes = {"queries": len(worst), **{name: int(count.sum()) for name, count in counts.items()}}
+        return replace(columns, relevance=relevance, labels=labels), notes
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Exactly so many rows, every task and tenth of relevance in its proportion.
+
+    Shares follow Sainte-Lague's rule, which rounds to whole rows and never takes a row back: the sample of a smaller
+    size is part of that of a larger one. A row's chance depends on its ids and the seed, not on its place.
+    """
+
+    size: int
+    """Rows to keep, from 1."""
+    seed: int = 0
+    """From 0 to 2**32 - 1."""
+    name: ClassVar[str] = "sample"
+    needs: ClassVar[tuple[Key, ...]] = ("query_id", "task", "document_id")
+
+    def __post_init__(self) -> None:
+        """Refuse an empty sample and a seed out of range."""
+        if self.size < 1:
+            raise InputError(f"size of a sample: got {self.size}; expected at least 1; fix: ask for a row or more")
+        _check_seed(self.seed)
+
+    def apply(self, columns: PairColumns) -> tuple[PairColumns, dict[str, int]]:
+        """The sample; raises InputError where there are fewer rows."""
+        if self.size > len(columns):
+            raise InputError(
+                f"size of a sample: got {self.size}; expected at most the {len(columns)} rows there are; "
+                "fix: ask for fewer, or for no sample"
+            )
+        keys = columns.keys
+        chance = _draws(self.seed, "sample", keys["query_id"], keys["task"], keys["document_id"])
+        bins = np.minimum(np.floor(columns.relevance * BINS + ROUNDING), BINS - 1).astype(np.uint64)
+        strata = columns.groups("task") * BINS + bins.astype(np.int64)
+        order = np.lexsort((chance, strata))
+        starts = _starts(strata[order])
+        sizes = np.diff(np.r_[starts, len(order)])
+        place = np.arange(len(order)) - np.repeat(starts, sizes)  # (M,) place of a row within its stratum
+        rule = (place + 0.5) / np.repeat(sizes, sizes)  # Sainte-Lague: the place at which a stratum earns its next row
+        among_equals = _draws(self.seed, "sample among equals", keys["task"][order], bins[order])
+        taken = order[np.lexsort((among_equals, rule))[: self.size]]
+        return columns.take(np.sort(taken)), {"strata": len(starts)}
+
+
+@dataclass(frozen=True)
+class WithoutDuplicates:
+    """One row for rows of the same texts (see `normal_form`) and task, with the mean of their relevances.
+
+    The first row stays; where relevances differ it has no grade and no probabilities, as nobody gave the mean.
+    """
+
+    name: ClassVar[str] = "dedup"
+    needs: ClassVar[tuple[Key, ...]] = ("query", "document", "task")
+
+    def apply(self, columns: PairColumns) -> tuple[PairColumns, dict[str, int]]:
+        """The first row of each pair."""
+        group = columns.groups("query", "document", "task")
+        order = np.lexsort((columns.relevance, group))  # sums do not depend on the order of the rows
+        starts = _starts(group[order])
+        sizes = np.diff(np.r_[starts, len(order)])
+        values = columns.relevance[order]
+        low, high = values[starts], values[starts + sizes - 1]
+        differ = low < high
+        means = np.where(differ, np.clip(np.add.reduceat(values, starts) / sizes, low, high), low)
+        _, first = np.unique(group, return_index=True)
+        kept = columns.take(first)
+        kept = replace(kept, relevance=means, labels=np.where(differ, NO_LABEL, kept.labels))
+        notes = {"repeated": int((sizes > 1).sum()), "disagreeing": int(differ.sum())}
+        return kept.take(np.argsort(kept.rows)), notes
+
+
+@dataclass(frozen=True)
+class SplitByQuery:
+    """Parts that share no query text.
+
+    The part of a query follows from the seed and a hash of its text in normal form: it stays the same when rows are
+    added, and shares are met about, not exactly. A part may come out empty.
+    """
+
+    shares: Mapping[str, float]
+    """Part -> its share, together 1."""
+    seed: int = 0
+    """From 0 to 2**32 - 1."""
+    name: ClassVar[str] = "split"
+    needs: ClassVar[tuple[Key, ...]] = ("query",)
+
+    def __post_init__(self) -> None:
+        """Refuse shares that leave rows over."""
+        total = math.fsum(self.shares.values())
+        if not self.shares or not all(0 < share <= 1 for share in self.shares.values()) or abs(total - 1) > ROUNDING:
+            found = ", ".join(f"{name}={share:g}" for name, share in self.shares.items()) or "no part"
+            raise InputError(
+                f"shares of a split: got {found}; expected shares above 0 that add up to 1; "
+                "fix: for example train=0.8 dev=0.1 test=0.1"
+            )
+        _check_seed(self.seed)
+
+    def parts(self, columns: PairColumns) -> dict[str, PairColumns]:
+        """The parts, in the order of the shares; the order has no part in who goes where."""
+        names = sorted(self.shares)
+        ends = np.cumsum([self.shares[name] for name in names])[:-1]
+        part = np.searchsorted(ends, _shares(_draws(self.seed, "split", columns.keys["query"])), side="right")
+        return {name: columns.take(part == names.index(name)) for name in self.shares}
+
+
+def split_by_query(pairs: GradedPairs, shares: Mapping[str, float], seed: int = 0) -> dict[str, GradedPairs]:
+    """Parts of a table such that no query text stands in two of them, see `SplitByQuery`.
+
+    Raises:
+        InputError: no part, a share outside (0, 1], shares that do not add up to 1, or a seed out of its range.
+
+    Example:
+        >>> from bixse.data.graded_pairs import GradedPairs
+        >>> pairs = GradedPairs.from_rows(
+        ...     {"query": f"q{i // 2}", "document": f"d{i}", "relevance": 1.0} for i in range(200)
+        ... )
+        >>> parts = split_by_query(pairs, {"train": 0.8, "test": 0.2})
+        >>> sum(map(len, parts.values())), set(parts["train"].queries) & set(parts["test"].queries)
+        (200, set())
+    """
+    split = SplitByQuery(shares, seed)
+    columns = PairColumns.of(pairs, split.needs)
+    return {name: part.selected(pairs) for name, part in split.parts(columns).items()}
+
+
+def _starts(ordered: NDArray[np.int64]) -> NDArray[np.intp]:
+    """Where each run of equal numbers begins."""
+    return np.flatnonzero(np.r_[True, np.diff(ordered) > 0])
+
+
+def _draws(seed: int, purpose: str, *keys: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """(M,) numbers uniform over 64 bits that depend on seed, purpose and (M,) keys alone, whatever the other rows."""
+    found = np.full(len(keys[0]), _hashed(f"{purpose}/{seed}"), dtype=np.uint64)
+    for key in keys:
+        found = _mixed(found ^ key)
+    return found
+
+
+def _shares(numbers: NDArray[np.uint64]) -> NDArray[np.float64]:
+    """64-bit numbers as numbers in [0, 1), by their upper 53 bits."""
+    return (numbers >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def _mixed(numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """The finaliser of SplitMix64 (Steele, Lea and Flood 2014): every bit of the input reaches every bit."""
+    numbers = numbers + np.uint64(0x9E3779B97F4A7C15)
+    numbers = (numbers ^ (numbers >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    numbers = (numbers ^ (numbers >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return numbers ^ (numbers >> np.uint64(31))
+
+
+def _check_share(what: str, value: float) -> None:
+    if not 0.0 <= value <= 1.0:
+        raise InputError(f"{what}: got {value}; expected a number from 0 to 1; fix: relevance is on that scale")
+
+
+def _check_seed(seed: int) -> None:
+    if not 0 <= seed < SEEDS:
+        raise InputError(f"seed: got {seed}; expected 0 to {SEEDS - 1}; fix: leave it out for 0")

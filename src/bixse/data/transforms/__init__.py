@@ -1,1 +1,0 @@
-"""Transforms of graded pairs: sampling, thresholds, filters."""

@@ -1,0 +1,95 @@
+"""The results of a suite as text: figures by task and system, then a verdict for every pair."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from bixse.evaluation.metrics import PRIMARY_METRIC
+from bixse.report.table import (
+    VERDICT_WORDS,
+    format_difference,
+    format_interval,
+    format_number,
+    format_p_value,
+    format_table,
+)
+
+if TYPE_CHECKING:
+    from bixse.evaluation.evaluate import Evaluation
+    from bixse.evaluation.suites.suite_result import SuiteResult
+    from bixse.evaluation.suites.suite_verdict import SuiteDifference, TestedDifference
+    from bixse.report.table import Cell
+
+COLUMNS = ("95 % interval", "p", "p (Holm)", "verdict")
+"""What is said of a difference beside its mean."""
+
+
+def metrics_text(found: Evaluation) -> str:
+    """The table of one system on one collection."""
+    rows: list[list[Cell]] = [[name, value] for name, value in found.metrics.items()]
+    return format_table(rows, ["metric", "mean"])
+
+
+def suite_text(result: SuiteResult) -> str:
+    """Tables and notes for a terminal."""
+    parts = [_scores(result)]
+    if result.comparisons:
+        parts.append(_comparisons(result))
+        if len(result.comparisons) == 1 and len(result.comparisons[0].tasks) > 1:
+            parts.append(_by_task(result.comparisons[0]))
+    parts += [f"Precision: {result.precision}."] if result.precision else []
+    parts += [f"Note: {note}." for note in result.notes]
+    parts += [f"Failed: {name}: {why}" for name, why in result.failures.items()]
+    return "\n\n".join(parts)
+
+
+def collection_text(result: SuiteResult) -> str:
+    """The table of several systems on one collection, all metrics of it."""
+    scores = {system: next(iter(own.values())) for system, own in result.scores.items()}
+    metrics = list(next(iter(scores.values())).metrics)
+    rows: list[list[Cell]] = [[system, *(score.metrics[name] for name in metrics)] for system, score in scores.items()]
+    table = format_table(rows, ["system", *metrics])
+    parts = [table, *([_comparisons(result)] if result.comparisons else [])]
+    return "\n\n".join([*parts, *([f"Precision: {result.precision}."] if result.precision else [])])
+
+
+def _scores(result: SuiteResult) -> str:
+    """Tasks by systems, and the means below."""
+    tasks = list(dict.fromkeys(task for found in result.scores.values() for task in found))
+    rows: list[list[Cell]] = []
+    for task in tasks:
+        found = [own.get(task) for own in result.scores.values()]
+        rows.append([task, *(format_number(score.metrics[result.headline] if score else None) for score in found)])
+    for mean in dict.fromkeys(name for means in result.means.values() for name in means):
+        rows.append([mean, *(format_number(means.get(mean)) for means in result.means.values())])
+    headline = "main score" if result.headline == "main" else result.headline
+    return f"{result.suite}, {headline}\n\n{format_table(rows, ['task', *result.scores])}"
+
+
+def _comparisons(result: SuiteResult) -> str:
+    rows = [[f"{found.a} − {found.b}", *_difference(found)] for found in result.comparisons]
+    table = format_table(rows, ["difference", PRIMARY_METRIC, *COLUMNS])
+    pairs = len(result.comparisons)
+    several = (
+        f" {pairs} pairs are compared: the verdict is that of one pair by itself, p (Holm) allows for all of them."
+        if pairs > 1
+        else ""
+    )
+    return f"{table}\n\nIntervals: paired bootstrap over queries within tasks; p: randomisation test.{several}"
+
+
+def _by_task(found: SuiteDifference) -> str:
+    rows = [[task.task, *_difference(task)] for task in found.tasks]
+    table = format_table(rows, ["task", f"{found.a} − {found.b}", *COLUMNS])
+    kept = sum(task.holm_p < 0.05 for task in found.tasks)
+    return f"{table}\n\n{len(rows)} tasks are tested: after Holm's correction {kept} of them remain below 0.05."
+
+
+def _difference(found: TestedDifference) -> list[Cell]:
+    return [
+        format_difference(found.difference.mean),
+        format_interval(found.difference.low, found.difference.high, signed=True),
+        format_p_value(found.randomisation_p),
+        format_p_value(found.holm_p),
+        VERDICT_WORDS[found.verdict],
+    ]

@@ -1,1 +1,0 @@
-"""TREC Deep Learning 2019 to 2023."""

@@ -1,0 +1,203 @@
+"""The losses on pairs of a query's documents: pairwise BCE (RankNet) and LambdaLoss.
+
+Pairs are enumerated sparsely: only a document with relevance above 0 can win one.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
+
+import torch
+from pydantic import Field
+from torch.nn.functional import logsigmoid
+
+from bixse.losses.engines.row_chunks import ChunkResult, RowWiseLoss
+from bixse.losses.options import LossOptions
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from torch import Tensor
+
+    from bixse.losses.targets import GradedTargets
+
+    PairWeights: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+
+
+class PairwiseOptions(LossOptions):
+    """Options of the losses on pairs; the scale is the slope of the sigmoid."""
+
+    in_batch_negatives: bool = True
+    """Pair a query's documents with all others of the batch too, not only with one another."""
+
+
+class PairwiseLoss(RowWiseLoss):
+    """Base of the losses on pairs: a weighted sum of softplus(-(s_j - s_k)), document j above document k.
+
+    A dense form takes a B x N x N tensor. Here each document j with relevance above 0 meets its row once: the work
+    is (number of such documents) x N entries, a block at a time.
+    """
+
+    options_class = PairwiseOptions
+    options: PairwiseOptions
+    mean_over: ClassVar[Literal["pairs", "queries"]]
+    """What the sum is divided by: pairs that weigh something, or queries with a document of relevance above 0."""
+
+    @property
+    def requires(self) -> str:
+        """What a query must bring."""
+        return super().requires if self.options.in_batch_negatives else "two documents of different relevance"
+
+    def is_informative(self, relevance: Sequence[float]) -> bool:
+        """A query needs two documents of different relevance; the batch's others may be one of them."""
+        return super().is_informative(relevance) if self.options.in_batch_negatives else len(set(relevance)) > 1
+
+    @abstractmethod
+    def pair_weights(self, logits: Tensor, relevance: Tensor, counted: Tensor, targets: GradedTargets) -> PairWeights:
+        """What the pairs of a block of rows weigh.
+
+        Args:
+            logits: (R, N).
+            relevance: (R, N) in [0, 1].
+            counted: (R, N) bool, the documents that take part.
+            targets: the same relevance, sparse.
+
+        Returns:
+            A function from (P,) rows and (P,) columns of winners to (P, N) weights, 0 where there is no pair.
+        """
+
+    def chunk_result(self, logits: Tensor, targets: GradedTargets) -> ChunkResult:
+        """One term per pair; the winners of a block are met a block's worth at a time."""
+        relevance, weight = targets.dense(logits.dtype)
+        counted = (weight if self.options.in_batch_negatives else targets.graded(logits.dtype)).bool()
+        weights = self.pair_weights(logits, relevance, counted, targets)
+        winner = targets.relevance > 0
+        winners = zip(targets.rows[winner].split(len(logits)), targets.columns[winner].split(len(logits)), strict=True)
+        gradient = torch.zeros_like(logits)
+        value, pairs = logits.new_zeros((), dtype=torch.float64), 0
+        for rows, columns in winners:
+            weighed = weights(rows, columns)  # (P, N)
+            behind = logits[rows].sub_(logits[rows, columns].unsqueeze(1))  # s_k - s_j
+            value -= logsigmoid(-behind).mul_(weighed).sum(dtype=torch.float64)
+            push = behind.sigmoid_().mul_(weighed)
+            gradient.index_add_(0, rows, push)
+            gradient.index_put_((rows, columns), -push.sum(dim=1), accumulate=True)
+            pairs += int(weighed.count_nonzero())
+        queries = len(targets.rows[winner].unique())
+        return ChunkResult(value, pairs if self.mean_over == "pairs" else queries, gradient)
+
+
+class PairwiseBCELoss(PairwiseLoss):
+    """Binary cross-entropy of "j is more relevant than k" (RankNet, Burges et al. 2005, equation 3).
+
+    L = (1/P) sum over the P pairs with z_ij > z_ik of -log sigma(s_ij - s_ik), s = scale * cos. Also the student's
+    loss of PairDistill (Huang and Chen 2024) with the teacher's order as target.
+    """
+
+    mean_over = "pairs"
+
+    def pair_weights(self, logits: Tensor, relevance: Tensor, counted: Tensor, targets: GradedTargets) -> PairWeights:
+        """1 for each pair of different relevance."""
+
+        def weights(rows: Tensor, columns: Tensor) -> Tensor:
+            lower = relevance[rows] < relevance[rows, columns].unsqueeze(1)
+            return lower.logical_and_(counted[rows]).to(logits.dtype)
+
+        return weights
+
+
+class LambdaOptions(PairwiseOptions):
+    """Options of `LambdaLoss`."""
+
+    weighting: Literal["ndcg-loss1", "ndcg-loss2", "lambdarank", "ndcg-loss2++"] = "ndcg-loss2"
+    """How a pair is weighed; the BiXSE paper's v1 is "ndcg-loss1", its v2 "ndcg-loss2"."""
+    gain: Literal["exponential", "linear"] = "exponential"
+    """"exponential" is 2^y - 1, "linear" is y, with y = z * top_grade."""
+    top_grade: float = Field(default=3.0, gt=0, le=32)
+    """The grade that relevance 1 stands for: 3 for TREC's 0 to 3, 4 for 1 to 5."""
+    mu: float = Field(default=10.0, ge=0)
+    """Weight of "ndcg-loss2" in "ndcg-loss2++"."""
+    k: int | None = Field(default=None, ge=1)
+    """Keep pairs of which one document ranks within k, and cut nDCG there; None keeps all."""
+
+
+class LambdaLoss(PairwiseLoss):
+    """Weighted pairwise logistic loss of the LambdaLoss framework (Wang et al. 2018, 10.1145/3269206.3271784).
+
+    L = (1/R) sum over the R queries with a relevant document, over pairs (j, k), of w_jk log2(1 + exp(-(s_j - s_k))).
+    With the gain G_j = gain(z_j) / maxDCG, the rank r_j under the present scores and the discount D(r) = log2(1 + r):
+
+    - "ndcg-loss1" (section 5.1): G_j / D(r_j), over every pair j != k;
+    - "ndcg-loss2" (equation 16): |1/D(|r_j - r_k|) - 1/D(|r_j - r_k| + 1)| |G_j - G_k|, over pairs with z_j > z_k;
+    - "lambdarank" (equation 11): |1/D(r_j) - 1/D(r_k)| |G_j - G_k|, over pairs with z_j > z_k;
+    - "ndcg-loss2++" (equation 17): "lambdarank" + mu * "ndcg-loss2".
+
+    No gradient flows through the weights. Equal scores rank in the order of the columns.
+
+    Example:
+        >>> LambdaLoss(torch.nn.Identity(), weighting="lambdarank", k=10).options.top_grade
+        3.0
+    """
+
+    options_class = LambdaOptions
+    options: LambdaOptions
+    mean_over = "queries"
+
+    def pair_weights(self, logits: Tensor, relevance: Tensor, counted: Tensor, targets: GradedTargets) -> PairWeights:
+        """The weights of one block, from its ranks under the present scores."""
+        own = self.options
+        ranks = _ranks(logits.masked_fill(~counted, -torch.inf))
+        places = torch.arange(logits.shape[1] + 2, dtype=logits.dtype, device=logits.device)
+        inverse = 1 / torch.log2(places + 1.0)
+        inverse[0] = 0.0  # a distance of 0 is a document and itself; inverse[r] is 1 / D(r)
+        gains = self._gains(relevance)
+        gains /= self._max_dcg(targets, len(logits), inverse).unsqueeze(1)
+
+        def weights(rows: Tensor, columns: Tensor) -> Tensor:
+            rank, own_rank = ranks[rows], ranks[rows, columns].unsqueeze(1)  # (P, N), (P, 1)
+            own_gain = gains[rows, columns].unsqueeze(1)
+            taken = counted[rows]
+            if own.k is not None:
+                taken &= (rank <= own.k) | (own_rank <= own.k)
+            if own.weighting == "ndcg-loss1":
+                taken[torch.arange(len(rows), device=rows.device), columns] = False
+                return (own_gain * inverse[own_rank] / math.log(2)).expand_as(rank) * taken
+            taken &= relevance[rows] < relevance[rows, columns].unsqueeze(1)
+            discount = logits.new_zeros(rank.shape)
+            if own.weighting != "ndcg-loss2":
+                discount += (inverse[own_rank] - inverse[rank]).abs_()
+            if own.weighting != "lambdarank":
+                apart = (rank - own_rank).abs_()
+                share = 1.0 if own.weighting == "ndcg-loss2" else own.mu
+                discount += share * (inverse[apart] - inverse[apart + 1]).abs_()
+            return discount.mul_((own_gain - gains[rows]).abs_()).mul_(taken).div_(math.log(2))
+
+        return weights
+
+    def _gains(self, relevance: Tensor) -> Tensor:
+        grade = relevance * self.options.top_grade
+        return torch.exp2(grade) - 1 if self.options.gain == "exponential" else grade
+
+    def _max_dcg(self, targets: GradedTargets, rows: int, inverse: Tensor) -> Tensor:
+        """(R,) the largest DCG a row can reach; 1 where no document is relevant."""
+        relevant = targets.relevance > 0
+        row, relevance = targets.rows[relevant], targets.relevance[relevant].to(inverse.dtype)
+        by_relevance = torch.argsort(relevance, descending=True, stable=True)
+        order = by_relevance[torch.argsort(row[by_relevance], stable=True)]
+        row, relevance = row[order], relevance[order]
+        first = torch.searchsorted(row, torch.arange(rows, device=row.device))
+        rank = torch.arange(len(row), device=row.device) - first[row] + 1
+        gains = self._gains(relevance) * inverse[rank]
+        if self.options.k is not None:
+            gains = gains * (rank <= self.options.k)
+        largest = inverse.new_zeros(rows).index_add_(0, row, gains)
+        return largest.masked_fill_(largest == 0, 1.0)
+
+
+def _ranks(logits: Tensor) -> Tensor:
+    """(R, N) rank of each document in its row, 1 for the highest; equal logits rank in the order of the columns."""
+    order = torch.argsort(logits, dim=1, descending=True, stable=True)
+    places = torch.arange(1, logits.shape[1] + 1, device=logits.device).expand_as(order)
+    return torch.empty_like(order).scatter_(1, order, places)

@@ -1,0 +1,176 @@
+"""The losses over rows against Python loops over their formulas, in float64; autograd gives the loops' gradients."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from bixse.losses import InfoNCELoss, LambdaLoss, MarginMSELoss, PairwiseBCELoss, SoftInfoNCELoss
+
+MODEL = nn.Identity()
+
+
+def naive_infonce(batch, scale, cutoff=0.5):
+    terms = []
+    for row, z in zip(batch.scores(scale), batch.relevance(), strict=True):
+        negatives = [s for s, x in zip(row, z, strict=True) if x < cutoff]
+        terms += [
+            -torch.log(s.exp() / (s.exp() + sum(n.exp() for n in negatives)))
+            for s, x in zip(row, z, strict=True)
+            if x >= cutoff
+        ]
+    return sum(terms) / len(terms)
+
+
+def naive_soft_infonce(batch, scale):
+    losses = []
+    for row, relevance in zip(batch.scores(scale), batch.relevance(), strict=True):
+        counted = [(z, s) for z, s in zip(relevance, row, strict=True) if z == z]
+        total = sum(z for z, _ in counted)
+        if total == 0:
+            continue
+        partition = sum(s.exp() for _, s in counted)
+        losses.append(-sum(z / total * torch.log(s.exp() / partition) for z, s in counted))
+    return sum(losses) / len(losses)
+
+
+def naive_margin_mse(batch, scale, margin, in_batch_negatives):
+    terms = []
+    known = batch.known_entries()
+    for i, (row, z) in enumerate(zip(batch.scores(scale), batch.relevance(), strict=True)):
+        for j, k in itertools.combinations(range(len(row)), 2):
+            graded = ((i, j) in known) + ((i, k) in known)
+            if not math.isnan(z[j] + z[k]) and graded >= (1 if in_batch_negatives else 2):
+                terms.append(((row[j] - row[k]) - scale * margin * (z[j] - z[k])) ** 2)
+    return sum(terms) / len(terms)
+
+
+def slates(batch, scale, in_batch_negatives):
+    """Scores and relevance of each query with the documents that take part."""
+    known = batch.known_entries()
+    for i, (row, z) in enumerate(zip(batch.scores(scale), batch.relevance(), strict=True)):
+        yield row, z, [j for j in range(len(row)) if z[j] == z[j] and (in_batch_negatives or (i, j) in known)]
+
+
+def naive_pairwise(batch, scale, in_batch_negatives):
+    terms = []
+    for row, z, slate in slates(batch, scale, in_batch_negatives):
+        terms += [-torch.log(torch.sigmoid(row[j] - row[k])) for j in slate for k in slate if z[j] > z[k]]
+    return sum(terms) / len(terms)
+
+
+def naive_lambda(batch, scale, weighting, gain="exponential", top_grade=3.0, mu=10.0, k=None, in_batch_negatives=True):
+    """Wang et al. 2018 as written: ranks by sorting, one pair at a time."""
+    total, queries = torch.zeros((), dtype=torch.float64), 0
+
+    def discount(rank):
+        return math.log2(1 + rank)
+
+    def gain_of(z):
+        return 2 ** (z * top_grade) - 1 if gain == "exponential" else z * top_grade
+
+    for row, z, slate in slates(batch, scale, in_batch_negatives):
+        if not any(z[j] > 0 for j in slate):
+            continue
+        queries += 1
+        order = sorted(slate, key=lambda j, row=row: (-row[j].item(), j))
+        rank = {j: place for place, j in enumerate(order, start=1)}
+        best = sorted((gain_of(z[j]) for j in slate), reverse=True)[:k]
+        largest = sum(g / discount(place) for place, g in enumerate(best, start=1))
+        g = {j: gain_of(z[j]) / largest for j in slate}
+        for j, other in itertools.permutations(slate, 2):
+            if k is not None and rank[j] > k and rank[other] > k:
+                continue
+            if weighting == "ndcg-loss1":
+                weight = g[j] / discount(rank[j])
+            elif z[j] > z[other]:
+                apart = abs(rank[j] - rank[other])
+                second = abs(1 / discount(apart) - 1 / discount(apart + 1))
+                first = abs(1 / discount(rank[j]) - 1 / discount(rank[other]))
+                share = {"ndcg-loss2": second, "lambdarank": first, "ndcg-loss2++": first + mu * second}[weighting]
+                weight = share * abs(g[j] - g[other])
+            else:
+                continue
+            total = total + weight * torch.log2(1 + torch.exp(-(row[j] - row[other])))
+    return total / max(1, queries)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("cutoff", [0.2, 0.5, 0.9])
+def test_infonce(random_batch, same_as_naive, cutoff, seed):
+    batch = random_batch(6, 11, known=0.4, seed=seed)
+    same_as_naive(InfoNCELoss(MODEL, scale=7.0, cutoff=cutoff), batch, naive_infonce(batch, 7.0, cutoff))
+
+
+@pytest.mark.parametrize("kind", [InfoNCELoss, SoftInfoNCELoss])
+def test_the_softmax_losses_are_cross_entropy_with_one_positive_a_query(random_batch, same_as_naive, kind):
+    batch = random_batch(5, 8, known=0.0).with_entries([(i, i, 1.0) for i in range(5)])
+    expected = cross_entropy(20.0 * batch.queries @ batch.documents.T, torch.arange(5))
+    same_as_naive(kind(MODEL, scale=20.0), batch, expected)
+
+
+@pytest.mark.parametrize(
+    "entries", [[(0, 0, 1.0), (0, 1, 0.8), (1, 0, 0.9), (1, 1, 0.7)], [(0, 0, math.nan), (1, 0, 0.9)]]
+)
+def test_rows_without_a_negative_or_without_a_positive_give_finite_gradients(random_batch, entries):
+    batch = random_batch(2, 2, known=0.0).with_entries(entries)
+    value = InfoNCELoss(MODEL).compute_loss_from_embeddings(batch.queries, batch.documents, batch.targets)
+    assert value.isfinite()
+    assert all(
+        bool(gradient.isfinite().all()) for gradient in torch.autograd.grad(value, (batch.queries, batch.documents))
+    )
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_soft_infonce(random_batch, same_as_naive, seed):
+    batch = random_batch(6, 11, known=0.4, seed=seed)
+    same_as_naive(SoftInfoNCELoss(MODEL, scale=7.0), batch, naive_soft_infonce(batch, 7.0))
+
+
+def test_soft_infonce_leaves_out_a_row_without_a_relevant_document(random_batch, same_as_naive):
+    batch = random_batch(4, 5, known=0.0).with_entries([(0, 1, 0.5), (1, 2, 0.0), (3, 0, 0.2), (3, 4, 0.9)])
+    same_as_naive(SoftInfoNCELoss(MODEL, scale=7.0), batch, naive_soft_infonce(batch, 7.0))
+
+
+@pytest.mark.parametrize("in_batch_negatives", [False, True])
+@pytest.mark.parametrize("margin", [1.0, 0.4])
+def test_margin_mse(random_batch, same_as_naive, in_batch_negatives, margin):
+    batch = random_batch(6, 9, known=0.4)
+    loss = MarginMSELoss(MODEL, scale=3.0, margin=margin, in_batch_negatives=in_batch_negatives)
+    same_as_naive(loss, batch, naive_margin_mse(batch, 3.0, margin, in_batch_negatives))
+
+
+@pytest.mark.parametrize("in_batch_negatives", [False, True])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_pairwise_bce(random_batch, same_as_naive, in_batch_negatives, seed):
+    batch = random_batch(6, 9, known=0.5, seed=seed)
+    loss = PairwiseBCELoss(MODEL, scale=3.0, in_batch_negatives=in_batch_negatives)
+    same_as_naive(loss, batch, naive_pairwise(batch, 3.0, in_batch_negatives))
+
+
+def test_equal_relevance_makes_no_pair(random_batch):
+    batch = random_batch(1, 2, known=0.0).with_entries([(0, 0, 0.5), (0, 1, 0.5)])
+    assert PairwiseBCELoss(MODEL).compute_loss_from_embeddings(batch.queries, batch.documents, batch.targets) == 0
+
+
+@pytest.mark.parametrize("weighting", ["ndcg-loss1", "ndcg-loss2", "lambdarank", "ndcg-loss2++"])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"gain": "linear"}, {"top_grade": 1.0, "mu": 2.5}, {"k": 3}, {"in_batch_negatives": False, "k": 1}],
+    ids=str,
+)
+def test_lambda_loss(random_batch, same_as_naive, weighting, options):
+    batch = random_batch(6, 9, known=0.5)
+    loss = LambdaLoss(MODEL, scale=3.0, weighting=weighting, **options)
+    same_as_naive(loss, batch, naive_lambda(batch, 3.0, weighting, **options))
+
+
+def test_equal_scores_rank_in_the_order_of_the_columns(random_batch, same_as_naive):
+    batch = random_batch(3, 6, known=0.6)
+    batch = batch.with_documents(batch.documents.detach()[:1].expand(6, -1).clone().requires_grad_())
+    same_as_naive(LambdaLoss(MODEL, scale=3.0), batch, naive_lambda(batch, 3.0, "ndcg-loss2"))
