@@ -24,6 +24,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bixse.grading.grade_settings import JudgeOptions
 from bixse.grading.judge import Question
 from bixse.grading.rubrics import load_rubric
 from bixse.grading.server.request import request_body
@@ -114,7 +115,7 @@ def _measure(address: str, slots: int, milliseconds: float, count: int, rounds: 
     questions = [
         Question(str(i), str(i), *both, messages=rubric.variants[0].messages(*both)) for i, both in enumerate(texts)
     ]
-    with ServerJudge([address], rubric, concurrency=IN_FLIGHT) as judge:
+    with ServerJudge([address], rubric, JudgeOptions(concurrency=IN_FLIGHT)) as judge:
         bodies = [request_body(judge.form, question.messages) for question in questions]
 
         def ours() -> None:

@@ -140,7 +140,16 @@ def rank(folder, grades, capsys):
     (folder / "judge.txt").write_text("".join(labels))
     words = ["--judge", f"replay:qrels:{folder / 'judge.txt'}", "--texts", folder / "col", "--scale", "0", "3"]
     return call(
-        capsys, "grade", "rank", "--collection", folder / "col", "--candidates", "judged", *words, "--out", folder
+        capsys,
+        "grade",
+        "rank",
+        "--collection",
+        folder / "col",
+        "--candidates",
+        "judged",
+        *words,
+        "--out",
+        folder / "rank",
     )
 
 
@@ -161,4 +170,4 @@ def test_a_judge_ranks_the_judged_documents(tmp_path, capsys):
     assert code == 0, found
     assert found["metrics"]["mrr@10"] == pytest.approx(0.75)
     assert found["metrics"]["ndcg@10"] == pytest.approx((0.6309297535714575 + 1.0) / 2)
-    assert (tmp_path / "run.trec").read_text().split()[2] == "d2"
+    assert (tmp_path / "rank" / "run.trec").read_text().split()[2] == "d2"

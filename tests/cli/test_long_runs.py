@@ -208,7 +208,9 @@ def test_every_long_verb_says_how_far_it_is_and_takes_sigterm_as_ctrl_c(tmp_path
         words[verb] += ["--server", request.getfixturevalue("server").scenario(delay=0.1)]
         write(tmp_path / "corpus.jsonl", ({"_id": str(n), "text": f"copy a file {n}"} for n in range(400)))
     if verb == "convert":
-        write(tmp_path / "nq.jsonl", ({"query": f"q {n}", "positive": f"p {n}"} for n in range(400_000)))
+        write(
+            tmp_path / "nq.jsonl", ({"query": f"q {n}", "positive": f"p {n}", "negative": "n"} for n in range(400_000))
+        )
     if verb in ("calibrate", "train"):
         rows = ({"query": WORDS[n % 16], "document": f"{WORDS[n % 7]} {n}", "relevance": n % 2} for n in range(20_000))
         write(tmp_path / "graded.jsonl", rows)

@@ -91,12 +91,6 @@ class TestRefused:
 
 @pytest.mark.precision("float32")
 class TestGrades:
-    @pytest.mark.parametrize("batch_size", [1, 32])
-    def test_they_are_one_sigmoid_of_the_raw_score(self, reranker, raw, batch_size, monkeypatch):
-        monkeypatch.setattr(cross_encoder_judge, "WINDOW", 3)
-        judge = CrossEncoderJudge(reranker, device="cpu", batch_size=batch_size)
-        assert grades(judge) == pytest.approx(1 / (1 + np.exp(-raw)), abs=1e-5)
-
     @pytest.mark.parametrize(
         "config",
         [
@@ -120,9 +114,12 @@ class TestGrades:
         assert (judge.scale.minimum, judge.scale.maximum) == (0.0, 1.0)
         assert answer.usage.prompt == judge.count_tokens(QUESTIONS)[0] == 3 + 3 + 3
 
-    def test_a_fitted_map(self, reranker, raw):
+    def test_a_fitted_map_in_batches_and_windows_of_any_size(self, reranker, raw, monkeypatch):
+        monkeypatch.setattr(cross_encoder_judge, "WINDOW", 3)
         expected = 1 / (1 + np.exp(-(0.5 * raw - 1.0)))
-        assert grades(CrossEncoderJudge(reranker, "platt:0.5,-1", "cpu")) == pytest.approx(expected, abs=1e-5)
+        for batch_size in (1, 32):
+            judge = CrossEncoderJudge(reranker, "platt:0.5,-1", "cpu", batch_size)
+            assert grades(judge) == pytest.approx(expected, abs=1e-5)
 
     def test_scores_that_the_map_does_not_take_have_no_grade(self, reranker, monkeypatch):
         judge = CrossEncoderJudge(reranker, "prob", "cpu")

@@ -41,7 +41,7 @@ def judge(folder):
 
 
 class TestRefused:
-    def test_a_device_or_folder_that_is_not_there(self, folder, tmp_path):
+    def test_what_cannot_be_a_judge(self, folder, tmp_path):
         with pytest.raises(InputError, match="device: got 'warp'; expected cpu, cuda"):
             LocalJudge(folder, RUBRIC, "warp")
         with pytest.raises(ModelError, match="no such folder"):
@@ -53,29 +53,23 @@ class TestRefused:
             LocalJudge(tmp_path / "x.txt", RUBRIC)
         with pytest.raises(ModelError, match=r"expected a causal language model.*fix"):
             LocalJudge("no-such-owner/no-such-model", RUBRIC)
-
-    def test_damaged_weights(self, folder, tmp_path):
-        shutil.copytree(folder, tmp_path / "damaged")
-        (tmp_path / "damaged" / "model.safetensors").write_bytes(b"no weights")
-        with pytest.raises(ModelError, match=r"fix: check the name, that the folder holds"):
-            list(LocalJudge(tmp_path / "damaged", RUBRIC).answers(questions_of(RUBRIC, [("a", "b")])))
-
-    def test_a_backbone_without_output_layer(self, folder, tmp_path):
-        """transformers would fill the layer at random, with no more than a warning."""
-        shutil.copytree(folder, tmp_path / "backbone")
-        transformers.AutoModel.from_pretrained(folder).save_pretrained(tmp_path / "backbone")
-        with pytest.raises(ModelError, match=r"no weights for 1 of its parameters \(lm_head\.weight\)"):
-            list(LocalJudge(tmp_path / "backbone", RUBRIC).answers(questions_of(RUBRIC, [("a", "b")])))
-
-    def test_labels_of_several_tokens(self, folder):
         with pytest.raises(InputError, match=r"label '10': got the tokens \['1', '0'\]"):
             LocalJudge(folder, RUBRIC.model_copy(update={"labels": ("0", "1", "10"), "values": (0.0, 1.0, 10.0)}))
-
-    def test_a_folder_with_several_gguf_files(self, tmp_path):
         for name in ("a.gguf", "b.gguf"):
             (tmp_path / name).write_bytes(b"GGUF")
         with pytest.raises(ModelError, match=r"fix: name one of its files: a\.gguf, b\.gguf"):
             LocalJudge(tmp_path, RUBRIC)
+
+    def test_weights_that_are_damaged_or_lack_the_output_layer(self, folder, tmp_path):
+        """transformers would fill the layer at random, with no more than a warning."""
+        damaged, backbone = (shutil.copytree(folder, tmp_path / name) for name in ("damaged", "backbone"))
+        (damaged / "model.safetensors").write_bytes(b"no weights")
+        transformers.AutoModel.from_pretrained(folder).save_pretrained(backbone)
+        asked = questions_of(RUBRIC, [("a", "b")])
+        with pytest.raises(ModelError, match=r"fix: check the name, that the folder holds"):
+            list(LocalJudge(damaged, RUBRIC).answers(asked))
+        with pytest.raises(ModelError, match=r"no weights for 1 of its parameters \(lm_head\.weight\)"):
+            list(LocalJudge(backbone, RUBRIC).answers(asked))
 
 
 class TestAnswersWithoutGrade:

@@ -70,6 +70,9 @@ def test_what_names_no_judgements_or_takes_no_such_option_is_refused(tmp_path):
 
 
 def test_errors_and_warnings_come_through(tmp_path):
+    rows = [judged("a", "b", row=1), Judgement("id of a", "id of b", SCALE, "a", "other", 1.0, row=2)]
+    with pytest.raises(InvalidFileError, match=r"row 2, column 'ids': got query 'id of a', .* other texts in row 1"):
+        ReplayJudge(rows)
     with pytest.raises(InvalidFileError, match="row 2, column 'judgment'"):
         open_replay(f"replay:umbrela:{write(tmp_path, UMBRELA, {**UMBRELA, 'judgment': 'high'})}")
     judge = open_replay(f"replay:umbrela:{write(tmp_path, UMBRELA, {**UMBRELA, 'query': 'b', 'judgment': 7})}")
@@ -85,8 +88,6 @@ def test_umbrela_is_replayed_with_its_pairs(tmp_path):
     assert first == Answer("graded", "replay", (), 3.0, 3.0, 3.0, "##final score: 3", judge="gpt-4o")
     assert (second.status, second.grade, second.mode) == ("no-option", None, "replay")
     assert judge.scale == SCALE
-    assert judge.count_tokens(questions) is None
-    judge.close()
 
 
 def test_a_pair_that_is_not_there_fails_with_its_reason():
@@ -138,12 +139,6 @@ def test_a_grade_takes_the_place_of_a_failure_and_repeats_are_kept_once():
         assert "1 judgements of pairs that were judged before; 0 pairs have two" in judge.warnings[-1]
 
 
-def test_ids_with_two_texts_are_errors():
-    rows = [judged("a", "b", row=1), Judgement("id of a", "id of b", SCALE, "a", "other", 1.0, row=2)]
-    with pytest.raises(InvalidFileError, match=r"row 2, column 'ids': got query 'id of a', .* other texts in row 1"):
-        ReplayJudge(rows)
-
-
 def test_both_orders_of_lightblue_and_their_mean(tmp_path):
     judge = open_replay(f"replay:lightblue:{write(tmp_path, LIGHTBLUE)}")
     texts = LIGHTBLUE["question"], LIGHTBLUE["context"]
@@ -157,9 +152,6 @@ def test_both_orders_of_lightblue_and_their_mean(tmp_path):
     assert (second.grade, second.low, second.high) == (4.5, 4.5, 4.5)
     assert both.grade == pytest.approx((first.grade + 4.5) / 2)
     assert both.low == pytest.approx(((first.low or 0) + 4.5) / 2)
-    assert sum(share * value for share, value in zip(both.probabilities, range(1, 6), strict=True)) / both.mass == (
-        pytest.approx(both.grade)
-    )
 
 
 @pytest.mark.parametrize(
@@ -211,7 +203,6 @@ def test_qrels_with_the_texts_of_a_collection(tmp_path):
 def test_grading_by_replay_end_to_end(tmp_path):
     rows = [LIGHTBLUE, {**LIGHTBLUE, "context": "a market", "32B_score_probs": [0.0] * 5}]
     judge = open_replay(f"replay:lightblue:{write(tmp_path, *rows)}")
-    assert isinstance(judge, ReplayJudge)
     result = grade(list(judge.pairs()), judge, tmp_path / "out")
     assert result.summary["statuses"] == {"graded": 1, "no-probabilities": 1}
     assert result.summary["modes"] == {"replay": 1}

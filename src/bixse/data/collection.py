@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from bixse.relevance import Qrels
+
+MissingDocuments: TypeAlias = Literal["refuse", "drop"]
+"""What is done with judgements that name a document which the corpus lacks."""
 
 
 class Document(NamedTuple):

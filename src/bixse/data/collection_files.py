@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from bixse.data.collection import Collection, Document
+from bixse.data.collection import Collection, Document, MissingDocuments
 from bixse.data.row_files.read import read_blocks
 from bixse.data.row_files.values import FileColumn
 from bixse.data.row_files.write import write_rows
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from bixse.relevance import Qrels
 
 
-MissingDocuments: TypeAlias = Literal["refuse", "drop"]
-"""What is done with judgements that name a document which the corpus lacks."""
 DOCUMENT_COLUMNS = (
     FileColumn("_id", "id", unique=True),
     FileColumn("title", needed=False),

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from bixse.data.collection_files import MissingDocuments
+from bixse.data.collection import MissingDocuments
 from bixse.evaluation.suites.known_suites import LOCAL, SUITES
 from bixse.relevance import MIN_RELEVANT_GRADE
-from bixse.retrieval.bm25 import BM25_NAME
 from bixse.retrieval.retrieval_settings import EncodingSettings
 from bixse.settings import Flag
 
@@ -60,7 +59,7 @@ class EvaluateSettings(EncodingSettings):
 
     @model_validator(mode="after")
     def _of_the_suite(self) -> Self:
-        if self.task is not None and self.model == (BM25_NAME,):
+        if self.task is not None and self.model == ("bm25",):
             raise ValueError("got a task for bm25, which takes no instructions; expected none; fix: leave the task out")
         if self.suite == LOCAL:
             self._refuse(OF_A_SUITE, "collection alone", "leave it out, or name a suite")

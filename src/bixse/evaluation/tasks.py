@@ -24,7 +24,7 @@ from bixse.relevance import MIN_RELEVANT_GRADE
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from bixse.data.collection_files import MissingDocuments
+    from bixse.data.collection import MissingDocuments
     from bixse.relevance import Qrels
 
 

@@ -19,28 +19,22 @@ class LossEntry(NamedTuple):
 
     name: str
     """Class in `bixse.losses`."""
-    about: str
-    """One line for a list of losses."""
     fixed: Mapping[str, Any] = {}
     """Options that make the word what it is."""
 
 
 LOSSES: dict[str, LossEntry] = {
-    "bixse": LossEntry("BiXSELoss", "every entry with its own relevance"),
-    "bixse-without-bias": LossEntry(
-        "BiXSELoss", "the paper's ablation: logit bias 0, not learned", {"bias": 0.0, "learn_bias": False}
-    ),
-    "bixse-binarised": LossEntry(
-        "BiXSELoss", "the paper's ablation: relevance cut to 0 or 1 at 0.5", {"binarise_at": 0.5}
-    ),
-    "infonce": LossEntry("InfoNCELoss", "each positive with the query's negatives"),
-    "soft-infonce": LossEntry("SoftInfoNCELoss", "a query's softmax with its normalised relevance"),
-    "margin-mse": LossEntry("MarginMSELoss", "differences of scores with differences of relevance"),
-    "pairwise-bce": LossEntry("PairwiseBCELoss", "the order of every two documents (RankNet)"),
-    "lambdaloss-v1": LossEntry("LambdaLoss", "LambdaLoss, NDCG-Loss1", {"weighting": "ndcg-loss1"}),
-    "lambdaloss-v2": LossEntry("LambdaLoss", "LambdaLoss, NDCG-Loss2", {"weighting": "ndcg-loss2"}),
-    "lambdarank": LossEntry("LambdaLoss", "LambdaRank", {"weighting": "lambdarank"}),
-    "ndcg-loss2++": LossEntry("LambdaLoss", "LambdaLoss, NDCG-Loss2++", {"weighting": "ndcg-loss2++"}),
+    "bixse": LossEntry("BiXSELoss"),
+    "bixse-without-bias": LossEntry("BiXSELoss", {"bias": 0.0, "learn_bias": False}),
+    "bixse-binarised": LossEntry("BiXSELoss", {"binarise_at": 0.5}),
+    "infonce": LossEntry("InfoNCELoss"),
+    "soft-infonce": LossEntry("SoftInfoNCELoss"),
+    "margin-mse": LossEntry("MarginMSELoss"),
+    "pairwise-bce": LossEntry("PairwiseBCELoss"),
+    "lambdaloss-v1": LossEntry("LambdaLoss", {"weighting": "ndcg-loss1"}),
+    "lambdaloss-v2": LossEntry("LambdaLoss", {"weighting": "ndcg-loss2"}),
+    "lambdarank": LossEntry("LambdaLoss", {"weighting": "lambdarank"}),
+    "ndcg-loss2++": LossEntry("LambdaLoss", {"weighting": "ndcg-loss2++"}),
 }
 """The catalogue: word in a config or on the command line -> what it builds."""
 

@@ -76,12 +76,11 @@ def format_table(rows: Sequence[Sequence[Cell]], headers: Sequence[str]) -> str:
 
 
 def format_histogram(counts: Sequence[int], width: int = 40) -> list[str]:
-    r"""A bar of text for each of the equal parts of relevance from 0 to 1.
+    """A bar of text for each of the equal parts of relevance from 0 to 1.
 
     Example:
-        >>> print(*format_histogram([3, 6], width=4), sep="\\n")
-          relevance 0.0 to 0.5 | ## 3
-          relevance 0.5 to 1.0 | #### 6
+        >>> format_histogram([3, 6], width=4)
+        ['  relevance 0.0 to 0.5 | ## 3', '  relevance 0.5 to 1.0 | #### 6']
     """
     most, size = max([*counts, 1]), len(counts)
     bars = ["#" * -(-count * width // most) + " " * bool(count) for count in counts]

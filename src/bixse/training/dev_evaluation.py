@@ -28,8 +28,7 @@ if TYPE_CHECKING:
 
     from sentence_transformers import SentenceTransformer
 
-    from bixse.data.collection import Collection
-    from bixse.data.collection_files import MissingDocuments
+    from bixse.data.collection import Collection, MissingDocuments
     from bixse.encoders.relevance_model import RelevanceModel
     from bixse.evaluation.dev_evaluator import DevEvaluator
     from bixse.relevance import Qrels, Run

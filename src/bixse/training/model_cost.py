@@ -70,11 +70,7 @@ def operations(
     with gradient checkpointing and 2 more with `gradient_cache: true`, which both go forward again; attention takes
     12 * layers * width * tokens^2 a text on top.
 
-    Args:
-        size: of the encoder.
-        texts: lengths in tokens, each with the number of such texts.
-        checkpointing: states are computed again.
-        gradient_cache: embeddings are computed in mini-batches, twice.
+    `texts` are lengths in tokens, each with the number of such texts.
     """
     each = 6 + 2 * checkpointing + 2 * gradient_cache
     tokens = sum(length * count for length, count in texts)

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 from bixse.cli.result import CommandResult
 from bixse.cli.verb import Options, Verb
 from bixse.errors import InputError, printable
-from bixse.retrieval.hits import check_queries, hit_lines, plain_hits, read_queries
 from bixse.retrieval.retrieval_settings import STDIN, SearchSettings
 from bixse.settings import Flag
 
@@ -34,6 +33,7 @@ class SearchOptions(Options):
 
 def run(settings: SearchSettings, options: SearchOptions) -> CommandResult:
     """Answer one query or many."""
+    from bixse.retrieval.hits import check_queries
     from bixse.retrieval.index.manifest import is_index
 
     if settings.query is not None:
@@ -57,6 +57,7 @@ def _search_collection(settings: SearchSettings) -> CommandResult:
 
 def _search_index(settings: SearchSettings, options: SearchOptions) -> CommandResult:
     from bixse.progress import progress_bar
+    from bixse.retrieval.hits import read_queries
     from bixse.retrieval.index.search import open_index, write_answers
 
     limits = settings.model_dump(include=LIMITS)
@@ -76,10 +77,14 @@ def _search_index(settings: SearchSettings, options: SearchOptions) -> CommandRe
 
 
 def _one_answer(hits: Sequence[Hit], warnings: Sequence[str] = ()) -> CommandResult:
+    from bixse.retrieval.hits import hit_lines, plain_hits
+
     return CommandResult("\n".join(hit_lines(hits)), {"results": plain_hits(hits)}, warnings=list(warnings))
 
 
 def _many_answers(queries: dict[str, str], answers: Sequence[Sequence[Hit]]) -> CommandResult:
+    from bixse.retrieval.hits import hit_lines, plain_hits
+
     shown = []
     lines: list[str] = []
     for (query_id, query), hits in zip(queries.items(), answers, strict=True):
@@ -90,6 +95,8 @@ def _many_answers(queries: dict[str, str], answers: Sequence[Sequence[Hit]]) -> 
 
 def _answer_each(index: SearchIndex, limits: dict[str, Any], as_json: bool) -> CommandResult:
     """Read queries line by line and answer each at once, on the real standard output."""
+    from bixse.retrieval.hits import hit_lines, plain_hits
+
     out = sys.__stdout__ or sys.stdout
     answered = 0
     try:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 import time
-from collections.abc import Callable
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,7 +24,7 @@ from bixse.errors import InputError, OutputExistsError
 from bixse.relevance import GradeScale
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from bixse.data.conversion.convert_settings import ConvertSettings
     from bixse.data.run_record import RunRecord
@@ -122,7 +121,7 @@ def _convert(
 ) -> ConvertResult:
     """Convert, or only look where there is no record of a run: counts, histograms and errors."""
     lap = _laps({} if record is None else record.timings)
-    with FaultsFile(folder / "all-faults", {file: name for name, file in source.inputs().items()}) as faults:
+    with closing(FaultsFile(folder / "all-faults", {file: name for name, file in source.inputs().items()})) as faults:
         bar = _Bar(progress, "read texts", (*source.corpus, *source.queries))
         mapping = source.open(folder, faults.of, settings.text_ids, bar.reached)
         try:

@@ -67,7 +67,11 @@ def parse_yaml(text: str) -> Any:
 
     Loader.add_constructor("tag:yaml.org,2002:map", Loader.construct_mapping)
     Loader.add_constructor("tag:yaml.org,2002:seq", Loader.construct_whole_sequence)
-    return yaml.load(text, Loader)
+    loader = Loader(text)
+    try:
+        return loader.get_single_data()
+    finally:
+        loader.dispose()
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
