@@ -10,7 +10,6 @@ from sklearn.metrics import roc_auc_score
 from bixse.data.sources.score_scale import (
     ScoreMap,
     check_scores,
-    histogram,
     map_scores,
     parse_score_map,
     summarise_scores,
@@ -87,15 +86,6 @@ def test_scores_without_grades_are_refused(positive, negative, score_map):
 def test_what_is_strange_about_scores_is_a_warning(positive, negative, score_map, warned):
     found = check_scores(np.array(positive), np.array(negative), score_map)
     assert len(found) == len(warned) and all(part in text for part, text in zip(warned, found, strict=True))
-
-
-@settings(max_examples=300, deadline=None)
-@given(st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=1, max_size=50), st.integers(1, 15))
-def test_a_histogram_counts_every_value_once(values, bins):
-    lines = histogram(values, bins=bins).splitlines()
-    assert len(lines) == bins
-    assert sum(int(line.split()[-1]) for line in lines) == len(values)
-    assert max(line.count("#") for line in lines) == 40
 
 
 def test_the_summary_agrees_with_numpy_and_scikit_learn():

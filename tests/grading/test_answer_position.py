@@ -11,20 +11,10 @@ DIGITS = ("0", "1", "2", "3")
 
 @pytest.mark.parametrize(
     "text",
-    [
-        "On a scale of 0 to 3, I would rate this passage a 1.",  # a published parser reads 3
-        "0-3",
-        "0, 1, 2 or 3",
-        "1, 2 or 3",
-        "1-5",
-        "0 - Irrelevant, 1 - Relevant topic, but does not contain the answer",
-        "Score: 1\nScore: 2",
-        "2\n3",
-        "3 2",
-        "It is a 1. No, it is a 2.",
-        "between 1 and 2",
-    ],
-)
+    ["On a scale of 0 to 3, I would rate this passage a 1.",  # a published parser reads 3
+     "0-3", "0, 1, 2 or 3", "1, 2 or 3", "1-5", "Score: 1\nScore: 2", "2\n3", "3 2", "It is a 1. No, it is a 2.",
+     "0 - Irrelevant, 1 - Relevant topic, but does not contain the answer", "between 1 and 2"],
+)  # fmt: skip
 def test_several_options_are_ambiguous_and_never_a_guess(text):
     answer = find_answer(text, DIGITS)
     assert (answer.status, answer.label) == ("ambiguous", "")
@@ -33,72 +23,6 @@ def test_several_options_are_ambiguous_and_never_a_guess(text):
 @pytest.mark.parametrize("text", ["7", " 10", "3.5", "3,5", "-1", "−1", "10/10", "2/5", "Rating: 7", "**5**", "100"])
 def test_a_number_outside_the_rubric_is_off_scale(text):
     assert find_answer(text, DIGITS).status == "off-scale"
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "   \n",
-        "The passage is about Paris.",
-        "The passage gives 3 reasons.",
-        "GPT-4 wrote it",
-        "the 3rd of May",
-        "3% of it",
-        "3 because",
-        "The answer is not in chapter 3.",
-        "1. The passage names Paris.\n2. The query asks for it.",
-        "v2",
-        "x3",
-    ],
-)
-def test_a_number_that_is_no_answer_is_none(text):
-    answer = find_answer(text, DIGITS)
-    assert answer.status in ("no-option", "ambiguous")
-    assert answer.label == ""
-
-
-@pytest.mark.parametrize(
-    ("text", "label"),
-    [
-        ("3", "3"),
-        ("  3", "3"),
-        ("\n\n2\n", "2"),
-        ('"2"', "2"),
-        ("“1”", "1"),
-        ("**3**", "3"),
-        ("`0`", "0"),
-        ("# 2", "2"),
-        ("- 2", "2"),
-        ("2.", "2"),
-        ("2!", "2"),
-        ("2,", "2"),
-        ("2<|im_end|>", "2"),
-        ("assistant\n3", "3"),
-        ("<|im_start|>assistant\n3", "3"),
-        ("3/3", "3"),
-        ("2/3", "2"),
-        ("1 out of 3", "1"),
-        ("3\nThe passage names 2 cities and 1 river.", "3"),
-        ("3: perfectly relevant", "3"),
-        ("3 - Perfectly relevant", "3"),
-        ("2 (highly relevant)", "2"),
-        ("Answer: 2", "2"),
-        ("**Rating:** 1", "1"),
-        ("##final score: 2", "2"),
-        ('{"relevance": 3}', "3"),
-        ("\\boxed{2}", "2"),
-        ("The answer is 2.", "2"),
-        ("I would rate this passage a 1.", "1"),
-        ("It was written in 1998. I would give it a 3.", "3"),
-        ("It has 2 parts and 3 more.\nFinal answer: 1", "1"),
-        ("The scale goes from 0 to 3.\n\n2", "2"),
-    ],
-)
-def test_one_answer_is_found(text, label):
-    answer = find_answer(text, DIGITS)
-    assert (answer.status, answer.label) == ("graded", label)
-    assert text[answer.start : answer.start + len(label)] == label
 
 
 @pytest.mark.parametrize(
@@ -146,6 +70,9 @@ def test_what_ends_without_an_option_has_a_status(text, finish, refusal, status)
 
 
 RATED = [
+    ("\n\n2\n", 2), ("“1”", 1), ("# 2", 2), ("- 2", 2), ("2!", 2), ("2,", 2), ("2<|im_end|>", 2), ("assistant\n3", 3),
+    ("<|im_start|>assistant\n3", 3), ("3/3", 3), ("3\nThe passage names 2 cities and 1 river.", 3),
+    ("It has 2 parts and 3 more.\nFinal answer: 1", 1), ("The scale goes from 0 to 3.\n\n2", 2),
     ("2", 2), (" 2\n", 2), ("2.", 2), ("**2**", 2), ("**2.**", 2), ("`2`", 2), ('"2"', 2), ("(2)", 2), ("[[2]]", 2),
     ("Score: 2", 2), ("score = 2", 2), ("Score: 2.", 2), ("**Score:** 2", 2), ("**Score: 2**", 2), ("Rating - 2", 2),
     ("Final answer: 2", 2), ("##final score: 2", 2), ("Relevance score: 2/3", 2), ("2 out of 3", 2),
@@ -195,9 +122,11 @@ NOT_RATED = [
     "I would have given it a 3.", "I might give it a 2.", "Without the date my rating would be 3.",
     "I was tempted to give it a 3.",
     # other numbers
-    "It has 3 parts.", "See chapter 2.", "It came in 2nd.", "two", "2 %", "2.5", "about 2 of them",
+    "", "   \n", "The passage is about Paris.", "The passage gives 3 reasons.", "GPT-4 wrote it", "the 3rd of May",
+    "3% of it", "3 because", "The answer is not in chapter 3.", "x3", "v2", "It has 3 parts.", "See chapter 2.",
+    "It came in 2nd.", "two", "2 %", "2.5", "about 2 of them",
 ]  # fmt: skip
-"""What a judge writes that names a number and is none, or none that can be known."""
+"""What a judge writes that is no rating, or none that can be known."""
 
 
 @pytest.mark.parametrize(("text", "grade"), RATED)

@@ -16,9 +16,8 @@ import pytest
 from bixse.errors import InputError, StorageError
 from bixse.grading.grade import grade
 from bixse.grading.grade_settings import GradeSettings
-from bixse.grading.judge import Answer, Question, Usage
+from bixse.grading.judge import Answer, Completion, Question, Usage
 from bixse.grading.ledger import Ledger
-from bixse.grading.text_model import Completion
 from helpers.scripted_judge import ScriptedJudge, planted, some_pairs
 
 HERE = Path(__file__).parents[1] / "helpers"
@@ -170,35 +169,17 @@ def test_killed_at_any_moment_nothing_answered_is_asked_again(tmp_path):
     assert all(row["grade"] == planted(Question("", "", "", row["document"])) for row in table)
 
 
-def test_two_processes_share_a_ledger_and_the_work(tmp_path):
-    ledger, count = tmp_path / "l.sqlite", 100
-    logs = [tmp_path / "one.txt", tmp_path / "two.txt"]
-    both = [start(tmp_path / f"out{i}", ledger, log, count, 0.05) for i, log in enumerate(logs)]
-    assert [process.wait(timeout=120) for process in both] == [0, 0]
-    one, two = map(asked, logs)
-    assert sum((one + two).values()) == count, "every question is paid for once"
-    assert one
-    assert two
-    tables = [pq.read_table(tmp_path / f"out{i}" / "pairs.parquet") for i in range(2)]
-    assert tables[0].equals(tables[1])
-    assert tables[0].num_rows == count
-
-
-def test_three_processes_end_although_each_takes_over_answers_of_the_others(tmp_path):
+def test_processes_share_a_ledger_and_the_work(tmp_path):
     ledger, count = tmp_path / "l.sqlite", 60
     logs = [tmp_path / f"{i}.txt" for i in range(3)]
-    all_three = [start(tmp_path / f"out{i}", ledger, log, count, 0.03) for i, log in enumerate(logs)]
+    all_three = [start(tmp_path / f"out{i}", ledger, log, count, 0.05) for i, log in enumerate(logs)]
     assert [process.wait(timeout=120) for process in all_three] == [0, 0, 0]
-    assert sum(sum(asked(log).values()) for log in logs) == count
+    assert sum(sum(asked(log).values()) for log in logs) == count, "every question is paid for once"
     with sqlite3.connect(ledger) as file:
         assert file.execute("SELECT count(*) FROM claims").fetchone() == (0,)
-
-
-def test_an_answer_that_is_taken_over_is_claimed_no_more(tmp_path):
-    with Ledger(tmp_path / "l.sqlite") as ledger:
-        ledger.claim("key")
-        ledger.give_back("key")
-        assert ledger._file.execute("SELECT count(*) FROM claims").fetchone() == (0,)
+    tables = [pq.read_table(tmp_path / f"out{i}" / "pairs.parquet") for i in range(3)]
+    assert tables[0].num_rows == count
+    assert all(table.equals(tables[0]) for table in tables)
 
 
 def test_a_new_ledger_is_opened_by_many_at_once(tmp_path):
@@ -207,20 +188,6 @@ def test_a_new_ledger_is_opened_by_many_at_once(tmp_path):
         words = [sys.executable, "-c", code, str(tmp_path / f"{attempt}.sqlite")]
         opened = [subprocess.Popen(words, stderr=subprocess.PIPE) for _ in range(4)]
         assert [process.wait(timeout=60) for process in opened] == [0] * 4
-
-
-def test_a_process_that_dies_leaves_its_questions_to_the_other(tmp_path):
-    ledger, count, logs = tmp_path / "l.sqlite", 40, [tmp_path / "one.txt", tmp_path / "two.txt"]
-    first = start(tmp_path / "out0", ledger, logs[0], count, 0.05)
-    while not asked(logs[0]):
-        time.sleep(0.01)
-    second = start(tmp_path / "out1", ledger, logs[1], count, 0.05)
-    while not asked(logs[1]):
-        time.sleep(0.01)
-    first.send_signal(signal.SIGKILL)
-    first.wait()
-    assert second.wait(timeout=60) == 0
-    assert pq.read_table(tmp_path / "out1" / "pairs.parquet").num_rows == count
 
 
 def test_answers_are_shared_by_runs_and_kept_apart_by_judges(tmp_path):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from bixse.grading.model_names import same_model
+from bixse.grading.judge import same_model
 
 
 @pytest.mark.parametrize(

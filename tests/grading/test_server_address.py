@@ -3,8 +3,7 @@
 import pytest
 
 from bixse.errors import InputError
-from bixse.grading.server.address import Address, parse_addresses
-from bixse.grading.server.served_models import choose_model, models_in
+from bixse.grading.server.endpoints import choose_model, models_in, parse_address, parse_addresses
 
 
 @pytest.mark.parametrize(
@@ -21,13 +20,13 @@ from bixse.grading.server.served_models import choose_model, models_in
     ],
 )
 def test_addresses_with_and_without_v1(text, api, root):
-    assert Address.parse(text) == Address(api, root)
+    assert parse_address(text) == (api, root)
 
 
 @pytest.mark.parametrize("text", ["", "localhost:8000", "ftp://h", "http://", "http://h:99999999", "http://h:x"])
 def test_what_is_no_address(text):
     with pytest.raises(InputError, match="endpoint: got"):
-        Address.parse(text)
+        parse_address(text)
 
 
 @pytest.mark.parametrize(
@@ -35,7 +34,7 @@ def test_what_is_no_address(text):
 )
 def test_addresses_that_hold_secrets_are_refused_without_repeating_them(text):
     with pytest.raises(InputError) as caught:
-        Address.parse(text)
+        parse_address(text)
     assert "hunter2" not in str(caught.value)
 
 

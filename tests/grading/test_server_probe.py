@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from bixse.errors import BixseError, InputError
+from bixse.grading.grade_settings import JudgeOptions
 from bixse.grading.judge import Question
 from bixse.grading.rubrics import PromptVariant, Rubric, load_rubric
 from bixse.grading.server.server_judge import ServerJudge
@@ -24,7 +25,7 @@ def ask_one(judge, document, rubric=RUBRIC, repeat=0):
     return answer
 
 
-@pytest.mark.parametrize("dialect", ["openai", "dict", "legacy", "together", "llama-middle", "llama-old", "marks"])
+@pytest.mark.parametrize("dialect", ["openai", "dict", "legacy", "together", "marks"])
 def test_every_dialect_gives_the_planted_grade(server, dialect):
     with ServerJudge([server.scenario(dialect=dialect)], RUBRIC) as judge:
         assert judge.identity["mode"] == "top-logprobs"
@@ -43,7 +44,7 @@ def test_every_dialect_gives_the_planted_grade(server, dialect):
 @pytest.mark.parametrize("mode", ["auto", "top-logprobs", "token-ids"])
 def test_without_probabilities_it_says_which_modes_remain(server, settings, mode):
     with pytest.raises(InputError, match=r"no usable probabilities.*--mode sample.*--mode verbal"):
-        ServerJudge([server.scenario(**settings)], RUBRIC, mode=mode)
+        ServerJudge([server.scenario(**settings)], RUBRIC, JudgeOptions(mode=mode))
 
 
 @pytest.mark.parametrize(("most", "found"), [(20, 20), (19, 10), (10, 10), (5, 5)])
@@ -78,7 +79,7 @@ def test_token_ids_that_are_ignored_are_not_believed(server, settings):
     with ServerJudge([server.scenario(**settings)], RUBRIC) as judge:
         assert judge.identity["mode"] == "top-logprobs"
     with pytest.raises(InputError, match="no probabilities of tokens chosen by id"):
-        ServerJudge([server.scenario(**settings)], RUBRIC, mode="token-ids")
+        ServerJudge([server.scenario(**settings)], RUBRIC, JudgeOptions(mode="token-ids"))
 
 
 @pytest.mark.parametrize(
@@ -114,7 +115,9 @@ def test_the_limit_of_tokens_can_be_raised(server):
     settings = {"prefix": "well, " * 20 + "it is clear that the answer is "}
     with pytest.raises(InputError, match=r"truncated.*--max-tokens"):
         ServerJudge([server.scenario(**settings)], RUBRIC)
-    with ServerJudge([server.scenario(prefix="well, " * 20 + "\nAnswer: ")], RUBRIC, max_tokens=64) as judge:
+    with ServerJudge(
+        [server.scenario(prefix="well, " * 20 + "\nAnswer: ")], RUBRIC, JudgeOptions(max_tokens=64)
+    ) as judge:
         assert judge.identity["parameters"]["max_tokens"] == 64
         assert ask_one(judge, planted("a", SHARES)).grade == pytest.approx(GRADE)
 
@@ -131,7 +134,7 @@ def test_constrained_where_only_that_answers(server, kind):
 
 def test_constrained_is_believed_only_where_it_is_obeyed(server):
     with pytest.raises(InputError, match="no way to allow only the options"):
-        ServerJudge([server.scenario()], RUBRIC, mode="constrained")
+        ServerJudge([server.scenario()], RUBRIC, JudgeOptions(mode="constrained"))
     with pytest.raises(InputError, match=r"no-option.*expected one of 0, 1, 2, 3"):
         ServerJudge([server.scenario(known_end="none")], RUBRIC)
 
@@ -139,7 +142,7 @@ def test_constrained_is_believed_only_where_it_is_obeyed(server):
 @pytest.mark.parametrize("settings", [{}, {"ignores_n": True}, {"most_n": 2}, {"no_seed": True}])
 def test_samples(server, settings):
     address = server.scenario(no_logprobs=True, **settings)
-    with ServerJudge([address], RUBRIC, mode="sample", samples=40) as judge:
+    with ServerJudge([address], RUBRIC, JudgeOptions(mode="sample", samples=40)) as judge:
         assert judge.identity["parameters"]["samples"] == 40
         answer = ask_one(judge, planted("a", [0.5, 0.0, 0.0, 0.3]))
         again = ask_one(judge, planted("a", [0.5, 0.0, 0.0, 0.3]), repeat=1)
@@ -154,7 +157,7 @@ def test_samples(server, settings):
 
 
 def test_verbal(server):
-    with ServerJudge([server.scenario(no_logprobs=True)], RUBRIC, mode="verbal") as judge:
+    with ServerJudge([server.scenario(no_logprobs=True)], RUBRIC, JudgeOptions(mode="verbal")) as judge:
         answer = ask_one(judge, planted("a", [0.1, 0.2, 0.4, 0.3]))
         assert judge.identity["mode"] == "verbal"
     assert (answer.probabilities, answer.grade, answer.mode) == ((0.0, 0.0, 1.0, 0.0), 2.0, "verbal")
@@ -176,7 +179,9 @@ def test_options_of_several_letters_must_be_single_tokens(server):
         answer = ask_one(judge, planted("a", [0.1, 0.2, 0.6]), rubric)
     assert answer.text == "10"
     assert answer.grade == pytest.approx(np.average([0, 1, 2], weights=[0.1, 0.2, 0.6]))
-    with ServerJudge([server.scenario(labels=labels, tokenizer=True, split_labels=["10"])], rubric, mode="verbal"):
+    with ServerJudge(
+        [server.scenario(labels=labels, tokenizer=True, split_labels=["10"])], rubric, JudgeOptions(mode="verbal")
+    ):
         pass  # needs no tokens
 
 
@@ -215,7 +220,7 @@ def test_every_end_without_a_grade_has_its_status(server, end, status):
     ("end", "status"), [("none", "no-option"), ("refuse", "refused"), ("ambiguous", "ambiguous"), ("think", "graded")]
 )
 def test_with_room_to_write_the_text_is_read(server, end, status):
-    with ServerJudge([server.scenario()], RUBRIC, max_tokens=32) as judge:
+    with ServerJudge([server.scenario()], RUBRIC, JudgeOptions(max_tokens=32)) as judge:
         answer = ask_one(judge, planted("a", SHARES, end=end))
     assert answer.status == status
     if status == "graded":
@@ -238,10 +243,10 @@ def test_servers_that_cannot_judge(server, settings, message):
 
 def test_a_model_that_is_not_there(server):
     with pytest.raises(InputError, match="judge-model, the model it serves"):
-        ServerJudge([server.scenario()], RUBRIC, model="judge-mode")
+        ServerJudge([server.scenario()], RUBRIC, JudgeOptions(model="judge-mode"))
     with pytest.raises(InputError, match="The model `c` does not exist"):
-        ServerJudge([server.scenario(models=["a", "b"])], RUBRIC, model="c")
-    with ServerJudge([server.scenario(no_list=True)], RUBRIC, model="judge-model") as judge:
+        ServerJudge([server.scenario(models=["a", "b"])], RUBRIC, JudgeOptions(model="c"))
+    with ServerJudge([server.scenario(no_list=True)], RUBRIC, JudgeOptions(model="judge-model")) as judge:
         assert judge.name == "judge-model"
 
 
@@ -256,15 +261,6 @@ def test_endpoints_must_serve_the_same(server):
         ServerJudge([server.scenario(), server.scenario(dialect="ignore")], RUBRIC)
 
 
-@pytest.mark.parametrize(
-    "settings", [{"mode": "verbose"}, {"concurrency": 0}, {"timeout": -1},
-                 {"max_downtime": 0}],
-)  # fmt: skip
-def test_settings_out_of_range(settings):
-    with pytest.raises(InputError, match="got"):
-        ServerJudge(["http://localhost:1"], RUBRIC, **settings)
-
-
 def test_nobody_there():
     with pytest.raises(BixseError, match=r"no answer.*localhost:1/v1: no connection.*fix: start it"):
         ServerJudge(["http://localhost:1"], RUBRIC)
@@ -272,10 +268,10 @@ def test_nobody_there():
 
 def test_the_identity_holds_what_decides_and_no_address(server):
     address = server.scenario()
-    with ServerJudge([address], RUBRIC, revision="abc") as judge:
+    with ServerJudge([address], RUBRIC, JudgeOptions(revision="abc")) as judge:
         identity = dict(judge.identity)
     assert identity["revision"] == "abc"
     assert identity["labels"] == list(RUBRIC.labels)
     assert "127.0.0.1" not in repr(identity)
-    with ServerJudge([server.scenario()], RUBRIC, revision="abc") as other:
+    with ServerJudge([server.scenario()], RUBRIC, JudgeOptions(revision="abc")) as other:
         assert dict(other.identity) == identity

@@ -1,4 +1,4 @@
-"""Ten thousand questions through a storm: each ends once, with the grade that was planted or with its status."""
+"""Thousands of questions through a storm: each ends once, with the grade that was planted or with its status."""
 
 import random
 from collections import Counter
@@ -6,65 +6,28 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from bixse.grading.judge import Question, Usage
-from bixse.grading.model_names import same_model
+from bixse.grading.grade_settings import JudgeOptions
+from bixse.grading.judge import Question, Usage, same_model
 from bixse.grading.rubrics import load_rubric
 from bixse.grading.server.server_judge import ServerJudge
 from helpers.chat_server import chat_server, planted
 from helpers.key_search import holds_key
 
-QUESTIONS = 10_000
+QUESTIONS = 3_000
 ENDS = {  # what is planted -> the status it ends with
-    "": "graded",
-    "think": "graded",
-    "none": "no-option",
-    "refuse": "refused",
-    "message-refusal": "refused",
-    "ambiguous": "ambiguous",
-    "off": "off-scale",
-    "filter": "filtered",
-    "9999": "no-probabilities",
-    "null": "no-probabilities",
-    "no-logprobs": "no-probabilities",
-    "too-long": "too-long",
-    "written-nan": "no-probabilities",
-    "written-null": "no-probabilities",
-    "written-9999": "no-probabilities",
-    "left-out": "graded",
-    "left-out-of-few": "graded",
-    "twice": "graded",
-    "negated": "no-option",
-    "compared": "no-option",
-}
+    **dict.fromkeys(["", "think", "left-out", "left-out-of-few", "twice", "other-model", "usage 1e999", "usage -3000",
+                     "usage NaN", "usage 12.5", "usage 1e15"], "graded"),
+    **dict.fromkeys(["9999", "null", "no-logprobs", "written-nan", "written-null", "written-9999"], "no-probabilities"),
+    **dict.fromkeys(["none", "negated", "compared"], "no-option"),
+    **dict.fromkeys(["refuse", "message-refusal", "echo-text"], "refused"),
+    **dict.fromkeys(["403", "django", "no-such", "402", "echo-error"], "failed"),
+    "ambiguous": "ambiguous", "off": "off-scale", "filter": "filtered", "too-long": "too-long",
+}  # fmt: skip
 BOUNDED = ("left-out-of-few", "twice")
 """Ends whose grade is not that of all that is known, but has it within its bounds."""
-WRITTEN_ENDS = {  # the same where the grade is the text itself
-    "": "graded",
-    "think": "graded",
-    "none": "no-option",
-    "refuse": "refused",
-    "ambiguous": "ambiguous",
-    "off": "off-scale",
-    "filter": "filtered",
-    "negated": "no-option",
-    "compared": "no-option",
-    "counted": "no-option",
-    "cut": "truncated",
-}
-ENDS |= {  # refusals of one text, a key that comes back, numbers of tokens that are none, another model
-    "403": "failed",
-    "django": "failed",
-    "no-such": "failed",
-    "402": "failed",
-    "echo-error": "failed",
-    "echo-text": "refused",
-    "usage 1e999": "graded",
-    "usage -3000": "graded",
-    "usage NaN": "graded",
-    "usage 12.5": "graded",
-    "usage 1e15": "graded",
-    "other-model": "graded",
-}
+WRITTEN = ["", "think", "none", "refuse", "ambiguous", "off", "filter", "negated", "compared"]
+WRITTEN_ENDS = {**{end: ENDS[end] for end in WRITTEN}, "counted": "no-option", "cut": "truncated"}
+"""The same where the grade is the text itself."""
 NO_BODY = {"no-logprobs", "too-long", "403", "django", "no-such", "402", "echo-error"}
 KEY = "sk-storm/very+secret=0123"
 FAULTS = ["500", "half", "garbage", "reset", "empty", "null-choices", "429-quota"]
@@ -78,7 +41,7 @@ def storm(dice, count=QUESTIONS, ends=tuple(ENDS)):
         mass = dice.uniform(0.6, 0.97)
         shares = [mass * weight / sum(weights) for weight in weights]
         faults = [dice.choice(FAULTS) for _ in range(dice.choice([0] * 27 + [1, 1, 2]))]
-        if number % 2500 in range(100):  # bursts of refusals, each with a wish to wait
+        if number % 1000 in range(40):  # bursts of refusals, each with a wish to wait
             faults = [dice.choice(["429", "429-date"]), *faults]
         if number % 1000 == 500:
             faults = ["stall"]
@@ -98,13 +61,13 @@ def questions(plans, rubric):
     return found
 
 
-def test_ten_thousand_questions_in_a_storm(monkeypatch):
+def test_thousands_of_questions_in_a_storm(monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     rubric = load_rubric("trec-dl-0-3")
     plans = storm(random.Random(7))
     with chat_server() as server:
         addresses = [server.scenario(group="storm"), server.scenario(group="storm")]
-        with ServerJudge(addresses, rubric, max_tokens=32, timeout=3.0, concurrency=32) as judge:
+        with ServerJudge(addresses, rubric, JudgeOptions(max_tokens=32, timeout=3.0, concurrency=32)) as judge:
             answers = [(int(question.query_id), answer) for question, answer in judge.answers(questions(plans, rubric))]
         stats = [server.stats(address) for address in addresses]
     assert Counter(number for number, _ in answers) == Counter(range(QUESTIONS))
@@ -139,10 +102,10 @@ def test_ten_thousand_questions_in_a_storm(monkeypatch):
 def test_written_ratings_in_a_storm():
     """The grade is the one that was written; a number that is no rating never is one."""
     rubric = load_rubric("trec-dl-0-3")
-    plans = storm(random.Random(8), 2000, tuple(WRITTEN_ENDS))
+    plans = storm(random.Random(8), 1000, tuple(WRITTEN_ENDS))
     with chat_server() as server:
         addresses = [server.scenario(group="written", no_logprobs=True) for _ in range(2)]
-        with ServerJudge(addresses, rubric, mode="verbal", timeout=3.0, concurrency=32) as judge:
+        with ServerJudge(addresses, rubric, JudgeOptions(mode="verbal", timeout=3.0, concurrency=32)) as judge:
             answers = [(int(asked.query_id), answer) for asked, answer in judge.answers(questions(plans, rubric))]
     assert Counter(number for number, _ in answers) == Counter(range(len(plans)))
     found = {number: (answer.status, answer.grade) for number, answer in answers}

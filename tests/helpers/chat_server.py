@@ -194,7 +194,7 @@ class Scenario:
         count = min(body.get("n", 1), self.get("most_n", 100))
         if self.get("ignores_n"):
             count = 1
-        choices, native, written_total = [], None, 0
+        choices, written_total = [], 0
         for index in range(count):
             tokens = self.tokens(plan, body, index)
             limit = body.get("max_completion_tokens", body.get("max_tokens", 1000))
@@ -214,7 +214,7 @@ class Scenario:
                 message["reasoning_content"] = reasoning
             if plan["end"] == "message-refusal":
                 message |= {"content": None, "refusal": "I will not judge this."}
-            logprobs, native = self.logprobs(body, plan, tokens)
+            logprobs = self.logprobs(body, plan, tokens)
             choice = {"index": index, "message": message, "finish_reason": finish}
             if logprobs is not None or self.get("dialect") == "null":
                 choice["logprobs"] = logprobs
@@ -224,16 +224,14 @@ class Scenario:
             "completion_tokens": written_total,
             "prompt_tokens_details": {"cached_tokens": 40},
         }
-        found = {"id": "x", "model": body.get("model"), "choices": choices, "usage": usage}
-        return found | ({"completion_probabilities": native} if native is not None else {})
+        return {"id": "x", "model": body.get("model"), "choices": choices, "usage": usage}
 
     def logprobs(self, body, plan, tokens):
         dialect, end = self.get("dialect", "openai"), plan["end"]
         asked = {"together": isinstance(body.get("logprobs"), int) and body.get("logprobs") is not True}
-        asked |= {"llama-middle": "n_probs" in body, "llama-old": "n_probs" in body}
         if not asked.get(dialect, body.get("logprobs") is True) or dialect in ("ignore", "null") or end == "null":
-            return None, None
-        top = body.get("n_probs", body.get("top_logprobs", body.get("logprobs") if dialect == "together" else 0))
+            return None
+        top = body.get("top_logprobs", body.get("logprobs") if dialect == "together" else 0)
         top = min(int(top), self.get("gives_top", 10**6))
         ids = body.get("logprob_token_ids") if self.get("token_ids") else None
         rows = []
@@ -252,19 +250,9 @@ class Scenario:
             rows.append((token, own, listed))
         if dialect == "legacy" or dialect == "together":
             tops = [dict(listed) for _, _, listed in rows]
-            return {"tokens": [r[0] for r in rows], "token_logprobs": [r[1] for r in rows], "top_logprobs": tops}, None
-        if dialect == "llama-middle":
-            entry = lambda word, value: {"id": 1, "token": word, "bytes": [], "logprob": value}  # noqa: E731
-            return None, [
-                {**entry(t, own), "top_logprobs": [entry(*pair) for pair in listed]} for t, own, listed in rows
-            ]
-        if dialect == "llama-old":
-            probs = lambda listed: [{"tok_str": word, "prob": math.exp(value)} for word, value in listed]  # noqa: E731
-            return None, [{"content": t, "probs": probs(listed)} for t, _, listed in rows]
+            return {"tokens": [r[0] for r in rows], "token_logprobs": [r[1] for r in rows], "top_logprobs": tops}
         if dialect == "dict":
-            return {
-                "content": [{"token": t, "logprob": own, "top_logprobs": dict(listed)} for t, own, listed in rows]
-            }, None
+            return {"content": [{"token": t, "logprob": own, "top_logprobs": dict(top)} for t, own, top in rows]}
         marked = (lambda word: word.replace(" ", "Ġ")) if dialect == "marks" else (lambda word: word)
         return {
             "content": [
@@ -276,7 +264,7 @@ class Scenario:
                 }
                 for t, own, listed in rows
             ]
-        }, None
+        }
 
     def told(self, end, written, listed):
         """The alternatives, with one value that cannot be used, without the written token, or named twice."""
@@ -315,7 +303,7 @@ class Scenario:
             return self.get("system_status", 400), {
                 "error": {"message": self.get("system_says", "System role not supported")}
             }
-        if self.get("no_logprobs") and ("logprobs" in body or "n_probs" in body):
+        if self.get("no_logprobs") and "logprobs" in body:
             return 400, {"error": {"message": "Logprobs is not supported for this model."}}
         if isinstance(body.get("top_logprobs"), int) and body["top_logprobs"] > self.get("most_top", 10**6):
             return 400, {"error": {"message": f"top_logprobs must be at most {self.get('most_top')}"}}

@@ -8,7 +8,7 @@ import pytest
 from bixse.data.pairs_files import load_pairs
 from bixse.errors import ConfigError, InputError
 from bixse.grading.ask import Budget
-from bixse.grading.text_model import Completion
+from bixse.grading.judge import Completion
 from bixse.mining.generation.generate import generate
 from bixse.mining.generation.generate_settings import GenerateConfig, load_query_prompt
 from bixse.mining.generation.query_text import clean_query, refusal, same_query

@@ -11,10 +11,10 @@ import sys
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from bixse.cli.main import main
 from bixse.data.task_instructions import Instructions
 from bixse.data.trec import read_run
 from bixse.encoders.instructions import set_instructions
+from helpers.command import call, refused, result_of
 
 DOCUMENTS = {
     "d1": ("copy", "copy a file to a folder"),
@@ -40,31 +40,6 @@ def collection(write_corpus):
 def index(tmp_path, model, collection, capsys):
     assert call(capsys, "index", model, "--collection", collection, "--out", tmp_path / "index")[0] == 0
     return tmp_path / "index"
-
-
-def call(capsys, *words):
-    """Exit code and envelope; standard output holds the envelope alone."""
-    capsys.readouterr()
-    code = main([*map(str, words), "--json"])
-    envelope = json.loads(capsys.readouterr().out)
-    assert envelope["status"] == {0: "ok", 3: "partial"}.get(code, "failed")
-    return code, envelope
-
-
-def refused(capsys, *words):
-    code, envelope = call(capsys, *words)
-    assert code == 2, envelope
-    (message,) = envelope["errors"]
-    assert "got " in message and "expected " in message and "fix: " in message, message
-    return message
-
-
-def shown(capsys, *words):
-    """What a person reads: exit code, standard output and standard error."""
-    capsys.readouterr()
-    code = main(list(map(str, words)))
-    read = capsys.readouterr()
-    return code, read.out, read.err
 
 
 # --- unhappy
@@ -126,33 +101,31 @@ def test_a_model_that_was_trained_on_or_has_moved(capsys, index, model, tmp_path
 
 def test_what_is_said_of_a_new_index(capsys, tmp_path, model, collection):
     words = ("index", model, "--collection", collection, "--out", tmp_path / "index")
-    code, out, err = shown(capsys, *words)
-    assert (code, err) == (0, "")
-    assert "4 texts were encoded" in out
-    assert f"{tmp_path / 'index'}: 4 documents, exact, float32, 0.0 MB" in out.splitlines()
-    assert f"model: {model}, 32 dimensions" in out.splitlines()
+    text = result_of(*words).text
+    assert "4 texts were encoded" in text
+    assert f"{tmp_path / 'index'}: 4 documents, exact, float32, 0.0 MB" in text.splitlines()
+    assert f"model: {model}, 32 dimensions" in text.splitlines()
     code, envelope = call(capsys, *words)
     assert (code, envelope["metrics"]["reused"], envelope["metrics"]["encoded"]) == (0, True, 0)
     code, envelope = call(capsys, "index", "--describe", tmp_path / "index", "--check")
     assert (code, envelope["metrics"]["documents"], envelope["metrics"]["dtype"]) == (0, 4, "float32")
 
 
-def test_an_index_answers_as_its_collection(capsys, index, model, collection):
+def test_an_index_answers_as_its_collection(index, model, collection):
     for query in ("copy a file", "sort"):
-        alone = call(capsys, "search", model, query, "--collection", collection)[1]["metrics"]
-        assert call(capsys, "search", index, query)[1]["metrics"] == alone
-        assert shown(capsys, "search", index, query) == shown(
-            capsys, "search", model, query, "--collection", collection
+        alone, indexed = (
+            result_of("search", model, query, "--collection", collection),
+            result_of("search", index, query),
         )
+        assert (indexed.text, indexed.metrics) == (alone.text, alone.metrics)
 
 
 @needs_faiss
 def test_an_approximate_index(capsys, index, model, collection):
     words = ("index", model, "--collection", collection, "--out", index, "--index-type", "hnsw")
-    code, out, err = shown(capsys, *words, "--parameters", "efSearch=9")
-    assert (code, err) == (0, "")
-    assert "HNSW32 (efConstruction=200,efSearch=9)" in out
-    assert "1.000 at 10, 1.000 at 100 (4 titles" in out
+    text = result_of(*words, "--parameters", "efSearch=9").text
+    assert "HNSW32 (efConstruction=200,efSearch=9)" in text
+    assert "1.000 at 10, 1.000 at 100 (4 titles" in text
     (index.parent / "queries.txt").write_text("copy a file\nsort words\n")
     recall = call(capsys, *words, "--recall-queries", index.parent / "queries.txt")[1]["metrics"]["recall"]
     assert (recall["at_10"], recall["queries"], recall["source"]) == (1.0, 2, "queries of queries.txt")
@@ -167,21 +140,14 @@ def test_a_file_of_queries_becomes_a_run(capsys, index):
     queries = index.parent / "queries.jsonl"
     queries.write_text('{"_id": "q1", "text": "copy a file"}\n{"_id": "q2", "text": "sort"}\n')
     run = index.parent / "runs" / "out.trec"
-    code, out, _ = shown(capsys, "search", index, "--queries", queries, "--out", run, "--top", "3")
-    assert (code, out) == (0, f"wrote 6 documents of 2 queries to {run}\n")
+    text = result_of("search", index, "--queries", queries, "--out", run, "--top", "3").text
+    assert text == f"wrote 6 documents of 2 queries to {run}"
     answers = call(capsys, "search", index, "--queries", queries, "--top", "3")[1]["metrics"]["answers"]
     assert read_run(run) == {
         answer["query_id"]: pytest.approx({hit["document_id"]: hit["cosine"] for hit in answer["results"]}, abs=1e-4)
         for answer in answers
     }
-    assert shown(capsys, "search", index, "--queries", queries)[1].startswith("q1: copy a file\n  1. cos=")
-
-
-def test_a_query_file_from_a_config(capsys, index, tmp_path):
-    (tmp_path / "queries.txt").write_text("copy a file\n")
-    (tmp_path / "run.yaml").write_text(f"model: {index}\nqueries: {tmp_path / 'queries.txt'}\n")
-    code, envelope = call(capsys, "search", "--config", tmp_path / "run.yaml")
-    assert (code, envelope["metrics"]["answers"][0]["query"]) == (0, "copy a file")
+    assert result_of("search", index, "--queries", queries).text.startswith("q1: copy a file\n  1. cos=")
 
 
 @pytest.mark.slow

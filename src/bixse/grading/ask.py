@@ -9,18 +9,16 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Generic, get_args
 
 from bixse.errors import InputError, shorten
-from bixse.grading.judge import Dtype, Usage
+from bixse.grading.judge import Dtype, Usage, same_model
 from bixse.grading.ledger import Kept
-from bixse.grading.model_names import same_model
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
     from typing import Any
 
-    from bixse.grading.judge import Answer, Question
+    from bixse.grading.judge import Answer, Completion, Question
     from bixse.grading.ledger import Ledger
     from bixse.grading.prices import Prices
-    from bixse.grading.text_model import Completion
     from bixse.progress import Step
 
 WAIT = 1.0
@@ -63,16 +61,12 @@ class AskProgress:
     reused: int = 0
     """Questions whose answer was in the ledger."""
     usage: Usage = field(default_factory=Usage)
-    """Tokens of this run."""
     usd: float = 0.0
-    """Dollars of this run."""
     statuses: Counter[str] = field(default_factory=Counter)
-    """Answers of this run by status."""
     last: Answer | Completion | None = None
     """The newest answer of this run."""
     other_precision: Counter[str] = field(default_factory=Counter)
-    """Questions asked although the ledger holds this judge's answer with weights of another number type: by that type.
-    """
+    """Number type -> questions asked although the ledger holds this judge's answer with weights of that type."""
     stopped: str | None = None
     """Why it stopped before the end: the limit that was reached; None where everything is answered."""
 
@@ -101,9 +95,9 @@ def ask(
 
     Args:
         questions: all of them, in order; taken one by one as there is room.
-        answers: gives the answers: `Judge.answers` or `TextModel.complete`.
+        answers: `Judge.answers` or `TextModel.complete`.
         identity: of the judge or model.
-        ledger: where they are kept.
+        ledger: where answers are kept.
         prices: for the budget.
         budget: when to stop.
         retry_failed: ask only questions whose answer has no grade.
@@ -112,19 +106,19 @@ def ask(
     Raises:
         InputError: with `strict`, an answer of another model.
     """
-    state = AskProgress()
-    run = _Run(questions, dict(identity), ledger, prices, budget, retry_failed, strict, state)
-    for question, answer in answers(run.to_ask()):
-        run.take(question, answer)
-        yield state
-    while run.asked_by_others and state.stopped is None:
-        before = len(run.asked_by_others)
-        for question, answer in answers(run.left_by_others()):
+    run = _Run(dict(identity), ledger, prices, budget, retry_failed, strict)
+    left, others = questions, 0
+    while True:
+        for question, answer in answers(run.to_ask(left)):
             run.take(question, answer)
-            yield state
-        if run.asked_by_others and len(run.asked_by_others) == before:
+            yield run.state
+        if not run.asked_by_others or run.state.stopped is not None:
+            break
+        if len(run.asked_by_others) == others:
             time.sleep(WAIT)
-    yield state
+        left, others = list(run.asked_by_others.values()), len(run.asked_by_others)
+        run.asked_by_others.clear()
+    yield run.state
 
 
 def of_another_model(answer: Answer | Completion, identity: Mapping[str, Any]) -> bool:
@@ -151,14 +145,13 @@ def shown_by(step: Step | None) -> Callable[[AskProgress], None]:
 class _Run(Generic[Kept]):
     """The state behind `ask`."""
 
-    questions: Iterable[Question]
     identity: dict[str, Any]
     ledger: Ledger[Kept]
     prices: Prices
     budget: Budget
     retry_failed: bool
     strict: bool
-    state: AskProgress
+    state: AskProgress = field(default_factory=AskProgress)
     asked_by_others: dict[str, Question] = field(default_factory=dict)
     """Questions that other processes are asking."""
     in_flight: dict[str, float] = field(default_factory=dict)
@@ -170,9 +163,9 @@ class _Run(Generic[Kept]):
     renewed: float = field(default_factory=time.monotonic)
     started: int = 0
 
-    def to_ask(self) -> Iterator[Question]:
-        """Questions to ask, each once, until the budget is reached."""
-        for question in self.questions:
+    def to_ask(self, questions: Iterable[Question]) -> Iterator[Question]:
+        """Those to ask, each once, until the budget is reached; those that other processes ask are put aside."""
+        for question in questions:
             key = question.key(self.identity)
             if key in self.state.settled or key in self.in_flight or key in self.asked_by_others:
                 continue
@@ -187,22 +180,9 @@ class _Run(Generic[Kept]):
                 self.ledger.give_back(key)
             else:
                 self._look_beside(question)
-                yield self._begin(key, question)
-
-    def left_by_others(self) -> Iterator[Question]:
-        """Of the questions that other processes were asking, those that they left; answered ones are taken over."""
-        for key, question in list(self.asked_by_others.items()):
-            if self._reuse(key, self.ledger.find(key)):
-                del self.asked_by_others[key]
-                continue
-            if not self._affordable(question):
-                return
-            if self.ledger.claim(key):
-                del self.asked_by_others[key]
-                if self._reuse(key, self.ledger.find(key)):
-                    self.ledger.give_back(key)
-                else:
-                    yield self._begin(key, question)
+                self.in_flight[key] = self._guess(question)
+                self.started += 1
+                yield question
 
     def take(self, question: Question, answer: Kept) -> None:
         """Keep an answer."""
@@ -228,7 +208,6 @@ class _Run(Generic[Kept]):
             self.renewed = time.monotonic()
 
     def _reuse(self, key: str, known: Kept | None) -> bool:
-        """Take an answer of the ledger, where there is one that stands."""
         if known is None or (not known.usable and (self.retry_failed or known.status == "failed")):
             return False
         if self.strict and of_another_model(known, self.identity):
@@ -244,13 +223,7 @@ class _Run(Generic[Kept]):
             if self.ledger.find(question.key({**self.identity, "dtype": dtype})) is not None:
                 self.state.other_precision[dtype] += 1
 
-    def _begin(self, key: str, question: Question) -> Question:
-        self.in_flight[key] = self._guess(question)
-        self.started += 1
-        return question
-
     def _guess(self, question: Question) -> float:
-        """What a question will cost: the highest price seen, or a high guess from its length."""
         if self.highest_price:
             return self.highest_price
         parameters = self.identity.get("parameters", {})
@@ -262,11 +235,8 @@ class _Run(Generic[Kept]):
         """Whether there is budget for one more question; says in the state which limit was reached."""
         if self.budget.max_questions is not None and self.started >= self.budget.max_questions:
             self.state.stopped = f"the limit of {self.budget.max_questions} questions was reached"
-        spent = (
-            self.state.usd
-            + self.guessed
-            + math.fsum(max(guess, self.highest_price) for guess in self.in_flight.values())
-        )
+        in_flight = math.fsum(max(guess, self.highest_price) for guess in self.in_flight.values())
+        spent = self.state.usd + self.guessed + in_flight
         if self.budget.max_usd is not None and spent + self._guess(question) > self.budget.max_usd:
             self.state.stopped = f"the limit of {self.budget.max_usd:g} US dollars was reached"
         return self.state.stopped is None

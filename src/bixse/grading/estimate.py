@@ -37,9 +37,8 @@ class Estimate:
     """What a run of grading would take from here on."""
 
     pairs: int
-    """Pairs to grade."""
     questions: int
-    """Questions about them: one a prompt variant of the rubric, and those asked again."""
+    """Questions about the pairs: one a prompt variant of the rubric, and those asked again."""
     answered: int
     """Of these, questions whose answer is in the ledger (this estimate's own pilot included)."""
     prompt_tokens: int
@@ -53,12 +52,11 @@ class Estimate:
     seconds: float | None
     """Wall time for the rest, or None without a pilot: the mean time of the pilot's answers after its warm-up, divided
     by `at_once`."""
-    at_once: int = 1
+    at_once: int
     """Questions that the judge took at once at the end of the pilot."""
-    pilot: int = 0
+    pilot: int
     """Questions asked for this estimate; their answers are kept."""
-    pilot_usd: float = 0.0
-    """Dollars they took."""
+    pilot_usd: float
 
 
 def estimate(
@@ -78,22 +76,9 @@ def estimate(
     The pilot's questions are drawn at random from what is left. Its answers are in the ledger of `out` and are not
     asked again; tables are not written.
 
-    Args:
-        pairs: as `grade`.
-        judge: as `grade`.
-        out: as `grade`.
-        settings: as `grade`.
-        ledger: as `grade`.
-        prices: as `grade`.
-        pilot: questions to ask; 0: ask and write nothing; None: a tenth of what is left, at least 16, and no more than
-            three times what the judge takes at once.
-        max_usd: the most that the pilot may cost.
-        inputs: as `grade`.
-        strict: as `grade`.
-
-    Raises:
-        InputError: as `grade`.
-        StorageError: as `grade`.
+    Arguments and errors are those of `grade`. `pilot` is how many questions to ask, for no more than `max_usd`; 0: ask
+    and write nothing; None: a tenth of what is left, at least 16, and no more than three times what the judge takes at
+    once.
     """
     settings, prices = settings or GradeSettings(), prices or Prices()
     record, book = open_grading(pairs, judge, out, settings, ledger, inputs, strict)
@@ -163,7 +148,6 @@ def _known(path: Path, keys: Iterable[str], identity: Mapping[str, Any], strict:
 def _prompt_tokens(
     left: Sequence[Question], questions: Mapping[str, Question], answers: Mapping[str, Answer], judge: Judge
 ) -> tuple[int, str]:
-    """Prompt tokens of the questions that are left, and how they were counted."""
     length = sum(question.characters for question in left)
     sample = left[:: max(1, len(left) // COUNTED)][:COUNTED]
     counts = judge.count_tokens(sample) if sample else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ from bixse.errors import BixseError, InputError, InterruptedRunError
 from bixse.grading.ask import AskProgress, Budget, ask, of_another_model, shown_by
 from bixse.grading.grade_settings import GradeSettings
 from bixse.grading.judge import stored_identity
-from bixse.grading.judgements import graded_pairs, judge_pair, save_judgements, summarise
+from bixse.grading.judgements import JudgedPair, graded_pairs, save_judgements, summarise
 from bixse.grading.ledger import Ledger
 from bixse.grading.prices import Prices
 
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from bixse.data.graded_pairs import Pair
     from bixse.data.run_record import RunRecord
     from bixse.grading.judge import Answer, Judge
-    from bixse.grading.judgements import JudgedPair
     from bixse.progress import Step
 
 log = logging.getLogger(__name__)
@@ -46,9 +45,9 @@ class GradeResult:
     """One a pair and repeat, in the order of the pairs, repeats last."""
     summary: Mapping[str, Any]
     """Counts, tokens, dollars: see `summarise`; with `asked`, `reused`, `not_asked`, `usd_of_this_run`."""
-    artifacts: Mapping[str, str] = field(default_factory=dict)
+    artifacts: Mapping[str, str]
     """Name -> path of what was written: judgements, ledger, record, and pairs where there are any."""
-    stopped: str | None = None
+    stopped: str | None
     """The limit that ended it early, or None."""
 
     @property
@@ -101,20 +100,20 @@ def grade(
     started = time.perf_counter()
     questions = [q for pair, repeat in settings.with_repeats(pairs) for q in settings.questions(pair, repeat)]
     show = shown_by(progress("grade", len(questions)) if progress is not None else None)
-    state, interrupted = AskProgress(), False
+    state, interrupted, failure = AskProgress(), False, None
     with Ledger(answers) as book:
         try:
             for state in ask(questions, judge.answers, judge.identity, book, prices, budget, retry_failed, strict):
                 show(state)
         except KeyboardInterrupt:
             interrupted = True
-        except BixseError:
-            _write(pairs, judge, settings, state, prices, record, book, strict)
-            record.save("failed")
-            raise
+        except BixseError as error:
+            failure = error
         result = _write(pairs, judge, settings, state, prices, record, book, strict)
     record.timings["grade"] = record.timings.get("grade", 0.0) + time.perf_counter() - started
-    record.save("finished" if result.complete else "interrupted")
+    record.save("failed" if failure else "finished" if result.complete else "interrupted")
+    if failure is not None:
+        raise failure
     if interrupted:
         raise InterruptedRunError(
             f"stopped by Ctrl-C or SIGTERM: {result.summary['pairs']} of {len(pairs)} pairs are answered and kept in "
@@ -172,7 +171,6 @@ def _write(
     ledger: Ledger[Answer],
     strict: bool,
 ) -> GradeResult:
-    """Rows of everything the ledger has an answer to, and their summary, into the folder."""
     judgements, identity = [], dict(judge.identity)
     others: Counter[str] = Counter()
     for pair, repeat in settings.with_repeats(pairs):
@@ -181,7 +179,7 @@ def _write(
         strangers = [answer.judge for answer in answers if of_another_model(answer, identity)]
         if len(answers) == len(found) and not (strict and strangers):
             others.update(strangers)
-            judgements.append(judge_pair(pair, answers, judge.scale, repeat))
+            judgements.append(JudgedPair(pair, answers, judge.scale, repeat))
     repeated = sum(judgement.repeat > 0 for judgement in judgements)
     summary = {
         **summarise(judgements, prices),

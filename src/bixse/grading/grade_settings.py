@@ -1,14 +1,14 @@
-"""What a judge is asked, and of which pairs: settings of `grade` and `grade rank`."""
+"""Settings of the verbs that ask a judge or a server: how it is asked, what, and of which pairs."""
 
 from __future__ import annotations
 
 import hashlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from bixse.grading.judge import Question
+from bixse.grading.judge import Dtype, Question
 from bixse.grading.rubrics import Rubric, load_rubric
 from bixse.relevance import MIN_RELEVANT_GRADE
 from bixse.settings import Flag, Settings
@@ -20,12 +20,56 @@ if TYPE_CHECKING:
 
 BM25, JUDGED = "bm25", "judged"
 """Words for candidates: the documents BM25 finds, or those that have a judgement."""
+AskedMode = Literal["auto", "token-ids", "top-logprobs", "constrained", "sample", "verbal"]
+"""How a server is asked for a grade; see `bixse.grading.judge.Mode`."""
 NamedRubric = Annotated[
     Rubric | None,
     BeforeValidator(lambda given: load_rubric(given) if isinstance(given, (str, Path)) else given),
     Flag(metavar="NAME"),
 ]
 """A rubric, or the name by which `load_rubric` finds it."""
+
+
+class ServerSettings(Settings):
+    """How a chat server is asked, for every verb that asks one."""
+
+    model: str | None = None
+    """Model to ask the server for (default: the one it serves)."""
+    revision: str | None = None
+    """Revision of the model."""
+    concurrency: int = Field(default=64, ge=1)
+    """Most requests in flight an address."""
+    timeout: Annotated[float, Field(gt=0), Flag(metavar="SECONDS")] = 120.0
+    """Seconds for one request."""
+    max_downtime: Annotated[float, Field(gt=0), Flag(hidden=True)] = 300.0
+    """Seconds without any answer after which a run stops."""
+    api_key_variable: str = "OPENAI_API_KEY"
+    """Environment variable that holds the key."""
+
+
+class JudgeOptions(ServerSettings):
+    """Settings of judges; each kind takes those that concern it."""
+
+    mode: AskedMode = "auto"
+    """How the grade is read: auto takes the options' probabilities and refuses a server without them; sample and verbal
+    need none."""
+    samples: int = Field(default=10, ge=1)
+    """Answers drawn with --mode sample."""
+    max_tokens: int | None = Field(default=None, ge=1)
+    """Most tokens of an answer (default: as probed)."""
+    dtype: Dtype = "auto"
+    """Number type of a local model's weights; auto is as --precision says."""
+    device: str | None = None
+    """Device of a local model (default: the best there is)."""
+    tokens_per_batch: int | None = Field(default=None, ge=1)
+    """Positions in one pass of a local model."""
+    score_map: Annotated[str | None, Flag(metavar="MAP")] = None
+    """How the scores of a cross-encoder (default: logit, a sigmoid) or of a replayed file become relevance: prob,
+    percent, logit or platt:SLOPE,INTERCEPT."""
+    scale: tuple[float, float] | None = None
+    """Lowest and highest grade of replayed judgements, where the format does not say."""
+    texts: Annotated[Path | None, Flag(metavar="DIR")] = None
+    """Collection with the texts of replayed judgements."""
 
 
 class AskSettings(Settings):

@@ -1,10 +1,12 @@
-"""What every judge is: it takes questions about pairs and gives back one answer each, graded or with a status."""
+"""What judges and text models are: they take questions and give back one answer or text each, or a status."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import re
 from dataclasses import asdict, dataclass, field
+from pathlib import PurePosixPath, PureWindowsPath
 from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 
 if TYPE_CHECKING:
@@ -33,6 +35,9 @@ named; off-scale: a number outside the rubric; no-probabilities: the server gave
 the pair does not fit the judge; failed: no answer after all tries.
 """
 STATUSES: tuple[str, ...] = get_args(Status)
+CompletionStatus = Literal["written", "filtered", "truncated", "too-long", "failed"]
+"""How a text ended: whole, stopped by a content filter, cut by the length limit, not asked since the prompt does not
+fit, or not there after all tries."""
 
 Mode = Literal["token-ids", "top-logprobs", "constrained", "sample", "verbal", "score", "replay"]
 """How the grade was read off the judge, recorded for every row.
@@ -47,6 +52,8 @@ TEXT_WIDTH = 200
 """Characters of an answer's text, and of its detail, that are kept."""
 MOST_TOKENS = 10_000_000
 """More than this no model reads or writes for one question."""
+_RELEASE = re.compile(r"[-@_](?:latest|v?\d{3,4}|\d{8}|\d{4}-\d\d-\d\d|\d\d-\d\d(?:-\d{4})?)$")
+"""Dates and numbers of a release at the end of a model's name, not sizes ("70b") or kinds ("mini")."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +92,6 @@ class Usage:
 
 
 def _tokens(count: Any) -> int:
-    """A whole number from 0 to `MOST_TOKENS`; 0 for anything else."""
     number = type(count) in (int, float) and 0 <= count <= MOST_TOKENS and count == int(count)
     return int(count) if number else 0
 
@@ -95,13 +101,9 @@ class Question:
     """One question to a judge: one pair in one prompt variant of a rubric."""
 
     query_id: str
-    """Id of the query."""
     document_id: str
-    """Id of the document."""
     query: str
-    """Its text."""
     document: str
-    """Its text."""
     variant: str = ""
     """Name of the rubric's prompt variant."""
     messages: tuple[Mapping[str, str], ...] = ()
@@ -117,11 +119,7 @@ class Question:
         return sum(len(message["content"]) for message in self.messages)
 
     def key(self, identity: Mapping[str, Any]) -> str:
-        """SHA-256 of everything that decides the answer: the judge's identity, the rendered question, the repeat.
-
-        Args:
-            identity: the judge's `identity`: model, revision, kind of server, parameters, options, mode.
-        """
+        """SHA-256 of everything that decides the answer: the judge's `identity`, the rendered question, the repeat."""
         asked: Any = [dict(message) for message in self.messages] or [self.query, self.document]
         if identity.get("kind") == "replay":  # existing judgements may be found by their ids
             asked = [asked, self.query_id, self.document_id]
@@ -129,8 +127,33 @@ class Question:
         return hashlib.sha256(content.encode("utf-8")).hexdigest()
 
 
+class Stored:
+    """What a ledger keeps of an answer: JSON, and what all answers share."""
+
+    text: str
+    usage: Usage
+
+    @property
+    def usage_unknown(self) -> bool:
+        """Whether something was answered, and nobody said how many tokens it took."""
+        return bool(self.text) and not self.usage.prompt
+
+    def to_json(self) -> str:
+        """One line of JSON; half a surrogate pair, which a server may write, becomes a question mark."""
+        line = json.dumps(asdict(self), ensure_ascii=False)  # type: ignore[call-overload]
+        return line.encode("utf-8", "replace").decode("utf-8")
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """What `to_json` wrote; earlier versions kept texts of models as answers without a grade."""
+        content: dict[str, Any] = json.loads(text)
+        content["usage"] = Usage.reported(**content["usage"])
+        content["probabilities"] = tuple(content.get("probabilities", ()))
+        return cls(**{name: content[name] for name in cls.__dataclass_fields__ if name in content})  # type: ignore[attr-defined]
+
+
 @dataclass(frozen=True)
-class Answer:
+class Answer(Stored):
     """What a judge made of one question."""
 
     status: Status
@@ -148,7 +171,6 @@ class Answer:
     text: str = ""
     """What the judge wrote, cut to 200 characters."""
     usage: Usage = field(default_factory=Usage)
-    """Tokens."""
     seconds: float = 0.0
     """Wall time from question to answer; a batch's time divided by its questions for local judges."""
     judge: str = ""
@@ -164,26 +186,34 @@ class Answer:
         return self.status == "graded"
 
     @property
-    def usage_unknown(self) -> bool:
-        """Whether something was answered, and nobody said how many tokens it took."""
-        return bool(self.text) and not self.usage.prompt
-
-    @property
     def mass(self) -> float:
         """Probability the judge put on the options together."""
         return min(1.0, sum(self.probabilities))
 
-    def to_json(self) -> str:
-        """One line of JSON; half a surrogate pair, which a server may write, becomes a question mark."""
-        return json.dumps(asdict(self), ensure_ascii=False).encode("utf-8", "replace").decode("utf-8")
 
-    @classmethod
-    def from_json(cls, text: str) -> Self:
-        """The answer that `to_json` wrote."""
-        content = json.loads(text)
-        content["usage"] = Usage.reported(**content["usage"])
-        content["probabilities"] = tuple(content["probabilities"])
-        return cls(**content)
+@dataclass(frozen=True)
+class Completion(Stored):
+    """A text that a model wrote, or why there is none."""
+
+    status: CompletionStatus
+    text: str = ""
+    usage: Usage = field(default_factory=Usage)
+    seconds: float = 0.0
+    """Wall time."""
+    judge: str = ""
+    """Model that wrote it; named as in `Answer`, since one ledger may hold both."""
+    detail: str = ""
+    """Why there is none, for people."""
+    tries: int = 1
+    """Requests made for it."""
+
+    mode = "text"
+    """In the place of an answer's mode."""
+
+    @property
+    def usable(self) -> bool:
+        """Whether the text is whole."""
+        return self.status == "written"
 
 
 def stored_identity(identity: Mapping[str, Any]) -> dict[str, Any]:
@@ -195,6 +225,45 @@ def stored_identity(identity: Mapping[str, Any]) -> dict[str, Any]:
     """
     kept = {key: value for key, value in identity.items() if key != "kind"}
     return {"judge": "server", **kept} if identity.get("kind") == "server" else dict(identity)
+
+
+def model_name(identifier: str) -> str:
+    """A model's id without the folders where it is a path of the server's disk.
+
+    Example:
+        >>> model_name("/models/Qwen2.5-7B-Instruct"), model_name("Qwen/Qwen2.5-7B-Instruct")
+        ('Qwen2.5-7B-Instruct', 'Qwen/Qwen2.5-7B-Instruct')
+    """
+    if identifier.startswith(("/", "./", "~")):
+        return PurePosixPath(identifier).name or identifier
+    return PureWindowsPath(identifier).name if identifier[1:3] in (":\\", ":/") else identifier
+
+
+def same_model(asked: str, answered: str) -> bool:
+    """Whether an answer came from the model that was asked for, as far as the two names tell; an empty one is believed.
+
+    Compared are the last parts of the names (after "/"), without upper case and the ending ".gguf". A release ("-0613",
+    "-2024-08-06", "-latest") and a tag (":8b") count only where both names have one; "latest" is any.
+
+    Example:
+        >>> same_model("gpt-4o", "gpt-4o-2024-08-06"), same_model("gpt-4o", "gpt-4o-mini")
+        (True, False)
+        >>> same_model("Qwen/Qwen2.5-7B-Instruct", "/models/Qwen2.5-7B-Instruct")
+        True
+    """
+    if not answered or asked == answered:
+        return True
+    (name, *one), (other, *two) = _parts(asked), _parts(answered)
+    return name == other and all(a == b or not (a and b) for a, b in zip(one, two, strict=True))
+
+
+def _parts(name: str) -> tuple[str, str, str]:
+    """Name, release and tag; the last two are empty where there is none, or it says "latest"."""
+    bare = re.split(r"[/\\]", name.strip().rstrip("/\\").lower())[-1].removesuffix(".gguf")
+    bare, _, tag = bare.partition(":")
+    found = _RELEASE.search(bare)
+    release = re.sub(r"\W|_|v", "", found[0]) if found else ""
+    return bare[: found.start()] if found else bare, release.replace("latest", ""), tag.replace("latest", "")
 
 
 class Judge(Protocol):
@@ -222,10 +291,7 @@ class Judge(Protocol):
 
     @property
     def at_once(self) -> int:
-        """How many questions it answers at the same time now: the time of one answer divided by this passes for each.
-
-        1 where the time of a batch is divided among its answers already.
-        """
+        """Questions it answers at the same time now; 1 where a batch's time is divided among its answers already."""
 
     @property
     def warnings(self) -> Sequence[str]:
@@ -239,3 +305,21 @@ class Judge(Protocol):
 
     def close(self) -> None:
         """Free what the judge holds."""
+
+
+class TextModel(Protocol):
+    """A source of texts: one for each prompt, in any order."""
+
+    @property
+    def name(self) -> str:
+        """Model name."""
+
+    @property
+    def identity(self) -> Mapping[str, Any]:
+        """All that decides a text besides the messages, as plain JSON values; no address, no key."""
+
+    def complete(self, prompts: Iterable[Question]) -> Iterator[tuple[Question, Completion]]:
+        """Write a text for the messages of each prompt as they come; its `repeat` is the seed."""
+
+    def close(self) -> None:
+        """Free what it holds."""

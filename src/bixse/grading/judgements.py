@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import dataclass
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from bixse.data.graded_pairs import GradedPairs
@@ -26,38 +27,38 @@ WIDE = 0.05
 
 @dataclass(frozen=True)
 class JudgedPair:
-    """What the judge made of one pair, all prompt variants of the rubric together."""
+    """What the judge made of one pair, all prompt variants of the rubric together; None where there is no grade."""
 
     pair: Pair
-    """The pair."""
-    status: str
-    """"graded", or why it has no relevance (that of the first variant without a grade)."""
     answers: Sequence[Answer]
     """One a prompt variant of the rubric."""
     scale: GradeScale
-    """The rubric's scale."""
     repeat: int = 0
     """0, or the number of the repetition."""
 
     @property
+    def status(self) -> str:
+        """Why it has no relevance (the status of the first variant without a grade), or "graded"."""
+        return next((answer.status for answer in self.answers if not answer.usable), "graded")
+
+    @property
     def grade(self) -> float | None:
-        """Mean expected grade over the variants, or None."""
+        """Mean expected grade over the variants."""
         return self._mean("grade")
 
     @property
     def relevance(self) -> float | None:
-        """The grade on [0, 1], or None."""
+        """The grade on [0, 1]."""
         return self._relevance("grade")
 
     @property
-    def bounds(self) -> tuple[float, float] | None:
-        """The least and most the relevance can be, given what the judge did not return, or None."""
-        low, high = self._relevance("low"), self._relevance("high")
-        return None if low is None or high is None else (low, high)
+    def bounds(self) -> tuple[float | None, float | None]:
+        """The least and most the relevance can be, given what the judge did not return."""
+        return self._relevance("low"), self._relevance("high")
 
     @property
     def probabilities(self) -> list[float] | None:
-        """Mean over the variants of the options' probabilities, divided by their sum; or None."""
+        """Mean over the variants of the options' probabilities, divided by their sum."""
         if self.status != "graded" or not all(answer.probabilities for answer in self.answers):
             return None
         shares = [[value / sum(answer.probabilities) for value in answer.probabilities] for answer in self.answers]
@@ -65,9 +66,8 @@ class JudgedPair:
 
     @property
     def mass(self) -> float | None:
-        """Least probability that any variant's answer put on the options, or None."""
-        masses = [answer.mass for answer in self.answers if answer.probabilities]
-        return min(masses) if masses else None
+        """Least probability that any variant's answer put on the options."""
+        return min((answer.mass for answer in self.answers if answer.probabilities), default=None)
 
     @property
     def usage(self) -> Usage:
@@ -89,25 +89,24 @@ class JudgedPair:
 
     def row(self, prices: Prices) -> dict[str, Any]:
         """One row of `judgements.parquet`."""
-        bounds, usage = self.bounds or (None, None), self.usage
-        last = self.answers[-1]
-        unusable = next((answer for answer in self.answers if answer.status != "graded"), last)
+        (low, high), usage, last = self.bounds, self.usage, self.answers[-1]
+        told = next((answer for answer in self.answers if not answer.usable), last)
         return {
             "query_id": self.pair.query_id,
             "document_id": self.pair.document_id,
             "repeat": self.repeat,
             "status": self.status,
             "relevance": self.relevance,
-            "relevance_low": bounds[0],
-            "relevance_high": bounds[1],
+            "relevance_low": low,
+            "relevance_high": high,
             "grade": self.grade,
             "grade_probs": self.probabilities,
             "mass": self.mass,
             "order_grades": [answer.grade for answer in self.answers],
             "mode": last.mode,
             "judge": last.judge,
-            "text": unusable.text,
-            "detail": unusable.detail,
+            "text": told.text,
+            "detail": told.detail,
             "prompt_tokens": usage.prompt,
             "cached_tokens": usage.cached,
             "completion_tokens": usage.completion,
@@ -116,12 +115,6 @@ class JudgedPair:
             "seconds": math.fsum(answer.seconds for answer in self.answers),
             "tries": sum(answer.tries for answer in self.answers),
         }
-
-
-def judge_pair(pair: Pair, answers: Sequence[Answer], scale: GradeScale, repeat: int = 0) -> JudgedPair:
-    """Put the answers about a pair together: it is graded where every one of them is."""
-    unusable = [answer.status for answer in answers if answer.status != "graded"]
-    return JudgedPair(pair, unusable[0] if unusable else "graded", answers, scale, repeat)
 
 
 def graded_pairs(judgements: Iterable[JudgedPair]) -> GradedPairs:
@@ -139,7 +132,7 @@ def graded_pairs(judgements: Iterable[JudgedPair]) -> GradedPairs:
             "judge": judgement.answers[-1].judge or None,
         }
         for judgement in judgements
-        if judgement.status == "graded" and judgement.repeat == 0
+        if judgement.status == "graded" and not judgement.repeat
     )
 
 
@@ -165,20 +158,29 @@ def save_judgements(judgements: Sequence[JudgedPair], prices: Prices, path: Path
 
 def summarise(judgements: Sequence[JudgedPair], prices: Prices) -> dict[str, Any]:
     """Counts, tokens, dollars and doubts about these judgements, as plain data for people and run.json."""
-    first = [judgement for judgement in judgements if judgement.repeat == 0]
-    statuses = Counter(judgement.status for judgement in first)
+    first = [judgement for judgement in judgements if not judgement.repeat]
     graded = [judgement for judgement in first if judgement.status == "graded"]
+    relevance = {judgement.pair: judgement.relevance for judgement in graded}
+    values = [judgement.relevance or 0.0 for judgement in graded]
+    statuses = Counter(judgement.status for judgement in first)
+    tenths = Counter(min(9, int(value * 10)) for value in values)
     usage = sum((judgement.usage for judgement in judgements), Usage())
-    histogram = Counter(min(9, int((judgement.relevance or 0.0) * 10)) for judgement in graded)
-    changes = _changes(judgements)
+    changes = [
+        abs(judgement.relevance - before)
+        for judgement in judgements
+        if judgement.repeat
+        and judgement.relevance is not None
+        and (before := relevance.get(judgement.pair)) is not None
+    ]
+    bounds = (judgement.bounds for judgement in graded)
     return {
         "pairs": len(first),
         "statuses": {status: statuses[status] for status in STATUSES if statuses[status]},
         "modes": dict(Counter(answer.mode for judgement in graded for answer in judgement.answers)),
-        "mean_relevance": mean([judgement.relevance or 0.0 for judgement in graded]),
-        "relevance_tenths": [histogram[tenth] for tenth in range(10)],
-        "low_mass": sum((judgement.mass if judgement.mass is not None else 1.0) < 0.5 for judgement in graded),
-        "wide_bounds": sum((bounds := j.bounds) is not None and bounds[1] - bounds[0] > WIDE for j in graded),
+        "mean_relevance": fmean(values) if values else None,
+        "relevance_tenths": [tenths[tenth] for tenth in range(10)],
+        "low_mass": sum(judgement.mass is not None and judgement.mass < 0.5 for judgement in graded),
+        "wide_bounds": sum(high - low > WIDE for low, high in bounds if low is not None and high is not None),
         "prompt_tokens": usage.prompt,
         "cached_tokens": usage.cached,
         "completion_tokens": usage.completion,
@@ -186,21 +188,5 @@ def summarise(judgements: Sequence[JudgedPair], prices: Prices) -> dict[str, Any
         "usd": prices.usd(usage),
         "usage_unknown": sum(answer.usage_unknown for judgement in judgements for answer in judgement.answers),
         "repeats": len(changes),
-        "mean_change_of_repeats": mean(changes),
+        "mean_change_of_repeats": fmean(changes) if changes else None,
     }
-
-
-def mean(values: Sequence[float]) -> float | None:
-    """Their mean, or None where there are none."""
-    return math.fsum(values) / len(values) if values else None
-
-
-def _changes(judgements: Sequence[JudgedPair]) -> list[float]:
-    """|change of relevance| of every pair that was graded twice."""
-    first = {(j.pair.query_id, j.pair.document_id, j.pair.task): j.relevance for j in judgements if j.repeat == 0}
-    changes = []
-    for judgement in judgements:
-        before = first.get((judgement.pair.query_id, judgement.pair.document_id, judgement.pair.task))
-        if judgement.repeat and before is not None and judgement.relevance is not None:
-            changes.append(abs(judgement.relevance - before))
-    return changes

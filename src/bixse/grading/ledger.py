@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Generic
 from typing_extensions import TypeVar
 
 from bixse.errors import InputError, StorageError
-from bixse.grading.judge import Answer
-from bixse.grading.text_model import Completion
+from bixse.grading.judge import Answer, Completion
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path  # noqa: TC003 (pydantic reads it)
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
 from bixse.errors import InputError, shorten
-from bixse.grading.grade_settings import AskSettings, NamedRubric
-from bixse.grading.judge import Dtype  # noqa: TC001 (pydantic reads it)
+from bixse.grading.grade_settings import AskSettings, JudgeOptions, NamedRubric
 from bixse.grading.prices import PriceSettings
 from bixse.grading.rubrics import load_rubric
-from bixse.grading.server.server_settings import ServerSettings
 from bixse.relevance import GradeScale
 from bixse.settings import Flag
 
@@ -28,31 +25,6 @@ REPLAY = "replay:"
 DEFAULT_RUBRIC = "trec-dl-0-3"
 KINDS = "an address (http://...), a model's name or folder, cross-encoder:NAME or replay:FORMAT:FILE"
 """What `--judge` takes."""
-
-
-class JudgeOptions(ServerSettings):
-    """Settings of judges; each kind takes those that concern it."""
-
-    mode: Literal["auto", "token-ids", "top-logprobs", "constrained", "sample", "verbal"] = "auto"
-    """How the grade is read: auto takes the options' probabilities and refuses a server without them; sample and verbal
-    need none."""
-    samples: int = Field(default=10, ge=1)
-    """Answers drawn with --mode sample."""
-    max_tokens: int | None = Field(default=None, ge=1)
-    """Most tokens of an answer (default: as probed)."""
-    dtype: Dtype = "auto"
-    """Number type of a local model's weights; auto is as --precision says."""
-    device: str | None = None
-    """Device of a local model (default: the best there is)."""
-    tokens_per_batch: int | None = Field(default=None, ge=1)
-    """Positions in one pass of a local model."""
-    score_map: Annotated[str | None, Flag(metavar="MAP")] = None
-    """How the scores of a cross-encoder (default: logit, a sigmoid) or of a replayed file become relevance: prob,
-    percent, logit or platt:SLOPE,INTERCEPT."""
-    scale: tuple[float, float] | None = None
-    """Lowest and highest grade of replayed judgements, where the format does not say."""
-    texts: Annotated[Path | None, Flag(metavar="DIR")] = None
-    """Collection with the texts of replayed judgements."""
 
 
 class JudgeConfig(PriceSettings, JudgeOptions, AskSettings):
@@ -96,16 +68,7 @@ def open_judge(names: Sequence[str], rubric: Rubric, options: JudgeOptions | Non
     if servers and len(servers) == len(names):
         from bixse.grading.server.server_judge import ServerJudge
 
-        return ServerJudge(
-            servers,
-            rubric,
-            model=options.model,
-            mode=options.mode,
-            samples=options.samples,
-            max_tokens=options.max_tokens,
-            revision=options.revision,
-            **options.connection(),
-        )
+        return ServerJudge(servers, rubric, options)
     if len(names) != 1 or not names[0].strip():
         raise InputError(
             f"--judge: got {shorten(', '.join(names))}; expected one of: {KINDS}; fix: name one judge "

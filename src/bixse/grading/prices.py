@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
-from pydantic import Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from bixse.data.io.files import read_text
 from bixse.errors import InputError, did_you_mean, shorten
@@ -21,9 +20,6 @@ if TYPE_CHECKING:
 
 MILLION = 1_000_000
 """People quote prices per million tokens; price files hold them per token."""
-_KEYS = {"prompt": "input_cost_per_token", "completion": "output_cost_per_token"}
-_REASONING = "output_cost_per_reasoning_token"
-_CACHED = "cache_read_input_token_cost"
 
 
 @dataclass(frozen=True)
@@ -38,9 +34,7 @@ class Prices:
     """
 
     prompt: float = 0.0
-    """A token read."""
     completion: float = 0.0
-    """A token written."""
     cached: float | None = None
     """A token read from the server's prompt cache; None: as any token read."""
     reasoning: float | None = None
@@ -96,32 +90,47 @@ class PriceSettings(Settings):
         return Prices((self.price_in or 0.0) / MILLION, (self.price_out or 0.0) / MILLION, cached)
 
 
+class _Listed(BaseModel):
+    """Prices of a model as litellm's file lists them, in US dollars per token."""
+
+    model_config = ConfigDict(strict=True, allow_inf_nan=False)
+
+    input_cost_per_token: float = Field(ge=0)
+    output_cost_per_token: float = Field(ge=0)
+    cache_read_input_token_cost: float | None = Field(default=None, ge=0)
+    output_cost_per_reasoning_token: float | None = Field(default=None, ge=0)
+
+
 def load_prices(path: Path, model: str) -> Prices:
     """The prices of a model in a file of litellm's shape (`model_prices_and_context_window.json`).
 
     Raises:
         InputError: the file cannot be read, or does not hold the model with both prices.
     """
+    otherwise = "use --price-in and --price-out"
     try:
         table = json.loads(read_text(path))
     except (ValueError, RecursionError) as error:
         raise InputError(
-            f"{path}: got no valid JSON ({error}); expected a price file; fix: download it again, "
-            "or use --price-in and --price-out"
+            f"{path}: got no valid JSON ({error}); expected a price file; fix: download it again, or {otherwise}"
         ) from error
-    entry = table.get(model) if isinstance(table, dict) else None
-    if not isinstance(entry, dict):
-        names = [name for name, value in table.items() if isinstance(value, dict)] if isinstance(table, dict) else []
-        hint = did_you_mean(model, names, "use --price-in and --price-out")
-        raise InputError(f"{path}: got no prices of {shorten(model)}; expected an entry of that name; fix: {hint}")
-    values: dict[str, Any] = {}
-    for name, key in {**_KEYS, "cached": _CACHED, "reasoning": _REASONING}.items():
-        price = entry.get(key)
-        usable = isinstance(price, (int, float)) and not isinstance(price, bool) and math.isfinite(price) and price >= 0
-        if (name in _KEYS and not usable) or (price is not None and not usable):
-            raise InputError(
-                f"{path}: {model}: {key}: got {shorten(price)}; expected US dollars per token, 0 or more; "
-                "fix: use --price-in and --price-out"
-            )
-        values[name] = price
-    return Prices(**values)
+    entries = {name: entry for name, entry in table.items() if isinstance(entry, dict)} if type(table) is dict else {}
+    if model not in entries:
+        raise InputError(
+            f"{path}: got no prices of {shorten(model)}; expected an entry of that name; "
+            f"fix: {did_you_mean(model, entries, otherwise)}"
+        )
+    try:
+        found = _Listed.model_validate(entries[model])
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise InputError(
+            f"{path}: {model}: {first['loc'][0]}: got {shorten(first['input'])}; expected US dollars per token, 0 or "
+            f"more; fix: {otherwise}"
+        ) from error
+    return Prices(
+        found.input_cost_per_token,
+        found.output_cost_per_token,
+        found.cache_read_input_token_cost,
+        found.output_cost_per_reasoning_token,
+    )

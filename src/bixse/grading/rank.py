@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,16 +47,18 @@ class JudgeRanking:
     """The same for the order the candidates came in; empty for candidates without one."""
     difference: Difference | None
     """nDCG@10 of the judge's order minus the candidates', over queries; None without an order or a second query."""
-    verdict: str | None
-    """"better", "no difference" or "worse" than the order the candidates came in."""
     per_query: PerQuery
     """Metric -> query id -> value, for the judge's order."""
     run: Run
-    """The judge's order as a run."""
+    """The judge's order."""
     summary: Mapping[str, Any]
     """Of the grading, see `bixse.grading.grade.GradeResult`."""
-    warnings: list[str] = field(default_factory=list)
-    """What the user should know."""
+    warnings: list[str]
+
+    @property
+    def verdict(self) -> str | None:
+        """Against the order the candidates came in: "better", "no difference" or "worse"."""
+        return None if self.difference is None else self.difference.verdict
 
     @property
     def complete(self) -> bool:
@@ -79,14 +81,8 @@ def rank(
     after all others; documents beyond `depth` come last. In the BiXSE paper a judge of 32B parameters used in this way
     is the row to reach for encoders.
 
-    Args:
-        judge: see `bixse.grading.judge`; not closed here.
-        settings: what is ranked, and what the judge is asked.
-        out: folder for run.trec, per_query.json, run.json and the folder `grades`.
-        prices: see `grade`.
-        budget: see `grade`; a ranking that a limit cut short is not scored.
-        progress: see `grade`.
-        strict: see `grade`.
+    Writes run.trec, per_query.json, run.json and the folder `grades` into `out`; judge, prices, budget, progress and
+    strict are those of `grade`.
 
     Raises:
         InputError: collection, split or candidates cannot be used.
@@ -98,21 +94,13 @@ def rank(
     (asked,) = task.query_sets
     given = _candidates(candidates, task, depth)
     texts = _texts(candidates, task, given)
-    inputs = dict(task.inputs)
-    paths = ["collection"]
+    inputs, paths = dict(task.inputs), ["collection"]
     if candidates not in (BM25, JUDGED):
         inputs["candidates"] = file_hash(Path(candidates))
         paths.append("candidates")
     asking = GradeSettings(rubric=settings.rubric, document_characters=settings.document_characters)
-    config = {
-        "judge": stored_identity(judge.identity),
-        **asking.config(),
-        "collection": settings.collection,
-        "split": settings.split,
-        "candidates": candidates,
-        "depth": depth,
-        "min_relevant_grade": min_relevant_grade,
-    }
+    ranked_by = settings.model_dump(include={"collection", "split", "candidates", "depth", "min_relevant_grade"})
+    config = {"judge": stored_identity(judge.identity), **asking.config(), **ranked_by}
     record = open_run(target, "grade rank", config, inputs, paths)
     record.save("running")
     pairs = [
@@ -135,15 +123,9 @@ def rank(
     difference = paired_bootstrap(values, before[PRIMARY_METRIC]) if before and len(values) > 1 else None
     write_run(target / "run.trec", run, tag="-".join(judge.name.split()) or "judge")
     write_atomically(target / "per_query.json", json.dumps(per_query, indent=1) + "\n")
+    warnings = _warnings(len(pairs), result.summary, given, depth, relevance)
     ranking = JudgeRanking(
-        metrics=mean(per_query),
-        candidate_metrics=mean(before) if before else {},
-        difference=difference,
-        verdict=None if difference is None else difference.verdict,
-        per_query=per_query,
-        run=run,
-        summary=result.summary,
-        warnings=_warnings(len(pairs), result.summary, given, depth, relevance),
+        mean(per_query), mean(before) if before else {}, difference, per_query, run, result.summary, warnings
     )
     record.results = {"metrics": ranking.metrics, "candidate_metrics": ranking.candidate_metrics}
     record.save("finished")
@@ -151,7 +133,6 @@ def rank(
 
 
 def _candidates(candidates: str, task: Task, depth: int) -> Run:
-    """The candidates of every judged query, as a run."""
     (asked,) = task.query_sets
     if candidates == BM25:
         return Bm25System().search(task, depth)[asked.name]
@@ -167,7 +148,6 @@ def _candidates(candidates: str, task: Task, depth: int) -> Run:
 
 
 def _texts(candidates: str, task: Task, given: Run) -> dict[str, str]:
-    """The texts of the candidates."""
     wanted = {document for answers in given.values() for document in answers}
     texts = {name: text for name, text in task.documents() if name in wanted}
     unknown = sorted(wanted - set(texts))
@@ -186,7 +166,6 @@ def _warnings(
     depth: int,
     relevance: Mapping[tuple[str, str], float | None],
 ) -> list[str]:
-    """Candidates without a grade, and queries whose grades put nothing in order."""
     found = []
     if unusable := asked - summary["statuses"].get("graded", 0):
         found.append(f"{unusable} of {asked} candidates have no grade and stand last")

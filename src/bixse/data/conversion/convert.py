@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 import time
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -121,7 +121,7 @@ def _convert(
 ) -> ConvertResult:
     """Convert, or only look where there is no record of a run: counts, histograms and errors."""
     lap = _laps({} if record is None else record.timings)
-    with FaultsFile(folder / "all-faults", {file: name for name, file in source.inputs().items()}) as faults:
+    with closing(FaultsFile(folder / "all-faults", {file: name for name, file in source.inputs().items()})) as faults:
         bar = _Bar(progress, "read texts", (*source.corpus, *source.queries))
         mapping = source.open(folder, faults.of, settings.text_ids, bar.reached)
         try:

@@ -12,8 +12,7 @@ from bixse.errors import InvalidFileError, RowError
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
-    from types import TracebackType
-    from typing import Self, TextIO
+    from typing import TextIO
 
 
 class FaultsFile:
@@ -28,15 +27,11 @@ class FaultsFile:
         self.path, self.names = path, names
         self.lists: list[InvalidFileError] = []
         """The errors by file, in the order in which the files were read."""
+        with storage_errors(path):
+            self._out = path.open("w", encoding="utf-8")
 
-    def __enter__(self) -> Self:
-        """Open the file."""
-        with storage_errors(self.path):
-            self._out = self.path.open("w", encoding="utf-8")
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        """Close it."""
+    def close(self) -> None:
+        """Close the file."""
         self._out.close()
 
     @property

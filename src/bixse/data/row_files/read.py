@@ -29,7 +29,7 @@ BLOCK_ROWS = 1024
 """Most rows of a block."""
 BLOCK_BYTES = 1 << 26
 """Most bytes of text that a block of JSONL or CSV is read from."""
-LINES_BYTES = 1 << 24
+LINES_BYTES = 1 << 23
 """Bytes of lines that are read at once."""
 LONGEST_LINE = 1 << 26
 """Most bytes of one line or field, so that a file without line ends does not fill the memory."""

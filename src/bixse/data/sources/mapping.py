@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from bixse.data.sources.score_scale import ScoreMap
     from bixse.relevance import GradeScale
 
-MEMORY_LIMIT = "160MB"
+MEMORY_LIMIT = "256MB"
 """Of duckdb; what is larger goes to files in its folder."""
 TEXTS_AT_ONCE = 20_000
 """Texts that are taken together."""

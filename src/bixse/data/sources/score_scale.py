@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -228,27 +227,6 @@ class FileScores:
     def any(self) -> bool:
         """Whether there is a score."""
         return any(len(side) for side in self.sides())
-
-
-def histogram(values: Sequence[float] | NDArray[Any], bins: int = 12, width: int = 40) -> str:
-    """A histogram of finite numbers, at least one, as lines of text for the terminal.
-
-    Example:
-        >>> print(histogram([0.0, 0.1, 0.2, 1.0], bins=2, width=6))
-          0 to 0.5 | ###### 3
-          0.5 to 1 | ## 1
-    """
-    halves = np.asarray(values, dtype=np.float64) / 2  # the difference of two large numbers may be infinite
-    lowest, extent = halves.min(), halves.max() - halves.min()
-    places = (halves - lowest) / extent * bins if extent > 0 else np.zeros(len(halves))
-    counts = np.bincount(np.clip(places.astype(np.int64), 0, bins - 1), minlength=bins).tolist()
-    edges = [2 * lowest * (1 - part / bins) + 2 * halves.max() * (part / bins) for part in range(bins + 1)]
-    names = [f"{low:.3g} to {high:.3g}" for low, high in itertools.pairwise(edges)]
-    longest, most = max(map(len, names)), max(counts)
-    bars = ("#" * math.ceil(count * width / most) + " " * bool(count) for count in counts)
-    return "\n".join(
-        f"  {name:>{longest}} | {bar}{count}" for name, bar, count in zip(names, bars, counts, strict=True)
-    )
 
 
 def _looks_like(scores: NDArray[np.float64]) -> tuple[str, str]:

@@ -12,7 +12,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -37,9 +36,9 @@ from bixse.data.sources.formats import (
 )
 from bixse.data.sources.judgement import Judgement, ungraded
 from bixse.data.sources.mapping import RowMapping, json_table
-from bixse.data.sources.score_scale import FileScores, check_scores, histogram, parse_score_map, summarise_scores
+from bixse.data.sources.score_scale import FileScores, check_scores, parse_score_map, summarise_scores
 from bixse.data.sources.source_hub import HUB, hub_folder
-from bixse.data.sources.texts import documents_in, queries_in
+from bixse.data.sources.texts import DOCUMENT, QUERY, texts_in
 from bixse.data.trec import QRELS_HEADER, qrels_rows
 from bixse.errors import InputError, InvalidFileError, shorten
 from bixse.relevance import GradeScale
@@ -195,10 +194,10 @@ class Source:
                 self.form, self.columns or TableColumns(), self.scale, self.stated, self.score_map, folder,
                 bool(self.corpus), text_ids,
             )  # fmt: skip
-            for table, files, read in (("documents", self.corpus, documents_in), ("queries", self.queries, queries_in)):
+            for table, files, columns in (("documents", self.corpus, DOCUMENT), ("queries", self.queries, QUERY)):
                 lists = [errors_of(file) for file in files]
                 for place, (file, errors) in enumerate(zip(files, lists, strict=True)):
-                    mapping.add_texts(table, place, read(file, errors, partial(reached or _unheard, file)))
+                    mapping.add_texts(table, place, texts_in(file, columns, errors, partial(reached or _unheard, file)))
                 for place, row, found in mapping.repeated_texts(table):
                     fix = "give each text its own id, or drop the repeat"
                     lists[place].add(row, "id", f"{shorten(found)} again with another text", "one text per id", fix)
@@ -258,7 +257,8 @@ class Source:
                     numbers = pa.array(range(done + 1, done + 1 + len(lines)), pa.int64())
                     done += len(lines)
                     table = pa.table({"row": numbers, "json": lines})
-                    table = table.filter(pc.not_equal(pc.utf8_trim_whitespace(lines), ""))
+                    if pc.min(pc.binary_length(lines)).as_py() == 0:
+                        table = table.filter(pc.not_equal(table["json"], ""))
                     for start in range(0, len(table), most):
                         yield _with_single_keys(table.slice(start, most), errors), position
                 return
@@ -297,7 +297,7 @@ class Source:
         """Give rows to the database; those that it cannot read are parsed to say what is wrong with them."""
         mended = []
         for number, line in mapping.load(rows):
-            row = json_object(number, line, errors)
+            row = json_object(number, line, errors) if line.strip() else None
             if row is not None and (encoded := _encoded(number, row, errors)) is not None:
                 mended.append((number, encoded))
         if mended:
@@ -375,16 +375,15 @@ class Source:
         return [*told, *self._told]
 
     def _look(self) -> str:
-        """What the scores look like, with a histogram, for people."""
+        """What the scores look like, for people."""
         scores = FileScores()
         self.form = replace(self.form, options=())  # nothing need be stated to look
         for table in self._tables():
             scores.add(table)
         if not scores.any:
             return "no scores in the file: labels alone (binary)"
-        told = [summarise_scores(*scores.sides()).describe()]
-        told += [f"{scores.crossed} rows score a negative above a positive"] if scores.crossed else []
-        return "\n".join([*told, histogram(np.concatenate(scores.sides()))])
+        crossed = f"\n{scores.crossed} rows score a negative above a positive" if scores.crossed else ""
+        return summarise_scores(*scores.sides()).describe() + crossed
 
 
 def _unheard(_file: Path, _position: int) -> None:

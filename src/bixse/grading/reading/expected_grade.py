@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from bixse.errors import InputError
 
@@ -43,8 +43,7 @@ class OptionProbabilities:
         return tuple(value / total if total > 0 else 0.0 for value in self.probabilities)
 
 
-@dataclass(frozen=True)
-class ExpectedGrade:
+class ExpectedGrade(NamedTuple):
     """An expected grade and what missing options could make of it."""
 
     grade: float
@@ -65,7 +64,6 @@ class SeenToken:
     """One token of those returned, which may have been named several times."""
 
     text: str
-    """As it was named first."""
     top: float
     """Highest natural log-probability that it was given."""
     least: float

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import re
+import time
 from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, Literal
-
-import httpx2
-import openai
 
 from bixse.errors import BixseError
 from bixse.grading.judge import TEXT_WIDTH, Answer
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from bixse.grading.judge import Mode, Status
     from bixse.grading.server.secret import Secret
 
 Failure = Literal["busy", "away", "broken", "key", "quota", "model", "too-long", "filtered", "no-logprobs", "refused"]
 """busy: ask later (429); away: no connection, or a gateway that finds nobody; broken: an error of the server, half
-a reply, a time-out; key, quota, model: a key that does not count, an account without money, a model that is not there;
+a reply, a time-out; key, quota, model: an invalid key, an account without quota, a model that is not there;
 the others are about this request alone."""
 TRANSIENT: tuple[Failure, ...] = ("busy", "away", "broken")
 """Failures after which another try makes sense."""
@@ -46,15 +47,14 @@ class RequestError(Exception):
     """A request that has no reply after its tries."""
 
     failure: Failure
-    """The kind."""
     detail: str
     """What the server said, for people; holds no key."""
+    retry_after: float | None = None
+    """Seconds the server asked to wait, where it did."""
     tries: int = 1
     """Requests made."""
     seconds: float = 0.0
     """Wall time of all of them."""
-    retry_after: float | None = None
-    """Seconds the server asked to wait, where it did."""
 
     def answer(self, mode: Mode) -> Answer:
         """The answer that a question has without a reply."""
@@ -67,61 +67,60 @@ class RequestError(Exception):
         return Answer(status, mode, detail=self.detail[:TEXT_WIDTH], seconds=self.seconds, tries=self.tries)
 
 
-def request_error(error: openai.APIError, secret: Secret) -> RequestError:
-    """What an error of the openai package means for the request and its endpoint."""
-    tries = tries_of(error.request)
-    if isinstance(error, openai.APIStatusError):
-        message = secret.redact(error_message(error.body)[:_READ_WIDTH])
-        detail = f"HTTP {error.status_code}: {message}"[:DETAIL_WIDTH]
-        return RequestError(_of_status(error, message), detail, tries, retry_after=_retry_after(error.response))
-    cause = error.__cause__
-    late = isinstance(cause, httpx2.TimeoutException) and not isinstance(cause, httpx2.ConnectTimeout)
-    what = "no reply in time" if late else "no connection"
-    detail = secret.redact(f"{what} ({type(cause).__name__}: {cause})"[:_READ_WIDTH])
-    return RequestError("broken" if late else "away", detail[:DETAIL_WIDTH], tries)
+def refusal(status: int, headers: Mapping[str, str], content: Any, secret: Secret) -> RequestError:
+    """What an HTTP status other than success means for the request and its endpoint.
+
+    Args:
+        status: of the response.
+        headers: likewise.
+        content: the parsed JSON of its body, or its text.
+        secret: taken out of what the server says.
+    """
+    message = secret.redact(error_message(content)[:_READ_WIDTH])
+    inner = content.get("error") if isinstance(content, dict) else None
+    code = inner.get("code") if isinstance(inner, dict) else None
+    wait = _seconds_to_wait(headers.get("retry-after", ""))
+    return RequestError(_kind(status, code, message, wait), f"HTTP {status}: {message}"[:DETAIL_WIDTH], wait)
 
 
-def tries_of(request: httpx2.Request) -> int:
-    """How often openai sent a request."""
-    return int(request.headers.get("x-stainless-retry-count", 0)) + 1
-
-
-def error_message(body: Any) -> str:
+def error_message(content: Any) -> str:
     """The message of an error body, whatever its shape; the text itself where it is no JSON.
 
     Example:
         >>> error_message({"error": {"message": "no such model"}}), error_message("<html>"), error_message(None)
         ('no such model', '<html>', '')
     """
-    if isinstance(body, dict):
+    if isinstance(content, dict):
         for key in ("error", "detail", "message"):
-            if body.get(key):
-                return error_message(body[key]) if isinstance(body[key], dict) else str(body[key])
-    return str(body or "")
+            if content.get(key):
+                return error_message(content[key]) if isinstance(content[key], dict) else str(content[key])
+    return str(content or "")
 
 
-def _of_status(error: openai.APIStatusError, message: str) -> Failure:
+def _kind(status: int, code: object, message: str, wait: float | None) -> Failure:
     """The kind of failure; servers that give no code of their own are known by their message."""
-    status = error.status_code
-    if isinstance(error, openai.RateLimitError):
-        spent = error.code == "insufficient_quota" and _retry_after(error.response) is None
-        return "quota" if spent else "busy"
+    if status == 429:
+        return "quota" if code == "insufficient_quota" and wait is None else "busy"
     if status >= 500 or status in (408, 409, 425):
         return "busy" if status == 529 else "away" if status in (502, 503, 504, 521, 522, 523) else "broken"
     if status in (400, 403, 413, 422):
-        if status == 413 or error.code == "context_length_exceeded" or _TOO_LONG.search(message):
+        if status == 413 or code == "context_length_exceeded" or _TOO_LONG.search(message):
             return "too-long"
         if _NO_LOGPROBS.search(message):
             return "no-logprobs"
-        if error.code == "content_filter" or _FILTERED.search(message):
+        if code == "content_filter" or _FILTERED.search(message):
             return "filtered"
     shared: dict[int, Failure] = {401: "key", 402: "quota", 403: "key", 404: "model"}
     return shared.get(status, "refused")
 
 
-def _retry_after(response: httpx2.Response) -> float | None:
-    """Seconds a server asks to wait where it says so in seconds."""
+def _seconds_to_wait(told: str) -> float | None:
+    """What a Retry-After header says in seconds, which may be a number or a date; None where it says neither."""
     try:
-        return float(response.headers["retry-after"])
-    except (KeyError, ValueError):
-        return None
+        seconds = float(told)
+    except ValueError:
+        try:
+            seconds = parsedate_to_datetime(told).timestamp() - time.time()
+        except ValueError:
+            return None
+    return max(0.0, seconds) if seconds == seconds else None  # NaN is no number of seconds

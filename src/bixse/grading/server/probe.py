@@ -3,30 +3,34 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any
 
 from bixse.errors import BixseError, InputError, shorten
-from bixse.grading.model_names import model_name, same_model
-from bixse.grading.server.answer import answer_place, read_choices, read_position
+from bixse.grading.judge import model_name, same_model
+from bixse.grading.reading.expected_grade import spellings
 from bixse.grading.server.failure import TRANSIENT, RequestError
+from bixse.grading.server.reply import answer_place, read_choices, read_position
 from bixse.grading.server.request import (
     ANSWER_TOKENS,
     CONSTRAINTS,
     OWN_CONSTRAINT,
     TOP_LOGPROBS,
     RequestForm,
+    chat_messages,
     next_logprobs,
     request_body,
     simpler_form,
 )
-from bixse.grading.server.tokenizer import ServerTokenizer
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from bixse.grading.grade_settings import JudgeOptions
     from bixse.grading.judge import Answer
     from bixse.grading.rubrics import Rubric
     from bixse.grading.server.client import ChatClient, Endpoint
+    from bixse.grading.server.endpoints import ServedModel
     from bixse.grading.server.reply import Reply
-    from bixse.grading.server.served_models import ServedModel
 
 KNOWN_QUERY = "what is the capital of France"
 KNOWN_DOCUMENTS = ("Paris is the capital of France.", "Bake the bread for forty minutes.")
@@ -35,8 +39,6 @@ MANY_LOGPROBS = 1000
 """Alternatives asked for under a constraint where the options are not among the first 20 (llama.cpp gives them)."""
 _ODD_WORD, _ODD_TOKENS = "zebra", 4
 
-Wanted = Literal["auto", "token-ids", "top-logprobs", "constrained", "sample", "verbal"]
-"""What `--mode` may be."""
 OTHER_MODES = (
     "`--mode sample` (the share of each option in several samples) or `--mode verbal` (the one grade that is written)"
 )
@@ -60,35 +62,28 @@ class Probe:
         endpoint: the endpoint.
         model: what it serves.
         rubric: options, and the wording of the known questions.
-        max_tokens: tokens the judge may write; None: as few as it needs.
-        samples: how many in the mode "sample".
+        options: the mode that is wanted, the limit of tokens and the number of samples.
     """
 
     def __init__(
-        self,
-        client: ChatClient,
-        endpoint: Endpoint,
-        model: ServedModel,
-        rubric: Rubric,
-        max_tokens: int | None,
-        samples: int,
+        self, client: ChatClient, endpoint: Endpoint, model: ServedModel, rubric: Rubric, options: JudgeOptions
     ) -> None:
         self._client, self._endpoint, self._model, self._rubric = client, endpoint, model, rubric
-        self._max_tokens, self._samples = max_tokens, samples
-        self._tokenizer = ServerTokenizer(client, model)
+        self._wanted, self._max_tokens, self._samples = options.mode, options.max_tokens, options.samples
         self._seen: set[str] = set()
         self.other_models: set[str] = set()
         """Models that answered although they were not asked."""
 
-    async def find(self, wanted: Wanted) -> Finding:
-        """The best form for a mode; "auto": token-ids, else top-logprobs, else constrained where only that answers.
+    async def find(self) -> Finding:
+        """The best form for the mode; "auto": token-ids, else top-logprobs, else constrained where only that answers.
 
         Raises:
             InputError: the server cannot be asked in this mode; says which modes remain.
             BixseError: the server does not work now.
         """
+        wanted = self._wanted
         if wanted in ("sample", "verbal"):
-            return await self._finish(await self._written(wanted))
+            return await self._finish(await self._written())
         form = RequestForm(
             self._model.id, "top-logprobs", self._rubric.labels, max_tokens=self._max_tokens or ANSWER_TOKENS
         )
@@ -131,7 +126,6 @@ class Probe:
             )
 
     async def _reply(self, form: RequestForm, known: int) -> Reply | RequestError:
-        """The reply to a known question, or why there is none."""
         messages = self._rubric.variants[0].messages(KNOWN_QUERY, KNOWN_DOCUMENTS[known])
         try:
             reply = await self._client.chat(request_body(form, messages, seed=0), self._endpoint)
@@ -150,7 +144,6 @@ class Probe:
         return reply
 
     async def _try(self, form: RequestForm, known: int = 0) -> Reply | None:
-        """The reply in a form that the server need not understand."""
         reply = await self._reply(form, known)
         return None if isinstance(reply, RequestError) else reply
 
@@ -199,9 +192,13 @@ class Probe:
 
     async def _by_id(self, form: RequestForm) -> RequestForm | None:
         """Ask for the options' tokens by id, where the server gives exactly those and not others."""
-        ids = await self._tokenizer.option_ids(self._rubric.labels)
-        if ids is None:
-            return None
+        ids: tuple[int, ...] = ()
+        for label in self._rubric.labels:
+            cut = [await token_ids(self._client, self._model, spelling) for spelling in spellings(label)]
+            if cut[0] is None or len(cut[0]) != 1:
+                return None
+            ids += tuple(tokens[0] for tokens in cut if tokens is not None and len(tokens) == 1)
+        ids = tuple(dict.fromkeys(ids))
         trial = await self._try(replace(form, mode="token-ids", token_ids=ids[:1]))
         positions = trial.choices[0].positions if trial is not None else ()
         if not positions or len(positions[0].alternatives) > 2:
@@ -231,13 +228,11 @@ class Probe:
         return None
 
     def _shows_all(self, form: RequestForm, reply: Reply) -> bool:
-        """Whether every option is among the tokens returned."""
         probabilities = self._read(form, reply).probabilities
         return bool(probabilities) and all(probabilities)
 
-    async def _written(self, wanted: Wanted) -> RequestForm:
-        """The form of a mode that needs no probabilities."""
-        drawn = wanted == "sample"
+    async def _written(self) -> RequestForm:
+        drawn = self._wanted == "sample"
         form = RequestForm(
             self._model.id,
             "sample" if drawn else "verbal",
@@ -283,7 +278,7 @@ class Probe:
         for label in self._rubric.labels:
             if len(label) == 1 or label in self._seen:
                 continue
-            ids = await self._tokenizer.ids(label)
+            ids = await token_ids(self._client, self._model, label)
             if ids is None or len(ids) != 1:
                 found = f"{len(ids)} tokens" if ids else "no proof that it is one token"
                 raise InputError(
@@ -300,3 +295,37 @@ class Probe:
             f"{answer.detail}); expected one of {', '.join(self._rubric.labels)}; fix: raise --max-tokens if the model "
             "reasons first, choose another model, or `--mode constrained` where the server can allow only the options"
         )
+
+
+async def token_ids(client: ChatClient, model: ServedModel, text: str) -> list[int] | None:
+    """Token ids of a text without special tokens; None where a server does not tell (vLLM, SGLang, llama.cpp do)."""
+    return await _tokenize(client, model, {_text_key(model): text, "add_special_tokens": False})
+
+
+async def prompt_tokens(
+    client: ChatClient, model: ServedModel, messages: Sequence[Mapping[str, str]], form: RequestForm
+) -> int | None:
+    """Tokens of a chat prompt as the server renders it; of the texts alone where it does not tell its template."""
+    chat = chat_messages(form, messages)
+    if model.kind == "vllm":
+        body: dict[str, Any] = {"messages": chat, "add_generation_prompt": True}
+        if form.thinking_off:
+            body["chat_template_kwargs"] = {"enable_thinking": False}
+    else:
+        reply = await client.post("/apply-template", {"messages": chat})
+        rendered = reply.get("prompt") if isinstance(reply, dict) else None
+        body = {_text_key(model): rendered or "\n".join(message["content"] for message in chat)}
+        if rendered:
+            body |= {"add_special": True, "parse_special": True}
+    found = await _tokenize(client, model, body)
+    return None if found is None else len(found)
+
+
+def _text_key(model: ServedModel) -> str:
+    return "content" if model.kind == "llama.cpp" else "prompt"
+
+
+async def _tokenize(client: ChatClient, model: ServedModel, body: Mapping[str, Any]) -> list[int] | None:
+    reply = await client.post("/tokenize", {"model": model.id, **body})
+    tokens = reply.get("tokens") if isinstance(reply, dict) else None
+    return tokens if isinstance(tokens, list) else None

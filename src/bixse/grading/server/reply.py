@@ -1,29 +1,38 @@
-"""What a chat server answered, whatever its dialect: texts, tokens with their alternatives, usage."""
+"""What a chat server answered, whatever its dialect, and from there to a grade or a status."""
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from bixse.grading.judge import Usage
+from bixse.grading.judge import TEXT_WIDTH, Answer, Usage
+from bixse.grading.reading.answer_position import answer_token, find_answer
+from bixse.grading.reading.expected_grade import (
+    NOT_AVAILABLE,
+    OptionProbabilities,
+    distinct_tokens,
+    expected_grade,
+    option_probabilities,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from bixse.grading.reading.answer_position import TextAnswer
+    from bixse.grading.rubrics import Rubric
+    from bixse.grading.server.request import RequestForm
 
 
-@dataclass(frozen=True)
-class Position:
+class Position(NamedTuple):
     """One token written, with what else could have been written there."""
 
     token: str
-    """Text of the token."""
     alternatives: tuple[tuple[str, float | None], ...]
     """(token text, natural log-probability) of the tokens returned; the written one stands first if it was not one."""
 
 
-@dataclass(frozen=True)
-class Choice:
+class Choice(NamedTuple):
     """One answer of a reply."""
 
     text: str
@@ -42,7 +51,7 @@ class Reply:
 
     choices: tuple[Choice, ...]
     """At least one."""
-    usage: Usage = field(default_factory=Usage)
+    usage: Usage
     """Tokens of all choices together."""
     model: str = ""
     """Model that answered, as the server says."""
@@ -52,11 +61,11 @@ class Reply:
     """Wall time from the first wait for a free place to the end."""
 
 
-def parse_reply(content: Any) -> Reply:
+def parse_reply(content: Any, redact: Callable[[str], str] = str) -> Reply:
     """Read a reply of any dialect.
 
-    Known are OpenAI's chat and completion shapes (also with dictionaries of alternatives), Together's, and llama.cpp's
-    own `completion_probabilities` in three generations.
+    Known are OpenAI's shape of probabilities (also with dictionaries of alternatives) and Together's. `redact` takes
+    the key out of what may be kept or shown.
 
     Raises:
         ValueError: this is no reply; half of one, or something else.
@@ -67,44 +76,94 @@ def parse_reply(content: Any) -> Reply:
         >>> reply.choices[0].positions[0].alternatives
         (('3', -0.1),)
     """
-    if not isinstance(content, dict):
-        raise ValueError("no JSON object")
-    native = content.get("completion_probabilities")
-    raw = content.get("choices")
-    if isinstance(raw, list) and raw:
-        choices = tuple(_choice(choice, native) for choice in raw)
-    elif isinstance(content.get("content"), str):
-        finish = "length" if content.get("stop_type") == "limit" or content.get("stopped_limit") else "stop"
-        choices = (Choice(content["content"], finish, _native_positions(native)),)
-    else:
+    raw = content.get("choices") if isinstance(content, dict) else None
+    if not isinstance(raw, list) or not raw:
         raise ValueError("no choices")
-    return Reply(choices, _usage(content), str(content.get("model") or ""))
+    choices = tuple(_choice(choice, redact) for choice in raw)
+    return Reply(choices, _usage(content), redact(str(content.get("model") or "")))
 
 
-def _choice(choice: Any, native: Any) -> Choice:
-    if not isinstance(choice, dict) or choice.get("error"):
-        raise ValueError("a choice that is no object, or holds an error")
-    message = choice.get("message")
-    if isinstance(message, dict):
-        text, refusal = _text(message.get("content")), _text(message.get("refusal"))
-    elif isinstance(choice.get("text"), str):
-        text, refusal = choice["text"], ""
+def read_choices(choices: Sequence[Choice], form: RequestForm, rubric: Rubric) -> Answer:
+    """Read the answer of a reply in the mode it was asked in; tokens, time and model are left to the caller.
+
+    Args:
+        choices: all answers of one question: one, or the samples.
+        form: how it was asked.
+        rubric: options and their grades.
+
+    Example:
+        >>> from bixse.grading.rubrics import load_rubric
+        >>> from bixse.grading.server.request import RequestForm
+        >>> samples = [Choice("3"), Choice("2"), Choice("3"), Choice("I see")]
+        >>> read_choices(samples, RequestForm("qwen", "sample", samples=4), load_rubric("trec-dl-0-3")).probabilities
+        (0.0, 0.0, 0.25, 0.5)
+    """
+    labels = rubric.labels
+    text = " | ".join(choice.text for choice in choices)[:TEXT_WIDTH]
+    by_place = form.mode not in ("sample", "verbal")
+    found = [find_answer(choice.text, labels, choice.finish_reason, choice.refusal, by_place) for choice in choices]
+    counts = Counter(answer.label for answer in found if answer.status == "graded")
+    if not counts:
+        status, _ = Counter(answer.status for answer in found).most_common(1)[0]
+        several = f"none of {len(found)} samples gives an option"
+        detail = several if form.mode == "sample" else found[0].detail
+        return Answer(status, form.mode, text=text, detail=detail[:TEXT_WIDTH])
+    if by_place:
+        place = _token_of(found[0], choices[0])
+        if place is None:
+            why = "no token is the answer alone" if choices[0].positions else "no tokens came with the answer"
+            return Answer("no-probabilities", form.mode, text=text, detail=why)
+        options = read_position(choices[0].positions[place], form, labels)
+        if options is None:
+            return Answer("no-probabilities", form.mode, text=text, detail="these are no probabilities")
     else:
-        raise ValueError("a choice without a message")
-    positions = _positions(choice.get("logprobs")) or _native_positions(native)
-    finish = {"max_tokens": "length"}.get(str(choice.get("finish_reason")), str(choice.get("finish_reason") or "stop"))
-    return Choice(text, finish, positions, refusal)
+        options = OptionProbabilities(tuple(counts[label] / len(found) for label in labels))
+    return Answer("graded", form.mode, options.probabilities, *expected_grade(rubric.values, options), text)
+
+
+def answer_place(choice: Choice, labels: Sequence[str]) -> int | None:
+    """Which token of a choice is its answer, or None where none is."""
+    found = find_answer(choice.text, labels, choice.finish_reason, choice.refusal, place=True)
+    return _token_of(found, choice) if found.status == "graded" else None
+
+
+def _token_of(found: TextAnswer, choice: Choice) -> int | None:
+    return answer_token([position.token for position in choice.positions], choice.text, found)
+
+
+def read_position(position: Position, form: RequestForm, labels: Sequence[str]) -> OptionProbabilities | None:
+    """The options' probabilities at one position, or None where they are none.
+
+    A server that gives one number for the token it wrote and nothing usable for any other (0 and -9999) gives no
+    probabilities, and neither does one that leaves out tokens asked for by id.
+    """
+    usable = [(token, value) for token, value in position.alternatives if value is not None and value > NOT_AVAILABLE]
+    if len({token for token, _ in usable}) < 2:
+        return None
+    by_id = bool(form.token_ids)
+    if by_id and sum(token.text.strip() in labels for token in distinct_tokens(usable, by_id)) < len(form.token_ids):
+        return None
+    forced = bool(form.constraint) and form.temperature == 0
+    options = option_probabilities(labels, position.alternatives, by_id, position.token, forced)
+    return options if options is not None and options.mass > 0 else None
+
+
+def _choice(choice: Any, redact: Callable[[str], str]) -> Choice:
+    if not isinstance(choice, dict) or choice.get("error") or not isinstance(choice.get("message"), dict):
+        raise ValueError("a choice without a message, or with an error")
+    message, finish = choice["message"], str(choice.get("finish_reason") or "stop")
+    positions = tuple(Position(redact(token), top) for token, top in _positions(choice.get("logprobs")))
+    text, refusal = redact(_text(message.get("content"))), redact(_text(message.get("refusal")))
+    return Choice(text, "length" if finish == "max_tokens" else finish, positions, refusal)
 
 
 def _text(content: Any) -> str:
-    """Text of a message: a string, or the text parts of a list."""
     if isinstance(content, list):
         return "".join(str(part.get("text") or "") for part in content if isinstance(part, dict))
     return content if isinstance(content, str) else ""
 
 
 def _positions(logprobs: Any) -> tuple[Position, ...]:
-    """Positions of the chat shape (`content`) or the completion shape (`tokens`)."""
     if not isinstance(logprobs, dict):
         return ()
     if isinstance(logprobs.get("content"), list):
@@ -137,28 +196,6 @@ def _position(token: Any, value: Any, top: Any) -> Position:
     return Position(text, found)
 
 
-def _native_positions(probabilities: Any) -> tuple[Position, ...]:
-    """Positions of llama.cpp's own shapes: `top_logprobs`, `top_probs`, and the older `probs`."""
-    if not isinstance(probabilities, list):
-        return ()
-    positions = []
-    for entry in probabilities:
-        if not isinstance(entry, dict):
-            continue
-        if isinstance(entry.get("top_logprobs"), list):
-            positions.append(_position(entry.get("token"), entry.get("logprob"), entry["top_logprobs"]))
-            continue
-        listed = entry.get("top_probs") or entry.get("probs") or []
-        top = [
-            {"token": item.get("token", item.get("tok_str")), "logprob": _logarithm(item.get("prob"))}
-            for item in listed
-            if isinstance(item, dict)
-        ]
-        token = entry.get("token", entry.get("content"))
-        positions.append(_position(token, _logarithm(entry.get("prob")), top))
-    return tuple(positions)
-
-
 def _token_text(token: Any) -> str:
     """Text of a token; the marks that some servers leave in stand for a space and a newline."""
     if type(token) is not str:
@@ -172,20 +209,10 @@ def _number(value: Any) -> float | None:
     return float(value) if type(value) is int else None
 
 
-def _logarithm(probability: Any) -> float | None:
-    value = _number(probability)
-    return math.log(value) if value is not None and value > 0 else None
-
-
 def _usage(content: Mapping[str, Any]) -> Usage:
-    """Tokens as OpenAI, DeepSeek (cache hits) and llama.cpp (its own names) count them."""
     usage = content.get("usage")
     if not isinstance(usage, dict):
-        counted = {
-            "prompt_tokens": content.get("tokens_evaluated"),
-            "completion_tokens": content.get("tokens_predicted"),
-        }
-        usage = counted if isinstance(content.get("content"), str) else {}
+        return Usage()
     details = [usage.get("prompt_tokens_details"), usage.get("completion_tokens_details")]
     read, written = (detail if isinstance(detail, dict) else {} for detail in details)
     cached = read.get("cached_tokens", usage.get("prompt_cache_hit_tokens"))

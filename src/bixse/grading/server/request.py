@@ -21,8 +21,8 @@ CONSTRAINTS = ("structured_outputs", "guided_choice", "grammar", "regex")
 OWN_CONSTRAINT = {"vllm": "structured_outputs", "llama.cpp": "grammar", "sglang": "regex"}
 """Kind of server -> the name it takes now."""
 
-Logprobs = Literal["flag", "number", "n_probs", "none"]
-"""How probabilities are asked for: OpenAI's `logprobs: true`, Together's number, llama.cpp's `n_probs`, not at all."""
+Logprobs = Literal["flag", "number", "none"]
+"""How probabilities are asked for: OpenAI's `logprobs: true`, Together's number, not at all."""
 
 
 @dataclass(frozen=True)
@@ -30,19 +30,14 @@ class RequestForm:
     """What every request of a judge has in common."""
 
     model: str
-    """Model id as the server knows it."""
     mode: Mode
-    """How the grade is read."""
     labels: tuple[str, ...] = ()
     """Options, needed for a constraint."""
     max_tokens: int = ANSWER_TOKENS
-    """Tokens the judge may write."""
     logprobs: Logprobs = "flag"
-    """How probabilities are asked for."""
     top_logprobs: int = TOP_LOGPROBS[0]
     """Alternatives a position."""
     token_ids: tuple[int, ...] = ()
-    """Tokens whose probabilities are asked for by id."""
     constraint: str = ""
     """One of `CONSTRAINTS`, or empty."""
     samples: int = 0
@@ -50,7 +45,6 @@ class RequestForm:
     temperature: float | None = 0.0
     """None where the server takes none."""
     seeded: bool = False
-    """Send the seed of a sample."""
     system_role: bool = True
     """False: the system text stands before the user's."""
     thinking_off: bool = False
@@ -86,11 +80,7 @@ def chat_messages(form: RequestForm, messages: Sequence[Mapping[str, str]]) -> l
 def request_body(form: RequestForm, messages: Sequence[Mapping[str, str]], seed: int | None = None) -> dict[str, Any]:
     """The JSON body of one chat request.
 
-    Args:
-        form: what all requests have in common.
-        messages: chat messages.
-        seed: of the sampling, sent where the form says so: no cache between here and the model may then give one
-            sample several times.
+    The seed is sent where the form says so: no cache between here and the model may then give one sample several times.
 
     Example:
         >>> form = RequestForm("qwen", "top-logprobs", max_tokens=1)
@@ -109,8 +99,6 @@ def request_body(form: RequestForm, messages: Sequence[Mapping[str, str]], seed:
         body |= {"logprobs": True, "top_logprobs": form.top_logprobs}
     elif form.logprobs == "number":
         body["logprobs"] = form.top_logprobs
-    elif form.logprobs == "n_probs":
-        body["n_probs"] = form.top_logprobs
     if form.token_ids:
         body["logprob_token_ids"] = list(form.token_ids)
     if form.constraint:
@@ -135,16 +123,11 @@ def _constraint(kind: str, labels: Sequence[str]) -> Any:
 
 
 def next_logprobs(form: RequestForm, refused: bool) -> RequestForm:
-    """The next way to ask for probabilities.
-
-    Args:
-        form: what was tried.
-        refused: the server refused it, so that fewer alternatives may help; otherwise it took it and gave none.
-    """
+    """The next way to ask; fewer alternatives may help where a server refused, not where it gave none."""
     fewer = [count for count in TOP_LOGPROBS if count < form.top_logprobs]
-    if refused and fewer and form.logprobs in ("flag", "number"):
+    if refused and fewer and form.logprobs != "none":
         return replace(form, top_logprobs=fewer[0])
-    order: tuple[Logprobs, ...] = ("flag", "number", "n_probs", "none")
+    order: tuple[Logprobs, ...] = ("flag", "number", "none")
     following = order[order.index(form.logprobs) + 1]
     return replace(form, logprobs=following, top_logprobs=TOP_LOGPROBS[0])
 

@@ -5,10 +5,7 @@ from __future__ import annotations
 import base64
 import html
 import re
-from dataclasses import fields, is_dataclass, replace
-from typing import Any, TypeVar
 
-Value = TypeVar("Value")
 SHORTEST_SECRET = 6
 """Shorter keys ("EMPTY") are placeholders of servers without keys, and would hide words."""
 STAND_IN = "[key]"
@@ -27,9 +24,8 @@ class Secret:
         key: in ASCII; one that is shorter than `SHORTEST_SECRET` is no secret.
 
     Example:
-        >>> secret = Secret("sk-very-secret")
-        >>> secret.redact(["sk%2Dvery%2dsecret", {"basic": "dXNlcjpzay12ZXJ5LXNlY3JldA=="}])
-        ['[key]', {'basic': 'dXNlcjp[key]A=='}]
+        >>> Secret("sk-very-secret").redact("sk%2Dvery%2dsecret or dXNlcjpzay12ZXJ5LXNlY3JldA==")
+        '[key] or dXNlcjp[key]A=='
     """
 
     def __init__(self, key: str) -> None:
@@ -39,21 +35,10 @@ class Secret:
     def __repr__(self) -> str:
         return "Secret()"
 
-    def redact(self, value: Value) -> Value:
-        """The same value without the key in its texts: text, lists, tuples, dictionaries, and dataclasses of these."""
-        return value if self._pattern is None else self._without(value)
-
-    def _without(self, value: Any) -> Any:
-        if isinstance(value, str):
-            short = len(value) < self._shortest  # as most tokens are
-            return value if short or self._pattern is None else self._pattern.sub(STAND_IN, value)
-        if isinstance(value, (list, tuple)):
-            return type(value)(map(self._without, value))
-        if isinstance(value, dict):
-            return {self._without(key): self._without(inner) for key, inner in value.items()}
-        if is_dataclass(value) and not isinstance(value, type):
-            return replace(value, **{entry.name: self._without(getattr(value, entry.name)) for entry in fields(value)})
-        return value
+    def redact(self, text: str) -> str:
+        """The same text without the key."""
+        short = len(text) < self._shortest  # as most answers are
+        return text if short or self._pattern is None else self._pattern.sub(STAND_IN, text)
 
 
 def _spellings(key: str) -> list[str]:
@@ -67,7 +52,6 @@ def _spellings(key: str) -> list[str]:
 
 
 def _letter(letter: str) -> str:
-    """Pattern of one letter, as it is or escaped."""
     code, plain = f"{ord(letter):02x}", re.escape(letter)
     ways = [plain, rf"(?:%(?:25)*|\\+(?:u00|x)|&#x0*){code};?", f"&#0*{ord(letter)};?"]
     if not letter.isalnum():

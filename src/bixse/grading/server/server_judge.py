@@ -1,25 +1,25 @@
-"""A judge that answers over HTTP: vLLM, SGLang, llama.cpp, Ollama, or a hosted service with OpenAI's interface."""
+"""A judge and a text model that answer over HTTP: vLLM, SGLang, llama.cpp, Ollama, or a hosted service."""
 
 from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
-from bixse.errors import InputError, did_you_mean
-from bixse.grading.judge import Answer, Usage
-from bixse.grading.model_names import model_name, same_model
-from bixse.grading.server.answer import read_choices
+from bixse.errors import InputError
+from bixse.grading.grade_settings import JudgeOptions, ServerSettings
+from bixse.grading.judge import Answer, Completion, Usage, model_name, same_model
 from bixse.grading.server.client import ChatClient
 from bixse.grading.server.failure import RequestError
-from bixse.grading.server.probe import Finding, Probe, Wanted
+from bixse.grading.server.probe import Finding, Probe, prompt_tokens
+from bixse.grading.server.reply import read_choices
 from bixse.grading.server.request import RequestForm, request_body
-from bixse.grading.server.tokenizer import ServerTokenizer
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from typing import Self
 
-    from bixse.grading.judge import Question
+    from bixse.grading.judge import CompletionStatus, Question
     from bixse.grading.rubrics import Rubric
     from bixse.relevance import GradeScale
 
@@ -27,60 +27,28 @@ LITTLE_MASS = 0.5
 """Below this probability of the options together, on a clear question, a warning is due."""
 
 
-class ServerJudge:
-    """Asks servers that speak OpenAI's chat interface; probes them first with questions whose answers are known.
+class ServerModel:
+    """A model behind one or several servers that speak OpenAI's chat interface.
 
     Args:
         endpoints: addresses with or without `/v1`; several serve the same model and share the work.
-        rubric: the options, and the wording of the known questions.
-        model: model id; None: the one that is served.
-        mode: "auto" (probabilities of the options, or an error) or one of `Wanted`.
-        samples: answers drawn a question in the mode "sample".
-        max_tokens: tokens the judge may write; None: one where the first is the answer, else 16.
-        revision: revision of the model, part of the identity.
-        connection: `api_key_variable`, `concurrency`, `timeout` and others of `ChatClient`.
+        settings: which model, and how it is asked.
 
     Raises:
-        InputError: settings, addresses, model, key or mode that cannot be used; says how to fix it.
+        InputError: addresses, model or key that cannot be used.
         ServerDownError: no endpoint answers.
-
-    Example:
-        >>> judge = ServerJudge(["http://localhost:8000"], rubric)                              # doctest: +SKIP
-        >>> for question, answer in judge.answers(questions):                                   # doctest: +SKIP
-        ...     answer.status, answer.grade, answer.mode
-        ('graded', 2.61, 'token-ids')
     """
 
-    def __init__(
-        self,
-        endpoints: Sequence[str],
-        rubric: Rubric,
-        model: str | None = None,
-        mode: str = "auto",
-        samples: int = 10,
-        max_tokens: int | None = None,
-        revision: str | None = None,
-        **connection: Any,
-    ) -> None:
-        if mode not in get_args(Wanted):
-            raise InputError(
-                f"--mode: got {mode!r}; expected one of {', '.join(get_args(Wanted))}; fix: "
-                f"{did_you_mean(mode, get_args(Wanted))}"
-            )
-        self._rubric, self._samples, self._revision = rubric, samples, revision
-        self._client = ChatClient(endpoints, **connection)
+    def __init__(self, endpoints: Sequence[str], settings: ServerSettings) -> None:
+        self._revision = settings.revision
+        self._client = ChatClient(endpoints, settings)
         try:
-            self._model = self._client.served_model(model)
-            self._finding, self._other_models = self._client.run(self._probe(mode, max_tokens))
+            self._model = self._client.run(self._client.served_model(settings.model))
         except BaseException:
             self._client.close()
             raise
-        self._tokenizer = ServerTokenizer(self._client, self._model)
 
-    def __repr__(self) -> str:
-        return f"ServerJudge({self.name!r}, mode={self.form.mode!r})"
-
-    def __enter__(self) -> ServerJudge:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -90,6 +58,43 @@ class ServerJudge:
     def name(self) -> str:
         """Name of the model."""
         return self._model.name
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._client.close()
+
+
+class ServerJudge(ServerModel):
+    """Asks servers for grades; probes them first with questions whose answers are known.
+
+    Args:
+        endpoints: see `ServerModel`.
+        rubric: the options, and the wording of the known questions.
+        options: model, mode, samples, limits; defaults when None.
+
+    Raises:
+        InputError: addresses, model, key or mode that cannot be used; says how to fix it.
+        ServerDownError: no endpoint answers.
+
+    Example:
+        >>> judge = ServerJudge(["http://localhost:8000"], rubric)                              # doctest: +SKIP
+        >>> for question, answer in judge.answers(questions):                                   # doctest: +SKIP
+        ...     answer.status, answer.grade, answer.mode
+        ('graded', 2.61, 'token-ids')
+    """
+
+    def __init__(self, endpoints: Sequence[str], rubric: Rubric, options: JudgeOptions | None = None) -> None:
+        options = options or JudgeOptions()
+        super().__init__(endpoints, options)
+        self._rubric, self._samples = rubric, options.samples
+        try:
+            self._finding, self._other_models = self._client.run(self._probe(options))
+        except BaseException:
+            self.close()
+            raise
+
+    def __repr__(self) -> str:
+        return f"ServerJudge({self.name!r}, mode={self.form.mode!r})"
 
     @property
     def scale(self) -> GradeScale:
@@ -155,7 +160,7 @@ class ServerJudge:
         """Answer questions as they come, many at once; closing the generator cancels what is under way.
 
         Raises:
-            InputError: a failure that all questions would share (a key that does not count, a model that went away).
+            InputError: a failure that all questions would share (an invalid key, a model that went away).
             ServerDownError: no endpoint has answered for long.
         """
         return self._client.stream(questions, self._answer)
@@ -164,7 +169,7 @@ class ServerJudge:
         """Prompt tokens of each question by the server's tokenizer, or None where it has none to ask."""
 
         async def count(numbered: tuple[int, Question]) -> int | None:
-            return await self._tokenizer.count(numbered[1].messages, self.form)
+            return await prompt_tokens(self._client, self._model, numbered[1].messages, self.form)
 
         counts: dict[int, int] = {}
         for (index, _), found in self._client.stream(enumerate(questions), count):
@@ -172,10 +177,6 @@ class ServerJudge:
                 return None
             counts[index] = found
         return [counts[index] for index in range(len(questions))]
-
-    def close(self) -> None:
-        """Close the connections."""
-        self._client.close()
 
     async def _answer(self, question: Question) -> Answer:
         if not question.messages:
@@ -193,23 +194,72 @@ class ServerJudge:
                 replies = [await self._client.chat(request_body(self.form, question.messages))]
         except RequestError as error:
             return replace(error.answer(self.form.mode), judge=self.name)
-        answer = read_choices([choice for reply in replies for choice in reply.choices], self.form, self._rubric)
         models = [reply.model for reply in replies if reply.model]
         other = next((model for model in models if not same_model(self._model.id, model)), None)
         return replace(
-            answer,
+            read_choices([choice for reply in replies for choice in reply.choices], self.form, self._rubric),
             usage=sum((reply.usage for reply in replies), Usage()),
             seconds=max(reply.seconds for reply in replies),
             judge=model_name(other or (models[0] if models else self.name)),
             tries=sum(reply.tries for reply in replies),
         )
 
-    async def _probe(self, mode: Any, max_tokens: int | None) -> tuple[Finding, set[str]]:
+    async def _probe(self, options: JudgeOptions) -> tuple[Finding, set[str]]:
         """Find the form with the first endpoint that answers, and see that the others understand it."""
-        present = [endpoint for endpoint in self._client.endpoints if endpoint.watch is None]
         probes = [
-            Probe(self._client, endpoint, self._model, self._rubric, max_tokens, self._samples) for endpoint in present
+            Probe(self._client, endpoint, self._model, self._rubric, options)
+            for endpoint in self._client.endpoints
+            if endpoint.watch is None
         ]
-        finding = await probes[0].find(mode)
+        finding = await probes[0].find()
         await asyncio.gather(*(probe.check(finding.form) for probe in probes[1:]))
         return finding, set().union(*(probe.other_models for probe in probes))
+
+
+class ServerTextModel(ServerModel):
+    """A `TextModel` behind servers.
+
+    Args:
+        endpoints: see `ServerModel`.
+        settings: which model, and how it is asked; defaults when None.
+        temperature: 0 to 2; 0 for the most probable text, above it texts differ.
+        max_tokens: most tokens of a text.
+    """
+
+    def __init__(
+        self,
+        endpoints: Sequence[str],
+        settings: ServerSettings | None = None,
+        temperature: float = 0.7,
+        max_tokens: int = 64,
+    ) -> None:
+        self._parameters = {"temperature": temperature, "max_tokens": max_tokens}
+        super().__init__(endpoints, settings or ServerSettings())
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What decides a text besides the messages."""
+        return {
+            "kind": "query writer",  # as ledgers have it from the first version on
+            "model": self._model.name,
+            "server": self._model.kind,
+            "revision": self._revision,
+            "parameters": self._parameters,
+        }
+
+    def complete(self, prompts: Iterable[Question]) -> Iterator[tuple[Question, Completion]]:
+        """Write a text for the messages of each prompt as they come, many at once; its `repeat` is the seed."""
+        return self._client.stream(prompts, self._complete)
+
+    async def _complete(self, prompt: Question) -> Completion:
+        messages = [dict(message) for message in prompt.messages]
+        body = {"model": self._model.id, "messages": messages, **self._parameters, "seed": prompt.repeat}
+        try:
+            reply = await self._client.chat(body)
+        except RequestError as error:
+            status: CompletionStatus = error.failure if error.failure in ("too-long", "filtered") else "failed"
+            return Completion(status, "", Usage(), error.seconds, self.name, error.detail, error.tries)
+        cut: dict[str, CompletionStatus] = {"content_filter": "filtered", "length": "truncated"}
+        choice = reply.choices[0]
+        status = cut.get(choice.finish_reason, "written")
+        return Completion(status, choice.text, reply.usage, reply.seconds, self.name, tries=reply.tries)

@@ -15,10 +15,9 @@ from bixse.data.io.files import hash_files, write_atomically
 from bixse.data.run_record import open_run
 from bixse.errors import BixseError, InputError, InterruptedRunError
 from bixse.grading.ask import AskProgress, Budget, ask, shown_by
-from bixse.grading.judge import Question
+from bixse.grading.judge import Completion, Question
 from bixse.grading.ledger import Ledger
 from bixse.grading.prices import Prices
-from bixse.grading.text_model import Completion
 from bixse.mining.generation.generate_settings import GenerateConfig
 from bixse.mining.generation.query_text import clean_query, refusal, same_query
 from bixse.mining.mined_pairs import MinedPair, pairs_path, save_mined_pairs
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
 
     from bixse.data.collection import Document
     from bixse.data.run_record import RunRecord
-    from bixse.grading.text_model import TextModel
+    from bixse.grading.judge import TextModel
     from bixse.mining.generation.generate_settings import QueryPrompt
     from bixse.progress import Step
 
@@ -85,7 +84,7 @@ def generate(
 
     Args:
         config: documents and numbers.
-        writer: such as `bixse.grading.server.server_text_model.ServerTextModel`; not closed here.
+        writer: such as `bixse.grading.server.server_judge.ServerTextModel`; not closed here.
         prompt: instructions and examples.
         out: output folder.
         ledger: file of texts, shared with other runs; `out/ledger.sqlite` when None.

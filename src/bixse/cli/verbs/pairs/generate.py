@@ -10,8 +10,8 @@ from pydantic import Field
 
 from bixse.cli.result import CommandResult
 from bixse.cli.verb import Folder, Options, Verb
+from bixse.grading.grade_settings import ServerSettings
 from bixse.grading.prices import PriceSettings
-from bixse.grading.server.server_settings import ServerSettings
 from bixse.mining.generation.generate_settings import GenerateConfig, load_query_prompt
 from bixse.settings import Flag
 
@@ -41,15 +41,13 @@ class GenerateOptions(Options):
 def run(config: WriterConfig, options: GenerateOptions) -> CommandResult:
     """Write, clean, keep each once, print counts."""
     from bixse.grading.ask import Budget
-    from bixse.grading.server.server_text_model import ServerTextModel
+    from bixse.grading.server.server_judge import ServerTextModel
     from bixse.mining.generation.generate import generate
     from bixse.progress import progress_bar
 
     out = options.out
     prompt = load_query_prompt(config.prompt)
-    writer = ServerTextModel(
-        config.server, config.model, config.temperature, config.max_tokens, config.revision, **config.connection()
-    )
+    writer = ServerTextModel(config.server, config, config.temperature, config.max_tokens)
     try:
         prices = config.of(config.model or writer.name)
         result = generate(config, writer, prompt, out, config.ledger, prices, Budget(config.max_usd), progress_bar)
