@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 DOCUMENTS_PER_BLOCK = 16_384
 """At 1,024 dimensions their embeddings take 67 MB."""
 SAVE_SECONDS = 60.0
-"""The best so far are written after a block when they are this old."""
+"""The best so far are written after a block when those on disk are this old."""
 
 
 class _Search:

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 PLAIN_SCALE = 20.0
-"""Of a model that was trained without a head; the calibration slope corrects it."""
+"""Logit scale of a model that was trained without a head; the calibration slope corrects it."""
 FEWEST_QUERIES = 20
-"""For a threshold, since half of them are held out."""
+"""Needed for a threshold, since half of them are held out."""
 
 
 def fit_head(

@@ -34,7 +34,7 @@ TREC_MIN_RELEVANT_GRADE = 2.0
 WITHOUT = " without duplicates"
 """Ends the name of a year whose propagated judgements are taken back."""
 INSTRUCTION_NAMES = ("TREC-DL", "msmarco_passage")
-"""In a model's table of instructions."""
+"""Names of the task in a model's table of instructions."""
 NIST = "https://trec.nist.gov/data/deep"
 MSMARCO = "https://msmarco.z22.web.core.windows.net/msmarcoranking"
 CORPUS_V1 = "collection.tsv"
@@ -287,7 +287,7 @@ def _stands_for(passages: Mapping[str, str], classes: Mapping[str, str]) -> dict
 
 
 def _hashes(data: Path, names: Sequence[str], passages: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Of the files, and of the texts that are searched where these are few enough to be at hand."""
+    """Of the files by name, and of the texts that are searched where these are few enough to be at hand."""
     hashes = {name: file_hash(path) for name in names if (path := _find_file(data, name)) is not None}
     if passages is not None:
         hashes["passages"] = hashlib.sha256(repr(list(passages.items())).encode("utf-8", "replace")).hexdigest()

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 NAMED = 3
 """Judges that the title names; more are counted."""
 QUERIES_SHOWN, LABELS_SHOWN = 10, 50
-"""Of the page; audit.json holds all."""
+"""How many the page shows; audit.json holds all."""
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from bixse.results import CalibrationReport, IntervalEstimate
 
 FEW_QUERIES = 30
-"""Intervals of fewer by resampling are somewhat too narrow."""
+"""With fewer, intervals by resampling are somewhat too narrow."""
 MEASURES = {
     "exact": "same grade",
     "one_off": "one level apart",

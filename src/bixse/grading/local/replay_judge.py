@@ -190,8 +190,8 @@ def answer_of(judgement: Judgement, order: str = "") -> Answer:
     """The answer that a judgement stands for, alone in its `order` of a rubric, else the mean of all its orders.
 
     Where its probabilities are known, the expected grade has the bounds of what the judge did not return: a grade
-    without probability can have at most that of the least probable grade that has some, and all such together at most
-    one less the sum.
+    without probability can have at most that of the least probable grade that has some, and all such grades at most
+    what the others leave of 1.
 
     Example:
         >>> from bixse.relevance import GradeScale
