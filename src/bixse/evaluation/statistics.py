@@ -74,12 +74,7 @@ def wilson_interval(count: float, total: float) -> Interval:
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """p-values corrected for their number (Holm 1979): the chance of one false finding among all stays below each.
-
-    Example:
-        >>> holm([0.01, 0.04, 0.03])
-        [0.03, 0.06, 0.06]
-    """
+    """p-values corrected for their number (Holm 1979): the chance of one false finding among all stays below each."""
     from statsmodels.stats.multitest import multipletests
 
     corrected: list[float] = multipletests(p_values, method="holm")[1].tolist() if len(p_values) else []

@@ -45,15 +45,7 @@ class QuerySet:
 
 @dataclass(frozen=True)
 class Task:
-    """One corpus and the query sets that are searched in it, each document encoded once.
-
-    The corpus is read as often as needed and never held: it may be larger than memory.
-
-    Example:
-        >>> texts = {"d1": "copies a file", "d2": "waits"}
-        >>> queries = QuerySet("toy", {"q": "copy a file"}, {"q": {"d1": 1}})
-        >>> task = Task("toy", lambda: iter(texts.items()), len(texts), (queries,))
-    """
+    """One corpus, read as often as needed and never held, and the query sets that are searched in it."""
 
     name: str
     documents: Callable[[], Iterator[tuple[str, str]]]

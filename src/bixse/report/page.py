@@ -1,7 +1,6 @@
 """Pages: one renderer for all of them, and `write_report` for `ReportData`.
 
-A page is one self-contained HTML file. It needs no network and no JavaScript, reads on a phone, and takes every text
-from the data as text: Jinja escapes all of it, and only the plots, which this package draws itself, go in as markup.
+Jinja escapes every text from the data; only the plots, which this package draws itself, go in as markup.
 """
 
 from __future__ import annotations
@@ -29,20 +28,12 @@ CHANGES_LISTED = 10
 
 
 def render_page(template: str, **content: Any) -> str:
-    """The page from a file of `report/templates`; the same content gives the same page."""
+    """Fill a file of `report/templates`."""
     return _environment().get_template(template).render(content)
 
 
 def render_report(data: ReportData) -> str:
-    """The page of a report.
-
-    Example:
-        >>> from bixse.report.schema import ReportData, SystemScores
-        >>> data = ReportData(title="a < b", created="2026-01-31T12:00:00+00:00", primary_metric="ndcg@10",
-        ...                   systems=[SystemScores(name="base", label="Base", metrics={"ndcg@10": 0.4})])
-        >>> "<h1>a &lt; b</h1>" in render_report(data)
-        True
-    """
+    """The page of a report; the same data give the same page."""
     decisive = [c for c in data.comparisons if c.metric == data.primary_metric]
     changes = sorted(data.per_query, key=lambda change: (-change.change, change.query_id))
     return render_page(

@@ -1,7 +1,7 @@
 """Pictures: training curves, reliability diagram, gains and losses, differences with intervals, a study's plot.
 
-Each is a `Plot`, drawn as narrow as a phone; the same data give the same bytes. matplotlib is imported on first use and
-its settings outside are left alone. `label` turns a system's name into what the picture shows.
+The same data give the same bytes. matplotlib is imported on first use and its settings outside are left alone. `label`
+turns a system's name into what the picture shows.
 """
 
 from __future__ import annotations
@@ -87,16 +87,10 @@ class Point(NamedTuple):
 
 
 def training_plots(curves: Sequence[TrainingCurve], label: Callable[[str], str] = str) -> dict[str, Plot]:
-    """The panels of the training log that have data, title -> plot.
+    """Title -> plot of the panels of the training log that have data; a dotted line is the step of the kept checkpoint.
 
     Losses differ in scale from system to system, so loss and logits get a panel per system; beta and nDCG on the
-    development queries are drawn together. The step of the kept checkpoint is a dotted line.
-
-    Example:
-        >>> from bixse.report.schema import TrainingCurve, TrainingPoint
-        >>> curve = TrainingCurve(system="tuned", points=[TrainingPoint(step=s, loss=9.0 / s) for s in (1, 2, 3)])
-        >>> list(training_plots([curve]))
-        ['Training loss: tuned']
+    development queries are drawn together.
     """
     panels: dict[str, tuple[str, list[tuple[str, TrainingCurve, str]]]] = {}
     for curve in curves:
@@ -180,10 +174,7 @@ def merge_plot(curve: MergeCurve, label: Callable[[str], str] = str) -> Plot:
 
 
 def reliability_diagram(report: CalibrationReport, name: str) -> Plot:
-    """Observed against predicted relevance by bin, with intervals, and the number of pairs in each bin below.
-
-    Points on the diagonal mean that a probability of 0.7 is right 70 % of the time.
-    """
+    """Observed against predicted relevance by bin, with intervals, and the number of pairs in each bin below."""
     with drawing(height=4.5) as figure:
         top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=[3.4, 1])
         predicted = [b.predicted for b in report.curve]

@@ -59,11 +59,8 @@ def threshold_at_precision(
     doubt; the interval is then Wilson's, with one trial per query.
 
     `scores` in [0, 1], `relevant`, 0 or 1, and `weights` (see `reweight_to_prevalence`) have shape (N,), and there are
-    N `query_ids`. At least `fewest` pairs must reach a threshold.
-
-    Raises:
-        InputError: arguments that do not match or lie outside their range, no relevant or no irrelevant pair, fewer
-            than `fewest` pairs or than 2 queries.
+    N `query_ids` of at least 2 queries. At least `fewest` pairs must reach a threshold. Raises InputError where they do
+    not, or where all pairs are of one kind.
 
     Example:
         >>> found = threshold_at_precision([0.9, 0.8, 0.7, 0.2], [1, 1, 0, 0], ["a", "b", "a", "b"], 0.9, fewest=1)

@@ -47,30 +47,15 @@ def audit(
     samples: int = 1000,
     seed: int = 0,
 ) -> AuditReport:
-    """Measure how far judges' labels can be trusted.
+    """Measure how far judges' labels can be trusted, with intervals by resampling queries.
 
-    Args:
-        judges: each with a name of its own; a judge on another scale is compared by its place on it.
-        human: their scale is the scale of the audit.
-        relevant_from: grade from which a pair is relevant; by default the lowest in the upper half of the scale, which
-            is 2 on 0 to 3, as in TREC Deep Learning.
-        runs: name -> TREC run, to be ranked under each side's labels.
-        samples: resamples of the queries for the 95 % intervals.
-        seed: of the resampling.
+    The scale of the audit is that of the `human` labels; a judge on another is compared by its place on it. From
+    `relevant_from` on a pair is relevant: by default from the lowest grade in the upper half of the scale, which is 2
+    on 0 to 3, as in TREC Deep Learning. `runs`, name -> TREC run, are ranked under each side's labels.
 
     Raises:
         InputError: no judge, two of one name, a judge without a pair in common with the human labels, fewer than 2
             common queries, or arguments outside their range.
-
-    Example:
-        >>> from bixse.grading.audit.labels import Labels
-        >>> from bixse.relevance import GradeScale
-        >>> def labels(name, grades):
-        ...     pairs = {(f"q{i // 2}", f"d{i}"): grade for i, grade in enumerate(grades)}
-        ...     return Labels(name, "", GradeScale(0, 3), pairs, {pair: grade / 3 for pair, grade in pairs.items()})
-        >>> report = audit([labels("judge", [3, 0, 2, 0])], labels("people", [3, 0, 1, 0]))
-        >>> report.judges[0].measures["exact"].value, report.relevant_from
-        (0.75, 2.0)
     """
     names = [judge.name for judge in judges]
     if not names or len(set(names)) < len(names):
@@ -128,8 +113,7 @@ def first_relevant(levels: Floats, relevant_from: float | None) -> float:
 def _common(judge: Labels, human: Labels, relevant_from: float) -> Any:
     """The pairs that both sides graded, by their ids in order.
 
-    Columns: human and judge (grades on the human scale), relevance (the judge's, in [0, 1]), relevant (1 where people
-    find the pair relevant).
+    `human` and `judge` are grades on the human scale, `relevance` is the judge's, `relevant` 1 where people find it so.
     """
     pairs = sorted(human.grades.keys() & judge.grades.keys())
     if not pairs:

@@ -261,12 +261,6 @@ def fit_grade_map(
     Every query is mapped by a fit to the queries of the other folds. All arrays are (N,): the judge's `relevance` in
     [0, 1], what people say in [0, 1], and the query of each pair. The logistic curve needs fewer labels than isotonic
     regression and keeps unequal grades unequal. Raises InputError for fewer than 4 queries to fit on.
-
-    Example:
-        >>> z, ids = [0.0, 1.0] * 20, [f"q{i // 4}" for i in range(40)]
-        >>> fitted = fit_grade_map(z, [0.0, 1.0, 0.0, 0.0] * 10, ids, "isotonic")
-        >>> fitted.apply([0.0, 1.0]).tolist(), fitted.helps
-        ([0.0, 0.5], True)
     """
     z, observed = np.asarray(relevance, dtype=np.float64), np.asarray(human, dtype=np.float64)
     before = brier(z, observed)  # checks lengths and ranges

@@ -46,9 +46,9 @@ class LocalJudge:
             whose device and numbers stay as they are.
         rubric: labels, their grades, and the wording of questions that come without messages.
         device: "cpu", "cuda", ...; None: the best there is.
-        dtype: "float32", "bfloat16", "float16", or "auto": as the process is set, see `encoders/loading/precision.py`.
-        tokens_per_batch: most positions computed in one forward pass; None: chosen for the device. A pass that does not
-            fit into the memory is halved.
+        dtype: of the weights; "auto": as the process is set, see `encoders/loading/precision.py`.
+        tokens_per_batch: most positions computed in one forward pass, which is halved where it does not fit into the
+            memory; None: chosen for the device.
         window: questions taken ahead; None: chosen for the device.
         min_mass: the options' probability below which an answer has no grade.
         revision: branch, tag or commit of a hub name.

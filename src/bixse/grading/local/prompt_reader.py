@@ -1,7 +1,6 @@
 """Read many prompts with a causal language model up to the logits of what comes next.
 
-What all prompts begin with is computed once, and every prompt goes on from the keys and values that were kept. Prompts
-are padded on the right: no token sees what comes after it, so padding changes nothing.
+Prompts are padded on the right: no token sees what comes after it, so padding changes nothing.
 """
 
 from __future__ import annotations

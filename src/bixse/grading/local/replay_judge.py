@@ -42,14 +42,6 @@ class ReplayJudge:
     Raises:
         InputError: the judgements cannot be read or are on another scale.
         InvalidFileError: ids that stand for different texts in different rows.
-
-    Example:
-        >>> from bixse.grading.judge import Question
-        >>> from bixse.relevance import GradeScale
-        >>> rows = [Judgement("q1", "d1", GradeScale(0, 3), "copy a folder", "shutil.copytree", grade=3.0)]
-        >>> asked = [Question("1", "2", "copy a folder", text) for text in ("shutil.copytree", "os.walk")]
-        >>> [(answer.grade, answer.status) for _, answer in ReplayJudge(rows).answers(asked)]
-        [(3.0, 'graded'), (None, 'failed')]
     """
 
     at_once = 1
@@ -192,11 +184,6 @@ def answer_of(judgement: Judgement, order: str = "") -> Answer:
     Where its probabilities are known, the expected grade has the bounds of what the judge did not return: a grade
     without probability can have at most that of the least probable grade that has some, and all such grades at most
     what the others leave of 1.
-
-    Example:
-        >>> from bixse.relevance import GradeScale
-        >>> answer_of(Judgement("q", "d", GradeScale(1, 5), grade=4.0, probabilities=(0, 0, 0, 0.9, 0))).high
-        4.1
     """
     status = cast("Status", judgement.status)
     answer = Answer(status, "replay", text=judgement.text, judge=judgement.judge, detail=judgement.detail)
