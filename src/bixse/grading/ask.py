@@ -6,18 +6,15 @@ import math
 import time
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Generic, get_args
+from typing import TYPE_CHECKING, Any, Generic, get_args
 
 from bixse.errors import InputError, shorten
-from bixse.grading.judge import Dtype, Usage, same_model
-from bixse.grading.ledger import Kept
+from bixse.grading.judge import Answer, Completion, Dtype, Question, Usage, same_model
+from bixse.grading.ledger import Kept, Ledger
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
-    from typing import Any
 
-    from bixse.grading.judge import Answer, Completion, Question
-    from bixse.grading.ledger import Ledger
     from bixse.grading.prices import Prices
     from bixse.progress import Step
 

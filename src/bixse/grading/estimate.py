@@ -5,22 +5,20 @@ from __future__ import annotations
 import math
 import random
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from bixse.grading.ask import Budget, ask, of_another_model
 from bixse.grading.grade import open_grading
 from bixse.grading.grade_settings import GradeSettings
-from bixse.grading.judge import Usage
+from bixse.grading.judge import Answer, Judge, Question, Usage
 from bixse.grading.ledger import Ledger
 from bixse.grading.prices import Prices
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
-    from typing import Any
 
     from bixse.data.graded_pairs import Pair
-    from bixse.grading.judge import Answer, Judge, Question
 
 COUNTED = 1000
 """Questions whose tokens are counted; the rest follows by the number of characters."""

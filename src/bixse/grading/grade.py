@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bixse.data.pairs_files import save_graded_pairs
-from bixse.data.run_record import open_run
+from bixse.data.run_record import RunRecord, open_run
 from bixse.errors import BixseError, InputError, InterruptedRunError
 from bixse.grading.ask import AskProgress, Budget, ask, of_another_model, shown_by
 from bixse.grading.grade_settings import GradeSettings
-from bixse.grading.judge import stored_identity
+from bixse.grading.judge import Answer, Judge, stored_identity
 from bixse.grading.judgements import JudgedPair, graded_pairs, save_judgements, summarise
 from bixse.grading.ledger import Ledger
 from bixse.grading.prices import Prices
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from bixse.data.graded_pairs import Pair
-    from bixse.data.run_record import RunRecord
-    from bixse.grading.judge import Answer, Judge
     from bixse.progress import Step
 
 log = logging.getLogger(__name__)

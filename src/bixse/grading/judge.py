@@ -7,11 +7,10 @@ import json
 import re
 from dataclasses import asdict, dataclass, field
 from pathlib import PurePosixPath, PureWindowsPath
-from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, get_args
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
-    from typing import Self
 
     from bixse.relevance import GradeScale
 

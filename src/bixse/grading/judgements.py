@@ -8,16 +8,14 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from bixse.data.graded_pairs import GradedPairs
+from bixse.data.graded_pairs import GradedPairs, Pair
 from bixse.data.io.parquet import save_table
-from bixse.grading.judge import STATUSES, Usage
+from bixse.grading.judge import STATUSES, Answer, Usage
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
 
-    from bixse.data.graded_pairs import Pair
-    from bixse.grading.judge import Answer
     from bixse.grading.prices import Prices
     from bixse.relevance import GradeScale
 

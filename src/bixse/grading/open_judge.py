@@ -10,7 +10,7 @@ from pydantic import Field
 from bixse.errors import InputError, shorten
 from bixse.grading.grade_settings import AskSettings, JudgeOptions, NamedRubric
 from bixse.grading.prices import PriceSettings
-from bixse.grading.rubrics import load_rubric
+from bixse.grading.rubrics import Rubric, load_rubric
 from bixse.relevance import GradeScale
 from bixse.settings import Flag
 
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from bixse.grading.judge import Judge
-    from bixse.grading.rubrics import Rubric
 
 CROSS_ENCODER = "cross-encoder:"
 REPLAY = "replay:"

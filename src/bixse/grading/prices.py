@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -14,8 +14,6 @@ from bixse.errors import InputError, did_you_mean, shorten
 from bixse.settings import Flag, Settings
 
 if TYPE_CHECKING:
-    from typing import Self
-
     from bixse.grading.judge import Usage
 
 MILLION = 1_000_000

@@ -12,22 +12,18 @@ from bixse.data.io.files import file_hash, write_atomically
 from bixse.data.run_record import open_run
 from bixse.data.trec import ranked, read_run, write_run
 from bixse.errors import IncompleteError, InputError
-from bixse.evaluation.metrics import PRIMARY_METRIC, evaluate_run, mean
+from bixse.evaluation.metrics import PRIMARY_METRIC, PerQuery, evaluate_run, mean
 from bixse.evaluation.significance import paired_bootstrap
 from bixse.evaluation.systems import Bm25System
-from bixse.evaluation.tasks import collection_task
+from bixse.evaluation.tasks import Task, collection_task
 from bixse.grading.grade import grade
-from bixse.grading.grade_settings import BM25, JUDGED, GradeSettings
-from bixse.grading.judge import stored_identity
+from bixse.grading.grade_settings import BM25, JUDGED, GradeSettings, RankSettings
+from bixse.grading.judge import Judge, stored_identity
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from bixse.evaluation.metrics import PerQuery
-    from bixse.evaluation.tasks import Task
     from bixse.grading.ask import Budget
-    from bixse.grading.grade_settings import RankSettings
-    from bixse.grading.judge import Judge
     from bixse.grading.prices import Prices
     from bixse.progress import Step
     from bixse.relevance import Run

@@ -17,11 +17,11 @@ import random
 import threading
 import time
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from bixse.errors import InputError, shorten
 from bixse.grading.grade_settings import ServerSettings
-from bixse.grading.server.endpoints import Address, choose_model, models_in, parse_addresses
+from bixse.grading.server.endpoints import Address, ServedModel, choose_model, models_in, parse_addresses
 from bixse.grading.server.failure import DETAIL_WIDTH, SHARED, TRANSIENT, RequestError, ServerDownError, refusal
 from bixse.grading.server.reply import Reply, parse_reply
 from bixse.grading.server.secret import Secret
@@ -35,9 +35,7 @@ except ImportError as error:
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
-    from typing import Any
 
-    from bixse.grading.server.endpoints import ServedModel
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")

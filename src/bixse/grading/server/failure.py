@@ -9,12 +9,11 @@ from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, Literal
 
 from bixse.errors import BixseError
-from bixse.grading.judge import TEXT_WIDTH, Answer
+from bixse.grading.judge import TEXT_WIDTH, Answer, Mode, Status
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from bixse.grading.judge import Mode, Status
     from bixse.grading.server.secret import Secret
 
 Failure = Literal["busy", "away", "broken", "key", "quota", "model", "too-long", "filtered", "no-logprobs", "refused"]

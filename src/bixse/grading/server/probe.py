@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from bixse.errors import BixseError, InputError, shorten
-from bixse.grading.judge import model_name, same_model
+from bixse.grading.judge import Answer, model_name, same_model
 from bixse.grading.reading.expected_grade import spellings
 from bixse.grading.server.failure import TRANSIENT, RequestError
-from bixse.grading.server.reply import answer_place, read_choices, read_position
+from bixse.grading.server.reply import Reply, answer_place, read_choices, read_position
 from bixse.grading.server.request import (
     ANSWER_TOKENS,
     CONSTRAINTS,
@@ -26,11 +26,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from bixse.grading.grade_settings import JudgeOptions
-    from bixse.grading.judge import Answer
     from bixse.grading.rubrics import Rubric
     from bixse.grading.server.client import ChatClient, Endpoint
     from bixse.grading.server.endpoints import ServedModel
-    from bixse.grading.server.reply import Reply
 
 KNOWN_QUERY = "what is the capital of France"
 KNOWN_DOCUMENTS = ("Paris is the capital of France.", "Bake the bread for forty minutes.")

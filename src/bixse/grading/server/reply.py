@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bixse.grading.judge import TEXT_WIDTH, Answer, Usage
-from bixse.grading.reading.answer_position import answer_token, find_answer
+from bixse.grading.reading.answer_position import TextAnswer, answer_token, find_answer
 from bixse.grading.reading.expected_grade import (
     NOT_AVAILABLE,
     OptionProbabilities,
@@ -19,7 +19,6 @@ from bixse.grading.reading.expected_grade import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from bixse.grading.reading.answer_position import TextAnswer
     from bixse.grading.rubrics import Rubric
     from bixse.grading.server.request import RequestForm
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from bixse.errors import InputError
 from bixse.grading.grade_settings import JudgeOptions, ServerSettings
-from bixse.grading.judge import Answer, Completion, Usage, model_name, same_model
+from bixse.grading.judge import Answer, Completion, CompletionStatus, Question, Usage, model_name, same_model
 from bixse.grading.server.client import ChatClient
 from bixse.grading.server.failure import RequestError
 from bixse.grading.server.probe import Finding, Probe, prompt_tokens
@@ -17,9 +17,7 @@ from bixse.grading.server.request import RequestForm, request_body
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
-    from typing import Self
 
-    from bixse.grading.judge import CompletionStatus, Question
     from bixse.grading.rubrics import Rubric
     from bixse.relevance import GradeScale
 
