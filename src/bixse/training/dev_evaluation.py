@@ -4,33 +4,33 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+
+import numpy as np
+from sentence_transformers.base.evaluation import BaseEvaluator
 
 from bixse.data.collection_files import files_of_split, load_collection
 from bixse.data.collection_warnings import warn_of_missing
 from bixse.data.io.files import file_hash
-from bixse.encoders.instructions import use_task
 from bixse.encoders.prompts import prompt_for
 from bixse.errors import InputError
-from bixse.evaluation.dev_evaluator import GradedRetrievalEvaluator, MeanEvaluator
-from bixse.evaluation.evaluate import evaluate_query_sets
-from bixse.evaluation.metrics import PRIMARY_METRIC
+from bixse.evaluation.evaluate import evaluate, evaluate_query_sets
+from bixse.evaluation.metrics import METRICS, PRIMARY_METRIC
 from bixse.evaluation.suites.beir_short import cut_collection
 from bixse.evaluation.systems import EncoderSystem
 from bixse.evaluation.tasks import QuerySet, Task
+from bixse.relevance import MIN_RELEVANT_GRADE
 from bixse.retrieval.bm25 import BM25
 from bixse.settings import paths_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
-    from typing import Any
 
     from sentence_transformers import SentenceTransformer
 
     from bixse.data.collection import Collection, MissingDocuments
     from bixse.encoders.relevance_model import RelevanceModel
-    from bixse.evaluation.dev_evaluator import DevEvaluator
     from bixse.relevance import Qrels, Run
     from bixse.training.config import TrainConfig
 
@@ -171,16 +171,72 @@ def check_not_trained_on(watched: Sequence[Watched], queries: Iterable[str], all
     return said
 
 
+class GradedRetrievalEvaluator(BaseEvaluator):
+    """Graded nDCG@10 and its companions on a small collection, for choosing a checkpoint during training.
+
+    For a quick figure the corpus holds the judged documents and hard ones beside them. `name` is the prefix of the
+    metrics: the headline is `<name>_ndcg@10`.
+    """
+
+    def __init__(
+        self,
+        corpus: Mapping[str, str],
+        queries: Mapping[str, str],
+        qrels: Qrels,
+        min_relevant_grade: float = MIN_RELEVANT_GRADE,
+        name: str = "dev",
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.name = name
+        self.primary_metric = f"{name}_{PRIMARY_METRIC}"
+        self.corpus, self.queries = dict(corpus), dict(queries)
+        sets = (QuerySet(name, self.queries, qrels),)
+        self.task = Task(
+            name, lambda: iter(self.corpus.items()), len(corpus), sets, min_relevant_grade=min_relevant_grade
+        )
+
+    def __call__(
+        self, model: Any, output_path: str | Path | None = None, epoch: float = -1, steps: int = -1
+    ) -> dict[str, float]:
+        found = evaluate(EncoderSystem(model, cache="none"), self.task)
+        return {f"{self.name}_{metric}": value for metric, value in found.metrics.items()}
+
+
+class MeanEvaluator(BaseEvaluator):
+    """The mean of each figure over several collections, each with a name of its own, beside the figures themselves.
+
+    sentence-transformers' `SequentialEvaluator` gives the last score, not the mean.
+    """
+
+    def __init__(self, evaluators: Sequence[GradedRetrievalEvaluator], name: str = "dev") -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.evaluators = list(evaluators)
+        self.name = name
+        self.primary_metric = f"{name}_{PRIMARY_METRIC}"
+
+    def __call__(
+        self, model: Any, output_path: str | Path | None = None, epoch: float = -1, steps: int = -1
+    ) -> dict[str, float]:
+        found = {evaluator.name: evaluator(model, output_path, epoch, steps) for evaluator in self.evaluators}
+        means = {
+            f"{self.name}_{metric}": float(np.mean([figures[f"{own}_{metric}"] for own, figures in found.items()]))
+            for metric in METRICS
+        }
+        return {**means, **{name: value for figures in found.values() for name, value in figures.items()}}
+
+
+DevEvaluator: TypeAlias = GradedRetrievalEvaluator | MeanEvaluator
+
+
 def dev_evaluator(config: TrainConfig, model: RelevanceModel, watched: Sequence[Watched]) -> DevEvaluator | None:
     """Graded nDCG@10 on the dev queries, over their judged documents and those that BM25 ranks high.
 
-    Of several collections the mean decides, each counting as much (BiXSE paper, appendix: BEIR(short)). The model takes
-    the prompts of the dev task; one that is missing is said here.
+    Of several collections the mean decides, each counting as much (BiXSE paper, appendix: BEIR(short)). A prompt that
+    is missing is said here.
     """
     dev = sets_of(watched, "dev")
     if config.evaluations_per_epoch == 0 or not dev:
         return None
-    use_task(model, config.dev_task)
     prompt_for(model, "query")
     found = []
     for corpus, own in dev:

@@ -19,9 +19,8 @@ from bixse.encoders.loading.precision import use_precision
 from bixse.errors import InputError
 from bixse.training.dev_evaluation import dev_evaluator
 from bixse.training.distributed import world_size
-from bixse.training.loop.arguments import steps_of
 from bixse.training.preflight import check_memory, free_memory
-from bixse.training.recipe import check_training, make_model, make_trainer, open_training
+from bixse.training.recipe import check_training, make_model, make_trainer, open_training, steps_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

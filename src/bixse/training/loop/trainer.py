@@ -7,6 +7,7 @@ import json
 import math
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 from accelerate.utils import broadcast, gather_object
 from datasets import Dataset, DatasetDict
-from sentence_transformers import SentenceTransformerTrainer
+from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
 from sentence_transformers.base.modules import Module
 from sentence_transformers.util import fullname
 from torch.utils.data import DataLoader
@@ -29,10 +30,9 @@ from bixse.encoders.prompts import prompt_for
 from bixse.errors import DivergedError
 from bixse.losses.bixse import BiXSELoss
 from bixse.losses.targets import GradedTargets
+from bixse.training.config import OptimizerConfig
 from bixse.training.distributed import any_process, average_gradients
-from bixse.training.loop.arguments import GradedTrainingArguments
-from bixse.training.loop.batch_plan import BatchPlan
-from bixse.training.loop.batches import GradedCollator, GroupDataset
+from bixse.training.loop.batches import BatchPlan, GradedCollator, GroupDataset
 from bixse.training.loop.checkpoints import (
     check_checkpoint,
     load_loss_state,
@@ -58,6 +58,24 @@ TrainingData: TypeAlias = GradedPairs | Dataset | Mapping[str, Dataset]
 """Graded pairs, a data set with their columns, or several data sets by task."""
 
 
+@dataclass
+class GradedTrainingArguments(SentenceTransformerTrainingArguments):
+    """sentence-transformers' training arguments with a few of our own.
+
+    `per_device_train_batch_size` counts queries; each brings its graded documents. Of W processes (torchrun) each gets
+    as many: a batch has W times that.
+    """
+
+    documents_per_query: int | None = None
+    """Graded documents of a query in one batch, at least 1; None takes all."""
+    bias_lr_multiplier: float = OptimizerConfig.model_fields["bias_lr_multiplier"].default
+    """The logit bias learns at `bias_lr_multiplier * learning_rate`."""
+    train_max_length: int | None = None
+    """Tokens of a text that are read while training; None reads what the model reads when it encodes."""
+    task_shares: dict[str, float] | None = None
+    """Task -> share of its queries that stand in one epoch, in (0, 1]; 1 for tasks that are not named."""
+
+
 class GradedTrainer(SentenceTransformerTrainer):
     """Train an encoder on `GradedPairs` with any loss of `bixse.losses`.
 
@@ -78,7 +96,6 @@ class GradedTrainer(SentenceTransformerTrainer):
         loss: a loss on the same model; None: `BiXSELoss(model)`.
         evaluator: as in sentence-transformers.
         callbacks: transformers callbacks.
-        plan: the batches of an epoch; None makes them from `args`.
 
     Raises:
         InputError: columns are missing, `task_shares` name an unknown task, or a task has no instruction in the
@@ -107,7 +124,6 @@ class GradedTrainer(SentenceTransformerTrainer):
         loss: GradedLoss | None = None,
         evaluator: BaseEvaluator | None = None,
         callbacks: list[TrainerCallback] | None = None,
-        plan: BatchPlan | None = None,
     ) -> None:
         loss = loss if loss is not None else BiXSELoss(model)
         args = copy.copy(args)
@@ -117,7 +133,7 @@ class GradedTrainer(SentenceTransformerTrainer):
         args.learning_rate_mapping = {**given, **_own_rates(args, loss)}
         self.pairs = _pairs_of(train_dataset)
         """The training pairs."""
-        self.plan = plan if plan is not None else _plan(args, self.pairs, args.train_batch_size)
+        self.plan = _plan(args, self.pairs, args.train_batch_size)
         """The batches of an epoch."""
         self.seconds_in_steps = 0.0
         """Wall time of the training steps alone, evaluation and saving excluded."""

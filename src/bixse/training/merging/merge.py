@@ -174,19 +174,7 @@ def merge(
         InputError: a weight outside [0, 1].
         ModelError: adapters that cannot be scaled.
     """
-    if not watched:
-        interpolate(model, base, tuned, weights[0])
-        return MergeResult(weights[0], [], [], tolerance)
-    found: dict[float, Scores] = {}
-    own_share = sorted({0.0, 1.0, *weights})[rank() :: world_size()]
-    bar = Progress("merge: score weights", len(own_share)) if progress and is_main_process() else None
-    with raise_together():
-        for weight in own_share:
-            interpolate(model, base, tuned, weight)
-            found[weight] = {name: values for corpus in watched for name, values in corpus.scores(model).items()}
-            if bar is not None:
-                bar(1)
-    scores = dict(sorted((weight, values) for part in gather_object([found]) for weight, values in part.items()))
+    scores = _score(model, base, tuned, weights, watched, progress) if watched else {}
     roles = {own.name: own.role for _, own in sets_of(watched)}
     chosen = _choose(scores, roles, weights, tolerance)
     interpolate(model, base, tuned, chosen)
@@ -199,17 +187,43 @@ def merge(
             for kind, weight in (("tuned", 1.0), ("merged", chosen))
         ],
         tolerance=tolerance,
-        candidates=len(set(weights)),
+        candidates=len(set(weights)) if watched else 1,
         documents={
             own.name: (len(corpus.documents), len(corpus.collection.corpus)) for corpus, own in sets_of(watched)
         },
     )
 
 
+def _score(
+    model: SentenceTransformer,
+    base: Weights,
+    tuned: Weights,
+    weights: Sequence[float],
+    watched: Sequence[Watched],
+    progress: bool,
+) -> dict[float, Scores]:
+    """Weight, 0 and 1 among them -> what it reaches on all collections; leaves the encoder at one of them."""
+    found: dict[float, Scores] = {}
+    own_share = sorted({0.0, 1.0, *weights})[rank() :: world_size()]
+    bar = Progress("merge: score weights", len(own_share)) if progress and is_main_process() else None
+    with raise_together():
+        for weight in own_share:
+            interpolate(model, base, tuned, weight)
+            found[weight] = {name: values for corpus in watched for name, values in corpus.scores(model).items()}
+            if bar is not None:
+                bar(1)
+    return dict(sorted((weight, values) for part in gather_object([found]) for weight, values in part.items()))
+
+
 def _choose(
     scores: Mapping[float, Scores], roles: Mapping[str, Role], weights: Sequence[float], tolerance: float
 ) -> float:
-    """The candidate with the best dev figure that keeps guard; of equals the smaller, which changes the base less."""
+    """The candidate with the best dev figure that keeps guard; of equals the smaller, which changes the base less.
+
+    Where nothing was scored it is the first one.
+    """
+    if not scores:
+        return weights[0]
 
     def dev(weight: float) -> float:
         return float(np.mean([_mean(scores[weight][name]) for name, role in roles.items() if role == "dev"]))
