@@ -53,9 +53,7 @@ class WatchedQueries(QuerySet):
     """The judged queries of one split that have a relevant document, by the collection's name (and the split's)."""
 
     role: Role = "dev"
-    """What a change of its figure means."""
     split: str = "dev"
-    """Its name in the collection."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +62,6 @@ class Watched:
 
     collection: Collection
     sets: tuple[WatchedQueries, ...]
-    """Dev and guard queries of this corpus."""
     most: int | None
     """Documents that are searched to score merged weights; None for all."""
 
@@ -80,7 +77,6 @@ class Watched:
         return {document: corpus[document].content for document in kept}
 
     def warnings(self) -> list[str]:
-        """Judgements that were left out."""
         qrels, missing = self.collection.qrels, self.collection.missing
         splits = {own.split for own in self.sets}
         return [line for name in sorted(splits) for line in warn_of_missing(missing.get(name, 0), qrels[name], name)]
@@ -103,16 +99,7 @@ def watched_splits(config: TrainConfig) -> list[Split]:
 def load_watched(
     splits: Sequence[Split], documents: int | None = None, missing_documents: MissingDocuments = "refuse"
 ) -> list[Watched]:
-    """Read collections; splits of one folder share one corpus.
-
-    Args:
-        splits: dev and guard splits.
-        documents: documents of a corpus that are searched to score merged weights; None for all.
-        missing_documents: see `load_collection`.
-
-    Raises:
-        InputError: a collection or split cannot be used, or has no relevant document, or two have one name.
-    """
+    """Read collections; splits of one folder share one corpus, of which at most so many documents are searched."""
     names = _names(splits)
     found = []
     for folder in dict.fromkeys(entry.folder.resolve() for entry in splits):
@@ -128,7 +115,7 @@ def load_watched(
 
 
 def sets_of(watched: Sequence[Watched], role: Role | None = None) -> list[tuple[Watched, WatchedQueries]]:
-    """The query sets of a role, or of both, each with its collection."""
+    """The query sets of a role, or of all, each with its collection."""
     return [(corpus, own) for corpus in watched for own in corpus.sets if role in (None, own.role)]
 
 
@@ -143,16 +130,7 @@ def split_hashes(splits: Sequence[Split]) -> dict[str, str]:
 
 
 def check_not_trained_on(watched: Sequence[Watched], queries: Iterable[str], allowed: bool) -> list[str]:
-    """Refuse, or count, held-out queries that stand in the training pairs: on these a model looks better than it is.
-
-    Args:
-        watched: dev and guard collections.
-        queries: texts of the training queries.
-        allowed: warn instead.
-
-    Raises:
-        InputError: there are such queries and they are not allowed.
-    """
+    """Refuse held-out queries among the texts of the training queries, or return warnings where they are allowed."""
     held_out = {f"{own.role} {own.name}": own.queries for _, own in sets_of(watched)}
     trained = {text for own in held_out.values() for text in own.values()}.intersection(queries)
     said = []
@@ -275,7 +253,7 @@ def dev_figures(history: Iterable[Mapping[str, Any]]) -> dict[int, float]:
 
 
 def _names(splits: Sequence[Split]) -> list[str]:
-    """The folder's name where it is named once, else with the split."""
+    """The name of the folder, with the split where a folder has several."""
     folders = [entry.folder.resolve().name for entry in splits]
     names = [
         name if folders.count(name) == 1 else f"{name}/{entry.split}"

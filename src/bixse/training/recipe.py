@@ -67,7 +67,6 @@ if TYPE_CHECKING:
     from bixse.training.dev_evaluation import DevEvaluator, Watched
 
 MODEL_FOLDER = "model"
-"""Where a run keeps its model."""
 TUNED_FOLDER = "tuned"
 """Where a run keeps the tuned model as it was before merging, if asked to."""
 ADAPTER_FOLDER = "adapter"
@@ -75,7 +74,6 @@ ADAPTER_FOLDER = "adapter"
 LOCK_FILE = ".lock"
 """Held by the process that trains into a folder."""
 TENSORBOARD_FOLDER = "tensorboard"
-"""Where TensorBoard's files go with `report_to: [tensorboard]`."""
 LOG_FILE = "log.jsonl"
 """Every entry of the log as it came, throughput included."""
 CHECKPOINT_FOLDER = "checkpoints"
@@ -115,7 +113,6 @@ class Inputs(NamedTuple):
     pairs: GradedPairs
     instructions: Instructions | None
     watched: list[Watched]
-    """Dev and guard collections."""
     record: RunRecord
 
 
@@ -188,7 +185,7 @@ def open_training(config: TrainConfig, out: Path) -> Inputs:
 
 
 def make_model(config: TrainConfig, table: Instructions | None) -> tuple[RelevanceModel, GradedLoss]:
-    """The encoder of a configuration, ready to be trained, and the loss on it."""
+    """The encoder, ready to be trained, and the loss on it."""
     set_seed(config.seed)
     model = build_encoder(
         config.model,
@@ -233,7 +230,7 @@ def make_trainer(
     progress: bool = False,
     title: str = "train",
 ) -> GradedTrainer:
-    """The trainer of a configuration, with a bar of our own instead of the library's."""
+    """With a bar of our own instead of the library's."""
     arguments = training_arguments(config, out / CHECKPOINT_FOLDER, evaluator)
     trainer = GradedTrainer(model, arguments, pairs, loss=loss, evaluator=evaluator)
     trainer.plan.check_sizes(_pairs_named(config))
@@ -343,7 +340,7 @@ def alone_in(out: Path) -> Iterator[None]:
 
 @contextmanager
 def _nothing_left_if_refused(out: Path) -> Iterator[None]:
-    """A command that is refused leaves no empty folder behind."""
+    """Leave no empty folder behind a command that is refused."""
     try:
         yield
     except InputError:
@@ -354,12 +351,9 @@ def _nothing_left_if_refused(out: Path) -> Iterator[None]:
 
 
 def _run_trainer(trainer: GradedTrainer, out: Path, record: RunRecord, then_merge: bool) -> list[str]:
-    """Train, from the last checkpoint when there is one; a Ctrl-C leaves a checkpoint and ends the run.
+    """Train from the last checkpoint, if any, and return warnings of checkpoints that could not be used.
 
-    A Ctrl-C during the last step ends the run too where merging is still to come.
-
-    Returns:
-        Warnings about checkpoints that could not be used.
+    A Ctrl-C leaves a checkpoint and ends the run; during the last step it does where merging is still to come.
     """
     stop, started = StopOnInterrupt(), time.perf_counter()
     trainer.add_callback(stop)
@@ -397,7 +391,7 @@ def _run_trainer(trainer: GradedTrainer, out: Path, record: RunRecord, then_merg
 
 
 def _weights_to_merge_with(config: TrainConfig, model: RelevanceModel) -> Weights | None:
-    """Those of the base model where the run merges: the weight can be chosen on dev, or is given; else None."""
+    """Those of the base model, where w can be chosen on dev or is given."""
     if config.merge is None or (config.dev is None and len(config.merge.weights) > 1):
         return None
     base = trained_weights(model)
@@ -415,11 +409,7 @@ def _merge(
     head: RelevanceHead | None,
     progress: bool,
 ) -> tuple[MergeResult, RelevanceHead | None]:
-    """Set the trained encoder, or the mean of its best checkpoints, to the best weights between it and the base.
-
-    Returns:
-        What was chosen, and the relevance head for it.
-    """
+    """Set the trained encoder, or the mean of its best checkpoints, to the best weights between it and the base."""
     settings = config.merge
     model = cast("RelevanceModel", trainer.loss.model)
     assert settings is not None
@@ -482,7 +472,7 @@ def _trained_head(loss: GradedLoss, history: Sequence[dict[str, Any]]) -> Releva
 def _save_model(
     model: RelevanceModel, head: RelevanceHead | None, out: Path, folder: str, merged: MergeResult | None = None
 ) -> None:
-    """Write the model with its relevance head; adapters alone first, then merged into the model."""
+    """Adapters are written alone first, then merged into the model."""
     model.head = head  # one that came with the base model is not this encoder's
     with storage_errors(out), quiet_loading():
         if has_lora(model):
@@ -499,11 +489,10 @@ def _save_record(record: RunRecord, status: Status) -> None:
 
 
 def _add_timings(record: RunRecord, started: float, trainer: GradedTrainer) -> None:
-    """Seconds of this process on top of those of the ones before it, whole and in training steps."""
+    """Add the seconds of this process to those of the ones before it, whole and in training steps."""
     for name, seconds in (("train", time.perf_counter() - started), ("steps", trainer.seconds_in_steps)):
         record.timings[name] = record.timings.get(name, 0.0) + seconds
 
 
 def _pairs_named(config: TrainConfig) -> str:
-    """The files of pairs, for a message."""
     return ", ".join(map(str, paths_in(config.pairs)))

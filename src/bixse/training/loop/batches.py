@@ -39,9 +39,6 @@ class BatchPlan(Sampler[list[EpochIndex]]):
         batch_size: queries of a batch, over all processes, at least 1; a task's last batch may be smaller.
         seed: of the order.
         shares: task -> share of its queries that stand in an epoch, in (0, 1], drawn anew each time; 1 for others.
-
-    Raises:
-        InputError: a share is outside (0, 1] or of an unknown task.
     """
 
     def __init__(
@@ -58,7 +55,7 @@ class BatchPlan(Sampler[list[EpochIndex]]):
         _check_shares(self.shares, [task for task in self.members if task is not None])
 
     def queries_per_epoch(self, task: str | None) -> int:
-        """Queries of a task that stand in one epoch: its share, rounded, at least one."""
+        """The share of a task's queries that stand in one epoch, rounded, at least one."""
         return max(1, round(len(self.members[task]) * self.shares.get(task or "", 1.0)))
 
     def set_epoch(self, epoch: int) -> None:
@@ -85,11 +82,7 @@ class BatchPlan(Sampler[list[EpochIndex]]):
             yield [(self.epoch, int(number)) for number in drawn[start:end]]
 
     def check_sizes(self, where: object) -> None:
-        """Refuse batches that are larger than a task.
-
-        Raises:
-            InputError: names the tasks and how many queries an epoch holds of each.
-        """
+        """Refuse batches that are larger than a task."""
         sizes = {task: self.queries_per_epoch(task) for task in self.members}
         small = {task: size for task, size in sizes.items() if size < self.batch_size}
         if small:
@@ -113,10 +106,9 @@ def _check_shares(shares: Mapping[str, float], known: Sequence[str]) -> None:
 
 
 class DrawnGroup(NamedTuple):
-    """A query and those of its documents that stand in a batch."""
+    """A query, by the number of its group, and those of its documents that stand in a batch."""
 
     number: int
-    """Number of the group, see `GradedPairs.groups`."""
     rows: NDArray[np.intp]
     """(K,) rows of the table."""
 
@@ -126,9 +118,6 @@ class GroupDataset(Dataset[DrawnGroup]):
 
     The document with the highest relevance always stays; the others are drawn anew each epoch. The draw is a
     function of (seed, epoch, group), so that a resumed run sees the same batches.
-
-    Raises:
-        InputError: documents_per_query below 1 (None takes every document).
     """
 
     def __init__(self, pairs: GradedPairs, documents_per_query: int | None = None, seed: int = 0) -> None:
@@ -196,7 +185,7 @@ class GradedCollator:
     Args:
         preprocess: tokenises texts: `model.preprocess`.
         pairs: all pairs; their grades fill the entries of the batch when `in_batch_labels` is "known".
-        in_batch_labels: see `bixse.losses.GradedLoss`.
+        in_batch_labels: see `LossOptions`.
         prompts: prompt of the columns "query" and "document", or a table of task instructions. Of several
             instructions of a task one is chosen by the queries of the batch, the same in every process.
         rank: number of this process, from 0.
@@ -230,7 +219,6 @@ class GradedCollator:
         self.valid_label_columns = ["label"]
 
     def __call__(self, groups: Sequence[DrawnGroup]) -> dict[str, Any]:
-        """One batch of B groups, or this process's part of it."""
         rows = np.concatenate([group.rows for group in groups])
         numbers = self.pairs.document_numbers[rows]
         first = np.sort(np.unique(numbers, return_index=True)[1])

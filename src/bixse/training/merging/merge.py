@@ -71,7 +71,7 @@ class MergeResult:
     changes: list[Change]
     """Tuned and merged against the base model on every dev and guard collection."""
     tolerance: float
-    """How far a guard collection may fall below the base model."""
+    """nDCG@10 by which a guard collection may fall below the base model."""
     candidates: int = 1
     """Weights that it was chosen from."""
     documents: dict[str, tuple[int, int]] = field(default_factory=dict)
@@ -89,7 +89,6 @@ class MergeResult:
 
     @property
     def has_guard(self) -> bool:
-        """Whether a guard collection was given."""
         return any(change.role == "guard" for change in self.changes)
 
     def dev(self, weight: float) -> float | None:
@@ -99,7 +98,6 @@ class MergeResult:
         return float(np.mean(scores)) if scores else None
 
     def warnings(self) -> list[str]:
-        """What the user should know."""
         said = []
         if self.checkpoints < self.checkpoints_wanted:
             said.append(
@@ -159,20 +157,8 @@ def merge(
 
     Every weight, 0 and 1 among them, is scored on all dev and guard collections; several processes share them. The
     best mean over the dev collections wins among the weights that leave no guard collection more than `tolerance`
-    below the base model. Where there is none, the one whose worst guard collection loses least.
-
-    Args:
-        model: the encoder, changed.
-        base: its weights before training.
-        tuned: its weights after training.
-        weights: candidates in [0, 1]; without a collection the first one is taken.
-        watched: dev and guard collections.
-        tolerance: nDCG@10 by which a guard collection may fall below the base model, at least 0.
-        progress: show how many weights are scored.
-
-    Raises:
-        InputError: a weight outside [0, 1].
-        ModelError: adapters that cannot be scaled.
+    below the base model. Where there is none, the one whose worst guard collection loses least; without a collection
+    the first one.
     """
     scores = _score(model, base, tuned, weights, watched, progress) if watched else {}
     roles = {own.name: own.role for _, own in sets_of(watched)}
@@ -202,7 +188,7 @@ def _score(
     watched: Sequence[Watched],
     progress: bool,
 ) -> dict[float, Scores]:
-    """Weight, 0 and 1 among them -> what it reaches on all collections; leaves the encoder at one of them."""
+    """Weight, 0 and 1 among them -> its scores; leaves the encoder at one of the weights."""
     found: dict[float, Scores] = {}
     own_share = sorted({0.0, 1.0, *weights})[rank() :: world_size()]
     bar = Progress("merge: score weights", len(own_share)) if progress and is_main_process() else None
@@ -218,10 +204,7 @@ def _score(
 def _choose(
     scores: Mapping[float, Scores], roles: Mapping[str, Role], weights: Sequence[float], tolerance: float
 ) -> float:
-    """The candidate with the best dev figure that keeps guard; of equals the smaller, which changes the base less.
-
-    Where nothing was scored it is the first one.
-    """
+    """The candidate with the best dev figure that keeps guard; of equals the smaller, which changes the base less."""
     if not scores:
         return weights[0]
 

@@ -29,11 +29,8 @@ class MergedModel:
     """What a merge left."""
 
     model_path: Path
-    """Folder of the merged model."""
     result: MergeResult
-    """The weight of the tuned models and what was scored."""
     warnings: list[str]
-    """What the user should know."""
     reused: bool = False
     """The merge was finished before."""
 
