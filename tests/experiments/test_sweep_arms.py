@@ -88,7 +88,7 @@ class TestUnhappyPaths:
             ({"trials": 5}, "trials: got 5; expected none for a grid"),
             ({"vary": {"scale": {"low": 1, "high": 2}}}, "vary.scale: got a range; expected a list in a grid"),
             ({"vary": {"scale": list(range(1, 102)), "seed_": list(range(100))}}, "got 10,100 combinations"),
-            ({"vary": {"loss_options.bias": ["3", 3]}}, "got two arms for the folder 'bias=3'"),
+            ({"vary": {"loss_options.bias": [3, 3.0]}}, "got two arms for the folder 'bias=3'"),
         ],
     )
     def test_what_cannot_be_searched(self, settings, said):

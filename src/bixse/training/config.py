@@ -12,7 +12,7 @@ from bixse.data.collection import MissingDocuments
 from bixse.encoders.loading.build import AttentionKind
 from bixse.encoders.loading.precision import Setting, resolve_precision
 from bixse.encoders.pooling import PoolingMode
-from bixse.errors import SEEDS, did_you_mean
+from bixse.errors import SEEDS, ConfigError, did_you_mean
 from bixse.losses.catalogue import LOSSES, check_loss_options
 from bixse.losses.options import LossOptions
 from bixse.settings import Flag, Settings, paths_in
@@ -214,8 +214,12 @@ class TrainConfig(Settings):
 
     @model_validator(mode="after")
     def _loss_takes_its_options(self) -> TrainConfig:
-        if self.loss_options:  # most have none, and classes of losses import torch
-            check_loss_options(self.loss, self.loss_options)
+        if self.loss_options:  # most runs give none, and the classes of losses import torch
+            try:
+                check_loss_options(self.loss, self.loss_options)
+            except ConfigError as error:
+                lines = str(error).splitlines()
+                raise ValueError("\n  ".join(line.strip() for line in lines[1:] or lines)) from error
         return self
 
     @property
