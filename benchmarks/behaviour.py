@@ -183,11 +183,11 @@ class Record:
             elif not any(str(self.work) in str(value) for value in values):
                 self.figures[f"{name}: {column}"] = digest(values)
 
-    def cells(self, name, folder, files):
-        """Keep every cell of CSV files, numbers as numbers."""
+    def values(self, name, folder, files):
+        """Keep every value of CSV files, numbers as numbers."""
         for file in files:
             for number, row in enumerate(read_rows(folder / file)):
-                numbers = {key: float(cell) for key, cell in row.items() if re.fullmatch(r"-?[\d.]+(e-?\d+)?", cell)}
+                numbers = {key: float(text) for key, text in row.items() if re.fullmatch(r"-?[\d.]+(e-?\d+)?", text)}
                 self.put(f"{name}/{file}.{number}", {**row, **numbers})
 
     def json(self, name, path):
@@ -625,12 +625,12 @@ def search(record):
 def study(record):
     """One study of the smoke preset, and a sweep of two trainings."""
     smoke = ("study", "losses", "--preset", "smoke", "--jobs", "1", "--seeds", "0", "--out", "OUT")
-    record.cells("losses", record.run("losses", *smoke), FILES["study"])
+    record.values("losses", record.run("losses", *smoke), FILES["study"])
     inputs = record.inputs
     texts = {"pairs": str(inputs.pairs), "dev": str(inputs.pydocs), "max_length": 32}
     base = {**texts, "merge": None, "optimizer": {"steps": 3}}
     settings = write(record.work / "sweep.yaml", {"base": base, "vary": {"loss": ["bixse", "infonce"]}})
-    record.cells("sweep", record.run("sweep", "sweep", "--config", settings, "--out", "OUT"), FILES["sweep"])
+    record.values("sweep", record.run("sweep", "sweep", "--config", settings, "--out", "OUT"), FILES["sweep"])
 
 
 def quickstart(record):

@@ -20,12 +20,9 @@ fails. The number of threads is PyTorch's: set OMP_NUM_THREADS to change it.
 
 from __future__ import annotations
 
-import argparse
 import os
-import statistics
-import time
 from contextlib import ExitStack
-from pathlib import Path
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -36,15 +33,12 @@ from bixse.encoders.embedding import positions_computed
 from bixse.encoders.encode import TEXTS_PER_BLOCK, EncodePool, by_length, encode_texts
 from bixse.encoders.loading.build import build_encoder, no_library_bars
 from bixse.encoders.loading.precision import autocast, resolve_precision
-from measuring import write_table
+from measuring import in_turn, make_parser, middle, ratio_with_ends, show, timed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    import argparse
+    from collections.abc import Callable, Iterator, Sequence
 
-COLUMNS = (
-    "documents", "tokens", "threads", "bf16", "rounds", "method", "texts_per_second", "ratio", "ratio_lowest",
-    "ratio_highest", "padding", "difference",
-)  # fmt: skip
 PLAIN = "sentence-transformers"
 BEST = "sentence-transformers, best"
 OURS = "bixse"
@@ -92,33 +86,19 @@ def best_size(model, texts: Sequence[str]) -> int:
     part = list(texts[:: max(1, len(texts) // 128)])
     seconds = {}
     for size in SIZES:
-        start = time.perf_counter()
         with autocast(model.device):
-            model.encode(part, batch_size=size)
-        seconds[size] = time.perf_counter() - start
+            seconds[size] = timed(partial(model.encode, part, batch_size=size)).seconds
     return min(seconds, key=lambda size: seconds[size])
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure, print the table, write the CSV."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--documents", type=int, default=512)
-    parser.add_argument("--rounds", type=int, default=4, help="the median counts")
-    parser.add_argument("--processes", type=int, default=1, help="above 1: measure so many processes too")
-    parser.add_argument("--out", type=Path, help="write the table here as CSV")
-    parser.add_argument("--quick", action="store_true", help="8 documents: a look, not a measurement")
-    options = parser.parse_args(arguments)
-    if min(options.documents, options.rounds, options.processes) < 1:
-        parser.error("expected documents, rounds and processes of at least 1")
-    if options.quick:
-        options.documents, options.rounds = 8, 1
+def rows_of(options: argparse.Namespace) -> Iterator[dict[str, object]]:
+    """One table row a method."""
     texts = sample(options.documents)
     model = build_encoder("demo", device="cpu")
     precision = resolve_precision(device="cpu")
     tokens = int(lengths_of(model, texts).sum())
     with no_library_bars(), ExitStack() as opened:
         size = best_size(model, texts)
-        plain = model.encode(texts, normalize_embeddings=True)
 
         def best() -> np.ndarray:
             with autocast(model.device):
@@ -136,49 +116,41 @@ def main(arguments: Sequence[str] | None = None) -> None:
             opened.callback(pool.close)
             methods[f"{OURS}, {options.processes} processes"] = lambda: pool.encode(texts, "document", None, precision)
         found = {name: method() for name, method in methods.items()}  # also a first run of each, which is not timed
-        seconds: dict[str, list[float]] = {name: [] for name in methods}
-        names, load = list(methods), os.getloadavg()[0]
-        for turn in range(options.rounds):
-            for name in names[turn % len(names) :] + names[: turn % len(names)]:
-                start = time.perf_counter()
-                methods[name]()
-                seconds[name].append(time.perf_counter() - start)
-    print(
-        f"{len(texts)} documents, {tokens} tokens, {torch.get_num_threads()} thread(s), "
-        f"{precision}, {options.rounds} rounds, best batch size of "
-        f"sentence-transformers {size}; load of the machine before: {load:.1f}\n"
-        f"{'method':<28} {'texts/s':>8} {'x plain':>8} {'lowest':>7} {'highest':>7} {'padding':>8} {'difference':>11}"
-    )
-    rows: list[dict[str, object]] = []
+        print(f"{precision}, best batch size of sentence-transformers {size}; load before: {os.getloadavg()[0]:.1f}")
+        runs = in_turn(methods, options.rounds)
     for name in methods:
-        ratios = [theirs / own for theirs, own in zip(seconds[PLAIN], seconds[name], strict=True)]
-        difference = float(np.abs(found[name] - plain).max())
+        median, lowest, highest = ratio_with_ends(runs[PLAIN], runs[name])
+        difference = float(np.abs(found[name] - found[PLAIN]).max())
         if difference > TOLERANCE["float32" if name == PLAIN else precision]:
             raise SystemExit(f"{name}: embeddings differ by {difference} from those of {PLAIN}")
-        rows.append(
-            {
-                "documents": len(texts),
-                "tokens": tokens,
-                "threads": torch.get_num_threads(),
-                "bf16": precision == "bfloat16",
-                "rounds": options.rounds,
-                "method": name,
-                "texts_per_second": round(len(texts) / statistics.median(seconds[name]), 2),
-                "ratio": round(statistics.median(ratios), 3),
-                "ratio_lowest": round(min(ratios), 3),
-                "ratio_highest": round(max(ratios), 3),
-                "padding": round(paddings[name], 4) if name in paddings else "",
-                "difference": f"{difference:.1e}",
-            }
-        )
-        row = rows[-1]
-        print(
-            f"{name:<28} {row['texts_per_second']:>8} {row['ratio']:>8} {row['ratio_lowest']:>7} "
-            f"{row['ratio_highest']:>7} {row['padding']:>8} {row['difference']:>11}",
-            flush=True,
-        )
-    if options.out:
-        write_table(options.out, COLUMNS, rows)
+        yield {
+            "documents": len(texts),
+            "tokens": tokens,
+            "threads": torch.get_num_threads(),
+            "bf16": precision == "bfloat16",
+            "rounds": options.rounds,
+            "method": name,
+            "texts_per_second": round(len(texts) / middle(runs[name], digits=9), 2),
+            "ratio": median,
+            "ratio_lowest": lowest,
+            "ratio_highest": highest,
+            "padding": round(paddings[name], 4) if name in paddings else "",
+            "difference": f"{difference:.1e}",
+        }
+
+
+def main() -> None:
+    """Measure, print the table, write the CSV."""
+    parser = make_parser(__doc__, quick="8 documents: a look, not a measurement")
+    parser.add_argument("--documents", type=int, default=512)
+    parser.add_argument("--rounds", type=int, default=4, help="the median counts")
+    parser.add_argument("--processes", type=int, default=1, help="above 1: measure so many processes too")
+    options = parser.parse_args()
+    if min(options.documents, options.rounds, options.processes) < 1:
+        parser.error("expected documents, rounds and processes of at least 1")
+    if options.quick:
+        options.documents, options.rounds = 8, 1
+    show(rows_of(options), options.out)
 
 
 if __name__ == "__main__":

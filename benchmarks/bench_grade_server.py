@@ -19,11 +19,8 @@ import argparse
 import asyncio
 import json
 import os
-import resource
-import statistics
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,16 +29,14 @@ from bixse.grading.judge import Question
 from bixse.grading.rubrics import load_rubric
 from bixse.grading.server.request import request_body
 from bixse.grading.server.server_judge import ServerJudge
-from measuring import write_table
+from measuring import in_turn, make_parser, middle, ratio_with_ends, show
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
 IN_FLIGHT = 64
 CASES = ((16, 50.0), (32, 50.0), (64, 100.0))
 """(slots, milliseconds)."""
-COLUMNS = ("slots", "milliseconds", "limit_per_second", "questions", "rounds", "bare_per_second", "bixse_per_second",
-           "ratio", "ratio_lowest", "ratio_highest", "bare_cpu_us", "bixse_cpu_us", "load")  # fmt: skip
 
 
 def serve(slots: int, milliseconds: float) -> None:
@@ -102,18 +97,6 @@ async def ask_bare(address: str, bodies: Sequence[dict[str, Any]]) -> None:
         await asyncio.gather(*(one(session) for _ in range(IN_FLIGHT)))
 
 
-def timed(work: Callable[[], object]) -> tuple[float, float]:
-    """Seconds, and processor seconds of this process."""
-
-    def processor() -> float:
-        used = resource.getrusage(resource.RUSAGE_SELF)
-        return used.ru_utime + used.ru_stime
-
-    start, before = time.perf_counter(), processor()
-    work()
-    return time.perf_counter() - start, processor() - before
-
-
 def measure(slots: int, milliseconds: float, count: int, rounds: int) -> dict[str, object]:
     """One row of the table."""
     load = os.getloadavg()[0]
@@ -132,7 +115,6 @@ def _measure(address: str, slots: int, milliseconds: float, count: int, rounds: 
     questions = [
         Question(str(i), str(i), *both, messages=rubric.variants[0].messages(*both)) for i, both in enumerate(texts)
     ]
-    found: dict[str, list[tuple[float, float]]] = {"bare": [], "bixse": []}
     with ServerJudge([address], rubric, JudgeOptions(concurrency=IN_FLIGHT)) as judge:
         bodies = [request_body(judge.form, question.messages) for question in questions]
 
@@ -144,44 +126,35 @@ def _measure(address: str, slots: int, milliseconds: float, count: int, rounds: 
         work = {"bare": lambda: asyncio.run(ask_bare(address, bodies)), "bixse": ours}
         for name in work:
             work[name]()  # connections, and how many requests the server copes with
-        for number in range(rounds):
-            for name in list(work) if number % 2 == 0 else list(work)[::-1]:
-                found[name].append(timed(work[name]))
-    ratios = [bare[0] / ours[0] for bare, ours in zip(found["bare"], found["bixse"], strict=True)]
-    rate = {name: count / statistics.median(run[0] for run in runs) for name, runs in found.items()}
-    cpu = {name: statistics.median(run[1] for run in runs) / count * 1e6 for name, runs in found.items()}
+        runs = in_turn(work, rounds)
+    median, lowest, highest = ratio_with_ends(runs["bare"], runs["bixse"])
+    rate = {name: count / middle(own, digits=9) for name, own in runs.items()}
+    cpu = {name: middle(own, "cpu_seconds", 9) / count * 1e6 for name, own in runs.items()}
     return {
         "slots": slots, "milliseconds": milliseconds, "limit_per_second": round(slots * 1000 / milliseconds),
         "questions": count, "rounds": rounds, "bare_per_second": round(rate["bare"]),
-        "bixse_per_second": round(rate["bixse"]), "ratio": round(statistics.median(ratios), 3),
-        "ratio_lowest": round(min(ratios), 3), "ratio_highest": round(max(ratios), 3),
+        "bixse_per_second": round(rate["bixse"]), "ratio": median,
+        "ratio_lowest": lowest, "ratio_highest": highest,
         "bare_cpu_us": round(cpu["bare"]), "bixse_cpu_us": round(cpu["bixse"]), "load": round(load, 2),
     }  # fmt: skip
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+def main() -> None:
     """Measure every case, print a line each, write the table."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser = make_parser(__doc__, quick="one case, 32 questions: a look, not a measurement")
     parser.add_argument("--questions", type=int, default=2000, help="asked in a round")
     parser.add_argument("--rounds", type=int, default=5, help="the median counts")
-    parser.add_argument("--out", type=Path, help="write the table here as CSV")
-    parser.add_argument("--quick", action="store_true", help="one case, 32 questions: a look, not a measurement")
     parser.add_argument("--serve", nargs=2, help=argparse.SUPPRESS)
-    options = parser.parse_args(arguments)
+    options = parser.parse_args()
     if options.serve:
         serve(int(options.serve[0]), float(options.serve[1]))
         return
     if min(options.questions, options.rounds) < 1:
         parser.error("expected --questions and --rounds of at least 1")
-    rows = []
     if options.quick:
         options.questions, options.rounds = 32, 1
-    for slots, milliseconds in CASES[:1] if options.quick else CASES:
-        row = measure(slots, milliseconds, options.questions, options.rounds)
-        rows.append(row)
-        print(", ".join(f"{name} {row[name]}" for name in COLUMNS), flush=True)
-    if options.out:
-        write_table(options.out, COLUMNS, rows)
+    cases = CASES[:1] if options.quick else CASES
+    show((measure(*case, options.questions, options.rounds) for case in cases), options.out)
 
 
 if __name__ == "__main__":

@@ -16,9 +16,9 @@ from __future__ import annotations
 import argparse
 import math
 import statistics
-import time
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -26,12 +26,11 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy,
 
 from bixse.losses.catalogue import LOSSES, build_loss
 from bixse.studies.paper.memory import Problem, peak_beyond_gradients
-from measuring import in_a_process_of_its_own, write_table
+from measuring import in_a_process_of_its_own, make_parser, middle, show, timed
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
-COLUMNS = ("loss", "size", "dim", "threads", "seconds", "extra_mib")
 WORDS = [word for word in LOSSES if word not in ("bixse-without-bias", "bixse-binarised")]
 """The ablations of BiXSE are the same computation."""
 DENSE = {"dense bixse": 16384, "dense infonce": 16384, "dense pairwise-bce": 512}
@@ -62,17 +61,6 @@ def dense(word: str, problem: Problem) -> Tensor:
     return -logsigmoid(logits.unsqueeze(2) - logits.unsqueeze(1))[pairs].mean()
 
 
-def seconds_of(word: str, size: int, dim: int, repeats: int) -> float:
-    """Median wall time."""
-    problem = Problem(size, dim)
-    times = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        step(word, problem)
-        times.append(time.perf_counter() - start)
-    return statistics.median(times)
-
-
 def measure_memory(word: str, size: int, dim: int) -> float:
     """Peak resident memory in MiB beyond inputs and gradients, of one run in this (fresh) process."""
     step(word, Problem(64, dim))  # load the kernels
@@ -89,7 +77,7 @@ def exponent(sizes: Sequence[float], values: Sequence[float]) -> float:
     return statistics.linear_regression(*zip(*points, strict=True)).slope
 
 
-def draw(rows: list[dict[str, object]], path: Path) -> None:
+def draw(rows: list[dict[str, Any]], path: Path) -> None:
     """Time and memory against the batch size, both axes logarithmic."""
     import matplotlib as mpl
 
@@ -114,38 +102,44 @@ def draw(rows: list[dict[str, object]], path: Path) -> None:
     figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+def rows_of(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """One table row a loss and size."""
+    for word in options.losses:
+        for size in (size for size in sorted(options.sizes) if size <= DENSE.get(word, size)):
+            work = partial(step, word, Problem(size, options.dim))
+            yield {
+                "loss": word,
+                "size": size,
+                "dim": options.dim,
+                "threads": torch.get_num_threads(),
+                "seconds": middle([timed(work) for _ in range(options.repeats if size <= 4096 else 1)]),
+                "extra_mib": in_a_process_of_its_own(
+                    __file__, "--memory-of", word, "--sizes", size, "--dim", options.dim
+                ),
+            }
+
+
+def main() -> None:
     """Measure, print the tables, write CSV and plot."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser = make_parser(__doc__)
     parser.add_argument("--sizes", type=int, nargs="+", default=[256, 512, 1024, 2048, 4096, 8192, 16384], help="B = N")
     parser.add_argument("--dim", type=int, default=384, help="D")
     parser.add_argument("--repeats", type=int, default=3, help="runs up to size 4,096; above it one")
     parser.add_argument("--losses", nargs="+", default=[*WORDS, *DENSE], choices=[*WORDS, *DENSE], metavar="LOSS")
-    parser.add_argument("--out", type=Path, help="write the table here as CSV")
     parser.add_argument("--plot", type=Path, help="write the plot here (.svg or .png)")
     parser.add_argument("--memory-of", choices=[*WORDS, *DENSE], help=argparse.SUPPRESS)
-    options = parser.parse_args(arguments)
+    options = parser.parse_args()
     if min([options.repeats, options.dim, *options.sizes]) < 1:
         parser.error("expected --repeats, --sizes and --dim of at least 1")
     if options.memory_of:
         print(measure_memory(options.memory_of, options.sizes[0], options.dim))
         return
-    rows: list[dict[str, object]] = []
-    print(f"{'loss':<20} {'size':>6} {'threads':>7} {'seconds':>9} {'extra MiB':>10}")
-    for word in options.losses:
-        for size in (size for size in sorted(options.sizes) if size <= DENSE.get(word, size)):
-            seconds = seconds_of(word, size, options.dim, options.repeats if size <= 4096 else 1)
-            memory = in_a_process_of_its_own(__file__, "--memory-of", word, "--sizes", size, "--dim", options.dim)
-            cells = (word, size, options.dim, torch.get_num_threads(), round(seconds, 4), round(memory, 1))
-            rows.append(dict(zip(COLUMNS, cells, strict=True)))
-            print(f"{word:<20} {size:>6} {cells[3]:>7} {cells[4]:>9} {cells[5]:>10}", flush=True)
+    rows = show(rows_of(options), options.out)
     print(f"\n{'loss':<20} {'time grows as B^':>16} {'memory as B^':>13}")
     for word in options.losses:
         own = [row for row in rows if row["loss"] == word]
         grown = [exponent([r["size"] for r in own], [r[name] for r in own]) for name in ("seconds", "extra_mib")]
         print(f"{word:<20} {grown[0]:>16.2f} {grown[1]:>13.2f}")
-    if options.out:
-        write_table(options.out, COLUMNS, rows)
     if options.plot:
         draw(rows, options.plot)
 

@@ -18,9 +18,8 @@ The number of threads is PyTorch's: set OMP_NUM_THREADS to change it.
 from __future__ import annotations
 
 import argparse
-import statistics
-import time
-from pathlib import Path
+import itertools
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -30,12 +29,10 @@ from torch.nn.functional import binary_cross_entropy_with_logits, normalize
 from bixse.losses.engines.graded_bce import TILE_COLUMNS, TILE_ROWS, graded_bce
 from bixse.losses.targets import GradedTargets
 from bixse.studies.paper.memory import peak_beyond_gradients
-from measuring import in_a_process_of_its_own, write_table
+from measuring import in_a_process_of_its_own, in_turn, make_parser, middle, ratio, show
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-COLUMNS = ("size", "dim", "threads", "method", "seconds", "ratio_to_products", "extra_mib")
+    from collections.abc import Callable, Iterator
 
 
 class Problem:
@@ -104,22 +101,6 @@ METHODS: dict[str, Callable[[Problem], Tensor]] = {
 }
 
 
-def measure_times(size: int, dim: int, repeats: int) -> dict[str, list[float]]:
-    """Seconds of each method in each round; the order turns from round to round."""
-    problem = Problem(size, dim)
-    losses = [float(fused(problem).detach()), float(plain(problem).detach())]
-    if abs(losses[0] - losses[1]) > 1e-5 * abs(losses[1]):
-        raise SystemExit(f"the losses differ: fused {losses[0]}, plain {losses[1]}")
-    names = list(METHODS)
-    seconds: dict[str, list[float]] = {name: [] for name in names}
-    for turn in range(repeats):
-        for name in names[turn % len(names) :] + names[: turn % len(names)]:
-            start = time.perf_counter()
-            METHODS[name](problem)
-            seconds[name].append(time.perf_counter() - start)
-    return seconds
-
-
 def measure_memory(method: str, size: int, dim: int) -> float:
     """Peak resident memory in MiB beyond inputs and gradients, of one run in this (fresh) process."""
     METHODS[method](Problem(64, dim))  # load the kernels
@@ -127,38 +108,35 @@ def measure_memory(method: str, size: int, dim: int) -> float:
     return peak_beyond_gradients(lambda: METHODS[method](problem), problem.inputs)
 
 
-def rows_of(size: int, dim: int, repeats: int) -> list[dict[str, object]]:
-    """One table row a method."""
-    seconds = measure_times(size, dim, repeats)
-    yardstick = min((seconds[name] for name in METHODS if name.startswith("products")), key=statistics.median)
-    return [
-        {
-            "size": size,
-            "dim": dim,
-            "threads": torch.get_num_threads(),
-            "method": name,
-            "seconds": round(statistics.median(seconds[name]), 4),
-            "ratio_to_products": round(
-                statistics.median(own / bare for own, bare in zip(seconds[name], yardstick, strict=True)), 3
-            ),
-            "extra_mib": round(
-                in_a_process_of_its_own(__file__, "--memory-of", name, "--sizes", size, "--dims", dim), 1
-            ),
-        }
-        for name in METHODS
-    ]
+def rows_of(options: argparse.Namespace) -> Iterator[dict[str, object]]:
+    """One table row a size, dimension and method."""
+    for size, dim in itertools.product(options.sizes, options.dims):
+        problem = Problem(size, dim)
+        losses = [float(method(problem).detach()) for method in (fused, plain)]
+        if abs(losses[0] - losses[1]) > 1e-5 * abs(losses[1]):
+            raise SystemExit(f"the losses differ: fused {losses[0]}, plain {losses[1]}")
+        runs = in_turn({name: partial(method, problem) for name, method in METHODS.items()}, options.repeats)
+        yardstick = min((runs[name] for name in METHODS if name.startswith("products")), key=middle)
+        for name in METHODS:
+            yield {
+                "size": size,
+                "dim": dim,
+                "threads": torch.get_num_threads(),
+                "method": name,
+                "seconds": middle(runs[name]),
+                "ratio_to_products": ratio(runs[name], yardstick),
+                "extra_mib": in_a_process_of_its_own(__file__, "--memory-of", name, "--sizes", size, "--dims", dim),
+            }
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+def main() -> None:
     """Measure, print the table, write the CSV."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser = make_parser(__doc__, quick="small sizes, a few seconds: a look, not a measurement")
     parser.add_argument("--sizes", type=int, nargs="+", default=[4096, 16384], help="B = N")
     parser.add_argument("--dims", type=int, nargs="+", default=[384, 1024], help="D")
     parser.add_argument("--repeats", type=int, default=5, help="rounds; the median counts")
-    parser.add_argument("--out", type=Path, help="write the table here as CSV")
-    parser.add_argument("--quick", action="store_true", help="small sizes, a few seconds: a look, not a measurement")
     parser.add_argument("--memory-of", choices=list(METHODS), help=argparse.SUPPRESS)
-    options = parser.parse_args(arguments)
+    options = parser.parse_args()
     if options.repeats < 1 or min(options.sizes + options.dims) < 1:
         parser.error("expected --repeats, --sizes and --dims of at least 1")
     if options.memory_of:
@@ -166,19 +144,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return
     if options.quick:
         options.sizes, options.dims, options.repeats = [1024], [64], 3
-    print(f"{'size':>6} {'dim':>5} {'threads':>7}  {'method':<16} {'seconds':>9} {'x products':>10} {'extra MiB':>10}")
-    rows: list[dict[str, object]] = []
-    for size in options.sizes:
-        for dim in options.dims:
-            for row in rows_of(size, dim, options.repeats):
-                rows.append(row)
-                print(
-                    f"{row['size']:>6} {row['dim']:>5} {row['threads']:>7}  {row['method']:<16} {row['seconds']:>9} "
-                    f"{row['ratio_to_products']:>10} {row['extra_mib']:>10}",
-                    flush=True,
-                )
-    if options.out:
-        write_table(options.out, COLUMNS, rows)
+    show(rows_of(options), options.out)
 
 
 if __name__ == "__main__":

@@ -21,11 +21,9 @@ Columns:
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import statistics
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -42,15 +40,12 @@ from bixse.retrieval.index.index_files import open_files
 from bixse.retrieval.index.make_index import make_index
 from bixse.retrieval.index.search import SearchIndex
 from bixse.retrieval.store import EmbeddingStore
-from measuring import write_table
+from measuring import make_parser, show
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Sequence
 
-COLUMNS = (
-    "kind", "settings", "documents", "dimensions", "build_seconds", "megabytes", "open_seconds", "query_ms",
-    "query_ms_p95", "batch_ms", "recall_at_10", "recall_at_100",
-)  # fmt: skip
 SETTINGS = (("exact", None), ("hnsw", "efSearch=64"), ("hnsw", None), ("hnsw", "efSearch=512"), ("ivf", None),
             ("ivf", "nprobe=64"))  # fmt: skip
 
@@ -83,28 +78,20 @@ class Synthetic(torch.nn.Module):
         return int(self.directions.shape[1])
 
 
-def main() -> int:
+def main() -> None:
     """Print the table as it grows, and write it."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__, quick="2,000 documents of 64 dimensions, one setting a kind")
     parser.add_argument("--documents", type=int, default=100_000)
     parser.add_argument("--dimensions", type=int, default=384)
     parser.add_argument("--rank", type=int, default=32)
     parser.add_argument("--queries", type=int, default=200)
-    parser.add_argument("--out", type=Path)
-    parser.add_argument("--quick", action="store_true", help="2,000 documents of 64 dimensions, one setting a kind")
     args = parser.parse_args()
     if min(args.documents, args.dimensions, args.rank, args.queries) < 1:
         parser.error("sizes must be at least 1")
     if args.quick:
         args.documents, args.dimensions, args.queries = 2_000, 64, 20
-    rows = []
     with tempfile.TemporaryDirectory() as folder:
-        for row in measure(args, Path(folder), SETTINGS[:5:2] if args.quick else SETTINGS):
-            print("  ".join(f"{name} {row[name]}" for name in COLUMNS), flush=True)
-            rows.append(row)
-    if args.out is not None:
-        write_table(args.out, COLUMNS, rows)
-    return 0
+        show(measure(args, Path(folder), SETTINGS[:5:2] if args.quick else SETTINGS), args.out)
 
 
 def measure(args: argparse.Namespace, folder: Path, settings: Sequence[tuple[str, str | None]]):
@@ -124,7 +111,7 @@ def measure(args: argparse.Namespace, folder: Path, settings: Sequence[tuple[str
         built = time.process_time() - start
         row, found = searched(folder, encoder, queries, scores)
         scores = found if scores is None else scores
-        yield {**row, "kind": kind, "build_seconds": round(built, 1)}
+        yield {"kind": kind, "build_seconds": round(built, 1), **row}
 
 
 def searched(
@@ -167,4 +154,4 @@ if __name__ == "__main__":
     threads = int(os.environ.get("OMP_NUM_THREADS", "1"))
     torch.set_num_threads(threads)
     faiss.omp_set_num_threads(threads)
-    sys.exit(main())
+    main()

@@ -68,18 +68,13 @@ from bixse.encoders.loading.precision import bf16_is_fast, resolve_precision
 from bixse.studies.paper.memory import peak_beyond_gradients
 from bixse.training.config import OptimizerConfig, TrainConfig
 from bixse.training.recipe import train
-from measuring import in_a_process_of_its_own, write_table
+from measuring import Timed, in_a_process_of_its_own, make_parser, middle, ratio, ratio_with_ends, show
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from bixse.data.graded_pairs import QueryGroup
 
-COLUMNS = (
-    "documents", "batch_size", "max_length", "method", "queries", "rounds", "threads", "bf16", "bf16_is_fast",
-    "seconds", "cpu_seconds", "pairs_per_second", "texts_per_second", "tokens_per_second", "padding", "ratio_to_stock",
-    "ratio_lowest", "ratio_highest", "cpu_ratio_to_stock", "ratio_to_tuned", "around_seconds", "extra_mib",
-)  # fmt: skip
 STOCK, TUNED, CACHED = "stock", "stock, tuned", "stock, cached"
 CACHED_TEXTS = 8
 """Texts of a pass of the cached loss."""
@@ -100,13 +95,11 @@ class Case:
     documents: int
     """K."""
     max_length: int
-    """Tokens of a text that are read."""
     batch_size: int
     """Queries of a batch."""
     queries: int
     """Queries of an epoch."""
     epochs: int
-    """Passes over them."""
 
     @property
     def optimizer(self) -> OptimizerConfig:
@@ -284,14 +277,13 @@ def memory_of(method: str, case: Case) -> float:
 def rows_of(case: Case, rounds: int, quick: bool) -> Iterator[dict[str, object]]:
     """One table row a method."""
     done = measure(case, rounds, warm_up=not quick)
-    seconds = {method: [meter.seconds for meter, _ in done[method]] for method in METHODS}
-    cpu_seconds = {method: [meter.cpu_seconds for meter, _ in done[method]] for method in METHODS}
-    tuned = min((TUNED, CACHED), key=lambda method: statistics.median(seconds[method]))
+    runs = {method: [Timed(m.seconds, m.cpu_seconds, m) for m, _ in done[method]] for method in METHODS}
+    tuned = min((TUNED, CACHED), key=lambda method: middle(runs[method]))
     queries = case.queries * case.epochs
-    for method in METHODS:
-        meters = [meter for meter, _ in done[method]]
-        took = statistics.median(seconds[method])
-        ratios = ratios_of(seconds[STOCK], seconds[method])
+    for method, own in runs.items():
+        meters = [run.result for run in own]
+        took = middle(own, digits=9)
+        median, lowest, highest = ratio_with_ends(runs[STOCK], own)
         yield {
             "documents": case.documents,
             "batch_size": case.batch_size,
@@ -303,39 +295,32 @@ def rows_of(case: Case, rounds: int, quick: bool) -> Iterator[dict[str, object]]
             "bf16": meters[0].bf16,
             "bf16_is_fast": bf16_is_fast(),
             "seconds": round(took, 3),
-            "cpu_seconds": round(statistics.median(cpu_seconds[method]), 3),
+            "cpu_seconds": middle(own, "cpu_seconds", 3),
             "pairs_per_second": round(queries * case.documents / took, 2),
             "texts_per_second": round(queries * (case.documents + 1) / took, 2),
             "tokens_per_second": round(statistics.median(meter.tokens / meter.seconds for meter in meters)),
             "padding": round(1 - sum(meter.tokens for meter in meters) / sum(meter.positions for meter in meters), 3),
-            "ratio_to_stock": round(statistics.median(ratios), 3),
-            "ratio_lowest": round(min(ratios), 3),
-            "ratio_highest": round(max(ratios), 3),
-            "cpu_ratio_to_stock": round(statistics.median(ratios_of(cpu_seconds[STOCK], cpu_seconds[method])), 3),
-            "ratio_to_tuned": round(statistics.median(ratios_of(seconds[tuned], seconds[method])), 3),
+            "ratio_to_stock": median,
+            "ratio_lowest": lowest,
+            "ratio_highest": highest,
+            "cpu_ratio_to_stock": ratio(runs[STOCK], own, "cpu_seconds"),
+            "ratio_to_tuned": ratio(runs[tuned], own),
             "around_seconds": round(statistics.median(around for _, around in done[method]), 2),
-            "extra_mib": round(memory_of(method, case), 1) if not quick else math.nan,
+            "extra_mib": memory_of(method, case) if not quick else math.nan,
         }
 
 
-def ratios_of(yardstick: Sequence[float], own: Sequence[float]) -> list[float]:
-    """How many times as fast a method was in each round."""
-    return [theirs / ours for theirs, ours in zip(yardstick, own, strict=True)]
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
+def main() -> None:
     """Measure, print the table, write the CSV."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser = make_parser(__doc__, quick="one small case, no warm-up, no memory: a look alone")
     parser.add_argument("--documents", type=int, nargs="+", default=[1, 4], help="K: documents of a query")
     parser.add_argument("--max-lengths", type=int, nargs="+", default=[64, 256], help="tokens of a text that are read")
     parser.add_argument("--batch-size", type=int, default=16, help="queries of a batch")
     parser.add_argument("--queries", type=int, default=16, help="queries of an epoch")
     parser.add_argument("--epochs", type=int, default=1, help="passes over them")
     parser.add_argument("--rounds", type=int, default=3, help="the median counts")
-    parser.add_argument("--out", type=Path, help="write the table here as CSV")
-    parser.add_argument("--quick", action="store_true", help="one small case, no warm-up, no memory: a look alone")
     parser.add_argument("--memory-of", choices=METHODS, help=argparse.SUPPRESS)
-    options = parser.parse_args(arguments)
+    options = parser.parse_args()
     if min(options.rounds, options.queries, options.epochs, options.batch_size, *options.documents) < 1:
         parser.error("expected --rounds, --queries, --epochs, --batch-size and --documents of at least 1")
     if min(options.max_lengths) < 4 or max(options.max_lengths) > 512:
@@ -354,20 +339,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.memory_of:
         print(measure_memory(options.memory_of, cases[0]))
         return
-    print(f"threads {torch.get_num_threads()}, batch {options.batch_size}, computed in {resolve_precision()}")
-    widths = {"documents": 9, "max_length": 10, "method": -16, "seconds": 8, "pairs_per_second": 16,
-              "texts_per_second": 16, "tokens_per_second": 17, "padding": 7, "ratio_to_stock": 14,
-              "ratio_lowest": 12, "ratio_highest": 13, "cpu_ratio_to_stock": 18, "ratio_to_tuned": 14,
-              "around_seconds": 14, "extra_mib": 9}  # fmt: skip
-    print("  ".join(f"{name:<{-w}}" if w < 0 else f"{name:>{w}}" for name, w in widths.items()))
-    rows: list[dict[str, object]] = []
-    for case in cases:
-        for row in rows_of(case, options.rounds, options.quick):
-            rows.append(row)
-            cells = (f"{row[n]:<{-w}}" if w < 0 else f"{row[n]:>{w}}" for n, w in widths.items())
-            print("  ".join(cells), flush=True)
-    if options.out:
-        write_table(options.out, COLUMNS, rows)
+    show((row for case in cases for row in rows_of(case, options.rounds, options.quick)), options.out)
 
 
 if __name__ == "__main__":

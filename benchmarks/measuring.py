@@ -1,32 +1,100 @@
-"""What the benchmarks share: memory of a run in a process of its own, and tables as CSV."""
+"""What the benchmarks share: methods timed in turn, memory of a run in a process of its own, and the table of rows."""
 
 from __future__ import annotations
 
+import argparse
 import csv
 import math
+import statistics
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bixse.studies.paper.memory import CLEAR_PEAK, freed_at_once
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+
+class Timed(NamedTuple):
+    """One run of a method."""
+
+    seconds: float
+    cpu_seconds: float
+    """Of this process, over all threads."""
+    result: Any
+
+
+def timed(work: Callable[[], Any]) -> Timed:
+    """Run it once."""
+    start, cpu_start = time.perf_counter(), time.process_time()
+    result = work()
+    return Timed(time.perf_counter() - start, time.process_time() - cpu_start, result)
+
+
+def in_turn(methods: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, list[Timed]]:
+    """Every method in each round, each round beginning with another: what else the machine does slows all alike."""
+    names = list(methods)
+    runs: dict[str, list[Timed]] = {name: [] for name in names}
+    for turn in range(rounds):
+        for name in names[turn % len(names) :] + names[: turn % len(names)]:
+            runs[name].append(timed(methods[name]))
+    return runs
+
+
+def middle(runs: Sequence[Timed], figure: str = "seconds", digits: int = 4) -> float:
+    """The median of a figure."""
+    return round(statistics.median(getattr(run, figure) for run in runs), digits)
+
+
+def ratio(over: Sequence[Timed], under: Sequence[Timed], figure: str = "seconds") -> float:
+    """The median over rounds of the ratio within a round."""
+    return round(statistics.median(_ratios(over, under, figure)), 3)
+
+
+def ratio_with_ends(over: Sequence[Timed], under: Sequence[Timed]) -> list[float]:
+    """The ratio of seconds: median, lowest and highest over the rounds."""
+    found = _ratios(over, under, "seconds")
+    return [round(value, 3) for value in (statistics.median(found), min(found), max(found))]
+
+
+def _ratios(over: Sequence[Timed], under: Sequence[Timed], figure: str) -> list[float]:
+    return [getattr(a, figure) / getattr(b, figure) for a, b in zip(over, under, strict=True)]
 
 
 def in_a_process_of_its_own(script: str, *arguments: object) -> float:
-    """The number that a script prints when called so; NaN on a system without /proc."""
+    """The number that a script prints when called so, rounded; NaN on a system without /proc."""
     if not CLEAR_PEAK.exists():
         return math.nan
     command = [sys.executable, script, *map(str, arguments)]
-    return float(subprocess.run(command, check=True, capture_output=True, text=True, env=freed_at_once()).stdout)
+    done = subprocess.run(command, check=True, capture_output=True, text=True, env=freed_at_once())
+    return round(float(done.stdout), 1)
 
 
-def write_table(path: Path, columns: Sequence[str], rows: Sequence[dict[str, object]]) -> None:
-    """A CSV file, its folder made where it is not there."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, columns, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+def make_parser(doc: str | None, quick: str = "") -> argparse.ArgumentParser:
+    """A parser with --out, and --quick where its help is given."""
+    parser = argparse.ArgumentParser(description=(doc or "").split("\n")[0])
+    parser.add_argument("--out", type=Path, help="write the table here as CSV")
+    if quick:
+        parser.add_argument("--quick", action="store_true", help=quick)
+    return parser
+
+
+def show(rows: Iterable[dict[str, Any]], out: Path | None) -> list[dict[str, Any]]:
+    """Print rows of the same keys as they come, and write them as CSV."""
+    kept: list[dict[str, Any]] = []
+    for row in rows:
+        if not kept:
+            widths = {name: max(len(name), len(str(value)), 8) for name, value in row.items()}
+            print("  ".join(f"{name:>{width}}" for name, width in widths.items()))
+        kept.append(row)
+        print("  ".join(f"{row[name]!s:>{width}}" for name, width in widths.items()), flush=True)
+    if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with out.open("w", encoding="utf-8", newline="") as file:
+            writer = csv.DictWriter(file, list(kept[0]), lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(kept)
+    return kept

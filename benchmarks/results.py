@@ -210,12 +210,11 @@ def overview() -> str:
     there = [collection for collection in COLLECTIONS if (STORED / collection).is_dir()]
     rows = []
     for name in STUDIES:
-        cells = [_counts(STORED / collection / name / "findings.csv") for collection in there]
-        if any(cells):
-            rows.append([f"`{name}`", *(cell or "–" for cell in cells)])
-    lines = ["Claims reproduced / not shown / contradicted:", "", "| study | " + " | ".join(there) + " |"]
-    lines += ["| --- " * (len(there) + 1) + "|", *("| " + " | ".join(row) + " |" for row in rows), ""]
-    return "\n".join(lines)
+        counts = [_counts(STORED / collection / name / "findings.csv") for collection in there]
+        if any(counts):
+            rows.append([name, *(count or "–" for count in counts)])
+    table = format_markdown(rows, ["study", *there])
+    return "\n".join(["Claims reproduced / not shown / contradicted:", "", table, ""])
 
 
 def _counts(path: Path) -> str:

@@ -112,3 +112,9 @@ def test_no_import_circle():
         for name in tops:
             del graph[name]
     assert not graph, f"in a circle: {sorted(graph)}"
+
+
+@pytest.mark.parametrize("folder", sorted({path.parent for path in FILES}), ids=str)
+def test_a_folder_holds_a_dozen_modules(folder):
+    modules = [path.name for path in folder.glob("*.py") if path.name != "__init__.py"]
+    assert len(modules) <= 12, f"{folder}: {len(modules)} modules; fix: make a sub-package"

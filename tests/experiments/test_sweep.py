@@ -165,7 +165,7 @@ def test_the_best_settings_train_the_same_model_again(settings, tmp_path, monkey
     shutil.copytree(base["dev"], tmp_path / "actions")
     shutil.copy(base["pairs"], tmp_path / "pairs.jsonl")
     relative = {"pairs": "pairs.jsonl", "dev": "actions", "model": "base-model"}
-    result = sweep(settings(relative, vary={"scale": [5, 10]}), tmp_path / "out", progress=False)
+    result = sweep(settings(relative, vary={"scale": [5]}), tmp_path / "out", progress=False)
     monkeypatch.chdir("/")
     again = train(TrainConfig.load(result.best_path), tmp_path / "again", progress=False)
     weights = [next(folder.rglob("model.safetensors")) for folder in (again.model_path, result.model_path)]
@@ -213,23 +213,20 @@ def test_seeds_are_ranked_by_their_mean(settings, tmp_path):
     assert list(out.rglob("model")) == [folder / f"seed-{best_seed}" / "train" / "model"]
 
 
-@pytest.mark.parametrize(("keep", "models"), [("all", 2), ("none", 0)])
-def test_which_models_are_kept(settings, tmp_path, at_step, keep, models):
-    config = settings(vary={"scale": [5, 10]}, keep=keep)
+def test_without_models_nothing_is_trained_again(settings, tmp_path, at_step):
+    config = settings(vary={"scale": [5]}, keep="none")
     result = sweep(config, tmp_path / "out", progress=False)
-    assert len(list((tmp_path / "out").glob("runs/*/*/train/model"))) == models
-    assert (result.model_path is None) == (keep == "none")
+    assert not list((tmp_path / "out").glob("runs/*/*/train/model"))
+    assert result.model_path is None
     steps = at_step()
     assert sweep(config, tmp_path / "out", progress=False).rows == result.rows
-    assert steps == []  # without a model `train` itself would begin anew
+    assert steps == []
 
 
 def test_random_arms_can_be_added_later_and_several_are_done_at_once(settings, tmp_path):
     vary = {"optimizer.learning_rate": {"low": 1e-4, "high": 1e-2, "log": True}}
-    two = sweep(settings(vary=vary, search="random", trials=2), tmp_path / "out", progress=False)
-    more = settings(vary=vary, search="random", trials=4, jobs=min(2, os.cpu_count() or 1))
-    four = sweep(more, tmp_path / "out", progress=False)
-    assert {row.arm: row.best for row in two.rows}.items() <= {row.arm: row.best for row in four.rows}.items()
-    assert [row.status for row in four.rows] == ["finished"] * 4
-    few = settings(vary={"scale": [5]}, search="random", trials=3)
-    assert "3 arms were drawn, 1 of them different" in sweep(few, tmp_path / "few", progress=False).warnings[0]
+    one = sweep(settings(vary=vary, search="random", trials=1), tmp_path / "out", progress=False)
+    more = settings(vary=vary, search="random", trials=3, jobs=min(2, os.cpu_count() or 1))
+    three = sweep(more, tmp_path / "out", progress=False)
+    assert {row.arm: row.best for row in one.rows}.items() <= {row.arm: row.best for row in three.rows}.items()
+    assert [row.status for row in three.rows] == ["finished"] * 3

@@ -155,11 +155,11 @@ def test_queries_without_candidates_are_listed_and_few_are_counted(collection, t
     assert reused == replace(result, reused=True)
 
 
-def test_exclude_self(collection, tmp_path):
+def test_corpus_and_queries_as_files_that_may_be_the_same(collection, tmp_path):
     queries = tmp_path / "q.jsonl"
     queries.write_text('{"_id": "copy-tree", "text": "copy tree"}\n')
-    config = MineConfig(corpus=collection / "corpus.jsonl", queries=queries, strategy="top")
-    mine(config, tmp_path / "with")
+    config = MineConfig(corpus=collection / "corpus.jsonl", queries=queries, strategy="top", format="csv")
+    assert not mine(config, tmp_path / "with").warnings
     mine(changed(config, exclude_self=True), tmp_path / "without")
     found = [[pair.document_id for pair in load_mined_pairs(tmp_path / name)] for name in ("with", "without")]
     assert found[0][0] == "copy-tree"
@@ -260,11 +260,9 @@ def test_an_interrupted_run_goes_on_with_the_next_retriever(collection, tmp_path
 @pytest.mark.parametrize(
     ("names", "labels"),
     [
-        (["bm25", "demo"], ["bm25", "demo"]),
         (["runs/a/model", "runs/b/model"], ["a-model", "b-model"]),
         (["/model", "./bm25/model", "bm25"], ["model", "bm25-model", "bm25"]),
         (["owner/some model,v2:x"], ["some-model-v2-x"]),
-        (["owner/.hidden"], ["hidden"]),
         (["."], ["model"]),
     ],
 )

@@ -61,14 +61,6 @@ def test_queries_without_candidates_end_with_three(capsys, collection, tmp_path)
         assert "strange-9 and 2 more" in envelope["warnings"][-1]
 
 
-def test_corpus_and_queries_as_files(capsys, collection, tmp_path):
-    files = ("--corpus", collection / "corpus.jsonl", "--queries", collection / "queries.jsonl")
-    code, envelope = call(capsys, *files, "--format", "csv", "--strategy", "one", "--out", tmp_path / "out")
-    assert (code, envelope["metrics"]["pairs"], envelope["warnings"]) == (0, 10, [])
-    assert envelope["artifacts"]["pairs"] == str(tmp_path / "out" / "pairs.csv")
-    assert (tmp_path / "out" / "run.bm25.trec").is_file()
-
-
 def test_report_after_grading(capsys, collection, tmp_path):
     out = tmp_path / "out"
     options = ("--split", "train", "--strategy", "hard-negatives", "--exclude-judged", "train", "--per-query", "4")

@@ -111,8 +111,7 @@ def test_a_run_stopped_before_the_record_of_its_training_is_made_again(study, tm
 
 
 def test_a_failed_run_is_told_and_tried_again(study, tmp_path):
-    """There are fewer queries than one batch, which training finds when it begins."""
-    config, out = study(per_loss={"infonce": {"optimizer": {"batch_size": 10_000}}}), tmp_path / "study"
+    config, out = study(per_loss={"infonce": {"instructions": tmp_path / "none.json"}}), tmp_path / "study"
     found = run_study(config, out)
     assert {row.labels["loss"] for row in found.outcome.failed} == {"infonce"}
     assert all("; fix: " in row.reason for row in found.outcome.failed)

@@ -66,7 +66,7 @@ def test_an_unknown_key_says_the_closest(tmp_path, text, key, hint):
         ("min_relevant_grade: .nan", "  min_relevant_grade: got nan; expected"),
         ("optimizer: 5", "  optimizer: got 5; expected a valid dictionary"),
         ("loss_options: {scale: 5}", "  loss_options: got {'scale': 5}; expected no scale"),
-        ("loss_options: {learn_scale: 3}", "  learn_scale: got 3; expected a valid boolean"),
+        ("loss_options: {learn_scale: 3}", "  loss_options.learn_scale: got 3; expected a valid boolean"),
         ("loss: bixse-without-bias\nloss_options: {bias: 1}", "  loss_options: got 'bias'; expected it left out"),
         ("optimizer: {learning_rate: 0}", "  optimizer.learning_rate: got 0; expected greater than 0"),
         ("optimizer: {epochs: null}", "  optimizer.epochs: got None; expected a valid integer"),

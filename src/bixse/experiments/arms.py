@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -72,9 +72,7 @@ class ArmRun:
     """An arm with one training seed."""
 
     arm: Arm
-    """The arm."""
     seed: int
-    """Of training."""
     measure: Measure
     """What does it."""
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -106,7 +104,6 @@ class Measured:
     precision: str = ""
     """What was computed in; empty without a model."""
     warnings: Sequence[str] = ()
-    """What the user should know."""
 
 
 @dataclass(frozen=True)
@@ -114,17 +111,13 @@ class RunResult(Measured):
     """What a run came to, as it stands in its `result.json`."""
 
     labels: ArmLabels = field(default_factory=dict)
-    """Of its arm."""
     seed: int = 0
-    """Its training seed."""
     status: RunStatus = "finished"
-    """How it ended."""
     reason: str = ""
     """Why it did not finish, in one line."""
     seconds: float = 0.0
     """Wall time of training and measuring; of an interrupted run the calls before are counted too."""
     fingerprint: str = ""
-    """Of the run."""
     version: str = ""
     """Of bixse."""
 
@@ -137,10 +130,6 @@ class RunResult(Measured):
     def stands(self) -> bool:
         """Whether another call would come to the same."""
         return self.status in ("finished", "diverged")
-
-    def to_json(self) -> str:
-        """The content of `result.json`."""
-        return json.dumps(asdict(self), indent=1, default=str) + "\n"
 
 
 def show(value: Any) -> str:

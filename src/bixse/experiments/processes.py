@@ -37,7 +37,7 @@ def done_by_processes(
     once more when all others are done, by itself, and if it dies again its result is None.
 
     Args:
-        tasks: what to do; each is taken when a process is free.
+        tasks: each is taken when a process is free.
         do: does one; what it raises ends all.
         jobs: processes; None: one a graphics card, or one a core up to `MOST_JOBS`.
 
@@ -83,6 +83,7 @@ class _Worker:
     """One process that does one task at a time: a pool of its own, so that its death concerns no other."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
+        self.environment = environment
         context = multiprocessing.get_context("spawn")
         with _environment(environment):
             self.pool = ProcessPoolExecutor(1, context, _begin, (os.getpid(),))
@@ -108,33 +109,27 @@ def _spread(
 ) -> Iterator[tuple[Task, Result]]:
     """Tasks with their results; a task whose process died goes to `lose`, and a new process takes the next one."""
     threads = dict.fromkeys(THREAD_VARIABLES, str(max(1, cores() // jobs)))
-    free = [threads | ({"CUDA_VISIBLE_DEVICES": devices[n % len(devices)]} if devices else {}) for n in range(jobs)]
+    free: list[Mapping[str, str]] = [
+        threads | ({"CUDA_VISIBLE_DEVICES": devices[n % len(devices)]} if devices else {}) for n in range(jobs)
+    ]
     idle: list[_Worker] = []
     busy: dict[Future[Result], tuple[_Worker, Task]] = {}
-    places: dict[_Worker, dict[str, str]] = {}
     try:
         while True:
             while (idle or free) and (task := next(tasks, None)) is not None:
-                if idle:
-                    worker = idle.pop()
-                else:
-                    place = free.pop(0)
-                    worker = _Worker(place)
-                    places[worker] = place
+                worker = idle.pop() if idle else _Worker(free.pop(0))
                 busy[worker.pool.submit(do, task)] = worker, task
             if not busy:
                 return
             for future in wait(busy, return_when=FIRST_COMPLETED).done:
                 worker, task = busy.pop(future)
-                try:
-                    found = future.result()
-                except BrokenProcessPool:
-                    free.append(places.pop(worker))
+                if isinstance(future.exception(), BrokenProcessPool):
+                    free.append(worker.environment)
                     worker.pool.shutdown()
                     lose(task)
                     continue
                 idle.append(worker)
-                yield task, found
+                yield task, future.result()
     except BaseException:
         for worker, _ in busy.values():
             worker.send(signal.SIGINT)
@@ -144,7 +139,7 @@ def _spread(
                 worker.send(signal.SIGKILL)
         raise
     finally:
-        for worker in places:
+        for worker in (*idle, *(worker for worker, _ in busy.values())):
             worker.pool.shutdown(cancel_futures=True)
 
 
@@ -164,13 +159,11 @@ def _begin(parent: int) -> None:
 @contextmanager
 def _environment(values: Mapping[str, str]) -> Iterator[None]:
     """Processes started inside see these environment variables."""
-    before = {name: os.environ.get(name) for name in values}
+    before = dict(os.environ)
     os.environ |= values
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+        for name in values:
+            del os.environ[name]
+        os.environ |= before

@@ -7,7 +7,7 @@ import json
 import shutil
 import time
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
@@ -38,11 +38,9 @@ if TYPE_CHECKING:
     from bixse.training.config import TrainConfig
 
 RUNS_FOLDER = "runs"
-"""Where an experiment keeps its runs: `runs/ARM/seed-N`."""
+"""Where an experiment keeps its runs: `runs/ARM/seed-N`, each with `result.json` and what it trained in `train`."""
 RESULT_FILE = "result.json"
-"""What a run leaves in its folder."""
 TRAIN_FOLDER = "train"
-"""The training within a run's folder."""
 INPUTS_FOLDER = "inputs"
 """Where an experiment lays out what its runs read."""
 PAIRS_FILE = "pairs.parquet"
@@ -62,7 +60,6 @@ class Results:
     made: int
     """Runs that this call did; the others were there."""
     warnings: list[str]
-    """What the user should know."""
 
     @property
     def status(self) -> Status:
@@ -136,7 +133,7 @@ def do_runs(
         advance(0, known=len(results))
     do = partial(execute, inputs=inputs, folder=folder, keep_models=keep_models)
     still = (run for run in missing if wanted(run, results))
-    started, made = time.perf_counter(), 0
+    made = 0
     try:
         for run, result in done_by_processes(still, do, jobs):
             results[run.name] = result or _result(run, status="failed", reason=DIED)
@@ -145,14 +142,11 @@ def do_runs(
             if advance is not None:
                 advance(1)
     except (KeyboardInterrupt, InterruptedRunError) as error:
-        record.timings["runs"] = record.timings.get("runs", 0.0) + time.perf_counter() - started
         record.save("interrupted")
         raise InterruptedRunError(
             f"{record.folder}: got Ctrl-C after {len(results)} of {len(runs)} runs; finished runs are kept; "
             "to go on: give the same command again"
         ) from error
-    if made:
-        record.timings["runs"] = record.timings.get("runs", 0.0) + time.perf_counter() - started
     ordered = {run.name: results[run.name] for run in runs if run.name in results}
     versions = sorted({found.version for found in ordered.values()})
     mixed = f"runs were made by several versions of bixse ({', '.join(versions)}): use a new --out to be sure"
@@ -161,12 +155,6 @@ def do_runs(
 
 def execute(run: ArmRun, inputs: Any, folder: Path, keep_models: bool = False) -> RunResult:
     """Do one run and write its result to its folder; whatever a library raises fails this run alone.
-
-    Args:
-        run: what to do.
-        inputs: what it reads.
-        folder: that of all runs.
-        keep_models: leave what is trained.
 
     Raises:
         BixseError: as `do_runs`.
@@ -179,7 +167,7 @@ def execute(run: ArmRun, inputs: Any, folder: Path, keep_models: bool = False) -
 
     def write(**found: Any) -> RunResult:
         result = _result(run, seconds=time.perf_counter() - started, **found)
-        write_atomically(own / RESULT_FILE, result.to_json())
+        write_atomically(own / RESULT_FILE, json.dumps(asdict(result), indent=1, default=str) + "\n")
         return result
 
     try:
@@ -208,11 +196,7 @@ def load_result(run: ArmRun, folder: Path) -> RunResult | None:
 
 
 def train_run(config: TrainConfig, own: Path, title: str | None = None) -> recipe.TrainResult:
-    """Train in a run's folder, or continue there; a title shows a bar.
-
-    Raises:
-        BixseError: as `bixse.training.recipe.train`.
-    """
+    """Train in a run's folder, or continue there; a title shows a bar; raises as `bixse.training.recipe.train`."""
     folder = own / TRAIN_FOLDER
     if folder.is_dir() and not (folder / RUN_FILE).exists():  # stopped before its record was written
         shutil.rmtree(folder)

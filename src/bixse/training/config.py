@@ -218,8 +218,8 @@ class TrainConfig(Settings):
             try:
                 check_loss_options(self.loss, self.loss_options)
             except ConfigError as error:
-                lines = str(error).splitlines()
-                raise ValueError("\n  ".join(line.strip() for line in lines[1:] or lines)) from error
+                first, *options = str(error).splitlines()
+                raise ValueError("\n  ".join(f"loss_options.{line.strip()}" for line in options) or first) from error
         return self
 
     @property

@@ -11,7 +11,7 @@ from sentence_transformers.base.evaluation import BaseEvaluator
 
 from bixse.data.collection_files import files_of_split, load_collection
 from bixse.data.collection_warnings import warn_of_missing
-from bixse.data.io.files import file_hash
+from bixse.data.io.files import hash_files
 from bixse.encoders.prompts import prompt_for
 from bixse.errors import InputError
 from bixse.evaluation.evaluate import evaluate, evaluate_query_sets
@@ -125,7 +125,7 @@ def split_hashes(splits: Sequence[Split]) -> dict[str, str]:
     for entry in splits:
         alone = sum(other.role == entry.role for other in splits) == 1
         where = entry.role if alone else f"{entry.role}/{entry.folder.resolve().name}/{entry.split}"
-        hashes |= {f"{where}/{name}": file_hash(entry.folder / name) for name in files_of_split(entry.split)}
+        hashes |= hash_files({f"{where}/{name}": entry.folder / name for name in files_of_split(entry.split)})
     return hashes
 
 

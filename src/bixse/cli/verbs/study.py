@@ -7,6 +7,8 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pydantic import Field
+
 from bixse.cli.result import CommandResult
 from bixse.cli.verb import Folder, Options, Verb
 from bixse.studies.engine.study_config import StudyConfig, preset_names
@@ -25,7 +27,7 @@ class StudyOptions(Options):
     """Show the studies, what they go through, and the presets."""
     dry_run: bool = False
     """Check every arm; say steps, memory and GPU hours."""
-    devices: int = 1
+    devices: int = Field(default=1, ge=1)
     """For --dry-run: devices that runs are spread over, one each."""
     teraflops: float = 400.0
     """For --dry-run: peak of one device."""
@@ -67,12 +69,23 @@ def _plan(config: StudyConfig, options: StudyOptions) -> CommandResult:
     from bixse.report.table import format_table
     from bixse.studies.engine.study_plan import plan_study
 
-    plan = plan_study(config, options.devices, options.teraflops, UTILISATION)
-    rows: list[list[str | int | float | None]] = [
-        [arm.name, arm.rows, arm.steps, f"{arm.tokens:.3g}"] for arm in plan.arms
-    ]
-    lines = [format_table(rows, ["arm", "rows", "steps", "tokens"]), ""] if rows else []
-    lines += plan.lines(options.teraflops, UTILISATION)
+    plan = plan_study(config, options.teraflops, UTILISATION)
+    lines = [f"{len(plan.arms)} trained arms x {plan.seeds} seeds, {plan.others} other arms"]
+    if plan.arms:
+        rows: list[list[str | int | float | None]] = [
+            [arm.name, arm.rows, arm.steps, f"{arm.tokens:.3g}"] for arm in plan.arms
+        ]
+        side_by_side = f" ({plan.hours / options.devices:,.1f} on {options.devices})" if options.devices > 1 else ""
+        lines = [
+            format_table(rows, ["arm", "rows", "steps", "tokens"]),
+            "",
+            *lines,
+            f"memory of a training: {plan.weights_gib:.1f} GiB for weights, gradients and optimizer, about "
+            f"{plan.activations_gib:.1f} GiB for the states of one batch, nothing for scores (the losses are tiled)",
+            f"about {plan.hours:,.1f} device hours{side_by_side} at {options.teraflops:g} teraflops and "
+            f"{UTILISATION:.0%} of them used; transforms that drop pairs, and encoding to measure, are not counted",
+        ]
+    lines += [f"not there: {name}" for name in plan.missing] or ["all files are there"]
     metrics = {
         "runs": len(plan.arms) * plan.seeds + plan.others,
         "weights_gib": plan.weights_gib,

@@ -26,8 +26,7 @@ class SweepOptions(Options):
 
 def run(config: SweepConfig, options: SweepOptions) -> CommandResult:
     """Train what is not trained yet, and print the table."""
-    from bixse.experiments.sweep.sweep import sweep
-    from bixse.experiments.sweep.sweep_table import figures_of
+    from bixse.experiments.sweep.sweep import figures_of, sweep
 
     result = sweep(config, options.out)
     errors = [f"arm {row.arm} ({row.label}) {row.status}: {row.reason}" for row in result.failed]
@@ -46,7 +45,7 @@ def run(config: SweepConfig, options: SweepOptions) -> CommandResult:
 
 def _text(result: SweepResult, out: Path) -> str:
     """The table, and how to go on."""
-    from bixse.experiments.sweep.sweep_table import table_text
+    from bixse.experiments.sweep.sweep import table_text
 
     lines = [table_text(result.rows[:ROWS_SHOWN]), ""]
     if len(result.rows) > ROWS_SHOWN:

@@ -10,13 +10,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from bixse.data.io.files import storage_errors
-from bixse.data.io.parquet import table_writer
-from bixse.data.transforms import PairColumns, TransformReport, key_value, reported
+from bixse.data.io.parquet import open_table, read_table, table_writer
+from bixse.data.transforms import NO_LABEL, PairColumns, TransformReport, key_value, reported
 from bixse.data.trec import write_qrels
 from bixse.errors import InputError, shorten
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     import duckdb
@@ -45,19 +45,13 @@ ROWS_AT_ONCE = 4096
 """Rows that are read and written together."""
 _DIGITS = 6
 """Digits of a grade in qrels: enough to tell grades apart, and none that rounding made."""
-_SELECTED = """
-SELECT pairs.* EXCLUDE (n) REPLACE (selected.relevance AS relevance, labels.grade AS grade,
-                                    labels.grade_probs AS grade_probs)
-FROM selected JOIN pairs USING (n) LEFT JOIN (SELECT n, grade, grade_probs FROM pairs) AS labels
-ON labels.n = selected.label ORDER BY selected.n
-"""
 
 
 class PairsTable:
     """Graded pairs in a Parquet file, and a view `pairs` of it with the number n of each row from 0."""
 
-    def __init__(self, database: duckdb.DuckDBPyConnection, writer: pa.parquet.ParquetWriter) -> None:
-        self._database, self._writer = database, writer
+    def __init__(self, database: duckdb.DuckDBPyConnection, path: Path, writer: pa.parquet.ParquetWriter) -> None:
+        self._database, self._path, self._writer = database, path, writer
         self.count = 0
         """Rows."""
 
@@ -70,7 +64,7 @@ class PairsTable:
             StorageError: the disk is full or the folder cannot be written.
         """
         with storage_errors(path), table_writer(path, PAIRS) as writer:
-            table = cls(database, writer)
+            table = cls(database, path, writer)
             yield table
         quoted = str(path).replace("'", "''")
         database.execute(
@@ -152,13 +146,32 @@ class PairsTable:
         written = {f"{name}.parquet": folder / f"{name}.new" for name in parts}
         with storage_errors(folder):
             for columns, target in zip(parts.values(), written.values(), strict=True):
-                self._use(columns)
                 with table_writer(target, PAIRS) as writer:
-                    for batch in self._database.sql(_SELECTED).to_arrow_reader(ROWS_AT_ONCE):
-                        writer.write_table(pa.Table.from_batches([batch]).cast(PAIRS))
+                    for table in _of_equal_size(self._selected(columns)):
+                        writer.write_table(table)
                         if step is not None:
-                            step(batch.num_rows)
+                            step(len(table))
         return written
+
+    def _selected(self, columns: PairColumns) -> Iterator[pa.Table]:
+        """Some rows in their order, with their relevance and the grades of the rows that `labels` names."""
+        grades = labels = None
+        if not np.array_equal(columns.labels, columns.rows):
+            grades = read_table(self._path, ("grade", "grade_probs"))
+            labels = pa.array(columns.labels, mask=columns.labels == NO_LABEL)
+        start = done = 0
+        with open_table(self._path) as file:
+            for batch in file.iter_batches(ROWS_AT_ONCE):
+                end = start + batch.num_rows
+                until = int(np.searchsorted(columns.rows, end))
+                table = pa.Table.from_batches([batch]).take(columns.rows[done:until] - start)
+                found = {name: table[name] for name in PAIRS.names}
+                found["relevance"] = pa.array(columns.relevance[done:until])
+                if grades is not None and labels is not None:
+                    own = grades.take(labels.slice(done, until - done))
+                    found |= {name: own[name] for name in grades.column_names}
+                yield pa.table(found).cast(PAIRS)
+                start, done = end, until
 
     def write_collection(
         self, parts: Mapping[str, PairColumns], folder: Path, scale: GradeScale, has_corpus: bool
@@ -260,3 +273,15 @@ class PairsTable:
                 "correct the file"
             )
         return np.asarray(self._database.execute("SELECT n FROM firsts ORDER BY n").fetchnumpy()["n"])
+
+
+def _of_equal_size(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
+    """The rows of tables in tables of `ROWS_AT_ONCE` rows, the last one of those that are left."""
+    held = PAIRS.empty_table()
+    for table in tables:
+        held = pa.concat_tables([held, table])
+        while len(held) >= ROWS_AT_ONCE:
+            yield held.slice(0, ROWS_AT_ONCE).combine_chunks()
+            held = held.slice(ROWS_AT_ONCE)
+    if len(held):
+        yield held.combine_chunks()

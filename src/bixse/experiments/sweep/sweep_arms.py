@@ -68,13 +68,8 @@ def plan_arms(config: SweepConfig) -> list[Arm]:
     return list(arms.values())
 
 
-def setting(config: BaseModel, key: str) -> Any:
-    """The value under a dotted key; None where its section is not there.
-
-    Example:
-        >>> setting(TrainConfig(pairs="pairs.csv"), "optimizer.batch_size")
-        16
-    """
+def _setting(config: BaseModel, key: str) -> Any:
+    """The value under a dotted key; None where its section is not there."""
     value: Any = config
     for part in key.split("."):
         value = value.get(part) if isinstance(value, Mapping) else getattr(value, part, None)
@@ -83,7 +78,7 @@ def setting(config: BaseModel, key: str) -> Any:
 
 def _as_read(config: TrainConfig, key: str, given: Any) -> Any:
     """A varied value as training reads it ("1e-4" of a YAML file is a text); a section as it was given."""
-    value = setting(config, key)
+    value = _setting(config, key)
     return given if isinstance(value, BaseModel) else value
 
 
@@ -104,27 +99,19 @@ def _draw(values: list[Any] | Range, seed: str) -> Any:
 
 def _key_errors(config: SweepConfig) -> Iterator[str]:
     """What is wrong with the sweep itself, before there are arms."""
+    ranges = [key for key, values in config.vary.items() if isinstance(values, Range)]
     if config.search == "random" and config.trials is None:
         yield "  trials: got nothing; expected a number for random search; fix: set `trials`, such as 20"
     if config.search == "grid" and config.trials is not None:
-        yield (
-            f"  trials: got {config.trials}; expected none for a grid, which takes all combinations; "
-            "fix: drop it, or set `search: random`"
-        )
-    ranges = [key for key, values in config.vary.items() if isinstance(values, Range)]
+        yield f"  trials: got {config.trials}; expected none for a grid; fix: drop it, or set `search: random`"
     if config.search == "grid" and ranges:
         yield f"  vary.{ranges[0]}: got a range; expected a list in a grid; fix: list values, or set `search: random`"
     elif config.search == "grid" and (number := math.prod(map(len, config.vary.values()))) > MOST_TRIALS:
-        yield (
-            f"  vary: got {number:,} combinations; expected at most {MOST_TRIALS:,}; "
-            "fix: fewer values, or `search: random`"
-        )
+        fix = "fewer values, or `search: random`"
+        yield f"  vary: got {number:,} combinations; expected at most {MOST_TRIALS:,}; fix: {fix}"
     for key in config.vary:
         if key == "seed":
-            yield (
-                "  vary.seed: got the training seed; expected it as `seeds`: an arm is ranked by the mean over them; "
-                "fix: move the list to `seeds`"
-            )
+            yield "  vary.seed: got the training seed; expected it as `seeds`; fix: move the list to `seeds`"
         if key in ("dev", "merge", "merge.documents") or key.startswith(("dev_", "guard")):
             yield (
                 f"  vary.{key}: got a setting of the measure; expected one of training: figures on other queries or "
@@ -132,10 +119,7 @@ def _key_errors(config: SweepConfig) -> Iterator[str]:
             )
         for other in config.vary:
             if key.startswith(f"{other}."):
-                yield (
-                    f"  vary.{key}: got a key within {other!r}, which varies too; expected one of the two; "
-                    "fix: drop one"
-                )
+                yield f"  vary.{key}: got a key within {other!r}, which varies too; expected one of them; fix: drop one"
 
 
 def _arm_errors(config: TrainConfig, choice: Mapping[str, Any]) -> Iterator[str]:
@@ -144,7 +128,7 @@ def _arm_errors(config: TrainConfig, choice: Mapping[str, Any]) -> Iterator[str]
         yield "  dev: got nothing; expected a collection folder to rank the arms by; fix: set it in `base`"
     for key in choice:
         section = key.rpartition(".")[0]
-        if section and setting(config, section) is None:  # `lora: null` in base: the arm's value is nowhere
+        if section and _setting(config, section) is None:  # `lora: null` in base: the arm's value is nowhere
             yield f"  {key}: got no section {section!r}; expected one; fix: write `{section}: {{}}` in `base`"
 
 

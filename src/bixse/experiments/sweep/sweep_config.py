@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, PlainValidator, field_validator
+from pydantic import Field, PlainValidator, field_validator, model_validator
 
 from bixse.data.io.files import read_settings
 from bixse.encoders.loading.precision import Setting
-from bixse.errors import SEEDS, did_you_mean
+from bixse.errors import SEEDS, ConfigError
 from bixse.settings import Settings, map_paths
 from bixse.training.config import TrainConfig
 
@@ -20,12 +19,11 @@ MOST_TRIALS = 10_000
 """Arms of one sweep at most: each has a row of the table and a folder."""
 
 
-@dataclass(frozen=True)
-class Range:
+class Range(Settings):
     """Numbers from `low` to `high` for random search.
 
     Example:
-        >>> Range(1e-5, 1e-3, log=True).draw(0.5), Range(1, 8, whole=True).draw(0.99)
+        >>> Range(low=1e-5, high=1e-3, log=True).draw(0.5), Range(low=1, high=8, whole=True).draw(0.99)
         (0.0001, 8)
     """
 
@@ -38,9 +36,19 @@ class Range:
     whole: bool = False
     """Draw whole numbers, both ends included."""
 
+    @model_validator(mode="after")
+    def _usable(self) -> Range:
+        if not self.low < self.high or math.isinf(self.high - self.low):
+            raise ValueError("expected numbers low < high")
+        if self.log and self.low <= 0:
+            raise ValueError("expected low above 0 where log is true")
+        if self.whole and not (self.low.is_integer() and self.high.is_integer()):
+            raise ValueError("expected whole numbers for low and high where whole is true")
+        return self
+
     def draw(self, share: float) -> float:
         """The value at a share in [0, 1) of the way from `low` to `high`: whole, or of four digits."""
-        low, high = self.low, self.high + (1 if self.whole else 0)
+        low, high = self.low, self.high + self.whole
         if self.log:
             value = math.exp(math.log(low) + share * (math.log(high) - math.log(low)))
         else:
@@ -53,30 +61,14 @@ class Range:
 
 def _read_values(given: Any) -> list[Any] | Range:
     """The values of a varied setting: a list, or a range from its mapping."""
-    if isinstance(given, Range):
-        return given
-    if isinstance(given, list) and given:
+    if isinstance(given, Range) or (isinstance(given, list) and given):
         return given
     if not isinstance(given, Mapping):
         raise ValueError("expected a list of values, or a range such as {low: 1e-5, high: 1e-3, log: true}")
-    for key in given:
-        if key not in Range.__dataclass_fields__:
-            hint = did_you_mean(str(key), Range.__dataclass_fields__, "write {low: ..., high: ...}")
-            raise ValueError(f"expected the keys low, high, log and whole, not {key!r}; fix: {hint}")
-    flags = {name: given.get(name, False) for name in ("log", "whole")}
     try:
-        low, high = float(given["low"]), float(given["high"])
-    except (KeyError, TypeError, ValueError):
-        low = high = math.nan
-    if not low < high or math.isinf(high - low) or not all(isinstance(flag, bool) for flag in flags.values()):
-        raise ValueError("expected numbers low < high, and log and whole true or false")
-    if flags["log"] and low <= 0:
-        raise ValueError("expected low above 0 where log is true")
-    if flags["whole"]:
-        if not (low.is_integer() and high.is_integer()):
-            raise ValueError("expected whole numbers for low and high where whole is true")
-        low, high = int(low), int(high)
-    return Range(low, high, **flags)
+        return Range.load(None, given)
+    except ConfigError as error:
+        raise ValueError("; ".join(line.strip() for line in str(error).splitlines()[1:])) from None
 
 
 class SweepConfig(Settings):
@@ -132,9 +124,7 @@ class SweepConfig(Settings):
         elif "base" in values:
             moved["base"] = map_paths(values["base"], folder.joinpath)
         if isinstance(values.get("vary"), Mapping):
-            paths = TrainConfig.path_settings()
-            varied = values["vary"].items()
-            moved["vary"] = {key: map_paths(found, folder.joinpath) if key in paths else found for key, found in varied}
+            moved["vary"] = TrainConfig.from_folder(values["vary"], folder)
         return moved
 
     def base_settings(self) -> dict[str, Any]:

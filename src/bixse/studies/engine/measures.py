@@ -8,7 +8,6 @@ import numpy as np
 
 from bixse.data import transforms
 from bixse.data.graded_pairs import GradedPairs
-from bixse.data.io.files import storage_errors
 from bixse.data.pairs_files import load_graded_pairs, save_graded_pairs
 from bixse.data.task_instructions import load_instructions
 from bixse.encoders.instructions import set_instructions
@@ -42,8 +41,7 @@ def train_and_score(run: ArmRun, inputs: StudyInputs, own: Path) -> Measured:
     """Train on the transformed pairs and search the test queries."""
     path = own / PAIRS_FILE
     pairs = transformed(load_graded_pairs(inputs.pairs), run.arm.pairs, run.seed)
-    with storage_errors(path):
-        save_graded_pairs(pairs, path)
+    save_graded_pairs(pairs, path)
     system = EncoderSystem(trained(run, inputs, own, path), cache="none")  # the model is dropped soon
     return measured(_evaluated(inputs, system), resolve_precision(), len(pairs))
 
@@ -66,13 +64,7 @@ def test_task(inputs: StudyInputs, folder: Path) -> Task:
 
 
 def measured(found: Mapping[str, Evaluation | JudgeRanking], precision: str = "", rows: int | None = None) -> Measured:
-    """The figures of a run: of several collections the mean of their means.
-
-    Args:
-        found: collection -> what was reached there.
-        precision: what was computed in; empty without a model.
-        rows: training pairs.
-    """
+    """The figures of a run by what was reached on each collection: of several the mean of their means."""
     metrics = {metric: sum(own.metrics[metric] for own in found.values()) / len(found) for metric in METRICS}
     per_query = {
         f"{name}/{query}": value
@@ -105,11 +97,7 @@ def untrained(run: ArmRun, inputs: StudyInputs) -> RelevanceModel:
 
 
 def run_config(run: ArmRun, inputs: StudyInputs, pairs: Path) -> TrainConfig:
-    """The settings of a run's training.
-
-    Raises:
-        ConfigError: an unknown key or a value outside its range.
-    """
+    """The settings of a run's training; raises as `train_config`."""
     own = {
         "pairs": pairs,
         "dev": list(inputs.dev),
@@ -135,7 +123,7 @@ def transformed(pairs: GradedPairs, settings: Mapping[str, Any], seed: int) -> G
         InputError: no pair is left.
     """
     if "labels" in settings:
-        pairs = bought(pairs, settings["labels_per_query"], settings["labels"], seed)
+        pairs = sample_label_budget(pairs, settings["labels_per_query"], settings["labels"], seed)
     if "cutoff" in settings:
         pairs = transforms.transformed(pairs, transforms.KeepFrom(settings["cutoff"]))
     if "size" in settings:
@@ -149,23 +137,18 @@ def transformed(pairs: GradedPairs, settings: Mapping[str, Any], seed: int) -> G
     return pairs
 
 
-def bought(pairs: GradedPairs, per_query: int, labels: int, seed: int) -> GradedPairs:
-    """The pairs that a budget of labels buys: queries in random order, some random documents of each.
+def sample_label_budget(pairs: GradedPairs, per_query: int, labels: int, seed: int) -> GradedPairs:
+    """The pairs that a budget of labels buys: queries in random order, `per_query` random documents of each.
 
-    A label is bought before it is known, so documents are drawn without regard to their relevance.
-
-    Args:
-        pairs: all graded pairs.
-        per_query: labels per query; queries with fewer candidates give what they have.
-        labels: the budget.
-        seed: of both draws; queries drawn for a small budget are also in a larger one.
+    A label is bought before it is known, so documents are drawn without regard to their relevance. Queries with fewer
+    candidates give what they have, and queries drawn for a small budget are also in a larger one.
 
     Raises:
         InputError: the budget is larger than what there is.
 
     Example:
         >>> rows = [{"query": q, "document": f"{q}{d}", "relevance": d / 2} for q in "ab" for d in range(3)]
-        >>> found = bought(GradedPairs.from_rows(rows), per_query=1, labels=2, seed=0)
+        >>> found = sample_label_budget(GradedPairs.from_rows(rows), per_query=1, labels=2, seed=0)
         >>> sorted(found.queries)
         ['a', 'b']
     """

@@ -35,13 +35,11 @@ class StudyResult:
     """What a study left."""
 
     outcome: StudyOutcome
-    """Rows, summary and findings."""
     artifacts: dict[str, str]
     """Name -> file."""
     made: int
     """Runs that this call did; the others were there."""
     warnings: list[str] = field(default_factory=list)
-    """What the user should know."""
 
 
 def run_study(
@@ -55,13 +53,7 @@ def run_study(
     Called again with the same configuration, runs that are finished are kept, an interrupted one continues from its
     checkpoint, and a failed one is tried again. `out` then holds `runs.csv` (a row per run), `summary.csv` (means over
     seeds with intervals), `findings.csv` (the claims with their differences), `findings.md`, `plot.svg`, `study.html`
-    and `run.json`.
-
-    Args:
-        config: the study, its data, encoder, settings of training and seeds.
-        out: output folder.
-        command: the command line, for the page.
-        progress: makes a progress callback from a title and a total.
+    and `run.json`. The page shows `command`.
 
     Raises:
         InputError: the study, its values, pairs or collections cannot be used; nothing was trained.

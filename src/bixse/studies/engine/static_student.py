@@ -5,9 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 
+from bixse.encoders.loading.attention import backbones
 from bixse.encoders.loading.build import build_encoder, quiet_loading
 from bixse.encoders.loading.saving import save_whole
+from bixse.errors import ModelError, OutputExistsError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -22,30 +26,18 @@ def save_static_student(folder: Path, model: str = "demo", dimensions: int = 128
     The table is the input embedding of a BERT-like model, centred, each token weighted by a / (a + p) (Arora, Liang and
     Ma 2017, "A Simple but Tough-to-Beat Baseline for Sentence Embeddings"), its frequency p taken from its rank in the
     vocabulary by Zipf's law, reduced to its principal axes, and scaled to a mean length of 1. It has no layers, so
-    a study of many cells is trained in minutes where the model itself takes hours; how losses compare on it need not
+    a study of many arms is trained in minutes where the model itself takes hours; how losses compare on it need not
     be how they compare on the model.
 
     Args:
         folder: where to save it; must not exist.
-        model: folder or hub name of the model the table is taken from; "demo" is that of `bixse[demo]`.
+        model: the model the table is taken from.
         dimensions: D of the embeddings, at most the table's.
 
     Raises:
         ModelError: the model cannot be loaded, or has no table of token embeddings.
         OutputExistsError: the folder exists.
-
-    Example:
-        ::
-
-            save_static_student(Path("runs/static"))
-            bixse.evaluate("runs/static", "my-collection").metrics
     """
-    from sentence_transformers import SentenceTransformer
-    from sentence_transformers.sentence_transformer.modules import StaticEmbedding
-
-    from bixse.encoders.loading.attention import backbones
-    from bixse.errors import ModelError, OutputExistsError
-
     if folder.exists():
         raise OutputExistsError(f"{folder}: got a name that is taken; expected a free one; fix: choose another")
     source = build_encoder(model, device="cpu")

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from bixse.errors import ConfigError, did_you_mean
 from bixse.evaluation.metrics import PRIMARY_METRIC
+from bixse.experiments.arms import Arm
 from bixse.studies.engine.measures import train_and_score
+from bixse.studies.engine.study_config import merged
 
 if TYPE_CHECKING:
     from bixse.data.graded_pairs import GradedPairs
-    from bixse.experiments.arms import Arm, Measure
+    from bixse.experiments.arms import Measure
     from bixse.studies.engine.study_config import StudyConfig
     from bixse.studies.findings.contrasts import Contrast
 
@@ -44,11 +46,9 @@ class Study:
     """Or "log"."""
     metric: str = PRIMARY_METRIC
     """What the plot and the table show."""
-    lower_is_better: bool = False
-    """Of the metric."""
     needs_data: bool = True
     """Whether it reads pairs and collections."""
-    notes: Sequence[str] = field(default_factory=tuple)
+    notes: Sequence[str] = ()
     """What to know before reading its table."""
 
 
@@ -65,8 +65,7 @@ def chosen_values(study: Study, config: StudyConfig) -> dict[str, Any]:
                 f"values: got {key!r}; expected one of {known} for study {study.name!r}; "
                 f"fix: {did_you_mean(key, study.defaults)}"
             )
-        default = study.defaults[key]
-        if isinstance(default, list) and (not isinstance(value, list) or not value):
+        if isinstance(study.defaults[key], list) and (not isinstance(value, list) or not value):
             raise ConfigError(f"values: got {value!r} for {key!r}; expected a list; fix: write [a, b, c]")
     return {**study.defaults, **config.values}
 
@@ -74,3 +73,23 @@ def chosen_values(study: Study, config: StudyConfig) -> dict[str, Any]:
 def of_loss(config: StudyConfig, loss: str) -> dict[str, Any]:
     """Settings of an arm that trains with a loss: the word, and what the configuration has for it."""
     return {"loss": loss, **config.per_loss.get(loss, {})}
+
+
+def arms_by(
+    label: str,
+    varied: Iterable[Any],
+    config: StudyConfig,
+    values: Choices,
+    settings: Callable[[str, Any], tuple[dict[str, Any], dict[str, Any]]],
+) -> list[Arm]:
+    """An arm for each loss of the values and each varied value, which `label` names.
+
+    `settings` gives, of a loss and a value, the settings of training on top of the loss's own, and the transforms of
+    the pairs.
+    """
+    found = []
+    for loss in values["losses"]:
+        for value in varied:
+            train, pairs = settings(loss, value)
+            found.append(Arm({"loss": loss, label: value}, train=merged(of_loss(config, loss), train), pairs=pairs))
+    return found

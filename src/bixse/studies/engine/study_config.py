@@ -173,18 +173,12 @@ class StudyConfig(Settings):
 
 
 def preset_names() -> list[str]:
-    """The presets that come with bixse.
-
-    Example:
-        >>> "smoke" in preset_names() and "laptop" in preset_names()
-        True
-    """
+    """The presets that come with bixse."""
     folder = resources.files("bixse.studies").joinpath("presets")
     return sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml"))
 
 
 def _preset(name: str, study: str) -> dict[str, Any]:
-    """The settings of a preset for a study."""
     if name not in preset_names():
         raise InputError(
             f"preset: got {name!r}; expected one of {', '.join(preset_names())}; "
@@ -211,11 +205,7 @@ def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]
 
 
 def train_config(settings: Mapping[str, Any]) -> TrainConfig:
-    """An arm's settings, checked.
-
-    Raises:
-        ConfigError: an unknown key or a value outside its range.
-    """
+    """An arm's settings, checked; raises ConfigError."""
     try:
         return TrainConfig.load(None, settings)
     except ConfigError as error:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,13 +10,15 @@ from typing import TYPE_CHECKING
 from bixse.data.collection import Collection
 from bixse.data.collection_files import files_of_split, load_collection, save_collection
 from bixse.data.graded_pairs import GradedPairs
-from bixse.data.io.files import hash_files, storage_errors
+from bixse.data.io.files import hash_files
 from bixse.data.pairs_files import load_several, save_graded_pairs
+from bixse.data.pydocs.load_pydocs import load_pydocs
 from bixse.data.task_instructions import load_instructions
 from bixse.encoders.identity import model_hashes
 from bixse.errors import InputError
 from bixse.experiments.runner import INPUTS_FOLDER
 from bixse.relevance import GradeScale
+from bixse.studies.engine.static_student import save_static_student
 from bixse.studies.engine.study_config import PYDOCS
 
 if TYPE_CHECKING:
@@ -60,8 +61,6 @@ def prepare_inputs(config: StudyConfig, out: Path) -> StudyInputs:
     folder = out / INPUTS_FOLDER
     model = config.model
     if model == STATIC:
-        from bixse.studies.engine.static_student import save_static_student
-
         model = str(folder / STATIC)
         if not Path(model).is_dir():
             save_static_student(folder / STATIC)
@@ -73,14 +72,16 @@ def prepare_inputs(config: StudyConfig, out: Path) -> StudyInputs:
             load_collection(path, ["test"])
         path = folder / "train.parquet"
         if not path.exists():
-            _save_pairs(load_several(list(data.pairs)), path)
+            save_graded_pairs(load_several(list(data.pairs)), path)
         return StudyInputs(path, data.dev, _dev_split(data.dev), tests, model, *rest)
     if not (folder / "train.parquet").exists():
         collection = divided(_collection(data), data)
         save_collection(collection, folder / collection.name)
         pairs = GradedPairs.from_collection(collection, "train", GradeScale(*data.scale))
         # a judged document without text, as some published collections hold, teaches nothing
-        _save_pairs(GradedPairs.from_rows(row for row in pairs.rows() if row["document"]), folder / "train.parquet")
+        save_graded_pairs(
+            GradedPairs.from_rows(row for row in pairs.rows() if row["document"]), folder / "train.parquet"
+        )
     name = _name(data)
     return StudyInputs(folder / "train.parquet", (folder / name,), "dev", {name: folder / name}, model, *rest)
 
@@ -158,8 +159,6 @@ def _by_hash(collection: Collection, qrels: Qrels, shares: tuple[float, float, f
 
 def _collection(data: StudyData) -> Collection:
     if data.collection == PYDOCS:
-        from bixse.data.pydocs.load_pydocs import load_pydocs
-
         return load_pydocs()
     folder = Path(data.collection)
     loaded = load_collection(folder, list(dict.fromkeys(data.splits or _splits_of(folder))))
@@ -184,12 +183,3 @@ def _named(folders: tuple[Path, ...]) -> dict[str, Path]:
     if len(named) < len(folders):
         raise InputError("data.test: got two folders of one name; expected names of their own; fix: rename one")
     return named
-
-
-def _save_pairs(pairs: GradedPairs, path: Path) -> None:
-    """Written beside its place and renamed: the file is whole or not there."""
-    part = path.with_name(f".part.{path.name}")
-    with storage_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        save_graded_pairs(pairs, part)
-        shutil.move(part, path)

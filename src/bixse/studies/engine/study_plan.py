@@ -35,7 +35,6 @@ class ArmPlan:
     rows: int
     """Training pairs."""
     steps: int
-    """Optimizer steps."""
     tokens: float
     """Tokens read in training."""
     operations: float
@@ -62,52 +61,24 @@ class StudyPlan:
     """States kept for the backward pass of the largest batch; `gradient_cache: true` keeps those of one pass alone."""
     hours: float
     """Device hours of all training, at the assumed speed."""
-    devices: int = 1
-    """Devices that runs are spread over, one each."""
-
-    def lines(self, teraflops: float, utilisation: float) -> list[str]:
-        """The plan in words."""
-        most = max(self.arms, key=lambda plan: plan.steps, default=None)
-        found = [f"{len(self.arms)} trained arms x {self.seeds} seeds, {self.others} other arms"]
-        if most is not None:
-            found.append(f"up to {most.rows:,} training rows and {most.steps:,} steps per run")
-            found.append(
-                f"memory of a training: {self.weights_gib:.1f} GiB for weights, gradients and optimizer, about "
-                f"{self.activations_gib:.1f} GiB for the states of one batch, nothing for scores (the losses are tiled)"
-            )
-            side_by_side = f" ({self.hours / self.devices:,.1f} on {self.devices})" if self.devices > 1 else ""
-            found.append(
-                f"about {self.hours:,.1f} device hours{side_by_side} at {teraflops:g} teraflops and {utilisation:.0%} "
-                "of them used; transforms that drop pairs, and encoding to measure, are not counted"
-            )
-        found += [f"not there: {name}" for name in self.missing] or ["all files are there"]
-        return found
 
 
-def plan_study(config: StudyConfig, devices: int = 1, teraflops: float = 400.0, utilisation: float = 0.35) -> StudyPlan:
+def plan_study(config: StudyConfig, teraflops: float = 400.0, utilisation: float = 0.35) -> StudyPlan:
     """Check every arm's settings and estimate what the study takes; nothing is loaded but small files.
 
     Args:
         config: the study; its `size` stands in where the encoder's files are not there.
-        devices: devices that runs are spread over; each run takes one.
         teraflops: peak of one device in the number type of training.
         utilisation: share of the peak that is reached, in (0, 1].
 
     Raises:
         InputError: an unknown study, or a number that is not above 0.
         ConfigError: an arm's settings cannot be used.
-
-    Example:
-        >>> from bixse.studies.engine.study_config import StudyConfig
-        >>> config = StudyConfig.load(None, {"study": "losses", "preset": "paper-qwen2.5-0.5b"})
-        >>> plan = plan_study(config, devices=8)
-        >>> len(plan.arms), plan.arms[0].steps > 1000
-        (9, True)
     """
-    if devices < 1 or not teraflops > 0 or not 0 < utilisation <= 1:
+    if not teraflops > 0 or not 0 < utilisation <= 1:
         raise InputError(
-            f"plan: got {devices} devices of {teraflops:g} teraflops, {utilisation:g} of them used; expected numbers "
-            "above 0; fix: give those of your machine"
+            f"plan: got {teraflops:g} teraflops, {utilisation:g} of them used; expected numbers above 0; fix: give "
+            "those of your machine"
         )
     study = find_study(config.study)
     arms = study.arms(config, chosen_values(study, config), None)
@@ -126,7 +97,6 @@ def plan_study(config: StudyConfig, devices: int = 1, teraflops: float = 400.0, 
         weights_gib=weight_bytes(size) / 2**30,
         activations_gib=max((plan.states for plan in plans), default=0.0) / 2**30,
         hours=total / (teraflops * 1e12 * utilisation) / 3600,
-        devices=devices,
     )
 
 
@@ -142,10 +112,7 @@ def _plan(arm: Arm, config: StudyConfig, size: EncoderSize, rows: float, queries
     steps = min(optimizer.steps or math.inf, per_epoch * optimizer.epochs)
     seen = min(steps * batch, queries * optimizer.epochs)
     longest = min(settings.max_length or math.inf, settings.train_max_length or math.inf)
-    texts = [
-        (min(size.query_tokens, longest), seen),
-        (min(size.document_tokens, longest), seen * documents),
-    ]
+    texts = [(min(size.query_tokens, longest), seen), (min(size.document_tokens, longest), seen * documents)]
     in_batch = optimizer.batch_size * (size.query_tokens + documents * size.document_tokens)
     return ArmPlan(
         name=", ".join(map(str, arm.labels.values())),
@@ -161,18 +128,10 @@ def _rows_of(config: StudyConfig, size: EncoderSize) -> tuple[float, float, list
     """Training rows, queries, and what is not there."""
     data = config.data
     missing = _absent(dict.fromkeys([*data.pairs, *data.dev, *data.test]))
-    twice = {path.stem for path in data.pairs if [other.stem for other in data.pairs].count(path.stem) > 1}
-    if twice:
-        raise InputError(
-            f"data.pairs: got two files named {sorted(twice)[0]!r}; expected names of their own, which become their "
-            "tasks; fix: rename one"
-        )
     if data.pairs:
-        known = [path for path in data.pairs if path.suffix == ".parquet" and path.is_file()]
-        if len(known) == len(data.pairs):
-            rows = sum(row_count(path) for path in known)
-            return rows, rows / 2, missing
-        return size.training_rows, size.training_rows / 2, missing
+        there = all(path.suffix == ".parquet" and path.is_file() for path in data.pairs)
+        rows = sum(row_count(path) for path in data.pairs) if there else size.training_rows
+        return rows, rows / 2, missing
     if data.collection == PYDOCS:
         return 2795, 239, missing
     qrels = Path(data.collection) / "qrels"

@@ -31,13 +31,7 @@ ClaimVerdict: TypeAlias = Literal["reproduced", "not shown", "contradicted", "no
 
 @dataclass(frozen=True)
 class Contrast:
-    """A weighted sum of arms that a claim says is above 0.
-
-    Example:
-        >>> contrast = Contrast("BiXSE above InfoNCE", (({"loss": "bixse"}, 1.0), ({"loss": "infonce"}, -1.0)))
-        >>> [weight for _, weight in contrast.terms]
-        [1.0, -1.0]
-    """
+    """A weighted sum of arms that a claim says is above 0."""
 
     claim: str
     """What is claimed, in words; true when the sum is above 0."""
@@ -50,7 +44,6 @@ class ClaimResult:
     """A contrast with its figures."""
 
     claim: str
-    """As in `Contrast`."""
     difference: Difference | None
     """The weighted sum with its interval; None where an arm has no figures."""
     seeds: int
@@ -71,23 +64,14 @@ class ClaimResult:
 
 
 def above(claim: str, first: ArmLabels, second: ArmLabels) -> Contrast:
-    """The claim that one arm is above another.
-
-    Example:
-        >>> above("bixse above infonce", {"loss": "bixse"}, {"loss": "infonce"}).terms[1]
-        ({'loss': 'infonce'}, -1.0)
-    """
+    """The claim that one arm is above another."""
     return Contrast(claim, ((first, 1.0), (second, -1.0)))
 
 
 def bixse_above_others(losses: Sequence[str], label: str, values: Sequence[float], words: str) -> list[Contrast]:
     """The claims that BiXSE is above every other loss at each value of a label; none where it was not trained.
 
-    Args:
-        losses: the losses of the study.
-        label: what else distinguishes its arms.
-        values: values of it.
-        words: how a claim names a value, with {} in its place.
+    `words` say how a claim names a value, with {} in its place.
 
     Example:
         >>> [found.claim for found in bixse_above_others(["bixse", "infonce"], "batch_size", [8], "at batch {}")]
@@ -104,12 +88,7 @@ def bixse_above_others(losses: Sequence[str], label: str, values: Sequence[float
 
 
 def key_of(labels: ArmLabels) -> tuple[tuple[str, str | float], ...]:
-    """Labels as something that can be a key; their order does not count.
-
-    Example:
-        >>> key_of({"b": 1, "a": 2}) == key_of({"a": 2, "b": 1})
-        True
-    """
+    """Labels as something that can be a key; their order does not count."""
     return tuple(sorted(labels.items()))
 
 
@@ -117,22 +96,16 @@ def measure(contrast: Contrast, arms: Mapping[Any, PerSeed], seedless: Collectio
     """A contrast's mean and interval over seeds and queries.
 
     Only seeds that all its trained arms have count. A system without training (an untrained encoder, BM25) has one row
-    of figures, which stands beside every seed.
-
-    Args:
-        contrast: the arms and weights.
-        arms: `key_of` labels -> the figures of its seeds.
-        seedless: keys of the systems without training.
+    of figures, which stands beside every seed. Arms are found by `key_of` their labels; `seedless` are the keys of
+    those without training.
 
     Raises:
         InputError: two arms were measured on different queries.
     """
     found = [(key_of(labels), weight) for labels, weight in contrast.terms]
-    if not all(arms.get(key) for key, _ in found):
-        return ClaimResult(contrast.claim, None, 0)
-    trained = [set(arms[key]) for key, _ in found if key not in seedless]
+    trained = [set(arms.get(key, ())) for key, _ in found if key not in seedless]
     seeds = sorted(set.intersection(*trained)) if trained else [0]
-    if not seeds:
+    if not seeds or not all(arms.get(key) for key, _ in found):
         return ClaimResult(contrast.claim, None, 0)
     queries = sorted(next(iter(arms[found[0][0]].values())))
     total = np.zeros((len(seeds), len(queries)))

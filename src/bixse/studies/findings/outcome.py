@@ -25,7 +25,6 @@ class SummaryRow:
     """One arm of a study (a combination of labels) over its seeds."""
 
     labels: ArmLabels
-    """Label -> value."""
     seeds: int
     """Seeds that finished."""
     figures: Mapping[str, float]
@@ -45,15 +44,12 @@ class StudyOutcome:
     """Everything a study shows, as plain data."""
 
     study: Study
-    """The study."""
     config: StudyConfig
-    """What it ran on."""
     results: Sequence[RunResult]
     """One per run."""
     summary: Sequence[SummaryRow]
     """A row per arm."""
     claims: Sequence[ClaimResult]
-    """The claims with their figures."""
     command: str = ""
     """The command line."""
     models: Sequence[str] = ()
@@ -157,7 +153,7 @@ def outcome_of(
         config: its configuration.
         values: what it went through.
         results: one per run, in the order of the study.
-        command: the command line, for the page.
+        command: the command line.
         models: folders of the models that were kept.
         seedless: keys of the systems without training.
     """

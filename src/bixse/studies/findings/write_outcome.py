@@ -15,7 +15,7 @@ from bixse.studies.findings.outcome import CLAIM_HEADERS
 from bixse.training.recipe import MODEL_FOLDER
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping
     from pathlib import Path
 
     from bixse.experiments.arms import ArmRun, RunResult
@@ -32,13 +32,9 @@ FILES = {
     "page": "study.html",
 }
 """What a study writes beside its record."""
-
-
 CARD = "README.md"
 """The model card in a model folder."""
 _BEGIN, _END = "<!-- bixse study -->", "<!-- end of bixse study -->"
-
-
 WORDS = {"ndcg@10": "nDCG@10", "extra_mib": "extra memory, MiB", "batch_size": "queries per batch",
          "hard_negatives": "hard negatives per query", "labels_per_query": "labels per query",
          "noise": "probability of swapped labels", "cutoff": "relevance cutoff",
@@ -48,9 +44,9 @@ WORDS = {"ndcg@10": "nDCG@10", "extra_mib": "extra memory, MiB", "batch_size": "
 
 def write_outcome(outcome: StudyOutcome, out: Path) -> dict[str, str]:
     """Write tables, plot, findings and page; gives name -> file."""
-    write_atomically(out / FILES["runs"], runs_csv(outcome))
-    write_atomically(out / FILES["summary"], summary_csv(outcome))
-    write_atomically(out / FILES["claims"], claims_csv(outcome))
+    write_atomically(out / FILES["runs"], _runs_csv(outcome))
+    write_atomically(out / FILES["summary"], _summary_csv(outcome))
+    write_atomically(out / FILES["claims"], _claims_csv(outcome))
     write_atomically(out / FILES["findings"], markdown(outcome))
     plot = plot_of(outcome)
     save_plot(plot, out / FILES["plot"])
@@ -128,72 +124,58 @@ def markdown(outcome: StudyOutcome) -> str:
     return "\n".join(lines)
 
 
-def runs_csv(outcome: StudyOutcome) -> str:
-    """A row per run: labels, seed, status, metrics, pairs, reason; the wall time last, which is never the same."""
+def _runs_csv(outcome: StudyOutcome) -> str:
+    """A row per run; the wall time last, which is never the same."""
     metrics = list(next((found.metrics for found in outcome.results if found.metrics), {}))
-    labels = list(outcome.results[0].labels) if outcome.results else []
-    head = [*labels, "seed", "status", *metrics, "pairs", "precision", "reason", "seconds"]
-    rows = [
-        [
-            *found.labels.values(), found.seed, found.status,
-            *(_figure(found.metrics.get(metric)) for metric in metrics),
-            "" if found.rows is None else found.rows, found.precision, found.reason, f"{found.seconds:.1f}",
-        ]
+    return _csv(
+        {**found.labels, "seed": found.seed, "status": found.status}
+        | {metric: _figure(found.metrics.get(metric)) for metric in metrics}
+        | {"pairs": found.rows, "precision": found.precision, "reason": found.reason, "seconds": f"{found.seconds:.1f}"}
         for found in outcome.results
-    ]  # fmt: skip
-    return _csv(head, rows)
+    )
 
 
-def summary_csv(outcome: StudyOutcome) -> str:
+def _summary_csv(outcome: StudyOutcome) -> str:
     """A row per arm: means over seeds, the headline's interval and spread."""
-    labels = list(outcome.summary[0].labels) if outcome.summary else []
-    metrics = list(outcome.summary[0].figures) if outcome.summary else []
-    head = [*labels, "seeds", *metrics, "low", "high", "spread", "pairs", "seconds"]
-    rows = [
-        [
-            *row.labels.values(), row.seeds, *(_figure(row.figures.get(metric)) for metric in metrics),
-            *(("", "") if row.interval is None else (_figure(row.interval.low), _figure(row.interval.high))),
-            _figure(row.spread), "" if row.rows is None else row.rows, f"{row.seconds:.1f}",
-        ]
+    return _csv(
+        {**row.labels, "seeds": row.seeds}
+        | {metric: _figure(value) for metric, value in row.figures.items()}
+        | {end: _figure(getattr(row.interval, end, None)) for end in ("low", "high")}
+        | {"spread": _figure(row.spread), "pairs": row.rows, "seconds": f"{row.seconds:.1f}"}
         for row in outcome.summary
-    ]  # fmt: skip
-    return _csv(head, rows)
+    )
 
 
-def claims_csv(outcome: StudyOutcome) -> str:
+def _claims_csv(outcome: StudyOutcome) -> str:
     """A row per claim: the difference with its interval, p as it is and Holm's, and what it says."""
-    rows = []
-    for found in outcome.claims:
-        gap = found.difference
-        figures = ["", "", "", ""] if gap is None else [
-            _figure(gap.mean), _figure(gap.low), _figure(gap.high), _figure(gap.p_value)
-        ]  # fmt: skip
-        queries = "" if gap is None else gap.queries
-        rows.append([found.claim, *figures, _figure(found.adjusted), found.seeds, queries, found.finding])
-    return _csv(["claim", "difference", "low", "high", "p", "p_holm", "seeds", "queries", "finding"], rows)
+    names = {"difference": "mean", "low": "low", "high": "high", "p": "p_value"}
+    return _csv(
+        {"claim": found.claim}
+        | {name: _figure(getattr(found.difference, own, None)) for name, own in names.items()}
+        | {"p_holm": _figure(found.adjusted), "seeds": found.seeds}
+        | {"queries": getattr(found.difference, "queries", None), "finding": found.finding}
+        for found in outcome.claims
+    )
 
 
-def _figure(value: float | None) -> str:
-    return "" if value is None else f"{value:.6g}"
+def _figure(value: float | None) -> str | None:
+    return None if value is None else f"{value:.6g}"
 
 
-def _csv(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows([head, *rows])
+def _csv(rows: Iterable[Mapping[str, object]]) -> str:
+    """Rows of the same keys as CSV; empty where there are none."""
+    text, rows = io.StringIO(), list(rows)
+    if rows:
+        writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
     return text.getvalue()
 
 
 def write_cards(study: Study, runs: Iterable[tuple[ArmRun, RunResult]], folder: Path, command: str) -> list[str]:
     """Add the study to the card of every model that was kept; a second call replaces what the first one wrote.
 
-    Args:
-        study: the study.
-        runs: runs with their results.
-        folder: the folder of all runs.
-        command: the command line that makes the study again.
-
-    Returns:
-        The folders of the models.
+    Returns the folders of the models, which lie below `folder`, that of all runs.
     """
     found = []
     for run, result in runs:

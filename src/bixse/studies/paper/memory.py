@@ -10,8 +10,14 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+from torch import nn
+from torch.nn.functional import binary_cross_entropy_with_logits, normalize
+
 from bixse.errors import InputError
 from bixse.experiments.arms import Arm, Measured
+from bixse.losses.catalogue import build_loss
+from bixse.losses.targets import GradedTargets
 from bixse.studies.engine.study import Study
 
 if TYPE_CHECKING:
@@ -23,7 +29,6 @@ if TYPE_CHECKING:
     from bixse.experiments.arms import ArmRun
     from bixse.studies.engine.study import Choices
     from bixse.studies.engine.study_config import StudyConfig
-    from bixse.studies.findings.contrasts import Contrast
 
 CLEAR_PEAK = Path("/proc/self/clear_refs")
 """Where Linux is told to count the peak of resident memory anew."""
@@ -41,8 +46,6 @@ def resident(field: str) -> float:
 
 def peak_beyond_gradients(work: Callable[[], object], inputs: Sequence[Tensor]) -> float:
     """Peak resident memory in MiB of one call, beyond its inputs and as much again for their gradients."""
-    import torch
-
     gradients = [torch.ones_like(part) for part in inputs]
     level = resident("VmRSS")
     CLEAR_PEAK.write_text("5", encoding="ascii")
@@ -59,11 +62,8 @@ def freed_at_once() -> dict[str, str]:
 def measure_memory(run: ArmRun, inputs: None, own: Path) -> Measured:
     """Extra memory (MiB) and time (s) of one forward and backward pass of a loss, in a process of its own.
 
-    Args:
-        run: its arm's labels are the loss (a word of the catalogue, or `WHOLE_MATRIX`) and the batch size B of queries
-            and as many documents; its option `dim` is D of the embeddings.
-        inputs: nothing is read.
-        own: nothing is written.
+    The labels of its arm are the loss (a word of the catalogue, or `WHOLE_MATRIX`) and the batch size B of queries and
+    as many documents; its option `dim` is D of the embeddings.
 
     Raises:
         InputError: the system does not tell a process's peak memory, or the process failed.
@@ -95,19 +95,9 @@ def _measure_here(loss: str, batch_size: int, dim: int) -> dict[str, float]:
 
 
 class Problem:
-    """Unit embeddings of B = N texts; each query's own document is the best of four graded ones.
-
-    Args:
-        size: B.
-        dim: D of the embeddings.
-    """
+    """Unit embeddings of B = N texts in D dimensions; each query's own document is the best of four graded ones."""
 
     def __init__(self, size: int, dim: int) -> None:
-        import torch
-        from torch.nn.functional import normalize
-
-        from bixse.losses.targets import GradedTargets
-
         generator = torch.Generator().manual_seed(0)
         self.queries = normalize(torch.randn(size, dim, generator=generator), dim=1).requires_grad_()
         self.documents = normalize(torch.randn(size, dim, generator=generator), dim=1).requires_grad_()
@@ -119,12 +109,6 @@ class Problem:
 
 def _pass(word: str, problem: Problem) -> None:
     """Forward and backward of a loss alone."""
-    import torch
-    from torch import nn
-    from torch.nn.functional import binary_cross_entropy_with_logits
-
-    from bixse.losses.catalogue import build_loss
-
     leaves = (problem.queries, problem.documents)
     if word == WHOLE_MATRIX:
         relevance, _ = problem.targets.dense()
@@ -145,10 +129,6 @@ def _arms(config: StudyConfig, values: Choices, pairs: GradedPairs | None) -> li
     ]
 
 
-def _contrasts(values: Choices) -> list[Contrast]:
-    return []
-
-
 MEMORY = Study(
     name="memory",
     title="Memory of a loss beyond embeddings and gradients",
@@ -160,22 +140,14 @@ MEMORY = Study(
         "dim": 384,
     },
     arms=_arms,
-    contrasts=_contrasts,
+    contrasts=lambda values: [],
     measure=measure_memory,
     axis="batch_size",
     axis_scale="log",
     metric="extra_mib",
-    lower_is_better=True,
     needs_data=False,
     notes=("One pass in a fresh process, in float32 on the processor; peak resident memory as Linux counts it.",),
 )
-"""The paper's memory of the score tensors."""
 
-
-def main(arguments: Sequence[Any]) -> None:
-    """Measure one loss and print the figures as JSON: `python -m bixse.studies.paper.memory LOSS BATCH DIM`."""
-    sys.stdout.write(json.dumps(_measure_here(arguments[0], int(arguments[1]), int(arguments[2]))))
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])
+if __name__ == "__main__":  # python -m bixse.studies.paper.memory LOSS BATCH DIM
+    sys.stdout.write(json.dumps(_measure_here(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))))

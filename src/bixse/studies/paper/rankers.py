@@ -122,4 +122,3 @@ RANKERS = Study(
     measure=rank_by_encoder,
     notes=("Every system reorders the same candidates, the first that BM25 finds.",),
 )
-"""The paper's rows of judges as zero-shot rankers."""

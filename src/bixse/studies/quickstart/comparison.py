@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -25,7 +24,7 @@ from bixse.report.schema import (
     TrainingCurve,
     TrainingPoint,
 )
-from bixse.results import CalibrationReport, Comparison
+from bixse.results import Comparison
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
     from bixse.encoders.head import RelevanceHead
     from bixse.evaluation.evaluate import Evaluation
     from bixse.relevance import GradeScale
+    from bixse.results import CalibrationReport, Difference
     from bixse.retrieval.dense_search import EncodedCollection
     from bixse.training.merging.merge import MergeResult
 
@@ -43,25 +43,15 @@ SHOWN_DOCUMENTS = 5
 """Documents of a ranking that are shown."""
 
 
-@dataclass(frozen=True)
-class ReportedSystem:
-    """A system under comparison."""
+class ReportedSystem(NamedTuple):
+    """A system under comparison: its unique key, and what tables show."""
 
     name: str
-    """Unique key."""
     label: str
-    """What tables show."""
 
 
 class Comparer:
-    """Collects the answers of several systems on one split and turns them into a report.
-
-    Args:
-        collection: corpus, queries and judgements.
-        split: the held-out split everything is measured on.
-        scale: of the grades, for calibration.
-        seed: of the bootstrap.
-    """
+    """Collects the answers of several systems on one held-out split and turns them into a report."""
 
     def __init__(self, collection: Collection, split: str, scale: GradeScale, seed: int = 0) -> None:
         self.collection = collection
@@ -93,14 +83,7 @@ class Comparer:
     ) -> RelevanceHead:
         """Fit the head on one split's pairs and measure its probabilities on the held-out pairs, before and after.
 
-        Args:
-            label: of the system, for the report.
-            encoded: the collection under its encoder, with the queries of both splits.
-            head: the trained head; None for a model without one.
-            fit_split: split the calibration is fitted on; never the held-out one.
-
-        Returns:
-            The calibrated head.
+        `fit_split` is never the held-out one, and a model without a head has None. Gives the calibrated head.
         """
         fit_cosines, fit_relevance, fit_queries = self._pairs(encoded, fit_split)
         cosines, relevance, queries = self._pairs(encoded, self.split)
@@ -123,28 +106,27 @@ class Comparer:
         relevance = np.array([self.scale.to_relevance(grade) for _, _, grade in judged])
         return cosines, relevance, [query for query, _, _ in judged]
 
-    def find(self, system: str, baseline: str, metric: str = PRIMARY_METRIC) -> Comparison:
-        """A comparison made before."""
-        wanted = (system, baseline, metric)
-        return next(c for c in self.comparisons if (c.system, c.baseline, c.metric) == wanted)
+    def _verdict(self, system: str, baseline: str) -> Difference:
+        wanted = (system, baseline, PRIMARY_METRIC)
+        return next(c.difference for c in self.comparisons if (c.system, c.baseline, c.metric) == wanted)
 
     def verdict_line(self, system: str, baseline: str, queries: str = "held-out queries") -> str:
         """One plain sentence: better, no difference or worse, with the interval."""
         labels = {entry.name: entry.label for entry in self.systems}
-        found = self.find(system, baseline).difference
+        found = self._verdict(system, baseline)
         return (
             f"{labels[system]} against {labels[baseline]}: {found.verdict} (nDCG@10 {found.mean:+.3f}, "
             f"95 % interval {found.low:+.3f} to {found.high:+.3f}, {found.queries} {queries})"
         )
 
-    def summary(self, system: str, against: Sequence[str]) -> str:
+    def _summary(self, system: str, against: Sequence[str]) -> str:
         """One sentence: what the verdicts say, without figures."""
         labels = {entry.name: entry.label for entry in self.systems}
         words = {"better": "better than", "worse": "worse than", "no difference": "not shown to differ from"}
-        parts = [f"{words[self.find(system, other).difference.verdict]} {labels[other]}" for other in against]
+        parts = [f"{words[self._verdict(system, other).verdict]} {labels[other]}" for other in against]
         return f"{labels[system]} is {' and '.join(parts)} on the held-out queries."
 
-    def changes(self, system: str, baseline: str, kinds: Mapping[str, str]) -> list[QueryChange]:
+    def _changes(self, system: str, baseline: str, kinds: Mapping[str, str]) -> list[QueryChange]:
         """Every query's primary metric under both systems."""
         after, before = (self.found[name].per_query[PRIMARY_METRIC] for name in (system, baseline))
         return [
@@ -158,7 +140,7 @@ class Comparer:
             for query_id in after
         ]
 
-    def side_by_side(
+    def _side_by_side(
         self, system: str, baseline: str, changes: Sequence[QueryChange], head: RelevanceHead | None
     ) -> list[SideBySide]:
         """Both rankings of the queries that moved most, gains first."""
@@ -167,12 +149,9 @@ class Comparer:
         losses = [change for change in by_change if change.change < 0][:SIDE_BY_SIDE]
         return [
             SideBySide(
-                query_id=change.query_id,
-                query=change.query,
+                **change.model_dump(exclude={"kind"}),
                 baseline_name=baseline,
                 system_name=system,
-                baseline_score=change.baseline_score,
-                system_score=change.system_score,
                 baseline=self._top(baseline, change.query_id, None),
                 system=self._top(system, change.query_id, head),
             )
@@ -202,7 +181,6 @@ class Comparer:
         baseline: str,
         against: Sequence[str],
         head: RelevanceHead | None,
-        curves: Sequence[TrainingCurve],
         kinds: Mapping[str, str],
         **rest: Any,
     ) -> ReportData:
@@ -215,16 +193,15 @@ class Comparer:
             baseline: the one its rankings are shown beside.
             against: the baselines the summary names, in order.
             head: gives the system's probabilities in the rankings.
-            curves: training logs.
             kinds: query id -> kind, may be empty.
-            rest: facts, timings, commands and notes of the report.
+            rest: other parts of the report.
         """
-        changes = self.changes(system, baseline, kinds)
+        changes = self._changes(system, baseline, kinds)
         return ReportData(
             title=title,
             created=datetime.now(UTC).isoformat(timespec="seconds"),
             description=description,
-            verdicts=[self.summary(system, against)],
+            verdicts=[self._summary(system, against)],
             systems=[
                 SystemScores(name=entry.name, label=entry.label, metrics=dict(self.found[entry.name].metrics))
                 for entry in self.systems
@@ -232,11 +209,10 @@ class Comparer:
             comparisons=self.comparisons,
             primary_metric=PRIMARY_METRIC,
             calibrations=self.calibrations,
-            training=list(curves),
             per_query_baseline=baseline,
             per_query_system=system,
             per_query=changes,
-            side_by_side=self.side_by_side(system, baseline, changes, head),
+            side_by_side=self._side_by_side(system, baseline, changes, head),
             **rest,
         )
 
@@ -246,22 +222,15 @@ def training_curve(system: str, history: Sequence[Mapping[str, Any]], best_step:
 
     A figure that is no finite number is left out: a batch without a relevant document has no mean logit of such.
     """
-    names = {
-        "loss": "loss",
-        "epoch": "epoch",
-        "logit_bias": "logit_bias",
-        "logit_scale": "logit_scale",
-        "grad_norm": "gradient_norm",
-        "learning_rate": "learning_rate",
-        "mean_logit_relevant": "mean_logit_relevant",
-        "mean_logit_irrelevant": "mean_logit_irrelevant",
-        "eval_dev_ndcg@10": "dev_ndcg",
-    }
+    renamed = {"grad_norm": "gradient_norm", "eval_dev_ndcg@10": "dev_ndcg"}
+    known = set(TrainingPoint.model_fields) - {"step"}
     points: dict[int, dict[str, Any]] = {}
     for entry in history:
         point = points.setdefault(int(entry["step"]), {"step": int(entry["step"])})
-        known = {names[name]: value for name, value in entry.items() if name in names and value is not None}
-        point.update({name: float(value) for name, value in known.items() if math.isfinite(value)})
+        for name, value in entry.items():
+            field = renamed.get(name, name)
+            if field in known and value is not None and math.isfinite(value):
+                point[field] = float(value)
     return TrainingCurve(
         system=system, points=[TrainingPoint(**points[step]) for step in sorted(points)], best_step=best_step
     )

