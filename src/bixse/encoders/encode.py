@@ -19,8 +19,8 @@ from sentence_transformers.util import batch_to_device
 from torch import multiprocessing
 
 from bixse.encoders.embedding import embed_features, take_rows
+from bixse.encoders.instructions import prompt_for
 from bixse.encoders.loading.precision import autocast, resolve_precision
-from bixse.encoders.prompts import prompt_for
 from bixse.errors import BixseError, InputError
 
 if TYPE_CHECKING:
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
     from torch import Tensor
 
+    from bixse.data.graded_pairs import Kind
     from bixse.encoders.loading.precision import Precision
-    from bixse.encoders.prompts import Kind
 
 TEXTS_PER_BLOCK = 512
 """Texts tokenised together; sorted by length, so a block holds texts of like length."""

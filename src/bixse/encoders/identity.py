@@ -13,9 +13,9 @@ import torch
 from bixse.data.io.files import file_hash
 from bixse.encoders.encode import encoding_device
 from bixse.encoders.head import HEAD_FILE
-from bixse.encoders.loading.parts import parts_of
+from bixse.encoders.instructions import prompt_for
+from bixse.encoders.loading.attention import parts_of
 from bixse.encoders.loading.precision import resolve_precision
-from bixse.encoders.prompts import prompt_for
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from bixse.encoders.encode import encode_on
 from bixse.encoders.identity import embeddings_key, model_hashes
-from bixse.encoders.instructions import prompts_hash, use_task
-from bixse.encoders.loading.demo import demo_model_path
+from bixse.encoders.instructions import prompt_for, prompts_hash, use_task
+from bixse.encoders.loading.build import demo_model_path
 from bixse.encoders.loading.precision import resolve_precision
-from bixse.encoders.prompts import prompt_for
 from bixse.errors import InputError
 from bixse.evaluation.block_search import search_blocks
 from bixse.retrieval.bm25 import BM25, BM25_NAME

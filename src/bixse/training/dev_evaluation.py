@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 from bixse.data.collection_files import files_of_split, load_collection
 from bixse.data.collection_warnings import warn_of_missing
 from bixse.data.io.files import hash_files
-from bixse.encoders.instructions import use_task
-from bixse.encoders.prompts import prompt_for
+from bixse.encoders.instructions import prompt_for, use_task
 from bixse.errors import InputError
 from bixse.evaluation.dev_evaluator import GradedRetrievalEvaluator, MeanEvaluator
 from bixse.evaluation.evaluate import evaluate_query_sets

@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bixse.encoders.identity import embeddings_key
-from bixse.encoders.instructions import prompts_hash, use_task
+from bixse.encoders.instructions import prompt_for, prompts_hash, use_task
 from bixse.encoders.loading.build import build_encoder
-from bixse.encoders.prompts import prompt_for
 from bixse.retrieval.index.manifest import EncoderIdentity
 
 if TYPE_CHECKING:

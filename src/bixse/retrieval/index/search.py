@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 from bixse.data.trec import write_run
 from bixse.encoders.encode import encode_texts
-from bixse.encoders.instructions import use_task
-from bixse.encoders.prompts import prompt_for
+from bixse.encoders.instructions import prompt_for, use_task
 from bixse.errors import InputError, ModelError, shorten
 from bixse.retrieval.hits import Hit, check_queries, check_top, chosen_threshold, hits_of, probable
 from bixse.retrieval.index.approximate import ApproximateSearch

@@ -19,8 +19,7 @@ from bixse.data.pydocs.load_pydocs import PYDOCS_PYTHON, PYDOCS_RELEVANT_GRADE, 
 from bixse.data.run_record import open_run
 from bixse.data.trec import write_run
 from bixse.encoders.head import RelevanceHead
-from bixse.encoders.loading.build import build_encoder
-from bixse.encoders.loading.demo import demo_model_path
+from bixse.encoders.loading.build import build_encoder, demo_model_path
 from bixse.evaluation.evaluate import evaluate, evaluate_query_sets
 from bixse.evaluation.metrics import PRIMARY_METRIC
 from bixse.evaluation.systems import EncoderSystem
