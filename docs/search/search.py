@@ -26,8 +26,8 @@ from bixse.data.pydocs.load_pydocs import PYDOCS_RELEVANT_GRADE, PYDOCS_SCALE, l
 from bixse.encoders.loading.build import build_encoder, load_relevance_model
 from bixse.evaluation.dev_evaluator import GradedRetrievalEvaluator
 from bixse.retrieval.bm25 import BM25
-from bixse.retrieval.dense_search import encode_collection
 from bixse.retrieval.exact import DEPTH
+from bixse.retrieval.search_collection import encode_collection
 from bixse.training.config import TrainConfig
 from bixse.training.dev_evaluation import candidate_corpus
 from bixse.training.recipe import train

@@ -40,9 +40,8 @@ def model_path_settings(model: str | Path) -> tuple[str, ...]:
 def embeddings_key(model: SentenceTransformer, portable: bool = False) -> str:
     """Hash of everything that the embedding of a document depends on beside its text.
 
-    That is: the weights, the modules and their settings, the tokenizers, the document prompt, the length limit, the
-    dimensions, and the numbers computed with. With `portable`, what is of this machine and its setting is left out: the
-    numbers computed with, and whether weights that are stored in half precision were loaded as float32.
+    With `portable`, what is of this machine and its setting is left out: the precision computed in, and whether weights
+    that are stored in half precision were loaded as float32.
     """
     digest = hashlib.sha256()
     for name, tensor in sorted(model.state_dict().items()):
@@ -62,7 +61,7 @@ def embeddings_key(model: SentenceTransformer, portable: bool = False) -> str:
 
 
 def _tokenizer_content(tokenizer: Any) -> str:
-    """All that decides the tokens of a text, except the length limit; the same after saving and loading."""
+    """All that decides the tokens of a text except the length limit; the same after saving and loading."""
     backend = getattr(tokenizer, "backend_tokenizer", tokenizer)
     sides = [getattr(tokenizer, name, None) for name in ("truncation_side", "padding_side")]
     if hasattr(backend, "to_str"):

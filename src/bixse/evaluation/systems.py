@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from bixse.encoders.encode import encode_on
 from bixse.encoders.identity import embeddings_key, model_hashes
 from bixse.encoders.instructions import prompt_for, prompts_hash, use_task
-from bixse.encoders.loading.build import demo_model_path
+from bixse.encoders.loading.build import build_encoder, demo_model_path
 from bixse.encoders.loading.precision import resolve_precision
 from bixse.errors import InputError
 from bixse.evaluation.block_search import search_blocks
@@ -116,8 +116,6 @@ class EncoderSystem(System):
     def encoder(self) -> SentenceTransformer:
         """The loaded model."""
         if self._loaded is None:
-            from bixse.encoders.loading.build import build_encoder  # BM25 needs none of the libraries of models
-
             self._loaded = self._given
             if self._loaded is None:
                 self._loaded = build_encoder(self.label, self.max_length, trust_remote_code=self.trust_remote_code)

@@ -44,11 +44,7 @@ class EncodingSettings(Settings):
         return self
 
     def chosen_devices(self) -> tuple[list[str] | None, list[str]]:
-        """One device per process, or None for the usual one; and warnings.
-
-        Raises:
-            InputError: an unknown device.
-        """
+        """One device per process, or None for the usual one; and warnings."""
         from bixse.encoders.encode import check_devices, warn_of_too_many
 
         named = self.devices if self.processes is None else ("cpu",) * self.processes
@@ -122,11 +118,7 @@ class SearchSettings(EncodingSettings):
         return self
 
     def check_for(self, is_index: bool) -> None:
-        """Refuse settings that the model's kind, an index or a model, has no use for.
-
-        Raises:
-            InputError: names the setting.
-        """
+        """Refuse, by an InputError, settings that an index, or a model, has no use for."""
         other = ("processes", "devices", "cache", "collection") if is_index else ("queries", "exact", "model_at")
         given = [name for name in other if getattr(self, name) not in (None, False)]
         if given:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from bixse.data.io.files import file_hash
 from bixse.data.io.hashes import HASHES_FILE, damage
 from bixse.encoders.loading.precision import make_weights_float32, resolve_precision
-from bixse.encoders.pooling import check_first_token, check_pooling, pool_backbone, reads_pooler
+from bixse.encoders.pooling import check_pooling, pool_backbone
 from bixse.errors import ModelError, did_you_mean
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ def build_encoder(
             "transformers encoder; fix: check the name, that the folder holds config.json and model.safetensors, and "
             "that a hub name can be reached"
         ) from error
-    lacking = missing if reads_pooler(model) else {key for key in missing if not key.startswith("pooler.")}
+    lacking = missing if _reads_pooler(model) else {key for key in missing if not key.startswith("pooler.")}
     if lacking:
         shown = ", ".join(sorted(lacking)[:3])
         raise ModelError(
@@ -114,7 +114,6 @@ def build_encoder(
     with quiet_loading():
         pool_backbone(model, name, pooling, missing)
     set_attention(model, name, model.backbone_files is not None, bidirectional)
-    check_first_token(model, name)
     _check_is_encoder(model, name)
     if max_length is not None:
         if max_length < 4 or (longest is not None and max_length > longest):
@@ -161,7 +160,7 @@ def set_dropout(model: SentenceTransformer, probability: float) -> None:
 
 @contextlib.contextmanager
 def quiet_loading() -> Iterator[None]:
-    """Keep the libraries' own progress bars and notices off the terminal while a model loads or is saved."""
+    """Keep all that the libraries print off the terminal while a model loads or is saved."""
     with no_library_bars(), contextlib.redirect_stderr(io.StringIO()):
         yield
 
@@ -202,6 +201,18 @@ def _missing_weights(model: SentenceTransformer, trust_remote_code: bool) -> set
         )
         missing.update(found["missing_keys"])
     return missing
+
+
+def _reads_pooler(model: SentenceTransformer) -> bool:
+    """Whether the embedding is the backbone's own `pooler_output`; its weights count then."""
+    from bixse.encoders.loading.attention import backbones
+
+    outputs = [
+        modality.get("method_output_name")
+        for part in backbones(model)
+        for modality in getattr(part, "modality_config", {}).values()
+    ]
+    return any("pooler_output" in ([output] if isinstance(output, str) else output or []) for output in outputs)
 
 
 def _resolve(name_or_path: str | Path) -> str | Path:
