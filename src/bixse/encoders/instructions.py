@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 PROMPT_NAMES: dict[str, tuple[str, ...]] = {"query": ("query",), "document": ("document", "passage", "corpus")}
 """Names under which a model may keep the prompt of a kind, the first one present wins."""
 INSTRUCTIONS_FILE = "instructions.json"
-"""Name of the table's file inside a model folder."""
 BORDER_SAMPLES = ("what is it", "1 file", "(a) list", ".dot", " space", "été", "查询")
 """Beginnings of texts that a tokenizer might join to the end of a prompt."""
 

@@ -15,13 +15,11 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 Embeddings: TypeAlias = "torch.Tensor | npt.NDArray[Any]"
-"""(n, D) numbers of any float type."""
 QUERY_BLOCK = 256
 """Queries scored at once; with the default chunk the block of scores takes about 20 MB."""
 _INDEX_BITS = 32
 """Low bits of a sort key that hold the document's position."""
 _NO_KEY = -(1 << 63)
-"""Below every sort key."""
 DEPTH = 100
 """Documents retrieved per query unless another number is asked for."""
 

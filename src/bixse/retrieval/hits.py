@@ -117,7 +117,7 @@ def read_queries(path: Path) -> dict[str, str]:
 
 
 def plain_hits(hits: Iterable[Hit]) -> list[dict[str, Any]]:
-    """Hits as plain data, with their ranks."""
+    """Hits as plain data, ranked from 1."""
     return [
         {"rank": rank, "document_id": hit.document_id, "cosine": round(hit.cosine, 4),
          "probability": None if hit.probability is None else round(hit.probability, 4),

@@ -85,18 +85,16 @@ class EncodedCollection:
     """A corpus and queries under one encoder, in memory: encoded once, searched and compared as often as needed."""
 
     document_ids: Sequence[str]
-    """N ids."""
     documents: NDArray[np.float32]
     """(N, D), L2-normalised."""
     query_ids: Sequence[str]
-    """Q ids."""
     queries: NDArray[np.float32]
     """(Q, D), L2-normalised."""
 
     def search(
         self, query_ids: Sequence[str], depth: int = DEPTH, exclude_self: bool = False
     ) -> dict[str, dict[str, float]]:
-        """The `depth` documents of highest cosine of each query: a run; see `to_run` for `exclude_self`."""
+        """A run of the `depth` documents of highest cosine per query; see `to_run` for `exclude_self`."""
         rows = self._rows(self.query_ids, query_ids)
         scores, indices = exact_search(self.queries[rows], self.documents, depth + exclude_self)
         run = to_run(list(query_ids), list(self.document_ids), scores, indices, exclude_self)
@@ -122,7 +120,7 @@ def encode_collection(
     progress: ProgressBars | None = None,
     cache: str | Path | None = None,
 ) -> EncodedCollection:
-    """Embed every document of a collection, see `encode_corpus`, and the named queries."""
+    """Embed every document of a collection (see `encode_corpus`) and the named queries."""
     return EncodedCollection(
         document_ids=list(collection.corpus),
         documents=encode_corpus(model, collection.corpus, progress, cache),

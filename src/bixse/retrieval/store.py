@@ -28,7 +28,6 @@ SAVED_TOGETHER = 2048
 LOOKED_UP_TOGETHER = 4096
 """Texts of one look-up, below SQLite's limit of 32,766 parameters."""
 SECONDS_WAITED = 60.0
-"""How long a process waits for another one that writes."""
 _TABLE = "CREATE TABLE IF NOT EXISTS embeddings (text BLOB PRIMARY KEY, embedding BLOB NOT NULL)"
 
 
@@ -52,7 +51,7 @@ class EmbeddingStore:
         self.model = model
         root = cache_folder(cache)
         self.path = None if root is None else root / EMBEDDINGS_FOLDER / f"{embeddings_key(model)}.sqlite"
-        """The file; None where nothing is kept."""
+        """None where nothing is kept."""
         self.failure: str | None = None
         """Why embeddings could not be kept; None where they were."""
         self.encoded = 0

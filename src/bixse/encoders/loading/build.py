@@ -38,7 +38,6 @@ OWN_WORDS = ("bm25", "demo")
 MODEL_FILES = ("modules.json", "config.json")
 """Files that make a folder, or a repository of the hub, a model."""
 SECONDS_FOR_HUB = 10.0
-"""How long the hub may take to say whether it has a model."""
 
 
 def build_encoder(
@@ -167,7 +166,7 @@ def quiet_loading() -> Iterator[None]:
 
 @contextlib.contextmanager
 def no_library_bars() -> Iterator[None]:
-    """Keep transformers' own progress bars and notices away; ours and errors still show."""
+    """Keep transformers' progress bars and notices away; ours and errors still show."""
     from transformers.utils import logging
 
     had_bar, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
@@ -182,7 +181,7 @@ def no_library_bars() -> Iterator[None]:
 
 
 def _missing_weights(model: SentenceTransformer, trust_remote_code: bool) -> set[str]:
-    """Names of weights that the files of a model lack; transformers fills them at random with only a warning.
+    """Names of weights that the files lack; transformers fills them at random with only a warning.
 
     On PyTorch's meta device names and shapes are read, no weights.
     """

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
 PRECISION_VARIABLE = "BIXSE_PRECISION"
-"""Environment variable that holds the setting of this process and of those that it starts."""
 Precision: TypeAlias = Literal["float32", "bfloat16"]
 """What is computed in. Of bfloat16: matrix products, by autocast; sums, norms and losses stay float32."""
 Setting: TypeAlias = Literal["auto", "float32", "bfloat16"]

@@ -93,7 +93,6 @@ class IndexFiles:
         return best.result()
 
     def embeddings(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
-        """(n, D) embeddings of n rows."""
         found = np.empty((len(rows), self.manifest.encoder.dimensions), dtype=np.float32)
         shard_of = np.searchsorted(self._starts, rows, side="right") - 1
         for number in np.unique(shard_of):

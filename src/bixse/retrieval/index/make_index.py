@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 BUILD_FOLDER = ".building"
-"""Folder inside an index in which the next one is made."""
 LOCK_FILE = ".lock"
 RECALL_QUERIES = 200
 """Queries that recall is measured on, at most; drawn with a fixed seed."""
@@ -55,9 +54,7 @@ class IndexReport:
     encoded: int = 0
     """Texts that were encoded; the others were stored."""
     seconds: float = 0.0
-    """Wall time."""
     reused: bool = False
-    """The same index was there already."""
     warnings: tuple[str, ...] = ()
 
 

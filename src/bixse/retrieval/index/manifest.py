@@ -30,7 +30,6 @@ class StoredFile(_Record):
 
     name: Annotated[str, Field(pattern=rf"^{FILE_NAME}$")]
     size: int
-    """Bytes."""
     sha256: str
 
     @classmethod
@@ -41,7 +40,6 @@ class StoredFile(_Record):
         return cls(name=path.name, size=path.stat().st_size, sha256=digest)
 
     def check_size(self, folder: Path) -> None:
-        """Refuse a file that is missing or was cut; raises InputError."""
         path = folder / self.name
         size = path.stat().st_size if path.is_file() else None
         if size != self.size:
@@ -90,7 +88,7 @@ class Recall(_Record):
     at_10: float
     at_100: float
     queries: int
-    """Queries it was measured on."""
+    """Number of queries measured on."""
     source: str
     """What they were, in words."""
 
@@ -99,9 +97,7 @@ class Manifest(_Record):
     """What is known of an index."""
 
     format: Literal[2] = 2
-    """Version of the manifest."""
     created: str
-    """UTC time."""
     encoder: EncoderIdentity
     corpus: str
     """SHA-256 of the corpus file."""
@@ -124,11 +120,9 @@ class Manifest(_Record):
 
     @property
     def size(self) -> int:
-        """Bytes of all files."""
         return sum(file.size for file in self.files)
 
     def lines(self, folder: Path) -> list[str]:
-        """What the index is, for a terminal."""
         kind = "exact" if self.ann is None else f"{self.ann.factory} ({self.ann.parameters})"
         found = [
             f"{folder}: {self.documents:,} documents, {kind}, {self.dtype}, {self.size / 1e6:,.1f} MB",
@@ -143,7 +137,6 @@ class Manifest(_Record):
         return found
 
     def figures(self) -> dict[str, Any]:
-        """What the index is, as plain data."""
         return {**self.model_dump(include={"documents", "dtype", "encoder", "ann", "recall"}), "bytes": self.size}
 
 

@@ -55,7 +55,7 @@ class SearchIndex:
 
     @property
     def head(self) -> RelevanceHead | None:
-        """What makes cosines probabilities of relevance; None for a model without it."""
+        """None for a model without relevance head."""
         return getattr(self.model, "head", None)
 
     def __len__(self) -> int:
