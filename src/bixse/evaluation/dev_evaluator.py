@@ -24,7 +24,7 @@ class GradedRetrievalEvaluator(BaseEvaluator):
     """Graded nDCG@10 and its companions on a small collection, for choosing a checkpoint during training.
 
     For a quick figure the corpus holds the judged documents and hard ones beside them. `name` is the prefix of the
-    metrics, for example "dev".
+    metrics: the headline is `<name>_ndcg@10`.
     """
 
     def __init__(
@@ -47,16 +47,14 @@ class GradedRetrievalEvaluator(BaseEvaluator):
     def __call__(
         self, model: Any, output_path: str | Path | None = None, epoch: float = -1, steps: int = -1
     ) -> dict[str, float]:
-        """Encode, search and score; the headline is `<name>_ndcg@10`."""
         found = evaluate(EncoderSystem(model, cache="none"), self.task)
         return {f"{self.name}_{metric}": value for metric, value in found.metrics.items()}
 
 
 class MeanEvaluator(BaseEvaluator):
-    """Several collections as one: the mean of each figure, every collection counting as much.
+    """The mean of each figure over several collections, each with a name of its own, beside the figures themselves.
 
-    sentence-transformers' `SequentialEvaluator` gives the last score, not the mean. Each evaluator has a name of its
-    own; `name` is the prefix of the means.
+    sentence-transformers' `SequentialEvaluator` gives the last score, not the mean.
     """
 
     def __init__(self, evaluators: Sequence[GradedRetrievalEvaluator], name: str = "dev") -> None:
@@ -68,7 +66,6 @@ class MeanEvaluator(BaseEvaluator):
     def __call__(
         self, model: Any, output_path: str | Path | None = None, epoch: float = -1, steps: int = -1
     ) -> dict[str, float]:
-        """The figures of each collection, and their means; the headline is `<name>_ndcg@10`."""
         found = {evaluator.name: evaluator(model, output_path, epoch, steps) for evaluator in self.evaluators}
         means = {
             f"{self.name}_{metric}": float(np.mean([figures[f"{own}_{metric}"] for own, figures in found.items()]))
@@ -78,4 +75,3 @@ class MeanEvaluator(BaseEvaluator):
 
 
 DevEvaluator: TypeAlias = GradedRetrievalEvaluator | MeanEvaluator
-"""What chooses a checkpoint: one dev collection, or the mean of several."""

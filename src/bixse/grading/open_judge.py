@@ -76,7 +76,7 @@ def open_judge(names: Sequence[str], rubric: Rubric, options: JudgeOptions | Non
         )
     name = names[0]
     if name.startswith(REPLAY):
-        from bixse.grading.replay.replay_judge import open_replay
+        from bixse.grading.local.replay_judge import open_replay
 
         scale = None if options.scale is None else GradeScale(*options.scale)
         return open_replay(name, options.texts, options.score_map, scale)
