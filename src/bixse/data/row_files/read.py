@@ -29,8 +29,9 @@ BLOCK_ROWS = 1024
 """Most rows of a block."""
 BLOCK_BYTES = 1 << 26
 """Most bytes of text that a block of JSONL or CSV is read from."""
-LINES_BYTES = 1 << 23
-"""Bytes of lines that are read at once."""
+LINES_BYTES = 1 << 21
+"""Bytes of lines that are read at once: 32 such blocks are read ahead, and each function of JSON in a query holds what
+it parsed of one."""
 LONGEST_LINE = 1 << 26
 """Most bytes of one line or field, so that a file without line ends does not fill the memory."""
 

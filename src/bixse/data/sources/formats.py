@@ -94,6 +94,7 @@ class Format:
     query_value: str = "get(j, query_key)"
     query_id_value: str = "get(j, id_key)"
     query_by_id: bool = False
+    values: Mapping[str, str] = field(default_factory=dict)
     task: str = "NULL"
     task_from: str = ""
     tasks: Mapping[str, str] = field(default_factory=dict)

@@ -260,7 +260,7 @@ class Source:
                     if pc.min(pc.binary_length(lines)).as_py() == 0:
                         table = table.filter(pc.not_equal(table["json"], ""))
                     for start in range(0, len(table), most):
-                        yield _with_single_keys(table.slice(start, most), errors), position
+                        yield _strict(table.slice(start, most), errors), position
                 return
             except (pa.ArrowException, OSError):
                 pass
@@ -390,10 +390,12 @@ def _unheard(_file: Path, _position: int) -> None:
     """Nobody wants to know how far the reading has come."""
 
 
-def _with_single_keys(rows: pa.Table, errors: InvalidFileError) -> pa.Table:
-    """Rows without those where an object inside an object has a key twice, which the database would not see."""
-    nested = rows.filter(pc.greater(pc.count_substring(rows["json"], "{"), 1))
-    lines = zip(*(nested[name].to_pylist() for name in ("row", "json")), strict=True)
+def _strict(rows: pa.Table, errors: InvalidFileError) -> pa.Table:
+    """Rows without those that the database would take: an inner object with a key twice, a comma before a bracket."""
+    suspect = pc.or_(
+        pc.greater(pc.count_substring(rows["json"], "{"), 1), pc.match_substring_regex(rows["json"], r",\s*[\]}]")
+    )
+    lines = zip(*(rows.filter(suspect)[name].to_pylist() for name in ("row", "json")), strict=True)
     refused = [number for number, line in lines if json_object(number, line, errors) is None]
     return rows.filter(pc.invert(pc.is_in(rows["row"], pa.array(refused, pa.int64())))) if refused else rows
 
