@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from bixse.data.collection_files import load_corpus
-from bixse.data.collection_warnings import warn_of_empty
+from bixse.data.collection_files import load_corpus, warn_of_empty
 from bixse.encoders.encode import encode_on, encode_texts
 from bixse.encoders.instructions import use_task
 from bixse.encoders.loading.build import build_encoder

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
-from bixse.data.collection_files import files_of_split, load_collection
-from bixse.data.collection_warnings import warn_of_missing
+from bixse.data.collection_files import files_of_split, load_collection, warn_of_missing
 from bixse.data.io.files import hash_files
 from bixse.encoders.instructions import use_task
 from bixse.encoders.prompts import prompt_for

@@ -177,7 +177,6 @@ class RowMapping:
         ).fetchall()
 
     def insert(self, rows: pa.Table) -> None:
-        """Add rows to those that `load` took."""
         self.database.register("json_rows", rows)
         self.database.execute(
             "INSERT INTO rows SELECT row, j, keys{values} "
