@@ -222,14 +222,7 @@ def warn_of_collection(
 ) -> list[str]:
     """Documents without text or missing, grades below the lowest relevant one, queries that are documents.
 
-    Args:
-        corpus: what was found in the corpus.
-        missing: judgements of the split that were left out since the corpus lacks their document.
-        split: name of the judgements.
-        queries: the judged queries.
-        qrels: the judgements that are scored against.
-        min_relevant_grade: grade from which a document is relevant for recall, MRR and MAP.
-        exclude_self: the document that has the query's own id is left out of its answers.
+    `missing` judgements of the split were left out since the corpus lacks their document.
     """
     return [
         *warn_of_empty(corpus.empty, corpus.count),

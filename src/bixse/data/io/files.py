@@ -168,12 +168,7 @@ def put_in_place(part: Path, target: Path) -> None:
 
 
 def file_hash(path: Path, step: Callable[[int], None] | None = None) -> str:
-    """SHA-256 of a file's bytes, in hexadecimal.
-
-    Args:
-        path: the file.
-        step: is told how many more bytes were read, from time to time.
-    """
+    """SHA-256 of a file's bytes, in hexadecimal; `step` is told how many more bytes were read."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(1 << 20):

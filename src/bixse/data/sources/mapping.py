@@ -76,11 +76,7 @@ class RowMapping:
     """Maps tables of rows, written as JSON, to judgements and errors.
 
     Args:
-        form: of the rows.
-        columns: names of the columns of a table.
-        scale: of the grades.
-        stated: whether the user stated it.
-        score_map: from a teacher's scores to relevance, where one is stated.
+        stated: whether the user stated the scale.
         folder: for what does not fit into memory.
         corpus: whether there is a corpus.
         text_ids: make ids from the texts instead of taking those of the rows.

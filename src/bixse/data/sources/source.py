@@ -203,14 +203,9 @@ class Source:
         limit: int | None = None,
         reached: Reached | None = None,
     ) -> Iterator[pa.Table]:
-        """The judgements of one file as tables, counted by status; what cannot be read goes to `errors`.
+        """The judgements of a file as tables, counted by status, at most `limit`; `errors` takes what cannot be read.
 
-        Args:
-            mapping: what `open` gave.
-            file: one of `files`.
-            errors: receives the errors.
-            limit: judgements to read.
-            reached: is told how many bytes of the file were read.
+        Raises InputError where the file cannot be read, or its scores carry no grades.
         """
         form, scores = self.form, FileScores()
         task = {"file": task_name(file), "folder": self.path.resolve().name}.get(form.task_from)
