@@ -14,9 +14,9 @@ from bixse.grading.server.client import REFUSALS
 from bixse.grading.server.secret import Secret
 from helpers.chat_server import planted, spellings_of
 from helpers.key_search import holds_key
+from helpers.server_questions import SHARES
 from helpers.tiny_judges import save_judge
 
-SHARES = [0.1, 0.2, 0.3, 0.3]
 KEY = "sk/very+secret-0123456789"
 
 

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from bixse.grading.grade_settings import JudgeOptions
-from bixse.grading.judge import Question, Usage, same_model
-from bixse.grading.rubrics import load_rubric
+from bixse.grading.judge import Usage, same_model
 from bixse.grading.server.server_judge import ServerJudge
-from helpers.chat_server import chat_server, planted
+from helpers.chat_server import chat_server
 from helpers.key_search import holds_key
+from helpers.server_questions import RUBRIC, ask_all, planted_question
 
 QUESTIONS = 3_000
 ENDS = {  # what is planted -> the status it ends with
@@ -52,27 +52,20 @@ def storm(dice, count=QUESTIONS, ends=tuple(ENDS)):
     return plans
 
 
-def questions(plans, rubric):
-    found = []
-    for number, (shares, faults, end) in enumerate(plans):
-        document = planted(str(number), shares, faults, end)
-        messages = rubric.variants[0].messages("query", document)
-        found.append(Question(str(number), "d", "query", document, messages=messages))
-    return found
+def questions(plans):
+    return [planted_question(str(number), faults, end, shares) for number, (shares, faults, end) in enumerate(plans)]
 
 
 def test_thousands_of_questions_in_a_storm(monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
-    rubric = load_rubric("trec-dl-0-3")
     plans = storm(random.Random(7))
     with chat_server() as server:
         addresses = [server.scenario(group="storm"), server.scenario(group="storm")]
-        with ServerJudge(addresses, rubric, JudgeOptions(max_tokens=32, timeout=3.0, concurrency=32)) as judge:
-            answers = [(int(question.query_id), answer) for question, answer in judge.answers(questions(plans, rubric))]
+        with ServerJudge(addresses, RUBRIC, JudgeOptions(max_tokens=32, timeout=3.0, concurrency=32)) as judge:
+            answers = {int(identifier): answer for identifier, answer in ask_all(judge, questions(plans)).items()}
         stats = [server.stats(address) for address in addresses]
-    assert Counter(number for number, _ in answers) == Counter(range(QUESTIONS))
     wrong = []
-    for number, answer in answers:
+    for number, answer in answers.items():
         shares, faults, end = plans[number]
         grade = np.average([0, 1, 2, 3], weights=shares) if ENDS[end] == "graded" else None
         expected = answer.grade if end in BOUNDED else grade
@@ -83,14 +76,14 @@ def test_thousands_of_questions_in_a_storm(monkeypatch):
         if answer.grade is not None and not answer.low - 1e-6 <= grade <= answer.high + 1e-6:
             wrong.append((number, end, faults, answer.low, answer.high, grade, "outside its bounds"))
     assert wrong == []
-    for number, answer in answers:
+    for number, answer in answers.items():
         end = plans[number][2]
         assert not holds_key(answer.to_json(), KEY)
         assert (end == "other-model") == (not same_model("judge-model", answer.judge))
         if ENDS[end] == "graded":
             read = (0, 0) if end.startswith("usage") else (50, 40)
             assert answer.usage == Usage(*read, answer.usage.completion)
-    assert {answer.mode for _, answer in answers} == {"top-logprobs"}
+    assert {answer.mode for answer in answers.values()} == {"top-logprobs"}
     seen = Counter()
     for each in stats:
         seen.update(each["counts"])
@@ -101,14 +94,12 @@ def test_thousands_of_questions_in_a_storm(monkeypatch):
 
 def test_written_ratings_in_a_storm():
     """The grade is the one that was written; a number that is no rating never is one."""
-    rubric = load_rubric("trec-dl-0-3")
     plans = storm(random.Random(8), 1000, tuple(WRITTEN_ENDS))
     with chat_server() as server:
         addresses = [server.scenario(group="written", no_logprobs=True) for _ in range(2)]
-        with ServerJudge(addresses, rubric, JudgeOptions(mode="verbal", timeout=3.0, concurrency=32)) as judge:
-            answers = [(int(asked.query_id), answer) for asked, answer in judge.answers(questions(plans, rubric))]
-    assert Counter(number for number, _ in answers) == Counter(range(len(plans)))
-    found = {number: (answer.status, answer.grade) for number, answer in answers}
+        with ServerJudge(addresses, RUBRIC, JudgeOptions(mode="verbal", timeout=3.0, concurrency=32)) as judge:
+            answers = ask_all(judge, questions(plans))
+    found = {int(identifier): (answer.status, answer.grade) for identifier, answer in answers.items()}
     expected = {
         number: (WRITTEN_ENDS[end], float(np.argmax(shares)) if WRITTEN_ENDS[end] == "graded" else None)
         for number, (shares, _, end) in enumerate(plans)

@@ -12,7 +12,7 @@ from sentence_transformers.base.evaluation import BaseEvaluator
 from bixse.data.collection_files import files_of_split, load_collection
 from bixse.data.collection_warnings import warn_of_missing
 from bixse.data.io.files import hash_files
-from bixse.encoders.prompts import prompt_for
+from bixse.encoders.instructions import prompt_for
 from bixse.errors import InputError
 from bixse.evaluation.evaluate import evaluate, evaluate_query_sets
 from bixse.evaluation.metrics import METRICS, PRIMARY_METRIC

@@ -12,7 +12,7 @@ import torch
 from sentence_transformers.util import batch_to_device
 
 from bixse.encoders.embedding import embed_features, number_of_texts, take_rows
-from bixse.encoders.prompts import prompt_for
+from bixse.encoders.instructions import prompt_for
 from bixse.errors import InputError, StorageError
 
 if TYPE_CHECKING:

@@ -24,8 +24,8 @@ from bixse.encoders.instructions import set_instructions, use_task
 from bixse.encoders.interpolation import check_can_be_scaled, mean_weights, trained_weights
 from bixse.encoders.loading.build import build_encoder, no_library_bars, quiet_loading, set_dropout
 from bixse.encoders.loading.precision import default_device, upcast_trainable_to_float32, use_precision
-from bixse.encoders.loading.saving import save_whole
 from bixse.encoders.lora import add_lora, has_lora, merge_lora
+from bixse.encoders.relevance_model import RelevanceModel, save_whole
 from bixse.errors import InputError, InterruptedRunError, OutputExistsError, TrainingError
 from bixse.losses.catalogue import build_loss
 from bixse.losses.relevance_head import trained_head
@@ -61,7 +61,6 @@ if TYPE_CHECKING:
     from bixse.data.task_instructions import Instructions
     from bixse.encoders.head import RelevanceHead
     from bixse.encoders.interpolation import Weights
-    from bixse.encoders.relevance_model import RelevanceModel
     from bixse.losses.base import GradedLoss
     from bixse.training.config import TrainConfig
     from bixse.training.dev_evaluation import DevEvaluator, Watched

@@ -25,8 +25,8 @@ from bixse.data.graded_pairs import GradedPairs
 from bixse.data.io.files import write_atomically
 from bixse.data.io.hashes import write_hashes
 from bixse.encoders.embedding import number_of_texts, positions_computed, tokens_without_padding
-from bixse.encoders.loading.parts import input_parts
-from bixse.encoders.prompts import prompt_for
+from bixse.encoders.instructions import prompt_for
+from bixse.encoders.loading.attention import input_parts
 from bixse.errors import DivergedError
 from bixse.losses.bixse import BiXSELoss
 from bixse.losses.engines.gather import all_reduce_sum
