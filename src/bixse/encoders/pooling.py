@@ -58,7 +58,7 @@ def pool_backbone(model: RelevanceModel, name: str, pooling: PoolingMode | None,
         if pooling is not None:
             raise ModelError(
                 f"model {name!r}: got a backbone that gives one vector per text, and pooling {pooling!r}; expected one "
-                "that gives a state a token; fix: leave `pooling` out"
+                "that gives one state per token; fix: leave `pooling` out"
             )
         return
     head: list[nn.Module] = []

@@ -112,7 +112,7 @@ def read_queries(path: Path) -> dict[str, str]:
             queries[identifier] = text
     errors.raise_any()
     if not queries:
-        raise InputError(f"{path}: got no queries; expected at least one; fix: write one a line")
+        raise InputError(f"{path}: got no queries; expected at least one; fix: write one per line")
     return queries
 
 

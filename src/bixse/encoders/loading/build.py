@@ -342,7 +342,7 @@ def _check_is_encoder(model: SentenceTransformer, name: str) -> None:
         ) from error
     if vectors.ndim != 2 or vectors.shape[1] < 2 or not np.isfinite(vectors).all():
         raise ModelError(
-            f"model {name!r}: got an output of shape {vectors.shape} on two texts; expected one finite embedding a "
+            f"model {name!r}: got an output of shape {vectors.shape} on two texts; expected one finite embedding per "
             "text; fix: choose an embedding model (a cross-encoder or a classifier is none)"
         )
     if np.abs(vectors[0] - vectors[1]).max() <= 1e-5 * np.abs(vectors).max():
