@@ -9,9 +9,7 @@ from typing import TypeAlias
 from bixse.errors import InputError
 
 Qrels: TypeAlias = Mapping[str, Mapping[str, float]]
-"""Judgements: query id -> document id -> grade (0 and up; judged zeros included)."""
 Run: TypeAlias = Mapping[str, Mapping[str, float]]
-"""A system's answers: query id -> document id -> score, higher is better."""
 
 MIN_RELEVANT_GRADE = 1.0
 """Grade from which a document is relevant for the binary metrics, unless another is chosen."""
@@ -19,13 +17,9 @@ MIN_RELEVANT_GRADE = 1.0
 
 @dataclass(frozen=True)
 class GradeScale:
-    """An ordinal grade scale and its affine map to relevance z in [0, 1].
+    """An ordinal grade scale, maximum above minimum, and its affine map to relevance z in [0, 1].
 
-    z = (grade - minimum) / (maximum - minimum): 0 is irrelevant, 1 perfectly relevant
-    (BiXSE paper, section 3; the expected grade over option tokens takes the same map).
-
-    Raises:
-        InputError: if maximum is not above minimum.
+    z = (grade - minimum) / (maximum - minimum): 0 is irrelevant, 1 perfectly relevant (BiXSE paper, section 3).
 
     Example:
         >>> GradeScale(0, 3).to_relevance(2.25)
@@ -45,7 +39,7 @@ class GradeScale:
             )
 
     def to_relevance(self, grade: float) -> float:
-        """Relevance in [0, 1] of a grade; raises InputError for a grade off the scale."""
+        """Raises InputError for a grade off the scale."""
         if not self.minimum <= grade <= self.maximum:
             raise InputError(
                 f"grade {grade}: expected {self.minimum} to {self.maximum}; fix: state the scale of your grades"
@@ -53,7 +47,7 @@ class GradeScale:
         return (grade - self.minimum) / (self.maximum - self.minimum)
 
     def to_grade(self, relevance: float) -> float:
-        """The (fractional) grade of a relevance in [0, 1]; raises InputError outside it."""
+        """The (fractional) grade; raises InputError for a relevance outside [0, 1]."""
         if not 0.0 <= relevance <= 1.0:
             raise InputError(f"relevance {relevance}: expected 0 to 1; fix: map grades with to_relevance first")
         return self.minimum + relevance * (self.maximum - self.minimum)

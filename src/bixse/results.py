@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 Verdict: TypeAlias = Literal["better", "no difference", "worse"]
-"""What an interval says of the first system against the second; "no difference" means none shown."""
+"""What an interval says of the first system; "no difference" means none shown."""
 Interval: TypeAlias = tuple[float, float]
-"""Lower and upper end."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +27,6 @@ class Difference:
     """Two-sided p-value of no difference."""
     queries: int
     confidence: float = 0.95
-    """Share of such intervals that cover the true mean."""
 
     def __post_init__(self) -> None:
         if self.low > self.high:
@@ -36,7 +34,7 @@ class Difference:
 
     @property
     def verdict(self) -> Verdict:
-        """What the interval says: "no difference" where it holds 0 (none shown; not: they are equal)."""
+        """Read off the interval: "no difference" where it holds 0."""
         if self.low > 0:
             return "better"
         return "worse" if self.high < 0 else "no difference"
@@ -75,7 +73,7 @@ class ReliabilityBin:
     predicted: float
     """Mean prediction of the bin's pairs."""
     observed: float
-    """Mean relevance, with its 95 % interval."""
+    """Mean relevance; `low` and `high` are its 95 % interval."""
     count: int
     low: float
     high: float
@@ -91,12 +89,10 @@ class CalibrationReport:
 
     pairs: int
     queries: int
-    """The units that intervals resample."""
     brier: float
     """Mean of (p - z)^2."""
     brier_interval: Interval
     ece: float
-    """Expected calibration error."""
     ece_interval: Interval
     """Corrected for the upward bias of the estimate."""
     base_rate_brier: float
@@ -106,7 +102,7 @@ class CalibrationReport:
 
     @property
     def against_base_rate(self) -> Verdict:
-        """What the interval of the Brier score says against that of the constant prediction; lower is better."""
+        """The interval of the Brier score against that of the constant; lower is better."""
         if self.brier_interval[1] < self.base_rate_brier:
             return "better"
         return "worse" if self.brier_interval[0] > self.base_rate_brier else "no difference"

@@ -10,7 +10,7 @@ from bixse.errors import InputError, InvalidFileError
 from bixse.grading.grade import grade
 from bixse.grading.grade_settings import GradeSettings
 from bixse.grading.judge import Answer, Question
-from bixse.grading.replay.replay_judge import ReplayJudge, answer_of, open_replay
+from bixse.grading.local.replay_judge import ReplayJudge, answer_of, open_replay
 from bixse.grading.rubrics import load_rubric
 from bixse.relevance import GradeScale
 

@@ -140,6 +140,27 @@ def test_rankings_show_grades_and_moves_and_the_start_of_long_documents(full_htm
     assert "start x" in html and "x" * 400 not in html
 
 
+def luminance(colour):
+    """Relative luminance of #rrggbb (WCAG 2.2)."""
+    shares = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [share / 12.92 if share <= 0.04045 else ((share + 0.055) / 1.055) ** 2.4 for share in shares]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def test_text_has_contrast_in_light_and_dark(minimal_data):
+    css = render_report(minimal_data)
+    themes = [dict(re.findall(r"--([\w-]+): (#\w{6})", block)) for block in re.findall(r":root \{(.*?)\}", css, re.S)]
+    pairs = {("ink", name) for name in themes[0] if name == "page" or name.endswith("card")}
+    for rule in re.findall(r"\{([^{}]*)\}", css):
+        text, ground = (re.search(rf"(?<!-){key}: var\(--([\w-]+)\)", rule) for key in ("color", "background"))
+        pairs.add((text[1] if text else "ink", ground[1] if ground else "page"))
+    assert len(themes) == 2 and {("good", "good-card"), ("quiet", "page")} < pairs
+    for theme in themes:
+        for pair in pairs:
+            dark, light = sorted(luminance(theme[name]) for name in pair)
+            assert (light + 0.05) / (dark + 0.05) >= 4.5, pair
+
+
 def test_files_hold_what_went_in_and_bad_ones_are_explained(tmp_path, full_data, full_html, minimal_data):
     write_report(full_data, tmp_path / "new" / "report.html")
     assert (tmp_path / "new" / "report.html").read_text(encoding="utf-8") == full_html, "the same page again"

@@ -26,22 +26,20 @@ if TYPE_CHECKING:
     from bixse.retrieval.store import EmbeddingStore
 
 DOCUMENTS_PER_BLOCK = 16_384
-"""Documents encoded and searched together; at 1,024 dimensions their embeddings take 67 MB."""
+"""At 1,024 dimensions their embeddings take 67 MB."""
 SAVE_SECONDS = 60.0
-"""The best so far are written after a block when this much time went by since they last were."""
+"""The best so far are written after a block when those on disk are this old."""
 
 
 class _Search:
-    """The best documents of each query of a set, over the blocks seen so far."""
-
     def __init__(self, query_set: QuerySet, embeddings: NDArray[np.float32], depth: int) -> None:
         self.query_set = query_set
         self.best = TopK(embeddings, depth)
         self.names: dict[int, str] = {}
-        """Position -> id of the best documents."""
+        """Position in the corpus -> id of the best documents."""
 
     def add(self, ids: list[str], documents: NDArray[np.float32]) -> None:
-        """Let a block of documents compete; at equal scores the earlier one stays ahead."""
+        """At equal scores the earlier document stays ahead."""
         rows = [row for row, name in enumerate(ids) if name not in self.query_set.left_out]
         start = self.best.seen
         self.best.add(documents if len(rows) == len(ids) else documents[rows])
@@ -65,8 +63,6 @@ class _Search:
 
 
 class _Reranking:
-    """The candidates of each query of a set, scored."""
-
     def __init__(self, query_set: QuerySet, embeddings: NDArray[np.float32]) -> None:
         self.query_set = query_set
         self.embeddings = embeddings
@@ -91,24 +87,11 @@ def search_blocks(
     partial: Path | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> dict[str, Run]:
-    """The answers to every query set of a task, each document encoded once.
+    """Name of each query set -> run, each document encoded once and one block of them held in memory.
 
-    Memory holds one block of documents; of a corpus that is only reranked, the candidates alone are encoded.
-
-    Args:
-        store: the model, and where its document embeddings are kept.
-        task: corpus and queries.
-        depth: documents of a query that are retrieved.
-        partial: file for the best so far, removed by the caller when it has the answers: a killed search goes on after
-            the last block it wrote, with the same result. None keeps none.
-        progress: called with the number of documents done since the last call.
-
-    Returns:
-        Name of the query set -> run.
-
-    Raises:
-        StorageError: `partial` cannot be written.
-        InputError: `partial` is damaged.
+    Of a corpus that is only reranked, the candidates alone are encoded. `partial` is a file for the best so far, which
+    the caller removes when it has the answers: a killed search goes on after the last block it wrote, with the same
+    result. `progress` is called with the number of documents done since the last call.
     """
     states: list[_Search | _Reranking] = []
     for query_set in task.query_sets:
@@ -149,7 +132,6 @@ def _without_self(run: dict[str, dict[str, float]], depth: int) -> dict[str, dic
 
 
 def _restore(path: Path, searches: list[_Search]) -> int:
-    """Take up the best so far; returns the number of documents they come from."""
     if not path.is_file():
         return 0
     try:

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 RUN_NAME = "run.trec"
 PER_QUERY_NAME = "per_query.json"
 PARTIAL_NAME = "best_so_far.json"
-"""The best documents of the blocks that are done, while a corpus is searched."""
 
 
 @dataclass(frozen=True)
@@ -41,23 +40,20 @@ class Evaluation:
     """What one system reached on one query set."""
 
     task: str
-    """Name of the query set."""
     metrics: Mapping[str, float]
     """Metric -> mean over the judged queries."""
     per_query: PerQuery
-    """Values of every query; empty where the task is not retrieval (of mteb's suites)."""
+    """Empty where the task is not retrieval (of mteb's suites)."""
     run: Run = field(repr=False)
-    """The answers; empty in the results of a suite, whose runs are on disk."""
+    """Empty in the results of a suite, whose runs are on disk."""
     seconds: float
-    """Wall time of encoding and search of its corpus."""
+    """Wall time of encoding and search."""
     reused: bool = False
     """Read from an output folder that held this very evaluation."""
     warnings: tuple[str, ...] = ()
-    """What the user should know."""
     precision: str | None = None
-    """What the model computed in."""
     group: str = ""
-    """The group it is averaged in, in the mean of a suite."""
+    """Groups of query sets count as one in the mean of a suite."""
 
 
 def evaluate(
@@ -69,8 +65,7 @@ def evaluate(
     """Search a collection with a model and score the answers against its graded judgements.
 
     Args:
-        system: model folder, hub name, "demo", "bm25", a loaded model, or a system such as
-            `EncoderSystem("runs/mine/model", max_length=64)`.
+        system: model folder, hub name, "demo", "bm25", a loaded model, or an `EncoderSystem(...)` with options.
         task: a collection folder, of which the split "test" is read, or a task such as
             `collection_task("my-collection", "dev", min_relevant_grade=2)`.
         out: folder for run.json, run.trec and per_query.json: the same call then reads what is finished, and goes on
@@ -98,11 +93,7 @@ def evaluate(
 def evaluate_query_sets(
     system: System, task: Task, out: Path | None = None, progress: ProgressBars | None = None
 ) -> dict[str, Evaluation]:
-    """`evaluate` for a task of one or several query sets, which share the encoding of the corpus.
-
-    Returns:
-        Name of the query set -> evaluation. With several sets each has a folder in `out`.
-    """
+    """`evaluate` of each query set by its name, the corpus encoded once; several get a folder each in `out`."""
     record = _open(system, task, out) if out is not None else None
     reused = record is not None and record.status == "finished"
     if record is not None and reused:
@@ -137,7 +128,6 @@ def _open(system: System, task: Task, out: Path) -> RunRecord:
 def _search(
     system: System, task: Task, record: RunRecord | None, progress: ProgressBars | None
 ) -> tuple[Mapping[str, Run], float]:
-    """The answers to each query set, and the seconds they took."""
     system.check(task.instructions)
     if record is not None:
         record.save("running")
@@ -165,12 +155,10 @@ def _write(record: RunRecord, system: System, task: Task, found: Mapping[str, Ev
 
 
 def _read_run(folder: Path) -> Run:
-    """The answers that a finished evaluation left."""
     path = folder / RUN_NAME
     found_nothing = path.is_file() and not path.stat().st_size
     return {} if found_nothing else read_run(path)
 
 
 def _folder(record: RunRecord, task: Task, own: QuerySet) -> Path:
-    """Where the files of a query set lie: in the output folder itself where it is the only one."""
     return record.folder if len(task.query_sets) == 1 else record.folder / "-".join(own.name.split())

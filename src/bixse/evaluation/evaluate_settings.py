@@ -17,9 +17,7 @@ if TYPE_CHECKING:
     from typing import Self
 
 OF_A_COLLECTION = ("collection", "split", "min_relevant_grade", "exclude_self", "missing_documents")
-"""Settings of a single collection: the tasks of a suite have their own."""
 OF_A_SUITE = ("data", "tasks", "download", "protocol")
-"""Settings of a suite."""
 
 
 class EvaluateSettings(EncodingSettings):

@@ -23,46 +23,38 @@ PerQuery: TypeAlias = dict[str, dict[str, float]]
 PRIMARY_METRIC = "ndcg@10"
 """The metric by which systems are compared and checkpoints chosen."""
 METRICS = (PRIMARY_METRIC, "recall@100", "mrr@10", "map@100")
-"""What every system is measured by: the headline of BEIR, its recall, MS MARCO's metric, and that of TREC."""
+"""The headlines of BEIR, its recall, MS MARCO's metric, and that of TREC."""
 
 
 @dataclass(frozen=True)
 class _Judged:
-    """One query's ranking and judgements, as the metrics need them."""
-
     gains: Floats
     """Grade of each ranked document, best first; 0 where unjudged or below 0."""
     ideal: Floats
     """All grades above 0, highest first."""
     hits: Floats
-    """1 where a ranked document is relevant, else 0."""
+    """Which ranked documents are relevant, 1 or 0."""
     relevant: int
 
 
 def evaluate_run(
     qrels: Qrels, run: Run, metrics: Iterable[str] = METRICS, min_relevant_grade: float = MIN_RELEVANT_GRADE
 ) -> PerQuery:
-    """Score every judged query of a run.
+    """Score every judged query of a run; equal to trec_eval where it has the metric, ties and float32 scores included.
 
     The metrics, with an optional cut-off `@k` (rank k counts; without it the whole ranking):
     `ndcg` (gain = grade, discount log2(rank + 1), ideal ranking of all judged documents; Järvelin and Kekäläinen
     2002, doi:10.1145/582415.582418, in trec_eval's linear form), `recall`, `precision` (always with @k), `mrr`
     (reciprocal rank of the first relevant document) and `map` (average precision). The last four are binary: a
-    document is relevant from grade `min_relevant_grade` on. Ties and float32 scores as trec_eval (see
-    `bixse.data.trec.ranked`). Grades may be fractional; grades below 0 count as 0; unjudged documents as 0.
+    document is relevant from grade `min_relevant_grade` on (above 0; TREC Deep Learning uses 2). Grades may be
+    fractional; those below 0 and unjudged documents count as 0.
 
     A query counts when it has a grade above 0. One that the run lacks scores 0, where trec_eval and pytrec_eval by
     default leave it out of the mean (their option -c counts it). One without a document at `min_relevant_grade` scores
     0 in the binary metrics, as in trec_eval. Queries of the run without judgements are ignored.
 
-    Args:
-        qrels: query id -> document id -> grade.
-        run: query id -> document id -> score; order does not matter.
-        metrics: names such as "ndcg@10".
-        min_relevant_grade: grade from which a document is relevant, above 0; TREC Deep Learning uses 2.
-
     Raises:
-        InputError: an unknown metric, a lowest relevant grade of 0 or below, no query with a grade above 0, a grade or
+        InputError: an unknown metric, a `min_relevant_grade` of 0 or below, no query with a grade above 0, a grade or
             score that is not a number, or a run that shares no query with the judgements.
 
     Example:
@@ -93,7 +85,7 @@ def evaluate_run(
 
 
 def check_min_relevant_grade(grade: float) -> None:
-    """Raise InputError for a lowest relevant grade of 0 or below."""
+    """Raise InputError for 0 or below."""
     if not grade > 0:
         raise InputError(
             f"min_relevant_grade: got {grade}; expected above 0 (unjudged documents have grade 0); "
@@ -128,7 +120,7 @@ def _judge(grades: Mapping[str, float], scores: Mapping[str, float], min_relevan
 
 
 def _dcg(gains: Floats) -> float:
-    """Discounted gain summed from rank 1 down, the order in which trec_eval adds."""
+    """Summed from rank 1 down, the order in which trec_eval adds."""
     if not len(gains):
         return 0.0
     discounts = np.array([math.log2(rank + 1) for rank in range(1, len(gains) + 1)])

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from bixse.evaluation.statistics import Floats
 
 SAMPLES = 10_000
-"""Resamples, or random swaps."""
 
 
 def paired_bootstrap(
@@ -31,12 +30,7 @@ def paired_bootstrap(
     smaller share of resampled means on either side of 0, with one added to count and samples so that it is never 0.
     Below about 30 queries the interval is somewhat too narrow.
 
-    Args:
-        a: query id -> value of the first system.
-        b: query id -> value of the second, for the same queries.
-        samples: resamples, at least 1.
-        confidence: coverage of the interval, between 0 and 1.
-        seed: of the resampling; the same seed gives the same numbers.
+    `a` and `b` are query id -> value for the same queries; `confidence` lies between 0 and 1.
 
     Raises:
         InputError: different queries, fewer than 2, a value that is not finite, or arguments out of range.
@@ -57,10 +51,7 @@ def bootstrap_mean(
     confidence: float = 0.95,
     seed: int = 0,
 ) -> Difference:
-    """The weighted sum of the means of several sets of differences; queries are resampled within each set.
-
-    Interval, p-value and errors are those of `paired_bootstrap`.
-    """
+    """`paired_bootstrap` of the weighted sum of means of several sets of differences, resampled within each set."""
     _check_number(sum(map(len, strata)))
     low, high = interval_bounds(confidence)
     means = np.zeros(samples)
@@ -84,10 +75,7 @@ def randomisation_test(a: Mapping[str, float], b: Mapping[str, float], samples: 
 
     Fisher's randomisation test, recommended for retrieval by Smucker, Allan and Carterette 2007
     (doi:10.1145/1321440.1321528). Exact over all 2^n swaps when these are no more than `samples`; else drawn at
-    random, the observed assignment counted as one of them.
-
-    Raises:
-        InputError: different queries, fewer than 2, a value that is not finite, or `samples` below 1.
+    random, the observed assignment counted as one of them. Errors as for `paired_bootstrap`.
 
     Example:
         >>> randomisation_test({"q1": 0.9, "q2": 0.8, "q3": 0.7}, {"q1": 0.5, "q2": 0.5, "q3": 0.5})
@@ -113,11 +101,7 @@ def sign_flip_test(differences: Floats, samples: int = SAMPLES, seed: int = 0) -
 
 
 def paired_differences(a: Mapping[str, float], b: Mapping[str, float]) -> Floats:
-    """The differences a - b in sorted order of the query ids, so that a seed means the same whatever the order.
-
-    Raises:
-        InputError: different queries, or a value that is not finite.
-    """
+    """The differences a - b, finite, of the same queries in sorted order, so that a seed means the same."""
     if a.keys() != b.keys():
         only_a, only_b = sorted(a.keys() - b.keys()), sorted(b.keys() - a.keys())
         raise InputError(

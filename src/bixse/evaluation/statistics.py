@@ -1,8 +1,8 @@
-"""Resampling of queries, intervals and corrections: what comparisons, calibration and audits of judges share.
+"""Resampling of queries, intervals and corrections.
 
 The pairs of one query are alike, so every bootstrap here draws whole queries with replacement (cluster bootstrap). A
 resample is a vector that says how often each query was drawn; sums over its pairs are then products with totals that
-were computed once for each query.
+were computed once per query.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def block_sizes(queries: int, samples: int) -> Iterator[int]:
 
 
 def resampled_ratios(above: npt.NDArray[Any], below: npt.NDArray[Any], samples: int, seed: int) -> Floats:
-    """Sum of `above` over sum of `below`, both given by query, on each resample; NaN where the latter is 0."""
+    """Sum of `above` over sum of `below`, both per query, on each resample; NaN where the latter is 0."""
     return np.concatenate([quotient(times @ above, times @ below) for times in query_draws(len(above), samples, seed)])
 
 
@@ -63,10 +63,9 @@ def mean_estimate(values: Floats, query_ids: Sequence[str], samples: int, seed: 
 
 
 def wilson_interval(count: float, total: float) -> Interval:
-    """The 95 % score interval of a share (Wilson 1927, doi:10.1080/01621459.1927.10502953).
+    """The 95 % score interval of a share (Wilson 1927, doi:10.1080/01621459.1927.10502953), of use for small counts.
 
-    It stays within 0 and 1 and is of use for small counts, also for none. Pairs count as independent; those of one
-    query are not quite. `count` need not be whole.
+    It takes pairs as independent; those of one query are not quite. `count` need not be whole.
     """
     from statsmodels.stats.proportion import proportion_confint
 
@@ -75,12 +74,7 @@ def wilson_interval(count: float, total: float) -> Interval:
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """p-values corrected for their number (Holm 1979): the chance of one false finding among all stays below each.
-
-    Example:
-        >>> holm([0.01, 0.04, 0.03])
-        [0.03, 0.06, 0.06]
-    """
+    """p-values corrected for their number (Holm 1979): the chance of one false finding among all stays below each."""
     from statsmodels.stats.multitest import multipletests
 
     corrected: list[float] = multipletests(p_values, method="holm")[1].tolist() if len(p_values) else []
@@ -95,11 +89,7 @@ def interval_bounds(confidence: float) -> Interval:
 
 
 def numbered_queries(query_ids: Sequence[str], pairs: int) -> tuple[npt.NDArray[np.int64], int]:
-    """The query of each pair as a number from 0 on, and how many queries there are.
-
-    Raises:
-        InputError: another number of ids than pairs, or fewer than 2 queries.
-    """
+    """The query of each pair as a number from 0 on, and how many there are; raises InputError for fewer than 2."""
     if len(query_ids) != pairs:
         raise InputError(
             f"query ids: got {len(query_ids)} for {pairs} pairs; expected one per pair; fix: pass the query id of each"
@@ -120,7 +110,7 @@ def check_samples(samples: int) -> None:
 
 
 def quotient(above: Floats, below: Floats) -> Floats:
-    """A quotient, NaN where the divisor is not above 0."""
+    """NaN where the divisor is not above 0."""
     with np.errstate(divide="ignore", invalid="ignore"):
         found: Floats = np.where(below > 0, above / below, np.nan)
     return found

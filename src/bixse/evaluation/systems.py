@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from bixse.encoders.encode import encode_on
 from bixse.encoders.identity import embeddings_key, model_hashes
-from bixse.encoders.instructions import prompts_hash, use_task
-from bixse.encoders.loading.demo import demo_model_path
+from bixse.encoders.instructions import prompt_for, prompts_hash, use_task
+from bixse.encoders.loading.build import build_encoder, demo_model_path
 from bixse.encoders.loading.precision import resolve_precision
-from bixse.encoders.prompts import prompt_for
 from bixse.errors import InputError
 from bixse.evaluation.block_search import search_blocks
 from bixse.retrieval.bm25 import BM25, BM25_NAME
@@ -28,18 +27,16 @@ if TYPE_CHECKING:
     from bixse.relevance import Run
 
 HASH_DIGITS = 8
-"""Digits of a checkpoint's hash in the name of its folder."""
 MOST_KEPT = 1_000_000
-"""Documents of a corpus above which its embeddings are kept only in a cache folder that was named."""
+"""The embeddings of a larger corpus are kept only in a cache folder that was named."""
 
 
 class System:
     """Something that answers queries: a subclass with a `label` and a `search` can be evaluated."""
 
     label: str
-    """What tables show."""
     prompts_hash: str | None = None
-    """Hash of the prompts that stood before the texts of the last search; None where there are no prompts."""
+    """Of the prompts of the last search; None where there are none."""
 
     @property
     def name(self) -> str:
@@ -48,12 +45,12 @@ class System:
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        """What the record of a run says of the system; "model" may be a path."""
+        """For the record of a run; "model" may be a path."""
         return {"model": self.label}
 
     @property
     def inputs(self) -> Mapping[str, str]:
-        """File of the system -> hash of its content."""
+        """File -> hash of its content."""
         return {}
 
     @property
@@ -62,7 +59,7 @@ class System:
         return None
 
     def check(self, instructions: Sequence[str]) -> None:
-        """Raise InputError where a task with these names of instructions cannot be run; before any other work."""
+        """Raise InputError, before any other work, where a task with these names of instructions cannot be run."""
 
     def search(
         self, task: Task, depth: int, partial: Path | None = None, progress: Callable[[int], None] | None = None
@@ -82,8 +79,7 @@ class EncoderSystem(System):
         max_length: tokens of a text that are read; None keeps the model's own. Of a loaded model it is not changed.
         task: task of the model's table whose instructions stand before all texts; None chooses by the evaluated task.
         trust_remote_code: run code that comes with the model.
-        devices: where texts are encoded: one device, or one per process, such as ["cuda:0", "cuda:1"] or
-            ["cpu", "cpu"]; None: here.
+        devices: one device, or one per process, such as ["cuda:0", "cuda:1"] or ["cpu", "cpu"]; None: here.
         cache: folder in which document embeddings are kept, or "none"; None: see `bixse.data.io.cache.cache_folder`
             (corpora of more than a million documents are then not kept).
 
@@ -115,10 +111,7 @@ class EncoderSystem(System):
 
     @property
     def encoder(self) -> SentenceTransformer:
-        """The loaded model."""
         if self._loaded is None:
-            from bixse.encoders.loading.build import build_encoder  # BM25 needs none of the libraries of models
-
             self._loaded = self._given
             if self._loaded is None:
                 self._loaded = build_encoder(self.label, self.max_length, trust_remote_code=self.trust_remote_code)
@@ -133,7 +126,7 @@ class EncoderSystem(System):
 
     @cached_property
     def inputs(self) -> dict[str, str]:
-        """Hashes of the model's files; of a hub name or a loaded model that of what is loaded."""
+        """Of a hub name or a loaded model the hash of what is loaded."""
         files = {}
         if self._given is None:
             files = model_hashes(demo_model_path() if self.label == "demo" else self.label)
@@ -148,13 +141,11 @@ class EncoderSystem(System):
 
     @property
     def precision(self) -> str:
-        """What it computes in."""
         here = None if self._given is None else self._given.device
         return resolve_precision(device=self.devices[0] if self.devices else here)
 
     @property
     def settings(self) -> dict[str, Any]:
-        """See `System`."""
         return {
             "model": self.label,
             "max_length": self.max_length,
@@ -163,21 +154,19 @@ class EncoderSystem(System):
         }
 
     def check(self, instructions: Sequence[str]) -> None:
-        """Load the model and see that it has a prompt for a task."""
         with self._instructed(instructions):
             prompt_for(self.encoder, "query")
 
     def search(
         self, task: Task, depth: int, partial: Path | None = None, progress: Callable[[int], None] | None = None
     ) -> dict[str, Run]:
-        """Encode the corpus block by block with the task's instructions."""
         with self._instructed(task.instructions):
             self.prompts_hash = prompts_hash(self.encoder)
             cache = "none" if self.cache is None and task.count > MOST_KEPT else self.cache
             return search_blocks(EmbeddingStore(self.encoder, cache), task, depth, partial, progress)
 
     def release(self) -> None:
-        """Free the model's memory and its processes; a checkpoint is loaded again when it is needed."""
+        """A checkpoint is loaded again when it is needed."""
         self._placed.close()
         self._loaded = None
 
@@ -195,7 +184,7 @@ class Bm25System(System):
     def search(
         self, task: Task, depth: int, partial: Path | None = None, progress: Callable[[int], None] | None = None
     ) -> dict[str, Run]:
-        """Index the documents of each query set; sets that search the same documents share an index."""
+        """Sets that search the same documents share an index."""
         corpus = dict(task.documents())
         indexes: dict[frozenset[str], BM25] = {}
         runs: dict[str, Run] = {}
@@ -218,16 +207,7 @@ class Bm25System(System):
 
 
 def open_system(model: str | Path | SentenceTransformer | System, **options: Any) -> System:
-    """A system by the name that a user gives, or of a loaded model.
-
-    Args:
-        model: model folder, hub name, "demo", "bm25", a loaded model, or a system, which is given back.
-        options: as for `EncoderSystem`; BM25 takes none.
-
-    Example:
-        >>> open_system("bm25").name
-        'bm25'
-    """
+    """A system by the name that a user gives, or of a loaded model; `options` are those of `EncoderSystem`."""
     if isinstance(model, System):
         return model
     return Bm25System() if model == BM25_NAME else EncoderSystem(model, **options)
@@ -237,13 +217,8 @@ def open_system(model: str | Path | SentenceTransformer | System, **options: Any
 def instructions_of(encoder: SentenceTransformer, names: Sequence[str], must: bool = False) -> Iterator[str | None]:
     """Encode with the instructions of the first name that the model's table holds; afterwards as before.
 
-    Args:
-        encoder: the model.
-        names: names of one task, the first known one counts; case does not matter unless `must`.
-        must: refuse where the table lacks the (first) name, instead of taking the model's default.
-
-    Yields:
-        The name in the table, or None for the default.
+    Gives that name, or None for the model's default. Case does not matter, unless `must`: then a table without the
+    first name is refused.
     """
     table = getattr(encoder, "instructions", None)
     known = {name.casefold(): name for name in (table.tasks if table is not None else ())}

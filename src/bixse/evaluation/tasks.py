@@ -36,7 +36,7 @@ class QuerySet:
     queries: Mapping[str, str]
     qrels: Qrels
     left_out: frozenset[str] = frozenset()
-    """Documents of the corpus that are not searched for these queries."""
+    """Documents that are not searched for these queries."""
     candidates: Mapping[str, Sequence[str]] | None = None
     """Query id -> the documents to rank; None: the whole corpus."""
     group: str | None = None
@@ -45,21 +45,12 @@ class QuerySet:
 
 @dataclass(frozen=True)
 class Task:
-    """One corpus and the query sets that are searched in it, each document encoded once.
-
-    The corpus is read as often as needed and never held: it may be larger than memory.
-
-    Example:
-        >>> texts = {"d1": "copies a file", "d2": "waits"}
-        >>> queries = QuerySet("toy", {"q": "copy a file"}, {"q": {"d1": 1}})
-        >>> task = Task("toy", lambda: iter(texts.items()), len(texts), (queries,))
-    """
+    """One corpus, read as often as needed and never held, and the query sets that are searched in it."""
 
     name: str
     documents: Callable[[], Iterator[tuple[str, str]]]
-    """Gives id and text of each document, in an order that stays the same."""
+    """Id and text of each document, in an order that stays the same."""
     count: int
-    """Number of documents."""
     query_sets: tuple[QuerySet, ...]
     exclude_self: bool = False
     """Leave the document with the query's own id out of its answers."""
@@ -69,7 +60,7 @@ class Task:
     inputs: Mapping[str, str] = field(default_factory=dict)
     """What the task was read from -> hash of its content."""
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """What the record of a run says of the task; "collection" is a path that `inputs` stands for."""
+    """For the record of a run; "collection" is a path that `inputs` stands for."""
     warnings: tuple[str, ...] = ()
     """What makes figures on it mislead."""
 
@@ -78,9 +69,7 @@ class TaskSource(NamedTuple):
     """A task whose data are there, not yet read."""
 
     read: Callable[[], Task]
-    """Reads and checks the data."""
     instructions: tuple[str, ...] = ()
-    """As in `Task`."""
 
 
 def collection_task(
@@ -97,8 +86,7 @@ def collection_task(
         split: qrels file to score against.
         exclude_self: leave the document with the query's own id out of its answers (ArguAna, Quora).
         min_relevant_grade: grade from which a document counts as relevant for recall, MRR and MAP, above 0.
-        missing_documents: of judgements that name a document which the corpus lacks: "refuse" raises, "drop" leaves
-            them out with a warning.
+        missing_documents: what to do with judgements that name a document which the corpus lacks.
 
     Raises:
         InputError: a file is missing, there is nothing to score, or a value is out of range.

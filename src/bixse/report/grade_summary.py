@@ -11,12 +11,7 @@ if TYPE_CHECKING:
 
 
 def grade_lines(summary: Mapping[str, Any], name: str) -> list[str]:
-    """Counts, spread and costs for a terminal.
-
-    Args:
-        summary: of a run of grading, see `bixse.grading.grade.GradeResult`.
-        name: of the judge.
-    """
+    """Counts, spread and costs from the summary of a `bixse.grading.grade.GradeResult`; `name` is the judge's."""
     graded = summary["statuses"].get("graded", 0)
     computed = f" in {summary['precision']}" if summary["precision"] else ""
     rows: list[list[str | float]] = [[status, str(count)] for status, count in summary["statuses"].items()]
@@ -41,13 +36,7 @@ def grade_lines(summary: Mapping[str, Any], name: str) -> list[str]:
 
 
 def grade_warnings(summary: Mapping[str, Any], name: str, priced: bool) -> list[str]:
-    """What makes grades doubtful: missing ones, little probability on the options, wide bounds, other models.
-
-    Args:
-        summary: of a run of grading, see `bixse.grading.grade.GradeResult`.
-        name: of the judge.
-        priced: prices were given.
-    """
+    """What makes grades doubtful: missing ones, little probability on the options, wide bounds, other models."""
     graded = summary["statuses"].get("graded", 0)
     warnings = []
     for dtype, count in summary["answered_in_other_precision"].items():

@@ -1,7 +1,6 @@
 """Pages: one renderer for all of them, and `write_report` for `ReportData`.
 
-A page is one self-contained HTML file. It needs no network and no JavaScript, reads on a phone, and takes every text
-from the data as text: Jinja escapes all of it, and only the plots, which this package draws itself, go in as markup.
+Jinja escapes every text from the data; only the plots, which this package draws itself, go in as markup.
 """
 
 from __future__ import annotations
@@ -26,24 +25,15 @@ if TYPE_CHECKING:
     from bixse.results import Difference
 
 CHANGES_LISTED = 10
-"""How many of the largest gains and of the largest losses are listed by name."""
 
 
 def render_page(template: str, **content: Any) -> str:
-    """A page as text from a file of `report/templates`; the same content gives the same page."""
+    """Fill a file of `report/templates`."""
     return _environment().get_template(template).render(content)
 
 
 def render_report(data: ReportData) -> str:
-    """The page of a report.
-
-    Example:
-        >>> from bixse.report.schema import ReportData, SystemScores
-        >>> data = ReportData(title="a < b", created="2026-01-31T12:00:00+00:00", primary_metric="ndcg@10",
-        ...                   systems=[SystemScores(name="base", label="Base", metrics={"ndcg@10": 0.4})])
-        >>> "<h1>a &lt; b</h1>" in render_report(data)
-        True
-    """
+    """The page of a report; the same data give the same page."""
     decisive = [c for c in data.comparisons if c.metric == data.primary_metric]
     changes = sorted(data.per_query, key=lambda change: (-change.change, change.query_id))
     return render_page(
@@ -72,17 +62,12 @@ def render_report(data: ReportData) -> str:
 
 
 def write_report(data: ReportData, path: Path | str) -> None:
-    """Write the page so that it appears whole or not at all.
-
-    Raises:
-        StorageError: the folder cannot be made or written, or the disk is full.
-    """
+    """Write the page so that it appears whole or not at all."""
     write_atomically(Path(path), render_report(data))
 
 
 @cache
 def _environment() -> Environment:
-    """Templates; autoescape is on for every text, and an unknown name is an error."""
     environment = Environment(
         loader=PackageLoader("bixse.report"),
         autoescape=True,
@@ -106,7 +91,6 @@ def _environment() -> Environment:
 
 
 def _moment(created: str) -> str:
-    """A date as it is; a time to the minute, with its zone where one was given."""
     if len(created) <= 10:
         return created
     moment = datetime.fromisoformat(created)
@@ -114,7 +98,7 @@ def _moment(created: str) -> str:
 
 
 def _evidence(difference: Difference) -> str:
-    """What stands behind a comparison; blanks that must not break are no-break spaces."""
+    """Blanks that must not break are no-break spaces."""
     p_value = table.format_p_value(difference.p_value)
     p_value = f"p {p_value if p_value.startswith('<') else f'= {p_value}'}".replace(" ", "\N{NO-BREAK SPACE}")
     interval = table.format_interval(difference.low, difference.high, signed=True)
@@ -127,12 +111,11 @@ def _percent(share: float | None) -> str:
 
 
 def _shade(count: int, row: list[int]) -> str:
-    """How dark an entry of a table of counts is: its share of the row, as a percentage of full colour."""
+    """The entry's share of its row, as a percentage of full colour."""
     return f"{55 * count / max(1, sum(row)):.0f}%"
 
 
 def _with_code(text: str) -> Markup:
-    """A sentence with its `commands` set as code; everything in it is escaped first."""
     return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))
 
 

@@ -1,10 +1,7 @@
 """Pictures: training curves, reliability diagram, gains and losses, differences with intervals, a study's plot.
 
-Every function returns a `Plot`: an SVG file that a page shows as an image, so that nothing of it reaches the page, with
-a text for screen readers, and the same bytes for the same data. Pictures are drawn narrow (a phone's width) and scale
-with the page. matplotlib is imported on first use and its settings outside are left alone.
-
-`label` turns a system's name into what the picture shows.
+The same data give the same bytes. matplotlib is imported on first use and its settings outside are left alone. `label`
+turns a system's name into what the picture shows.
 """
 
 from __future__ import annotations
@@ -33,7 +30,7 @@ if TYPE_CHECKING:
     from bixse.results import CalibrationReport, Comparison, Verdict
 
 POINTS_SHOWN = 300
-"""Most points of a line; a longer one shows means of neighbouring points."""
+"""A longer line shows means of neighbouring points."""
 _WIDTH = 4.3  # inches; 310 SVG units, about a phone's width
 INK, _GREY = "#22303c", "#5b6873"
 SERIES = ["#0b5cad", "#c45a00", "#1a7f4b", "#7a3ea1", "#8a6d00", "#b3261e"]
@@ -68,15 +65,14 @@ _STYLE: dict[Any, Any] = {
 
 @dataclass(frozen=True)
 class Plot:
-    """One picture."""
+    """One picture: an SVG file that a page shows as an image, so that nothing of it reaches the page."""
 
     svg: str
-    """The SVG file."""
     alt: str
-    """What it shows, in words."""
+    """What it shows, for screen readers."""
 
     def __html__(self) -> str:
-        """An `<img>` with the picture in it: how Jinja writes it into a page."""
+        """How Jinja writes it into a page."""
         data = base64.b64encode(self.svg.encode("utf-8")).decode("ascii")
         return f'<img src="data:image/svg+xml;base64,{data}" alt="{escape(self.alt)}">'
 
@@ -91,16 +87,10 @@ class Point(NamedTuple):
 
 
 def training_plots(curves: Sequence[TrainingCurve], label: Callable[[str], str] = str) -> dict[str, Plot]:
-    """The panels of the training log that have data, title -> plot.
+    """Title -> plot of the panels of the training log that have data; a dotted line is the step of the kept checkpoint.
 
-    Losses differ in scale from system to system, so loss and logits get a panel a system; beta and nDCG on the
-    development queries are drawn together. The step of the kept checkpoint is a dotted line.
-
-    Example:
-        >>> from bixse.report.schema import TrainingCurve, TrainingPoint
-        >>> curve = TrainingCurve(system="tuned", points=[TrainingPoint(step=s, loss=9.0 / s) for s in (1, 2, 3)])
-        >>> list(training_plots([curve]))
-        ['Training loss: tuned']
+    Losses differ in scale from system to system, so loss and logits get a panel per system; beta and nDCG on the
+    development queries are drawn together.
     """
     panels: dict[str, tuple[str, list[tuple[str, TrainingCurve, str]]]] = {}
     for curve in curves:
@@ -115,7 +105,7 @@ def training_plots(curves: Sequence[TrainingCurve], label: Callable[[str], str] 
 
 
 def _training_plot(title: str, series: Sequence[tuple[str, TrainingCurve, str]]) -> Plot | None:
-    """Lines of a logged value over steps, each (label, curve, field); None when none has a value."""
+    """Each of the series is (label, curve, field); None when none has a value."""
     drawn = [(name, curve, *_values(curve.points, field)) for name, curve, field in series]
     drawn = [item for item in drawn if len(item[2])]
     if not drawn:
@@ -184,10 +174,7 @@ def merge_plot(curve: MergeCurve, label: Callable[[str], str] = str) -> Plot:
 
 
 def reliability_diagram(report: CalibrationReport, name: str) -> Plot:
-    """Observed against predicted relevance by bin, with intervals, and the number of pairs in each bin below.
-
-    Points on the diagonal mean that a probability of 0.7 is right 70 % of the time.
-    """
+    """Observed against predicted relevance by bin, with intervals, and the number of pairs in each bin below."""
     with drawing(height=4.5) as figure:
         top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=[3.4, 1])
         predicted = [b.predicted for b in report.curve]
@@ -212,10 +199,7 @@ def reliability_diagram(report: CalibrationReport, name: str) -> Plot:
 
 
 def gains_and_losses_plot(changes: Sequence[QueryChange], metric: str) -> Plot:
-    """Every query's change, at least one, sorted from the largest loss to the largest gain.
-
-    Losses hang below the zero line and are hatched; gains stand above it.
-    """
+    """Every query's change, at least one, from the largest loss (below the zero line, hatched) to the largest gain."""
     values = np.sort(np.array([change.change for change in changes]))
     count = len(values)
     gained, lost = int((values > 0).sum()), int((values < 0).sum())
@@ -241,10 +225,7 @@ def gains_and_losses_plot(changes: Sequence[QueryChange], metric: str) -> Plot:
 
 
 def forest_plot(comparisons: Sequence[Comparison], label: Callable[[str], str] = str) -> Plot:
-    """Mean differences of one metric with their intervals around the zero line, at least one.
-
-    A row each; sign and shape by verdict.
-    """
+    """Mean differences of one metric with their intervals, a row each; sign and shape by verdict."""
     with drawing(height=0.75 + 0.5 * len(comparisons)) as figure:
         axes = figure.add_subplot()
         reach = 0.001
@@ -281,13 +262,8 @@ def line_plot(
 ) -> Plot:
     """Lines with a bar for each point's interval; points of different lines stand a little apart.
 
-    Args:
-        title: for screen readers.
-        x_label: of the horizontal axis.
-        y_label: of the vertical axis.
-        series: name -> points, at least one.
-        x_scale: "linear" or "log".
-        y_log: logarithmic vertical axis; values below 1 are drawn at 1.
+    `series` is name -> points, `x_scale` "linear" or "log". On a logarithmic vertical axis values below 1 are drawn at
+    1.
     """
     with drawing(height=3.1) as figure:
         axes = figure.add_subplot()
@@ -358,5 +334,5 @@ def finished(figure: Any, alt: str) -> Plot:
 
 
 def save_plot(plot: Plot, path: Path) -> None:
-    """Write a picture as an SVG file; raises StorageError where the folder cannot be written."""
+    """Write a picture as an SVG file."""
     write_atomically(path, plot.svg)

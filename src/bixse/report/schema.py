@@ -1,8 +1,4 @@
-"""`ReportData` and its parts: everything a report shows, as plain validated data, and its JSON file.
-
-A report holds results only: no model, no tensor, no path is needed to draw it, so the same file can be drawn again
-later or elsewhere. Numbers must be finite; a value that is not known is None or left out.
-"""
+"""`ReportData` and its parts: everything a report shows, as plain validated data, and its JSON file."""
 
 from __future__ import annotations
 
@@ -20,9 +16,8 @@ if TYPE_CHECKING:
     from typing import Self
 
 UnitInterval = Annotated[float, Field(ge=0.0, le=1.0)]
-"""A probability, rate or score in [0, 1]."""
 Text = Annotated[str, AfterValidator(lambda text: text.encode("utf-16", "surrogatepass").decode("utf-16", "replace"))]
-"""A text; half a surrogate pair, which no file could hold, becomes the replacement character."""
+"""Half a surrogate pair, which no file could hold, becomes the replacement character."""
 Positive = Annotated[float, Field(ge=0.0)]
 
 
@@ -32,7 +27,7 @@ def _iso(text: str) -> str:
 
 
 class _Plain(BaseModel):
-    """Frozen, closed to unknown keys, finite numbers only, so that JSON gives back what went in."""
+    """JSON gives back what went in."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, revalidate_instances="always")
 
@@ -41,14 +36,12 @@ class SystemScores(_Plain):
     """One row of the results table."""
 
     name: Text
-    """Unique key, used by comparisons."""
+    """Unique; comparisons use it."""
     label: Text
     metrics: dict[Text, float]
     """Metric name -> mean over the queries."""
     seconds: Positive | None = None
-    """Time to train or score the system."""
     note: Text = ""
-    """One line below the label."""
 
 
 class TrainingPoint(_Plain):
@@ -67,7 +60,6 @@ class TrainingPoint(_Plain):
     """Mean logit of the entries with relevance 0.5 and up."""
     mean_logit_irrelevant: float | None = None
     dev_ndcg: UnitInterval | None = None
-    """nDCG@10 on the development queries."""
 
 
 class TrainingCurve(_Plain):
@@ -77,7 +69,7 @@ class TrainingCurve(_Plain):
     points: list[TrainingPoint]
     """By rising step."""
     best_step: int | None = None
-    """Step of the checkpoint kept."""
+    """Of the checkpoint kept."""
 
 
 class MergeScore(_Plain):
@@ -107,13 +99,11 @@ class QueryChange(_Plain):
     query_id: Text
     query: Text
     kind: Text | None = None
-    """Where the collection has kinds of queries."""
     baseline_score: float
     system_score: float
 
     @property
     def change(self) -> float:
-        """System less baseline."""
         return self.system_score - self.baseline_score
 
 
@@ -124,7 +114,6 @@ class RankedDocument(_Plain):
     document_id: Text
     title: Text = ""
     text: Text = ""
-    """The page shows the start."""
     grade: float | None = None
     """None when nobody judged the pair."""
     score: float
@@ -145,16 +134,15 @@ class SideBySide(_Plain):
 
     @property
     def baseline_ranks(self) -> dict[str, int]:
-        """Document id -> its rank in the baseline's top."""
+        """Document id -> its rank."""
         return {document.document_id: document.rank for document in self.baseline}
 
 
 class ReportData(_Plain):
-    """Everything one report shows.
+    """Everything one report shows: results only, so that it can be drawn again without a model.
 
-    Raises:
-        pydantic.ValidationError: for an unknown key, a number that is not finite or out of range, two systems of one
-            name, or a comparison of a system that is not listed.
+    Raises pydantic.ValidationError for an unknown key, a number that is not finite or out of range, two systems of one
+    name, or a comparison of a system that is not listed; what is not known is None or left out.
 
     Example:
         >>> data = ReportData(title="Tiny", created="2026-01-31T12:00:00+00:00", primary_metric="ndcg@10",
@@ -165,21 +153,19 @@ class ReportData(_Plain):
 
     title: Text
     created: Annotated[Text, AfterValidator(_iso)]
-    """When the results were made: ISO 8601."""
+    """ISO 8601."""
     description: Text = ""
     verdicts: list[Text] = Field(default_factory=list)
     """What was found, in plain sentences."""
     systems: list[SystemScores] = Field(min_length=1)
     comparisons: list[Comparison] = Field(default_factory=list)
     primary_metric: Text
-    """The metric that decides."""
     confidence: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.95
-    """Of every interval."""
     calibrations: dict[Text, CalibrationReport] = Field(default_factory=dict)
     """Name of a set of probabilities, such as "raw" -> how far they can be believed."""
     training: list[TrainingCurve] = Field(default_factory=list)
     merges: list[MergeCurve] = Field(default_factory=list)
-    """One for each system whose weights were merged with the base model's."""
+    """One per system whose weights were merged with the base model's."""
     guard: list[Comparison] = Field(default_factory=list)
     """Differences on the queries that must not get worse."""
     per_query_baseline: Text = ""
@@ -191,9 +177,7 @@ class ReportData(_Plain):
     facts: dict[Text, Text] = Field(default_factory=dict)
     """Name -> value: data set, queries, documents, model, seed, versions, command."""
     timings: dict[Text, Positive] = Field(default_factory=dict)
-    """Stage -> seconds."""
     commands: list[Text] = Field(default_factory=list)
-    """Shell commands to go on with."""
     notes: list[Text] = Field(default_factory=list)
 
     @model_validator(mode="after")
@@ -215,41 +199,32 @@ class ReportData(_Plain):
 
     @property
     def metrics(self) -> list[str]:
-        """Every metric of the systems: the primary one first, then in order of appearance."""
+        """The primary one first, then in order of appearance."""
         names = [self.primary_metric, *(metric for system in self.systems for metric in system.metrics)]
         return list(dict.fromkeys(names))
 
     def label(self, name: str) -> str:
-        """Label of a system, or the name itself when it is not listed."""
+        """The name itself when it is not listed."""
         return next((system.label for system in self.systems if system.name == name), name)
 
     @property
     def baselines(self) -> list[str]:
-        """Names of the baselines the primary metric is compared with, in order of appearance."""
+        """What the primary metric is compared with, in order of appearance."""
         return list(dict.fromkeys(c.baseline for c in self.comparisons if c.metric == self.primary_metric))
 
     def comparison(self, system: str, baseline: str) -> Comparison | None:
-        """The comparison of two systems on the primary metric, or None."""
+        """On the primary metric."""
         wanted = (system, baseline, self.primary_metric)
         return next((c for c in self.comparisons if (c.system, c.baseline, c.metric) == wanted), None)
 
 
 def save_report_data(data: ReportData, path: Path | str) -> None:
-    """Write the data of a report as JSON, so that the page can be drawn again.
-
-    Raises:
-        StorageError: the disk is full or the folder cannot be written.
-    """
+    """Write the data of a report as JSON, so that the page can be drawn again."""
     write_atomically(Path(path), data.model_dump_json(indent=2) + "\n")
 
 
 def load_report_data(path: Path | str) -> ReportData:
-    """Read what `save_report_data` wrote.
-
-    Raises:
-        InputError: there is no such file or it cannot be read.
-        InvalidFileError: it is not JSON or breaks the schema; every error is named.
-    """
+    """Read what `save_report_data` wrote; raises InvalidFileError that names every error."""
     source = Path(path)
     errors = InvalidFileError(source)
     try:

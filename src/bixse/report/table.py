@@ -15,18 +15,18 @@ if TYPE_CHECKING:
     from bixse.results import Verdict
 
 Cell = str | int | float | None
-"""An entry of a table; floats get three decimals, None stays empty."""
+"""Floats get three decimals, None stays empty."""
 
 VERDICT_WORDS: dict[Verdict, str] = {
     "better": "▲ better",
     "no difference": "● no difference shown",
     "worse": "▼ worse",
 }
-"""How a verdict is written wherever there is no room for a sentence: a sign and words, never colour alone."""
+"""A sign and words, never colour alone."""
 
 
 def format_number(value: float | None, digits: int = 3) -> str:
-    """A number with fixed decimals, or a dash for None; never "-0.000"."""
+    """With fixed decimals, or a dash for None; never "-0.000"."""
     return "–" if value is None else f"{value:z.{digits}f}"
 
 
@@ -42,7 +42,7 @@ def format_difference(value: float, digits: int = 3) -> str:
 
 
 def format_interval(low: float | None, high: float | None, signed: bool = False, digits: int = 3) -> str:
-    """An interval such as "[−0.010, +0.090]", or an empty text when it is not known."""
+    """Such as "[−0.010, +0.090]", or an empty text when it is not known."""
     if low is None or high is None:
         return ""
     write = format_difference if signed else format_number
@@ -50,12 +50,12 @@ def format_interval(low: float | None, high: float | None, signed: bool = False,
 
 
 def format_p_value(value: float | None) -> str:
-    """A p-value; below one in a thousand only "< 0.001"."""
+    """Below one in a thousand only "< 0.001"."""
     return "< 0.001" if value is not None and value < 0.001 else format_number(value)
 
 
 def format_seconds(seconds: float | None) -> str:
-    """A duration such as "1 min 23 s", or a dash for None."""
+    """Such as "1 min 23 s", or a dash for None."""
     return "–" if seconds is None else duration(seconds)
 
 
@@ -91,14 +91,7 @@ def format_histogram(counts: Sequence[int], width: int = 40) -> list[str]:
 
 
 def format_markdown(rows: Sequence[Sequence[Cell]], headers: Sequence[str]) -> str:
-    r"""The same table in Markdown (GitHub's dialect), with Markdown and HTML signs in the data escaped.
-
-    Example:
-        >>> print(format_markdown([["a|b", 0.41]], ["system", "ndcg@10"]))
-        | system   |   ndcg@10 |
-        |:---------|----------:|
-        | a\|b     |     0.410 |
-    """
+    r"""The same table in Markdown (GitHub's dialect), with Markdown and HTML signs in the data escaped."""
     return _tabulated(rows, headers, "pipe", _markdown)
 
 
@@ -117,7 +110,6 @@ def _tabulated(
 
 
 def _text(entry: Cell) -> str:
-    """One line without control characters or direction marks."""
     if isinstance(entry, float):
         return format_number(entry)
     return "" if entry is None else printable(" ".join(str(entry).split()))

@@ -19,8 +19,7 @@ class CalibrateOptions(ComputingOptions):
 
 def run(settings: CalibrateSettings, options: CalibrateOptions) -> CommandResult:
     """Fit on half of the queries, measure on the other half; keep the map only if it helps there."""
-    from bixse.evaluation.calibration.calibrate import calibrate
-    from bixse.evaluation.calibration.calibration_text import calibration_text, threshold_warnings
+    from bixse.evaluation.calibration.calibrate import calibrate, calibration_text, threshold_warnings
     from bixse.progress import progress_bar
 
     result = calibrate(settings, options.out, progress_bar)

@@ -80,7 +80,7 @@ def run(settings: Settings, options: DoctorOptions) -> CommandResult:
     free = shutil.disk_usage(Path.cwd()).free / 1e9
     rows.append(["disk here", f"{free:.1f} GB free", "ok" if free >= 2 else "quickstart needs 2 GB"])
     try:
-        from bixse.encoders.loading.demo import demo_model_path
+        from bixse.encoders.loading.build import demo_model_path
 
         rows.append(["demo model", str(demo_model_path().name), "ok"])
     except BixseError as error:

@@ -38,8 +38,8 @@ def run(settings: EvaluateSettings, options: EvaluateOptions) -> CommandResult:
 
 def _on_collection(settings: EvaluateSettings, systems: Sequence[System], out: Path | None) -> CommandResult:
     from bixse.evaluation.evaluate import evaluate
+    from bixse.evaluation.suites.suite_result import collection_text, metrics_text
     from bixse.evaluation.suites.suite_run import compare_on_task
-    from bixse.evaluation.suites.suite_table import collection_text, metrics_text
     from bixse.evaluation.tasks import collection_task
     from bixse.progress import progress_bar
 
@@ -61,8 +61,8 @@ def _on_collection(settings: EvaluateSettings, systems: Sequence[System], out: P
 
 
 def _on_suite(settings: EvaluateSettings, systems: Sequence[System], out: Path | None) -> CommandResult:
+    from bixse.evaluation.suites.suite_result import suite_text
     from bixse.evaluation.suites.suite_run import OUT_FOLDER, evaluate_suite
-    from bixse.evaluation.suites.suite_table import suite_text
     from bixse.progress import progress_bar
 
     chosen = settings.model_dump(include={"suite", "data", "tasks", "download", "protocol"})

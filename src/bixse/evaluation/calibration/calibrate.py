@@ -20,23 +20,23 @@ from bixse.encoders.identity import model_hashes, model_path_settings
 from bixse.encoders.instructions import use_task
 from bixse.encoders.loading.build import build_encoder, quiet_loading
 from bixse.encoders.loading.precision import resolve_precision
-from bixse.encoders.loading.saving import save_whole
+from bixse.encoders.relevance_model import RelevanceModel, save_whole
 from bixse.errors import InputError
 from bixse.evaluation.calibration.calibrate_head import HeldOutCheck, choose_thresholds, fit_head, held_out_check
 from bixse.evaluation.calibration.thresholds import OperatingPoint  # noqa: TC001 pydantic reads it
 from bixse.report.plots import reliability_diagram, save_plot
+from bixse.report.table import format_interval, format_number, format_table
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from bixse.data.graded_pairs import GradedPairs
     from bixse.data.run_record import RunRecord
-    from bixse.encoders.relevance_model import RelevanceModel
     from bixse.evaluation.calibration.calibrate_settings import CalibrateSettings
     from bixse.progress import ProgressBars
+    from bixse.results import CalibrationReport
 
 DIAGRAM = "reliability.svg"
-"""The reliability diagram in the output folder."""
 
 
 @dataclass(frozen=True)
@@ -45,16 +45,16 @@ class CalibrateResult:
 
     check: HeldOutCheck
     head: RelevanceHead | None
-    """The head the model now has; None where it had none and the calibration does not help."""
+    """None where the model had none and the calibration does not help."""
     points: tuple[OperatingPoint, ...]
-    """What was found for each precision, the highest first."""
+    """The highest precision first."""
     pairs: str
     """What the pairs are, in words."""
     negatives: int
     """Random documents added as irrelevant pairs."""
     precision: str
     artifacts: dict[str, str]
-    """Name -> path of what was written."""
+    """Name -> path."""
     reused: bool = False
     """The run was finished before."""
 
@@ -64,11 +64,8 @@ def calibrate(
 ) -> CalibrateResult:
     """Fit probabilities on half of the queries and measure them on the other half; keep the map only if it helps there.
 
-    Args:
-        settings: the model, the pairs, and what is asked for.
-        out: where the calibrated model, a reliability diagram and run.json are written; None replaces the head inside
-            the model folder.
-        progress: makes a progress callback from a title and a total.
+    The calibrated model, a reliability diagram and run.json are written to `out`; None replaces the head inside the
+    model folder. `progress` makes a progress callback from a title and a total.
 
     Raises:
         InputError: unusable pairs, or no `out` for a model that is not a folder.
@@ -122,7 +119,6 @@ def calibrate(
 
 
 def _open(settings: CalibrateSettings, out: Path) -> RunRecord:
-    """The record of the run, with every input by its hash."""
     model = settings.model
     inputs = {"pairs": file_hash(settings.pairs), **model_hashes(model)}
     if (Path(model) / HEAD_FILE).is_file():
@@ -136,7 +132,6 @@ def _open(settings: CalibrateSettings, out: Path) -> RunRecord:
 
 
 def _with_negatives(pairs: GradedPairs, settings: CalibrateSettings) -> tuple[GradedPairs, str]:
-    """The pairs with the random documents that were asked for, and what they are, in words."""
     facts = f"{len(pairs)} pairs of {settings.pairs.name}"
     if settings.negatives is None or settings.collection is None:
         return pairs, facts
@@ -146,7 +141,6 @@ def _with_negatives(pairs: GradedPairs, settings: CalibrateSettings) -> tuple[Gr
 
 
 def _cosines(model: RelevanceModel, pairs: GradedPairs, progress: ProgressBars | None) -> NDArray[Any]:
-    """The cosine of each pair, every text encoded once."""
     step = progress("encode pairs", 2 * len(pairs)) if progress else None
     queries = encode_texts(model, pairs.queries, "query", progress=step).astype(np.float64)
     documents = encode_texts(model, pairs.documents, "document", progress=step).astype(np.float64)
@@ -155,7 +149,7 @@ def _cosines(model: RelevanceModel, pairs: GradedPairs, progress: ProgressBars |
 
 
 def _save(encoder: RelevanceModel, head: RelevanceHead | None, model: str | None, out: Path | None) -> dict[str, str]:
-    """Write a head that changed; `model` is None for one that did not."""
+    """`model` is None for a head that did not change."""
     if head is None or model is None:
         return {}
     if out is None:
@@ -165,3 +159,72 @@ def _save(encoder: RelevanceModel, head: RelevanceHead | None, model: str | None
     with storage_errors(out), quiet_loading():
         save_whole(encoder, out / "model")
     return {"model": str(out / "model")}
+
+
+def calibration_text(result: CalibrateResult, prior: float | None) -> str:
+    """Tables and lines for a terminal; `prior` is the one that was asked for."""
+    after = result.check.calibrated
+    weighted = f", weighted to a mean relevance of {prior:g}" if prior is not None else ""
+    parts = [result.pairs] if result.negatives else []
+    parts += [
+        format_table(
+            [[name, *_figures(report)] for name, report in result.check.reports.items()],
+            ["held-out half", "Brier", "95 % interval", "ECE", "95 % interval", "Brier of a constant"],
+        ),
+        f"reliability of the calibrated probabilities on {after.pairs} pairs of {after.queries} held-out "
+        f"queries{weighted}",
+        format_table(
+            [[b.predicted, b.observed, format_interval(b.low, b.high), b.count] for b in after.curve],
+            ["predicted", "observed", "95 % interval", "pairs"],
+        ),
+    ]
+    if result.points:
+        parts.append("\n".join(_point_line(point) for point in result.points))
+    parts += [_kept(result), f"precision: {result.precision}"]
+    return "\n\n".join(parts)
+
+
+def _kept(result: CalibrateResult) -> str:
+    saved = result.artifacts.get("model")
+    if saved is None:
+        return "not kept, nothing is changed: on held-out queries the calibration does not lower the Brier score"
+    if not result.check.helps:
+        return (
+            "the calibration is not kept, it does not lower the Brier score on held-out queries; thresholds of the "
+            f"probabilities as they were are saved: {saved}"
+        )
+    share = result.head.prior if result.head is not None else None
+    meant = f"\nthe probabilities are for documents of which a share of {share:.4g} is relevant" if share else ""
+    return f"saved: {saved}{meant}"
+
+
+def _figures(report: CalibrationReport) -> list[str]:
+    """Where few are relevant, Brier scores are small and need more digits."""
+    digits = 3 if report.base_rate_brier >= 0.01 else 6
+    return [
+        format_number(report.brier, digits),
+        format_interval(*report.brier_interval, digits=digits),
+        format_number(report.ece, digits),
+        format_interval(*report.ece_interval, digits=digits),
+        format_number(report.base_rate_brier, digits),
+    ]
+
+
+def _point_line(point: OperatingPoint) -> str:
+    found = (
+        f"precision {point.precision:.3f} {format_interval(*point.interval)}, recall {point.recall:.3f}, "
+        f"{point.pairs} pairs of {point.queries} queries"
+    )
+    if point.is_reached:
+        return f"precision {point.wanted:g}: from probability {point.threshold:.4g} on ({found})"
+    return f"precision {point.wanted:g}: not reachable; best is probability {point.threshold:.4g} ({found})"
+
+
+def threshold_warnings(result: CalibrateResult) -> list[str]:
+    """Thresholds that held-out queries leave in doubt."""
+    return [
+        f"precision {point.wanted:g}: the interval reaches down to {point.interval[0]:.3f}; more graded queries narrow "
+        "it, a higher --at-precision stays on the safe side"
+        for point in result.points
+        if point.is_reached and point.interval[0] < point.wanted
+    ]

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 PLAIN_SCALE = 20.0
-"""Scale of a model that was trained without a head; the calibration slope corrects it."""
+"""Logit scale of a model that was trained without a head; the calibration slope corrects it."""
 FEWEST_QUERIES = 20
-"""Queries without which no threshold is chosen: half of them are held out."""
+"""Needed for a threshold, since half of them are held out."""
 
 
 def fit_head(
@@ -32,11 +32,6 @@ def fit_head(
     """Calibrate a head on (M,) cosines and relevance by `fit_platt`, or make one for a model that has none.
 
     `fitted_on`, what the pairs are, in words, is kept in the head.
-
-    Example:
-        >>> head = fit_head(None, np.array([0.9, 0.7, 0.2, 0.1]), np.array([1.0, 0.7, 0.1, 0.0]), "four pairs")
-        >>> bool(head.probability(0.9) > 0.7 > 0.3 > head.probability(0.1)), round(head.prior, 2)
-        (True, 0.45)
     """
     plain = head.as_trained() if head else RelevanceHead(PLAIN_SCALE, 0.0)
     slope, intercept = fit_platt(plain.logit(cosines), relevance)
@@ -48,15 +43,14 @@ def fit_head(
 
 @dataclass(frozen=True)
 class HeldOutCheck:
-    """How good probabilities are on queries the calibration has not seen."""
+    """How good probabilities are on queries that the calibration has not seen."""
 
     reports: dict[str, CalibrationReport]
-    """Name -> figures: "before" with the head as it was (where the model had one), other ways to get probabilities, and
-    "calibrated" last, fitted on the other half of the queries and moved to the prior asked for."""
+    """The head as it was is "before" (where the model had one); then other ways to get probabilities; "calibrated" is
+    last, fitted on the other half of the queries and moved to the prior asked for."""
 
     @property
     def calibrated(self) -> CalibrationReport:
-        """With the new calibration."""
         return self.reports["calibrated"]
 
     @property
@@ -74,19 +68,10 @@ def held_out_check(
     seed: int = 0,
     prior: float | None = None,
 ) -> HeldOutCheck:
-    """Fit on one half of the queries, measure on the other.
+    """Fit on one half of the queries, at least 4 in all, and measure on the other.
 
-    Args:
-        head: the head as it is.
-        cosines: (M,) cosines.
-        relevance: (M,) relevance in [0, 1].
-        query_ids: (M,) query of each pair.
-        seed: of the split.
-        prior: mean relevance of what will be scored; everything is measured on pairs weighted to it. None: that of the
-            pairs.
-
-    Raises:
-        InputError: fewer than 4 queries, one relevance for all pairs of a half, or a prior out of range.
+    `cosines`, `relevance` in [0, 1] and `query_ids` are (M,). `prior` is the mean relevance of what will be scored:
+    everything is measured on pairs weighted to it; None: that of the pairs.
     """
     held, ids = _held_out(query_ids, seed)
     for name, half in (("fitted on", ~held), ("measured on", held)):
@@ -129,14 +114,9 @@ def choose_thresholds(
     """Give a head thresholds for wanted precisions, chosen on the queries that `held_out_check` holds out.
 
     A threshold on a probability is one on the cosine, since the one rises with the other: what a threshold gives does
-    not depend on how the probabilities were fitted. Arguments as for `held_out_check`.
-
-    Returns:
-        The head with a threshold for each precision that is reached, and what was found for every one, the highest
-        first.
-
-    Raises:
-        InputError: fewer than 20 queries, no relevant or no irrelevant pair, or arguments out of range.
+    not depend on how the probabilities were fitted. Gives the head with a threshold for each precision that is reached,
+    and what was found for every one, the highest first. Arguments and errors as for `held_out_check`; 20 queries at
+    least.
     """
     number = len(set(query_ids))
     if number < FEWEST_QUERIES:
@@ -162,7 +142,7 @@ def choose_thresholds(
 
 
 def _held_out(query_ids: Sequence[str], seed: int) -> tuple[NDArray[np.bool_], list[str]]:
-    """Which pairs belong to the half of the queries that is held out, (M,), and the queries of these."""
+    """Which of the (M,) pairs belong to the half of the queries that is held out, and the queries of these."""
     queries = sorted(set(query_ids))
     if len(queries) < 4:
         raise InputError(

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from bixse.evaluation.statistics import Floats
 
 _NEWTON_STEPS = 100
-"""Platt scaling takes about ten."""
 
 
 def fit_platt(logits: npt.ArrayLike, z: npt.ArrayLike) -> tuple[float, float]:
@@ -27,12 +26,7 @@ def fit_platt(logits: npt.ArrayLike, z: npt.ArrayLike) -> tuple[float, float]:
     sum z and n0 = sum (1 - z), and graded targets lie between. It keeps the answer finite when the logits separate the
     relevances or these are all 0 or 1, and hardly matters with many pairs.
 
-    Args:
-        logits: scores before the sigmoid, shape (N,), finite.
-        z: relevance in [0, 1], shape (N,).
-
-    Raises:
-        InputError: no pairs, different lengths, a logit that is not finite, or z outside [0, 1].
+    Both `logits`, finite, and `z` in [0, 1] have shape (N,); raises InputError where they do not.
 
     Example:
         >>> slope, intercept = fit_platt([-2.0, -1.0, 1.0, 2.0], [0.0, 0.4, 0.6, 1.0])

@@ -1,7 +1,4 @@
-"""Are scores probabilities of relevance? Brier score, calibration error and reliability curve, with intervals.
-
-Predictions p and relevance z lie in [0, 1]; z may be graded: 0.7 is right when such documents average 0.7.
-"""
+"""Are scores probabilities of relevance? Brier score, calibration error and reliability curve, with intervals."""
 
 from __future__ import annotations
 
@@ -66,15 +63,10 @@ def reliability_curve(
 ) -> list[ReliabilityBin]:
     """Mean prediction against mean relevance by bins of equal width; empty bins are left out.
 
-    The interval is Wilson's (1927, doi:10.1080/01621459.1927.10502953) at 95 %. It is wide for graded z,
-    whose variance is below that of binary z with the same mean. It takes pairs as independent: where a query
-    has many pairs it is too narrow, and those of `calibration_report` are the ones to quote. Weighted pairs
-    count as (sum of weights)^2 / (sum of squared weights) of them (Kish 1965, "Survey Sampling", section 11.7).
-    Arguments and errors as for `calibration_report`.
-
-    Example:
-        >>> [(point.predicted, point.observed, point.count) for point in reliability_curve([0.25, 0.75], [0, 1], 2)]
-        [(0.25, 0.0, 1), (0.75, 1.0, 1)]
+    The interval is Wilson's (1927, doi:10.1080/01621459.1927.10502953) at 95 %, too wide for graded z, whose variance
+    is below that of binary z. It takes pairs as independent: where a query has many pairs it is too narrow, and those
+    of `calibration_report` are the ones to quote. Weighted pairs count as (sum of weights)^2 / (sum of squared weights)
+    of them (Kish 1965, "Survey Sampling", section 11.7). Arguments and errors as for `calibration_report`.
     """
     predicted, observed, counted = checked(p, z, weights)
     members = _bin_of(predicted, bins)
@@ -110,9 +102,9 @@ def calibration_report(
 
     Args:
         p: predictions in [0, 1], shape (N,).
-        z: observed relevance in [0, 1], shape (N,).
-        query_ids: N ids, the query of each pair; at least 2 distinct.
-        bins: bins of equal width for the calibration error.
+        z: observed relevance in [0, 1], shape (N,); may be graded: 0.7 is right when such documents average 0.7.
+        query_ids: query of each pair; at least 2 distinct.
+        bins: of equal width, for the calibration error.
         samples: resamples, at least 1.
         seed: of the resampling.
         weights: how much each pair counts, shape (N,), 0 and up; None: all alike.
@@ -147,18 +139,12 @@ def calibration_report(
 
 
 def reweight_to_prevalence(z: npt.ArrayLike, prior: float) -> tuple[Floats, Floats]:
-    """Weights that give judged pairs another mean relevance, and the relevance each pair then has.
+    """Weights (N,) of mean 1 that give judged pairs another mean relevance, and the relevance (N,) each pair then has.
 
     A pair of relevance z stands for a share z of relevant and 1 - z of irrelevant ones. The former count
     prior / mean(z) times, the latter (1 - prior) / (1 - mean(z)) times: importance weights under a shift of the prior
     alone (Saerens, Latinne and Decaestecker 2002, doi:10.1162/089976602753284446). For z of 0 and 1 the relevance stays
-    as it is.
-
-    Returns:
-        Weights (N,), whose mean is 1, and relevance (N,), whose weighted mean is the prior.
-
-    Raises:
-        InputError: a prior that is not between 0 and 1, or only relevant or only irrelevant pairs.
+    as it is. Raises InputError for a prior not between 0 and 1, and for pairs of one kind alone.
 
     Example:
         >>> weights, relevance = reweight_to_prevalence([1.0, 0.0], prior=0.1)
@@ -196,7 +182,7 @@ def checked(p: npt.ArrayLike, z: npt.ArrayLike, weights: npt.ArrayLike | None = 
     counted = np.ones(arrays[0].shape) if weights is None else np.asarray(weights, dtype=np.float64)
     if counted.shape != arrays[0].shape or not (np.isfinite(counted) & (counted >= 0)).all() or not counted.any():
         raise InputError(
-            f"weights: got {shorten(counted.tolist())}; expected one a pair, finite, 0 and up, not all 0; fix: "
+            f"weights: got {shorten(counted.tolist())}; expected one per pair, finite, 0 and up, not all 0; fix: "
             "leave them out to count all pairs alike"
         )
     return arrays[0], arrays[1], counted

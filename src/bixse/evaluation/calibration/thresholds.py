@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from bixse.evaluation.statistics import Floats
 
 FEWEST_PAIRS = 10
-"""Pairs that must reach a threshold for its precision to say anything."""
+"""Fewer that reach a threshold say nothing of its precision."""
 
 
 @dataclass(frozen=True)
@@ -37,9 +37,8 @@ class OperatingPoint:
     """95 % interval of the precision, over queries."""
     recall: float
     pairs: int
-    """Pairs taken."""
+    """Pairs taken, of so many queries."""
     queries: int
-    """Their queries."""
 
 
 def threshold_at_precision(
@@ -57,21 +56,11 @@ def threshold_at_precision(
     The interval resamples whole queries (percentile bootstrap) at this threshold. It leaves out that the threshold was
     chosen on the same pairs: on new queries the precision lies below the wanted one more often than above it
     (`docs/evaluation.md` has figures), so read the lower end. Where every pair taken is relevant, resampling shows no
-    doubt; the interval is then Wilson's, with one trial a query.
+    doubt; the interval is then Wilson's, with one trial per query.
 
-    Args:
-        scores: probabilities, shape (N,), in [0, 1].
-        relevant: whether each pair is relevant, shape (N,), 0 or 1.
-        query_ids: N ids, the query of each pair.
-        precision: wanted, above 0 and up to 1.
-        weights: how much each pair counts, see `reweight_to_prevalence`; None: all alike.
-        fewest: pairs that must reach a threshold.
-        samples: resamples.
-        seed: of the resampling.
-
-    Raises:
-        InputError: arguments that do not match or lie outside their range, no relevant or no irrelevant pair, fewer
-            than `fewest` pairs or than 2 queries.
+    `scores` in [0, 1], `relevant`, 0 or 1, and `weights` (see `reweight_to_prevalence`) have shape (N,), and there are
+    N `query_ids` of at least 2 queries. At least `fewest` pairs must reach a threshold. Raises InputError where they do
+    not, or where all pairs are of one kind.
 
     Example:
         >>> found = threshold_at_precision([0.9, 0.8, 0.7, 0.2], [1, 1, 0, 0], ["a", "b", "a", "b"], 0.9, fewest=1)

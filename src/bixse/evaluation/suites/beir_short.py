@@ -20,13 +20,12 @@ if TYPE_CHECKING:
     from bixse.relevance import Qrels
 
 QUERIES = 256
-"""Queries of a task that are kept."""
 PASSAGES = 131_072
-"""Passages of a task that are kept, at most."""
+"""Queries and (at most) passages of a task that are kept."""
 SEED = 0
 """Of the choice; part of each hash."""
 FOLDER = "beir-short"
-"""Folder of the id lists, beside the tasks' folders."""
+"""Of the id lists, beside the tasks' folders."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +43,6 @@ class Cut:
 
     @property
     def content_hash(self) -> str:
-        """SHA-256 of the lists."""
         return hashlib.sha256(json.dumps([self.task, SEED, self.queries, self.documents]).encode()).hexdigest()
 
 
@@ -53,17 +51,8 @@ def cut_collection(
 ) -> Cut:
     """Choose queries and passages: all judged ones of the chosen queries, then others until the number is full.
 
-    The choice takes those whose hash is smallest: it is the same on every machine, whatever the order of the files.
-    Queries without a grade above 0 are never chosen.
-    The name of the task is a part of the hash.
-
-    Raises:
-        InputError: the chosen queries have more judged passages than are to be kept.
-
-    Example:
-        >>> cut = cut_collection("toy", {"q1": {"d1": 1}, "q2": {"d2": 1}}, ["d1", "d2", "d3", "d4"], 1, 2)
-        >>> cut.queries, cut.documents
-        (('q2',), ('d2', 'd3'))
+    The choice takes those whose hash, of which the task's name is a part, is smallest: it is the same on every machine,
+    whatever the order of the files. Queries without a grade above 0 are never chosen.
     """
 
     def place(identifier: str) -> bytes:

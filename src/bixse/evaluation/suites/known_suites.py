@@ -15,9 +15,7 @@ if TYPE_CHECKING:
 Engine: TypeAlias = Literal["folders", "short", "trec-dl", "trec-dl-rerank", "mteb"]
 """What runs a suite: our evaluator on collection folders (all or a part of each), on TREC files, or mteb itself."""
 LOCAL = "local"
-"""The suite of one collection folder, the default."""
 BEIR_URL = "https://public.ukp.informatik.tu-darmstadt.de/thakur/BEIR/datasets"
-"""Where the BEIR authors keep their data sets."""
 
 
 @dataclass(frozen=True)
@@ -61,15 +59,15 @@ class Suite:
     tasks: tuple[SuiteTask, ...] = ()
     """Of the engines that read collection folders."""
     optional: tuple[SuiteTask, ...] = ()
-    """Tasks that take part where their folders are there, and are not missed where they are not."""
+    """They take part where their folders are there, and are not missed where they are not."""
     benchmark: str | None = None
-    """mteb's name of the benchmark, of the engine "mteb"."""
+    """mteb's name, of the engine "mteb"."""
     note: str | None = None
     """What a reader of its figures has to know."""
 
 
 def suite_named(name: str) -> Suite:
-    """A suite by its name; raises InputError where there is none."""
+    """Raises InputError for an unknown name."""
     if name in SUITES:
         return SUITES[name]
     raise InputError(
@@ -95,4 +93,4 @@ TABLES: dict[str, Any] = tomllib.loads(
 SUITES = _read_suites(TABLES["suites"])
 """Suite by name; beside these, `local` is any one collection folder."""
 INSTRUCTIONS: dict[str, str] = TABLES["instructions"]
-"""Task -> the name it has in the table of instructions of the paper (`bixse.data.task_instructions`)."""
+"""Task -> its name in the paper's table of instructions (`bixse.data.task_instructions`)."""

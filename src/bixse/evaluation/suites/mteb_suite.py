@@ -25,8 +25,8 @@ from bixse.data.run_record import open_run
 from bixse.data.task_instructions import RESERVED
 from bixse.encoders.encode import encode_texts
 from bixse.encoders.identity import model_path_settings
+from bixse.encoders.instructions import prompt_for
 from bixse.encoders.loading.precision import autocast
-from bixse.encoders.prompts import prompt_for
 from bixse.errors import BixseError, InputError, did_you_mean
 from bixse.evaluation.evaluate import PER_QUERY_NAME, Evaluation
 from bixse.evaluation.metrics import PRIMARY_METRIC, evaluate_run
@@ -39,19 +39,18 @@ if TYPE_CHECKING:
 
     from mteb.abstasks import AbsTask
 
+    from bixse.data.graded_pairs import Kind
     from bixse.data.run_record import RunRecord
-    from bixse.encoders.prompts import Kind
     from bixse.encoders.relevance_model import RelevanceModel
     from bixse.evaluation.metrics import PerQuery
     from bixse.evaluation.systems import System
     from bixse.progress import ProgressBars
 
 CACHE_FOLDER = "mteb"
-"""Folder of mteb's own results, inside a system's folder: never shared."""
+"""mteb's own results, inside a system's folder: never shared."""
 PREDICTIONS_FOLDER = "predictions"
-"""Folder of mteb's rankings, inside a task's folder."""
 RANKED_BY = "ndcg_at_10"
-"""mteb's name of the metric whose values we have query by query."""
+"""mteb's name of the metric whose values we have per query."""
 DEFAULT_SUBSET = "default"
 """mteb's name for the only part of a task that has no parts."""
 
@@ -78,7 +77,7 @@ def missing_data(tasks: Sequence[AbsTask]) -> list[str]:
 
 
 def in_hub_cache(task: AbsTask) -> bool:
-    """Whether the hub's cache on this machine holds the revision of a task's data set; the network is not asked."""
+    """Whether this machine holds the revision of a task's data set; the network is not asked."""
     where = task.metadata.dataset
     try:
         snapshot_download(where["path"], repo_type="dataset", revision=where.get("revision"), local_files_only=True)
@@ -88,12 +87,7 @@ def in_hub_cache(task: AbsTask) -> bool:
 
 
 def download_collection(name: str, folder: Path, splits: Sequence[str]) -> None:
-    """Fetch a retrieval task of mteb from the hub and write it as a collection folder.
-
-    Raises:
-        InputError: mteb is not installed or has no such task, or the hub does not answer.
-        StorageError: the folder cannot be written.
-    """
+    """Fetch a retrieval task of mteb from the hub as a collection folder; raises InputError where the hub fails."""
     task: Any = mteb.get_task(name, eval_splits=list(splits))
     try:
         task.load_data()
@@ -120,12 +114,7 @@ def run_mteb(
 ) -> tuple[dict[str, Evaluation], dict[str, str]]:
     """Run a system through mteb, one task after the other; a finished task is read from its folder.
 
-    Returns:
-        Task -> evaluation, and task -> why it failed, where the others went on.
-
-    Raises:
-        OutputExistsError: a folder holds another evaluation.
-        StorageError: the folder cannot be written.
+    Gives task -> evaluation, and task -> why it failed, where the others went on.
     """
     step = progress(f"{system.label}: tasks", len(tasks)) if progress is not None else None
     scores: dict[str, Evaluation] = {}
@@ -172,7 +161,6 @@ def _run_task(system: System, task: AbsTask, out: Path, settings: Mapping[str, A
 
 
 def _evaluate(system: System, task: AbsTask, record: RunRecord) -> None:
-    """Run a task, and put its figures into the record and their values of every query beside it."""
     parts = parts_of_task(task)
     model: Any = mteb_model(system, parts)
     cache, predictions = mteb.ResultCache(record.folder.parent / CACHE_FOLDER), record.folder / PREDICTIONS_FOLDER
@@ -203,7 +191,7 @@ def _evaluate(system: System, task: AbsTask, record: RunRecord) -> None:
 
 
 def _add_queries(per_query: PerQuery, task: Any, folder: Path) -> None:
-    """The values of every query, from the rankings that mteb wrote; ids of several parts are told apart."""
+    """From the rankings that mteb wrote; ids of several parts are told apart."""
     path = folder / task.prediction_file_name
     if not path.is_file():  # mteb took the score from its cache of an interrupted run that had no rankings yet
         return
@@ -235,7 +223,7 @@ class MtebEncoder(AbsEncoder):
     def encode(
         self, inputs: Any, *, task_metadata: Any, hf_split: str, hf_subset: str, prompt_type: Any = None, **kwargs: Any
     ) -> Any:
-        """The (N, D) embeddings of the texts of a loader; arguments are mteb's."""
+        """The (N, D) embeddings of the texts of a loader."""
         texts = [text for batch in inputs for text in batch["text"]]
         name = get_prompt_name(self.prompts, task_metadata, prompt_type)
         prompt = self.prompts[name] if name is not None else None
@@ -258,12 +246,11 @@ class MtebBm25:
         self.index_of_corpus: BM25 | None = None
 
     def index(self, corpus: Any, **_: Any) -> None:
-        """Index a corpus of mteb."""
         texts = [f"{row.get('title') or ''} {row['text']}".strip() for row in corpus]
         self.index_of_corpus = BM25(list(corpus["id"]), texts)
 
     def search(self, queries: Any, *, top_k: int, top_ranked: Any = None, **_: Any) -> dict[str, dict[str, float]]:
-        """The best documents of each query, or its candidates in order; arguments are mteb's."""
+        """The best documents per query, or its candidates in order."""
         index = self.index_of_corpus
         texts = dict(zip(queries["id"], queries["text"], strict=True))
         if index is None:
@@ -280,11 +267,7 @@ def parts_of_task(task: Any) -> list[Any]:
 
 
 def mteb_model(system: System, tasks: Sequence[Any]) -> MtebEncoder | MtebBm25:
-    """A system as mteb takes it.
-
-    Raises:
-        InputError: it cannot run the tasks: no encoder for those that are not retrieval, or no instruction for one.
-    """
+    """A system as mteb takes it; raises InputError where it cannot run the tasks."""
     if isinstance(system, EncoderSystem):
         encoder: Any = system.encoder
         return MtebEncoder(encoder, system.label, mteb_prompts(encoder, tasks, system.task), system.weights)
@@ -324,14 +307,9 @@ def mteb_prompts(encoder: RelevanceModel, tasks: Sequence[Any], task: str | None
     """The model's prompts under the names by which mteb chooses them, those of each task named by the task.
 
     mteb takes "<task>-query" and "<task>-document" first, then "<task>", which it puts before documents too. So both
-    are given for each task of retrieval: what the model's table of instructions, or the model, has for it. A prompt
-    that the model keeps under mteb's own name of the task is left alone. For other tasks a model with a table takes
-    mteb's instruction in the table's template.
-
-    `task` is the task of the model's table whose instructions stand before all texts; None chooses by mteb's task.
-
-    Raises:
-        InputError: the table has no instruction for a task, and no default.
+    are given for each task of retrieval: what the model's table of instructions, or the model, has for it, by mteb's
+    name or that of `task`. A prompt that the model keeps under mteb's own name of the task is left alone. For other
+    tasks a model with a table takes mteb's instruction in the table's template.
     """
     table = encoder.instructions
     kinds: tuple[Kind, ...] = ("query", "document")
@@ -354,7 +332,6 @@ def mteb_prompts(encoder: RelevanceModel, tasks: Sequence[Any], task: str | None
 
 @contextmanager
 def _prompt(encoder: RelevanceModel, kind: Kind, prompt: str) -> Iterator[None]:
-    """Put one prompt before the texts of a kind; afterwards as before."""
     prompts, task = encoder.prompts, encoder.task
     encoder.prompts = {**(prompts or {}), kind: prompt}
     encoder.task = task or "chosen by mteb"
@@ -365,13 +342,12 @@ def _prompt(encoder: RelevanceModel, kind: Kind, prompt: str) -> Iterator[None]:
 
 
 def _said(error: Exception) -> str:
-    """Type and first line of an error of another library."""
     return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
 
 
 @contextmanager
 def _quiet_hub(offline: bool) -> Iterator[None]:
-    """Keep the libraries of the hub from drawing bars, and from asking the network where that is wanted."""
+    """No progress bars, and no network where `offline`."""
     before = constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE
     bars = not datasets.are_progress_bars_disabled()
     datasets.disable_progress_bars()

@@ -27,19 +27,14 @@ class Plan:
     """The tasks of a suite, all of whose data are there."""
 
     sources: Sequence[TaskSource] = ()
-    """Tasks that our own evaluator runs."""
     tasks: Sequence[Any] = ()
-    """Tasks that mteb runs."""
+    """Tasks that mteb runs; all others are `sources`."""
     years: Sequence[Year] = ()
     """Years of TREC."""
 
 
 def make_plan(suite: Suite, data: Path | None, names: Sequence[str] | None, download: bool, protocol: Protocol) -> Plan:
-    """Find the data of a suite; arguments as for `evaluate_suite`.
-
-    Raises:
-        InputError: no such task, or missing data: all of it is listed with the command that brings it.
-    """
+    """Find the data of a suite; all missing data are listed in one InputError with the command that brings them."""
     if download and os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
         raise InputError(
             "--download: got HF_HUB_OFFLINE set, which forbids it; expected it unset; fix: unset it, or fetch the "
@@ -95,7 +90,7 @@ def _mteb_suite() -> ModuleType:
 
 
 def _find(task: SuiteTask, data: Path) -> tuple[Path, str] | None:
-    """Folder and split of a task below a folder of data sets, or None where a file is missing."""
+    """None where a file is missing."""
     for folder in (data / name for name in task.folders):
         for split in task.splits:
             if all((folder / file).is_file() for file in files_of_split(split)):
@@ -104,7 +99,7 @@ def _find(task: SuiteTask, data: Path) -> tuple[Path, str] | None:
 
 
 def _chosen_tasks(suite: Suite, data: Path, names: Sequence[str] | None) -> list[SuiteTask]:
-    """The tasks to run: those named (a group by its name too), or all with the optional ones that are there."""
+    """Those named (a group by its name too), or all with the optional ones that are there."""
     if names is None:
         return [*suite.tasks, *(task for task in suite.optional if _find(task, data) is not None)]
     known = {name for task in (*suite.tasks, *suite.optional) for name in (task.name, task.group) if name is not None}
@@ -127,8 +122,6 @@ def _refuse_missing(suite: Suite, where: str, missing: Sequence[str]) -> None:
 
 
 def _source(suite: Suite, task: SuiteTask, data: Path) -> TaskSource:
-    """A task whose data are a collection folder."""
-
     def read() -> Task:
         place = _find(task, data)
         if place is None:

@@ -31,11 +31,11 @@ if TYPE_CHECKING:
     from bixse.progress import ProgressBars
 
 OUT_FOLDER = Path("runs") / "evaluation"
-"""Below it a suite that mteb runs is kept when no folder is given: mteb needs one."""
+"""Where a suite that mteb runs is kept when no folder is given: mteb needs one."""
 ZERO_SHOT_EXCEPT = "MSMARCO"
 """The task of BEIR that is left out of its zero-shot mean."""
 MTEB_METRIC = "main"
-"""Name of the metric by which mteb ranks a task."""
+"""The metric by which mteb ranks a task."""
 
 
 def evaluate_suite(
@@ -121,14 +121,7 @@ def evaluate_suite(
 def compare_on_task(
     systems: Sequence[System], task: Task, out: Path | None = None, progress: ProgressBars | None = None
 ) -> SuiteResult:
-    """Evaluate several systems on one task with one query set, with a verdict for every pair: a suite of one task.
-
-    Each system's files go to <out>/<name and hash of the model>.
-
-    Raises:
-        InputError: see `evaluate`; or one model twice.
-        OutputExistsError: a folder holds another run.
-    """
+    """A suite of one task with one query set; each system's files go to <out>/<name and hash of the model>."""
     check_distinct(systems)
     scores = {}
     for system, shown in zip(systems, _shown_names(systems), strict=True):
@@ -144,7 +137,7 @@ def compare_on_task(
 
 
 def _shown_names(systems: Sequence[System]) -> list[str]:
-    """What tables call each system: its label, or where two have the same one, the name with the hash."""
+    """The label, or where two systems have the same one, the name with the hash."""
     labels = [system.label for system in systems]
     return [system.label if labels.count(system.label) == 1 else system.name for system in systems]
 
@@ -165,7 +158,6 @@ def _check_systems(systems: Sequence[System], plan: Plan) -> None:
 def _run_tasks(
     system: System, plan: Plan, out: Path | None, settings: Mapping[str, Any], progress: ProgressBars | None
 ) -> dict[str, Evaluation]:
-    """One system on all tasks that our own evaluator runs."""
     scores: dict[str, Evaluation] = {}
     for source in plan.sources:
         task = source.read()
@@ -177,7 +169,6 @@ def _run_tasks(
 
 
 def _means(suite: Suite, scores: Mapping[str, Evaluation]) -> dict[str, float]:
-    """The means of a suite over its tasks."""
     if not scores:
         return {}
     if suite.engine in ("trec-dl", "trec-dl-rerank"):
@@ -198,7 +189,7 @@ def _means(suite: Suite, scores: Mapping[str, Evaluation]) -> dict[str, float]:
 
 
 def _compare(scores: Mapping[str, Mapping[str, Evaluation]], grouped: bool = True) -> list[SuiteDifference]:
-    """Every pair of systems on the tasks that all of them have; groups count as one where the suite's mean does so."""
+    """On the tasks that all systems have; groups count as one where the suite's mean does so."""
     first = next(iter(scores.values()))
     common = [
         task
@@ -213,5 +204,4 @@ def _compare(scores: Mapping[str, Mapping[str, Evaluation]], grouped: bool = Tru
 
 
 def _precision(systems: Sequence[System]) -> str | None:
-    """What the encoders among some systems compute in; None where there is none."""
     return next((system.precision for system in systems if system.precision is not None), None)

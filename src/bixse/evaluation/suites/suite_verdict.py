@@ -28,13 +28,12 @@ class TestedDifference:
     difference: Difference
     """Mean of a - b, with interval and p-value of the paired bootstrap over queries."""
     randomisation_p: float
-    """p-value of Fisher's randomisation test."""
+    """Of Fisher's randomisation test."""
     holm_p: float = 1.0
     """That p-value after Holm's correction for all that stand beside it in the table."""
 
     @property
     def verdict(self) -> Verdict:
-        """What the interval says, without correction."""
         return self.difference.verdict
 
 
@@ -47,34 +46,19 @@ class TaskDifference(TestedDifference):
 
 @dataclass(frozen=True, kw_only=True)
 class SuiteDifference(TestedDifference):
-    """Two systems over a suite, each query counting as much as it does in the mean over tasks."""
+    """The system `a` less `b` over a suite, each query counting as much as it does in the mean over tasks."""
 
     a: str
-    """The first system."""
     b: str
-    """The second."""
     tasks: tuple[TaskDifference, ...]
-    """Task by task, those with at least two queries."""
+    """Those with at least two queries."""
 
 
 def compare_systems(values: Mapping[str, Values], group_of: Mapping[str, str] | None = None) -> list[SuiteDifference]:
     """Compare every pair of systems, the first named one as a; queries are resampled within tasks.
 
-    The intervals say how far the choice of queries reaches; the tasks are taken as they are.
-
-    Args:
-        values: system -> task -> query id -> value; all systems have the same tasks and queries.
-        group_of: task -> group; the tasks of a group together count as one. None: each counts by itself.
-
-    Raises:
-        InputError: queries differ between systems, or fewer than 2 queries in all.
-
-    Example:
-        >>> one = {"first": {"q1": 0.9, "q2": 0.8}, "second": {"q1": 0.7, "q2": 0.9}}
-        >>> other = {"first": {"q1": 0.5, "q2": 0.5}, "second": {"q1": 0.5, "q2": 0.5}}
-        >>> (found,) = compare_systems({"one": one, "other": other})
-        >>> round(found.difference.mean, 3), found.randomisation_p, found.verdict
-        (0.325, 0.125, 'better')
+    The intervals say how far the choice of queries reaches; the tasks are taken as they are. `values` is system -> task
+    -> query id -> value, the same queries for all; `group_of` is task -> group, whose tasks together count as one.
     """
     found = [_compare(a, b, values[a], values[b], group_of or {}) for a, b in combinations(values, 2)]
     whole = holm([pair.randomisation_p for pair in found])
@@ -86,7 +70,7 @@ def compare_systems(values: Mapping[str, Values], group_of: Mapping[str, str] | 
 
 
 def _compare(a: str, b: str, first: Values, second: Values, group_of: Mapping[str, str]) -> SuiteDifference:
-    """One pair of systems, its p-values not yet corrected."""
+    """Its p-values are not yet corrected."""
     differences = {task: paired_differences(first[task], second[task]) for task in first}
     group = {task: group_of.get(task, task) for task in sorted(first)}
     sizes = Counter(group.values())

@@ -34,15 +34,14 @@ TREC_MIN_RELEVANT_GRADE = 2.0
 WITHOUT = " without duplicates"
 """Ends the name of a year whose propagated judgements are taken back."""
 INSTRUCTION_NAMES = ("TREC-DL", "msmarco_passage")
-"""Names under which a model's table of instructions may hold the task."""
+"""Names of the task in a model's table of instructions."""
 NIST = "https://trec.nist.gov/data/deep"
 MSMARCO = "https://msmarco.z22.web.core.windows.net/msmarcoranking"
 CORPUS_V1 = "collection.tsv"
-"""The corpus of 2019 and 2020: id, tab, passage."""
+"""Of 2019 and 2020: id, tab, passage."""
 CORPUS_V2_FOLDER = "msmarco_v2_passage"
-"""The corpus of 2021 to 2023: 70 files msmarco_passage_00 to 69, one JSON object {pid, passage, ...} a line."""
+"""Of 2021 to 2023: 70 files msmarco_passage_00 to 69, one JSON object {pid, passage, ...} a line."""
 SHARDS_V2 = 70
-"""Files of that corpus."""
 PASSAGES_FILE = "passages.jsonl"
 """Passages that were looked up already, {_id, text} a line: with it, the corpora need not be there."""
 DUPLICATES_FILE = "msmarco-v2-passage-neardupes.txt"
@@ -76,11 +75,10 @@ class Year:
 
 
 YEARS = {year: Year(year, **files) for year, files in TABLES["years"].items()}
-"""Year -> its files."""
 
 
 def chosen_years(names: Sequence[str] | None) -> list[Year]:
-    """The years named, or all; raises InputError for one that there is not."""
+    """The years named, or all."""
     for name in names or ():
         if name not in YEARS:
             raise InputError(
@@ -164,11 +162,7 @@ def full_corpus(data: Path, years: Sequence[Year], version: int) -> Task:
 
 
 def candidate_lists(data: Path, year: Year) -> Task:
-    """The official candidate lists of a year: 1,000 passages per query in 2019 and 2020, 100 since.
-
-    Raises:
-        InputError: there is no list for any judged query.
-    """
+    """The official candidate lists of a year: 1,000 passages per query in 2019 and 2020, 100 since."""
     queries, qrels = _judged(data, year)
     candidates, passages = _candidates(data, year, qrels)
     if not candidates:
@@ -189,14 +183,7 @@ def candidate_lists(data: Path, year: Year) -> Task:
 
 
 def collapse_duplicates(qrels: Qrels, stands_for: Mapping[str, str]) -> dict[str, dict[str, float]]:
-    """Judgements with one passage for each class of duplicates, at the class's highest grade.
-
-    `stands_for` is passage -> the one that stays.
-
-    Example:
-        >>> collapse_duplicates({"q": {"a": 2, "a2": 2, "b": 0}}, {"a2": "a"})
-        {'q': {'a': 2, 'b': 0}}
-    """
+    """Judgements with one passage per class of duplicates, the one it `stands_for`, at the class's highest grade."""
     collapsed: dict[str, dict[str, float]] = {}
     for query_id, judged in qrels.items():
         found: dict[str, float] = {}
@@ -208,7 +195,7 @@ def collapse_duplicates(qrels: Qrels, stands_for: Mapping[str, str]) -> dict[str
 
 
 def trec_means(scores: Mapping[str, Evaluation], metric: str = PRIMARY_METRIC) -> dict[str, float]:
-    """The means of a suite of years: over years, over all queries, and over years without duplicates.
+    """Means over years, over all queries, and over years without duplicates.
 
     The mean over queries is what evaluating all years' judgements as one file gives, as in the BiXSE paper.
     """
@@ -242,12 +229,10 @@ def trec_notes(data: Path, years: Sequence[Year], protocol: Protocol) -> list[st
 
 
 def _versions(years: Sequence[Year]) -> list[int]:
-    """The versions of the corpus that some years need."""
     return sorted({year.corpus for year in years})
 
 
 def _judged(data: Path, year: Year) -> tuple[dict[str, str], Qrels]:
-    """The judged queries of a year and their judgements."""
     qrels = read_qrels(data / year.qrels)
     path = _find_file(data, year.queries)
     rows = read_columns(path, ("query id", "query")) if path is not None else ()
@@ -262,7 +247,7 @@ def _judged(data: Path, year: Year) -> tuple[dict[str, str], Qrels]:
 
 
 def _candidates(data: Path, year: Year, qrels: Qrels) -> tuple[dict[str, list[str]], dict[str, str]]:
-    """The list of each judged query, and the texts where the file holds them (2019 and 2020)."""
+    """The list per judged query, and the texts where the file holds them (2019 and 2020)."""
     path = _find_file(data, year.candidates)
     found: dict[str, list[str]] = {}
     passages: dict[str, str] = {}
@@ -281,7 +266,6 @@ def _candidates(data: Path, year: Year, qrels: Qrels) -> tuple[dict[str, list[st
 
 
 def _passages_of(data: Path, year: Year, protocol: Protocol) -> set[str]:
-    """The passages whose texts a protocol needs beside its other files."""
     qrels = read_qrels(data / year.qrels) if (data / year.qrels).is_file() else {}
     if protocol == "judged":
         return {name for judged in qrels.values() for name in judged}
@@ -289,7 +273,7 @@ def _passages_of(data: Path, year: Year, protocol: Protocol) -> set[str]:
 
 
 def _stands_for(passages: Mapping[str, str], classes: Mapping[str, str]) -> dict[str, str]:
-    """Passage of the pool -> the passage of the pool that stays for its class, of those that do not stay."""
+    """Passage of the pool -> the passage that stays for its class, of those that do not stay."""
     members: dict[str, list[str]] = {}
     for name in passages:
         members.setdefault(classes.get(name, name), []).append(name)
@@ -303,7 +287,7 @@ def _stands_for(passages: Mapping[str, str], classes: Mapping[str, str]) -> dict
 
 
 def _hashes(data: Path, names: Sequence[str], passages: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Hashes of the files, and of the texts that are searched where these are few enough to be at hand."""
+    """Of the files by name, and of the texts that are searched where these are few enough to be at hand."""
     hashes = {name: file_hash(path) for name in names if (path := _find_file(data, name)) is not None}
     if passages is not None:
         hashes["passages"] = hashlib.sha256(repr(list(passages.items())).encode("utf-8", "replace")).hexdigest()
@@ -311,19 +295,18 @@ def _hashes(data: Path, names: Sequence[str], passages: Mapping[str, str] | None
 
 
 def _find_file(data: Path, name: str) -> Path | None:
-    """A file by its name, packed or not; None where it is not there."""
+    """The file itself, or packed."""
     return next((path for path in (data / name, data / f"{name}.gz") if path.is_file()), None)
 
 
 def _read_lines(path: Path) -> Iterator[str]:
-    """The lines of a text file, packed by gzip or not; raises InputError where it is damaged or not UTF-8."""
     with _opened(path) as file:
         for line in file:
             yield line.decode("utf-8").rstrip("\r\n")
 
 
 def read_columns(path: Path, names: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
-    """The tab-separated columns of each line that is not blank; raises InvalidFileError for too few."""
+    """The tab-separated columns of each line that is not blank."""
     for number, line in enumerate(_read_lines(path), start=1):
         if line.strip():
             fields = tuple(line.split("\t", len(names) - 1))
@@ -346,7 +329,6 @@ def read_duplicates(path: Path, wanted: frozenset[str]) -> dict[str, str]:
 
 
 def _stream_corpus(data: Path, version: int) -> Iterator[tuple[str, str]]:
-    """Id and text of every passage of a full corpus."""
     if version == 1:
         path = _find_file(data, CORPUS_V1)
         if path is not None:
@@ -361,7 +343,7 @@ def _stream_corpus(data: Path, version: int) -> Iterator[tuple[str, str]]:
 
 
 def _missing_corpus(data: Path, version: int, wanted: Iterable[str] | None = None) -> list[str]:
-    """The files of a corpus that are not there, with their command; of `wanted` passages only those that hold them."""
+    """The missing files with their command; of `wanted` passages only those that hold them."""
     if version == 1:
         command = f"curl -LO {MSMARCO}/collection.tar.gz && tar xzf collection.tar.gz"
         return [] if _find_file(data, CORPUS_V1) else [f"{CORPUS_V1}: {command}"]
@@ -375,7 +357,6 @@ def _missing_corpus(data: Path, version: int, wanted: Iterable[str] | None = Non
 
 
 def _load_known_passages(data: Path) -> dict[str, str]:
-    """The passages of passages.jsonl, {} where it is not there; raises InvalidFileError for lines of another kind."""
     path = _find_file(data, PASSAGES_FILE)
     if path is None or not path.stat().st_size:
         return {}
@@ -384,13 +365,7 @@ def _load_known_passages(data: Path) -> dict[str, str]:
 
 
 def look_up_passages(data: Path, wanted: dict[int, set[str]]) -> dict[str, str]:
-    """The texts of some passages, from passages.jsonl or the corpora; what had to be looked up is added to the file.
-
-    `wanted` is version of the corpus -> ids.
-
-    Raises:
-        InputError: a passage is not in its corpus.
-    """
+    """The texts of `wanted` (version of the corpus -> ids); what had to be looked up is added to passages.jsonl."""
     known = _load_known_passages(data)
     before = len(known)
     if lacking := wanted.get(1, set()) - known.keys():
@@ -417,7 +392,6 @@ def look_up_passages(data: Path, wanted: dict[int, set[str]]) -> dict[str, str]:
 
 
 def _find_shard(data: Path, shard: int) -> Path | None:
-    """A file of the second corpus, in its own folder or beside the others."""
     name = f"msmarco_passage_{shard:02d}"
     return _find_file(data / CORPUS_V2_FOLDER, name) or _find_file(data, name)
 

@@ -1,8 +1,8 @@
 """How far two sets of grades agree: measures of a table of counts, with intervals over queries.
 
-Every measure here depends only on how often each pair of grades occurs, so it is a function of that table: rows are
-the human's grades, columns the judge's, from low to high. The tables of resampled queries are sums of the queries' own
-tables, so a thousand resamples cost one sparse product and no pass over the pairs.
+Every measure depends only on how often each pair of grades occurs: rows are the human's grades, columns the judge's,
+from low to high. The tables of resampled queries are sums of the queries' own tables, so a thousand resamples cost one
+sparse product and no pass over the pairs.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from bixse.results import IntervalEstimate
 
 AgreementMeasure: TypeAlias = Callable[[Floats], Floats]
-"""From tables of counts, shape (..., rows, columns), to one value each; NaN where it is not defined."""
+"""Tables of counts, shape (..., rows, columns) -> one value each; NaN where it is not defined."""
 _BLOCK_SIZE = 1 << 22
 """Counts of resampled tables held at once: bounds memory to some 100 MB."""
 
@@ -39,16 +39,14 @@ class CountsByQuery:
 
     @property
     def total(self) -> Floats:
-        """The table over all queries."""
         table: Floats = np.asarray(self.counts.sum(axis=0), dtype=np.float64).reshape(self.shape)
         return table
 
     def values(self, measures: Mapping[str, AgreementMeasure]) -> dict[str, float]:
-        """Each measure over all queries."""
         return {name: float(measure(self.total)) for name, measure in measures.items()}
 
     def draws(self, measures: Mapping[str, AgreementMeasure], samples: int, seed: int) -> dict[str, Floats]:
-        """Each measure on resampled queries, shape (samples,); equal seeds and queries draw alike, so draws pair up."""
+        """On resampled queries, shape (samples,); equal seeds and queries draw alike, so draws pair up."""
         block = max(1, _BLOCK_SIZE // (self.shape[0] * self.shape[1]))
         found: dict[str, list[Floats]] = {name: [] for name in measures}
         for times in query_draws(self.counts.shape[0], samples, seed):
@@ -61,24 +59,16 @@ class CountsByQuery:
     def estimates(
         self, measures: Mapping[str, AgreementMeasure], samples: int, seed: int
     ) -> dict[str, IntervalEstimate]:
-        """Each measure with its 95 % interval."""
+        """With 95 % intervals."""
         drawn = self.draws(measures, samples, seed)
         return {name: percentile_estimate(value, drawn[name]) for name, value in self.values(measures).items()}
 
 
 def counts_by_query(human: Floats, judged: Floats, query_ids: Sequence[str], levels: Floats | None) -> CountsByQuery:
-    """Count pairs of grades, query by query.
+    """Count pairs of (N,) grades on one scale, table by table of a query; raises InputError for fewer than 2 queries.
 
-    Args:
-        human: (N,) human grades.
-        judged: (N,) the judge's, on the same scale.
-        query_ids: (N,) query of each pair.
-        levels: rising grades; every grade counts as the nearest one (a half as the higher), which makes the table
-            square. None: every distinct grade has its own row or column.
-
-    Raises:
-        InputError: fewer than 2 queries.
-
+    Every grade counts as the nearest of the rising `levels` (a half as the higher), which makes the table square. None:
+    every distinct grade has its own row or column.
     """
     if levels is None:
         row, column = (np.unique(grades, return_inverse=True)[1] for grades in (human, judged))
@@ -113,7 +103,6 @@ def cohen_kappa(power: int = 0) -> AgreementMeasure:
     Disagreement counts 1 (power 0; Cohen 1960, doi:10.1177/001316446002000104), the number of levels apart (1), or its
     square (2; Cohen 1968, doi:10.1037/h0026256). Equal to scikit-learn's `cohen_kappa_score`; not defined where both
     sides use one and the same grade only.
-
     """
 
     def measure(tables: Floats) -> Floats:

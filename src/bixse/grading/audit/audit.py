@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from bixse.results import IntervalEstimate
 
 MOST_LEVELS = 21
-"""More distinct grades than this are no ordinal scale."""
+"""More distinct grades are no ordinal scale."""
 WORST_PAIRS, WORST_OF_A_QUERY = 20, 2
-"""How many of the largest disagreements are kept, and of one query."""
+"""The largest disagreements that are kept, in all and per query."""
 
 
 def audit(
@@ -47,30 +47,15 @@ def audit(
     samples: int = 1000,
     seed: int = 0,
 ) -> AuditReport:
-    """Measure how far judges' labels can be trusted.
+    """Measure how far judges' labels can be trusted, with intervals by resampling queries.
 
-    Args:
-        judges: the judges, each with a name of its own; a judge on another scale is compared by its place on it.
-        human: human labels; their scale is the scale of the audit.
-        relevant_from: grade from which a pair is relevant; by default the lowest in the upper half of the scale, which
-            is 2 on 0 to 3, as in TREC Deep Learning.
-        runs: name -> TREC run, to be ranked under each side's labels.
-        samples: resamples of the queries for the 95 % intervals.
-        seed: of the resampling.
+    The scale of the audit is that of the `human` labels; a judge on another is compared by its place on it. From
+    `relevant_from` on a pair is relevant: by default from the lowest grade in the upper half of the scale, which is 2
+    on 0 to 3, as in TREC Deep Learning. `runs`, name -> TREC run, are ranked under each side's labels.
 
     Raises:
         InputError: no judge, two of one name, a judge without a pair in common with the human labels, fewer than 2
             common queries, or arguments outside their range.
-
-    Example:
-        >>> from bixse.grading.audit.labels import Labels
-        >>> from bixse.relevance import GradeScale
-        >>> def labels(name, grades):
-        ...     pairs = {(f"q{i // 2}", f"d{i}"): grade for i, grade in enumerate(grades)}
-        ...     return Labels(name, "", GradeScale(0, 3), pairs, {pair: grade / 3 for pair, grade in pairs.items()})
-        >>> report = audit([labels("judge", [3, 0, 2, 0])], labels("people", [3, 0, 1, 0]))
-        >>> report.judges[0].measures["exact"].value, report.relevant_from
-        (0.75, 2.0)
     """
     names = [judge.name for judge in judges]
     if not names or len(set(names)) < len(names):
@@ -101,11 +86,7 @@ def audit(
 
 
 def grade_levels(human: Labels) -> Floats:
-    """The grades of the human scale: its whole numbers, or the labels found where these are no whole numbers.
-
-    Raises:
-        InputError: more than 21 levels.
-    """
+    """The whole numbers of the human scale, or the labels found where these are none; InputError for more than 21."""
     found = {human.scale.minimum, human.scale.maximum, *human.grades.values()}
     whole = all(float(grade).is_integer() for grade in found)
     levels = np.arange(human.scale.minimum, human.scale.maximum + 1) if whole else np.array(sorted(found))
@@ -118,11 +99,7 @@ def grade_levels(human: Labels) -> Floats:
 
 
 def first_relevant(levels: Floats, relevant_from: float | None) -> float:
-    """The grade from which a pair counts as relevant; the lowest in the upper half of the scale where none is stated.
-
-    Raises:
-        InputError: a grade that leaves nothing relevant or nothing irrelevant.
-    """
+    """The grade from which a pair is relevant; the lowest in the upper half of the scale where none is stated."""
     if relevant_from is None:
         return float(levels[levels >= (levels[0] + levels[-1]) / 2][0])
     if not levels[0] < relevant_from <= levels[-1]:
@@ -136,8 +113,7 @@ def first_relevant(levels: Floats, relevant_from: float | None) -> float:
 def _common(judge: Labels, human: Labels, relevant_from: float) -> Any:
     """The pairs that both sides graded, by their ids in order.
 
-    Columns: human and judge (grades on the human scale), relevance (the judge's, in [0, 1]), relevant (1 where people
-    find the pair relevant).
+    `human` and `judge` are grades on the human scale, `relevance` is the judge's, `relevant` 1 where people find it so.
     """
     pairs = sorted(human.grades.keys() & judge.grades.keys())
     if not pairs:
@@ -247,7 +223,7 @@ def _worst_pairs(common: Any) -> tuple[Disagreement, ...]:
 
 
 def _self_agreement(judge: Labels, human: Labels, levels: Floats, samples: int, seed: int) -> SelfAgreement | None:
-    """The judge against itself over every pair asked twice, human-labelled or not; None for fewer than 2 queries."""
+    """Over every pair asked twice, human-labelled or not; None for fewer than 2 queries."""
     twice = sorted(judge.grades.keys() & judge.again.keys())
     query_ids = [query for query, _ in twice]
     if len(set(query_ids)) < 2:

@@ -27,18 +27,16 @@ if TYPE_CHECKING:
 NAMED = 3
 """Judges that the title names; more are counted."""
 QUERIES_SHOWN, LABELS_SHOWN = 10, 50
-"""Queries by disagreement and impossible labels on the page; audit.json holds all."""
+"""How many the page shows; audit.json holds all."""
 
 
 @dataclass(frozen=True)
 class AuditResult:
-    """What an audit found and wrote."""
+    """What an audit found, wrote (name -> path) and warns of."""
 
     report: AuditReport
     artifacts: dict[str, str]
-    """Name -> path."""
     warnings: list[str]
-    """What a reader must know."""
 
 
 def audit_judges(settings: AuditSettings, out: str | Path) -> AuditResult:
@@ -117,7 +115,6 @@ def _title(report: AuditReport) -> str:
 
 
 def _texts(settings: AuditSettings) -> tuple[Mapping[str, str], Mapping[str, str], dict[str, Path]]:
-    """Texts of queries and documents by id, and the files that they were read from."""
     if settings.pairs is not None:
         found = load_graded_pairs(settings.pairs)
         queries = dict(zip(found.query_ids, found.queries, strict=True))

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from bixse.results import CalibrationReport, IntervalEstimate
 
 FEW_QUERIES = 30
-"""Below about this many queries intervals by resampling are somewhat too narrow."""
+"""With fewer, intervals by resampling are somewhat too narrow."""
 MEASURES = {
     "exact": "same grade",
     "one_off": "one level apart",
@@ -30,7 +30,6 @@ MEASURES = {
     "kendall": "Kendall's tau-b",
     "mean_difference": "judge's grade less the human's",
 }
-"""Measures of agreement and what they are called."""
 COMPARED = {"kappa": "Cohen's kappa", "quadratic_kappa": "kappa, quadratic weights", "brier": "Brier score"}
 """What judges are compared by; the Brier score is better when lower."""
 
@@ -43,7 +42,7 @@ class GradeShare:
     pairs: int
     relevant: float | None = None
     low: float | None = None
-    """Lower end of Wilson's 95 % interval, which takes pairs as independent."""
+    """Wilson's 95 % interval, which takes pairs as independent."""
     high: float | None = None
 
 
@@ -58,16 +57,13 @@ class MeanRelevance:
 
 @dataclass(frozen=True)
 class QueryDisagreement:
-    """Shares and means over one query's pairs."""
+    """Over one query's pairs: share with the same grade, mean absolute difference, and mean of judge less human."""
 
     query_id: str
     pairs: int
     exact: float
-    """Share with the same grade."""
     apart: float
-    """Mean absolute difference in grades."""
     difference: float
-    """Mean of the judge's grade less the human's."""
 
 
 @dataclass(frozen=True)
@@ -98,18 +94,15 @@ class JudgeAudit:
     name: str
     path: str
     pairs: int
-    """Pairs with a usable grade on both sides: every measure is over these."""
+    """With a usable grade on both sides: every measure is over these."""
     queries: int
     without_grade: int
     """Human-labelled pairs to which the judge gave no usable grade."""
     human_only: int
     """Human-labelled pairs that the judge's file lacks."""
     judge_only: int
-    """Pairs the judge graded without a human label."""
     statuses: Mapping[str, int]
-    """How many of the judge's pairs ended how."""
     impossible: tuple[ImpossibleLabel, ...]
-    """Labels off the judge's scale."""
     mapped: int
     """Pairs whose relevance is not their grade's place on the judge's scale."""
     measures: Mapping[str, IntervalEstimate]
@@ -125,7 +118,6 @@ class JudgeAudit:
     worst_queries: tuple[QueryDisagreement, ...]
     """Every query, from the largest disagreement down."""
     worst_pairs: tuple[Disagreement, ...]
-    """The largest disagreements, at most two of a query."""
     self_agreement: SelfAgreement | None = None
     systems: SystemRanking | None = None
 
@@ -142,7 +134,7 @@ class JudgeDifference:
 
     @property
     def shown(self) -> bool:
-        """Whether the interval of the difference leaves out 0."""
+        """Whether the interval leaves out 0."""
         return self.difference.side != "across"
 
 
@@ -152,9 +144,7 @@ class AuditReport:
 
     scale: tuple[float, float]
     levels: tuple[float, ...]
-    """Grades of the human scale."""
     relevant_from: float
-    """Grade from which a pair counts as relevant."""
     human_path: str
     human_pairs: int
     human_queries: int
@@ -170,7 +160,6 @@ class AuditReport:
         return (*self.human_impossible, *(label for judge in self.judges for label in judge.impossible))
 
     def figures(self) -> dict[str, dict[str, float | int | None]]:
-        """Each judge's main figures."""
         return {
             judge.name: {
                 "pairs": judge.pairs,
@@ -192,7 +181,6 @@ class AuditReport:
         return {name: (sum(shown), len(shown)) for name, shown in found.items() if shown}
 
     def warnings(self) -> list[str]:
-        """What a reader must know."""
         found = []
         if self.impossible:
             found.append(
@@ -211,7 +199,6 @@ class AuditReport:
         return found
 
     def text(self) -> str:
-        """The table of judges, how many differ, and what is impossible."""
         rows: list[list[str | int | float | None]] = []
         for judge in self.judges:
             values = {name: format_number(estimate.value) for name, estimate in judge.measures.items()}

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from typing import Self
 
 Ends = Annotated[tuple[float, float] | None, Flag(metavar="GRADE")]
-"""The lowest and the highest grade of a scale."""
 MapKind: TypeAlias = Literal["platt", "isotonic"]
 """platt: one logistic curve (Platt 1999); isotonic: steps and slopes that only rise (Zadrozny and Elkan 2002)."""
 

@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from bixse.relevance import GradeScale
 
 MAP_FILE, PAIRS_FILE = "map.json", "pairs.parquet"
-"""The map and the mapped pairs in the output folder."""
 
 
 class HeldOutFigures(BaseModel):
@@ -46,22 +45,18 @@ class HeldOutFigures(BaseModel):
     pairs: int
     queries: int
     brier_before: float
-    """Of the judge's relevance as it is."""
     brier_after: float
-    """Of the mapped relevance."""
     brier_constant: float
     """Of always answering the mean of the other folds."""
     ece_before: float
     ece_after: float
     change: float | None
-    """brier_after - brier_before; below 0 the map helps."""
+    """brier_after - brier_before, with its 95 % interval over queries; below 0 the map helps."""
     change_low: float | None
     change_high: float | None
-    """95 % interval of the change over queries."""
 
     @property
     def interval(self) -> IntervalEstimate:
-        """The change with its interval."""
         return IntervalEstimate(self.change, self.change_low, self.change_high)
 
 
@@ -82,9 +77,8 @@ class GradeMap(BaseModel):
     knots: tuple[tuple[float, float], ...] = ()
     """isotonic: (relevance, probability), joined by straight lines and level beyond the ends."""
     slope: float = Field(default=0.0, ge=0.0)
-    """platt: a of sigma(a z + c)."""
+    """platt: a and c of sigma(a z + c)."""
     intercept: float = 0.0
-    """platt: c."""
     judge: str = ""
     """Whose grades it maps."""
     scale: tuple[float, float] | None = None
@@ -111,11 +105,10 @@ class GradeMap(BaseModel):
 
     @property
     def is_constant(self) -> bool:
-        """Whether every grade is mapped to one value, so that nothing of it is left."""
         return self.slope == 0 if self.kind == "platt" else self.knots[0][1] == self.knots[-1][1]
 
     def apply(self, relevance: npt.ArrayLike) -> Floats:
-        """The probability of each relevance, of any shape; raises InputError for one outside [0, 1]."""
+        """The probability of each relevance in [0, 1], of any shape."""
         z = np.asarray(relevance, dtype=np.float64)
         if not ((z >= 0) & (z <= 1)).all():
             wrong = z[~((z >= 0) & (z <= 1))].flat[0]
@@ -138,10 +131,9 @@ class GradeMapResult:
     impossible: tuple[ImpossibleLabel, ...]
     """Labels off their scale, which were left out."""
     artifacts: dict[str, str]
-    """Name -> path of what was written."""
+    """Name -> path."""
 
     def text(self) -> str:
-        """The held-out figures, and what they say."""
         fitted, figures = self.map, self.map.held_out
         assert figures is not None, "fitted maps carry them"
         rows: list[list[str | float | None]] = [
@@ -200,11 +192,7 @@ def calibrate_grades(settings: GradeMapSettings, out: str | Path) -> GradeMapRes
 
 
 def mapped_pairs(path: Path, fitted: GradeMap, scale: GradeScale) -> GradedPairs:
-    """The pairs of a file with mapped relevance and the judge's own grade in `grade`.
-
-    Raises:
-        InputError: a relevance is not its grade's place on the scale, as after a map or on another scale.
-    """
+    """Pairs with mapped relevance, their own grade in `grade`; raises InputError for pairs mapped before."""
     pairs = load_graded_pairs(path)
     grades = pairs.extra.get("grade", [None] * len(pairs))
     kept = []
@@ -268,28 +256,11 @@ def fit_grade_map(
     folds: int = 5,
     seed: int = 0,
 ) -> GradeMap:
-    """Fit a map and measure it by cross-fitting: every query is mapped by a fit to the queries of the other folds.
+    """Fit a map on the pairs of `fit_on`, and measure it on all by cross-fitting; look at its `helps` before using it.
 
-    Args:
-        relevance: (N,) the judge's, in [0, 1].
-        human: (N,) what people say, in [0, 1]: 0 or 1, or graded.
-        query_ids: (N,) query of each pair.
-        kind: of the map; the logistic curve needs fewer labels and keeps unequal grades unequal.
-        fit_on: (N,) pairs to fit on; the others only measure. None: all.
-        folds: parts the queries are split into; fewer where there are fewer queries.
-        seed: of the split and the resampling.
-
-    Returns:
-        The map fitted on every pair of `fit_on`, with its held-out figures. Look at `helps` before using it.
-
-    Raises:
-        InputError: fewer than 4 queries to fit on, different lengths, or a value outside [0, 1].
-
-    Example:
-        >>> z, ids = [0.0, 1.0] * 20, [f"q{i // 4}" for i in range(40)]
-        >>> fitted = fit_grade_map(z, [0.0, 1.0, 0.0, 0.0] * 10, ids, "isotonic")
-        >>> fitted.apply([0.0, 1.0]).tolist(), fitted.helps
-        ([0.0, 0.5], True)
+    Every query is mapped by a fit to the queries of the other folds. All arrays are (N,): the judge's `relevance` in
+    [0, 1], what people say in [0, 1], and the query of each pair. The logistic curve needs fewer labels than isotonic
+    regression and keeps unequal grades unequal. Raises InputError for fewer than 4 queries to fit on.
     """
     z, observed = np.asarray(relevance, dtype=np.float64), np.asarray(human, dtype=np.float64)
     before = brier(z, observed)  # checks lengths and ranges

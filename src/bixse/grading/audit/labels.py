@@ -24,18 +24,16 @@ if TYPE_CHECKING:
     from bixse.grading.audit.audit_settings import LabelSettings
 
 PairIds: TypeAlias = tuple[str, str]
-"""Query id and document id."""
 COLUMNS = (
     *(FileColumn(name, "id", needed=False) for name in ("query_id", "document_id")),
     *(FileColumn(name, needed=False) for name in ("query", "document", "status", "judge")),
     *(FileColumn(name, "number", needed=False) for name in ("grade", "relevance")),
     FileColumn("repeat", "integer", needed=False, low=0),
 )
-"""Columns of tables that are read."""
 _SAME = 1e-3
 """How far a relevance may lie from its grade's before it is another one (files round)."""
 _ROUNDING = 1e-9
-"""How far a mean of grades may pass the end of its scale by rounding."""
+"""How far a mean of grades may pass the end of its scale."""
 
 
 @dataclass(frozen=True)
@@ -44,14 +42,14 @@ class ImpossibleLabel:
 
     path: str
     row: int
-    """Row of the file from 1: a line of qrels and JSONL; a header does not count."""
+    """From 1; a header does not count."""
     query_id: str
     document_id: str
     value: float
 
 
 def impossible_lines(labels: Sequence[ImpossibleLabel], most: int = 20) -> list[str]:
-    """What the terminal says of labels off their scale: one line each, then how many more; nothing without any."""
+    """One line each for a terminal, then how many more; nothing without any."""
     lines = [
         f"  {label.path}, row {label.row}: query {label.query_id}, document {label.document_id}: {label.value:g}"
         for label in labels[:most]
@@ -77,7 +75,6 @@ class Labels:
     again: Mapping[PairIds, float] = field(default_factory=dict)
     """Grades of the pairs that were asked a second time (column `repeat` 1)."""
     impossible: tuple[ImpossibleLabel, ...] = ()
-    """Every label off the scale."""
 
     @property
     def mapped(self) -> int:
@@ -87,14 +84,11 @@ class Labels:
 
     @property
     def statuses(self) -> dict[str, int]:
-        """How many pairs ended how; "graded" first."""
         return {"graded": len(self.grades), **dict(Counter(self.missing.values()).most_common())}
 
 
 @dataclass
 class _Row:
-    """One row as it stands in a file."""
-
     row: int
     pair: PairIds
     grade: float | None
@@ -129,10 +123,8 @@ def read_labels(path: str | Path, scale: GradeScale | None = None, otherwise: Gr
     `status` (only "graded" rows count), `judge` and `repeat` are read where they are there, and ids are made from the
     texts `query` and `document` where they are not.
 
-    Args:
-        path: the file.
-        scale: of the grades. None takes the scale by which the file's relevance follows from its grades.
-        otherwise: the scale where the file does not say; None takes the lowest to the highest label found.
+    Without a `scale` that by which the file's relevance follows from its grades is taken, else `otherwise`, else the
+    lowest to the highest label found.
 
     Raises:
         InputError: the file cannot be read or holds no usable label.
@@ -175,7 +167,7 @@ def read_labels(path: str | Path, scale: GradeScale | None = None, otherwise: Gr
 
 
 def _is_table(path: Path) -> bool:
-    """Whether a file is read as a table; everything else, and a .tsv without a column of labels, is qrels."""
+    """Everything else, and a .tsv without a column of labels, is qrels."""
     if kind_of(path) != ".tsv":
         return kind_of(path) in FORMATS
     _, header, _ = next(text_lines(path, InvalidFileError(path)), (0, "", 0))
@@ -225,7 +217,7 @@ def _merged(rows: Iterable[_Row], errors: InvalidFileError) -> list[_Row]:
 
 
 def _scale_found(path: Path, rows: Sequence[_Row]) -> GradeScale:
-    """The scale from the lowest to the highest label; 0 to 1 for a file with relevance and no grade."""
+    """From the lowest to the highest label; 0 to 1 for a file with relevance and no grade."""
     values = [row.label for row in rows if row.label is not None]
     if values and all(row.grade is None for row in rows):
         return GradeScale(0, 1)
@@ -236,7 +228,7 @@ def _scale_found(path: Path, rows: Sequence[_Row]) -> GradeScale:
 
 
 def _scale_of_relevance(rows: Sequence[_Row]) -> GradeScale | None:
-    """The scale of whole numbers that puts every row's grade where its relevance is; None where there is none."""
+    """The scale of whole numbers that puts every row's grade where its relevance is."""
     both = [(row.grade, row.relevance) for row in rows if row.grade is not None and row.relevance is not None]
     grades, relevance = np.array(both, dtype=np.float64).reshape(-1, 2).T
     if not both or np.ptp(relevance) < _SAME:
@@ -250,11 +242,7 @@ def _scale_of_relevance(rows: Sequence[_Row]) -> GradeScale | None:
 
 
 def labels_of(settings: LabelSettings, judges: Iterable[Path]) -> tuple[Labels, list[Labels]]:
-    """Human labels and each judge's, on their scales; judges of one name are named by their files.
-
-    Raises:
-        InputError: a file cannot be used, or a scale is empty.
-    """
+    """Human labels and each judge's, on their scales; judges of one name are named by their files."""
     scale, judge_scale = (GradeScale(*ends) if ends else None for ends in (settings.scale, settings.judge_scale))
     labels = read_labels(settings.human, scale)
     stated = load_rubric(settings.rubric).scale if settings.rubric is not None else judge_scale

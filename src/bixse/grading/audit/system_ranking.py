@@ -22,11 +22,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SystemScore:
-    """One run under both sides' labels."""
+    """The mean nDCG@10 of one run under both sides' labels."""
 
     name: str
     human: float
-    """Mean nDCG@10 under human labels."""
     judge: float
 
 
@@ -51,18 +50,10 @@ def rank_systems(
     samples: int = 1000,
     seed: int = 0,
 ) -> SystemRanking:
-    """Score every run by nDCG@10 under both sides' labels of the pairs that both have labelled.
+    """Score every run, at least 2, by nDCG@10 under both sides' labels of the pairs that both have labelled.
 
-    Args:
-        human: relevance of each pair by people; irrelevant is 0.
-        judged: the same by the judge; its expected grades count as they are.
-        runs: name -> run; pairs that no side labelled count as irrelevant.
-        samples: resamples of the queries for the interval of tau.
-        seed: of the resampling.
-
-    Raises:
-        InputError: fewer than 2 runs, a run without any of the queries, or fewer than 2 queries that both sides find
-            a relevant document for.
+    `human` and `judged` are the relevance of each pair; irrelevant is 0, and expected grades count as they are. Pairs
+    of a run that no side labelled count as irrelevant. Queries are resampled for the interval of tau.
     """
     if len(runs) < 2:
         raise InputError(f"runs: got {len(runs)}; expected at least 2 to rank; fix: give more run files")
@@ -113,7 +104,6 @@ def _ndcg(qrels: Mapping[str, Mapping[str, float]], run: Run, queries: Sequence[
 
 
 def _tau_b(first: Floats, second: Floats) -> Floats:
-    """Kendall's tau-b of two sets of scores over the last axis."""
     higher, lower = np.triu_indices(first.shape[-1], k=1)
     signs = [np.sign((values[..., higher] - values[..., lower]).round(12)) for values in (first, second)]
     agreeing = (signs[0] * signs[1]).sum(axis=-1)

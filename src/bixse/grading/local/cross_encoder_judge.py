@@ -28,9 +28,8 @@ if TYPE_CHECKING:
 
 MODE: Final = "score"
 WINDOW = 512
-"""Questions taken ahead."""
 _ALIKE = 1e-6
-"""Scores that differ less than this, relative to their size, are the same."""
+"""Scores that differ less, relative to their size, are the same."""
 _FEW = 16
 """Texts from which equal scores are no chance."""
 
@@ -42,15 +41,8 @@ class CrossEncoderJudge:
     of it squeezes all relevance into 0.5 to 0.73 without a word. The rubric is not read; grades are relevance, 0 to 1.
     A pair that is longer than the model reads is answered "too-long", never cut.
 
-    Args:
-        model: folder or hub name.
-        score_map: from raw score to relevance: "logit" (a sigmoid); "prob" for a model whose raw scores lie in [0, 1];
-            "platt:SLOPE,INTERCEPT", fitted on pairs with human labels.
-        device: "cpu", "cuda", ...; None: the best there is.
-        batch_size: pairs of one forward pass.
-        revision: branch, tag or commit of a hub name.
-        trust_remote_code: run code that comes with the model; only for sources you trust.
-        dtype: number type of the weights, see `LocalJudge`.
+    `score_map` goes from raw score to relevance: "logit" (a sigmoid); "prob" for a model whose raw scores lie in [0,
+    1]; "platt:SLOPE,INTERCEPT", fitted on pairs with human labels. Other arguments as for `LocalJudge`.
 
     Raises:
         ModelError: no such model, or one without a trained head.
@@ -97,14 +89,13 @@ class CrossEncoderJudge:
             "map": str(self._map),
         }
         self.warnings: list[str] = []
-        """What the user should know about the scores; grows while questions are answered."""
+        """Grows while questions are answered."""
         self._check_contrast(
             self._scores([("copy a file", "shutil.copy copies a file."), ("copy a file", "Rain falls."), ("a", "b")]),
             "three different pairs",
         )
 
     def answers(self, questions: Iterable[Question]) -> Iterator[tuple[Question, Answer]]:
-        """Answer questions, window by window."""
         source = iter(questions)
         while taken := list(islice(source, WINDOW)):
             started = time.perf_counter()
@@ -120,18 +111,16 @@ class CrossEncoderJudge:
                 yield question, self._answer(next(left) if fit else None, length, seconds)
 
     def count_tokens(self, questions: Sequence[Question]) -> list[int]:
-        """Tokens of each pair."""
         if not questions:
             return []
         pairs = ([q.query for q in questions], [q.document for q in questions])
         return [len(ids) for ids in self._tokenizer(*pairs, truncation=False, verbose=False)["input_ids"]]
 
     def close(self) -> None:
-        """Free the weights."""
         self._encoder = None
 
     def _scores(self, pairs: Sequence[tuple[str, str]]) -> NDArray[np.float64]:
-        """Raw scores (N,): whatever activation the model brings along is replaced by none."""
+        """Raw scores (N,), without the activation that the model brings along."""
         if not pairs:
             return np.zeros(0)
         found = self._encoder.predict(
@@ -154,7 +143,6 @@ class CrossEncoderJudge:
         return Answer("graded", MODE, (1.0 - z, z), z, z, z, text=f"{score:.6g}", **common)
 
     def _check_contrast(self, scores: NDArray[np.float64], pairs: str) -> None:
-        """Refuse scores that do not depend on the pair."""
         if np.ptp(scores) <= _ALIKE * max(1e-6, float(np.abs(scores).max())):
             raise InputError(
                 f"cross-encoder {self.name!r}: got the score {scores[0]:.6g} for {pairs}; expected scores that differ; "

@@ -13,9 +13,9 @@ from bixse.errors import ModelError
 from bixse.grading.judge import Answer, Usage
 from bixse.grading.local.local_model import LocalModel, longest_input
 from bixse.grading.local.local_prompts import PromptRenderer
+from bixse.grading.local.option_tokens import option_token_ids
 from bixse.grading.local.prompt_reader import PromptReader
 from bixse.grading.reading.expected_grade import OptionProbabilities, expected_grade
-from bixse.grading.reading.option_tokens import option_token_ids
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -29,9 +29,8 @@ if TYPE_CHECKING:
 
 MODE: Final = "token-ids"
 TOKENS_PER_THREAD, TOKENS_ON_DEVICE = 256, 16_384
-"""Positions of one forward pass: of a processor a thread (more only adds padding), and of another device."""
+"""Positions of one forward pass: of a processor per thread (more only adds padding), and of another device."""
 WINDOW, WINDOW_ON_DEVICE = 512, 2048
-"""Questions taken ahead."""
 
 
 class LocalJudge:
@@ -39,36 +38,28 @@ class LocalJudge:
 
     Probabilities are from the softmax over the whole vocabulary in float32, and a label has those of all its spellings
     ("3" and " 3"): nothing is hidden, so the bounds of a grade are the grade. Questions are taken ahead by the window,
-    sorted by length within it, and what their prompts begin with is computed once.
+    sorted by length within it, and what their prompts begin with is computed once. The weights are read when the first
+    question comes, so that a run whose questions are all answered needs none.
 
     Args:
         model_name_or_path: model folder, GGUF file, package with a GGUF file, or hub name; or a `LocalModel`,
             whose device and numbers stay as they are.
         rubric: labels, their grades, and the wording of questions that come without messages.
         device: "cpu", "cuda", ...; None: the best there is.
-        dtype: "float32", "bfloat16", "float16", or "auto": as the process is set, see `encoders/loading/precision.py`.
-        tokens_per_batch: most positions computed in one forward pass; None: chosen for the device. A pass that does not
-            fit into the memory is halved.
+        dtype: of the weights; "auto": as the process is set, see `encoders/loading/precision.py`.
+        tokens_per_batch: most positions computed in one forward pass, which is halved where it does not fit into the
+            memory; None: chosen for the device.
         window: questions taken ahead; None: chosen for the device.
         min_mass: the options' probability below which an answer has no grade.
         revision: branch, tag or commit of a hub name.
         gguf_file: name of the GGUF file in a folder or on the hub.
         trust_remote_code: run code that comes with the model; only for sources you trust.
 
-    The weights are read when the first question comes, so that a run whose questions are all answered needs none.
-
     Raises:
         ModelError: no such model; with the first question also no causal language model, or weights that are missing.
         InputError: a label that is no single token of the model, or no such device.
 
     Example:
-        >>> from bixse.grading.rubrics import load_rubric
-        >>> LocalJudge("no/such/folder/here", load_rubric("binary-0-1"))
-        Traceback (most recent call last):
-        ...
-        bixse.errors.ModelError: judge 'no/such/folder/here': got no such folder; expected a model folder, a .gguf \
-file or a hub name (owner/name); fix: check the path
-
         Grade pairs with an instruct model of the hub::
 
             with_questions = LocalJudge("Qwen/Qwen2.5-1.5B-Instruct", load_rubric("trec-dl-0-3")).answers(questions)
@@ -108,11 +99,10 @@ file or a hub name (owner/name); fix: check the path
         self._option_ids = option_token_ids(loaded.tokenizer, rubric.labels, prompt, ids)
         self.name, self.scale = loaded.name, rubric.scale
         self.warnings = list(self._renderer.notes)
-        """What the user should know about this model as a judge."""
 
     @cached_property
     def _reader(self) -> PromptReader:
-        """Reads prompts; made for the first question, since the weights are read for it."""
+        """Made for the first question, since the weights are read for it."""
         model = self._loaded.model
         try:
             return PromptReader(model, self._tokens_per_batch)
@@ -124,7 +114,7 @@ file or a hub name (owner/name); fix: check the path
 
     @property
     def identity(self) -> Mapping[str, Any]:
-        """Weights, number type, template and options: all that decides an answer besides the question."""
+        """All that decides an answer besides the question."""
         return {
             "kind": "transformers",
             "model": self.name,
@@ -139,7 +129,6 @@ file or a hub name (owner/name); fix: check the path
 
     @property
     def sharing(self) -> Sharing:
-        """What of the prompts' beginnings is computed once with this model."""
         return self._reader.sharing
 
     @property
@@ -148,11 +137,10 @@ file or a hub name (owner/name); fix: check the path
         return longest_input(self._loaded.model.config, self._loaded.tokenizer.model_max_length)
 
     def count_tokens(self, questions: Sequence[Question]) -> list[int]:
-        """Prompt tokens of each question."""
         return [len(ids) for ids in self._renderer.encode([self._messages(question) for question in questions])]
 
     def answers(self, questions: Iterable[Question]) -> Iterator[tuple[Question, Answer]]:
-        """Answer questions, window by window; within one in order of length."""
+        """Window by window; within one in order of length."""
         source = iter(questions)
         while taken := list(islice(source, self.window)):
             started = time.perf_counter()
@@ -172,7 +160,6 @@ file or a hub name (owner/name); fix: check the path
                     started = time.perf_counter()
 
     def close(self) -> None:
-        """Free the weights."""
         vars(self).pop("_reader", None)
         if self._own:
             self._loaded.free()
@@ -180,20 +167,19 @@ file or a hub name (owner/name); fix: check the path
             torch.cuda.empty_cache()
 
     def _messages(self, question: Question) -> Sequence[Mapping[str, str]]:
-        """What a question asks; by the rubric where it comes without messages."""
+        """By the rubric where the question comes without messages."""
         if question.messages:
             return question.messages
         variants = {variant.name: variant for variant in self.rubric.variants}
         return variants.get(question.variant, self.rubric.variants[0]).messages(question.query, question.document)
 
     def _without_grade(self, tokens: int, detail: str) -> Answer:
-        """The answer to a prompt that does not fit."""
         return Answer(
             "too-long", MODE, usage=Usage(prompt=tokens), judge=self.name, detail=f"prompt of {tokens} tokens: {detail}"
         )
 
     def _answers(self, logits: Tensor | None, lengths: Sequence[int], seconds: float) -> list[Answer]:
-        """One answer a row of logits (b, V)."""
+        """One answer per row of logits (b, V)."""
         if logits is None:
             return [self._without_grade(lengths[0], "the memory of the device cannot hold it")]
         probabilities = torch.softmax(logits, dim=-1)
@@ -210,5 +196,4 @@ file or a hub name (owner/name); fix: check the path
         if found.mass < max(self.min_mass, 1e-30):
             detail = f"the options have probability {found.mass:.2g} together"
             return Answer("no-option", MODE, text=text[:200], detail=detail, **common)
-        expected = expected_grade(self.rubric.values, found)
-        return Answer("graded", MODE, options, expected.grade, expected.low, expected.high, text=text[:200], **common)
+        return Answer("graded", MODE, options, *expected_grade(self.rubric.values, found), text=text[:200], **common)

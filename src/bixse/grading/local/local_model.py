@@ -28,17 +28,8 @@ UNLIMITED = 10**9
 class LocalModel:
     """A judge's model: its tokenizer is loaded at once, its weights when they are used for the first time.
 
-    Args:
-        name_or_path: model folder, GGUF file, installed Python package that carries a GGUF file, or hub name.
-        device: "cpu", "cuda", ...; None: the best there is.
-        dtype: number type of the weights.
-        revision: branch, tag or commit of a hub name.
-        gguf_file: name of the GGUF file in the folder or on the hub; its quantised weights are expanded.
-        trust_remote_code: run code that comes with the model; only for sources you trust.
-
-    Raises:
-        InputError: no such device.
-        ModelError: no such model, or no tokenizer.
+    Arguments as for `LocalJudge`. Quantised weights of a GGUF file are expanded. Raises InputError for no such device,
+    and ModelError for no such model or tokenizer.
     """
 
     def __init__(
@@ -73,12 +64,7 @@ class LocalModel:
 
     @cached_property
     def model(self) -> Any:
-        """The model of transformers in evaluation mode.
-
-        Raises:
-            InputError: a device that this PyTorch does not have.
-            ModelError: no causal language model, weights that are missing, or no room for them.
-        """
+        """In evaluation mode; raises ModelError for what is no whole causal language model or finds no room."""
         try:
             with quiet_loading():
                 loaded: Any = AutoModelForCausalLM.from_pretrained(
@@ -107,7 +93,7 @@ class LocalModel:
             ) from error
 
     def free(self) -> None:
-        """Free the weights; they are read again when they are used again."""
+        """The weights are read again when they are used again."""
         vars(self).pop("model", None)
 
 
@@ -153,11 +139,7 @@ def _resolve(name_or_path: str | Path, gguf_file: str | None) -> tuple[str, str 
 
 
 def judge_device(name: str | None) -> torch.device:
-    """Where a judge computes; None: the best device there is.
-
-    Raises:
-        InputError: no such device.
-    """
+    """Where a judge computes; None: the best device there is."""
     best = "mps" if torch.backends.mps.is_available() else default_device()
     try:
         return torch.device(name or best)

@@ -14,23 +14,17 @@ if TYPE_CHECKING:
     Messages = Sequence[Mapping[str, str]]
 
 _PROBE = "bixse-probe"
-"""A word to see whether a template shows the system message."""
+"""Does a template show the system message?"""
 _REASONING = "<think>"
 
 
 class PromptRenderer:
-    """Renders messages by the chat template of a tokenizer, up to where the answer begins.
+    """Renders messages by the chat template of a tokenizer of transformers, up to where the answer begins.
 
     Reasoning is switched off (`enable_thinking=False`); where a template begins it all the same, it is closed at once.
     A template that refuses or drops the system message gets its text at the head of the user message. A tokenizer
     without template gets plain text. Control tokens inside a text, with which it could end its message and answer for
-    the judge, are broken by a space.
-
-    Args:
-        tokenizer: of transformers.
-
-    Raises:
-        ModelError: the template does not render a user message.
+    the judge, are broken by a space. Raises ModelError for a template that does not render a user message.
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -47,13 +41,12 @@ class PromptRenderer:
 
     @property
     def template_hash(self) -> str:
-        """SHA-256 of the template; "plain" without one."""
+        """SHA-256; "plain" without a template."""
         if self.template is None:
             return "plain"
         return hashlib.sha256(json.dumps(self.template, sort_keys=True).encode("utf-8")).hexdigest()
 
     def texts(self, conversations: Sequence[Messages]) -> list[str]:
-        """The prompts as text."""
         prepared = [self._prepared(messages) for messages in conversations]
         if self.template is None:
             return ["\n\n".join(message["content"] for message in messages) + "\n" for messages in prepared]
@@ -68,7 +61,6 @@ class PromptRenderer:
         return [list(ids) for ids in encoded["input_ids"]]
 
     def _prepared(self, messages: Messages) -> list[dict[str, str]]:
-        """The messages, control tokens broken and the system message merged where the template needs it."""
         safe = [{"role": message["role"], "content": self._broken(message["content"])} for message in messages]
         if self._merges_system and len(safe) > 1 and safe[0]["role"] == "system":
             system, user, *rest = safe
@@ -130,5 +122,4 @@ class PromptRenderer:
 
 
 def _closed(text: str) -> str:
-    """A prompt whose last words begin reasoning, with its end after it."""
     return f"{text.rstrip()}\n\n</think>\n\n" if text.rstrip().endswith(_REASONING) else text

@@ -1,7 +1,6 @@
 """Read many prompts with a causal language model up to the logits of what comes next.
 
-What all prompts begin with is computed once, and every prompt goes on from the keys and values that were kept. Prompts
-are padded on the right: no token sees what comes after it, so padding changes nothing.
+Prompts are padded on the right: no token sees what comes after it, so padding changes nothing.
 """
 
 from __future__ import annotations
@@ -18,10 +17,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Sharing: TypeAlias = Literal["prefix", "none", "alone"]
-"""What is computed once.
-
-prefix: what all prompts begin with; none: every prompt is read whole, in batches; alone: every prompt is read by
-itself, for models that give other answers in padded batches.
+"""What all prompts begin with is computed once (prefix), prompts are read whole in batches (none), or by themselves
+(alone), for models that give other answers in padded batches.
 """
 LEAST_SHARED = 8
 """Tokens from which a common beginning is worth a pass of its own."""
@@ -36,10 +33,9 @@ _TOLERANCE, _HALF_TOLERANCE = 1e-2, 0.25
 class PromptReader:
     """Reads prompts up to the logits after the last token of each.
 
-    Args:
-        model: a causal language model of transformers, in evaluation mode.
-        tokens_per_batch: most positions computed in one forward pass, padding included.
-        sharing: what is computed once; None: the most that gives the same logits on a few short probes.
+    `model` is a causal language model of transformers in evaluation mode; `tokens_per_batch` bounds the positions
+    computed in one forward pass, padding included. Without `sharing` the most that gives the same logits on a few short
+    probes is taken.
     """
 
     def __init__(self, model: Any, tokens_per_batch: int, sharing: Sharing | None = None) -> None:
@@ -51,11 +47,9 @@ class PromptReader:
         self.sharing: Sharing = self._tried_sharing() if sharing is None else sharing
 
     def logits(self, prompts: Sequence[list[int]]) -> Iterator[tuple[list[int], Tensor | None]]:
-        """Read prompts of token ids, in batches of like length.
+        """Indices of b prompts of token ids and their logits (b, V), float32, in batches of like length.
 
-        Yields:
-            Indices of b prompts and their logits (b, V), float32; or of one prompt that does not fit into the memory
-            by itself, and None.
+        Of one prompt that does not fit into the memory by itself: its index and None.
         """
         most = self._stretched_from
         rest = [i for i, prompt in enumerate(prompts) if most is None or len(prompt) <= most]
@@ -68,7 +62,7 @@ class PromptReader:
     def _batches(
         self, prompts: Sequence[list[int]], indices: Sequence[int], prefix: Any, start: int
     ) -> Iterator[tuple[list[int], Tensor | None]]:
-        """Read prompts from `start` on, the longest first; a batch that does not fit into the memory is halved."""
+        """From position `start` on, the longest first; a batch that does not fit into the memory is halved."""
         left = sorted(indices, key=lambda i: -len(prompts[i]))
         while left:
             width = len(prompts[left[0]]) - start
@@ -82,7 +76,6 @@ class PromptReader:
             left = left[len(batch) :]
 
     def _read_if_it_fits(self, *arguments: Any, **named: Any) -> tuple[Tensor, Any] | None:
-        """What `read` gives, or None where the memory cannot hold it."""
         try:
             return self.read(*arguments, **named)
         except RuntimeError as error:
@@ -96,16 +89,10 @@ class PromptReader:
     def read(
         self, sequences: Sequence[list[int]], prefix: Any = None, start: int = 0, keep: bool = False
     ) -> tuple[Tensor, Any]:
-        """One forward pass over B sequences.
+        """One forward pass over B sequences of token ids, each at least one.
 
-        Args:
-            sequences: token ids, each at least one.
-            prefix: cache of one row of tokens that stand before all of them; it stays as it is.
-            start: how many tokens it holds.
-            keep: give back the cache too.
-
-        Returns:
-            Logits after each one's last token (B, V), float32, on the model's device; and the cache.
+        `prefix` is the cache of one row of `start` tokens that stand before all of them; it stays as it is. Gives the
+        logits after each one's last token (B, V), float32, and with `keep` the cache.
         """
         device = self.model.device
         width = max(map(len, sequences))

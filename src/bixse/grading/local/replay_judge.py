@@ -28,36 +28,20 @@ if TYPE_CHECKING:
     from bixse.relevance import GradeScale
 
 REPLAYED = ("flagembedding", "lightblue", "qrels", "umbrela")
-"""Formats of judgements that can be replayed."""
 _JITTER = 0.01
 """Two grades of one pair nearer than this share of the scale are the same; the first is kept."""
 
 
 class ReplayJudge:
-    """Answers questions from judgements that exist (mode "replay").
+    """Answers questions from judgements that exist (mode "replay"); `scale` is the one expected, None takes theirs.
 
     A pair is found by its two texts, or by its two ids where the judgements have no texts; the same ids with other
     texts are another pair. A pair that is not there is answered "failed". Two equal texts with two different grades,
     under whatever ids, are answered "ambiguous": a grade belongs to the texts.
 
-    Args:
-        source: judgements in a file, or rows.
-        scale: the one expected; None takes that of the judgements.
-
     Raises:
         InputError: the judgements cannot be read or are on another scale.
         InvalidFileError: ids that stand for different texts in different rows.
-
-    Example:
-        >>> from bixse.grading.judge import Question
-        >>> from bixse.relevance import GradeScale
-        >>> rows = [Judgement("q1", "d1", GradeScale(0, 3), "copy a folder", "shutil.copytree", grade=3.0)]
-        >>> judge = ReplayJudge(rows)
-        >>> [pair.document for pair in judge.pairs()]
-        ['shutil.copytree']
-        >>> asked = [Question("1", "2", "copy a folder", text) for text in ("shutil.copytree", "os.walk")]
-        >>> [(answer.grade, answer.status) for _, answer in judge.answers(asked)]
-        [(3.0, 'graded'), (None, 'failed')]
     """
 
     at_once = 1
@@ -78,10 +62,9 @@ class ReplayJudge:
         self._first_rows: dict[bytes, tuple[bytes | None, int | None]] = {}  # by ids: key of the texts, and the row
         repeats = self._read_judgements()
         self.warnings = [*self.source.warnings(), *repeats]
-        """What people should know about the judgements."""
 
     def _read_judgements(self) -> list[str]:
-        """Take all judgements; what was found twice is a warning."""
+        """Gives what was found twice as warnings."""
         errors = InvalidFileError(self.source.path)
         repeated = contradictory = 0
         for judgement in self.source.rows():
@@ -106,7 +89,7 @@ class ReplayJudge:
         return [f"{words}; {contradictory} pairs have two different grades, and get none"]
 
     def pairs(self) -> Iterator[Pair]:
-        """The pairs the judgements are about, each once, in the file's order; InputError where they have no texts."""
+        """Each pair once, in the file's order; InputError where they have no texts."""
         seen: set[bytes] = set()
         for judgement in self.source.rows():
             pair, ids = judgement.pair, _ids_key(judgement)
@@ -120,7 +103,6 @@ class ReplayJudge:
                 yield pair
 
     def answers(self, questions: Iterable[Question]) -> Iterator[tuple[Question, Answer]]:
-        """Answer questions one by one, in their order."""
         for question in questions:
             yield question, self._answer(question)
 
@@ -136,7 +118,7 @@ class ReplayJudge:
         return Answer("failed", "replay", judge=self.name, detail=detail)
 
     def count_tokens(self, questions: Sequence[Question]) -> list[int] | None:
-        """None: nothing is sent anywhere."""
+        """Nothing is sent anywhere."""
         return None
 
     def close(self) -> None:
@@ -146,17 +128,10 @@ class ReplayJudge:
 def open_replay(
     spec: str, collection: Path | None = None, score_map: str | None = None, scale: GradeScale | None = None
 ) -> ReplayJudge:
-    """The judge that `replay:FORMAT:PATH` stands for.
+    """The judge that `replay:FORMAT:PATH` stands for, a format of `REPLAYED`.
 
-    Args:
-        spec: the format is one of `REPLAYED`.
-        collection: folder in the BEIR layout with the texts of qrels.
-        score_map: of FlagEmbedding's scores, see `bixse.data.sources.score_scale.MAPS`.
-        scale: needed for qrels; elsewhere checked against that of the format.
-
-    Raises:
-        InputError: no such format or file, an option that the format does not take, or one that it lacks.
-        InvalidFileError: every row that cannot be read.
+    `collection` is a folder in the BEIR layout with the texts of qrels, `score_map` of FlagEmbedding's scores (see
+    `bixse.data.sources.score_scale.MAPS`). `scale` is needed for qrels; elsewhere it is checked against the format's.
     """
     word, _, rest = spec.partition(":")
     name, _, path = rest.partition(":")
@@ -178,7 +153,6 @@ def open_replay(
 
 
 def _qrels(path: Path, scale: GradeScale | None, collection: Path | None) -> JudgementRows:
-    """The judgements of qrels, with their texts where a collection holds them."""
     if scale is None:
         raise InputError(
             f"{path}: got no scale; expected that of its grades (it cannot be inferred: a grade that was never given "
@@ -205,20 +179,11 @@ def _qrels(path: Path, scale: GradeScale | None, collection: Path | None) -> Jud
 
 
 def answer_of(judgement: Judgement, order: str = "") -> Answer:
-    """The answer that a judgement stands for.
+    """The answer that a judgement stands for, alone in its `order` of a rubric, else the mean of all its orders.
 
     Where its probabilities are known, the expected grade has the bounds of what the judge did not return: a grade
-    without probability can have at most that of the least probable grade that has some, and all such together at most
-    1 minus the sum.
-
-    Args:
-        judgement: graded or not.
-        order: of a rubric. A judgement of that order answers it alone, any other one the mean of all.
-
-    Example:
-        >>> from bixse.relevance import GradeScale
-        >>> answer_of(Judgement("q", "d", GradeScale(1, 5), grade=4.0, probabilities=(0, 0, 0, 0.9, 0))).high
-        4.1
+    without probability can have at most that of the least probable grade that has some, and all such grades at most
+    what the others leave of 1.
     """
     status = cast("Status", judgement.status)
     answer = Answer(status, "replay", text=judgement.text, judge=judgement.judge, detail=judgement.detail)
@@ -232,7 +197,7 @@ def answer_of(judgement: Judgement, order: str = "") -> Answer:
         return replace(answer, grade=judgement.grade, low=low, high=high)
     ends = judgement.scale.minimum, judgement.scale.maximum
     found = [expected_grade(np.linspace(*ends, len(shares)).tolist(), _bounded(shares)) for shares in asked]
-    grade, low, high = (math.fsum(getattr(one, end) for one in found) / len(found) for end in ("grade", "low", "high"))
+    grade, low, high = (math.fsum(column) / len(found) for column in zip(*found, strict=True))
     probabilities = asked[0] if len(asked) == 1 else judgement.probabilities
     return replace(answer, probabilities=probabilities, grade=grade, low=low, high=high)
 
@@ -246,7 +211,7 @@ def _bounded(probabilities: Sequence[float]) -> OptionProbabilities:
 
 
 def _merged(old: Judgement, new: Judgement) -> Judgement:
-    """Two judgements of one pair: a grade takes the place of none, two different grades leave none."""
+    """A grade takes the place of none, two different grades leave none."""
     if old.status == "ambiguous" or new.grade is None:
         return old
     if old.grade is None:

@@ -1,1 +1,0 @@
-"""Judges that repeat stored grades."""
