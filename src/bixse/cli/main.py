@@ -47,7 +47,7 @@ VERBS = {
     "study": ("study", "a figure or table of the paper on your data: losses, noise, cutoff, batch size, ..."),
     "evaluate": ("evaluate", "search a collection with a model (or bm25) and score the answers"),
     "calibrate": ("calibrate", "fit and check a model's probabilities of relevance on graded pairs"),
-    "index": ("index", "make a search index of a collection, add and delete documents"),
+    "index": ("index", "make a search index of a collection"),
     "search": ("search", "search a collection, with probabilities of relevance"),
     "doctor": ("doctor", "show what this machine can do and what is missing"),
 }

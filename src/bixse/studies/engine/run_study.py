@@ -11,12 +11,13 @@ from bixse.encoders.loading.precision import resolve_precision
 from bixse.experiments.arms import ArmRun
 from bixse.experiments.runner import do_runs, opened
 from bixse.losses.catalogue import check_loss_options
+from bixse.report.table import format_table
 from bixse.studies.engine.measures import run_config
 from bixse.studies.engine.study import chosen_values
 from bixse.studies.engine.study_config import OWNED, PYDOCS, merged, train_config
 from bixse.studies.engine.study_inputs import input_hashes, prepare_inputs
 from bixse.studies.findings.contrasts import key_of
-from bixse.studies.findings.outcome import StudyOutcome, outcome_of
+from bixse.studies.findings.outcome import CLAIM_HEADERS, StudyOutcome, outcome_of
 from bixse.studies.findings.write_outcome import write_cards, write_outcome
 from bixse.studies.paper.known_studies import find_study
 
@@ -41,6 +42,15 @@ class StudyResult:
     made: int
     """Runs that this call did; the others were there."""
     warnings: list[str] = field(default_factory=list)
+
+    def text(self) -> str:
+        """The tables of arms and claims, and the verdict."""
+        outcome = self.outcome
+        lines = [f"{outcome.study.title}: {self.made} runs made, {len(outcome.results) - self.made} were there", ""]
+        lines += [format_table(outcome.summary_rows(), outcome.summary_headers()), ""]
+        if outcome.claims:
+            lines += [format_table(outcome.claim_rows(), CLAIM_HEADERS), ""]
+        return "\n".join([*lines, f"The paper: {outcome.study.paper}.", outcome.verdict()])
 
 
 def run_study(

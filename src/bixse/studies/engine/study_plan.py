@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from bixse.data.io.parquet import row_count
 from bixse.errors import InputError
+from bixse.report.table import format_table
 from bixse.studies.engine.study import chosen_values
 from bixse.studies.engine.study_config import PYDOCS, merged, train_config
 from bixse.studies.paper.known_studies import find_study
@@ -61,6 +62,34 @@ class StudyPlan:
     """States kept for the backward pass of the largest batch; `gradient_cache: true` keeps those of one pass alone."""
     hours: float
     """Device hours of all training, at the assumed speed."""
+    teraflops: float
+    utilisation: float
+
+    @property
+    def runs(self) -> int:
+        return len(self.arms) * self.seeds + self.others
+
+    def text(self, devices: int = 1) -> str:
+        """What a person reads who has that many devices, a run on each."""
+        lines = []
+        if self.arms:
+            rows: list[list[str | int | float | None]] = [
+                [arm.name, arm.rows, arm.steps, f"{arm.tokens:.3g}"] for arm in self.arms
+            ]
+            lines += [format_table(rows, ["arm", "rows", "steps", "tokens"]), ""]
+        lines.append(f"{len(self.arms)} trained arms x {self.seeds} seeds, {self.others} other arms")
+        if self.arms:
+            side_by_side = f" ({self.hours / devices:,.1f} on {devices})" if devices > 1 else ""
+            lines += [
+                f"memory of a training: {self.weights_gib:.1f} GiB for weights, gradients and optimizer, about "
+                f"{self.activations_gib:.1f} GiB for the states of one batch, nothing for scores (the losses are "
+                "tiled)",
+                f"about {self.hours:,.1f} device hours{side_by_side} at {self.teraflops:g} teraflops and "
+                f"{self.utilisation:.0%} of them used; transforms that drop pairs, and encoding to measure, are not "
+                "counted",
+            ]
+        lines += [f"not there: {name}" for name in self.missing] or ["all files are there"]
+        return "\n".join(lines)
 
 
 def plan_study(config: StudyConfig, teraflops: float = 400.0, utilisation: float = 0.35) -> StudyPlan:
@@ -97,6 +126,8 @@ def plan_study(config: StudyConfig, teraflops: float = 400.0, utilisation: float
         weights_gib=weight_bytes(size) / 2**30,
         activations_gib=max((plan.states for plan in plans), default=0.0) / 2**30,
         hours=total / (teraflops * 1e12 * utilisation) / 3600,
+        teraflops=teraflops,
+        utilisation=utilisation,
     )
 
 

@@ -16,6 +16,15 @@ STUDIES = {study.name: study for study in (*training_studies.STUDIES, RANKERS, M
 """Name -> study, in the order of the paper."""
 
 
+def describe_studies() -> str:
+    """What each study asks, what the paper found, and what it goes through."""
+    lines = []
+    for study in STUDIES.values():
+        lines += [f"{study.name}: {study.title}", f"  the paper: {study.paper}"]
+        lines += [f"  {key}: {value}" for key, value in study.defaults.items()]
+    return "\n".join(lines)
+
+
 def find_study(name: str) -> Study:
     """A study by its name.
 
