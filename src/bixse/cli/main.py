@@ -96,11 +96,7 @@ def verb_parser(name: str, verb: Verb[Any, Any]) -> argparse.ArgumentParser:
 
 
 def parse(words: Sequence[str]) -> tuple[str, Verb[Any, Any], argparse.Namespace]:
-    """The verb that a command line names, and its parsed words; `--help` and `--version` end the process.
-
-    Raises:
-        InputError: no such verb, or words that it does not take.
-    """
+    """The verb that a command line names, and its parsed words; `--help` and `--version` end the process."""
     place = next((place for place, word in enumerate(words) if not word.startswith("-")), None)
     if place is None:
         _main_parser().parse_args(words)
@@ -116,7 +112,6 @@ def parse(words: Sequence[str]) -> tuple[str, Verb[Any, Any], argparse.Namespace
 
 
 def _main_parser() -> argparse.ArgumentParser:
-    """What `bixse --help` and `bixse --version` show."""
     from bixse import __version__
 
     parser = _Parser(
@@ -174,7 +169,6 @@ def _run(words: Sequence[str]) -> CommandResult:
 
 
 def _unexpected(error: Exception) -> str:
-    """What to say of an error that is no BixseError."""
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return (
             "got no more memory; expected the batch to fit; fix: a smaller --batch-size, --max-length or model, "

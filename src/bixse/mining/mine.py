@@ -33,14 +33,11 @@ class MineResult:
     """What a mining run left."""
 
     path: str
-    """File of the pairs."""
     pairs: int
     queries: int
-    """Queries that were mined for."""
     bands: dict[str, dict[str, int]]
     """Band of the fused rank -> "pairs" and each retriever -> pairs it found, from the top down."""
     without_candidates: list[str]
-    """Queries that got no pair."""
     with_fewer: int
     """Queries that got some, but fewer than asked for."""
     known: int
@@ -160,7 +157,6 @@ def _search(
     record: RunRecord,
     progress: ProgressBars | None,
 ) -> None:
-    """Search with the retrievers that are not through yet."""
     encoders = {label: load_encoder(name, config) for label, name in labels.items()}
     record.save("running")
     for label in labels:
@@ -188,7 +184,6 @@ def _choose(config: MineConfig, runs: dict[str, Path], inputs: MineInputs) -> tu
 
 
 def _bands(pairs: list[MinedPair], labels: list[str]) -> dict[str, dict[str, int]]:
-    """Pairs by band of rank, and how many each retriever found."""
     bands: dict[str, dict[str, int]] = {}
     for pair in sorted(pairs, key=lambda pair: pair.rank):
         band = bands.setdefault(rank_band(pair.rank), dict.fromkeys(["pairs", *labels], 0))

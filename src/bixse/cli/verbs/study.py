@@ -56,7 +56,6 @@ def run(config: StudyConfig, options: StudyOptions) -> CommandResult:
 
 
 def _plan(config: StudyConfig, options: StudyOptions) -> CommandResult:
-    """What the study would take."""
     from bixse.studies.engine.study_plan import plan_study
 
     plan = plan_study(config, options.teraflops)
@@ -71,7 +70,6 @@ def _plan(config: StudyConfig, options: StudyOptions) -> CommandResult:
 
 
 def _known(options: StudyOptions) -> CommandResult:
-    """The studies and presets."""
     from bixse.studies.paper.known_studies import describe_studies
 
     return CommandResult(f"{describe_studies()}\n\npresets: {', '.join(preset_names())}")

@@ -85,7 +85,6 @@ class QueryPrompt(Settings):
         return user
 
     def messages(self, document: str) -> tuple[dict[str, str], ...]:
-        """Chat messages that ask for the query of one document."""
         return tuple({"role": role, "content": content} for role, content in self._turns(document))
 
     def _turns(self, document: str) -> Iterator[tuple[str, str]]:
@@ -98,12 +97,7 @@ class QueryPrompt(Settings):
 
 
 def load_query_prompt(path: Path | None = None) -> QueryPrompt:
-    """The prompt of a TOML file, or the one that comes with the package.
-
-    Raises:
-        InputError: the file cannot be read.
-        ConfigError: it is not a prompt; says which key and what was expected.
-    """
+    """The prompt of a TOML file, or the one that comes with the package."""
     shipped = resources.files("bixse.mining.generation") / "query_prompt.toml"
     text = shipped.read_text(encoding="utf-8") if path is None else read_text(path)
     try:

@@ -38,7 +38,6 @@ class StudyResult:
 
     outcome: StudyOutcome
     artifacts: dict[str, str]
-    """Name -> file."""
     made: int
     """Runs that this call did; the others were there."""
     warnings: list[str] = field(default_factory=list)
@@ -59,12 +58,10 @@ def run_study(
     command: str = "",
     progress: Callable[[str, int], Step] | None = None,
 ) -> StudyResult:
-    """Train and measure every arm of a study with every seed, and write what they show to `out`.
+    """Train and measure every arm of a study with every seed, and write tables, findings, plot and page to `out`.
 
     Called again with the same configuration, runs that are finished are kept, an interrupted one continues from its
-    checkpoint, and a failed one is tried again. `out` then holds `runs.csv` (a row per run), `summary.csv` (means over
-    seeds with intervals), `findings.csv` (the claims with their differences), `findings.md`, `plot.svg`, `study.html`
-    and `run.json`. The page shows `command`.
+    checkpoint, and a failed one is tried again. The page shows `command`.
 
     Raises:
         InputError: the study, its values, pairs or collections cannot be used; nothing was trained.
@@ -102,12 +99,7 @@ def run_study(
 
 
 def plan_runs(study: Study, config: StudyConfig, values: dict[str, Any], inputs: StudyInputs | None) -> list[ArmRun]:
-    """Every arm of a study with every seed; those without training once.
-
-    Raises:
-        InputError: a value the data cannot bear.
-        ConfigError: the settings of an arm cannot be used.
-    """
+    """Every arm of a study with every seed, its settings checked; those without training once."""
     pairs = load_graded_pairs(inputs.pairs) if inputs is not None else None
     runs: dict[str, ArmRun] = {}
     for arm in study.arms(config, values, pairs):

@@ -32,14 +32,10 @@ class ArmPlan:
     """What one run of a trained arm takes."""
 
     name: str
-    """Its labels."""
     rows: int
-    """Training pairs."""
     steps: int
     tokens: float
-    """Tokens read in training."""
     operations: float
-    """Floating point operations of the whole training."""
     states: float
     """Bytes of the states of its largest batch."""
 
@@ -49,13 +45,10 @@ class StudyPlan:
     """What a study takes."""
 
     arms: list[ArmPlan]
-    """The trained arms."""
     others: int
     """Arms without training."""
     seeds: int
-    """Seeds of each trained arm."""
     missing: list[str]
-    """Files and folders that are not there."""
     weights_gib: float
     """Weights, gradients and optimizer of one training, on its device."""
     activations_gib: float
@@ -99,10 +92,6 @@ def plan_study(config: StudyConfig, teraflops: float = 400.0, utilisation: float
         config: the study; its `size` stands in where the encoder's files are not there.
         teraflops: peak of one device in the number type of training.
         utilisation: share of the peak that is reached, in (0, 1].
-
-    Raises:
-        InputError: an unknown study, or a number that is not above 0.
-        ConfigError: an arm's settings cannot be used.
     """
     if not teraflops > 0 or not 0 < utilisation <= 1:
         raise InputError(
@@ -156,7 +145,6 @@ def _plan(arm: Arm, config: StudyConfig, size: EncoderSize, rows: float, queries
 
 
 def _rows_of(config: StudyConfig, size: EncoderSize) -> tuple[float, float, list[str]]:
-    """Training rows, queries, and what is not there."""
     data = config.data
     missing = _absent(dict.fromkeys([*data.pairs, *data.dev, *data.test]))
     if data.pairs:

@@ -26,15 +26,7 @@ def describe_studies() -> str:
 
 
 def find_study(name: str) -> Study:
-    """A study by its name.
-
-    Raises:
-        InputError: there is no such study; the message names the closest.
-
-    Example:
-        >>> find_study("noise").axis
-        'noise'
-    """
+    """A study by its name; raises InputError with the closest one."""
     if name not in STUDIES:
         raise InputError(
             f"study: got {name!r}; expected one of {', '.join(STUDIES)}; fix: {did_you_mean(name, STUDIES)}"

@@ -52,7 +52,6 @@ def run(settings: ConvertSettings, options: ConvertOptions) -> CommandResult:
 
 
 def _text(result: ConvertResult, settings: ConvertSettings, out: Path | None) -> str:
-    """What was read, done and written, and what comes next."""
     from bixse.data.transforms import TransformReport
     from bixse.report.table import format_histogram
 
@@ -80,7 +79,6 @@ def _text(result: ConvertResult, settings: ConvertSettings, out: Path | None) ->
 
 
 def _sources(options: ConvertOptions) -> CommandResult:
-    """The sources."""
     from bixse.data.sources.formats import describe_formats
 
     text, rows = describe_formats()

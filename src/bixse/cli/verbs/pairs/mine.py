@@ -67,7 +67,6 @@ def run(config: MineConfig, options: MineOptions) -> CommandResult:
 
 
 def _report(options: MineOptions) -> CommandResult:
-    """The share of mined documents that are relevant, by rank and by retriever."""
     from bixse.mining.false_negatives import RELEVANT_FROM, report_mined
 
     assert options.report is not None and options.mined is not None
