@@ -57,8 +57,7 @@ def measure(path: Path, batches: int) -> None:
     import torch
 
     from bixse.data.pairs_files import load_graded_pairs
-    from bixse.training.loop.batch_plan import BatchPlan
-    from bixse.training.loop.batches import GradedCollator, GroupDataset
+    from bixse.training.loop.batches import BatchPlan, GradedCollator, GroupDataset
 
     def preprocess(texts: Sequence[str], **_: Any) -> dict[str, torch.Tensor]:
         """Tokens are not what is measured."""

@@ -49,9 +49,9 @@ from .studies.quickstart.quickstart import quickstart as quickstart
 from .studies.quickstart.quickstart_config import QuickstartConfig as QuickstartConfig
 from .training.config import MergeModelsConfig as MergeModelsConfig
 from .training.config import TrainConfig as TrainConfig
-from .training.loop.arguments import GradedTrainingArguments as GradedTrainingArguments
 from .training.loop.callbacks import SaveRelevanceHead as SaveRelevanceHead
 from .training.loop.trainer import GradedTrainer as GradedTrainer
+from .training.loop.trainer import GradedTrainingArguments as GradedTrainingArguments
 from .training.merging.merge_models import merge_models as merge_models
 from .training.recipe import train as train
 

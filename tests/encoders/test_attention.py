@@ -9,7 +9,14 @@ from sentence_transformers import SentenceTransformer
 from transformers import AutoConfig, BertTokenizerFast
 
 from bixse.encoders.encode import encode_texts
-from bixse.encoders.loading.attention import check_attention, check_padding, make_bidirectional, sees_whole_text
+from bixse.encoders.loading.attention import (
+    check_attention,
+    check_padding,
+    input_parts,
+    make_bidirectional,
+    parts_of,
+    sees_whole_text,
+)
 from bixse.encoders.loading.build import build_encoder
 from bixse.errors import ModelError
 
@@ -107,3 +114,15 @@ def test_the_flag_of_from_pretrained_is_ignored_by_the_library(decoder_path):
     """Why the switch is set after loading: should this fail one day, the library has learned it."""
     config = AutoConfig.from_pretrained(decoder_path("llama"), is_causal=False)
     assert getattr(config, "is_causal", None) is not False
+
+
+def test_the_parts_of_a_plain_model_are_its_modules(tiny_model):
+    assert [type(part).__name__ for part in parts_of(tiny_model)] == ["Transformer", "Pooling"]
+    assert input_parts(tiny_model) == [tiny_model[0]]
+
+
+def test_what_lies_behind_a_router_is_a_part(router_model):
+    names = [type(part).__name__ for part in parts_of(router_model)]
+    assert names == ["Router", "Transformer", "Pooling", "Transformer", "Pooling"]
+    routes = router_model[0].sub_modules
+    assert input_parts(router_model) == [routes["query"][0], routes["document"][0]]

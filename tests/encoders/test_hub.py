@@ -12,12 +12,12 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from bixse.encoders.loading.hub import check_hub_name
+from bixse.encoders.loading.build import check_hub_name
 from bixse.errors import ModelError
 
 CODE = """
 import json, sys
-from bixse.encoders.loading.hub import check_hub_name
+from bixse.encoders.loading.build import check_hub_name
 from bixse.errors import ModelError
 found = []
 for name in sys.argv[1:]:

@@ -10,12 +10,12 @@ from bixse.encoders.encode import encode_texts
 from bixse.encoders.instructions import (
     INSTRUCTIONS_FILE,
     check_prompt_borders,
+    prompt_for,
     prompts_hash,
     set_instructions,
     use_task,
 )
 from bixse.encoders.loading.build import build_encoder
-from bixse.encoders.prompts import prompt_for
 from bixse.errors import InputError, ModelError
 
 TABLE = Instructions(

@@ -71,8 +71,8 @@ GOOD = '[mine]\nlabels = ["0", "1"]\n[[mine.orders]]\nname = "one"\nuser = "{que
         (GOOD + "colour = 3\n", "colour"),
         (GOOD.replace("labels", "lables"), "lables"),
         ("not = [toml", "no valid TOML"),
-        ("", "one table a rubric"),
-        ("mine = 3", "one table a rubric"),
+        ("", "one table per rubric"),
+        ("mine = 3", "one table per rubric"),
     ],
 )
 def test_a_faulty_rubric_is_refused_with_its_place(tmp_path, text, says):

@@ -36,10 +36,7 @@ def position(written, own, listed):
 def grades(found, form=TOP):
     """Grade with its bounds; None where there are no probabilities."""
     options = read_position(found, form, LABELS)
-    if options is None:
-        return None
-    expected = expected_grade(VALUES, options)
-    return expected.grade, expected.low, expected.high
+    return None if options is None else expected_grade(VALUES, options)
 
 
 def extremes(seen, most, unseen):

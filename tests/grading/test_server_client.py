@@ -1,4 +1,4 @@
-"""Faults one at a time, keys, dead endpoints, closing in the middle: over real sockets."""
+"""Errors one at a time, keys, dead endpoints, closing in the middle: over real sockets."""
 
 import asyncio
 import logging
@@ -10,39 +10,20 @@ import sys
 import threading
 import time
 
-import numpy as np
 import pytest
 
 from bixse.errors import InputError
 from bixse.grading.grade_settings import JudgeOptions, ServerSettings
 from bixse.grading.judge import Question
-from bixse.grading.rubrics import load_rubric
 from bixse.grading.server import client as client_module
 from bixse.grading.server.client import ChatClient
 from bixse.grading.server.failure import ServerDownError
 from bixse.grading.server.server_judge import ServerJudge, ServerTextModel
 from helpers.chat_server import planted
+from helpers.server_questions import GRADE, RUBRIC, SHARES, ask_all, planted_question
 
-RUBRIC = load_rubric("trec-dl-0-3")
-SHARES = [0.1, 0.2, 0.3, 0.3]
-GRADE = float(np.average([0, 1, 2, 3], weights=SHARES))
 HELLO = {"model": "judge-model", "messages": [{"role": "user", "content": "hello"}]}
 KEY = "sk-very-secret-0123456789"
-
-
-def question(identifier, faults=None, end=""):
-    document = planted(identifier, SHARES, faults, end)
-    messages = RUBRIC.variants[0].messages("a query", document)
-    return Question(identifier, "d", "a query", document, messages=messages)
-
-
-def ask_all(judge, questions):
-    found = {}
-    for asked, answer in judge.answers(questions):
-        assert asked.query_id not in found
-        found[asked.query_id] = answer
-    assert set(found) == {asked.query_id for asked in questions}
-    return found
 
 
 def closed_port():
@@ -51,16 +32,16 @@ def closed_port():
         return f"http://127.0.0.1:{free.getsockname()[1]}"
 
 
-# --- faults ---------------------------------------------------------------------------------------------------------
+# --- errors ---------------------------------------------------------------------------------------------------------
 
-PASSING_FAULTS = ["429", "429-date", "429-bare", "500", "502", "503", "529", "half", "garbage", "reset", "empty",
+TRANSIENT_ERRORS = ["429", "429-date", "429-bare", "500", "502", "503", "529", "half", "garbage", "reset", "empty",
                   "null-choices", "error-200"]  # fmt: skip
 
 
-@pytest.mark.parametrize("fault", PASSING_FAULTS)
-def test_a_fault_is_outlived(server, fault):
+@pytest.mark.parametrize("error", TRANSIENT_ERRORS)
+def test_after_a_transient_error_it_tries_again(server, error):
     with ServerJudge([server.scenario()], RUBRIC) as judge:
-        answer = ask_all(judge, [question("a", [fault, fault])])["a"]
+        answer = ask_all(judge, [planted_question("a", [error, error])])["a"]
     assert (answer.status, answer.tries) == ("graded", 3)
     assert answer.grade == pytest.approx(GRADE)
 
@@ -68,7 +49,7 @@ def test_a_fault_is_outlived(server, fault):
 def test_a_stall_ends_with_the_time_out(server):
     address = server.scenario()
     with ServerJudge([address], RUBRIC, JudgeOptions(timeout=0.4)) as judge:
-        answer = ask_all(judge, [question("a", ["stall"])])["a"]
+        answer = ask_all(judge, [planted_question("a", ["stall"])])["a"]
     assert (answer.status, answer.tries) == ("graded", 2)
     assert 0.4 < answer.seconds < 5
 
@@ -77,17 +58,17 @@ def test_tries_are_bounded_and_the_last_failure_is_told(server, monkeypatch):
     monkeypatch.setattr(client_module, "FIRST_WAIT", 0.01)
     address = server.scenario()
     with ServerJudge([address], RUBRIC) as judge:
-        answer = ask_all(judge, [question("a", ["garbage"] * 9)])["a"]
+        answer = ask_all(judge, [planted_question("a", ["garbage"] * 9)])["a"]
     assert (answer.status, answer.tries) == ("failed", 6)
     assert "{not json" in answer.detail
     assert server.stats(address)["counts"]["garbage"] == 6
 
 
-def test_a_wish_to_wait_is_kept(server):
+def test_it_waits_as_long_as_a_server_asks(server):
     address = server.scenario(capacity=1, retry_after=1, delay=0.05)
     with ServerJudge([address], RUBRIC) as judge:
         started = time.monotonic()
-        found = ask_all(judge, [question(str(number)) for number in range(4)])
+        found = ask_all(judge, [planted_question(str(number)) for number in range(4)])
         took = time.monotonic() - started
     assert all(answer.status == "graded" for answer in found.values())
     assert took > 1.0
@@ -101,7 +82,7 @@ def test_a_limit_of_requests_a_second_costs_no_answer(server):
     address = server.scenario()
     with ServerJudge([address], RUBRIC) as judge:
         server.change(address, each_second=40)
-        found = ask_all(judge, [question(str(number)) for number in range(150)])
+        found = ask_all(judge, [planted_question(str(number)) for number in range(150)])
     assert {answer.status for answer in found.values()} == {"graded"}
     assert server.stats(address)["counts"]["too often"] > 0
 
@@ -109,7 +90,7 @@ def test_a_limit_of_requests_a_second_costs_no_answer(server):
 def test_there_are_never_more_requests_at_once_than_allowed(server):
     address = server.scenario(delay=0.05)
     with ServerJudge([address], RUBRIC, JudgeOptions(concurrency=24)) as judge:
-        ask_all(judge, [question(str(number)) for number in range(200)])
+        ask_all(judge, [planted_question(str(number)) for number in range(200)])
     assert server.stats(address)["most_in_flight"] == 24
 
 
@@ -119,7 +100,7 @@ def test_questions_are_taken_only_while_there_is_room(server):
     def questions():
         for number in range(100):
             taken.append(number)
-            yield question(str(number))
+            yield planted_question(str(number))
 
     with ServerJudge([server.scenario(delay=0.02)], RUBRIC, JudgeOptions(concurrency=5)) as judge:
         for answered, _ in enumerate(judge.answers(questions()), start=1):
@@ -132,7 +113,7 @@ def test_questions_are_taken_only_while_there_is_room(server):
 
 def test_a_dead_endpoint_leaves_its_work_to_the_other(server, caplog):
     with ServerJudge([server.scenario(), closed_port()], RUBRIC) as judge:
-        found = ask_all(judge, [question(str(number)) for number in range(200)])
+        found = ask_all(judge, [planted_question(str(number)) for number in range(200)])
     assert {answer.status for answer in found.values()} == {"graded"}
     assert "does not answer" in caplog.text
 
@@ -142,7 +123,7 @@ def test_an_endpoint_that_dies_and_comes_back(server, caplog):
     with ServerJudge([steady, shaky], RUBRIC, JudgeOptions(concurrency=4)) as judge:
         found = {}
         before = 0
-        for asked, answer in judge.answers(question(str(number)) for number in range(1500)):
+        for asked, answer in judge.answers(planted_question(str(number)) for number in range(1500)):
             found[asked.query_id] = answer
             if len(found) == 200:
                 server.change(shaky, down=503)
@@ -161,7 +142,7 @@ def test_when_nobody_answers_for_long_it_stops_and_keeps_what_came(server):
         found = []
         started = time.monotonic()
         with pytest.raises(ServerDownError, match=r"no answer for \d+ s.*answers so far are kept"):
-            for asked, answer in judge.answers(question(str(number)) for number in range(1000)):
+            for asked, answer in judge.answers(planted_question(str(number)) for number in range(1000)):
                 found.append((asked.query_id, answer.status))
                 if len(found) == 50:
                     server.change(address, down=503)
@@ -191,7 +172,7 @@ def test_a_key_that_ends_in_mid_run_stops_it(server, monkeypatch, status):
     address = server.scenario(key=KEY, delay=0.005, key_status=status)
     found = 0
     with ServerJudge([address], RUBRIC) as judge, pytest.raises(InputError, match="OPENAI_API_KEY"):
-        for _ in judge.answers(question(str(number)) for number in range(5000)):
+        for _ in judge.answers(planted_question(str(number)) for number in range(5000)):
             found += 1
             if found == 100:
                 server.change(address, key="changed")
@@ -206,7 +187,8 @@ def test_the_key_is_nowhere(server, monkeypatch, caplog):
     address = server.scenario(key=KEY, prefix=f"Bearer {KEY} says\n")
     seen = []
     with ServerJudge([address, closed_port()], RUBRIC) as judge:
-        answers = ask_all(judge, [question("a"), question("b", ["garbage"] * 6), question("c", end="odd-400")])
+        plans = {"a": ([], ""), "b": (["garbage"] * 6, ""), "c": ([], "odd-400")}
+        answers = ask_all(judge, [planted_question(name, *plan) for name, plan in plans.items()])
         seen += [answer.to_json() for answer in answers.values()]
         seen += [repr(judge), str(judge), repr(dict(judge.identity)), repr(judge._client), repr(judge.warnings)]
         seen += [repr(vars(judge)), repr(vars(judge._client)), repr(judge._client.endpoints)]
@@ -244,19 +226,19 @@ def tasks_of(client):
 def test_closing_the_generator_cancels_what_is_under_way(server):
     address = server.scenario(delay=0.05)
     with ServerJudge([address], RUBRIC) as judge:
-        answers = judge.answers(question(str(number)) for number in range(1000))
+        answers = judge.answers(planted_question(str(number)) for number in range(1000))
         next(answers)
         answers.close()
         assert tasks_of(judge._client) == []
         asked = server.stats(address)["counts"]["chat"]
         time.sleep(0.3)
         assert server.stats(address)["counts"]["chat"] == asked < 100
-        assert ask_all(judge, [question("after")])["after"].status == "graded"  # the judge can be used again
+        assert ask_all(judge, [planted_question("after")])["after"].status == "graded"  # the judge can be used again
 
 
 def test_an_error_of_the_giver_of_questions_ends_it(server):
     def questions():
-        yield question("a")
+        yield planted_question("a")
         raise RuntimeError("no more")
 
     with ServerJudge([server.scenario()], RUBRIC) as judge:
@@ -293,7 +275,7 @@ def test_inside_a_running_loop(server):
 
     async def cell():
         with ServerJudge([server.scenario()], RUBRIC) as judge:
-            return ask_all(judge, [question("a")])["a"].status
+            return ask_all(judge, [planted_question("a")])["a"].status
 
     assert asyncio.run(cell()) == "graded"
 

@@ -5,24 +5,10 @@ import pytest
 
 from bixse.errors import BixseError, InputError
 from bixse.grading.grade_settings import JudgeOptions
-from bixse.grading.judge import Question
-from bixse.grading.rubrics import PromptVariant, Rubric, load_rubric
+from bixse.grading.rubrics import PromptVariant, Rubric
 from bixse.grading.server.server_judge import ServerJudge
 from helpers.chat_server import planted
-
-RUBRIC = load_rubric("trec-dl-0-3")
-SHARES = [0.1, 0.2, 0.3, 0.3]
-GRADE = float(np.average([0, 1, 2, 3], weights=SHARES))
-
-
-def question(document, identifier="q", rubric=RUBRIC, repeat=0):
-    messages = rubric.variants[0].messages("a query", document)
-    return Question(identifier, "d", "a query", document, messages=messages, repeat=repeat)
-
-
-def ask_one(judge, document, rubric=RUBRIC, repeat=0):
-    [(_, answer)] = judge.answers([question(document, rubric=rubric, repeat=repeat)])
-    return answer
+from helpers.server_questions import GRADE, RUBRIC, SHARES, ask_all, ask_one, planted_question, question
 
 
 @pytest.mark.parametrize("dialect", ["openai", "dict", "legacy", "together", "marks"])
@@ -253,7 +239,7 @@ def test_a_model_that_is_not_there(server):
 def test_endpoints_must_serve_the_same(server):
     same = [server.scenario(), server.scenario()]
     with ServerJudge(same, RUBRIC) as judge:
-        assert len(list(judge.answers([question(planted(str(i), SHARES), str(i)) for i in range(50)]))) == 50
+        ask_all(judge, [planted_question(str(number)) for number in range(50)])
     assert all(server.stats(address)["counts"]["chat"] > 5 for address in same)
     with pytest.raises(InputError, match=r"different models.*judge-model.*other"):
         ServerJudge([server.scenario(), server.scenario(models=["other"])], RUBRIC)

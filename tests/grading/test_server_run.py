@@ -14,9 +14,9 @@ from bixse.grading.server.client import REFUSALS
 from bixse.grading.server.secret import Secret
 from helpers.chat_server import planted, spellings_of
 from helpers.key_search import holds_key
+from helpers.server_questions import SHARES
 from helpers.tiny_judges import save_judge
 
-SHARES = [0.1, 0.2, 0.3, 0.3]
 KEY = "sk/very+secret-0123456789"
 
 
@@ -59,7 +59,7 @@ class TestPoisonedPairs:
             _, found = bixse(capsys, "--judge", server.scenario(), "--pairs", pairs, "--out", tmp_path / "o")
             assert found["metrics"]["statuses"] == {"graded": 40, "failed": 20}
 
-    def test_a_wish_to_wait_is_no_lack_of_money(self, server, tmp_path, capsys):
+    def test_an_account_over_its_rate_is_not_out_of_quota(self, server, tmp_path, capsys):
         path = tmp_path / "pairs.csv"
         with path.open("w", newline="") as file:
             document = planted("a", SHARES, ["429-quota", "429-quota"])

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from bixse.grading.grade_settings import JudgeOptions
-from bixse.grading.judge import Question, Usage, same_model
-from bixse.grading.rubrics import load_rubric
+from bixse.grading.judge import Usage, same_model
 from bixse.grading.server.server_judge import ServerJudge
-from helpers.chat_server import chat_server, planted
+from helpers.chat_server import chat_server
 from helpers.key_search import holds_key
+from helpers.server_questions import RUBRIC, ask_all, planted_question
 
 QUESTIONS = 3_000
 ENDS = {  # what is planted -> the status it ends with
@@ -30,85 +30,76 @@ WRITTEN_ENDS = {**{end: ENDS[end] for end in WRITTEN}, "counted": "no-option", "
 """The same where the grade is the text itself."""
 NO_BODY = {"no-logprobs", "too-long", "403", "django", "no-such", "402", "echo-error"}
 KEY = "sk-storm/very+secret=0123"
-FAULTS = ["500", "half", "garbage", "reset", "empty", "null-choices", "429-quota"]
+ERRORS = ["500", "half", "garbage", "reset", "empty", "null-choices", "429-quota"]
 
 
 def storm(dice, count=QUESTIONS, ends=tuple(ENDS)):
-    """Shares, faults and end of every question."""
+    """Shares, errors and end of every question."""
     plans = []
     for number in range(count):
         weights = [dice.uniform(0.05, 1.0) for _ in range(4)]
         mass = dice.uniform(0.6, 0.97)
         shares = [mass * weight / sum(weights) for weight in weights]
-        faults = [dice.choice(FAULTS) for _ in range(dice.choice([0] * 27 + [1, 1, 2]))]
-        if number % 1000 in range(40):  # bursts of refusals, each with a wish to wait
-            faults = [dice.choice(["429", "429-date"]), *faults]
+        errors = [dice.choice(ERRORS) for _ in range(dice.choice([0] * 27 + [1, 1, 2]))]
+        if number % 1000 in range(40):  # bursts of refusals, each of which asks to wait
+            errors = [dice.choice(["429", "429-date"]), *errors]
         if number % 1000 == 500:
-            faults = ["stall"]
+            errors = ["stall"]
         end = dice.choice(ends) if dice.random() < 0.1 else ""
         if end in NO_BODY:  # refused before there is a body to cut in half
-            faults = [fault for fault in faults if fault != "half"]
-        plans.append((shares, faults, end))
+            errors = [error for error in errors if error != "half"]
+        plans.append((shares, errors, end))
     return plans
 
 
-def questions(plans, rubric):
-    found = []
-    for number, (shares, faults, end) in enumerate(plans):
-        document = planted(str(number), shares, faults, end)
-        messages = rubric.variants[0].messages("query", document)
-        found.append(Question(str(number), "d", "query", document, messages=messages))
-    return found
+def questions(plans):
+    return [planted_question(str(number), errors, end, shares) for number, (shares, errors, end) in enumerate(plans)]
 
 
 def test_thousands_of_questions_in_a_storm(monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
-    rubric = load_rubric("trec-dl-0-3")
     plans = storm(random.Random(7))
     with chat_server() as server:
         addresses = [server.scenario(group="storm"), server.scenario(group="storm")]
-        with ServerJudge(addresses, rubric, JudgeOptions(max_tokens=32, timeout=3.0, concurrency=32)) as judge:
-            answers = [(int(question.query_id), answer) for question, answer in judge.answers(questions(plans, rubric))]
+        with ServerJudge(addresses, RUBRIC, JudgeOptions(max_tokens=32, timeout=3.0, concurrency=32)) as judge:
+            answers = {int(identifier): answer for identifier, answer in ask_all(judge, questions(plans)).items()}
         stats = [server.stats(address) for address in addresses]
-    assert Counter(number for number, _ in answers) == Counter(range(QUESTIONS))
     wrong = []
-    for number, answer in answers:
-        shares, faults, end = plans[number]
+    for number, answer in answers.items():
+        shares, errors, end = plans[number]
         grade = np.average([0, 1, 2, 3], weights=shares) if ENDS[end] == "graded" else None
         expected = answer.grade if end in BOUNDED else grade
         if answer.status != ENDS[end] or answer.grade != (
             pytest.approx(expected, abs=1e-6) if grade is not None else None
         ):
-            wrong.append((number, end, faults, answer.status, answer.grade, grade, answer.detail))
+            wrong.append((number, end, errors, answer.status, answer.grade, grade, answer.detail))
         if answer.grade is not None and not answer.low - 1e-6 <= grade <= answer.high + 1e-6:
-            wrong.append((number, end, faults, answer.low, answer.high, grade, "outside its bounds"))
+            wrong.append((number, end, errors, answer.low, answer.high, grade, "outside its bounds"))
     assert wrong == []
-    for number, answer in answers:
+    for number, answer in answers.items():
         end = plans[number][2]
         assert not holds_key(answer.to_json(), KEY)
         assert (end == "other-model") == (not same_model("judge-model", answer.judge))
         if ENDS[end] == "graded":
             read = (0, 0) if end.startswith("usage") else (50, 40)
             assert answer.usage == Usage(*read, answer.usage.completion)
-    assert {answer.mode for _, answer in answers} == {"top-logprobs"}
+    assert {answer.mode for answer in answers.values()} == {"top-logprobs"}
     seen = Counter()
     for each in stats:
         seen.update(each["counts"])
-    for fault, times in Counter(fault for _, faults, _ in plans for fault in faults).items():
-        assert times <= seen[fault] <= times + 5, fault  # each was met; a time-out of ours may meet one again
+    for error, times in Counter(error for _, errors, _ in plans for error in errors).items():
+        assert times <= seen[error] <= times + 5, error  # each was met; a time-out of ours may meet one again
     assert all(each["most_in_flight"] <= 32 + 2 for each in stats)
 
 
 def test_written_ratings_in_a_storm():
     """The grade is the one that was written; a number that is no rating never is one."""
-    rubric = load_rubric("trec-dl-0-3")
     plans = storm(random.Random(8), 1000, tuple(WRITTEN_ENDS))
     with chat_server() as server:
         addresses = [server.scenario(group="written", no_logprobs=True) for _ in range(2)]
-        with ServerJudge(addresses, rubric, JudgeOptions(mode="verbal", timeout=3.0, concurrency=32)) as judge:
-            answers = [(int(asked.query_id), answer) for asked, answer in judge.answers(questions(plans, rubric))]
-    assert Counter(number for number, _ in answers) == Counter(range(len(plans)))
-    found = {number: (answer.status, answer.grade) for number, answer in answers}
+        with ServerJudge(addresses, RUBRIC, JudgeOptions(mode="verbal", timeout=3.0, concurrency=32)) as judge:
+            answers = ask_all(judge, questions(plans))
+    found = {int(identifier): (answer.status, answer.grade) for identifier, answer in answers.items()}
     expected = {
         number: (WRITTEN_ENDS[end], float(np.argmax(shares)) if WRITTEN_ENDS[end] == "graded" else None)
         for number, (shares, _, end) in enumerate(plans)

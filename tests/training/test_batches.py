@@ -7,8 +7,7 @@ import pytest
 
 from bixse.data.graded_pairs import GradedPairs
 from bixse.errors import InputError
-from bixse.training.loop.batch_plan import BatchPlan
-from bixse.training.loop.batches import DrawnGroup, GradedCollator, GroupDataset
+from bixse.training.loop.batches import BatchPlan, DrawnGroup, GradedCollator, GroupDataset
 
 
 def test_documents_per_query_below_one_is_refused(graded_pairs):

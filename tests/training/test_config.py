@@ -8,7 +8,7 @@ import pytest
 from bixse.errors import ConfigError, InputError
 from bixse.losses.catalogue import LOSSES
 from bixse.training.config import OptimizerConfig, TrainConfig
-from bixse.training.loop.arguments import training_arguments
+from bixse.training.recipe import training_arguments
 
 
 def yaml_file(folder, text):
@@ -65,6 +65,9 @@ def test_an_unknown_key_says_the_closest(tmp_path, text, key, hint):
         ("bf16: true", "  bf16: got an unknown key; expected a known one; fix: write precision: bfloat16 for true"),
         ("min_relevant_grade: .nan", "  min_relevant_grade: got nan; expected"),
         ("optimizer: 5", "  optimizer: got 5; expected a valid dictionary"),
+        ("loss_options: {scale: 5}", "  loss_options: got {'scale': 5}; expected no scale"),
+        ("loss_options: {learn_scale: 3}", "  loss_options.learn_scale: got 3; expected a valid boolean"),
+        ("loss: bixse-without-bias\nloss_options: {bias: 1}", "  loss_options: got 'bias'; expected it left out"),
         ("optimizer: {learning_rate: 0}", "  optimizer.learning_rate: got 0; expected greater than 0"),
         ("optimizer: {epochs: null}", "  optimizer.epochs: got None; expected a valid integer"),
         ("model: [a, b]", "  model: got ['a', 'b']; expected a valid string"),
@@ -127,18 +130,18 @@ class TestLearningRate:
 
     def test_the_trainer_gets_the_scaled_rate_and_beta_a_multiple_of_it(self, tmp_path):
         optimizer = OptimizerConfig(batch_size=64, bias_lr_multiplier=10)
-        arguments = training_arguments(TrainConfig(pairs="p.csv", optimizer=optimizer), tmp_path, 5, None)
+        arguments = training_arguments(TrainConfig(pairs="p.csv", optimizer=optimizer), tmp_path, None)
         assert arguments.learning_rate == 2e-4
         assert arguments.bias_lr_multiplier == 10
 
 
 def test_a_batch_that_the_processes_cannot_share(tmp_path, monkeypatch):
-    monkeypatch.setattr("bixse.training.loop.arguments.world_size", lambda: 3)
+    monkeypatch.setattr("bixse.training.recipe.world_size", lambda: 3)
     with pytest.raises(InputError, match=r"got 16 queries for 3 processes; .* fix: set it to 15"):
-        training_arguments(TrainConfig(pairs="p.csv"), tmp_path, 5, None)
+        training_arguments(TrainConfig(pairs="p.csv"), tmp_path, None)
 
 
 def test_a_tracker_that_is_not_installed_is_said_before_training(tmp_path):
     config = TrainConfig(pairs="p.csv", report_to=["mlflow"])
     with pytest.raises(InputError, match=r"report_to: got mlflow; .* pip install mlflow"):
-        training_arguments(config, tmp_path, 5, None)
+        training_arguments(config, tmp_path, None)

@@ -164,8 +164,7 @@ class TestTraining:
 
     def test_the_refitted_head_has_the_least_loss_on_the_training_batches(self, graded_pairs, train_toy):
         """Against a naive sum over the entries of the batches, with scale and bias moved either way."""
-        from bixse.training.loop.batch_plan import BatchPlan
-        from bixse.training.loop.batches import GroupDataset
+        from bixse.training.loop.batches import BatchPlan, GroupDataset
 
         model = load_relevance_model(train_toy(dev=None, merge=HALF).model_path)
         dataset = GroupDataset(graded_pairs, 3, 0)

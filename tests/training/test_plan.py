@@ -11,8 +11,7 @@ from bixse.data.task_instructions import Instructions
 from bixse.encoders.embedding import positions_computed
 from bixse.encoders.loading.build import build_encoder
 from bixse.errors import InputError
-from bixse.training.loop.batch_plan import BatchPlan
-from bixse.training.loop.batches import COUNTS, DrawnGroup, GradedCollator, GroupDataset
+from bixse.training.loop.batches import COUNTS, BatchPlan, DrawnGroup, GradedCollator, GroupDataset
 
 SIZES = {"a": 37, "b": 10, "c": 64}
 

@@ -8,8 +8,8 @@ from datasets import Dataset
 from transformers import TrainerCallback, set_seed
 
 from bixse.errors import DivergedError, InputError, TrainingError
-from bixse.evaluation.dev_evaluator import GradedRetrievalEvaluator
 from bixse.losses import BiXSELoss
+from bixse.training.dev_evaluation import GradedRetrievalEvaluator
 from bixse.training.loop.checkpoints import LOSS_STATE_FILE, load_loss_state, save_loss_state
 from bixse.training.loop.trainer import GradedTrainer, GradedTrainingArguments
 

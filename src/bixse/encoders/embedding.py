@@ -14,13 +14,12 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.checkpoint import checkpoint
 
 PASS_COST: Mapping[str, int] = defaultdict(lambda: 2048, cpu=64)
-"""What a pass through the encoder costs beside its tokens, in tokens, by kind of device.
+"""What a pass through the encoder costs beside its tokens, in tokens, by kind of device; measured with MiniLM.
 
-On two processor cores a forward and backward pass of MiniLM over 4 tokens takes as long as 80 tokens of a long pass. A
-graphics card is done with a few thousand tokens before the next pass is launched.
+A graphics card is done with a few thousand tokens before the next pass is launched.
 """
 TEXTS_CUT_EXACTLY = 4096
-"""Texts up to which the cuts are searched."""
+"""Texts up to which the best cuts are searched."""
 Features: TypeAlias = Mapping[str, Any]
 """Tokenised texts as sentence-transformers' models take them: `input_ids` (N, T), `attention_mask` (N, T), ...
 
@@ -35,15 +34,14 @@ def embed_features(
 ) -> Tensor:
     """Embed N tokenised texts in passes of similar length, each trimmed to its own longest text.
 
-    A batch of documents padded to its longest one spends most of its time on padding. Sorting by length and
-    trimming each pass (`passes_by_length`) changes no embedding (the attention mask hides padding) and keeps autograd
-    intact. With padding on the left this needs relative positions, as decoders have; absolute ones are counted from
-    the padding on.
+    A batch padded to its longest text spends most of its time on padding. Sorting by length and trimming each pass
+    changes no embedding (the attention mask hides padding) and keeps autograd intact. With padding on the left this
+    needs relative positions, as decoders have; absolute ones are counted from the padding on.
 
     Args:
-        model: called with a feature dictionary, returns `sentence_embedding` (n, D).
+        model: called with features, returns `sentence_embedding` (n, D).
         features: tokenised texts, N rows; tensors whose first two axes are (N, T) are trimmed.
-        mini_batch_size: rows of one pass through the model, at most.
+        mini_batch_size: rows of one pass, at most.
         gradient_cache: keep no activations; the backward pass computes those of one pass at a time, dropout drawn as
             before.
 
@@ -74,9 +72,8 @@ def embed_features(
 def passes_by_length(mask: Tensor, mini_batch_size: int = 32) -> tuple[Tensor, list[int]]:
     """Which texts go through the encoder together: sorted by length, cut where that costs least.
 
-    A pass costs its number of texts times its longest one, and as much as some tokens for itself (`PASS_COST`). The
-    least sum over all cuts of the sorted texts is found exactly, by dynamic programming. Of more than 4,096 texts those
-    of one full pass are of one length nearly, and every pass is full.
+    A pass costs its number of texts times its longest one, and some tokens for itself (`PASS_COST`). The least sum over
+    all cuts is found by dynamic programming. Above 4,096 texts every pass is full: its texts are of nearly one length.
 
     Returns:
         (N,) rows of the (N, T) mask from the shortest to the longest text, and the number of texts of each pass.
@@ -153,12 +150,7 @@ def number_of_texts(features: Features) -> int:
 
 
 def identical_texts(features: Features) -> tuple[Tensor, Tensor]:
-    """Which rows of tokenised texts are the same text, padding aside.
-
-    Returns:
-        (first, index): `first` (U,) the row at which each distinct text first stands, in order of appearance;
-        `index` (N,) for each row the position of its text in `first`.
-    """
+    """(U,) the row at which each distinct text first stands, in order of appearance; (N,) each row's place in it."""
     _, inverse = torch.unique(tokens_without_padding(features), dim=0, return_inverse=True)
     position = torch.arange(len(inverse), device=inverse.device)
     first = torch.full((int(inverse.max()) + 1 if len(inverse) else 0,), len(inverse), device=inverse.device)

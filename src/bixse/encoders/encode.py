@@ -19,8 +19,8 @@ from sentence_transformers.util import batch_to_device
 from torch import multiprocessing
 
 from bixse.encoders.embedding import embed_features, take_rows
+from bixse.encoders.instructions import prompt_for
 from bixse.encoders.loading.precision import autocast, resolve_precision
-from bixse.encoders.prompts import prompt_for
 from bixse.errors import BixseError, InputError
 
 if TYPE_CHECKING:
@@ -30,21 +30,20 @@ if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
     from torch import Tensor
 
+    from bixse.data.graded_pairs import Kind
     from bixse.encoders.loading.precision import Precision
-    from bixse.encoders.prompts import Kind
 
 TEXTS_PER_BLOCK = 512
 """Texts tokenised together; sorted by length, so a block holds texts of like length."""
 FEWEST_TEXTS_SHARED = 64
 """Texts below which they are encoded in this process: to send them to others takes longer."""
 THREADS_VARIABLE = "OMP_NUM_THREADS"
-"""How many threads a user wants a process to compute with."""
 _model: SentenceTransformer
 """In a process of a pool: the model it encodes with."""
 
 
 def encoding_device(model: SentenceTransformer) -> torch.device:
-    """Where texts are encoded: the model's own device, or the first one of its processes."""
+    """The model's own device, or the first one of its processes."""
     pool = POOLS.get(model)
     return torch.device(pool.devices[0]) if pool is not None else model.device
 
@@ -61,9 +60,8 @@ def encode_texts(
     A model that was given several processes (`encode_on`) shares many texts out among them.
 
     Args:
-        model: the encoder; put into evaluation mode for the call.
-        texts: N texts. One without any token, which a tokenizer without special tokens makes of an empty text, gets
-            the embedding 0.
+        model: put into evaluation mode for the call.
+        texts: N texts; one without any token (an empty one, of a tokenizer without special tokens) is embedded as 0.
         kind: chooses the prompt, and the route of a model with a router.
         precision: "float32" or "bfloat16"; "auto" or None: as the process is set, see `resolve_precision`.
         progress: called with the number of texts done since the last call.
@@ -93,7 +91,7 @@ def encode_here(
     precision: Precision,
     progress: Callable[[int], None] | None = None,
 ) -> NDArray[np.float32]:
-    """Embed texts in this process; arguments as for `encode_texts`, and the prompt before them."""
+    """Embed texts in this process, as `encode_texts`; `prompt` stands before each."""
     was_training = model.training
     model.eval()
     order = by_length(texts)
@@ -120,7 +118,7 @@ def encode_here(
 
 
 def by_length(texts: Sequence[str]) -> NDArray[np.int64]:
-    """Positions of the texts from the shortest to the longest."""
+    """(N,) positions of the texts, the shortest first."""
     return np.argsort([len(text) for text in texts], kind="stable")
 
 
@@ -132,11 +130,8 @@ def _with_tokens(mask: object) -> Tensor | None:
 class EncodePool:
     """Processes that each hold the model; they start when there is something to encode.
 
-    The model is then moved to the processor's memory, which the processes share. `devices` names one a process, such as
-    "cpu" or "cuda:0"; a device may be named several times.
-
-    Raises:
-        InputError: an unknown device.
+    The model is then moved to main memory, which the processes share. `devices` are one per process, such as "cpu" or
+    "cuda:0"; one may be named several times.
     """
 
     def __init__(self, model: SentenceTransformer, devices: Sequence[str]) -> None:
@@ -152,11 +147,7 @@ class EncodePool:
         precision: Precision,
         progress: Callable[[int], None] | None = None,
     ) -> NDArray[np.float32]:
-        """Embed texts, see `encode_texts`; the longest ones are sent first, so that all processes end together.
-
-        Raises:
-            BixseError: a process ended.
-        """
+        """As `encode_here`; the longest texts are sent first, so that all processes end together."""
         if self._executor is None:
             self._executor = self._start()
         order = by_length(texts)[::-1]
@@ -189,7 +180,6 @@ class EncodePool:
         return ProcessPoolExecutor(len(self.devices), context, _start_process, arguments)
 
     def close(self) -> None:
-        """End the processes, where any were started."""
         if self._executor is not None:
             self._executor.shutdown(cancel_futures=True)
         self._executor = None
@@ -231,7 +221,7 @@ def encode_on(model: SentenceTransformer, devices: Sequence[str] | None) -> Iter
 
 
 def check_devices(devices: Sequence[str]) -> list[str]:
-    """Refuse devices that are not there; raises InputError."""
+    """The devices by their full names; raises InputError for one that is not there."""
     there = ["cpu", *(f"cuda:{number}" for number in range(torch.cuda.device_count()))]
     named = ["cuda:0" if device == "cuda" else device for device in devices]
     for device in named:

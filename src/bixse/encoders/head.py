@@ -19,12 +19,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 HEAD_FILE = "relevance_head.json"
-"""Name of the head's file inside a model folder."""
-
 Cosines = TypeVar("Cosines", float, "NDArray[np.float64]")
 Finite: TypeAlias = Annotated[float, Field(allow_inf_nan=False)]
 Share: TypeAlias = Annotated[float, Field(ge=0, le=1)]
-"""The ranges hold in the file of a head; one that is made in Python is taken as it is."""
+"""Ranges are checked in the file of a head; one that is made in Python is taken as it is."""
 
 
 @dataclass(frozen=True)
@@ -34,19 +32,17 @@ class Threshold:
     precision: Share
     """Share of relevant documents asked for."""
     probability: Share
-    """Lowest probability of relevance."""
     reached: float
     """Share of the documents at least this probable that were relevant."""
     low: float
-    """Lower end of its 95 % interval over queries."""
+    """Lower end of the 95 % interval of `reached`, over queries."""
     high: float
-    """Upper end."""
     recall: float
     """Share of all relevant documents that were among them."""
     pairs: int
     """Held-out pairs at least this probable."""
     queries: int
-    """Their queries."""
+    """Queries of these pairs."""
     relevant_from: float
     """Relevance from which a document counts as relevant."""
 
@@ -69,9 +65,7 @@ class RelevanceHead:
     logit_bias: Finite
     """beta."""
     slope: Annotated[Finite, Field(ge=0)] = 1.0
-    """Calibration slope, 0 or above."""
     intercept: Finite = 0.0
-    """Calibration intercept."""
     calibrated_on: str | None = None
     """What the calibration was fitted on, in words; None: not calibrated."""
     trained_prior: Share | None = None
@@ -82,7 +76,6 @@ class RelevanceHead:
     """For wanted precisions, the highest first."""
 
     def logit(self, cosine: Cosines) -> Cosines:
-        """Calibrated logit of a cosine or of an array of them."""
         return self.slope * (self.logit_scale * cosine + self.logit_bias) + self.intercept
 
     def probability(self, cosine: Cosines) -> Cosines:
@@ -94,7 +87,7 @@ class RelevanceHead:
         return 0.5 * (1.0 + np.tanh(0.5 * self.logit(cosine)))
 
     def as_trained(self) -> RelevanceHead:
-        """The head without its calibration, and without thresholds."""
+        """The head without calibration and thresholds."""
         return replace(self, slope=1.0, intercept=0.0, calibrated_on=None, prior=self.trained_prior, thresholds=())
 
     def at_prior(self, prior: float) -> RelevanceHead:
@@ -104,8 +97,7 @@ class RelevanceHead:
         (Saerens, Latinne and Decaestecker 2002, doi:10.1162/089976602753284446). It is exact where relevant documents
         score as before, and irrelevant ones too, and only their numbers change.
 
-        The prior is the mean relevance of the pairs the probabilities shall be for, between 0 and 1; of grades of 0
-        and 1 the share of relevant ones.
+        The prior is the mean relevance of the pairs the probabilities shall be for, between 0 and 1.
 
         Raises:
             InputError: the prior is out of range, or that of the head is not known.
@@ -125,10 +117,10 @@ class RelevanceHead:
         return replace(self, intercept=intercept, prior=prior, thresholds=())
 
     def threshold_for(self, precision: float) -> float:
-        """The probability from which documents are as often relevant as asked for, which the head was calibrated for.
+        """The probability from which documents are as often relevant as asked for.
 
         Raises:
-            InputError: the head has no threshold for this precision.
+            InputError: the head was not calibrated for this precision.
 
         Example:
             >>> found = Threshold(0.9, 0.62, 0.91, 0.85, 0.95, 0.4, 120, 60, 0.5)
@@ -150,11 +142,7 @@ class RelevanceHead:
 
     @classmethod
     def load(cls, folder: Path) -> RelevanceHead | None:
-        """The head of a model folder, or None where the model has none.
-
-        Raises:
-            ModelError: the file is damaged.
-        """
+        """The head of a model folder, or None where it has none; raises ModelError where the file is damaged."""
         path = folder / HEAD_FILE
         if not path.is_file():
             return None

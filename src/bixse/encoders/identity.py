@@ -13,9 +13,9 @@ import torch
 from bixse.data.io.files import file_hash
 from bixse.encoders.encode import encoding_device
 from bixse.encoders.head import HEAD_FILE
-from bixse.encoders.loading.parts import parts_of
+from bixse.encoders.instructions import prompt_for
+from bixse.encoders.loading.attention import parts_of
 from bixse.encoders.loading.precision import resolve_precision
-from bixse.encoders.prompts import prompt_for
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
@@ -40,9 +40,8 @@ def model_path_settings(model: str | Path) -> tuple[str, ...]:
 def embeddings_key(model: SentenceTransformer, portable: bool = False) -> str:
     """Hash of everything that the embedding of a document depends on beside its text.
 
-    That is: the weights, the modules and their settings, the tokenizers, the document prompt, the length limit, the
-    dimensions, and the numbers computed with. With `portable`, what is of this machine and its setting is left out: the
-    numbers computed with, and whether weights that are stored in half precision were loaded as float32.
+    With `portable`, what is of this machine and its setting is left out: the precision computed in, and whether weights
+    that are stored in half precision were loaded as float32.
     """
     digest = hashlib.sha256()
     for name, tensor in sorted(model.state_dict().items()):
@@ -62,7 +61,7 @@ def embeddings_key(model: SentenceTransformer, portable: bool = False) -> str:
 
 
 def _tokenizer_content(tokenizer: Any) -> str:
-    """All that decides the tokens of a text, except the length limit; the same after saving and loading."""
+    """All that decides the tokens of a text except the length limit; the same after saving and loading."""
     backend = getattr(tokenizer, "backend_tokenizer", tokenizer)
     sides = [getattr(tokenizer, name, None) for name in ("truncation_side", "padding_side")]
     if hasattr(backend, "to_str"):

@@ -1,4 +1,4 @@
-"""The table of task instructions inside a model: one source for training, encoding, evaluation and search."""
+"""What stands before a text: the prompts of a model, and the table of task instructions they are made from."""
 
 from __future__ import annotations
 
@@ -16,25 +16,47 @@ if TYPE_CHECKING:
 
     from sentence_transformers import SentenceTransformer
 
+    from bixse.data.graded_pairs import Kind
+
+PROMPT_NAMES: dict[str, tuple[str, ...]] = {"query": ("query",), "document": ("document", "passage", "corpus")}
+"""Names under which a model may keep the prompt of a kind, the first one present wins."""
 INSTRUCTIONS_FILE = "instructions.json"
-"""Name of the table's file inside a model folder."""
 BORDER_SAMPLES = ("what is it", "1 file", "(a) list", ".dot", " space", "été", "查询")
 """Beginnings of texts that a tokenizer might join to the end of a prompt."""
 
 
 class TaskModel(Protocol):
-    """What a model with task instructions has beside what every `SentenceTransformer` has."""
+    """A `SentenceTransformer` with task instructions."""
 
     instructions: Instructions | None
     task: str | None
     prompts: dict[str, str | None]
 
 
+def prompt_for(model: SentenceTransformer, kind: Kind) -> str | None:
+    """The prompt that sentence-transformers 6 puts before a query or a document, None for none.
+
+    A name that is present but empty means no prompt; without any of the names the model's default prompt holds.
+    sentence-transformers gives every model it loads an empty "query" and "document" where it has none of its own.
+
+    Raises:
+        InputError: the model has instructions for several tasks, none of them the default, and no task was chosen.
+    """
+    table: Instructions | None = getattr(model, "instructions", None)
+    if table is not None and getattr(model, "task", None) is None:
+        table.of(None)
+    prompts = model.prompts or {}
+    for name in PROMPT_NAMES[kind]:
+        if name in prompts:
+            return prompts[name] or None
+    return prompts.get(model.default_prompt_name or "") or None
+
+
 def set_instructions(model: TaskModel, table: Instructions) -> None:
     """Give a model a table of task instructions; it is saved with the model.
 
-    The model's prompts "query" and "document" become those of the table's default, and each task's prompt is kept
-    under the task's name, so that plain sentence-transformers finds them with `prompt_name`.
+    The prompts "query" and "document" become those of the table's default; each task's prompt is kept under the task's
+    name, so that plain sentence-transformers finds it with `prompt_name`.
 
     Raises:
         ModelError: the tokenizer joins the end of a prompt and the beginning of a text.
@@ -70,13 +92,10 @@ def use_task(model: SentenceTransformer, task: str | None) -> None:
 
 
 def check_prompt_borders(model: SentenceTransformer, prompts: Iterable[str]) -> None:
-    """Refuse prompts whose last token reaches over into the text.
+    """Refuse, by a ModelError, prompts whose last token reaches over into the text.
 
-    A model that leaves the prompt out of its pooling counts the prompt's tokens: a merged token at the border shifts
-    the count, and the first token of every text is left out with the prompt.
-
-    Raises:
-        ModelError: names the prompt and a text that shows it.
+    A model that leaves the prompt out of its pooling counts the prompt's tokens: with a merged token at the border, the
+    first token of every text is left out with the prompt.
     """
     for prompt in dict.fromkeys(prompts):
         own = _tokens(model, prompt)
@@ -96,20 +115,12 @@ def prompts_hash(model: SentenceTransformer) -> str:
 
 
 def save_instructions(table: Instructions, folder: Path) -> None:
-    """Write a table into a model folder.
-
-    Raises:
-        StorageError: the folder cannot be written.
-    """
+    """Write a table into a model folder."""
     write_atomically(folder / INSTRUCTIONS_FILE, json.dumps(table.model_dump(), indent=2, ensure_ascii=False) + "\n")
 
 
 def read_instructions(folder: Path) -> Instructions | None:
-    """The table of a model folder, or None where it has none.
-
-    Raises:
-        ModelError: the file is damaged.
-    """
+    """The table of a model folder, or None where it has none; raises ModelError where the file is damaged."""
     path = folder / INSTRUCTIONS_FILE
     if not path.is_file():
         return None

@@ -19,13 +19,13 @@ Weights: TypeAlias = "Mapping[str, Tensor]"
 
 
 def trained_weights(model: SentenceTransformer) -> dict[str, Tensor]:
-    """A copy, in main memory, of the parameters of an encoder that are trained: all of them, or its adapters."""
+    """A copy, in main memory, of the parameters that are trained: all of them, or the adapters."""
     own = {name: value.detach() for name, value in model.named_parameters() if value.requires_grad}
     return {name: value.to("cpu", copy=True) for name, value in own.items()}
 
 
 def interpolate(model: SentenceTransformer, base: Weights, tuned: Weights, weight: float) -> None:
-    """Set the trained parameters of an encoder to (1 - w) base + w tuned, in place.
+    """Set the trained parameters of an encoder to (1 - w) base + w tuned, in place; w in [0, 1].
 
     Interpolation keeps much of what the base model knew and of what training taught (WiSE-FT, Wortsman et al. 2022,
     arXiv:2109.01903; LM-Cocktail, Xiao et al. 2023, arXiv:2311.13534).
@@ -33,18 +33,13 @@ def interpolate(model: SentenceTransformer, base: Weights, tuned: Weights, weigh
     Low-rank adapters add s B A to a weight, and B is zero before training (`check_can_be_scaled`): B is scaled by w and
     A is left as it was trained, so that the weight itself is interpolated. DoRA's magnitudes are interpolated too.
 
-    `base` and `tuned` are its weights before and after training, under the same names.
-
-    Raises:
-        InputError: w outside [0, 1].
-
     Example:
         >>> layer = torch.nn.Linear(1, 1, bias=False)
         >>> interpolate(layer, {"weight": torch.tensor([[1.0]])}, {"weight": torch.tensor([[3.0]])}, 0.25)
         >>> layer.weight.item()
         1.5
     """
-    check_weight(weight)
+    _check_weight(weight)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name not in tuned:
@@ -67,10 +62,7 @@ def check_can_be_scaled(base: Weights) -> None:
 def mean_weights(several: Sequence[Weights], shares: Sequence[float] | None = None) -> dict[str, Tensor]:
     """The weighted mean of several encoders' weights (model soup, Wortsman et al. 2022, arXiv:2203.05482).
 
-    All have the same names. `shares` are the weights of the encoders; None counts each as much.
-
-    Raises:
-        InputError: shares that are not one per encoder, in [0, 1] and with sum 1.
+    `shares` are one per encoder, in [0, 1] and with sum 1; None counts each as much.
 
     Example:
         >>> mean_weights([{"w": torch.tensor(1.0)}, {"w": torch.tensor(3.0)}], [0.75, 0.25])["w"].item()
@@ -85,9 +77,9 @@ def mean_weights(several: Sequence[Weights], shares: Sequence[float] | None = No
 
 
 def check_shares(shares: Sequence[float], models: int) -> None:
-    """Refuse shares of models that are not one each, in [0, 1] and with sum 1; raises InputError."""
+    """Refuse, by an InputError, shares that are not one per model, in [0, 1] and with sum 1."""
     for share in shares:
-        check_weight(share)
+        _check_weight(share)
     if len(shares) != models or abs(sum(shares) - 1) > 1e-6:
         raise InputError(
             f"weights: got {len(shares)} weights with sum {sum(shares):g} for {models} models; expected one per model, "
@@ -95,18 +87,8 @@ def check_shares(shares: Sequence[float], models: int) -> None:
         )
 
 
-def check_weight(weight: float) -> None:
-    """Refuse an interpolation weight outside [0, 1]; raises InputError."""
-    if not 0 <= weight <= 1:
-        raise InputError(f"merge weight: got {weight}; expected 0 (base model) to 1 (tuned model); fix: try 0.5")
-
-
 def check_same_kind(first: SentenceTransformer, second: SentenceTransformer, names: tuple[str, str]) -> None:
-    """Refuse two encoders whose weights cannot be averaged; `names` is what to call them.
-
-    Raises:
-        ModelError: parameters that only one has or whose shapes differ (named), another tokenizer, or other modules.
-    """
+    """Refuse, by a ModelError, two encoders that differ in parameters, modules or tokenizer; `names` are theirs."""
     one, two = (dict(model.named_parameters()) for model in (first, second))
     differing = [name for name in {**one, **two} if _shape(one, name) != _shape(two, name)]
     kinds = [[type(module).__name__ for module in model] for model in (first, second)]
@@ -124,6 +106,11 @@ def check_same_kind(first: SentenceTransformer, second: SentenceTransformer, nam
         f"merge: got {found}, in {names[0]} and {names[1]}; expected models of one architecture and tokenizer; "
         "fix: merge a base model with models that were trained from it"
     )
+
+
+def _check_weight(weight: float) -> None:
+    if not 0 <= weight <= 1:
+        raise InputError(f"merge weight: got {weight}; expected 0 (base model) to 1 (tuned model); fix: try 0.5")
 
 
 def _shape(parameters: Mapping[str, Tensor], name: str) -> str:

@@ -23,8 +23,8 @@ def add_lora(
 ) -> int:
     """Freeze the encoder and add low-rank adapters to it (LoRA, Hu et al. 2021, arXiv:2106.09685).
 
-    A pretrained head after the pooling (`pooling="cls-head"`) is no part of that: it is trained whole.
-    A folder saved from then on holds the adapters and the name of the base model, until `merge_lora`.
+    A pretrained head after the pooling (`pooling="cls-head"`) is trained whole. A folder saved from then on holds the
+    adapters and the name of the base model, until `merge_lora`.
 
     Args:
         model: changed in place.
@@ -38,7 +38,7 @@ def add_lora(
         The number of weights that are trained.
 
     Raises:
-        InputError: peft is not installed, or it does not take an option.
+        InputError: peft is not installed, or does not take an option.
         ModelError: the encoder has adapters already, or none of its layers is a target.
     """
     try:

@@ -9,7 +9,6 @@ from bixse.errors import InputError, ModelError, did_you_mean
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from sentence_transformers import SentenceTransformer
     from torch import nn
 
     from bixse.encoders.relevance_model import RelevanceModel
@@ -18,16 +17,15 @@ PoolingMode: TypeAlias = Literal["mean", "cls", "cls-head"]
 """How the token states of a bare backbone become an embedding.
 
 "mean": their mean. "cls": the state of the first token. "cls-head": that state through the head that the backbone was
-pretrained with: the prediction head of ModernBERT (dense, activation, norm), the pooler of BERT (dense, tanh).
+pretrained with: ModernBERT's prediction head (dense, activation, norm), BERT's pooler (dense, tanh).
 """
 ACTIVATIONS = {"gelu": "GELU", "relu": "ReLU", "silu": "SiLU", "tanh": "Tanh"}
 """Activation of a ModernBERT's configuration -> the class of torch.nn that plain sentence-transformers loads."""
 POOLER_WEIGHTS = {"dense.weight", "dense.bias"}
-"""What BERT's pooler is made of."""
 
 
 def check_pooling(pooling: str | None) -> None:
-    """Refuse a word that is none of `PoolingMode`; raises InputError."""
+    """Refuse, by an InputError, a word that is none of `PoolingMode`."""
     known = get_args(PoolingMode)
     if pooling is not None and pooling not in known:
         raise InputError(
@@ -43,12 +41,8 @@ def pool_backbone(model: RelevanceModel, name: str, pooling: PoolingMode | None,
     itself the library pools the last token of a backbone whose config.json names a causal language model.
 
     Without `pooling`, ModernBERT's head is taken where the checkpoint holds one (BiXSE paper: "the representation of
-    the first token through the model's standard pooler"), else the mean. `missing` names the parameters of the backbone
-    that the checkpoint lacks.
-
-    Raises:
-        ModelError: a pooling for a sentence-transformers model or for a backbone without token states; a head that is
-            not in the checkpoint, or that cannot be saved.
+    the first token through the model's standard pooler"), else the mean. `missing` names the parameters that the
+    checkpoint lacks. Raises ModelError for a pooling or a head that this model cannot have, or that cannot be saved.
     """
     if model.backbone_files is None:
         if pooling is not None:
@@ -64,7 +58,7 @@ def pool_backbone(model: RelevanceModel, name: str, pooling: PoolingMode | None,
         if pooling is not None:
             raise ModelError(
                 f"model {name!r}: got a backbone that gives one vector per text, and pooling {pooling!r}; expected one "
-                "that gives a state a token; fix: leave `pooling` out"
+                "that gives one state per token; fix: leave `pooling` out"
             )
         return
     head: list[nn.Module] = []
@@ -79,32 +73,6 @@ def pool_backbone(model: RelevanceModel, name: str, pooling: PoolingMode | None,
         model.append(module.to(device=part.auto_model.device, dtype=part.auto_model.dtype))
 
 
-def check_first_token(model: RelevanceModel, name: str) -> None:
-    """Refuse the first token of a bare decoder that is left causal: it has seen nothing of the text."""
-    from sentence_transformers.sentence_transformer.modules import Pooling
-
-    from bixse.encoders.loading.attention import backbones, sees_whole_text
-
-    takes_first = any(isinstance(module, Pooling) and module.pooling_mode == "cls" for module in model.children())
-    if model.backbone_files is not None and takes_first and not all(sees_whole_text(part) for part in backbones(model)):
-        raise ModelError(
-            f"model {name!r}: got pooling 'cls' with attention that sees only what came before; expected a first token "
-            "that sees the whole text; fix: leave `bidirectional` out, or choose pooling 'mean'"
-        )
-
-
-def reads_pooler(model: SentenceTransformer) -> bool:
-    """Whether the embedding is the backbone's own `pooler_output`; its weights count then."""
-    from bixse.encoders.loading.attention import backbones
-
-    outputs = [
-        modality.get("method_output_name")
-        for part in backbones(model)
-        for modality in getattr(part, "modality_config", {}).values()
-    ]
-    return any("pooler_output" in ([output] if isinstance(output, str) else output or []) for output in outputs)
-
-
 def _modernbert_head(backbone: Any, files: dict[str, Any], name: str, optional: bool) -> list[nn.Module]:
     """Dense, activation and norm as ModernBertForSequenceClassification reads them; [] where there may be none."""
     from sentence_transformers.sentence_transformer.modules import LayerNorm
@@ -112,7 +80,7 @@ def _modernbert_head(backbone: Any, files: dict[str, Any], name: str, optional: 
     from transformers.models.modernbert.modeling_modernbert import ModernBertPredictionHead, ModernBertPreTrainedModel
 
     class HeadAlone(ModernBertPreTrainedModel):
-        """Reads the weights `head.*` of a checkpoint and no others, in whatever files they are."""
+        """Reads the weights `head.*` of a checkpoint and no others."""
 
         def __init__(self, config: Any) -> None:
             super().__init__(config)
@@ -146,7 +114,6 @@ def _modernbert_head(backbone: Any, files: dict[str, Any], name: str, optional: 
 
 
 def _pooler(backbone: Any, name: str, missing: Collection[str]) -> list[nn.Module]:
-    """A copy of the pooler of BERT and its kin: a dense layer with tanh."""
     from torch import nn
 
     pooler = getattr(backbone, "pooler", None)
@@ -163,7 +130,6 @@ def _pooler(backbone: Any, name: str, missing: Collection[str]) -> list[nn.Modul
 
 
 def _dense(linear: nn.Linear, activation: nn.Module) -> nn.Module:
-    """sentence-transformers' Dense with a copy of the weights."""
     from sentence_transformers.sentence_transformer.modules import Dense
 
     dense = Dense(linear.in_features, linear.out_features, linear.bias is not None, activation)

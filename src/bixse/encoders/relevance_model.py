@@ -1,7 +1,8 @@
-"""A SentenceTransformer that also knows how probable it is that a document is relevant."""
+"""A SentenceTransformer that also knows how probable it is that a document is relevant, and how it is saved."""
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +10,8 @@ import numpy as np
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.util import fullname, load_file_path
 
-from bixse.data.io.hashes import drop_hashes
+from bixse.data.io.files import write_atomically
+from bixse.data.io.hashes import drop_hashes, write_hashes
 from bixse.data.task_instructions import RESERVED
 from bixse.encoders.encode import encode_texts
 from bixse.encoders.head import HEAD_FILE, RelevanceHead
@@ -28,13 +30,12 @@ if TYPE_CHECKING:
 class RelevanceModel(SentenceTransformer):
     """A SentenceTransformer with a relevance head; saved folders load in plain SentenceTransformer too.
 
-    `head` and `instructions` (a table of task instructions) are read from the model folder when it holds them, else
-    None.
+    `head` and `instructions` (a table of task instructions) are None where the model folder does not hold them.
     """
 
     backbone_files: dict[str, Any] | None = None
-    """What `from_pretrained` takes to read the files again, when they hold a bare backbone: sentence-transformers then
-    chose the pooling while loading. None for a sentence-transformers model."""
+    """What `from_pretrained` takes to read a bare backbone again, whose pooling sentence-transformers chose while
+    loading; None for a sentence-transformers model."""
 
     def __init__(self, model_name_or_path: str | None = None, **kwargs: Any) -> None:
         # sentence-transformers imports no modules but its own unless told to trust: these are given by name
@@ -56,8 +57,7 @@ class RelevanceModel(SentenceTransformer):
         """Task whose instructions are in use; None: the table's default."""
 
     def _load_default_modules(self, model_name_or_path: str, *args: Any, **kwargs: Any) -> Any:
-        # sentence-transformers calls this, and only this, for files without modules of its own; to look for them a
-        # second time could end otherwise (names without an owner, another cache folder)
+        # sentence-transformers calls this, and only this, for files without modules of its own
         self.backbone_files = {
             "pretrained_model_name_or_path": model_name_or_path,
             "cache_dir": kwargs.get("cache_folder"),
@@ -94,10 +94,7 @@ class RelevanceModel(SentenceTransformer):
         return features
 
     def save_pretrained(self, path: str, *args: Any, **kwargs: Any) -> None:
-        """Save as sentence-transformers does, and relevance head and instructions beside it.
-
-        Hashes that the folder has are deleted: they belong to what it held before.
-        """
+        """Save relevance head and instructions too; hashes that the folder has are deleted: they are of older files."""
         drop_hashes(Path(path))
         prompts = self.prompts
         if self.instructions is not None and self.task is not None:  # the choice of a task is not part of the model
@@ -111,3 +108,22 @@ class RelevanceModel(SentenceTransformer):
             save_instructions(self.instructions, Path(path))
         if self.head is not None:
             self.head.save(Path(path))
+
+
+def save_whole(model: SentenceTransformer, folder: Path, card: str = "") -> None:
+    """Write a model and its hashes beside its place, then rename it; what was there is replaced.
+
+    `card` is a section (Markdown) for the end of its model card. Errors are those of the operating system, see
+    `bixse.data.io.files.storage_errors`.
+    """
+    part = folder.with_name(f".{folder.name}.part")
+    shutil.rmtree(part, ignore_errors=True)
+    part.parent.mkdir(parents=True, exist_ok=True)
+    model.save_pretrained(str(part))
+    if card:
+        path = part / "README.md"
+        text = path.read_text(encoding="utf-8") if path.is_file() else ""
+        write_atomically(path, f"{text.rstrip()}\n\n{card}".lstrip())
+    write_hashes(part)
+    shutil.rmtree(folder, ignore_errors=True)
+    part.rename(folder)

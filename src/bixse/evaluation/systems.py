@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from bixse.encoders.encode import encode_on
 from bixse.encoders.identity import embeddings_key, model_hashes
-from bixse.encoders.instructions import prompts_hash, use_task
-from bixse.encoders.loading.demo import demo_model_path
+from bixse.encoders.instructions import prompt_for, prompts_hash, use_task
+from bixse.encoders.loading.build import build_encoder, demo_model_path
 from bixse.encoders.loading.precision import resolve_precision
-from bixse.encoders.prompts import prompt_for
 from bixse.errors import InputError
 from bixse.evaluation.block_search import search_blocks
 from bixse.retrieval.bm25 import BM25, BM25_NAME
@@ -113,8 +112,6 @@ class EncoderSystem(System):
     @property
     def encoder(self) -> SentenceTransformer:
         if self._loaded is None:
-            from bixse.encoders.loading.build import build_encoder  # BM25 needs none of the libraries of models
-
             self._loaded = self._given
             if self._loaded is None:
                 self._loaded = build_encoder(self.label, self.max_length, trust_remote_code=self.trust_remote_code)

@@ -186,7 +186,7 @@ def train_run(config: TrainConfig, own: Path, title: str | None = None) -> recip
     folder = own / TRAIN_FOLDER
     if folder.is_dir() and not (folder / RUN_FILE).exists():  # stopped before its record was written
         shutil.rmtree(folder)
-    return recipe.train(config, folder, title is not None, title)
+    return recipe.train(config, folder, title is not None, title or "train")
 
 
 def clear(own: Path, result: RunResult, keep_models: bool) -> None:

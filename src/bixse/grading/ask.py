@@ -6,18 +6,15 @@ import math
 import time
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Generic, get_args
+from typing import TYPE_CHECKING, Any, Generic, get_args
 
 from bixse.errors import InputError, shorten
-from bixse.grading.judge import Dtype, Usage, same_model
-from bixse.grading.ledger import Kept
+from bixse.grading.judge import Answer, Completion, Dtype, Question, Usage, same_model
+from bixse.grading.ledger import Kept, Ledger
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
-    from typing import Any
 
-    from bixse.grading.judge import Answer, Completion, Question
-    from bixse.grading.ledger import Ledger
     from bixse.grading.prices import Prices
     from bixse.progress import Step
 
@@ -94,7 +91,7 @@ def ask(
     back) is asked again; one with another status only with `retry_failed`, which then asks nothing else.
 
     Args:
-        questions: all of them, in order; taken one by one as there is room.
+        questions: taken one by one as there is room.
         answers: `Judge.answers` or `TextModel.complete`.
         identity: of the judge or model.
         ledger: where answers are kept.
@@ -122,14 +119,14 @@ def ask(
 
 
 def of_another_model(answer: Answer | Completion, identity: Mapping[str, Any]) -> bool:
-    """Whether an answer came from another model than the one that the judge's identity names."""
+    """Whether an answer is of another model than the judge's identity names."""
     if identity.get("kind") == "replay":  # whose answers name the judges of the file
         return False
     return not same_model(str(identity.get("model") or answer.judge), answer.judge)
 
 
 def shown_by(step: Step | None) -> Callable[[AskProgress], None]:
-    """Tells a progress callback, where there is one, what is new in each state of `ask`."""
+    """Tells a progress callback what is new in each state of `ask`."""
     asked = reused = 0
 
     def show(state: AskProgress) -> None:
@@ -155,9 +152,8 @@ class _Run(Generic[Kept]):
     asked_by_others: dict[str, Question] = field(default_factory=dict)
     """Questions that other processes are asking."""
     in_flight: dict[str, float] = field(default_factory=dict)
-    """Key -> what the answer is expected to cost."""
+    """Key -> dollars that the answer is expected to cost."""
     highest_price: float = 0.0
-    """Dollars of the most expensive answer so far."""
     guessed: float = 0.0
     """Dollars of answers that came without a number of tokens."""
     renewed: float = field(default_factory=time.monotonic)
@@ -185,7 +181,6 @@ class _Run(Generic[Kept]):
                 yield question
 
     def take(self, question: Question, answer: Kept) -> None:
-        """Keep an answer."""
         if self.strict and of_another_model(answer, self.identity):
             raise InputError(
                 f"--strict: got an answer of {shorten(answer.judge)}; expected {self.identity.get('model')}, the model "
@@ -217,7 +212,7 @@ class _Run(Generic[Kept]):
         return True
 
     def _look_beside(self, question: Question) -> None:
-        """Count a question whose answer is there with weights of another number type."""
+        """Count a question that was answered with weights of another number type."""
         own = self.identity.get("dtype")
         for dtype in set(get_args(Dtype)) - {own, "auto"} if own else ():
             if self.ledger.find(question.key({**self.identity, "dtype": dtype})) is not None:

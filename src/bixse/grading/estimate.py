@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 import random
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from bixse.grading.ask import Budget, ask, of_another_model
 from bixse.grading.grade import open_grading
 from bixse.grading.grade_settings import GradeSettings
-from bixse.grading.judge import Usage
+from bixse.grading.judge import Answer, Judge, Question, Usage
 from bixse.grading.ledger import Ledger
 from bixse.grading.prices import Prices
 from bixse.progress import duration
@@ -18,10 +18,8 @@ from bixse.progress import duration
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
-    from typing import Any
 
     from bixse.data.graded_pairs import Pair
-    from bixse.grading.judge import Answer, Judge, Question
 
 COUNTED = 1000
 """Questions whose tokens are counted; the rest follows by the number of characters."""
@@ -39,24 +37,24 @@ class Estimate:
 
     pairs: int
     questions: int
-    """Questions about the pairs: one a prompt variant of the rubric, and those asked again."""
+    """One per pair and prompt variant of the rubric, and those asked again."""
     answered: int
     """Of these, questions whose answer is in the ledger (this estimate's own pilot included)."""
     prompt_tokens: int
-    """Tokens to be read for the rest."""
+    """To be read for the rest."""
     completion_tokens: int
-    """Tokens to be written for the rest."""
+    """To be written for the rest."""
     counted_by: str
     """How tokens were counted: "tokenizer", "answers" (their usage) or "characters" (a guess)."""
     usd: float
-    """Dollars for the rest; nothing is taken off for prompts that the server has in its cache."""
+    """For the rest; nothing is taken off for prompts that the server has in its cache."""
     seconds: float | None
     """Wall time for the rest, or None without a pilot: the mean time of the pilot's answers after its warm-up, divided
     by `at_once`."""
     at_once: int
     """Questions that the judge took at once at the end of the pilot."""
     pilot: int
-    """Questions asked for this estimate; their answers are kept."""
+    """Questions asked for this estimate."""
     pilot_usd: float
 
     def text(self, name: str) -> str:
@@ -147,7 +145,7 @@ def estimate(
 
 
 def _chosen(left: Sequence[Question], judge: Judge, pilot: int | None) -> Iterator[Question]:
-    """The pilot's questions; without a number as many as the judge, which finds its pace meanwhile, makes necessary."""
+    """The pilot's questions; without a number as many as the judge's `at_once`, which may change meanwhile, needs."""
     most = max(LEAST_PILOT, min(MOST_PILOT, len(left) // 10)) if pilot is None else pilot
     for number, question in enumerate(random.Random(0).sample(left, min(most, len(left)))):
         if pilot is None and number >= max(LEAST_PILOT, ROUNDS * judge.at_once):
@@ -156,7 +154,7 @@ def _chosen(left: Sequence[Question], judge: Judge, pilot: int | None) -> Iterat
 
 
 def _known(path: Path, keys: Iterable[str], identity: Mapping[str, Any], strict: bool) -> dict[str, Answer]:
-    """Answers of the ledger that a run would take over; a ledger that is not there is not made."""
+    """Answers that a run would take over; a ledger that is not there is not made."""
     if not path.is_file():
         return {}
     with Ledger(path) as ledger:

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bixse.data.pairs_files import save_graded_pairs
-from bixse.data.run_record import open_run
+from bixse.data.run_record import RunRecord, open_run
 from bixse.errors import BixseError, InputError, InterruptedRunError
 from bixse.grading.ask import AskProgress, Budget, ask, of_another_model, shown_by
 from bixse.grading.grade_settings import GradeSettings
-from bixse.grading.judge import stored_identity
+from bixse.grading.judge import Answer, Judge, stored_identity
 from bixse.grading.judgements import JudgedPair, graded_pairs, save_judgements, summarise
 from bixse.grading.ledger import Ledger
 from bixse.grading.prices import Prices
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from bixse.data.graded_pairs import Pair
-    from bixse.data.run_record import RunRecord
-    from bixse.grading.judge import Answer, Judge
     from bixse.progress import Step
 
 log = logging.getLogger(__name__)
@@ -42,7 +40,7 @@ class GradeResult:
     """What came of a run of grading."""
 
     judgements: Sequence[JudgedPair]
-    """One a pair and repeat, in the order of the pairs, repeats last."""
+    """One per pair and repeat, in the order of the pairs, repeats last."""
     summary: Mapping[str, Any]
     """Counts, tokens, dollars: see `summarise`; with `asked`, `reused`, `not_asked`, `usd_of_this_run`."""
     artifacts: Mapping[str, str]
@@ -131,12 +129,7 @@ def open_grading(
     inputs: Mapping[str, str] | None,
     strict: bool,
 ) -> tuple[RunRecord, Path]:
-    """The record of a run of grading, new or to go on with, and its file of answers; nothing is written yet.
-
-    Raises:
-        InputError: as `grade`.
-        StorageError: the folder cannot be read.
-    """
+    """The record of a run of grading, new or to go on with, and its file of answers; nothing is written yet."""
     if not pairs:
         raise InputError("pairs: got none; expected at least one; fix: check what was selected")
     _tell_doubts(judge, strict)
@@ -149,7 +142,6 @@ def open_grading(
 
 
 def _tell_doubts(judge: Judge, strict: bool) -> None:
-    """Say what speaks against a judge before it is paid for; with `strict` that is the end."""
     doubts: Sequence[str] = getattr(judge, "doubts", ())
     for doubt in doubts:
         log.warning("%s", doubt)

@@ -38,7 +38,7 @@ class ServerSettings(Settings):
     revision: str | None = None
     """Revision of the model."""
     concurrency: int = Field(default=64, ge=1)
-    """Most requests in flight an address."""
+    """Most requests in flight per address."""
     timeout: Annotated[float, Field(gt=0), Flag(metavar="SECONDS")] = 120.0
     """Seconds for one request."""
     max_downtime: Annotated[float, Field(gt=0), Flag(hidden=True)] = 300.0
@@ -81,7 +81,7 @@ class AskSettings(Settings):
     """Show the judge only the first N characters of a document."""
 
     def questions(self, pair: Pair, repeat: int = 0) -> list[Question]:
-        """The questions about one pair: one a prompt variant of the rubric."""
+        """One question per prompt variant of the rubric."""
         shown = pair.document if self.document_characters is None else pair.document[: self.document_characters]
         ids = (pair.query_id, pair.document_id, pair.query, shown)
         if self.rubric is None:
@@ -101,7 +101,7 @@ class GradeSettings(AskSettings):
     """Of the choice of those pairs."""
 
     def is_repeated(self, pair: Pair) -> bool:
-        """Whether a pair is one of those asked twice; depends on seed and ids alone, not on the other pairs."""
+        """Depends on seed and ids alone, not on the other pairs."""
         content = repr((self.seed, pair.query_id, pair.document_id)).encode("utf-8")
         drawn = int.from_bytes(hashlib.sha256(content).digest()[:8], "big") / 2**64
         return drawn < self.regrade
@@ -112,7 +112,6 @@ class GradeSettings(AskSettings):
         yield from ((pair, 1) for pair in pairs if self.is_repeated(pair))
 
     def config(self) -> dict[str, Any]:
-        """The settings as plain data."""
         rubric = None if self.rubric is None else {"name": self.rubric.name, "hash": self.rubric.content_hash}
         return {
             "rubric": rubric,

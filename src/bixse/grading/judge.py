@@ -7,11 +7,10 @@ import json
 import re
 from dataclasses import asdict, dataclass, field
 from pathlib import PurePosixPath, PureWindowsPath
-from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, get_args
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
-    from typing import Self
 
     from bixse.relevance import GradeScale
 
@@ -61,19 +60,15 @@ class Usage:
     """Tokens of one answer."""
 
     prompt: int = 0
-    """Tokens read, cached ones included."""
+    """Read, cached ones included."""
     cached: int = 0
-    """Of those, tokens the server had in its prompt cache."""
     completion: int = 0
-    """Tokens written, reasoning included."""
+    """Written, reasoning included."""
     reasoning: int = 0
-    """Of those, tokens of reasoning."""
 
     @classmethod
     def reported(cls, prompt: Any = 0, cached: Any = 0, completion: Any = 0, reasoning: Any = 0) -> Usage:
-        """Usage as a server counted it; what can be no number of tokens is unknown, and so is a part above its whole.
-
-        Unknown is 0.
+        """Usage as a server counted it; 0 for what can be no number of tokens and for a part above its whole.
 
         Example:
             >>> Usage.reported(12.0, 40, -3, float("nan"))
@@ -105,21 +100,19 @@ class Question:
     query: str
     document: str
     variant: str = ""
-    """Name of the rubric's prompt variant."""
     messages: tuple[Mapping[str, str], ...] = ()
-    """Rendered chat messages."""
+    """Rendered chat messages; empty for judges that read the two texts."""
     repeat: int = 0
     """0, or the number of a repetition asked to measure self-agreement."""
 
     @property
     def characters(self) -> int:
-        """Length of all that the judge reads."""
         if not self.messages:
             return len(self.query) + len(self.document)
         return sum(len(message["content"]) for message in self.messages)
 
     def key(self, identity: Mapping[str, Any]) -> str:
-        """SHA-256 of everything that decides the answer: the judge's `identity`, the rendered question, the repeat."""
+        """SHA-256 of everything that decides the answer."""
         asked: Any = [dict(message) for message in self.messages] or [self.query, self.document]
         if identity.get("kind") == "replay":  # existing judgements may be found by their ids
             asked = [asked, self.query_id, self.document_id]
@@ -157,19 +150,17 @@ class Answer(Stored):
     """What a judge made of one question."""
 
     status: Status
-    """"graded" or why there is no grade."""
     mode: Mode
-    """How the grade was read."""
     probabilities: tuple[float, ...] = ()
     """Raw probability of each label of the rubric; empty without a grade."""
     grade: float | None = None
     """Expected grade on the rubric's scale."""
     low: float | None = None
-    """Its lower bound, given what the judge did not return."""
+    """The least that the grade can be, given what the judge did not return."""
     high: float | None = None
-    """Its upper bound."""
+    """The most."""
     text: str = ""
-    """What the judge wrote, cut to 200 characters."""
+    """What the judge wrote, cut to `TEXT_WIDTH` characters."""
     usage: Usage = field(default_factory=Usage)
     seconds: float = 0.0
     """Wall time from question to answer; a batch's time divided by its questions for local judges."""
@@ -178,11 +169,9 @@ class Answer(Stored):
     detail: str = ""
     """Why there is no grade, for people; never holds a key."""
     tries: int = 1
-    """Requests made for it."""
 
     @property
     def usable(self) -> bool:
-        """Whether it has a grade."""
         return self.status == "graded"
 
     @property
@@ -199,20 +188,15 @@ class Completion(Stored):
     text: str = ""
     usage: Usage = field(default_factory=Usage)
     seconds: float = 0.0
-    """Wall time."""
     judge: str = ""
     """Model that wrote it; named as in `Answer`, since one ledger may hold both."""
     detail: str = ""
-    """Why there is none, for people."""
     tries: int = 1
-    """Requests made for it."""
 
     mode = "text"
-    """In the place of an answer's mode."""
 
     @property
     def usable(self) -> bool:
-        """Whether the text is whole."""
         return self.status == "written"
 
 
@@ -258,7 +242,7 @@ def same_model(asked: str, answered: str) -> bool:
 
 
 def _parts(name: str) -> tuple[str, str, str]:
-    """Name, release and tag; the last two are empty where there is none, or it says "latest"."""
+    """Name, release and tag; the last two are empty where there is none or it is "latest"."""
     bare = re.split(r"[/\\]", name.strip().rstrip("/\\").lower())[-1].removesuffix(".gguf")
     bare, _, tag = bare.partition(":")
     found = _RELEASE.search(bare)

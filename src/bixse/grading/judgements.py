@@ -1,4 +1,4 @@
-"""From the answers about a pair to its row: one relevance where every answer has a grade, a status where not."""
+"""From the answers about a pair to its row: a relevance where every answer has a grade, else a status."""
 
 from __future__ import annotations
 
@@ -8,16 +8,14 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from bixse.data.graded_pairs import GradedPairs
+from bixse.data.graded_pairs import GradedPairs, Pair
 from bixse.data.io.parquet import save_table
-from bixse.grading.judge import STATUSES, Usage
+from bixse.grading.judge import STATUSES, Answer, Usage
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
 
-    from bixse.data.graded_pairs import Pair
-    from bixse.grading.judge import Answer
     from bixse.grading.prices import Prices
     from bixse.relevance import GradeScale
 
@@ -31,34 +29,33 @@ class JudgedPair:
 
     pair: Pair
     answers: Sequence[Answer]
-    """One a prompt variant of the rubric."""
+    """One per prompt variant of the rubric."""
     scale: GradeScale
     repeat: int = 0
-    """0, or the number of the repetition."""
 
     @property
     def status(self) -> str:
-        """Why it has no relevance (the status of the first variant without a grade), or "graded"."""
+        """That of the first variant without a grade, or "graded"."""
         return next((answer.status for answer in self.answers if not answer.usable), "graded")
 
     @property
     def grade(self) -> float | None:
-        """Mean expected grade over the variants."""
+        """Mean over the variants."""
         return self._mean("grade")
 
     @property
     def relevance(self) -> float | None:
-        """The grade on [0, 1]."""
+        """In [0, 1]."""
         return self._relevance("grade")
 
     @property
     def bounds(self) -> tuple[float | None, float | None]:
-        """The least and most the relevance can be, given what the judge did not return."""
+        """The least and most the relevance can be."""
         return self._relevance("low"), self._relevance("high")
 
     @property
     def probabilities(self) -> list[float] | None:
-        """Mean over the variants of the options' probabilities, divided by their sum."""
+        """Of the options, divided by their sum; mean over the variants."""
         if self.status != "graded" or not all(answer.probabilities for answer in self.answers):
             return None
         shares = [[value / sum(answer.probabilities) for value in answer.probabilities] for answer in self.answers]
@@ -66,12 +63,11 @@ class JudgedPair:
 
     @property
     def mass(self) -> float | None:
-        """Least probability that any variant's answer put on the options."""
+        """Least probability that an answer put on the options together."""
         return min((answer.mass for answer in self.answers if answer.probabilities), default=None)
 
     @property
     def usage(self) -> Usage:
-        """Tokens of all its answers."""
         return sum((answer.usage for answer in self.answers), Usage())
 
     def _mean(self, name: str) -> float | None:
@@ -137,11 +133,7 @@ def graded_pairs(judgements: Iterable[JudgedPair]) -> GradedPairs:
 
 
 def save_judgements(judgements: Sequence[JudgedPair], prices: Prices, path: Path) -> None:
-    """Write every judgement, graded or not, as Parquet; the file appears whole or not at all.
-
-    Raises:
-        StorageError: the disk is full or the folder cannot be written.
-    """
+    """Write every judgement, graded or not, as Parquet; the file appears whole or not at all."""
     import pyarrow as pa
 
     text, number, whole = pa.string(), pa.float64(), pa.int64()

@@ -24,7 +24,6 @@ Kept = TypeVar("Kept", bound=Answer | Completion, default=Answer)
 LEASE = 900.0
 """Seconds after which a claim of a process on another machine no longer counts, unless it is renewed."""
 _FORMAT = 1
-"""Version of the tables."""
 _TABLES = """
 CREATE TABLE IF NOT EXISTS answers (
     key TEXT PRIMARY KEY, query_id TEXT, document_id TEXT, order_name TEXT, repeat INTEGER, status TEXT, mode TEXT,
@@ -38,16 +37,12 @@ CREATE TABLE IF NOT EXISTS claims (key TEXT PRIMARY KEY, owner TEXT NOT NULL, wr
 
 
 class Ledger(Generic[Kept]):
-    """Answers under the hash of their question (`Question.key`), in one SQLite file.
+    """Answers of judges, or texts of a model, under the hash of their question (`Question.key`), in one SQLite file.
 
     An answer is written the moment it arrives, so a process that is killed loses only the requests in flight. Several
     processes may share a ledger: each question is claimed before it is asked, and the claims of a process that is gone
     count no longer. An answer without a grade can be replaced by a later one; it is then kept in the table `earlier`.
-    SQLite's write-ahead log needs a disk of this machine; on a network file system use one ledger a machine.
-
-    Args:
-        path: the file; made where there is none.
-        kind: what it keeps: answers of judges, or texts of a model.
+    SQLite's write-ahead log needs a disk of this machine; on a network file system use one ledger per machine.
 
     Raises:
         InputError: the file is no ledger, or one of a later version.
@@ -74,7 +69,7 @@ class Ledger(Generic[Kept]):
                 self._make_tables()
 
     def _write_ahead(self) -> None:
-        """Switch the write-ahead log on; SQLite does not wait by itself where another process is doing it now."""
+        """SQLite does not wait by itself where another process switches the log on now."""
         for attempt in range(100):
             try:
                 self._file.execute("PRAGMA journal_mode=WAL")
@@ -85,7 +80,6 @@ class Ledger(Generic[Kept]):
                 time.sleep(0.05)
 
     def _make_tables(self) -> None:
-        """Make the tables of a new ledger, all or none, and refuse a file of something else."""
         version = self._file.execute("PRAGMA user_version").fetchone()[0]
         tables = {name for (name,) in self._file.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
         if version > _FORMAT or (version == 0 and tables):
@@ -100,7 +94,6 @@ class Ledger(Generic[Kept]):
             self._file.execute(f"PRAGMA user_version={_FORMAT}")
 
     def find(self, key: str) -> Kept | None:
-        """The answer to a question, graded or not, or None."""
         with self._errors():
             row = self._file.execute("SELECT answer FROM answers WHERE key = ?", (key,)).fetchone()
         kept: Kept | None = self._kind.from_json(row[0]) if row else None  # type: ignore[assignment]
@@ -126,12 +119,10 @@ class Ledger(Generic[Kept]):
             self._file.execute("DELETE FROM claims WHERE key = ?", (key,))
 
     def give_back(self, key: str) -> None:
-        """Give back the claim on one question, which will not be asked."""
         with self._errors():
             self._file.execute("DELETE FROM claims WHERE key = ? AND owner = ?", (key, self.owner))
 
     def release(self) -> None:
-        """Give back every claim of this process: what it did not ask, others may."""
         with self._errors():
             self._file.execute("DELETE FROM claims WHERE owner = ?", (self.owner,))
 
@@ -145,7 +136,6 @@ class Ledger(Generic[Kept]):
             return int(self._file.execute("SELECT count(*) FROM answers").fetchone()[0])
 
     def close(self) -> None:
-        """Release the claims and close the file."""
         try:
             self.release()
         finally:
@@ -187,7 +177,7 @@ class Ledger(Generic[Kept]):
 
 
 def _living(owner: str, written: float) -> bool:
-    """Whether a claim still counts: its process lives on this machine, or its lease on another has not run out."""
+    """Whether the process of a claim lives on this machine, or its lease on another has not run out."""
     host, process, started = owner.rsplit("/", 2)
     if host != socket.gethostname():
         return time.time() - written < LEASE
@@ -195,7 +185,7 @@ def _living(owner: str, written: float) -> bool:
 
 
 def _started(process: int) -> str:
-    """When a process of this machine started, as text, or "" where there is none."""
+    """When a process of this machine started; "" where there is none."""
     import psutil
 
     try:

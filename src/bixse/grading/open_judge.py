@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 from bixse.errors import InputError, shorten
 from bixse.grading.grade_settings import AskSettings, GradeSettings, JudgeOptions, NamedRubric, RankSettings
 from bixse.grading.prices import PriceSettings
-from bixse.grading.rubrics import load_rubric
+from bixse.grading.rubrics import Rubric, load_rubric
 from bixse.relevance import GradeScale
 from bixse.settings import Flag
 
@@ -20,13 +20,10 @@ if TYPE_CHECKING:
     from typing import Self
 
     from bixse.grading.judge import Judge
-    from bixse.grading.rubrics import Rubric
 
 CROSS_ENCODER = "cross-encoder:"
 REPLAY = "replay:"
 DEFAULT_RUBRIC = "trec-dl-0-3"
-KINDS = "an address (http://...), a model's name or folder, cross-encoder:NAME or replay:FORMAT:FILE"
-"""What `--judge` takes."""
 
 
 class JudgeConfig(PriceSettings, JudgeOptions, AskSettings):
@@ -41,11 +38,9 @@ class JudgeConfig(PriceSettings, JudgeOptions, AskSettings):
     """Stop where the judge does not look trustworthy (known questions failed, answers of another model)."""
 
     def asked_rubric(self) -> Rubric | None:
-        """The rubric, or None where the judge reads none."""
         return self.rubric if reads_rubric(self.judge) else None
 
     def open(self) -> Judge:
-        """The judge; see `open_judge`."""
         return open_judge(self.judge, self.rubric or load_rubric(DEFAULT_RUBRIC), self)
 
 
@@ -89,7 +84,7 @@ def open_judge(names: Sequence[str], rubric: Rubric, options: JudgeOptions | Non
     Args:
         names: one name, or the addresses of several servers of the same model.
         rubric: what is asked, for judges that read one.
-        options: settings; defaults when None.
+        options: each kind of judge takes those that concern it.
 
     Raises:
         InputError: no such judge, several that are not all addresses, or an extra that is not installed.
@@ -102,8 +97,8 @@ def open_judge(names: Sequence[str], rubric: Rubric, options: JudgeOptions | Non
         return ServerJudge(servers, rubric, options)
     if len(names) != 1 or not names[0].strip():
         raise InputError(
-            f"--judge: got {shorten(', '.join(names))}; expected one of: {KINDS}; fix: name one judge "
-            "(several addresses may serve one)"
+            f"--judge: got {shorten(', '.join(names))}; expected an address (http://...), a model's name or folder, "
+            "cross-encoder:NAME or replay:FORMAT:FILE; fix: name one judge (several addresses may serve one)"
         )
     name = names[0]
     if name.startswith(REPLAY):

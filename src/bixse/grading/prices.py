@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -14,8 +14,6 @@ from bixse.errors import InputError, did_you_mean, shorten
 from bixse.settings import Flag, Settings
 
 if TYPE_CHECKING:
-    from typing import Self
-
     from bixse.grading.judge import Usage
 
 MILLION = 1_000_000
@@ -24,7 +22,7 @@ MILLION = 1_000_000
 
 @dataclass(frozen=True)
 class Prices:
-    """Prices in US dollars per token; all 0 for a server or model of one's own.
+    """US dollars per token; all 0 for a server or model of one's own.
 
     Example:
         >>> from bixse.grading.judge import Usage
@@ -41,7 +39,6 @@ class Prices:
     """A token of reasoning; None: as any token written."""
 
     def usd(self, usage: Usage) -> float:
-        """Price of an answer: tokens read and not cached, cached, written, and of reasoning, each at its price."""
         cached = self.prompt if self.cached is None else self.cached
         reasoning = self.completion if self.reasoning is None else self.reasoning
         return (
@@ -79,11 +76,7 @@ class PriceSettings(Settings):
         return self
 
     def of(self, model: str) -> Prices:
-        """The prices of a model; 0 where none are given.
-
-        Raises:
-            InputError: a price file that does not hold the model.
-        """
+        """The prices of a model; 0 where none are given."""
         if self.prices is not None:
             return load_prices(self.prices, model)
         cached = None if self.price_cached is None else self.price_cached / MILLION
@@ -102,11 +95,7 @@ class _Listed(BaseModel):
 
 
 def load_prices(path: Path, model: str) -> Prices:
-    """The prices of a model in a file of litellm's shape (`model_prices_and_context_window.json`).
-
-    Raises:
-        InputError: the file cannot be read, or does not hold the model with both prices.
-    """
+    """The prices of a model in a file of litellm's shape (`model_prices_and_context_window.json`)."""
     otherwise = "use --price-in and --price-out"
     try:
         table = json.loads(read_text(path))

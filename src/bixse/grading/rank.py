@@ -12,22 +12,18 @@ from bixse.data.io.files import file_hash, write_atomically
 from bixse.data.run_record import open_run
 from bixse.data.trec import ranked, read_run, write_run
 from bixse.errors import IncompleteError, InputError
-from bixse.evaluation.metrics import PRIMARY_METRIC, evaluate_run, mean
+from bixse.evaluation.metrics import PRIMARY_METRIC, PerQuery, evaluate_run, mean
 from bixse.evaluation.significance import paired_bootstrap
 from bixse.evaluation.systems import Bm25System
-from bixse.evaluation.tasks import collection_task
+from bixse.evaluation.tasks import Task, collection_task
 from bixse.grading.grade import grade
-from bixse.grading.grade_settings import BM25, JUDGED, GradeSettings
-from bixse.grading.judge import stored_identity
+from bixse.grading.grade_settings import BM25, JUDGED, GradeSettings, RankSettings
+from bixse.grading.judge import Judge, stored_identity
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from bixse.evaluation.metrics import PerQuery
-    from bixse.evaluation.tasks import Task
     from bixse.grading.ask import Budget
-    from bixse.grading.grade_settings import RankSettings
-    from bixse.grading.judge import Judge
     from bixse.grading.prices import Prices
     from bixse.progress import Step
     from bixse.relevance import Run
@@ -42,23 +38,16 @@ class JudgeRanking:
     """What the judge's order reached."""
 
     metrics: dict[str, float]
-    """Metric -> mean over the queries, for the judge's order."""
+    """Metric -> mean over the queries."""
     candidate_metrics: dict[str, float]
     """The same for the order the candidates came in; empty for candidates without one."""
     difference: Difference | None
     """nDCG@10 of the judge's order minus the candidates', over queries; None without an order or a second query."""
     per_query: PerQuery
-    """Metric -> query id -> value, for the judge's order."""
     run: Run
-    """The judge's order."""
     summary: Mapping[str, Any]
     """Of the grading, see `bixse.grading.grade.GradeResult`."""
     warnings: list[str]
-
-    @property
-    def verdict(self) -> str | None:
-        """Against the order the candidates came in: "better", "no difference" or "worse"."""
-        return None if self.difference is None else self.difference.verdict
 
     @property
     def complete(self) -> bool:
@@ -187,7 +176,7 @@ def _warnings(
 def _reordered(
     query_id: str, found: Mapping[str, float], depth: int, relevance: Mapping[tuple[str, str], float | None]
 ) -> dict[str, float]:
-    """Scores that put graded candidates first by relevance, then those without a grade, then those beyond the depth."""
+    """Scores in the judge's order: graded candidates, those without a grade, those beyond the depth."""
     order = ranked(found)
 
     def place(position: int) -> tuple[bool, float, int]:

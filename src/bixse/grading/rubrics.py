@@ -26,7 +26,6 @@ class PromptVariant(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: str = Field(min_length=1)
-    """Name of the variant, recorded with every answer."""
     system: str = ""
     """System message; empty for none."""
     user: str
@@ -61,7 +60,6 @@ class Rubric(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: str
-    """Name in the table, recorded with every answer."""
     labels: tuple[str, ...] = Field(min_length=2)
     """What the judge answers with, from irrelevant to perfectly relevant; distinct, without spaces."""
     values: tuple[float, ...] = ()
@@ -69,7 +67,6 @@ class Rubric(BaseModel):
     variants: tuple[PromptVariant, ...] = Field(min_length=1, validation_alias=AliasChoices("variants", "orders"))
     """Every variant is asked; the relevances are averaged. Files of earlier versions name them `orders`."""
     summary: str = ""
-    """One line for people."""
     source: str = ""
     """Where the wording is from."""
 
@@ -92,14 +89,13 @@ class Rubric(BaseModel):
         if len(self.values) != len(self.labels) or any(
             not low < high for low, high in zip(self.values, self.values[1:], strict=False)
         ):
-            raise ValueError("values: expected one a label, rising from irrelevant to perfectly relevant")
+            raise ValueError("values: expected one per label, rising from irrelevant to perfectly relevant")
         if len({variant.name for variant in self.variants}) != len(self.variants):
             raise ValueError("variants: expected names of their own")
         return self
 
     @property
     def scale(self) -> GradeScale:
-        """The grade scale: lowest value to highest."""
         return GradeScale(self.values[0], self.values[-1])
 
     @property
@@ -157,14 +153,14 @@ def _read(text: str, where: str) -> dict[str, Rubric]:
         raise ConfigError(f"{where}: got no valid TOML ({error}); expected rubrics; fix: correct it") from error
     if not tables or not all(isinstance(table, dict) for table in tables.values()):
         raise ConfigError(
-            f"{where}: got {shorten(tables)}; expected one table a rubric; fix: begin with a line [my-rubric]"
+            f"{where}: got {shorten(tables)}; expected one table per rubric; fix: begin with a line [my-rubric]"
         )
     found = {}
     for name, table in tables.items():
         try:
             found[name] = Rubric(name=name, **{key: value for key, value in table.items() if key != "name"})
         except ValidationError as error:
-            first = sorted(error.errors(), key=lambda fault: fault["type"] != "extra_forbidden")[0]
+            first = min(error.errors(), key=lambda entry: entry["type"] != "extra_forbidden")
             place = ".".join(str(part) for part in (name, *first["loc"]))
             raise ConfigError(
                 f"{where}: {place}: {first['msg'].removeprefix('Value error, ')}; "

@@ -55,7 +55,6 @@ class GradedLoss(nn.Module, ABC):
     """
 
     options_class: ClassVar[type[LossOptions]] = LossOptions
-    """What the loss can be told."""
     learned_otherwise: ClassVar[str] = "nothing"
     """For warnings: what the loss still learns from a query without what it requires."""
 
@@ -151,16 +150,7 @@ class GradedLoss(nn.Module, ABC):
 
     @abstractmethod
     def compute_loss_from_embeddings(self, queries: Tensor, documents: Tensor, targets: GradedTargets) -> Tensor:
-        """The loss as pure tensor arithmetic.
-
-        Args:
-            queries: (B, D), L2-normalised.
-            documents: (N, D), L2-normalised.
-            targets: known relevance of the (B, N) entries.
-
-        Returns:
-            A scalar.
-        """
+        """The loss of (B, D) queries and (N, D) documents, both L2-normalised, as pure tensor arithmetic."""
 
     def get_config_dict(self) -> dict[str, Any]:
         """Settings for the model card, as sentence-transformers' losses give them."""
@@ -168,7 +158,7 @@ class GradedLoss(nn.Module, ABC):
 
 
 def _check_embeds(model: object) -> None:
-    """Refuse what embeds no texts; a bare module is taken, for arithmetic on embeddings alone."""
+    """A bare module is taken, for arithmetic on embeddings alone."""
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.base.model import BaseModel
     from transformers import PreTrainedModel
@@ -184,7 +174,7 @@ def _check_embeds(model: object) -> None:
 
 
 def _merge_documents(document_features: Sequence[Features]) -> tuple[Tensor, Tensor]:
-    """Distinct documents over all columns: their first rows in the concatenation, and each row's column."""
+    """First row of each distinct document in the concatenated columns, and each row's document."""
     tokens = [tokens_without_padding(features) for features in document_features]
     width = max(part.shape[1] for part in tokens)
     padded = [torch.nn.functional.pad(part, (0, width - part.shape[1]), value=-1) for part in tokens]

@@ -84,11 +84,10 @@ class BiXSELoss(GradedLoss):
 
     @property
     def positive_threshold(self) -> float | None:
-        """The cutoff where relevance is binarised."""
         return self.options.binarise_at
 
     def compute_loss_from_embeddings(self, queries: Tensor, documents: Tensor, targets: GradedTargets) -> Tensor:
-        """The loss of (B, D) queries and (N, D) documents, both normalised; sets the bias on the first call."""
+        """As every loss; sets the bias on the first call."""
         if self.options.binarise_at is not None:
             targets = targets.binarised(self.options.binarise_at)
         if not bool(self.bias_is_set):
@@ -127,16 +126,8 @@ class BiXSELoss(GradedLoss):
 def fit_bias(cosines: Tensor, relevance: Tensor, weight: Tensor, scale: float) -> float:
     """The bias at which the mean of sigma(scale * cosine + bias) equals the mean relevance, by bisection.
 
-    Of several processes each brings its own rows; the means are over all of them.
-
-    Args:
-        cosines: (B, N) similarities under the untrained encoder.
-        relevance: (B, N) targets in [0, 1].
-        weight: (B, N) 1 for entries that count, 0 for masked ones.
-        scale: the logit scale alpha.
-
-    Returns:
-        The start of the logit bias, within [-100, 100].
+    All are (B, N); weight is 1 for entries that count, 0 for masked ones. Of several processes each brings its own
+    rows, and the means are over all. The result is within [-100, 100].
 
     Example:
         >>> cosines = torch.tensor([[0.8, 0.1], [0.2, 0.6]])

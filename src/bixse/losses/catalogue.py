@@ -15,12 +15,10 @@ if TYPE_CHECKING:
 
 
 class LossEntry(NamedTuple):
-    """A class of this room and the options its word fixes."""
+    """A class of `bixse.losses` and the options that its word fixes."""
 
     name: str
-    """Class in `bixse.losses`."""
     fixed: Mapping[str, Any] = {}
-    """Options that make the word what it is."""
 
 
 LOSSES: dict[str, LossEntry] = {
@@ -40,12 +38,7 @@ LOSSES: dict[str, LossEntry] = {
 
 
 def build_loss(word: str, model: SentenceTransformer, **options: Any) -> GradedLoss:
-    """The loss of a catalogue word on a model.
-
-    Args:
-        word: a key of `LOSSES`.
-        model: the encoder that is trained.
-        options: see the options of the class; those the word fixes cannot be given.
+    """The loss of a word of `LOSSES` on the encoder that is trained, with options of its class.
 
     Raises:
         ConfigError: an unknown word, an option the class does not take or outside its range, or one that the word
@@ -56,11 +49,7 @@ def build_loss(word: str, model: SentenceTransformer, **options: Any) -> GradedL
 
 
 def check_loss_options(word: str, options: Mapping[str, Any]) -> None:
-    """Refuse options the loss cannot take, before any model is loaded.
-
-    Raises:
-        ConfigError: as `build_loss`.
-    """
+    """Refuse what `build_loss` would, before any model is loaded."""
     if word not in LOSSES:
         raise ConfigError(f"loss: got {word!r}; expected one of {', '.join(LOSSES)}; fix: {did_you_mean(word, LOSSES)}")
     fixed = LOSSES[word].fixed

@@ -41,7 +41,6 @@ class InfoNCELoss(RowWiseLoss):
 
     @property
     def positive_threshold(self) -> float:
-        """A query needs a positive: a document of relevance at least `cutoff`."""
         return self.options.cutoff
 
     def chunk_result(self, logits: Tensor, targets: GradedTargets) -> ChunkResult:

@@ -43,11 +43,9 @@ class MarginMSELoss(RowWiseLoss):
 
     @property
     def requires(self) -> str:
-        """What a query must bring."""
         return "a graded document" if self.options.in_batch_negatives else "two graded documents"
 
     def is_informative(self, relevance: Sequence[float]) -> bool:
-        """A query needs two graded documents; one where the batch's others count too."""
         return len(relevance) >= (1 if self.options.in_batch_negatives else 2)
 
     def chunk_result(self, logits: Tensor, targets: GradedTargets) -> ChunkResult:

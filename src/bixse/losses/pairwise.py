@@ -47,25 +47,16 @@ class PairwiseLoss(RowWiseLoss):
 
     @property
     def requires(self) -> str:
-        """What a query must bring."""
         return super().requires if self.options.in_batch_negatives else "two documents of different relevance"
 
     def is_informative(self, relevance: Sequence[float]) -> bool:
-        """A query needs two documents of different relevance; the batch's others may be one of them."""
         return super().is_informative(relevance) if self.options.in_batch_negatives else len(set(relevance)) > 1
 
     @abstractmethod
     def pair_weights(self, logits: Tensor, relevance: Tensor, counted: Tensor, targets: GradedTargets) -> PairWeights:
-        """What the pairs of a block of rows weigh.
+        """A function from (P,) rows and (P,) columns of winners to (P, N) weights, 0 where there is no pair.
 
-        Args:
-            logits: (R, N).
-            relevance: (R, N) in [0, 1].
-            counted: (R, N) bool, the documents that take part.
-            targets: the same relevance, sparse.
-
-        Returns:
-            A function from (P,) rows and (P,) columns of winners to (P, N) weights, 0 where there is no pair.
+        Logits, relevance and `counted` (the documents that take part) are (R, N); the targets hold the same relevance.
         """
 
     def chunk_result(self, logits: Tensor, targets: GradedTargets) -> ChunkResult:
@@ -99,7 +90,6 @@ class PairwiseBCELoss(PairwiseLoss):
     mean_over = "pairs"
 
     def pair_weights(self, logits: Tensor, relevance: Tensor, counted: Tensor, targets: GradedTargets) -> PairWeights:
-        """1 for each pair of different relevance."""
 
         def weights(rows: Tensor, columns: Tensor) -> Tensor:
             lower = relevance[rows] < relevance[rows, columns].unsqueeze(1)
@@ -146,7 +136,6 @@ class LambdaLoss(PairwiseLoss):
     mean_over = "queries"
 
     def pair_weights(self, logits: Tensor, relevance: Tensor, counted: Tensor, targets: GradedTargets) -> PairWeights:
-        """The weights of one block, from its ranks under the present scores."""
         own = self.options
         ranks = _ranks(logits.masked_fill(~counted, -torch.inf))
         places = torch.arange(logits.shape[1] + 2, dtype=logits.dtype, device=logits.device)

@@ -58,11 +58,7 @@ class GradedTargets:
     def from_entries(
         cls, rows: ArrayLike, columns: ArrayLike, relevance: ArrayLike, shape: tuple[int, int]
     ) -> GradedTargets:
-        """From M known entries (relevance in [0, 1]; NaN masks the entry), which are checked.
-
-        Raises:
-            InputError: an entry is outside the batch, given twice, or off [0, 1].
-        """
+        """From M known entries (NaN masks one); InputError where one is outside the batch, twice, or off [0, 1]."""
         row, column = (torch.as_tensor(np.asarray(part, dtype=np.int64)) for part in (rows, columns))
         values = torch.as_tensor(np.asarray(relevance))
         if not values.is_floating_point():
@@ -138,15 +134,10 @@ class GradedTargets:
         return {"rows": self.rows, "columns": self.columns, "relevance": self.relevance}
 
     def number_counted(self) -> int:
-        """Entries that are not masked."""
         return self.shape[0] * self.shape[1] - int(self.relevance.isnan().sum())
 
     def check_fits(self, what: str, queries: Tensor, documents: Tensor) -> None:
-        """Refuse embeddings of other shapes than (B, D) and (N, D); `what` names who asks.
-
-        Raises:
-            InputError: the embeddings do not fit together, or not these targets.
-        """
+        """Refuse embeddings of other shapes than (B, D) and (N, D); `what` names who asks."""
         if queries.ndim != 2 or documents.ndim != 2 or queries.shape[1] != documents.shape[1]:
             raise InputError(
                 f"{what}: got queries {tuple(queries.shape)} and documents {tuple(documents.shape)}; "
@@ -159,7 +150,6 @@ class GradedTargets:
             )
 
     def to(self, device: torch.device | str) -> GradedTargets:
-        """The same targets on another device."""
         return GradedTargets(self.rows.to(device), self.columns.to(device), self.relevance.to(device), self.shape)
 
     def every(self, stride: int) -> GradedTargets:

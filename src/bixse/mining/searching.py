@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, TypeAlias
 from bixse.data.io.files import atomic_file
 from bixse.data.trec import run_lines
 from bixse.encoders.encode import encode_texts
-from bixse.encoders.instructions import use_task
+from bixse.encoders.instructions import prompt_for, use_task
 from bixse.encoders.loading.build import build_encoder
-from bixse.encoders.prompts import prompt_for
 from bixse.errors import InputError
 from bixse.retrieval.bm25 import BM25, BM25_NAME
 from bixse.retrieval.exact import exact_search, to_run

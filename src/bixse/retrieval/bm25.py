@@ -16,17 +16,16 @@ if TYPE_CHECKING:
 BM25_NAME = "bm25"
 """The word that stands for this baseline where a model is asked for."""
 TOKEN_PATTERN = r"(?u)\b\w+\b"
-"""A token is a run of letters, digits and underscores; one-letter words such as C and R are kept."""
+"""One-letter words such as C and R are kept."""
 
 
 class BM25:
     """BM25 over stemmed words, by the library bm25s (Lù 2024, arXiv:2407.03618).
 
-    The weight of a term is Lucene's: idf = log(1 + (N - df + 0.5) / (df + 0.5)), which is never negative, so a
-    document scores 0 exactly when it shares no term with the query. k1 = 0.9 and b = 0.4 are Anserini's defaults,
-    the ones behind the BM25 column of BEIR (Thakur et al. 2021, arXiv:2104.08663), so that numbers here can be
-    held against published ones; Lucene's own defaults are 1.2 and 0.75. Texts are lower-cased; English stop words
-    are dropped when the stemmer is "english" and no others.
+    The weight of a term is Lucene's: idf = log(1 + (N - df + 0.5) / (df + 0.5)), never negative, so a document scores 0
+    exactly when it shares no term with the query. k1 = 0.9 and b = 0.4 are Anserini's defaults, the ones behind the
+    BM25 column of BEIR (Thakur et al. 2021, arXiv:2104.08663); Lucene's own are 1.2 and 0.75. Texts are lower-cased;
+    English stop words are dropped when the stemmer is "english" and no others.
 
     Args:
         document_ids: N ids, each used once.
@@ -77,19 +76,13 @@ class BM25:
             self._index.index(tokens, show_progress=False)
 
     def search(self, queries: Mapping[str, str], top_k: int, exclude_self: bool = False) -> dict[str, dict[str, float]]:
-        """The best documents of every query.
+        """The `top_k` (1 or more) best documents per query (query id -> text), fewer when fewer share a term with it.
 
-        Args:
-            queries: query id -> text.
-            top_k: documents to return for each query, at least 1; fewer when fewer share a term with it.
-            exclude_self: leave out the document whose id equals the query's id.
+        With `exclude_self` without the document whose id equals the query's id.
 
         Returns:
             Query id -> document id -> score (above 0), best first, equal scores by document id descending as
-            trec_eval orders them. A query without any match has an empty entry.
-
-        Raises:
-            InputError: `top_k` below 1.
+            trec_eval orders them; {} for a query without a match.
         """
         if top_k < 1:
             raise InputError(f"top_k: got {top_k}; expected at least 1; fix: ask for at least one document")
@@ -106,7 +99,7 @@ class BM25:
         return results
 
     def _best(self, scores: npt.NDArray[np.float32], top_k: int) -> npt.NDArray[np.int64]:
-        """Positions of the `top_k` best scores above 0; every document tied at the cut takes part in the tie rule."""
+        """Positions of the best scores above 0; every document tied at the cut takes part in the tie rule."""
         candidates = np.flatnonzero(scores > 0)
         if len(candidates) > top_k:
             cut = np.partition(scores[candidates], -top_k)[-top_k]

@@ -15,15 +15,13 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 Embeddings: TypeAlias = "torch.Tensor | npt.NDArray[Any]"
-"""(n, D) numbers of any float type."""
 QUERY_BLOCK = 256
 """Queries scored at once; with the default chunk the block of scores takes about 20 MB."""
 _INDEX_BITS = 32
 """Low bits of a sort key that hold the document's position."""
 _NO_KEY = -(1 << 63)
-"""Below every sort key."""
 DEPTH = 100
-"""Documents of a query that are retrieved unless another number is asked for."""
+"""Documents retrieved per query unless another number is asked for."""
 
 
 def exact_search(
@@ -33,26 +31,24 @@ def exact_search(
     chunk_size: int = 16_384,
     device: str | torch.device | None = None,
 ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
-    """The `top_k` documents with the highest inner product for every query, found by scoring all of them.
+    """The `top_k` documents with the highest inner product per query, found by scoring all of them in float32.
 
-    The inner product is the cosine when both sides are L2-normalised. Memory is bounded by one chunk of documents
-    and a block of queries, so `document_embeddings` may be a memory map of any length. Equal scores are ordered by
-    position, the earlier document first.
+    Memory is bounded by one chunk of documents and a block of queries, so `document_embeddings` may be a memory map of
+    any length. Equal scores are ordered by position, the earlier document first.
 
     Args:
-        query_embeddings: shape (Q, D), any float type; scored in float32.
-        document_embeddings: shape (N, D).
-        top_k: documents to return for each query, at least 1; all of them when it exceeds N.
+        query_embeddings: (Q, D), any float type.
+        document_embeddings: (N, D).
+        top_k: documents per query, at least 1; all of them when it exceeds N.
         chunk_size: documents scored at once.
-        device: where to score; None means where the documents lie (numpy arrays: the CPU).
+        device: where to score; None: where the documents lie (numpy arrays: the CPU).
 
     Returns:
-        Scores, shape (Q, k) float32, highest first, and positions of the documents, shape (Q, k) int64, where
-        k = min(top_k, N).
+        Scores (Q, k) float32, highest first, and positions of the documents (Q, k) int64, where k = min(top_k, N).
 
     Raises:
-        InputError: shapes that do not fit, a value that is not finite, inner products too large for float32, `top_k`
-            or `chunk_size` below 1.
+        InputError: shapes that do not fit, values or inner products that are not finite in float32, `top_k` or
+            `chunk_size` below 1.
 
     Example:
         >>> import numpy as np
@@ -67,10 +63,9 @@ def exact_search(
 
 
 class TopK:
-    """The documents with the highest inner product for every query, over blocks of documents given one by one.
+    """The documents with the highest inner product per query, over blocks of one corpus given one by one.
 
-    The blocks are one corpus: positions count on from block to block, and the result does not depend on where the
-    corpus is cut (see `exact_search`, which is one block).
+    Positions count on from block to block; the result does not depend on where the corpus is cut.
 
     Example:
         >>> import numpy as np
@@ -91,7 +86,7 @@ class TopK:
         """(Q, k) sort keys of the best so far: with `seen` all there is to go on from."""
 
     def add(self, documents: Embeddings, chunk_size: int = 16_384) -> None:
-        """Let documents, shape (N, D), compete with those seen before; raises InputError as `exact_search`."""
+        """Let (N, D) documents compete with those seen before; raises InputError as `exact_search`."""
         _check_at_least_one("chunk_size", chunk_size)
         if self.queries.ndim != 2 or documents.ndim != 2 or self.queries.shape[1] != documents.shape[1]:
             raise InputError(
@@ -125,20 +120,10 @@ def to_run(
     indices: npt.NDArray[np.integer[Any]],
     exclude_self: bool = False,
 ) -> dict[str, dict[str, float]]:
-    """Name the queries and documents of a search result.
+    """A search result, scores and positions in `document_ids` of shape (Q, k), as query id -> document id -> score.
 
     With `exclude_self` the document whose id equals the query's id is dropped, for collections whose queries are also
     documents (ArguAna, Quora). Such a query keeps k - 1 documents: search for one more than you need.
-
-    Args:
-        query_ids: Q ids, each once, one a row of `scores`.
-        document_ids: N ids, each once, in the order the documents were searched.
-        scores: shape (Q, k).
-        indices: shape (Q, k), positions in `document_ids`.
-        exclude_self: see above.
-
-    Returns:
-        Query id -> document id -> score, best first.
 
     Example:
         >>> import numpy as np
@@ -158,7 +143,7 @@ def to_run(
 def _best_keys(scores: torch.Tensor, start: int, known: torch.Tensor, count: int) -> torch.Tensor:
     """The `count` highest sort keys among the known ones and a new chunk's scores, highest first.
 
-    Only scores that can still come among the best are made keys: of a random order, few after the first chunk.
+    Only scores that can still come among the best are made keys: few after the first chunk.
     """
     wanted = min(count, known.shape[1] + scores.shape[1])
     rows, columns = _contenders(scores, known, count)
@@ -200,7 +185,6 @@ def _to_keys(scores: torch.Tensor, start: int, columns: torch.Tensor) -> torch.T
 
 
 def _from_keys(keys: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Scores (float32) and positions (int64) of sort keys."""
     ordered = keys >> _INDEX_BITS
     bits = torch.where(ordered >= 0, ordered, ordered ^ 0x7FFFFFFF)
     positions = (1 << _INDEX_BITS) - 1 - (keys & ((1 << _INDEX_BITS) - 1))
@@ -208,7 +192,7 @@ def _from_keys(keys: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _float32(embeddings: Embeddings, name: str, device: torch.device) -> torch.Tensor:
-    """The embeddings as a float32 tensor on the device, a copy only where needed; refuses NaN and infinity."""
+    """A copy only where needed; refuses NaN and infinity."""
     if not isinstance(embeddings, torch.Tensor):
         array = np.ascontiguousarray(embeddings)
         embeddings = torch.from_numpy(array if array.flags.writeable else array.copy())  # torch takes none read-only

@@ -1,4 +1,4 @@
-"""What a search is asked, and what it finds: shared by indexes and collections."""
+"""What a search is asked, and what it finds, in an index or a collection."""
 
 from __future__ import annotations
 
@@ -24,7 +24,6 @@ class Hit:
 
     document_id: str
     cosine: float
-    """Cosine with the query."""
     probability: float | None
     """Probability that it is relevant, 0 to 1; None for a model without a relevance head."""
     title: str
@@ -34,7 +33,7 @@ class Hit:
 def hits_of(
     found: Iterable[tuple[str, Document]], cosines: Iterable[float], head: RelevanceHead | None, least: float | None
 ) -> list[Hit]:
-    """Document ids and documents with their cosines as hits, without those less probable than `least`."""
+    """Ids and documents with their cosines as hits, without those less probable than `least`."""
     return [
         Hit(name, cosine, None if head is None else head.probability(cosine), *document)
         for (name, document), cosine in zip(found, cosines, strict=True)
@@ -43,12 +42,12 @@ def hits_of(
 
 
 def probable(cosine: float, head: RelevanceHead | None, least: float | None) -> bool:
-    """Whether a document is at least so probable to be relevant; True where nothing is asked for."""
+    """Whether a document is at least so probable to be relevant; True where `least` is None."""
     return least is None or (head is not None and head.probability(cosine) >= least)
 
 
 def check_queries(texts: Sequence[str]) -> None:
-    """Refuse queries that hold nothing, or are not UTF-8; raises InputError."""
+    """Refuse, by an InputError, queries that are empty or not UTF-8."""
     for text in texts:
         if not text.strip() or not is_unicode(text):
             found = "an empty query" if not text.strip() else f"{shorten(text)}, which is not UTF-8"
@@ -56,7 +55,7 @@ def check_queries(texts: Sequence[str]) -> None:
 
 
 def check_top(top: int) -> None:
-    """Refuse a number of documents below 1; raises InputError."""
+    """Refuse, by an InputError, a number of documents below 1."""
     if top < 1:
         raise InputError(f"--top: got {top}; expected at least 1; fix: leave it out for 10")
 
@@ -64,16 +63,9 @@ def check_top(top: int) -> None:
 def chosen_threshold(
     head: RelevanceHead | None, name: str, threshold: float | None, at_precision: float | None
 ) -> float | None:
-    """The probability below which documents are left out; None for no such.
+    """The probability below which documents are left out, given by itself or by the precision it was calibrated for.
 
-    Args:
-        head: of the model.
-        name: of the model, for messages.
-        threshold: the probability itself, 0 to 1.
-        at_precision: or the share of relevant documents that calibration found one for.
-
-    Raises:
-        InputError: both are given, one is out of range, or the model has no relevance head or no such threshold.
+    Raises InputError where both are given, one is out of range, or the model (`name`) has no head or no such threshold.
     """
     if threshold is not None and at_precision is not None:
         raise InputError(
@@ -95,13 +87,8 @@ def chosen_threshold(
 def read_queries(path: Path) -> dict[str, str]:
     r"""Queries from a file: query id -> text, in file order.
 
-    Args:
-        path: JSONL of {_id, text} where it ends in .jsonl; otherwise one query per line, after its id and a tab
-            or without (then the ids are q1, q2, ... by line).
-
-    Raises:
-        InputError: it is missing, unreadable, or holds no query.
-        InvalidFileError: every invalid line together.
+    The file is JSONL of {_id, text}, or has one query per line, after its id and a tab or without (then the ids are
+    q1, q2, ... by line). Raises InputError where it holds no query, InvalidFileError with every invalid line.
 
     Example:
         >>> import tempfile, pathlib
@@ -125,12 +112,12 @@ def read_queries(path: Path) -> dict[str, str]:
             queries[identifier] = text
     errors.raise_any()
     if not queries:
-        raise InputError(f"{path}: got no queries; expected at least one; fix: write one a line")
+        raise InputError(f"{path}: got no queries; expected at least one; fix: write one per line")
     return queries
 
 
 def plain_hits(hits: Iterable[Hit]) -> list[dict[str, Any]]:
-    """Hits as plain data, with their ranks."""
+    """Hits as plain data, ranked from 1."""
     return [
         {"rank": rank, "document_id": hit.document_id, "cosine": round(hit.cosine, 4),
          "probability": None if hit.probability is None else round(hit.probability, 4),

@@ -44,11 +44,7 @@ class EncodingSettings(Settings):
         return self
 
     def chosen_devices(self) -> tuple[list[str] | None, list[str]]:
-        """One device per process, or None for the usual one; and warnings.
-
-        Raises:
-            InputError: an unknown device.
-        """
+        """One device per process, or None for the usual one; and warnings."""
         from bixse.encoders.encode import check_devices, warn_of_too_many
 
         named = self.devices if self.processes is None else ("cpu",) * self.processes
@@ -107,7 +103,7 @@ class SearchSettings(EncodingSettings):
     """Show only documents from the probability on at which this share was relevant, a threshold that `bixse calibrate
     --at-precision P` found."""
     queries: Annotated[str | None, Flag(metavar="FILE")] = None
-    """With an index: answer every query of a file (.jsonl of {_id, text}, or one a line), or of the terminal with -."""
+    """With an index: answer each query of a file (.jsonl of {_id, text}, or one per line); - reads the terminal."""
     exact: bool = False
     """With an index: score every document, whatever the type of the index."""
     model_at: str | None = None
@@ -122,11 +118,7 @@ class SearchSettings(EncodingSettings):
         return self
 
     def check_for(self, is_index: bool) -> None:
-        """Refuse settings that the model's kind, an index or a model, has no use for.
-
-        Raises:
-            InputError: names the setting.
-        """
+        """Refuse, by an InputError, settings that an index, or a model, has no use for."""
         other = ("processes", "devices", "cache", "collection") if is_index else ("queries", "exact", "model_at")
         given = [name for name in other if getattr(self, name) not in (None, False)]
         if given:

@@ -1,4 +1,4 @@
-"""Document embeddings on disk, by model and text: each text is encoded once by a model, whatever corpus it is in."""
+"""Document embeddings on disk: each text is encoded once per model, whatever corpus it is in."""
 
 from __future__ import annotations
 
@@ -28,7 +28,6 @@ SAVED_TOGETHER = 2048
 LOOKED_UP_TOGETHER = 4096
 """Texts of one look-up, below SQLite's limit of 32,766 parameters."""
 SECONDS_WAITED = 60.0
-"""How long a process waits for another one that writes."""
 _TABLE = "CREATE TABLE IF NOT EXISTS embeddings (text BLOB PRIMARY KEY, embedding BLOB NOT NULL)"
 
 
@@ -38,7 +37,7 @@ class EmbeddingStore:
     What cannot be read is encoded again; where the folder cannot be written, nothing is kept.
 
     Args:
-        model: the encoder. Its weights, prompts and settings must not change while the store is used.
+        model: its weights, prompts and settings must not change while the store is used.
         cache: folder that the embeddings are kept below, or "none"; None: see `bixse.data.io.cache.cache_folder`.
 
     Example:
@@ -52,17 +51,14 @@ class EmbeddingStore:
         self.model = model
         root = cache_folder(cache)
         self.path = None if root is None else root / EMBEDDINGS_FOLDER / f"{embeddings_key(model)}.sqlite"
-        """The file; None where nothing is kept."""
+        """None where nothing is kept."""
         self.failure: str | None = None
         """Why embeddings could not be kept; None where they were."""
         self.encoded = 0
         """Texts that were encoded, not read."""
 
     def encode(self, texts: Sequence[str], progress: Callable[[int], None] | None = None) -> NDArray[np.float32]:
-        """(N, D) L2-normalised embeddings of N documents; what is not stored is encoded and stored.
-
-        `progress` is called with the number of texts done since the last call.
-        """
+        """(N, D) L2-normalised embeddings; what is not stored is encoded and stored. `progress` gets texts done."""
         digests = [blake2b(text.encode("utf-8"), digest_size=16).digest() for text in texts]
         row_of = {digest: row for row, digest in reversed(list(enumerate(digests)))}
         embeddings = np.empty((len(texts), self.model.get_embedding_dimension() or 0), dtype=np.float32)
@@ -80,7 +76,7 @@ class EmbeddingStore:
         return embeddings if len(row_of) == len(texts) else embeddings[[row_of[digest] for digest in digests]]
 
     def _read(self, row_of: Mapping[bytes, int], embeddings: NDArray[np.float32]) -> set[bytes]:
-        """Put stored embeddings into their rows; the digests of their texts. A damaged file is removed."""
+        """Put stored embeddings into their rows and return their digests; a damaged file is removed."""
         found: set[bytes] = set()
         if self.path is None or not self.path.is_file():
             return found
@@ -121,6 +117,6 @@ def encode_corpus(
     progress: ProgressBars | None = None,
     cache: str | Path | None = None,
 ) -> NDArray[np.float32]:
-    """(N, D) embeddings of the documents of a corpus, in its order; see `EmbeddingStore`."""
+    """(N, D) embeddings of a corpus, in its order; see `EmbeddingStore`."""
     step = progress("encode documents", len(corpus)) if progress is not None else None
     return EmbeddingStore(model, cache).encode([document.content for document in corpus.values()], step)

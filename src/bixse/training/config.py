@@ -12,8 +12,8 @@ from bixse.data.collection import MissingDocuments
 from bixse.encoders.loading.build import AttentionKind
 from bixse.encoders.loading.precision import Setting, resolve_precision
 from bixse.encoders.pooling import PoolingMode
-from bixse.errors import SEEDS, did_you_mean
-from bixse.losses.catalogue import LOSSES
+from bixse.errors import SEEDS, ConfigError, did_you_mean
+from bixse.losses.catalogue import LOSSES, check_loss_options
 from bixse.losses.options import LossOptions
 from bixse.settings import Flag, Settings, paths_in
 
@@ -212,9 +212,31 @@ class TrainConfig(Settings):
             raise ValueError("merge.checkpoints without evaluations on dev, which say which are best; fix: set dev")
         return self
 
+    @model_validator(mode="after")
+    def _loss_takes_its_options(self) -> TrainConfig:
+        if self.loss_options:  # most runs give none, and the classes of losses import torch
+            try:
+                check_loss_options(self.loss, self.loss_options)
+            except ConfigError as error:
+                first, *options = str(error).splitlines()
+                raise ValueError("\n  ".join(f"loss_options.{line.strip()}" for line in options) or first) from error
+        return self
+
+    @property
+    def all_loss_options(self) -> dict[str, Any]:
+        """What the loss is built with: `loss_options` and the scale."""
+        return {"scale": self.scale, **self.loss_options}
+
     def resolved(self) -> TrainConfig:
         """These settings with the precision that is computed in here, never "auto"."""
         return self.model_copy(update={"precision": resolve_precision(self.precision)})
+
+    @field_validator("loss_options")
+    @classmethod
+    def _no_second_scale(cls, value: dict[str, Any]) -> dict[str, Any]:
+        if "scale" in value:
+            raise ValueError("expected no scale, which stands beside `loss`; fix: set `scale` there")
+        return value
 
     @field_validator("loss")
     @classmethod

@@ -4,33 +4,33 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+
+import numpy as np
+from sentence_transformers.base.evaluation import BaseEvaluator
 
 from bixse.data.collection_files import files_of_split, load_collection
 from bixse.data.collection_warnings import warn_of_missing
 from bixse.data.io.files import hash_files
-from bixse.encoders.instructions import use_task
-from bixse.encoders.prompts import prompt_for
+from bixse.encoders.instructions import prompt_for
 from bixse.errors import InputError
-from bixse.evaluation.dev_evaluator import GradedRetrievalEvaluator, MeanEvaluator
-from bixse.evaluation.evaluate import evaluate_query_sets
-from bixse.evaluation.metrics import PRIMARY_METRIC
+from bixse.evaluation.evaluate import evaluate, evaluate_query_sets
+from bixse.evaluation.metrics import METRICS, PRIMARY_METRIC
 from bixse.evaluation.suites.beir_short import cut_collection
 from bixse.evaluation.systems import EncoderSystem
 from bixse.evaluation.tasks import QuerySet, Task
+from bixse.relevance import MIN_RELEVANT_GRADE
 from bixse.retrieval.bm25 import BM25
 from bixse.settings import paths_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
-    from typing import Any
 
     from sentence_transformers import SentenceTransformer
 
     from bixse.data.collection import Collection, MissingDocuments
     from bixse.encoders.relevance_model import RelevanceModel
-    from bixse.evaluation.dev_evaluator import DevEvaluator
     from bixse.relevance import Qrels, Run
     from bixse.training.config import TrainConfig
 
@@ -53,9 +53,7 @@ class WatchedQueries(QuerySet):
     """The judged queries of one split that have a relevant document, by the collection's name (and the split's)."""
 
     role: Role = "dev"
-    """What a change of its figure means."""
     split: str = "dev"
-    """Its name in the collection."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +62,6 @@ class Watched:
 
     collection: Collection
     sets: tuple[WatchedQueries, ...]
-    """Dev and guard queries of this corpus."""
     most: int | None
     """Documents that are searched to score merged weights; None for all."""
 
@@ -80,7 +77,6 @@ class Watched:
         return {document: corpus[document].content for document in kept}
 
     def warnings(self) -> list[str]:
-        """Judgements that were left out."""
         qrels, missing = self.collection.qrels, self.collection.missing
         splits = {own.split for own in self.sets}
         return [line for name in sorted(splits) for line in warn_of_missing(missing.get(name, 0), qrels[name], name)]
@@ -103,16 +99,7 @@ def watched_splits(config: TrainConfig) -> list[Split]:
 def load_watched(
     splits: Sequence[Split], documents: int | None = None, missing_documents: MissingDocuments = "refuse"
 ) -> list[Watched]:
-    """Read collections; splits of one folder share one corpus.
-
-    Args:
-        splits: dev and guard splits.
-        documents: documents of a corpus that are searched to score merged weights; None for all.
-        missing_documents: see `load_collection`.
-
-    Raises:
-        InputError: a collection or split cannot be used, or has no relevant document, or two have one name.
-    """
+    """Read collections; splits of one folder share one corpus, of which at most so many documents are searched."""
     names = _names(splits)
     found = []
     for folder in dict.fromkeys(entry.folder.resolve() for entry in splits):
@@ -128,7 +115,7 @@ def load_watched(
 
 
 def sets_of(watched: Sequence[Watched], role: Role | None = None) -> list[tuple[Watched, WatchedQueries]]:
-    """The query sets of a role, or of both, each with its collection."""
+    """The query sets of a role, or of all, each with its collection."""
     return [(corpus, own) for corpus in watched for own in corpus.sets if role in (None, own.role)]
 
 
@@ -143,16 +130,7 @@ def split_hashes(splits: Sequence[Split]) -> dict[str, str]:
 
 
 def check_not_trained_on(watched: Sequence[Watched], queries: Iterable[str], allowed: bool) -> list[str]:
-    """Refuse, or count, held-out queries that stand in the training pairs: on these a model looks better than it is.
-
-    Args:
-        watched: dev and guard collections.
-        queries: texts of the training queries.
-        allowed: warn instead.
-
-    Raises:
-        InputError: there are such queries and they are not allowed.
-    """
+    """Refuse held-out queries among the texts of the training queries, or return warnings where they are allowed."""
     held_out = {f"{own.role} {own.name}": own.queries for _, own in sets_of(watched)}
     trained = {text for own in held_out.values() for text in own.values()}.intersection(queries)
     said = []
@@ -171,16 +149,72 @@ def check_not_trained_on(watched: Sequence[Watched], queries: Iterable[str], all
     return said
 
 
+class GradedRetrievalEvaluator(BaseEvaluator):
+    """Graded nDCG@10 and its companions on a small collection, for choosing a checkpoint during training.
+
+    For a quick figure the corpus holds the judged documents and hard ones beside them. `name` is the prefix of the
+    metrics: the headline is `<name>_ndcg@10`.
+    """
+
+    def __init__(
+        self,
+        corpus: Mapping[str, str],
+        queries: Mapping[str, str],
+        qrels: Qrels,
+        min_relevant_grade: float = MIN_RELEVANT_GRADE,
+        name: str = "dev",
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.name = name
+        self.primary_metric = f"{name}_{PRIMARY_METRIC}"
+        self.corpus, self.queries = dict(corpus), dict(queries)
+        sets = (QuerySet(name, self.queries, qrels),)
+        self.task = Task(
+            name, lambda: iter(self.corpus.items()), len(corpus), sets, min_relevant_grade=min_relevant_grade
+        )
+
+    def __call__(
+        self, model: Any, output_path: str | Path | None = None, epoch: float = -1, steps: int = -1
+    ) -> dict[str, float]:
+        found = evaluate(EncoderSystem(model, cache="none"), self.task)
+        return {f"{self.name}_{metric}": value for metric, value in found.metrics.items()}
+
+
+class MeanEvaluator(BaseEvaluator):
+    """The mean of each figure over several collections, each with a name of its own, beside the figures themselves.
+
+    sentence-transformers' `SequentialEvaluator` gives the last score, not the mean.
+    """
+
+    def __init__(self, evaluators: Sequence[GradedRetrievalEvaluator], name: str = "dev") -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.evaluators = list(evaluators)
+        self.name = name
+        self.primary_metric = f"{name}_{PRIMARY_METRIC}"
+
+    def __call__(
+        self, model: Any, output_path: str | Path | None = None, epoch: float = -1, steps: int = -1
+    ) -> dict[str, float]:
+        found = {evaluator.name: evaluator(model, output_path, epoch, steps) for evaluator in self.evaluators}
+        means = {
+            f"{self.name}_{metric}": float(np.mean([figures[f"{own}_{metric}"] for own, figures in found.items()]))
+            for metric in METRICS
+        }
+        return {**means, **{name: value for figures in found.values() for name, value in figures.items()}}
+
+
+DevEvaluator: TypeAlias = GradedRetrievalEvaluator | MeanEvaluator
+
+
 def dev_evaluator(config: TrainConfig, model: RelevanceModel, watched: Sequence[Watched]) -> DevEvaluator | None:
     """Graded nDCG@10 on the dev queries, over their judged documents and those that BM25 ranks high.
 
-    Of several collections the mean decides, each counting as much (BiXSE paper, appendix: BEIR(short)). The model takes
-    the prompts of the dev task; one that is missing is said here.
+    Of several collections the mean decides, each counting as much (BiXSE paper, appendix: BEIR(short)). A prompt that
+    is missing is said here.
     """
     dev = sets_of(watched, "dev")
     if config.evaluations_per_epoch == 0 or not dev:
         return None
-    use_task(model, config.dev_task)
     prompt_for(model, "query")
     found = []
     for corpus, own in dev:
@@ -219,7 +253,7 @@ def dev_figures(history: Iterable[Mapping[str, Any]]) -> dict[int, float]:
 
 
 def _names(splits: Sequence[Split]) -> list[str]:
-    """The folder's name where it is named once, else with the split."""
+    """The name of the folder, with the split where a folder has several."""
     folders = [entry.folder.resolve().name for entry in splits]
     names = [
         name if folders.count(name) == 1 else f"{name}/{entry.split}"

@@ -26,7 +26,7 @@ PATIENCE = timedelta(hours=6)
 
 
 def world_size() -> int:
-    """W as the launcher (torchrun, accelerate launch) said in the environment; 1 without one."""
+    """As the launcher (torchrun, accelerate launch) said in the environment; 1 without one."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
@@ -73,14 +73,7 @@ def raise_together() -> Iterator[None]:
 
 
 def check_agreement(named: Mapping[str, Any]) -> None:
-    """Refuse processes that were started with different settings or read different data.
-
-    Args:
-        named: what must be the same everywhere, under names for the message.
-
-    Raises:
-        InputError: names what differs, and in which processes.
-    """
+    """Refuse, by an InputError, values that are not the same in all processes."""
     from accelerate.utils import gather_object
 
     everyone = gather_object([dict(named)])
@@ -111,9 +104,8 @@ def average_gradients(parameters: Iterable[torch.nn.Parameter]) -> None:
 
     torch's DistributedDataParallel does this while the backward pass runs, and counts on one forward pass a step
     through its wrapper. An encoder runs many passes per step here, and again in the backward pass when activations are
-    checkpointed or cached: the sum afterwards holds for all of them, and for the loss's own parameters too.
-
-    A parameter without a gradient in every process keeps none.
+    checkpointed or cached: the sum afterwards holds for all of them, and for the loss's own parameters too. A parameter
+    without a gradient in every process keeps none.
     """
     if world_size() == 1:
         return

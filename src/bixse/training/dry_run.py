@@ -19,9 +19,8 @@ from bixse.encoders.loading.precision import use_precision
 from bixse.errors import InputError
 from bixse.training.dev_evaluation import dev_evaluator
 from bixse.training.distributed import world_size
-from bixse.training.loop.arguments import steps_of
 from bixse.training.preflight import check_memory, free_memory
-from bixse.training.recipe import check_training, make_model, make_trainer, open_training
+from bixse.training.recipe import check_training, make_model, make_trainer, open_training, steps_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -51,9 +50,9 @@ class TrainPlan:
     step_bytes: int
     """Memory that a step takes beside them: states of a batch, gradients, moments; a lower bound."""
     free_bytes: int
-    """Memory that is free on the device now."""
+    """On the device, now."""
     seconds_per_step: float
-    """Median wall time of the timed steps."""
+    """Median of the timed steps."""
     timed_steps: int
     seconds_of_dev: float
     """Wall time of one evaluation on dev; 0 without dev."""
@@ -127,12 +126,10 @@ def _plan(config: TrainConfig, out: Path) -> TrainPlan:
 
 
 def _step_times(trainer: GradedTrainer) -> list[float]:
-    """Wall times of a few steps, loading of their batches and the optimizer included; nothing is saved."""
+    """Loading of their batches and the optimizer included; nothing is saved."""
     ends: list[float] = []
 
     class Clock(TrainerCallback):
-        """Notes when steps end."""
-
         def on_train_begin(self, *_: Any, **__: Any) -> None:
             ends.append(time.perf_counter())
 
@@ -148,7 +145,6 @@ def _step_times(trainer: GradedTrainer) -> list[float]:
 
 
 def _seconds_to_encode(model: RelevanceModel, texts: Sequence[str]) -> float:
-    """Time to encode texts, from a sample of them."""
     if not texts:
         return 0.0
     sample = texts[:: -(-len(texts) // TEXTS_TIMED)]

@@ -12,7 +12,7 @@ import torch
 from sentence_transformers.util import batch_to_device
 
 from bixse.encoders.embedding import embed_features, number_of_texts, take_rows
-from bixse.encoders.prompts import prompt_for
+from bixse.encoders.instructions import prompt_for
 from bixse.errors import InputError, StorageError
 
 if TYPE_CHECKING:
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from bixse.training.loop.trainer import GradedTrainer
 
 KINDS: dict[str, Kind] = {"queries": "query", "documents": "document"}
-"""Name of several texts -> their kind."""
 TEXTS_COUNTED = 1000
 """Texts that are tokenised to see how many are too long."""
 TEXTS_LOOKED_AT = 8
@@ -41,18 +40,7 @@ CGROUP_USED = Path("/sys/fs/cgroup/memory.current")
 def check_pairs(
     where: object, word: str, loss: GradedLoss, pairs: GradedPairs, documents_per_query: int | None
 ) -> list[str]:
-    """Refuse pairs the loss cannot learn from; warn where only some can be used.
-
-    Args:
-        where: the file the pairs came from, for the message.
-        word: the loss in the catalogue.
-        loss: says what a query must bring.
-        pairs: the training pairs.
-        documents_per_query: documents of a query that stand in one batch; None for all.
-
-    Raises:
-        InputError: no query brings what the loss needs.
-    """
+    """Refuse pairs of a file `where` that the loss cannot learn from; warn where only some can be used."""
     groups = pairs.groups()
     relevance = np.split(pairs.relevance[groups.order], groups.offsets[1:-1])
     usable = sum(loss.is_informative(_best_batch(own.tolist(), documents_per_query)) for own in relevance)
@@ -76,13 +64,7 @@ def _best_batch(relevance: Sequence[float], documents: int | None) -> list[float
 
 
 def check_lengths(where: object, model: SentenceTransformer, pairs: GradedPairs, policy: LongTexts) -> list[str]:
-    """Count texts that are longer than the encoder reads, and do as the policy says.
-
-    Of more than 1,000 texts that may be too long a sample, evenly spaced, is tokenised.
-
-    Raises:
-        InputError: there are such texts and the policy is "refuse".
-    """
+    """Count texts that are longer than the encoder reads, in a sample where there are many; warn of them or refuse."""
     limit, tokenizer = model.max_seq_length, getattr(model, "tokenizer", None)
     if limit is None or not callable(tokenizer):  # a model that reads texts of any length, or no tokens
         return []
@@ -124,11 +106,7 @@ def _prompts_before(model: SentenceTransformer, pairs: GradedPairs) -> dict[str,
 
 
 def check_disk(out: Path, model: torch.nn.Module, checkpoints: int = 2) -> None:
-    """Refuse to start where the checkpoints (weights and two moments each), one more and the model would not fit.
-
-    Raises:
-        StorageError: says how much is free and how much is needed.
-    """
+    """Refuse to start where the checkpoints (weights and two moments each), one more and the model would not fit."""
     weights = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
     needed = weights * (3 * (checkpoints + 1) + 1)
     existing = next(parent for parent in (out.absolute(), *out.absolute().parents) if parent.exists())
@@ -144,14 +122,8 @@ def check_memory(trainer: GradedTrainer) -> int:
     """Refuse a batch whose encoder states would not fit into memory.
 
     A few texts of the first batch are encoded, and the bytes that their backward pass would need are counted; all texts
-    of a batch need that together, or those of one pass when the loss is cached. Gradients and Adam's moments come on
-    top.
-
-    Returns:
-        The bytes that one step is expected to take beyond the weights.
-
-    Raises:
-        InputError: gives the bytes needed and the bytes there are.
+    of a batch need that together, or those of one pass when the loss is cached. Returned are the bytes that one step is
+    expected to take beyond the weights: states, gradients and Adam's moments.
     """
     loss, model = trainer.loss, trainer.loss.model
     cached, at_once = loss.options.gradient_cache, loss.options.mini_batch_size

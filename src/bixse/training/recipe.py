@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import shutil
 import time
 from contextlib import ExitStack, contextmanager, suppress
@@ -12,20 +13,21 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from filelock import FileLock, Timeout
 from transformers import PrinterCallback, ProgressCallback, set_seed
+from transformers.integrations.integration_utils import get_available_reporting_integrations
 
 from bixse.data.io.files import file_hash, storage_errors
 from bixse.data.pairs_files import load_several
 from bixse.data.run_record import RunRecord, Status, open_run
 from bixse.data.task_instructions import load_instructions
 from bixse.encoders.identity import model_hashes, model_path_settings
-from bixse.encoders.instructions import set_instructions
+from bixse.encoders.instructions import set_instructions, use_task
 from bixse.encoders.interpolation import check_can_be_scaled, mean_weights, trained_weights
 from bixse.encoders.loading.build import build_encoder, no_library_bars, quiet_loading, set_dropout
-from bixse.encoders.loading.precision import upcast_trainable_to_float32, use_precision
-from bixse.encoders.loading.saving import save_whole
+from bixse.encoders.loading.precision import default_device, upcast_trainable_to_float32, use_precision
 from bixse.encoders.lora import add_lora, has_lora, merge_lora
-from bixse.errors import ConfigError, InputError, InterruptedRunError, OutputExistsError, TrainingError
-from bixse.losses.catalogue import build_loss, check_loss_options
+from bixse.encoders.relevance_model import RelevanceModel, save_whole
+from bixse.errors import InputError, InterruptedRunError, OutputExistsError, TrainingError
+from bixse.losses.catalogue import build_loss
 from bixse.losses.relevance_head import trained_head
 from bixse.settings import paths_in
 from bixse.training.dev_evaluation import (
@@ -36,13 +38,19 @@ from bixse.training.dev_evaluation import (
     split_hashes,
     watched_splits,
 )
-from bixse.training.distributed import any_process, check_agreement, init_distributed, is_main_process, raise_together
-from bixse.training.loop.arguments import training_arguments
-from bixse.training.loop.batch_plan import BatchPlan
+from bixse.training.distributed import (
+    PATIENCE,
+    any_process,
+    check_agreement,
+    init_distributed,
+    is_main_process,
+    raise_together,
+    world_size,
+)
 from bixse.training.loop.callbacks import ProgressBar, StepLog, StopOnInterrupt
-from bixse.training.loop.checkpoints import checkpoint_to_resume, relocate_best_checkpoint
+from bixse.training.loop.checkpoints import checkpoint_to_resume, relocate_best_checkpoint, whole_checkpoints
 from bixse.training.loop.divergence import check_finite, check_learned, embedding_spreads
-from bixse.training.loop.trainer import GradedTrainer
+from bixse.training.loop.trainer import GradedTrainer, GradedTrainingArguments
 from bixse.training.merging.merge import MergeResult, merge, refitted_head
 from bixse.training.preflight import check_disk, check_lengths, check_memory, check_pairs
 
@@ -53,14 +61,11 @@ if TYPE_CHECKING:
     from bixse.data.task_instructions import Instructions
     from bixse.encoders.head import RelevanceHead
     from bixse.encoders.interpolation import Weights
-    from bixse.encoders.relevance_model import RelevanceModel
-    from bixse.evaluation.dev_evaluator import DevEvaluator
     from bixse.losses.base import GradedLoss
     from bixse.training.config import TrainConfig
-    from bixse.training.dev_evaluation import Watched
+    from bixse.training.dev_evaluation import DevEvaluator, Watched
 
 MODEL_FOLDER = "model"
-"""Where a run keeps its model."""
 TUNED_FOLDER = "tuned"
 """Where a run keeps the tuned model as it was before merging, if asked to."""
 ADAPTER_FOLDER = "adapter"
@@ -68,11 +73,16 @@ ADAPTER_FOLDER = "adapter"
 LOCK_FILE = ".lock"
 """Held by the process that trains into a folder."""
 TENSORBOARD_FOLDER = "tensorboard"
-"""Where TensorBoard's files go with `report_to: [tensorboard]`."""
 LOG_FILE = "log.jsonl"
 """Every entry of the log as it came, throughput included."""
 CHECKPOINT_FOLDER = "checkpoints"
 """Where a run keeps what it needs to resume, until it is finished."""
+
+CHECKPOINTING: dict[str, Any] = {
+    "gradient_checkpointing": True,
+    "gradient_checkpointing_kwargs": {"use_reentrant": False},
+}
+"""Given only where it is wanted: transformers 5.23 warns of these names, sentence-transformers 6.2 knows no others."""
 
 
 @dataclass(frozen=True)
@@ -102,11 +112,10 @@ class Inputs(NamedTuple):
     pairs: GradedPairs
     instructions: Instructions | None
     watched: list[Watched]
-    """Dev and guard collections."""
     record: RunRecord
 
 
-def train(config: TrainConfig, out: Path, progress: bool = True, title: str | None = None) -> TrainResult:
+def train(config: TrainConfig, out: Path, progress: bool = True, title: str = "train") -> TrainResult:
     """Train an encoder on graded pairs and save it to `out/model` with `out/run.json`.
 
     Called again with the same configuration and precision it continues an interrupted run from its last checkpoint,
@@ -160,24 +169,22 @@ def train(config: TrainConfig, out: Path, progress: bool = True, title: str | No
 
 def open_training(config: TrainConfig, out: Path) -> Inputs:
     """Read what a configuration names, and the record of its run; nothing is written."""
-    files = paths_in(config.pairs)
+    files, splits = paths_in(config.pairs), watched_splits(config)
     pairs = load_several(files)
-    table = load_instructions(config.instructions) if config.instructions is not None else None
     names = ["pairs"] if len(files) == 1 else [f"pairs/{path.stem}" for path in files]
-    hashes = {name: file_hash(path) for name, path in zip(names, files, strict=True)} | model_hashes(config.model)
+    hashes = {name: file_hash(path) for name, path in zip(names, files, strict=True)} | split_hashes(splits)
+    paths = ("pairs", "dev", "guard", "instructions", *model_path_settings(config.model))
+    hashes |= model_hashes(config.model)
+    table = load_instructions(config.instructions) if config.instructions is not None else None
     if table is not None:
         hashes["instructions"] = table.content_hash()
-    paths = ("pairs", "dev", "guard", "instructions", *model_path_settings(config.model))
-    check_loss_options(config.loss, _loss_options(config))
-    splits = watched_splits(config)
+    record = open_run(out, "train", config.model_dump(mode="json"), hashes, paths)
     searched = config.merge.documents if config.merge is not None else None
-    watched = load_watched(splits, searched, config.missing_documents)
-    record = open_run(out, "train", config.model_dump(mode="json"), hashes | split_hashes(splits), paths)
-    return Inputs(pairs, table, watched, record)
+    return Inputs(pairs, table, load_watched(splits, searched, config.missing_documents), record)
 
 
 def make_model(config: TrainConfig, table: Instructions | None) -> tuple[RelevanceModel, GradedLoss]:
-    """The encoder of a configuration, ready to be trained, and the loss on it."""
+    """The encoder, ready to be trained, and the loss on it."""
     set_seed(config.seed)
     model = build_encoder(
         config.model,
@@ -189,12 +196,13 @@ def make_model(config: TrainConfig, table: Instructions | None) -> tuple[Relevan
     )
     if table is not None:
         set_instructions(model, table)
+    use_task(model, config.dev_task)
     if config.lora is not None:
         add_lora(model, **config.lora.model_dump(exclude={"options"}), **config.lora.options)
     upcast_trainable_to_float32(model)
     if config.dropout is not None:
         set_dropout(model, config.dropout)
-    return model, build_loss(config.loss, model, **_loss_options(config))
+    return model, build_loss(config.loss, model, **config.all_loss_options)
 
 
 def check_training(
@@ -219,23 +227,97 @@ def make_trainer(
     pairs: GradedPairs,
     evaluator: DevEvaluator | None,
     progress: bool = False,
-    title: str | None = None,
+    title: str = "train",
 ) -> GradedTrainer:
-    """The trainer of a configuration, with a bar of our own instead of the library's."""
-    plan = BatchPlan(pairs, config.optimizer.batch_size, config.seed, config.task_shares)
-    plan.check_sizes(_pairs_named(config))
-    arguments = training_arguments(config, out / CHECKPOINT_FOLDER, len(plan), evaluator)
-    trainer = GradedTrainer(model, arguments, pairs, loss=loss, evaluator=evaluator, plan=plan)
+    """With a bar of our own instead of the library's."""
+    arguments = training_arguments(config, out / CHECKPOINT_FOLDER, evaluator)
+    trainer = GradedTrainer(model, arguments, pairs, loss=loss, evaluator=evaluator)
+    trainer.plan.check_sizes(_pairs_named(config))
+    _, every = steps_of(config, len(trainer.plan))
+    trainer.args.save_steps = trainer.args.eval_steps = every
     if is_main_process():
         trainer.add_callback(StepLog(out / LOG_FILE))
         if progress:
-            trainer.add_callback(ProgressBar(title or config.loss))
+            trainer.add_callback(ProgressBar(title))
     for callback in trainer.callback_handler.callbacks:
         if getattr(callback, "logging_dir", "") is None:  # TensorBoard's files would go with the checkpoints
             callback.logging_dir = str(out / TENSORBOARD_FOLDER)
     trainer.remove_callback(PrinterCallback)
     trainer.remove_callback(ProgressCallback)
     return trainer
+
+
+def training_arguments(config: TrainConfig, folder: Path, evaluator: DevEvaluator | None) -> GradedTrainingArguments:
+    """The trainer's arguments of a configuration, but how often it saves: that depends on the number of batches.
+
+    `folder` is where checkpoints go; with an evaluator they are compared.
+    """
+    optimizer = config.optimizer
+    device = default_device()
+    bf16 = config.resolved().precision == "bfloat16"
+    processes = world_size()
+    if optimizer.batch_size % processes:
+        near = max(1, optimizer.batch_size // processes) * processes
+        raise InputError(
+            f"batch_size: got {optimizer.batch_size} queries for {processes} processes; expected a multiple, so that "
+            f"each has as many; fix: set it to {near}"
+        )
+    _check_trackers(config.report_to)
+    arguments = GradedTrainingArguments(
+        output_dir=str(folder),
+        num_train_epochs=optimizer.epochs,
+        max_steps=optimizer.steps if optimizer.steps is not None else -1,
+        per_device_train_batch_size=optimizer.batch_size // processes,
+        gradient_accumulation_steps=optimizer.gradient_accumulation_steps,
+        **(CHECKPOINTING if optimizer.gradient_checkpointing else {}),
+        documents_per_query=optimizer.documents_per_query,
+        train_max_length=config.train_max_length,
+        task_shares=dict(config.task_shares),
+        learning_rate=optimizer.scaled_learning_rate,
+        bias_lr_multiplier=optimizer.bias_lr_multiplier,
+        lr_scheduler_type="linear",
+        warmup_steps=optimizer.warmup,
+        adam_beta1=0.9,
+        adam_beta2=optimizer.adam_beta2,
+        weight_decay=optimizer.weight_decay,
+        max_grad_norm=optimizer.max_grad_norm,
+        bf16=bf16,
+        seed=config.seed,
+        logging_steps=1,
+        logging_nan_inf_filter=False,
+        save_strategy="steps",
+        save_total_limit=2 if config.merge is None or config.merge.checkpoints == 1 else None,  # the best are merged
+        eval_strategy="steps" if evaluator is not None else "no",
+        eval_on_start=evaluator is not None and not whole_checkpoints(folder),
+        load_best_model_at_end=evaluator is not None,
+        metric_for_best_model=f"eval_{evaluator.primary_metric}" if evaluator is not None else None,
+        greater_is_better=True if evaluator is not None else None,
+        dataloader_pin_memory=device == "cuda",
+        report_to=list(config.report_to) or "none",
+        use_cpu=device == "cpu",
+        ddp_timeout=int(PATIENCE.total_seconds()),
+        dataloader_drop_last=processes > 1,  # the plan drops nothing; this keeps the library from warning
+        disable_tqdm=True,
+    )
+    arguments.mixed_precision = "bf16" if bf16 else "no"  # a launcher's ACCELERATE_MIXED_PRECISION would decide else
+    return arguments
+
+
+def steps_of(config: TrainConfig, batches: int) -> tuple[int, int]:
+    """Optimizer steps of a run with so many batches an epoch, and steps between two evaluations or checkpoints."""
+    per_epoch = math.ceil(batches / config.optimizer.gradient_accumulation_steps)
+    steps = config.optimizer.steps or per_epoch * config.optimizer.epochs
+    return steps, max(1, per_epoch // max(1, config.evaluations_per_epoch))
+
+
+def _check_trackers(names: Sequence[str]) -> None:
+    """Refuse a tracker whose package is not there before any training."""
+    missing = [name for name in names if name not in get_available_reporting_integrations()]
+    if missing:
+        raise InputError(
+            f"report_to: got {', '.join(missing)}; expected trackers whose packages are installed; "
+            f"fix: pip install {' '.join(missing)}"
+        )
 
 
 @contextmanager
@@ -257,7 +339,7 @@ def alone_in(out: Path) -> Iterator[None]:
 
 @contextmanager
 def _nothing_left_if_refused(out: Path) -> Iterator[None]:
-    """A command that is refused leaves no empty folder behind."""
+    """Leave no empty folder behind a command that is refused."""
     try:
         yield
     except InputError:
@@ -268,12 +350,9 @@ def _nothing_left_if_refused(out: Path) -> Iterator[None]:
 
 
 def _run_trainer(trainer: GradedTrainer, out: Path, record: RunRecord, then_merge: bool) -> list[str]:
-    """Train, from the last checkpoint when there is one; a Ctrl-C leaves a checkpoint and ends the run.
+    """Train from the last checkpoint, if any, and return warnings of checkpoints that could not be used.
 
-    A Ctrl-C during the last step ends the run too where merging is still to come.
-
-    Returns:
-        Warnings about checkpoints that could not be used.
+    A Ctrl-C leaves a checkpoint and ends the run; during the last step it does where merging is still to come.
     """
     stop, started = StopOnInterrupt(), time.perf_counter()
     trainer.add_callback(stop)
@@ -311,7 +390,7 @@ def _run_trainer(trainer: GradedTrainer, out: Path, record: RunRecord, then_merg
 
 
 def _weights_to_merge_with(config: TrainConfig, model: RelevanceModel) -> Weights | None:
-    """Those of the base model where the run merges: the weight can be chosen on dev, or is given; else None."""
+    """Those of the base model, where w can be chosen on dev or is given."""
     if config.merge is None or (config.dev is None and len(config.merge.weights) > 1):
         return None
     base = trained_weights(model)
@@ -329,11 +408,7 @@ def _merge(
     head: RelevanceHead | None,
     progress: bool,
 ) -> tuple[MergeResult, RelevanceHead | None]:
-    """Set the trained encoder, or the mean of its best checkpoints, to the best weights between it and the base.
-
-    Returns:
-        What was chosen, and the relevance head for it.
-    """
+    """Set the trained encoder, or the mean of its best checkpoints, to the best weights between it and the base."""
     settings = config.merge
     model = cast("RelevanceModel", trainer.loss.model)
     assert settings is not None
@@ -352,7 +427,7 @@ def _merge(
                 trainer._load_from_checkpoint(str(out / CHECKPOINT_FOLDER / f"checkpoint-{step}"))
                 tuned.append(trained_weights(model))
         model.eval()
-        mean = mean_weights(tuned) if settings.checkpoints > 1 else tuned[0]
+        mean = mean_weights(tuned) if len(tuned) > 1 else tuned[0]
         found = merge(model, base, mean, settings.weights, inputs.watched, config.guard_tolerance, progress)
         merged = replace(found, checkpoints=len(tuned), checkpoints_wanted=settings.checkpoints)
         if head is not None and (merged.weight < 1 or settings.checkpoints > 1):
@@ -396,7 +471,7 @@ def _trained_head(loss: GradedLoss, history: Sequence[dict[str, Any]]) -> Releva
 def _save_model(
     model: RelevanceModel, head: RelevanceHead | None, out: Path, folder: str, merged: MergeResult | None = None
 ) -> None:
-    """Write the model with its relevance head; adapters alone first, then merged into the model."""
+    """Adapters are written alone first, then merged into the model."""
     model.head = head  # one that came with the base model is not this encoder's
     with storage_errors(out), quiet_loading():
         if has_lora(model):
@@ -413,17 +488,10 @@ def _save_record(record: RunRecord, status: Status) -> None:
 
 
 def _add_timings(record: RunRecord, started: float, trainer: GradedTrainer) -> None:
-    """Seconds of this process on top of those of the ones before it, whole and in training steps."""
+    """Add the seconds of this process to those of the ones before it, whole and in training steps."""
     for name, seconds in (("train", time.perf_counter() - started), ("steps", trainer.seconds_in_steps)):
         record.timings[name] = record.timings.get(name, 0.0) + seconds
 
 
-def _loss_options(config: TrainConfig) -> dict[str, Any]:
-    if "scale" in config.loss_options:
-        raise ConfigError("loss_options: got 'scale'; expected it beside `loss`; fix: set `scale` there")
-    return {"scale": config.scale, **config.loss_options}
-
-
 def _pairs_named(config: TrainConfig) -> str:
-    """The files of pairs, for a message."""
     return ", ".join(map(str, paths_in(config.pairs)))

@@ -77,7 +77,7 @@ def _computing(asked: str) -> list[list[str]]:
 
 def _machine(clear: bool) -> list[list[str]]:
     """Memory, the cache (which may be cleared), disk and the demo model."""
-    from bixse.encoders.loading.demo import demo_model_path
+    from bixse.encoders.loading.build import demo_model_path
 
     rows = []
     if sys.platform != "win32":

@@ -1,1 +1,1 @@
-"""Loading an encoder: where it comes from, its parts, attention, precision, saving."""
+"""Loading an encoder: where it comes from, its attention, its precision."""

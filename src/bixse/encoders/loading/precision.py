@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
 PRECISION_VARIABLE = "BIXSE_PRECISION"
-"""Environment variable that holds the setting of this process and those that it starts."""
 Precision: TypeAlias = Literal["float32", "bfloat16"]
 """What is computed in. Of bfloat16: matrix products, by autocast; sums, norms and losses stay float32."""
 Setting: TypeAlias = Literal["auto", "float32", "bfloat16"]
@@ -24,7 +23,7 @@ SETTINGS: tuple[str, ...] = get_args(Setting)
 
 
 def check_setting(value: object, name: str = "precision") -> Setting:
-    """A setting of precision; raises InputError for any other value, with the name of where it comes from."""
+    """A setting of precision; raises InputError for any other value, which came from `name`."""
     if value not in SETTINGS:
         raise InputError(
             f"{name}: got {shorten(value)}; expected one of {', '.join(SETTINGS)}; "
@@ -34,7 +33,7 @@ def check_setting(value: object, name: str = "precision") -> Setting:
 
 
 def precision_setting() -> Setting:
-    """The setting of this process: what `BIXSE_PRECISION` holds, else "auto"; raises InputError for no setting."""
+    """The setting of this process: what `BIXSE_PRECISION` holds, else "auto"."""
     return check_setting(os.environ.get(PRECISION_VARIABLE) or "auto", PRECISION_VARIABLE)
 
 
@@ -43,7 +42,7 @@ def use_precision(setting: str | None) -> Iterator[None]:
     """Compute so inside the block, in this process and those that it starts; "auto" and None leave it as it is.
 
     Raises:
-        InputError: no such setting, or the environment variable holds none.
+        InputError: no such setting, here or in the environment variable.
 
     Example:
         >>> with use_precision("float32"):
@@ -67,15 +66,7 @@ def use_precision(setting: str | None) -> Iterator[None]:
 
 
 def resolve_precision(setting: str | None = None, device: torch.device | str | None = None) -> Precision:
-    """What is computed in.
-
-    Args:
-        setting: "float32" or "bfloat16" as asked; "auto" or None: as the process is set.
-        device: where; None: the first GPU, or the processor where there is none.
-
-    Raises:
-        InputError: no such setting.
-    """
+    """What is computed in on a device (None: `default_device`); "auto" or None: as the process is set."""
     wanted = check_setting(setting or "auto")
     wanted = precision_setting() if wanted == "auto" else wanted
     if wanted == "auto":
@@ -91,11 +82,7 @@ def default_device() -> str:
 
 
 def bf16_is_fast(device: torch.device | str = "cpu") -> bool:
-    """Whether matrix products in bf16 are faster than float32 on this device.
-
-    On processors with avx512_bf16 or AMX, bf16 trains small encoders several times faster; elsewhere it is emulated
-    and slower.
-    """
+    """Whether the device computes in bf16 itself; processors without avx512_bf16 and AMX emulate it, slower."""
     import torch
 
     kind = torch.device(device).type
@@ -107,7 +94,7 @@ def bf16_is_fast(device: torch.device | str = "cpu") -> bool:
 
 
 def autocast(device: torch.device | str, setting: str | None = None) -> AbstractContextManager[object]:
-    """A context in which a device computes as `resolve_precision` says."""
+    """Compute inside the block as `resolve_precision` says."""
     import torch
 
     if resolve_precision(setting, device) == "float32":
@@ -116,10 +103,9 @@ def autocast(device: torch.device | str, setting: str | None = None) -> Abstract
 
 
 def make_weights_float32(model: SentenceTransformer) -> None:
-    """Make weights and buffers that are stored in half precision float32, in place.
+    """Make half-precision weights and buffers float32, in place; quantised ones stay what they are.
 
-    Most published decoders are stored in bf16 and are loaded as they are stored. What computes in float32 needs float32
-    weights. Quantised weights stay what they are.
+    Most published decoders are stored in bf16 and are loaded as they are stored.
     """
     import torch
 
@@ -129,11 +115,7 @@ def make_weights_float32(model: SentenceTransformer) -> None:
 
 
 def upcast_trainable_to_float32(model: SentenceTransformer) -> None:
-    """Make the weights that are trained float32, in place; frozen ones, as those under low-rank adapters, may stay.
-
-    A step changes a weight by less than bf16 can tell apart (1 part in 256): without this the loss goes down slowly or
-    not at all, without a word.
-    """
+    """Make the weights that are trained float32, in place: a step is less than bf16 can tell apart (1 part in 256)."""
     for parameter in model.parameters():
         if parameter.requires_grad:
             parameter.data = parameter.data.float()

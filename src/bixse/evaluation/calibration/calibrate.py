@@ -20,7 +20,7 @@ from bixse.encoders.identity import model_hashes, model_path_settings
 from bixse.encoders.instructions import use_task
 from bixse.encoders.loading.build import build_encoder, quiet_loading
 from bixse.encoders.loading.precision import resolve_precision
-from bixse.encoders.loading.saving import save_whole
+from bixse.encoders.relevance_model import RelevanceModel, save_whole
 from bixse.errors import InputError
 from bixse.evaluation.calibration.calibrate_head import HeldOutCheck, choose_thresholds, fit_head, held_out_check
 from bixse.evaluation.calibration.thresholds import OperatingPoint  # noqa: TC001 pydantic reads it
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
     from bixse.data.graded_pairs import GradedPairs
     from bixse.data.run_record import RunRecord
-    from bixse.encoders.relevance_model import RelevanceModel
     from bixse.evaluation.calibration.calibrate_settings import CalibrateSettings
     from bixse.progress import ProgressBars
     from bixse.results import CalibrationReport

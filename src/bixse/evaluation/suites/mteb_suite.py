@@ -25,8 +25,8 @@ from bixse.data.run_record import open_run
 from bixse.data.task_instructions import RESERVED
 from bixse.encoders.encode import encode_texts
 from bixse.encoders.identity import model_path_settings
+from bixse.encoders.instructions import prompt_for
 from bixse.encoders.loading.precision import autocast
-from bixse.encoders.prompts import prompt_for
 from bixse.errors import BixseError, InputError, did_you_mean
 from bixse.evaluation.evaluate import PER_QUERY_NAME, Evaluation
 from bixse.evaluation.metrics import PRIMARY_METRIC, evaluate_run
@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 
     from mteb.abstasks import AbsTask
 
+    from bixse.data.graded_pairs import Kind
     from bixse.data.run_record import RunRecord
-    from bixse.encoders.prompts import Kind
     from bixse.encoders.relevance_model import RelevanceModel
     from bixse.evaluation.metrics import PerQuery
     from bixse.evaluation.systems import System

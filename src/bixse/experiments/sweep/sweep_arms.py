@@ -15,7 +15,6 @@ from pydantic import BaseModel
 from bixse.errors import ERRORS_SHOWN, ConfigError
 from bixse.experiments.arms import Arm
 from bixse.experiments.sweep.sweep_config import MOST_TRIALS, Range
-from bixse.losses.catalogue import check_loss_options
 from bixse.training.config import TrainConfig
 
 if TYPE_CHECKING:
@@ -126,11 +125,6 @@ def _arm_errors(config: TrainConfig, choice: Mapping[str, Any]) -> Iterator[str]
         section = key.rpartition(".")[0]
         if section and _setting(config, section) is None:  # `lora: null` in base: the arm's value is nowhere
             yield f"  {key}: got no section {section!r}; expected one; fix: write `{section}: {{}}` in `base`"
-    try:
-        check_loss_options(config.loss, config.loss_options)
-    except ConfigError as error:
-        first, *options = str(error).splitlines()
-        yield from (f"  loss_options.{line.strip()}" for line in options) if options else [f"  {first}"]
 
 
 def _where(labels: list[str], arms: int) -> str:

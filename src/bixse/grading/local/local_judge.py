@@ -13,9 +13,9 @@ from bixse.errors import ModelError
 from bixse.grading.judge import Answer, Usage
 from bixse.grading.local.local_model import LocalModel, longest_input
 from bixse.grading.local.local_prompts import PromptRenderer
+from bixse.grading.local.option_tokens import option_token_ids
 from bixse.grading.local.prompt_reader import PromptReader
 from bixse.grading.reading.expected_grade import OptionProbabilities, expected_grade
-from bixse.grading.reading.option_tokens import option_token_ids
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -196,5 +196,4 @@ class LocalJudge:
         if found.mass < max(self.min_mass, 1e-30):
             detail = f"the options have probability {found.mass:.2g} together"
             return Answer("no-option", MODE, text=text[:200], detail=detail, **common)
-        expected = expected_grade(self.rubric.values, found)
-        return Answer("graded", MODE, options, expected.grade, expected.low, expected.high, text=text[:200], **common)
+        return Answer("graded", MODE, options, *expected_grade(self.rubric.values, found), text=text[:200], **common)

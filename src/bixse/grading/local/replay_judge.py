@@ -197,7 +197,7 @@ def answer_of(judgement: Judgement, order: str = "") -> Answer:
         return replace(answer, grade=judgement.grade, low=low, high=high)
     ends = judgement.scale.minimum, judgement.scale.maximum
     found = [expected_grade(np.linspace(*ends, len(shares)).tolist(), _bounded(shares)) for shares in asked]
-    grade, low, high = (math.fsum(getattr(one, end) for one in found) / len(found) for end in ("grade", "low", "high"))
+    grade, low, high = (math.fsum(column) / len(found) for column in zip(*found, strict=True))
     probabilities = asked[0] if len(asked) == 1 else judgement.probabilities
     return replace(answer, probabilities=probabilities, grade=grade, low=low, high=high)
 

@@ -104,9 +104,8 @@ class TextAnswer:
     status: Status
     """"graded" where exactly one option is answered."""
     label: str = ""
-    """The option."""
     start: int = -1
-    """Where it stands in the text, in characters."""
+    """Where the option stands in the text, in characters."""
     detail: str = ""
     """Why there is none, for people."""
 
@@ -116,7 +115,7 @@ class _Mention:
     """A number or an option that stands alone in the text."""
 
     label: str | None
-    """The option, None for a number that is none."""
+    """None for a number that is no option."""
     start: int
     end: int
 
@@ -135,8 +134,8 @@ def find_answer(
     Args:
         text: what the judge wrote, without separate reasoning.
         labels: options, the highest last.
-        finish_reason: as the server gave it: "stop", "length", "content_filter".
-        refusal: the server's own text of a refusal; empty for none.
+        finish_reason: "stop", "length" or "content_filter".
+        refusal: the server's own text of a refusal.
         place: only the place of the option is looked for, whose probabilities are the grade: what comes after it does
             not matter as much, so that "2. The passage" is one, cut off or not.
 
@@ -175,15 +174,9 @@ def find_answer(
 
 
 def answer_token(tokens: Sequence[str], text: str, answer: TextAnswer) -> int | None:
-    r"""Which token is the answer.
+    r"""Index of the token that is the answer; None where none spells it alone or they do not end with the text.
 
-    Args:
-        tokens: every token written, in order; may hold reasoning before the text and end tokens after it.
-        text: the text the answer was found in.
-        answer: the answer.
-
-    Returns:
-        Its index, or None where no token spells the option alone or the tokens do not end with the text.
+    The tokens may hold reasoning before the text and end tokens after it.
 
     Example:
         >>> answer_token(["<think>", "3", "</think>", "\n", "2"], "2", find_answer("2", ["2", "3"]))
@@ -203,7 +196,7 @@ def answer_token(tokens: Sequence[str], text: str, answer: TextAnswer) -> int | 
 
 
 def _after_reasoning(text: str) -> int | None:
-    """Where the text after the reasoning begins; None where the reasoning has no end."""
+    """Where the reasoning ends; None where it has no end."""
     begin = 0
     for match in _REASONING_END.finditer(text):
         begin = match.end()
@@ -272,7 +265,7 @@ def _numbered_list(text: str, first: _Mention) -> bool:
 
 
 def _on_lines(text: str, begin: int, mentions: list[_Mention]) -> list[_Mention]:
-    r"""Mentions on a line of their own or one that says what they are: "Score: 2", "\boxed{2}"."""
+    r"""Mentions that stand alone on a line or behind what they are: "Score: 2", "\boxed{2}"."""
     found = []
     for mention in mentions:
         line_start = max(text.rfind("\n", 0, mention.start) + 1, begin)
@@ -320,7 +313,7 @@ def _is_whole(text: str, begin: int, mention: _Mention, leads: bool) -> bool:
 
 
 def _in_prose(text: str, begin: int, mentions: list[_Mention], rated: list[_Mention]) -> TextAnswer:
-    """The answer inside a sentence, only where it is the one option named and named as the rating."""
+    """The answer inside a sentence, where it is the only option named."""
     named = {mention.label for mention in mentions} - {None}
     together = _NUMBERS_TOGETHER.search(text, begin) if mentions else None
     if len(named) > 1 or (named and together):

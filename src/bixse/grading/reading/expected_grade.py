@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from bixse.errors import InputError
 
@@ -36,23 +36,6 @@ class OptionProbabilities:
         """Probability that the answer is one of the options, as far as returned."""
         return min(1.0, sum(self.probabilities))
 
-    @property
-    def normalised(self) -> tuple[float, ...]:
-        """The probabilities divided by their sum; all 0 where none was returned."""
-        total = sum(self.probabilities)
-        return tuple(value / total if total > 0 else 0.0 for value in self.probabilities)
-
-
-class ExpectedGrade(NamedTuple):
-    """An expected grade and what missing options could make of it."""
-
-    grade: float
-    """sum s p(s) / sum p(s) over the returned options."""
-    low: float
-    """The lowest it can be given what was not returned."""
-    high: float
-    """The highest."""
-
 
 def spellings(label: str) -> tuple[str, str]:
     """The token texts that count as one option: with and without the space that stands before a word."""
@@ -67,7 +50,7 @@ class SeenToken:
     top: float
     """Highest natural log-probability that it was given."""
     least: float
-    """The lowest probability."""
+    """Lowest probability."""
     more: float = 0.0
     """Probability of the tokens that its other names may be."""
 
@@ -83,10 +66,6 @@ def distinct_tokens(returned: Sequence[tuple[str, float]], by_id: bool = False) 
     A token is known by its text. The same text is the same token, and so is a text that differs in white space alone
     where the values agree (`SAME`): "3" and the same token's "▁3". Where they may be two after all, `more` says so. By
     id, each token comes once, so that only what has both the same text and the same value is a repetition.
-
-    Args:
-        returned: (token text, natural log-probability), all usable.
-        by_id: tokens were asked for by their ids.
     """
     found: dict[str, list[SeenToken]] = {}
     for text, value in sorted(returned, key=lambda entry: -entry[1]):
@@ -119,7 +98,7 @@ def option_probabilities(
     have all of that rest.
 
     Args:
-        labels: L labels.
+        labels: of the L options.
         alternatives: (token text, natural log-probability) of the tokens returned.
         complete: every spelling of every option was returned (or asked for by its id): nothing is hidden.
         written: the token that the judge wrote, one of those returned; None where it is not known.
@@ -163,22 +142,22 @@ def option_probabilities(
     return OptionProbabilities(tuple(raw), tuple(hidden), unseen)
 
 
-def expected_grade(values: Sequence[float], options: OptionProbabilities) -> ExpectedGrade:
-    """The expected grade over the options, renormalised, with the bounds of what was not returned.
+def expected_grade(values: Sequence[float], options: OptionProbabilities) -> tuple[float, float, float]:
+    """The expected grade sum s p(s) / sum p(s) over the options returned, and the least and most it can be.
 
     The highest mean that hidden probability allows takes hidden spellings from the highest value down, as long as
     they lie above the mean and there is unseen probability left; the lowest one the other way round.
 
     Args:
         values: L grades, rising.
-        options: probabilities of the L options.
+        options: of the L labels.
 
     Raises:
         InputError: no option has any probability.
 
     Example:
         >>> expected_grade([0, 1, 2, 3], OptionProbabilities((0.0, 0.1, 0.2, 0.2)))
-        ExpectedGrade(grade=2.2, low=2.2, high=2.2)
+        (2.2, 2.2, 2.2)
     """
     total = math.fsum(options.probabilities)
     if not total > 0:
@@ -186,7 +165,7 @@ def expected_grade(values: Sequence[float], options: OptionProbabilities) -> Exp
     weighted = math.fsum(value * share for value, share in zip(values, options.probabilities, strict=True))
     grade = weighted / total
     if not options.hidden:
-        return ExpectedGrade(grade, grade, grade)
+        return grade, grade, grade
     bounds = []
     for sign in (-1.0, 1.0):
         mass, top, left = total, weighted, options.unseen
@@ -196,4 +175,4 @@ def expected_grade(values: Sequence[float], options: OptionProbabilities) -> Exp
                 break
             mass, top, left = mass + take, top + take * value, left - take
         bounds.append(top / mass)
-    return ExpectedGrade(grade, min(bounds[0], grade), max(bounds[1], grade))
+    return grade, min(bounds[0], grade), max(bounds[1], grade)

@@ -17,11 +17,11 @@ import random
 import threading
 import time
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from bixse.errors import InputError, shorten
 from bixse.grading.grade_settings import ServerSettings
-from bixse.grading.server.endpoints import Address, choose_model, models_in, parse_addresses
+from bixse.grading.server.endpoints import Address, ServedModel, choose_model, models_in, parse_addresses
 from bixse.grading.server.failure import DETAIL_WIDTH, SHARED, TRANSIENT, RequestError, ServerDownError, refusal
 from bixse.grading.server.reply import Reply, parse_reply
 from bixse.grading.server.secret import Secret
@@ -35,9 +35,7 @@ except ImportError as error:
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
-    from typing import Any
 
-    from bixse.grading.server.endpoints import ServedModel
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -64,30 +62,19 @@ log = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class Endpoint:
-    """One address and how it behaves."""
+    """One address and how it behaves; `missed` and `refusals` (of the kinds in `SHARED`) are counted in a row."""
 
     address: Address
     places: asyncio.Semaphore
-    """Requests it may have at once."""
     in_flight: int = 0
     missed: int = 0
-    """Requests in a row that did not reach it."""
     refusals: int = 0
-    """Requests in a row that were refused as every request may be (`SHARED`)."""
     watch: asyncio.Task[None] | None = field(default=None, repr=False)
     """While it is away: looks whether it is back."""
 
 
 class ChatClient:
-    """A client of one or several endpoints that serve the same model.
-
-    Args:
-        endpoints: addresses, with or without `/v1`.
-        settings: key, concurrency and limits of time; defaults when None.
-
-    Raises:
-        InputError: an address or a key that cannot be used.
-    """
+    """A client of one or several endpoints that serve the same model."""
 
     def __init__(self, endpoints: Sequence[str], settings: ServerSettings | None = None) -> None:
         settings = settings or ServerSettings()
@@ -111,11 +98,7 @@ class ChatClient:
         self._thread.start()
         self._session = self.run(_open_session(key, settings.timeout))
 
-    def __repr__(self) -> str:
-        return f"ChatClient({[endpoint.address.api for endpoint in self.endpoints]})"
-
     def close(self) -> None:
-        """Cancel what is under way, close the connections and end the thread."""
         if self._thread.is_alive():
             with contextlib.suppress(concurrent.futures.TimeoutError):
                 self.run(self._cancel_all(), CLOSING_SECONDS)
@@ -126,7 +109,7 @@ class ChatClient:
     # --- from plain code into the event loop ------------------------------------------------------------------------
 
     def run(self, coroutine: Coroutine[Any, Any, Result], seconds: float | None = None) -> Result:
-        """Run one coroutine and wait for it; works inside a running loop too, as in a notebook. Ctrl-C cancels it."""
+        """The result of a coroutine; works inside a running loop too, as in a notebook. Ctrl-C cancels it."""
         future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
         try:
             return future.result(seconds)
@@ -142,9 +125,6 @@ class ChatClient:
         The next item is taken, in the caller's thread, only while fewer than `at_once` are being handled. An error of
         one item is raised after the results that are there already. Closing the generator, an error, or Ctrl-C cancels
         what is under way and waits until it is gone.
-
-        Raises:
-            RuntimeError: the client was closed meanwhile.
         """
         done: queue.SimpleQueue[concurrent.futures.Future[Result]] = queue.SimpleQueue()
         under_way: dict[concurrent.futures.Future[Result], Item] = {}
@@ -198,11 +178,7 @@ class ChatClient:
     # --- requests ---------------------------------------------------------------------------------------------------
 
     async def chat(self, body: Mapping[str, Any], endpoint: Endpoint | None = None) -> Reply:
-        """Ask for a chat completion until there is a reply or a final failure.
-
-        Args:
-            body: the request.
-            endpoint: where to ask; None: wherever there is room.
+        """Ask an endpoint, or any one, for a chat completion until there is a reply or a final failure.
 
         Raises:
             RequestError: this request has no reply.
@@ -232,7 +208,6 @@ class ChatClient:
             await asyncio.sleep(POLL_SECONDS)
 
     async def _ask(self, endpoint: Endpoint, body: Mapping[str, Any]) -> Reply:
-        """One try of a chat completion, and what it says about the endpoint."""
         endpoint.in_flight += 1
         try:
             async with endpoint.places:
@@ -265,7 +240,6 @@ class ChatClient:
             return None
 
     async def _send_patiently(self, url: str, body: Mapping[str, Any] | None = None, tries: int = AWAY_AFTER) -> Any:
-        """What `_send` gives, asked for several times where it may come later."""
         for made in range(1, tries):
             try:
                 return await self._send(url, body)
@@ -276,11 +250,7 @@ class ChatClient:
         return await self._send(url, body)
 
     async def _send(self, url: str, body: Mapping[str, Any] | None = None) -> Any:
-        """JSON of a response (its text where it is none); a GET without a body.
-
-        Raises:
-            RequestError: no response, or one that is no success.
-        """
+        """JSON of a response, its text where it is none; a GET without a body."""
         data = None if body is None else json.dumps(body).encode()
         method = "GET" if body is None else "POST"
         try:
@@ -304,12 +274,7 @@ class ChatClient:
     # --- which model is served --------------------------------------------------------------------------------------
 
     async def served_model(self, wanted: str | None = None) -> ServedModel:
-        """The model that all endpoints serve; those that do not answer now are left out until they do.
-
-        Raises:
-            InputError: different models, several where none is named, none of that name, or an invalid key.
-            ServerDownError: nobody answers.
-        """
+        """The model that all endpoints serve; those that do not answer now are left out until they do."""
         found: dict[tuple[str, str], tuple[ServedModel, str]] = {}
         away = []
         asked = await asyncio.gather(*(self._list_models(endpoint, AWAY_AFTER) for endpoint in self.endpoints))
@@ -346,14 +311,12 @@ class ChatClient:
     # --- endpoints that are away, and failures that all requests share ----------------------------------------------
 
     async def _wait(self, error: RequestError, tries: int) -> None:
-        """Before another try; a server that asks to wait is waited for."""
         backoff = random.uniform(0.5, 1.0) * min(LONGEST_WAIT, FIRST_WAIT * 2 ** min(tries - 1, 10))
         seconds = error.retry_after or backoff
         self._stop_if_down(error.detail, seconds)
         await asyncio.sleep(seconds)
 
     def _stop_if_down(self, detail: str, wait: float) -> None:
-        """Raise where nobody has answered for long, or a server asks to wait for longer than that."""
         now = time.monotonic()
         silent = now - (self._silent_since or now)
         if max(silent, wait) > self._max_downtime:

@@ -19,19 +19,14 @@ UNKNOWN_KIND = "openai-compatible"
 
 
 class Address(NamedTuple):
-    """Where a server answers."""
+    """Where a server answers: `/chat/completions` follows `api`, `/tokenize` follows `root`."""
 
     api: str
-    """Address that `/chat/completions` follows, without a slash at the end."""
     root: str
-    """Address that `/tokenize` follows."""
 
 
 def parse_address(text: str) -> Address:
-    """An address with or without `/v1`.
-
-    Raises:
-        InputError: no http address, or one that holds a password or a query (which could hold a key).
+    """An address with or without `/v1`; a password or a query, which could hold a key, is refused.
 
     Example:
         >>> parse_address("http://localhost:8000")
@@ -62,11 +57,7 @@ def parse_address(text: str) -> Address:
 
 
 def parse_addresses(texts: Sequence[str]) -> list[Address]:
-    """One or more addresses, each once.
-
-    Raises:
-        InputError: none, one twice, or one that cannot be used.
-    """
+    """One or more addresses, each once."""
     found = [parse_address(text) for text in texts]
     if not found or len(set(found)) != len(found):
         what = "one twice" if found else "none"
@@ -78,14 +69,12 @@ class ServedModel(NamedTuple):
     """A model as a server lists it."""
 
     id: str
-    """What requests name."""
     kind: str
-    """Kind of server: "vllm", "llama.cpp", "sglang", "ollama" or "openai-compatible"."""
+    """Of server: "vllm", "llama.cpp", "sglang", "ollama" or "openai-compatible"."""
     aliases: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
-        """Its id without the folders of a path, for tables and keys."""
         return model_name(self.id)
 
     @property
@@ -95,11 +84,7 @@ class ServedModel(NamedTuple):
 
 
 def models_in(content: Any) -> list[ServedModel]:
-    """The models that `/models` lists.
-
-    Raises:
-        ValueError: this is no list of models.
-    """
+    """The models that `/models` lists; raises ValueError where it lists none."""
     listed = content.get("data") if isinstance(content, dict) else content
     if not isinstance(listed, list):
         raise ValueError("no list of models")
@@ -117,14 +102,6 @@ def choose_model(listed: Sequence[ServedModel] | None, wanted: str | None, addre
 
     A model that is wanted and not in a list of several is asked for all the same: hosted services have names that they
     do not list, and refuse one that is wrong.
-
-    Args:
-        listed: what the server lists; None where it has no list.
-        wanted: a model's id, name or alias; None: take the only one.
-        address: for messages.
-
-    Raises:
-        InputError: none is wanted and the server lists none or several; or it serves one, of another name.
     """
     models = listed or ()
     if wanted is None:

@@ -9,12 +9,11 @@ from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, Literal
 
 from bixse.errors import BixseError
-from bixse.grading.judge import TEXT_WIDTH, Answer
+from bixse.grading.judge import TEXT_WIDTH, Answer, Mode, Status
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from bixse.grading.judge import Mode, Status
     from bixse.grading.server.secret import Secret
 
 Failure = Literal["busy", "away", "broken", "key", "quota", "model", "too-long", "filtered", "no-logprobs", "refused"]
@@ -44,7 +43,7 @@ class ServerDownError(BixseError):
 
 @dataclass
 class RequestError(Exception):
-    """A request that has no reply after its tries."""
+    """No reply after all tries."""
 
     failure: Failure
     detail: str
@@ -52,12 +51,9 @@ class RequestError(Exception):
     retry_after: float | None = None
     """Seconds the server asked to wait, where it did."""
     tries: int = 1
-    """Requests made."""
     seconds: float = 0.0
-    """Wall time of all of them."""
 
     def answer(self, mode: Mode) -> Answer:
-        """The answer that a question has without a reply."""
         known: dict[Failure, Status] = {
             "too-long": "too-long",
             "filtered": "filtered",
@@ -70,11 +66,7 @@ class RequestError(Exception):
 def refusal(status: int, headers: Mapping[str, str], content: Any, secret: Secret) -> RequestError:
     """What an HTTP status other than success means for the request and its endpoint.
 
-    Args:
-        status: of the response.
-        headers: likewise.
-        content: the parsed JSON of its body, or its text.
-        secret: taken out of what the server says.
+    `content` is the parsed JSON of the body, or its text.
     """
     message = secret.redact(error_message(content)[:_READ_WIDTH])
     inner = content.get("error") if isinstance(content, dict) else None
@@ -115,7 +107,7 @@ def _kind(status: int, code: object, message: str, wait: float | None) -> Failur
 
 
 def _seconds_to_wait(told: str) -> float | None:
-    """What a Retry-After header says in seconds, which may be a number or a date; None where it says neither."""
+    """What a Retry-After header says, a number or a date; None where it is neither."""
     try:
         seconds = float(told)
     except ValueError:

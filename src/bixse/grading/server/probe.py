@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from bixse.errors import BixseError, InputError, shorten
-from bixse.grading.judge import model_name, same_model
+from bixse.grading.judge import Answer, model_name, same_model
 from bixse.grading.reading.expected_grade import spellings
 from bixse.grading.server.failure import TRANSIENT, RequestError
-from bixse.grading.server.reply import answer_place, read_choices, read_position
+from bixse.grading.server.reply import Reply, answer_place, read_choices, read_position
 from bixse.grading.server.request import (
     ANSWER_TOKENS,
     CONSTRAINTS,
@@ -26,11 +26,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from bixse.grading.grade_settings import JudgeOptions
-    from bixse.grading.judge import Answer
     from bixse.grading.rubrics import Rubric
     from bixse.grading.server.client import ChatClient, Endpoint
     from bixse.grading.server.endpoints import ServedModel
-    from bixse.grading.server.reply import Reply
 
 KNOWN_QUERY = "what is the capital of France"
 KNOWN_DOCUMENTS = ("Paris is the capital of France.", "Bake the bread for forty minutes.")
@@ -46,24 +44,14 @@ OTHER_MODES = (
 
 @dataclass(frozen=True)
 class Finding:
-    """How a server is asked, and what it said to the known questions."""
+    """How a server is asked, and what it said about the relevant and the irrelevant document."""
 
     form: RequestForm
-    """How it is asked."""
     answers: tuple[Answer, Answer]
-    """About the relevant and the irrelevant document."""
 
 
 class Probe:
-    """Finds the form of requests that one endpoint understands.
-
-    Args:
-        client: asks it.
-        endpoint: the endpoint.
-        model: what it serves.
-        rubric: options, and the wording of the known questions.
-        options: the mode that is wanted, the limit of tokens and the number of samples.
-    """
+    """Finds the form of requests that one endpoint understands."""
 
     def __init__(
         self, client: ChatClient, endpoint: Endpoint, model: ServedModel, rubric: Rubric, options: JudgeOptions
@@ -78,8 +66,8 @@ class Probe:
         """The best form for the mode; "auto": token-ids, else top-logprobs, else constrained where only that answers.
 
         Raises:
-            InputError: the server cannot be asked in this mode; says which modes remain.
-            BixseError: the server does not work now.
+            InputError: the server cannot be asked in this mode.
+            BixseError: it does not work now.
         """
         wanted = self._wanted
         if wanted in ("sample", "verbal"):
@@ -110,12 +98,7 @@ class Probe:
         return await self._finish(replace(by_id or form, max_tokens=1) if one_token else by_id or form)
 
     async def check(self, form: RequestForm) -> None:
-        """See that this endpoint gives a grade in the form that another one has.
-
-        Raises:
-            InputError: it does not.
-            BixseError: the server does not work now.
-        """
+        """Raise where this endpoint gives no grade in the form that another one has."""
         reply = await self._reply(form, 0)
         answer = self._read(form, reply) if not isinstance(reply, RequestError) else None
         if answer is None or answer.status != "graded":
@@ -169,7 +152,7 @@ class Probe:
         return answer_place(reply.choices[0], self._rubric.labels)
 
     def _has_probabilities(self, form: RequestForm, reply: Reply) -> bool:
-        """Whether probabilities came that can be some: of the answer, or of the first token where there is none."""
+        """Whether usable probabilities came: of the answer, or of the first token where there is none."""
         graded = self._read(form, reply).status == "graded"
         if graded or self._place(reply) is not None:
             return graded
@@ -272,7 +255,7 @@ class Probe:
         return reply.answer(form.mode) if isinstance(reply, RequestError) else self._read(form, reply)
 
     async def _check_labels(self, form: RequestForm) -> None:
-        """Raise an InputError where an option of several letters is not known to be one token."""
+        """Raise where an option of several letters is not known to be one token."""
         if form.mode in ("sample", "verbal"):
             return
         for label in self._rubric.labels:

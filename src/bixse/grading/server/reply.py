@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bixse.grading.judge import TEXT_WIDTH, Answer, Usage
-from bixse.grading.reading.answer_position import answer_token, find_answer
+from bixse.grading.reading.answer_position import TextAnswer, answer_token, find_answer
 from bixse.grading.reading.expected_grade import (
     NOT_AVAILABLE,
     OptionProbabilities,
@@ -19,7 +19,6 @@ from bixse.grading.reading.expected_grade import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from bixse.grading.reading.answer_position import TextAnswer
     from bixse.grading.rubrics import Rubric
     from bixse.grading.server.request import RequestForm
 
@@ -29,7 +28,7 @@ class Position(NamedTuple):
 
     token: str
     alternatives: tuple[tuple[str, float | None], ...]
-    """(token text, natural log-probability) of the tokens returned; the written one stands first if it was not one."""
+    """(token text, natural log-probability) of the tokens returned; the written one is put first if it was not one."""
 
 
 class Choice(NamedTuple):
@@ -40,7 +39,6 @@ class Choice(NamedTuple):
     finish_reason: str = "stop"
     """"stop", "length" or "content_filter", whatever the server calls them."""
     positions: tuple[Position, ...] = ()
-    """Tokens in order; empty where the server gave none."""
     refusal: str = ""
     """The server's own text of a refusal."""
 
@@ -52,11 +50,9 @@ class Reply:
     choices: tuple[Choice, ...]
     """At least one."""
     usage: Usage
-    """Tokens of all choices together."""
     model: str = ""
     """Model that answered, as the server says."""
     tries: int = 1
-    """Requests made for it."""
     seconds: float = 0.0
     """Wall time from the first wait for a free place to the end."""
 
@@ -65,10 +61,7 @@ def parse_reply(content: Any, redact: Callable[[str], str] = str) -> Reply:
     """Read a reply of any dialect.
 
     Known are OpenAI's shape of probabilities (also with dictionaries of alternatives) and Together's. `redact` takes
-    the key out of what may be kept or shown.
-
-    Raises:
-        ValueError: this is no reply; half of one, or something else.
+    the key out of what may be kept or shown. What is no whole reply raises a ValueError.
 
     Example:
         >>> reply = parse_reply({"choices": [{"message": {"content": "3"}, "finish_reason": "stop", "logprobs":
@@ -84,12 +77,7 @@ def parse_reply(content: Any, redact: Callable[[str], str] = str) -> Reply:
 
 
 def read_choices(choices: Sequence[Choice], form: RequestForm, rubric: Rubric) -> Answer:
-    """Read the answer of a reply in the mode it was asked in; tokens, time and model are left to the caller.
-
-    Args:
-        choices: all answers of one question: one, or the samples.
-        form: how it was asked.
-        rubric: options and their grades.
+    """Read the answer of a reply, one or all samples, in the mode it was asked in, without tokens, time and model.
 
     Example:
         >>> from bixse.grading.rubrics import load_rubric
@@ -122,7 +110,7 @@ def read_choices(choices: Sequence[Choice], form: RequestForm, rubric: Rubric) -
 
 
 def answer_place(choice: Choice, labels: Sequence[str]) -> int | None:
-    """Which token of a choice is its answer, or None where none is."""
+    """Index of the token that is a choice's answer."""
     found = find_answer(choice.text, labels, choice.finish_reason, choice.refusal, place=True)
     return _token_of(found, choice) if found.status == "graded" else None
 

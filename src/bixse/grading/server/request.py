@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 ANSWER_TOKENS = 16
 """Tokens a judge may write where its first one is not the answer and nothing else is asked for."""
 TOP_LOGPROBS = (20, 10, 5)
-"""How many alternatives a position are asked for: the most that a server accepts."""
+"""How many alternatives are asked for per position: the most that a server accepts."""
 CONSTRAINTS = ("structured_outputs", "guided_choice", "grammar", "regex")
 """Names under which servers take a fixed set of answers: vLLM, vLLM before 0.12, llama.cpp, SGLang."""
 OWN_CONSTRAINT = {"vllm": "structured_outputs", "llama.cpp": "grammar", "sglang": "regex"}
@@ -32,11 +32,10 @@ class RequestForm:
     model: str
     mode: Mode
     labels: tuple[str, ...] = ()
-    """Options, needed for a constraint."""
+    """For a constraint."""
     max_tokens: int = ANSWER_TOKENS
     logprobs: Logprobs = "flag"
     top_logprobs: int = TOP_LOGPROBS[0]
-    """Alternatives a position."""
     token_ids: tuple[int, ...] = ()
     constraint: str = ""
     """One of `CONSTRAINTS`, or empty."""
@@ -50,11 +49,10 @@ class RequestForm:
     thinking_off: bool = False
     """Ask the chat template to leave out reasoning."""
     limit_name: str = "max_tokens"
-    """Name of the length limit."""
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """All of it that decides an answer, as plain JSON values; no model."""
+        """What decides an answer besides the model, as plain JSON values."""
         return {
             "temperature": self.temperature,
             "top_logprobs": self.top_logprobs if self.logprobs != "none" else None,

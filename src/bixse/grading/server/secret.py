@@ -18,10 +18,7 @@ class Secret:
 
     Found are the key itself, its letters escaped as JSON, Python, HTML and addresses do (also several times over, and
     each letter in its own way), its hexadecimal digits, and its base64, also as a part of a longer text ("user:key").
-    Upper and lower case count as the same.
-
-    Args:
-        key: in ASCII; one that is shorter than `SHORTEST_SECRET` is no secret.
+    Upper and lower case count as the same. The key is ASCII; one shorter than `SHORTEST_SECRET` is no secret.
 
     Example:
         >>> Secret("sk-very-secret").redact("sk%2Dvery%2dsecret or dXNlcjpzay12ZXJ5LXNlY3JldA==")
@@ -32,11 +29,7 @@ class Secret:
         self._shortest = len(key)
         self._pattern = re.compile("|".join(_spellings(key)), re.IGNORECASE) if len(key) >= SHORTEST_SECRET else None
 
-    def __repr__(self) -> str:
-        return "Secret()"
-
     def redact(self, text: str) -> str:
-        """The same text without the key."""
         short = len(text) < self._shortest  # as most answers are
         return text if short or self._pattern is None else self._pattern.sub(STAND_IN, text)
 

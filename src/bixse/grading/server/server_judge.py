@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from bixse.errors import InputError
 from bixse.grading.grade_settings import JudgeOptions, ServerSettings
-from bixse.grading.judge import Answer, Completion, Usage, model_name, same_model
+from bixse.grading.judge import Answer, Completion, CompletionStatus, Question, Usage, model_name, same_model
 from bixse.grading.server.client import ChatClient
 from bixse.grading.server.failure import RequestError
 from bixse.grading.server.probe import Finding, Probe, prompt_tokens
@@ -17,9 +17,7 @@ from bixse.grading.server.request import RequestForm, request_body
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
-    from typing import Self
 
-    from bixse.grading.judge import CompletionStatus, Question
     from bixse.grading.rubrics import Rubric
     from bixse.relevance import GradeScale
 
@@ -28,14 +26,10 @@ LITTLE_MASS = 0.5
 
 
 class ServerModel:
-    """A model behind one or several servers that speak OpenAI's chat interface.
-
-    Args:
-        endpoints: addresses with or without `/v1`; several serve the same model and share the work.
-        settings: which model, and how it is asked.
+    """A model behind one or several servers that speak OpenAI's chat interface and share the work.
 
     Raises:
-        InputError: addresses, model or key that cannot be used.
+        InputError: addresses (with or without `/v1`), model or key that cannot be used.
         ServerDownError: no endpoint answers.
     """
 
@@ -56,25 +50,14 @@ class ServerModel:
 
     @property
     def name(self) -> str:
-        """Name of the model."""
         return self._model.name
 
     def close(self) -> None:
-        """Close the connections."""
         self._client.close()
 
 
 class ServerJudge(ServerModel):
     """Asks servers for grades; probes them first with questions whose answers are known.
-
-    Args:
-        endpoints: see `ServerModel`.
-        rubric: the options, and the wording of the known questions.
-        options: model, mode, samples, limits; defaults when None.
-
-    Raises:
-        InputError: addresses, model, key or mode that cannot be used; says how to fix it.
-        ServerDownError: no endpoint answers.
 
     Example:
         >>> judge = ServerJudge(["http://localhost:8000"], rubric)                              # doctest: +SKIP
@@ -98,22 +81,18 @@ class ServerJudge(ServerModel):
 
     @property
     def scale(self) -> GradeScale:
-        """The rubric's."""
         return self._rubric.scale
 
     @property
     def form(self) -> RequestForm:
-        """How questions are asked, as the probe found it."""
         return self._finding.form
 
     @property
     def at_once(self) -> int:
-        """Questions under way at once."""
         return self._client.at_once
 
     @property
     def identity(self) -> Mapping[str, Any]:
-        """All that decides an answer besides the question; no address, no key."""
         samples = {"samples": self._samples} if self.form.mode == "sample" else {}
         return {
             "kind": "server",
@@ -128,12 +107,10 @@ class ServerJudge(ServerModel):
 
     @property
     def warnings(self) -> list[str]:
-        """What a user should know."""
         return self.doubts
 
     @property
     def doubts(self) -> list[str]:
-        """What the known questions showed against its grades; stands before anything else is asked."""
         known = self._finding.answers
         found = [
             f"{self.name} gave no grade to a known question: {answer.status} ({answer.detail})"
@@ -217,14 +194,7 @@ class ServerJudge(ServerModel):
 
 
 class ServerTextModel(ServerModel):
-    """A `TextModel` behind servers.
-
-    Args:
-        endpoints: see `ServerModel`.
-        settings: which model, and how it is asked; defaults when None.
-        temperature: 0 to 2; 0 for the most probable text, above it texts differ.
-        max_tokens: most tokens of a text.
-    """
+    """A `TextModel` behind servers; at temperature 0 it writes the most probable text."""
 
     def __init__(
         self,
@@ -238,7 +208,6 @@ class ServerTextModel(ServerModel):
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What decides a text besides the messages."""
         return {
             "kind": "query writer",  # as ledgers have it from the first version on
             "model": self._model.name,
@@ -248,7 +217,6 @@ class ServerTextModel(ServerModel):
         }
 
     def complete(self, prompts: Iterable[Question]) -> Iterator[tuple[Question, Completion]]:
-        """Write a text for the messages of each prompt as they come, many at once; its `repeat` is the seed."""
         return self._client.stream(prompts, self._complete)
 
     async def _complete(self, prompt: Question) -> Completion:

@@ -27,17 +27,7 @@ def mean_logits(
 ) -> tuple[Tensor, Tensor]:
     """Mean logit of the relevant entries (z >= 0.5) and of all other entries that count, over all processes.
 
-    The mean over all entries needs only the mean query and the mean document.
-
-    Args:
-        queries: (B, D).
-        documents: (N, D).
-        targets: known relevance; masked entries are left out.
-        logit_scale: alpha.
-        logit_bias: beta.
-
-    Returns:
-        Two scalars; NaN where there is no such entry.
+    The mean over all entries needs only the mean query and the mean document. NaN where there is no such entry.
     """
     cosines = _known_cosines(queries, documents, targets)
     relevant, masked = targets.relevance >= 0.5, targets.relevance.isnan()

@@ -27,14 +27,9 @@ def all_reduce_sum(value: Tensor) -> Tensor:
 
 
 def all_gather_rows(rows: Tensor, number: int) -> Tensor:
-    """Rows of all processes; the gradient of each row flows back to the process it came from.
+    """(W * number, D): rows of process 0, zeros up to `number` of them, rows of process 1, ...
 
-    Args:
-        rows: (n, D) of this process, n at most `number`.
-        number: rows that stand for each process in the result, the same on all.
-
-    Returns:
-        (W * number, D): the rows of process 0, zeros up to `number`, those of process 1, ...
+    `rows` are (n, D), n at most `number`. The gradient of each row flows back to the process it came from.
     """
     padded = torch.cat([rows, rows.new_zeros(number - len(rows), rows.shape[1])])
     gathered: Tensor = _Gather.apply(padded)  # type: ignore[no-untyped-call]
@@ -42,7 +37,7 @@ def all_gather_rows(rows: Tensor, number: int) -> Tensor:
 
 
 class _Gather(torch.autograd.Function):
-    """All processes' rows; backward sums the gradients that the processes have for this one's rows."""
+    """Backward sums the gradients that all processes have for this one's rows."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor) -> Tensor:

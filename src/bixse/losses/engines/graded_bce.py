@@ -55,9 +55,6 @@ def graded_bce(
         tile_rows: queries of a tile; changes speed and memory only.
         tile_columns: documents of a tile.
 
-    Returns:
-        A scalar in the dtype of the arithmetic.
-
     Raises:
         InputError: the shapes do not fit together, or a tile is empty.
 
@@ -84,8 +81,6 @@ def graded_bce(
 
 @dataclass(frozen=True)
 class _Tile:
-    """A block of entries and the known entries inside it."""
-
     rows: slice
     columns: slice
     known: slice

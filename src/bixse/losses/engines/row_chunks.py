@@ -25,9 +25,9 @@ class ChunkResult(NamedTuple):
     """What a loss says of a block of R rows."""
 
     value: Tensor
-    """Scalar: the sum of the rows' terms."""
+    """Sum of the rows' terms."""
     denominator: Tensor | int
-    """What the sum over all rows is divided by, this block's part."""
+    """This block's part of what the sum over all rows is divided by."""
     gradient: Tensor
     """(R, N): of `value` with respect to the logits."""
 
@@ -42,15 +42,10 @@ class RowWiseLoss(GradedLoss):
 
     @abstractmethod
     def chunk_result(self, logits: Tensor, targets: GradedTargets) -> ChunkResult:
-        """Value, count and gradient of a block of rows.
-
-        Args:
-            logits: (R, N) scale * cosine; may be overwritten.
-            targets: known relevance of these entries, rows counted from the block's first.
-        """
+        """Of (R, N) logits, scale * cosine, which may be overwritten; targets count rows from the block's first."""
 
     def compute_loss_from_embeddings(self, queries: Tensor, documents: Tensor, targets: GradedTargets) -> Tensor:
-        """The loss of (B, D) queries and (N, D) documents, both normalised; 0 where there is nothing to learn."""
+        """As every loss; 0 where there is nothing to learn."""
         loss, self.denominator = row_wise_loss(queries, documents, targets, self.options.scale, self.chunk_result)
         relevant, irrelevant = mean_logits(queries, documents, targets, self.options.scale)
         self.statistics = {"mean_logit_relevant": relevant, "mean_logit_irrelevant": irrelevant}
@@ -67,21 +62,11 @@ def row_wise_loss(
 ) -> tuple[Tensor, Tensor]:
     """Sum of the rows' terms over the sum of their counts, differentiable in queries and documents.
 
-    Arithmetic is float32 (float64 for float64 input) whatever autocast says.
-
-    Args:
-        queries: (B, D).
-        documents: (N, D).
-        targets: known relevance of the (B, N) entries.
-        scale: logits are scale * q.d.
-        chunk_result: value, count and gradient of a block of rows.
-        entries_per_chunk: changes speed and memory only.
+    Logits are scale * q.d of (B, D) queries and (N, D) documents. Arithmetic is float32 (float64 for float64 input)
+    whatever autocast says. `entries_per_chunk` changes speed and memory only.
 
     Returns:
         Two scalars: the loss, 0 with zero gradients when the counts sum to 0; and the sum of the counts, detached.
-
-    Raises:
-        InputError: the shapes do not fit together.
     """
     targets.check_fits("loss", queries, documents)
     dtype = torch.promote_types(torch.promote_types(queries.dtype, documents.dtype), torch.float32)

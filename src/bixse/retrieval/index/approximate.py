@@ -39,12 +39,8 @@ def ann_settings(index_type: str, parameters: str | None, documents: int) -> Ann
     Args:
         index_type: "exact"; "hnsw", a graph of neighbours (Malkov and Yashunin 2016, arXiv:1603.09320); "ivf", lists
             of which the nearest are searched; or a string of `faiss.index_factory` such as "IVF1024,PQ48".
-        parameters: for `faiss.ParameterSpace`, such as "efSearch=256"; those of hnsw (efConstruction=200,efSearch=128)
-            and ivf (nprobe: a quarter of the lists) have defaults.
-        documents: number of documents.
-
-    Raises:
-        InputError: FAISS is not installed, or does not know the type or a parameter.
+        parameters: for `faiss.ParameterSpace`, such as "efSearch=256"; hnsw and ivf have defaults.
+        documents: how many there are.
     """
     if index_type == "exact":
         if parameters:
@@ -74,14 +70,7 @@ def ann_settings(index_type: str, parameters: str | None, documents: int) -> Ann
 def build_faiss(
     folder: Path, files: IndexFiles, settings: AnnSettings, progress: Callable[[int], None] | None = None
 ) -> StoredFile:
-    """Put every document into a FAISS index, written into `folder`; all embeddings must fit in memory as float32.
-
-    `progress` is called with the number of documents put in since the last call.
-
-    Raises:
-        InputError: FAISS cannot build such an index of these documents.
-        StorageError: the disk is full or the folder cannot be written.
-    """
+    """Put every document into a FAISS index, written into `folder`; all embeddings must fit in memory as float32."""
     faiss = _faiss()
     documents = files.manifest.documents
     index = _empty_index(settings, files.manifest.encoder.dimensions)
@@ -107,11 +96,7 @@ def build_faiss(
 
 
 class ApproximateSearch:
-    """Search through a FAISS index; documents it finds are scored exactly.
-
-    Raises:
-        InputError: the index has no FAISS index, FAISS is not installed, or the file is damaged.
-    """
+    """Search through a FAISS index; documents it finds are scored exactly."""
 
     def __init__(self, files: IndexFiles) -> None:
         manifest = files.manifest
@@ -162,7 +147,7 @@ def measure_recall(search: ApproximateSearch, queries: npt.NDArray[np.float32], 
 
 
 def _empty_index(settings: AnnSettings, dimensions: int) -> Any:
-    """An index of the inner product, which is the cosine of normalised embeddings; raises InputError."""
+    """An index of the inner product, which is the cosine of normalised embeddings."""
     faiss = _faiss()
     try:
         index = faiss.index_factory(dimensions, settings.factory, faiss.METRIC_INNER_PRODUCT)
@@ -182,5 +167,5 @@ def _refused(settings: AnnSettings, error: RuntimeError) -> InputError:
 
 
 def _faiss() -> Any:
-    """FAISS, which is optional; its own types do not know half of what it holds."""
+    """FAISS, which is optional, and whose types do not know half of what it holds."""
     return importlib.import_module("faiss")

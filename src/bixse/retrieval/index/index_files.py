@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from bixse.retrieval.index.manifest import Manifest, StoredType
 
 TENSOR = "documents"
-"""Name of the embeddings in their file."""
 SHARD_ROWS = 65_536
 """Documents of one file of embeddings, at most."""
 SHARD_NUMBERS = 1 << 25
@@ -66,11 +65,8 @@ def write_files(
 class IndexFiles:
     """The files of an index, opened: embeddings are mapped, texts are read when asked for.
 
-    A file of embeddings is held against its hash when it is first used; a page of texts against its checksum whenever
-    it is read.
-
-    Raises:
-        InputError: a file is missing, or has another size or shape than was written.
+    A file of embeddings is held against its hash when it is first used, a page of texts against its checksum whenever
+    it is read; raises InputError for one that is missing or damaged.
     """
 
     def __init__(self, folder: Path, manifest: Manifest) -> None:
@@ -90,14 +86,13 @@ class IndexFiles:
     def exact(
         self, queries: npt.NDArray[np.float32], top: int
     ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
-        """Scores and rows, each (Q, k), of the best documents of (Q, D) queries, see `exact_search`; all are scored."""
+        """Scores and rows, each (Q, k), of the best documents of (Q, D) queries, as `exact_search`."""
         best = TopK(queries, top)
         for number in range(len(self._shards)):
             best.add(self._shard(number))
         return best.result()
 
     def embeddings(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
-        """(n, D) embeddings of n rows."""
         found = np.empty((len(rows), self.manifest.encoder.dimensions), dtype=np.float32)
         shard_of = np.searchsorted(self._starts, rows, side="right") - 1
         for number in np.unique(shard_of):
@@ -106,7 +101,7 @@ class IndexFiles:
         return found
 
     def documents(self, rows: Sequence[int]) -> list[tuple[str, Document]]:
-        """Ids and documents of some rows, in that order."""
+        """Ids and documents of the rows, in their order."""
         found: dict[int, tuple[str, Document]] = {}
         for group in sorted({row // GROUP_ROWS for row in rows}):
             wanted = [row for row in set(rows) if row // GROUP_ROWS == group]
@@ -117,7 +112,7 @@ class IndexFiles:
         return [found[row] for row in rows]
 
     def ids(self, rows: Sequence[int]) -> list[str]:
-        """The document ids of some rows; those of all documents are then kept in memory."""
+        """The document ids of the rows; those of all documents are then kept in memory."""
         if self._ids is None:
             with reading(self._texts_path):
                 self._ids = self._texts.read(columns=["id"]).column("id")
@@ -125,7 +120,6 @@ class IndexFiles:
         return ids
 
     def check(self) -> None:
-        """Read every file and hold it against its hash; raises InputError."""
         for file in self.manifest.files:
             file.check(self.folder)
 
@@ -134,7 +128,6 @@ class IndexFiles:
         self._texts.close()
 
     def _shard(self, number: int) -> torch.Tensor:
-        """(n, D) embeddings of a shard, in the stored type."""
         file = self.manifest.embeddings[number]
         if number not in self._used and (self.folder / file.name).exists():  # one that was replaced stays mapped
             file.check(self.folder)
@@ -154,11 +147,7 @@ class IndexFiles:
 
 
 def open_files(folder: Path) -> IndexFiles:
-    """Open the index in a folder, also while another process replaces it.
-
-    Raises:
-        InputError: no index, or a damaged one.
-    """
+    """Open the index in a folder, also while another process replaces it."""
     manifest = read_manifest(folder)
     try:
         return IndexFiles(folder, manifest)

@@ -24,9 +24,9 @@ from bixse.encoders.loading.precision import resolve_precision
 from bixse.errors import InputError, OutputExistsError, StorageError
 from bixse.retrieval.hits import read_queries
 from bixse.retrieval.index.approximate import ApproximateSearch, ann_settings, build_faiss, measure_recall
-from bixse.retrieval.index.encoder import load_encoder
 from bixse.retrieval.index.index_files import IndexFiles, shard_rows, write_files
 from bixse.retrieval.index.manifest import FILE_NAME, MANIFEST_FILE, Manifest, StoredType, read_manifest
+from bixse.retrieval.index.search import load_encoder
 from bixse.retrieval.retrieval_settings import RECALL_TARGET
 from bixse.retrieval.store import EmbeddingStore
 
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 BUILD_FOLDER = ".building"
-"""Folder inside an index in which the next one is made."""
 LOCK_FILE = ".lock"
 RECALL_QUERIES = 200
 """Queries that recall is measured on, at most; drawn with a fixed seed."""
@@ -52,15 +51,11 @@ class IndexReport:
     """What `make_index` did."""
 
     manifest: Manifest
-    """The index."""
     encoded: int = 0
     """Texts that were encoded; the others were stored."""
     seconds: float = 0.0
-    """Wall time."""
     reused: bool = False
-    """The same index was there already."""
     warnings: tuple[str, ...] = ()
-    """What the user should know."""
 
 
 def make_index(
@@ -80,13 +75,12 @@ def make_index(
 ) -> IndexReport:
     """Encode a corpus once and keep it for searching.
 
-    An index is never changed. Where the corpus or the index type is another one than that of the index in `out`, a new
-    one takes its place, whole or not at all. Embeddings are kept in the cache too, by text: what was encoded before,
-    also by a process that was killed, is not encoded again.
+    An index is never changed: for another corpus or index type a new one takes its place, whole or not at all.
+    Embeddings are kept in the cache too, by text: what was encoded before, also by a process that was killed, is not
+    encoded again.
 
     The settings are those of `IndexSettings`; `model` may also be one that is loaded. `out` is new, empty, or holds an
-    index of this encoder. `devices` is one device, or one a process, such as ["cuda:0", "cuda:1"] or ["cpu", "cpu"].
-    `progress` makes a progress callback from a title and a total.
+    index of this encoder. `devices` are those of `encode_on`; `progress` makes a callback from a title and a total.
 
     Raises:
         InputError: corpus, model, index type or settings cannot be used.
@@ -148,7 +142,7 @@ def make_index(
 
 
 def _found_in(out: Path, wanted: Manifest) -> Manifest | None:
-    """The index of the same encoder that a folder holds, or None; raises OutputExistsError for any other content."""
+    """The index of the same encoder in the folder, or None; raises OutputExistsError for any other content."""
     visible = sorted(path.name for path in out.iterdir() if not path.name.startswith(".")) if out.is_dir() else []
     fix = "choose another --out, or delete it"
     if MANIFEST_FILE in visible:
@@ -172,11 +166,7 @@ def _found_in(out: Path, wanted: Manifest) -> Manifest | None:
 
 @contextmanager
 def _building(out: Path) -> Iterator[Path]:
-    """An empty folder inside the index, for one writer alone; it is removed in the end, also one of a killed writer.
-
-    Raises:
-        StorageError: another process writes the index, or the folder cannot be written.
-    """
+    """An empty folder inside the index, for one writer alone; it is removed in the end, also one of a killed writer."""
     folder, was_there = out / BUILD_FOLDER, out.exists()
     with storage_errors(out):
         out.mkdir(parents=True, exist_ok=True)
@@ -205,14 +195,13 @@ def _drawn(items: Sequence[T]) -> list[T]:
 
 
 def _titles(files: IndexFiles) -> list[str]:
-    """Titles of documents, or their first words, that stand for queries."""
     found = files.documents(_drawn(range(files.manifest.documents)))
     texts = [document.title.strip() or " ".join(document.text.split()[:WORDS_OF_TEXT]) for _, document in found]
     return [text for text in texts if text]
 
 
 def _publish(folder: Path, out: Path, manifest: Manifest) -> None:
-    """Move the files of an index into place; its manifest, which names them, is written last."""
+    """Move the files into place; the manifest, which names them, is written last."""
     for file in manifest.files:
         (folder / file.name).replace(out / file.name)
     write_atomically(out / MANIFEST_FILE, manifest.model_dump_json(indent=1) + "\n")

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 FILE_NAME = r"(embeddings-\d{5}|documents|faiss)-[0-9a-f]{16}\.[a-z]+"
-"""Names of the other files."""
 MANIFEST_FILE = "manifest.json"
 """Written last: a folder without it holds no index."""
 StoredType: TypeAlias = Literal["float32", "float16"]
@@ -27,11 +26,10 @@ class _Record(BaseModel):
 
 
 class StoredFile(_Record):
-    """One file of the index; its name holds its hash, so that two versions never share a name."""
+    """A file of the index; its name holds its hash, so that two versions never share a name."""
 
     name: Annotated[str, Field(pattern=rf"^{FILE_NAME}$")]
     size: int
-    """Bytes."""
     sha256: str
 
     @classmethod
@@ -42,7 +40,6 @@ class StoredFile(_Record):
         return cls(name=path.name, size=path.stat().st_size, sha256=digest)
 
     def check_size(self, folder: Path) -> None:
-        """Refuse a file that is missing or was cut; raises InputError."""
         path = folder / self.name
         size = path.stat().st_size if path.is_file() else None
         if size != self.size:
@@ -69,13 +66,11 @@ class EncoderIdentity(_Record):
     prompts: str
     """Hash of all prompts, those of queries too."""
     document_prompt: str | None
-    """What stood before the documents."""
     task: str | None
     """Task whose instructions were used."""
     max_length: int | None
     """Tokens of a text that are read; None is the model's own limit."""
     dimensions: Annotated[int, Field(ge=1)]
-    """D."""
 
 
 class AnnSettings(_Record):
@@ -88,31 +83,28 @@ class AnnSettings(_Record):
 
 
 class Recall(_Record):
-    """Which share of the documents that exact search finds is found, 0 to 1."""
+    """Share of the documents found by exact search that an approximate one finds, 0 to 1."""
 
     at_10: float
     at_100: float
     queries: int
-    """How many queries it was measured on."""
+    """Number of queries measured on."""
     source: str
     """What they were, in words."""
 
 
 class Manifest(_Record):
-    """An index."""
+    """What is known of an index."""
 
     format: Literal[2] = 2
-    """Version of the manifest."""
     created: str
-    """UTC time."""
     encoder: EncoderIdentity
     corpus: str
     """SHA-256 of the corpus file."""
     dtype: StoredType
     precision: str
-    """Numbers that the encoder computed in."""
+    """What the encoder computed in."""
     documents: Annotated[int, Field(ge=1)]
-    """N."""
     embeddings: tuple[StoredFile, ...] = ()
     """(n, D) each, in the order of the corpus."""
     texts: StoredFile | None = None
@@ -124,16 +116,13 @@ class Manifest(_Record):
 
     @property
     def files(self) -> list[StoredFile]:
-        """Every file it names."""
         return [*self.embeddings, *(file for file in (self.texts, self.faiss) if file is not None)]
 
     @property
     def size(self) -> int:
-        """Bytes of all files."""
         return sum(file.size for file in self.files)
 
     def lines(self, folder: Path) -> list[str]:
-        """What the index in a folder is, for a terminal."""
         kind = "exact" if self.ann is None else f"{self.ann.factory} ({self.ann.parameters})"
         found = [
             f"{folder}: {self.documents:,} documents, {kind}, {self.dtype}, {self.size / 1e6:,.1f} MB",
@@ -148,16 +137,11 @@ class Manifest(_Record):
         return found
 
     def figures(self) -> dict[str, Any]:
-        """What the index is, as plain data."""
         return {**self.model_dump(include={"documents", "dtype", "encoder", "ann", "recall"}), "bytes": self.size}
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """The manifest of an index.
-
-    Raises:
-        InputError: no index, or a manifest that is damaged or of another version.
-    """
+    """The manifest in a folder; raises InputError where there is none, or one that is damaged or of another version."""
     path = folder / MANIFEST_FILE
     if not path.is_file():
         found = "a folder without an index" if folder.is_dir() else "a file" if folder.exists() else "no such folder"
@@ -172,7 +156,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def is_index(folder: Path) -> bool:
-    """Whether a folder holds an index."""
+    """Whether a folder holds a finished index."""
     return (folder / MANIFEST_FILE).is_file()
 
 

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any, overload
 
 from bixse.data.trec import write_run
 from bixse.encoders.encode import encode_texts
-from bixse.encoders.instructions import use_task
-from bixse.encoders.prompts import prompt_for
+from bixse.encoders.identity import embeddings_key
+from bixse.encoders.instructions import prompt_for, prompts_hash, use_task
+from bixse.encoders.loading.build import build_encoder
 from bixse.errors import InputError, ModelError, shorten
 from bixse.retrieval.hits import Hit, check_queries, check_top, chosen_threshold, hits_of, probable
 from bixse.retrieval.index.approximate import ApproximateSearch
-from bixse.retrieval.index.encoder import load_encoder
 from bixse.retrieval.index.index_files import open_files
+from bixse.retrieval.index.manifest import EncoderIdentity
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from bixse.encoders.head import RelevanceHead
     from bixse.progress import ProgressBars
     from bixse.retrieval.index.index_files import IndexFiles
-    from bixse.retrieval.index.manifest import EncoderIdentity, Manifest
+    from bixse.retrieval.index.manifest import Manifest
 
 QUERIES_TOGETHER = 256
 """Queries of a run that are encoded and answered together."""
@@ -37,7 +38,7 @@ COMPARED = {
     "weights": "other weights, modules or tokenizer",
     "prompts": "other prompts before queries",
 }
-"""What must be the same in the encoder of an index, and what is said of one that differs."""
+"""What must be the same in the encoder of an index, and what an error says of one that differs."""
 
 
 class SearchIndex:
@@ -45,22 +46,19 @@ class SearchIndex:
 
     def __init__(self, files: IndexFiles, model: SentenceTransformer, exact: bool = False) -> None:
         self.model = model
-        """The encoder."""
         self._files = files
         self._approximate = None if exact or files.manifest.ann is None else ApproximateSearch(files)
 
     @property
     def manifest(self) -> Manifest:
-        """Encoder, settings, measured recall and files."""
         return self._files.manifest
 
     @property
     def head(self) -> RelevanceHead | None:
-        """From a cosine to a probability of relevance; None for a model without one."""
+        """None for a model without relevance head."""
         return getattr(self.model, "head", None)
 
     def __len__(self) -> int:
-        """Documents."""
         return self.manifest.documents
 
     @overload
@@ -119,9 +117,9 @@ class SearchIndex:
         at_precision: float | None = None,
         progress: ProgressBars | None = None,
     ) -> dict[str, dict[str, float]]:
-        """The best documents of many queries as a run: query id -> document id -> cosine, see `bixse.data.trec`.
+        """The best documents of many queries (query id -> text) as a run: query id -> document id -> cosine.
 
-        Texts of documents are not read. `queries` are query id -> text; the other arguments are those of `search`.
+        Texts of documents are not read. The other arguments are those of `search`.
         """
         least = self._checked(list(queries.values()), top, threshold, at_precision)
         step = progress("search", len(queries)) if progress is not None else None
@@ -138,21 +136,15 @@ class SearchIndex:
         return run
 
     def _checked(self, texts: list[str], top: int, threshold: float | None, at_precision: float | None) -> float | None:
-        """The lowest probability of a hit; raises InputError for what cannot be asked."""
         check_queries(texts)
         check_top(top)
         return chosen_threshold(self.head, self.manifest.encoder.name, threshold, at_precision)
 
     def check(self) -> None:
-        """Read every file and hold it against its hash.
-
-        Raises:
-            InputError: names the first damaged file.
-        """
+        """Read every file and hold it against its hash; raises InputError for the first damaged one."""
         self._files.check()
 
     def close(self) -> None:
-        """Close the files."""
         self._files.close()
 
     def __enter__(self) -> Self:
@@ -200,6 +192,29 @@ def open_index(
         raise
 
 
+def load_encoder(
+    model: str | Path | SentenceTransformer, task: str | None = None, max_length: int | None = None
+) -> tuple[SentenceTransformer, EncoderIdentity]:
+    """Load a model for an index, or take one that is loaded, whose length limit is left as it is."""
+    name = "a model in memory"
+    if isinstance(model, (str, Path)):
+        is_folder = str(model) != "demo" and Path(model).is_dir()
+        name = str(Path(model).resolve()) if is_folder else str(model)
+        model = build_encoder(model, max_length)
+    prompts = prompts_hash(model)
+    use_task(model, task)
+    identity = EncoderIdentity(
+        name=name,
+        weights=embeddings_key(model, portable=True),  # an index may move to another machine
+        prompts=prompts,
+        document_prompt=prompt_for(model, "document"),
+        task=task,
+        max_length=max_length,
+        dimensions=int(model.get_embedding_dimension() or 0),
+    )
+    return model, identity
+
+
 def write_answers(
     index: SearchIndex,
     queries: Mapping[str, str],
@@ -207,11 +222,7 @@ def write_answers(
     limits: Mapping[str, Any],
     progress: ProgressBars | None = None,
 ) -> dict[str, dict[str, float]]:
-    """Answer queries as `SearchIndex.search_run` does and write the run as a TREC file, named after the model.
-
-    Raises:
-        InputError: a query id with white space, or see `SearchIndex.search`.
-    """
+    """Answer queries as `SearchIndex.search_run` and write the run as a TREC file, tagged with the model's name."""
     spaced = [name for name in queries if name.split() != [name]]
     if spaced:
         raise InputError(
@@ -224,7 +235,6 @@ def write_answers(
 
 
 def _check_encoder(recorded: EncoderIdentity, found: EncoderIdentity, folder: Path) -> None:
-    """Refuse an encoder whose embeddings cannot be compared with those of the index; raises ModelError."""
     for field, difference in COMPARED.items():
         got, expected = getattr(found, field), getattr(recorded, field)
         if got != expected:
@@ -237,7 +247,6 @@ def _check_encoder(recorded: EncoderIdentity, found: EncoderIdentity, folder: Pa
 
 
 def _use_query_task(model: SentenceTransformer, task: str, recorded: EncoderIdentity) -> None:
-    """Encode queries with another task's instruction; raises InputError where its documents have another one."""
     use_task(model, task)
     prompt = prompt_for(model, "document")
     if prompt != recorded.document_prompt:

@@ -10,7 +10,7 @@ from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 
 from bixse.encoders.loading.attention import backbones
 from bixse.encoders.loading.build import build_encoder, quiet_loading
-from bixse.encoders.loading.saving import save_whole
+from bixse.encoders.relevance_model import save_whole
 from bixse.errors import ModelError, OutputExistsError
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from bixse.encoders.loading.precision import Setting
 from bixse.errors import SEEDS, ConfigError, InputError, did_you_mean
 from bixse.losses.catalogue import LOSSES
 from bixse.settings import Flag, Settings
+from bixse.studies.engine.model_cost import EncoderSize
 from bixse.training.config import TrainConfig
-from bixse.training.model_cost import EncoderSize
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

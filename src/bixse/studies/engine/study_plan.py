@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 from bixse.data.io.parquet import row_count
 from bixse.errors import InputError
 from bixse.report.table import format_table
+from bixse.studies.engine.model_cost import EncoderSize, operations, state_bytes, weight_bytes
 from bixse.studies.engine.study import chosen_values
 from bixse.studies.engine.study_config import PYDOCS, merged, train_config
 from bixse.studies.paper.known_studies import find_study
-from bixse.training.model_cost import EncoderSize, operations, state_bytes, weight_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from bixse.evaluation.evaluate import Evaluation
     from bixse.relevance import GradeScale
     from bixse.results import CalibrationReport, Difference
-    from bixse.retrieval.dense_search import EncodedCollection
+    from bixse.retrieval.search_collection import EncodedCollection
     from bixse.training.merging.merge import MergeResult
 
 SIDE_BY_SIDE = 3

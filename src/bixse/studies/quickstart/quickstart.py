@@ -19,15 +19,14 @@ from bixse.data.pydocs.load_pydocs import PYDOCS_PYTHON, PYDOCS_RELEVANT_GRADE, 
 from bixse.data.run_record import open_run
 from bixse.data.trec import write_run
 from bixse.encoders.head import RelevanceHead
-from bixse.encoders.loading.build import build_encoder
-from bixse.encoders.loading.demo import demo_model_path
+from bixse.encoders.loading.build import build_encoder, demo_model_path
 from bixse.evaluation.evaluate import evaluate, evaluate_query_sets
 from bixse.evaluation.metrics import PRIMARY_METRIC
 from bixse.evaluation.systems import EncoderSystem
 from bixse.evaluation.tasks import collection_task
 from bixse.report.page import write_report
 from bixse.report.schema import load_report_data, save_report_data
-from bixse.retrieval.dense_search import encode_collection
+from bixse.retrieval.search_collection import encode_collection
 from bixse.studies.quickstart.comparison import Comparer, ReportedSystem, merge_curve, training_curve
 from bixse.training.config import MergeConfig, OptimizerConfig, TrainConfig
 from bixse.training.recipe import TUNED_FOLDER, TrainResult, train

@@ -40,39 +40,32 @@ class ProgressBar(TrainerCallback):
         self.shown: dict[str, str] = {}
 
     def on_train_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        """Open the bar, at the step a resumed run stands at."""
         self.bar, self.done = Progress(self.title, state.max_steps, "step"), state.global_step
         self.bar(0, known=self.done)
 
     def on_step_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        """One step on."""
         if self.bar is not None:
             self.bar(state.global_step - self.done, ", ".join(f"{name}={value}" for name, value in self.shown.items()))
             self.done = state.global_step
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
-        """Show the latest loss and dev nDCG."""
         for name, value in (logs or {}).items():
             if name == "loss" or name.endswith("ndcg@10"):
                 self.shown[name.removeprefix("eval_")] = f"{value:.3f}"
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Close the bar."""
         if self.bar is not None:
             self.bar.close()
 
 
 class StepLog(TrainerCallback):
-    """Writes every entry of the log to a file as it comes: one JSON object per line.
-
-    A resumed run first drops the entries after the step it resumes from.
-    """
+    """Writes every entry of the log to a file as it comes: one JSON object per line."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def on_train_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        """Keep what earlier processes wrote up to this step; a line that was cut off is dropped."""
+        """Keep what earlier processes wrote up to the step that is resumed from; a line that was cut off is dropped."""
         kept = []
         for line in self.path.read_text(encoding="utf-8").splitlines() if self.path.is_file() else []:
             with contextlib.suppress(ValueError):
@@ -84,7 +77,6 @@ class StepLog(TrainerCallback):
     def on_log(
         self, args: Any, state: TrainerState, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any
     ) -> None:
-        """One entry."""
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps({"step": state.global_step, **(logs or {})}) + "\n")
 
@@ -100,7 +92,6 @@ class StopOnInterrupt(TrainerCallback):
         self._before: dict[signal.Signals, Any] = {}
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Listen for the signals."""
         if threading.current_thread() is threading.main_thread():
             self._before = {one: signal.signal(one, self._ask) for one in (signal.SIGINT, signal.SIGTERM)}
 
@@ -110,14 +101,12 @@ class StopOnInterrupt(TrainerCallback):
         self.asked = True
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Save and stop when asked, unless this was the last step anyway."""
         self.asked = any_process(self.asked, args.device)
         if self.asked and state.global_step < state.max_steps:
             control.should_save = True
             control.should_training_stop = True
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Give the signals back."""
         self.release()
 
     def release(self) -> None:
@@ -160,7 +149,6 @@ class SaveRelevanceHead(TrainerCallback):
         self._steps = 0
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        """Refuse what could not be saved; after a resume take up the checkpoint's scale and bias."""
         check_learns_probability(self.loss)
         _check_labels(kwargs.get("train_dataloader"))
         self._targets, self._steps = 0.0, 0
@@ -170,19 +158,16 @@ class SaveRelevanceHead(TrainerCallback):
             self._targets, self._steps = (head.trained_prior or 0.0) * state.global_step, state.global_step
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Take note of the mean target."""
         target = getattr(self.loss, "statistics", {}).get("mean_target")
         if target is not None:
             self._targets += float(target)
             self._steps += 1
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        """The head of this step, into its checkpoint."""
         if state.is_world_process_zero:
             save_relevance_head(self.loss, _checkpoint(args, state), self._prior())
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        """The head of the model that the trainer ends with, into its output folder."""
         best = state.best_model_checkpoint if args.load_best_model_at_end else None
         head = RelevanceHead.load(Path(best)) if best is not None else None
         if head is not None:

@@ -31,7 +31,7 @@ def loss_state(loss: nn.Module) -> dict[str, Tensor]:
 
 
 def restore_loss_state(loss: nn.Module, state: Mapping[str, Tensor]) -> None:
-    """Give a loss the parameters and buffers that `loss_state` took."""
+    """Give a loss what `loss_state` took of it."""
     with torch.no_grad():
         for name, target in loss.state_dict().items():
             if name in state:
@@ -46,11 +46,7 @@ def save_loss_state(loss: nn.Module, folder: Path) -> None:
 
 
 def load_loss_state(loss: nn.Module, folder: Path) -> None:
-    """Restore the loss's own state from a checkpoint folder.
-
-    Raises:
-        TrainingError: the file is missing, damaged, or belongs to another loss.
-    """
+    """Restore the loss's own state from a checkpoint folder."""
     own = loss_state(loss)
     if not own:
         return
@@ -83,11 +79,8 @@ def whole_checkpoints(folder: Path) -> list[Path]:
 def checkpoint_to_resume(folder: Path) -> tuple[str | None, list[str]]:
     """The newest whole checkpoint whose files are as they were written, and a warning for each that was passed over.
 
-    Training goes on from an older checkpoint to the same end. It does not begin anew by itself where there is none:
-    that would throw away what may be restored from a copy.
-
-    Raises:
-        TrainingError: every checkpoint is damaged, or the best one so far is, which the run would end with.
+    Training goes on from an older checkpoint to the same end. Where all are damaged, or the best one so far is, with
+    which the run would end, it is a TrainingError: to begin anew would throw away what may be restored from a copy.
     """
     whole = whole_checkpoints(folder)
     passed_over: list[str] = []
@@ -105,11 +98,7 @@ def checkpoint_to_resume(folder: Path) -> tuple[str | None, list[str]]:
 
 
 def check_checkpoint(checkpoint: Path) -> None:
-    """Refuse a checkpoint whose files are not as they were written.
-
-    Raises:
-        TrainingError: names the file.
-    """
+    """Refuse, by a TrainingError, a checkpoint whose files are not as they were written."""
     wrong = damage(checkpoint)
     if wrong is not None:
         raise TrainingError(
@@ -137,6 +126,6 @@ def _has_all_files(checkpoint: Path) -> bool:
 
 
 def _best_of(checkpoint: Path) -> Path | None:
-    """The best checkpoint so far, beside this one, or None where nothing was evaluated."""
+    """The best checkpoint so far, which stands beside this one; None where nothing was evaluated."""
     best = json.loads((checkpoint / STATE_FILE).read_bytes()).get("best_model_checkpoint")
     return checkpoint.parent / Path(best).name if best else None

@@ -46,7 +46,7 @@ def embedding_spreads(model: SentenceTransformer, pairs: GradedPairs) -> dict[Ki
 
 @contextmanager
 def _forward_of_its_own(model: SentenceTransformer) -> Iterator[None]:
-    """Without the autocast that accelerate has put into `forward` where training computes in bfloat16."""
+    """Without the autocast that accelerate puts into `forward` where training computes in bfloat16."""
     own = model.__dict__.get("_original_forward")
     if own is None:
         yield
@@ -63,17 +63,8 @@ def check_learned(
 ) -> None:
     """Refuse a model that training has made useless.
 
-    A loss says little by itself: for most objectives that of a collapsed encoder is near its start, so that embeddings
-    are looked at. An exploded loss counts where no dev collection chose an earlier checkpoint.
-
-    Args:
-        before: `embedding_spreads` of the encoder before training.
-        after: those of the one that is kept.
-        losses: the loss of every entry of the log.
-        kept_the_best: a checkpoint was chosen on dev.
-
-    Raises:
-        DivergedError: says which of the two was found.
+    A loss says little by itself: for most objectives that of a collapsed encoder is near its start, so the
+    `embedding_spreads` before and after are compared. An exploded loss counts where no checkpoint was chosen on dev.
     """
     for kind, spread in after.items():
         if spread < SMALLEST_SPREAD <= before[kind]:
@@ -93,11 +84,7 @@ def check_learned(
 
 
 def check_finite(model: torch.nn.Module, step: int) -> None:
-    """Refuse weights that are not finite.
-
-    Raises:
-        DivergedError: names the first such parameter.
-    """
+    """Refuse weights that are not finite, by a DivergedError."""
     for name, parameter in model.named_parameters():
         if not bool(parameter.detach().isfinite().all()):
             raise DivergedError(

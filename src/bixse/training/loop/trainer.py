@@ -7,6 +7,7 @@ import json
 import math
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 from accelerate.utils import broadcast, gather_object
 from datasets import Dataset, DatasetDict
-from sentence_transformers import SentenceTransformerTrainer
+from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
 from sentence_transformers.base.modules import Module
 from sentence_transformers.util import fullname
 from torch.utils.data import DataLoader
@@ -23,16 +24,16 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from bixse.data.graded_pairs import GradedPairs
 from bixse.data.io.files import write_atomically
 from bixse.data.io.hashes import write_hashes
-from bixse.encoders.embedding import number_of_texts, tokens_without_padding
-from bixse.encoders.loading.parts import input_parts
-from bixse.encoders.prompts import prompt_for
+from bixse.encoders.embedding import number_of_texts, positions_computed, tokens_without_padding
+from bixse.encoders.instructions import prompt_for
+from bixse.encoders.loading.attention import input_parts
 from bixse.errors import DivergedError
 from bixse.losses.bixse import BiXSELoss
+from bixse.losses.engines.gather import all_reduce_sum
 from bixse.losses.targets import GradedTargets
+from bixse.training.config import OptimizerConfig
 from bixse.training.distributed import any_process, average_gradients
-from bixse.training.loop.arguments import GradedTrainingArguments
-from bixse.training.loop.batch_plan import BatchPlan
-from bixse.training.loop.batches import GradedCollator, GroupDataset
+from bixse.training.loop.batches import COUNTS, BatchPlan, GradedCollator, GroupDataset
 from bixse.training.loop.checkpoints import (
     check_checkpoint,
     load_loss_state,
@@ -41,10 +42,9 @@ from bixse.training.loop.checkpoints import (
     save_loss_state,
 )
 from bixse.training.loop.divergence import FIX, check_finite
-from bixse.training.loop.throughput import Throughput
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.base.evaluation import BaseEvaluator
@@ -56,6 +56,24 @@ if TYPE_CHECKING:
 
 TrainingData: TypeAlias = GradedPairs | Dataset | Mapping[str, Dataset]
 """Graded pairs, a data set with their columns, or several data sets by task."""
+
+
+@dataclass
+class GradedTrainingArguments(SentenceTransformerTrainingArguments):
+    """sentence-transformers' training arguments with a few of our own.
+
+    `per_device_train_batch_size` counts queries; each brings its graded documents. Of W processes (torchrun) each gets
+    as many: a batch has W times that.
+    """
+
+    documents_per_query: int | None = None
+    """Graded documents of a query in one batch, at least 1; None takes all."""
+    bias_lr_multiplier: float = OptimizerConfig.model_fields["bias_lr_multiplier"].default
+    """The logit bias learns at `bias_lr_multiplier * learning_rate`."""
+    train_max_length: int | None = None
+    """Tokens of a text that are read while training; None reads what the model reads when it encodes."""
+    task_shares: dict[str, float] | None = None
+    """Task -> share of its queries that stand in one epoch, in (0, 1]; 1 for tasks that are not named."""
 
 
 class GradedTrainer(SentenceTransformerTrainer):
@@ -78,7 +96,6 @@ class GradedTrainer(SentenceTransformerTrainer):
         loss: a loss on the same model; None: `BiXSELoss(model)`.
         evaluator: as in sentence-transformers.
         callbacks: transformers callbacks.
-        plan: the batches of an epoch; None makes them from `args`.
 
     Raises:
         InputError: columns are missing, `task_shares` name an unknown task, or a task has no instruction in the
@@ -107,7 +124,6 @@ class GradedTrainer(SentenceTransformerTrainer):
         loss: GradedLoss | None = None,
         evaluator: BaseEvaluator | None = None,
         callbacks: list[TrainerCallback] | None = None,
-        plan: BatchPlan | None = None,
     ) -> None:
         loss = loss if loss is not None else BiXSELoss(model)
         args = copy.copy(args)
@@ -116,9 +132,7 @@ class GradedTrainer(SentenceTransformerTrainer):
         given = args.learning_rate_mapping if isinstance(args.learning_rate_mapping, dict) else {}
         args.learning_rate_mapping = {**given, **_own_rates(args, loss)}
         self.pairs = _pairs_of(train_dataset)
-        """The training pairs."""
-        self.plan = plan if plan is not None else _plan(args, self.pairs, args.train_batch_size)
-        """The batches of an epoch."""
+        self.plan = _plan(args, self.pairs, args.train_batch_size)
         self.seconds_in_steps = 0.0
         """Wall time of the training steps alone, evaluation and saving excluded."""
         self.throughput = Throughput()
@@ -144,7 +158,6 @@ class GradedTrainer(SentenceTransformerTrainer):
         return super().train(*args, **kwargs)
 
     def get_train_dataloader(self) -> DataLoader[Any]:
-        """Batches of query groups (this process's part of each), a function of (seed, epoch)."""
         return self._loader(self.pairs, self.plan, self.data_collator)
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader[Any]:
@@ -283,8 +296,43 @@ class GradedTrainer(SentenceTransformerTrainer):
         load_loss_state(self.loss, Path(checkpoint_path))
 
 
+class Throughput:
+    """What a log entry says of the batches since the last one; sums of one process, which `figures` adds up."""
+
+    def __init__(self) -> None:
+        self.counts = [0] * len(COUNTS)
+        self.tokens, self.positions = 0, 0  # without padding; all that went through the encoder
+        self.seconds = 0.0
+
+    def add(
+        self, counts: torch.Tensor, features: Sequence[Mapping[str, Any]], mini_batch_size: int, seconds: float
+    ) -> None:
+        """One batch: its `COUNTS`, tokenised queries and documents, texts of a pass, and the wall time of its step."""
+        self.counts = [before + new for before, new in zip(self.counts, counts.tolist(), strict=True)]
+        for part in features:
+            mask = part.get("attention_mask")
+            if mask is not None:
+                self.tokens += int(mask.sum())
+                self.positions += positions_computed(mask, mini_batch_size)
+        self.seconds += seconds
+
+    def figures(self, device: torch.device) -> dict[str, float]:
+        """Figures over all processes: counts, pairs and tokens per second, share of the positions that is padding."""
+        exact = torch.float32 if device.type == "mps" else torch.float64
+        own = torch.tensor([*self.counts, self.tokens, self.positions], dtype=exact, device=device)
+        *counts, tokens, positions = all_reduce_sum(own).tolist()
+        said = dict(zip(COUNTS, counts, strict=True))
+        seconds = self.seconds or math.nan
+        return {
+            **{name: said[name] for name in COUNTS[2:]},
+            "padding_waste": round(1 - tokens / positions, 4) if positions else math.nan,
+            "train_pairs_per_second": round(said["pairs"] / seconds, 1),
+            "train_tokens_per_second": round(tokens / seconds, 1),
+        }
+
+
 class _EpochLoader(DataLoader[Any]):
-    """A DataLoader whose plan learns the epoch from the trainer."""
+    """Its plan learns the epoch from the trainer."""
 
     def set_epoch(self, epoch: int) -> None:
         self.batch_sampler.set_epoch(epoch)  # type: ignore[union-attr]
@@ -295,7 +343,7 @@ def _pairs_of(data: TrainingData) -> GradedPairs:
 
 
 def _as_datasets(data: TrainingData) -> Any:
-    """Data sets with the columns of graded pairs, as sentence-transformers' trainer keeps them."""
+    """As sentence-transformers' trainer keeps them."""
     if isinstance(data, Mapping):
         return DatasetDict({str(name): _as_datasets(part) for name, part in data.items()})
     return Dataset(_pairs_of(data).table)  # checks the columns
@@ -308,7 +356,7 @@ def _plan(args: GradedTrainingArguments, pairs: GradedPairs, batch_size: int, sh
 def _prompts_of(
     model: SentenceTransformer, args: GradedTrainingArguments, pairs: GradedPairs
 ) -> Mapping[str, str] | Instructions:
-    """The model's table of task instructions where it has one, else its prompts, or those given in the arguments."""
+    """The model's table of task instructions where it has one, else its prompts, under those of the arguments."""
     table: Instructions | None = getattr(model, "instructions", None)
     if table is not None:
         table.check_tasks("instructions", pairs.tasks[0])

@@ -71,7 +71,7 @@ class MergeResult:
     changes: list[Change]
     """Tuned and merged against the base model on every dev and guard collection."""
     tolerance: float
-    """How far a guard collection may fall below the base model."""
+    """nDCG@10 by which a guard collection may fall below the base model."""
     candidates: int = 1
     """Weights that it was chosen from."""
     documents: dict[str, tuple[int, int]] = field(default_factory=dict)
@@ -89,7 +89,6 @@ class MergeResult:
 
     @property
     def has_guard(self) -> bool:
-        """Whether a guard collection was given."""
         return any(change.role == "guard" for change in self.changes)
 
     def dev(self, weight: float) -> float | None:
@@ -99,7 +98,6 @@ class MergeResult:
         return float(np.mean(scores)) if scores else None
 
     def warnings(self) -> list[str]:
-        """What the user should know."""
         said = []
         if self.checkpoints < self.checkpoints_wanted:
             said.append(
@@ -159,34 +157,10 @@ def merge(
 
     Every weight, 0 and 1 among them, is scored on all dev and guard collections; several processes share them. The
     best mean over the dev collections wins among the weights that leave no guard collection more than `tolerance`
-    below the base model. Where there is none, the one whose worst guard collection loses least.
-
-    Args:
-        model: the encoder, changed.
-        base: its weights before training.
-        tuned: its weights after training.
-        weights: candidates in [0, 1]; without a collection the first one is taken.
-        watched: dev and guard collections.
-        tolerance: nDCG@10 by which a guard collection may fall below the base model, at least 0.
-        progress: show how many weights are scored.
-
-    Raises:
-        InputError: a weight outside [0, 1].
-        ModelError: adapters that cannot be scaled.
+    below the base model. Where there is none, the one whose worst guard collection loses least; without a collection
+    the first one.
     """
-    if not watched:
-        interpolate(model, base, tuned, weights[0])
-        return MergeResult(weights[0], [], [], tolerance)
-    found: dict[float, Scores] = {}
-    own_share = sorted({0.0, 1.0, *weights})[rank() :: world_size()]
-    bar = Progress("merge: score weights", len(own_share)) if progress and is_main_process() else None
-    with raise_together():
-        for weight in own_share:
-            interpolate(model, base, tuned, weight)
-            found[weight] = {name: values for corpus in watched for name, values in corpus.scores(model).items()}
-            if bar is not None:
-                bar(1)
-    scores = dict(sorted((weight, values) for part in gather_object([found]) for weight, values in part.items()))
+    scores = _score(model, base, tuned, weights, watched, progress) if watched else {}
     roles = {own.name: own.role for _, own in sets_of(watched)}
     chosen = _choose(scores, roles, weights, tolerance)
     interpolate(model, base, tuned, chosen)
@@ -199,17 +173,40 @@ def merge(
             for kind, weight in (("tuned", 1.0), ("merged", chosen))
         ],
         tolerance=tolerance,
-        candidates=len(set(weights)),
+        candidates=len(set(weights)) if watched else 1,
         documents={
             own.name: (len(corpus.documents), len(corpus.collection.corpus)) for corpus, own in sets_of(watched)
         },
     )
 
 
+def _score(
+    model: SentenceTransformer,
+    base: Weights,
+    tuned: Weights,
+    weights: Sequence[float],
+    watched: Sequence[Watched],
+    progress: bool,
+) -> dict[float, Scores]:
+    """Weight, 0 and 1 among them -> its scores; leaves the encoder at one of the weights."""
+    found: dict[float, Scores] = {}
+    own_share = sorted({0.0, 1.0, *weights})[rank() :: world_size()]
+    bar = Progress("merge: score weights", len(own_share)) if progress and is_main_process() else None
+    with raise_together():
+        for weight in own_share:
+            interpolate(model, base, tuned, weight)
+            found[weight] = {name: values for corpus in watched for name, values in corpus.scores(model).items()}
+            if bar is not None:
+                bar(1)
+    return dict(sorted((weight, values) for part in gather_object([found]) for weight, values in part.items()))
+
+
 def _choose(
     scores: Mapping[float, Scores], roles: Mapping[str, Role], weights: Sequence[float], tolerance: float
 ) -> float:
     """The candidate with the best dev figure that keeps guard; of equals the smaller, which changes the base less."""
+    if not scores:
+        return weights[0]
 
     def dev(weight: float) -> float:
         return float(np.mean([_mean(scores[weight][name]) for name, role in roles.items() if role == "dev"]))

@@ -14,10 +14,9 @@ from bixse.encoders.head import RelevanceHead
 from bixse.encoders.identity import model_hashes
 from bixse.encoders.interpolation import check_same_kind, mean_weights, trained_weights
 from bixse.encoders.loading.build import build_encoder
-from bixse.encoders.loading.saving import save_whole
+from bixse.encoders.relevance_model import save_whole
 from bixse.training.dev_evaluation import Split, check_not_trained_on, load_watched, split_hashes
-from bixse.training.loop.arguments import GradedTrainingArguments
-from bixse.training.loop.trainer import GradedTrainer
+from bixse.training.loop.trainer import GradedTrainer, GradedTrainingArguments
 from bixse.training.merging.merge import MergeResult, merge, refitted_head
 from bixse.training.recipe import MODEL_FOLDER, alone_in
 
@@ -30,11 +29,8 @@ class MergedModel:
     """What a merge left."""
 
     model_path: Path
-    """Folder of the merged model."""
     result: MergeResult
-    """The weight of the tuned models and what was scored."""
     warnings: list[str]
-    """What the user should know."""
     reused: bool = False
     """The merge was finished before."""
 

@@ -45,7 +45,7 @@ def run(config: RankConfig, options: RankOptions) -> CommandResult:
         lines += [
             "",
             f"nDCG@10 {format_difference(found.mean)} {format_interval(found.low, found.high, signed=True)}, "
-            f"p {format_p_value(found.p_value)}: {result.verdict}",
+            f"p {format_p_value(found.p_value)}: {found.verdict}",
         ]
     summary = result.summary
     lines.append(

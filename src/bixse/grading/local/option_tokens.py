@@ -14,22 +14,10 @@ if TYPE_CHECKING:
 def option_token_ids(
     tokenizer: Any, labels: Sequence[str], prompt: str = "", prompt_ids: Sequence[int] = ()
 ) -> tuple[tuple[int, ...], ...]:
-    """Ids of the tokens that spell each label, with and without a space before it.
+    """For each label the ids, one or more, of the tokens that spell it, with and without a space before it.
 
-    A label counts as far as one token spells it, alone or as what follows the prompt: SentencePiece writes a label
-    that begins a text in another way than one that goes on from a prompt.
-
-    Args:
-        tokenizer: of transformers.
-        labels: L labels.
-        prompt: a rendered prompt, to see which token would follow it.
-        prompt_ids: its tokens.
-
-    Returns:
-        For each label its one or more ids; no id belongs to two labels, since it spells one.
-
-    Raises:
-        InputError: a label that no single token spells.
+    A label counts as far as one token spells it, alone or as what follows the rendered prompt: SentencePiece writes a
+    label that begins a text in another way than one that goes on from a prompt.
     """
     found = tuple(_single_tokens(tokenizer, label, prompt, prompt_ids) for label in labels)
     for label, ids in zip(labels, found, strict=True):
@@ -43,7 +31,6 @@ def option_token_ids(
 
 
 def _single_tokens(tokenizer: Any, label: str, prompt: str, prompt_ids: Sequence[int]) -> tuple[int, ...]:
-    """Ids of the tokens that spell a label by themselves, rising."""
     known = list(prompt_ids)
     found = set()
     for spelling in spellings(label):

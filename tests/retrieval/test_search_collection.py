@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from bixse.retrieval.dense_search import EncodedCollection
+from bixse.retrieval.search_collection import EncodedCollection
 
 
 @pytest.mark.parametrize("depth", [1, 2, 5])
