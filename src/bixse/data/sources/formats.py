@@ -163,6 +163,21 @@ def checked_options(name: str, path: str | Path, options: SourceOptions) -> Form
     return form
 
 
+def describe_formats() -> tuple[str, dict[str, dict[str, Any]]]:
+    """The sources as text, and as plain data by their names."""
+    rows: dict[str, dict[str, Any]] = {}
+    lines = []
+    for name, form in FORMATS.items():
+        options = [option_flag(option) for option in form.options if option != "columns"]
+        rows[name] = {"about": form.about, "files": form.files, "options": options, "licence": form.licence,
+                      "citation": form.citation}  # fmt: skip
+        lines += [name, f"  {form.about}", f"  files: {form.files}"]
+        lines += [f"  options: {', '.join(options)}"] if options else []
+        lines += [f"  licence: {form.licence}"]
+        lines += [f"  cite: {form.citation}"] if form.citation else []
+    return "\n".join(lines), rows
+
+
 def option_flag(option: str) -> str:
     """How an option is called on the command line."""
     return "names of columns" if option == "columns" else f"--{option.replace('_', '-')}"
