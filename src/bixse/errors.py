@@ -103,7 +103,6 @@ class RowError:
     column: str | None
     """Column or key, or None."""
     got: str
-    """What is there, quoted and shortened."""
     expected: str
     fix: str
 
@@ -140,14 +139,12 @@ class InvalidFileError(InputError):
         return sorted(self._errors, key=lambda error: error.row or 0)
 
     def add(self, row: int | None, column: str | None, got: str, expected: str, fix: str) -> None:
-        """Note an error, see `RowError`."""
         self.total += 1
         self._errors.append(RowError(row, column, got, expected, fix))
         if len(self._errors) > _ERRORS_KEPT:
             self._errors = self.errors[:ERRORS_SHOWN]
 
     def raise_any(self) -> None:
-        """Raise this error if any was added."""
         if self.total:
             raise self
 

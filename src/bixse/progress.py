@@ -37,12 +37,7 @@ class Progress:
     """Progress of one piece of work; called with the number of items done since the last call, see `Step`.
 
     On a terminal or in a notebook a bar with rate, time left and note. Elsewhere nothing for the first minute, then a
-    line a minute, also where nothing moves, and a last one at the end.
-
-    Args:
-        title: what stands before the bar.
-        total: items in all.
-        unit: what an item is called; "B" for bytes shows them in thousands, millions, ...
+    line a minute, also where nothing moves, and a last one at the end. The `unit` "B" shows thousands, millions, ...
 
     Example:
         >>> step = Progress("grade", 100)
@@ -66,7 +61,6 @@ class Progress:
             threading.Thread(target=_tell, args=(weakref.ref(self), self._ended, _seconds()), daemon=True).start()
 
     def __call__(self, done: int, note: str = "", known: int = 0) -> None:
-        """Go on, see `Step`."""
         self._bar.initial += known
         self._bar.last_print_n += known
         self._bar.n += known
@@ -85,14 +79,12 @@ class Progress:
             self._bar.close()
 
     def tell(self) -> None:
-        """Write a line."""
         self._told = True
         with suppress(ValueError, OSError):  # standard error is closed: nobody reads
             self._stream.write(self.line() + "\n")
             self._stream.flush()
 
     def line(self) -> str:
-        """How far it has come, in one line."""
         return self._bar.format_meter(**{**self._bar.format_dict, "bar_format": LINE, "ncols": None})
 
 

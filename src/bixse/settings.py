@@ -92,7 +92,6 @@ class Settings(BaseModel):
 
     @classmethod
     def path_settings(cls) -> tuple[str, ...]:
-        """Names of the settings that are paths."""
         return tuple(name for name, field in cls.model_fields.items() if Path in types_in(field.annotation))
 
     @classmethod
@@ -129,12 +128,7 @@ def types_in(annotation: Any) -> list[Any]:
 
 
 def alternatives(annotation: Any) -> set[Any]:
-    """The members of a union, or the one type that it is.
-
-    Example:
-        >>> alternatives(int) == {int}
-        True
-    """
+    """The members of a union, or the one type that it is."""
     return set(get_args(annotation)) if get_origin(annotation) in (Union, types.UnionType) else {annotation}
 
 
@@ -156,7 +150,6 @@ def _set(values: dict[str, Any], key: str, value: Any) -> None:
 
 
 def _explain(kind: type[Settings], error: Mapping[str, Any]) -> str:
-    """One validation error as a line: key, got, expected, fix."""
     key = ".".join(str(part) for part in error["loc"])
     if error["type"] == "extra_forbidden":
         known = {name.rpartition(".")[2]: name for name in known_keys(kind)}

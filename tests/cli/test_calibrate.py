@@ -1,32 +1,23 @@
 """`bixse calibrate --prior --at-precision` and `bixse search --at-precision` on a tiny model, unhappy paths first."""
 
 import json
-import shutil
 from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 
-from bixse.cli.flags import settings_from
-from bixse.cli.main import main, parse
+from bixse.cli.main import main
 from bixse.data.collection import Collection, Document
 from bixse.data.collection_files import save_collection
 from bixse.data.graded_pairs import GradedPairs
 from bixse.data.pairs_files import save_graded_pairs
 from bixse.encoders.head import RelevanceHead, Threshold
 from bixse.encoders.loading.build import load_relevance_model
-from bixse.errors import InputError, ModelError
 from helpers.command import call, refused
 
 WORDS = """copy move delete open read write list file folder tree disk path name text byte line word number sum mean
 sort find match search""".split()  # noqa: SIM905
 FOUND = Threshold(0.9, 0.62, 0.91, 0.85, 0.95, 0.4, 120, 60, 0.5)
-
-
-@pytest.fixture
-def model(tmp_path, tiny_model_path):
-    shutil.copytree(tiny_model_path, tmp_path / "model")
-    return tmp_path / "model"
 
 
 def make_pairs(folder, queries=24, relevance=(1.0, 0.0), noise=0):
@@ -135,16 +126,6 @@ def test_a_prior_moves_every_probability_and_is_kept(capsys, model, tmp_path):
     assert picture.tag.endswith("svg")
 
 
-def test_text_says_what_was_found(capsys, model, tmp_path):
-    pairs = make_pairs(tmp_path)
-    assert main(["calibrate", str(model), "--pairs", str(pairs), "--at-precision", "0.9", "--prior", "0.05"]) == 0
-    out = capsys.readouterr().out
-    assert "Brier of a constant" in out
-    assert "weighted to a mean relevance of 0.05" in out
-    assert "precision 0.9: " in out
-    assert "a share of 0.05 is relevant" in out
-
-
 def test_thresholds_of_probabilities_that_stay_as_they_were(capsys, model, tmp_path, monkeypatch):
     from bixse.evaluation.calibration import calibrate_head
 
@@ -161,55 +142,6 @@ def test_thresholds_of_probabilities_that_stay_as_they_were(capsys, model, tmp_p
     head.save(model)
     assert main([str(word) for word in words]) == 0
     assert "thresholds of the probabilities as they were" in capsys.readouterr().out
-
-
-def test_precisions_from_a_file_are_replaced_by_flags(tmp_path):
-    path = tmp_path / "run.yaml"
-    path.write_text("pairs: pairs.csv\nat_precision: [0.9, 0.8]\n")
-
-    def settings(*words):
-        _, verb, args = parse(["calibrate", "demo", "--config", str(path), *words])
-        return settings_from(args, verb.settings, path)
-
-    assert (settings().pairs, settings().at_precision) == (tmp_path / "pairs.csv", (0.9, 0.8))
-    assert settings("--at-precision", "0.5", "--at-precision", "0.6").at_precision == (0.5, 0.6)
-
-
-# --- the file of a head
-
-
-def test_a_head_of_an_older_version_is_read(tmp_path):
-    old = {"logit_scale": 20.0, "logit_bias": -15.0, "slope": 0.5, "intercept": 1.0, "calibrated_on": "100 pairs"}
-    (tmp_path / "relevance_head.json").write_text(json.dumps(old))
-    assert RelevanceHead.load(tmp_path) == RelevanceHead(20.0, -15.0, 0.5, 1.0, "100 pairs")
-
-
-def test_a_head_is_read_as_it_was_saved(tmp_path):
-    head = RelevanceHead(20.0, -15.0, 0.5, 1.0, "100 pairs", 0.03, 0.01, (FOUND,))
-    head.save(tmp_path)
-    assert RelevanceHead.load(tmp_path) == head
-    assert head.at_prior(0.5).thresholds == ()
-    with pytest.raises(InputError, match="threshold for"):
-        head.threshold_for(0.5)
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        {"prior": 2.0},
-        {"prior": "x"},
-        {"trained_prior": float("nan")},
-        {"thresholds": [{"precision": 0.9}]},
-        {"thresholds": 5},
-        {"thresholds": [[0.9, 0.5]]},
-    ],
-)
-def test_damaged_priors_and_thresholds(tmp_path, damage):
-    RelevanceHead(20.0, -10.0, thresholds=(FOUND,)).save(tmp_path)
-    path = tmp_path / "relevance_head.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **damage}))
-    with pytest.raises(ModelError, match="priors and thresholds between 0 and 1"):
-        RelevanceHead.load(tmp_path)
 
 
 def test_random_documents_are_added_and_counted(capsys, model, tmp_path):

@@ -86,13 +86,6 @@ def test_a_suite_as_text_and_as_json(capsys, data, tiny_model_path, tmp_path):
         assert said in text
 
 
-def test_a_suite_from_a_config_file(capsys, data, tmp_path):
-    (tmp_path / "run.yaml").write_text("model: [bm25]\nsuite: beir\ndata: data\ntasks: [NFCorpus]\n")
-    code, envelope = call(capsys, "evaluate", "--config", tmp_path / "run.yaml")
-    assert code == 0, envelope
-    assert list(envelope["metrics"]["systems"]["bm25"]["tasks"]) == ["NFCorpus"]
-
-
 @pytest.mark.slow
 def test_tasks_that_failed_end_with_3(capsys, tmp_path, monkeypatch):
     pytest.importorskip("mteb")

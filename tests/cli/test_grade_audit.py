@@ -67,12 +67,6 @@ def test_everything_is_written_once_and_again(tmp_path):
     assert (tmp_path / "audit.html").read_bytes() == page
 
 
-def test_a_scale_that_is_not_stated_is_said(tmp_path):
-    result = audited("--judge", CAREFUL, "--human", HUMAN, "--out", tmp_path)
-    assert result.exit_code == 0
-    assert any("the scale 0 to 3 is that of the human labels found" in warning for warning in result.warnings)
-
-
 def test_judgements_with_their_own_scale_statuses_and_repeats(tmp_path):
     rows = []
     for number, line in enumerate(CAREFUL.read_text().splitlines()):
@@ -122,3 +116,9 @@ def test_files_of_one_name_are_told_apart_by_their_paths(tmp_path):
         "--out", tmp_path / "out",
     )  # fmt: skip
     assert list(result.metrics) == [str(tmp_path / folder / "judge") for folder in ("a", "b")]
+
+
+def test_a_scale_that_is_not_stated_is_said(tmp_path):
+    result = audited("--judge", CAREFUL, "--human", HUMAN, "--out", tmp_path)
+    assert result.exit_code == 0
+    assert any("the scale 0 to 3 is that of the human labels found" in warning for warning in result.warnings)

@@ -103,17 +103,6 @@ def test_a_map_is_written_and_applied(tmp_path, files, kind):
     assert (record["command"], record["status"]) == ("grade calibrate", "finished")
 
 
-def test_a_small_sample_fits_and_all_measure(tmp_path, files):
-    judge, human = files
-    words = ("--judgements", judge, "--human", human, "--sample", 200)
-    first, again, other = (
-        calibrated(*words, "--seed", seed, "--out", tmp_path / name) for name, seed in (("a", 0), ("b", 0), ("c", 1))
-    )
-    assert (first.metrics["labels"], first.metrics["pairs"]) == (200, 800)
-    assert first.metrics == again.metrics != other.metrics
-    assert first.metrics["ece_after"] < first.metrics["ece_before"]
-
-
 def test_the_mean_grade_can_be_the_target(tmp_path, files):
     judge, human = files
     result = calibrated("--judgements", judge, "--human", human, "--target", "graded", "--out", tmp_path / "out")

@@ -49,28 +49,6 @@ def test_a_replayed_file_becomes_graded_pairs(judged, tmp_path, capsys):
     assert [row["relevance"] is None for row in rows] == [False, False, True]
 
 
-def test_what_a_person_reads(judged, tmp_path, capsys):
-    main(["grade", "--judge", f"replay:umbrela:{judged}", "--out", str(tmp_path / "out")])
-    text = capsys.readouterr().out
-    assert "2 of 3 pairs graded" in text
-    assert "no-option" in text
-    assert "0.9 to 1.0 | " in text
-    assert "bixse train --pairs" in text
-
-
-def test_grades_are_audited(judged, tmp_path, capsys):
-    out = tmp_path / "out"
-    main(["grade", "--judge", f"replay:umbrela:{judged}", "--out", str(out)])
-    rows = pq.read_table(out / "judgements.parquet").to_pylist()
-    human = tmp_path / "human.txt"
-    human.write_text("".join(f"{row['query_id']} 0 {row['document_id']} {i + 1}\n" for i, row in enumerate(rows)))
-    capsys.readouterr()
-    words = ["--human", str(human), "--scale", "0", "3", "--out", str(tmp_path / "audit"), "--json"]
-    code = main(["grade", "audit", "--judge", str(out / "judgements.parquet"), *words])
-    assert code == 0
-    assert envelope(capsys)["artifacts"]
-
-
 @pytest.mark.parametrize(
     ("words", "says"),
     [

@@ -98,13 +98,6 @@ def test_words_have_no_precision(capsys, collection, tmp_path):
         assert "precision" not in found["metrics"]
 
 
-def test_a_comparison_says_its_precision(capsys, collection, tiny_model_path):
-    words = ["evaluate", str(tiny_model_path), "bm25", "--collection", str(collection), "--precision", "bfloat16"]
-    assert call(capsys, *words)[1]["metrics"]["precision"] == "bfloat16"
-    main(words)
-    assert "Precision: bfloat16." in capsys.readouterr().out
-
-
 class TestTraining:
     @pytest.fixture
     def settings(self, pairs, collection, tiny_model_path, tmp_path):

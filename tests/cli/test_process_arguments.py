@@ -1,7 +1,5 @@
 """--processes and --devices, embeddings kept part by part, and collections with empty documents."""
 
-import shutil
-
 import numpy as np
 import pytest
 
@@ -12,12 +10,6 @@ from bixse.retrieval.index.search import open_index
 from helpers.command import call
 
 WORDS = "copy move delete open read write list file folder tree".split()  # noqa: SIM905
-
-
-@pytest.fixture
-def model(tmp_path, tiny_model_path):
-    shutil.copytree(tiny_model_path, tmp_path / "model")
-    return tmp_path / "model"
 
 
 @pytest.fixture

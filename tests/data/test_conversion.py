@@ -96,6 +96,14 @@ class TestPairs:
             convert(ConvertSettings(source="umbrela", path=path), tmp_path / "out")
 
 
+def test_many_negatives_in_a_row_do_not_fill_the_memory_of_the_database(tmp_path):
+    rows = ({"anchor": f"q {i}", "positive": "p", **{f"negative_{n}": f"{i} {n} " * 120 for n in range(30)}}
+            for i in range(500))  # fmt: skip
+    path = files.put(tmp_path, {"rows.jsonl": files.lines(rows)}) / "rows.jsonl"
+    result = convert(ConvertSettings(source="sentence-transformers", path=path), tmp_path / "out")
+    assert result.parts["pairs"]["rows"] == 500 * 31
+
+
 class TestTransforms:
     @pytest.mark.parametrize("rows_at_once", [1, 5, 4096])
     def test_files_and_tables_in_memory_are_transformed_alike(self, pairs, tmp_path, monkeypatch, rows_at_once):

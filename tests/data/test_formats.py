@@ -45,6 +45,21 @@ def errors(name, path, **options):
     return [(error.row, error.column) for error in caught.value.errors]
 
 
+@pytest.mark.parametrize(
+    ("line", "column"),
+    [
+        ('{"query": "q", "pos": ["p"], "neg": ["n"], "pos_scores": [0.9], "neg_scores": [0.1],}', None),
+        ('{"query": "q", "pos": ["p",], "neg": ["n"], "pos_scores": [0.9], "neg_scores": [0.1]}', None),
+        ('{"query": "q", "pos": ["p"], "neg": ["n"], "pos_scores": [NaN], "neg_scores": [0.1]}', "pos_scores"),
+        ('{"query": NaN, "pos": ["p"], "neg": ["n"], "pos_scores": [0.9], "neg_scores": [0.1]}', "query"),
+    ],
+)
+def test_what_the_database_takes_for_json_is_refused_as_elsewhere(tmp_path, line, column):
+    good = files.lines([files.BGE[0] | {"query": "a comma in a text: {1, 2, }"}]).decode()
+    path = files.put(tmp_path, {"rows.jsonl": good + line + "\n"}) / "rows.jsonl"
+    assert set(errors("flagembedding", path, score_map="prob")) == {(2, column)}
+
+
 class TestOptions:
     def test_every_format_says_what_it_is(self):
         for form in FORMATS.values():

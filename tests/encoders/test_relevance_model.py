@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from sentence_transformers import SentenceTransformer
 
-from bixse.encoders.head import RelevanceHead
+from bixse.encoders.head import RelevanceHead, Threshold
 from bixse.encoders.loading.build import load_relevance_model
 from bixse.errors import InputError, ModelError
 
@@ -48,8 +48,26 @@ def test_the_head_is_saved_in_the_folder_and_plain_sentence_transformers_loads_i
     np.testing.assert_array_equal(plain.encode(TEXTS), tiny_model.encode(TEXTS))
 
 
-@pytest.mark.parametrize("key", ["logit_scale", "logit_bias", "slope", "intercept"])
-@pytest.mark.parametrize("value", [None, "1", [1], float("nan"), float("inf")])
+def test_a_head_is_read_as_it_was_saved_and_of_an_older_version_without_priors(tmp_path):
+    found = Threshold(0.9, 0.62, 0.91, 0.85, 0.95, 0.4, 120, 60, 0.5)
+    head = RelevanceHead(20.0, -15.0, 0.5, 1.0, "100 pairs", 0.03, 0.01, (found,))
+    head.save(tmp_path)
+    assert RelevanceHead.load(tmp_path) == head
+    assert head.at_prior(0.5).thresholds == ()
+    with pytest.raises(InputError, match="threshold for"):
+        head.threshold_for(0.5)
+    old = {"logit_scale": 20.0, "logit_bias": -15.0, "slope": 0.5, "intercept": 1.0, "calibrated_on": "100 pairs"}
+    (tmp_path / "relevance_head.json").write_text(json.dumps(old))
+    assert RelevanceHead.load(tmp_path) == RelevanceHead(20.0, -15.0, 0.5, 1.0, "100 pairs")
+
+
+BROKEN = [(key, value) for key in ("logit_scale", "logit_bias", "slope", "intercept")
+          for value in (None, "1", [1], float("nan"), float("inf"))]  # fmt: skip
+BROKEN += [("slope", -1), ("prior", 2.0), ("prior", "x"), ("trained_prior", float("nan")), ("thresholds", 5)]
+BROKEN += [("thresholds", [{"precision": 0.9}]), ("thresholds", [[0.9, 0.5]])]
+
+
+@pytest.mark.parametrize(("key", "value"), BROKEN)
 def test_a_damaged_head(tmp_path, key, value):
     RelevanceHead(20.0, -10.0).save(tmp_path)
     path = tmp_path / "relevance_head.json"

@@ -173,26 +173,26 @@ def test_the_best_settings_train_the_same_model_again(settings, tmp_path, monkey
 
 
 def test_ctrl_c_within_a_run_continues_from_its_checkpoint(settings, tmp_path, at_step):
-    out, config = tmp_path / "out", settings(vary={"scale": [5, 10, 20]}, keep="all")
+    out, config = tmp_path / "out", settings(vary={"scale": [5, 10]}, keep="all")
 
     def stop(trainer, steps):
         if len(steps) == 6:  # the second step of the second arm
             os.kill(os.getpid(), signal.SIGINT)
 
     steps = at_step(stop)
-    with pytest.raises(InterruptedRunError, match="after 1 of 3 runs"):
+    with pytest.raises(InterruptedRunError, match="after 1 of 2 runs"):
         sweep(config, out, progress=False)
     assert json.loads((out / "run.json").read_text())["status"] == "interrupted"
-    assert [row["status"] for row in table(out)] == ["finished", "waiting", "waiting"]
+    assert [row["status"] for row in table(out)] == ["finished", "waiting"]
     assert (out / "best.yaml").is_file()
     before = written(out / "runs" / "scale=5")
     result = sweep(config, out, progress=False)
-    assert len(steps) == 12
+    assert len(steps) == 8
     assert written(out / "runs" / "scale=5") == before
     whole = sweep(config, tmp_path / "whole", progress=False)
     assert [(row.label, row.best) for row in whole.rows] == [(row.label, row.best) for row in result.rows]
     models = sorted(path.relative_to(out) for path in out.rglob("model.safetensors"))
-    assert len(models) == 3
+    assert len(models) == 2
     assert all((out / model).read_bytes() == (tmp_path / "whole" / model).read_bytes() for model in models)
 
 
@@ -223,10 +223,10 @@ def test_without_models_nothing_is_trained_again(settings, tmp_path, at_step):
     assert steps == []
 
 
-def test_random_arms_can_be_added_later_and_several_are_done_at_once(settings, tmp_path):
+def test_random_arms_can_be_added_later_by_another_process(settings, tmp_path):
     vary = {"optimizer.learning_rate": {"low": 1e-4, "high": 1e-2, "log": True}}
     one = sweep(settings(vary=vary, search="random", trials=1), tmp_path / "out", progress=False)
-    more = settings(vary=vary, search="random", trials=3, jobs=min(2, os.cpu_count() or 1))
-    three = sweep(more, tmp_path / "out", progress=False)
-    assert {row.arm: row.best for row in one.rows}.items() <= {row.arm: row.best for row in three.rows}.items()
-    assert [row.status for row in three.rows] == ["finished"] * 3
+    more = settings(vary=vary, search="random", trials=2, jobs=min(2, os.cpu_count() or 1))
+    two = sweep(more, tmp_path / "out", progress=False)
+    assert {row.arm: row.best for row in one.rows}.items() <= {row.arm: row.best for row in two.rows}.items()
+    assert [row.status for row in two.rows] == ["finished"] * 2

@@ -1,4 +1,4 @@
-"""Faults one at a time, keys, dead endpoints, closing in the middle: over real sockets."""
+"""Errors one at a time, keys, dead endpoints, closing in the middle: over real sockets."""
 
 import asyncio
 import logging
@@ -32,16 +32,16 @@ def closed_port():
         return f"http://127.0.0.1:{free.getsockname()[1]}"
 
 
-# --- faults ---------------------------------------------------------------------------------------------------------
+# --- errors ---------------------------------------------------------------------------------------------------------
 
-PASSING_FAULTS = ["429", "429-date", "429-bare", "500", "502", "503", "529", "half", "garbage", "reset", "empty",
+TRANSIENT_ERRORS = ["429", "429-date", "429-bare", "500", "502", "503", "529", "half", "garbage", "reset", "empty",
                   "null-choices", "error-200"]  # fmt: skip
 
 
-@pytest.mark.parametrize("fault", PASSING_FAULTS)
-def test_a_fault_is_outlived(server, fault):
+@pytest.mark.parametrize("error", TRANSIENT_ERRORS)
+def test_after_a_transient_error_it_tries_again(server, error):
     with ServerJudge([server.scenario()], RUBRIC) as judge:
-        answer = ask_all(judge, [planted_question("a", [fault, fault])])["a"]
+        answer = ask_all(judge, [planted_question("a", [error, error])])["a"]
     assert (answer.status, answer.tries) == ("graded", 3)
     assert answer.grade == pytest.approx(GRADE)
 
@@ -64,7 +64,7 @@ def test_tries_are_bounded_and_the_last_failure_is_told(server, monkeypatch):
     assert server.stats(address)["counts"]["garbage"] == 6
 
 
-def test_a_wish_to_wait_is_kept(server):
+def test_it_waits_as_long_as_a_server_asks(server):
     address = server.scenario(capacity=1, retry_after=1, delay=0.05)
     with ServerJudge([address], RUBRIC) as judge:
         started = time.monotonic()

@@ -59,7 +59,7 @@ class TestPoisonedPairs:
             _, found = bixse(capsys, "--judge", server.scenario(), "--pairs", pairs, "--out", tmp_path / "o")
             assert found["metrics"]["statuses"] == {"graded": 40, "failed": 20}
 
-    def test_a_wish_to_wait_is_no_lack_of_money(self, server, tmp_path, capsys):
+    def test_an_account_over_its_rate_is_not_out_of_quota(self, server, tmp_path, capsys):
         path = tmp_path / "pairs.csv"
         with path.open("w", newline="") as file:
             document = planted("a", SHARES, ["429-quota", "429-quota"])

@@ -30,30 +30,30 @@ WRITTEN_ENDS = {**{end: ENDS[end] for end in WRITTEN}, "counted": "no-option", "
 """The same where the grade is the text itself."""
 NO_BODY = {"no-logprobs", "too-long", "403", "django", "no-such", "402", "echo-error"}
 KEY = "sk-storm/very+secret=0123"
-FAULTS = ["500", "half", "garbage", "reset", "empty", "null-choices", "429-quota"]
+ERRORS = ["500", "half", "garbage", "reset", "empty", "null-choices", "429-quota"]
 
 
 def storm(dice, count=QUESTIONS, ends=tuple(ENDS)):
-    """Shares, faults and end of every question."""
+    """Shares, errors and end of every question."""
     plans = []
     for number in range(count):
         weights = [dice.uniform(0.05, 1.0) for _ in range(4)]
         mass = dice.uniform(0.6, 0.97)
         shares = [mass * weight / sum(weights) for weight in weights]
-        faults = [dice.choice(FAULTS) for _ in range(dice.choice([0] * 27 + [1, 1, 2]))]
-        if number % 1000 in range(40):  # bursts of refusals, each with a wish to wait
-            faults = [dice.choice(["429", "429-date"]), *faults]
+        errors = [dice.choice(ERRORS) for _ in range(dice.choice([0] * 27 + [1, 1, 2]))]
+        if number % 1000 in range(40):  # bursts of refusals, each of which asks to wait
+            errors = [dice.choice(["429", "429-date"]), *errors]
         if number % 1000 == 500:
-            faults = ["stall"]
+            errors = ["stall"]
         end = dice.choice(ends) if dice.random() < 0.1 else ""
         if end in NO_BODY:  # refused before there is a body to cut in half
-            faults = [fault for fault in faults if fault != "half"]
-        plans.append((shares, faults, end))
+            errors = [error for error in errors if error != "half"]
+        plans.append((shares, errors, end))
     return plans
 
 
 def questions(plans):
-    return [planted_question(str(number), faults, end, shares) for number, (shares, faults, end) in enumerate(plans)]
+    return [planted_question(str(number), errors, end, shares) for number, (shares, errors, end) in enumerate(plans)]
 
 
 def test_thousands_of_questions_in_a_storm(monkeypatch):
@@ -66,15 +66,15 @@ def test_thousands_of_questions_in_a_storm(monkeypatch):
         stats = [server.stats(address) for address in addresses]
     wrong = []
     for number, answer in answers.items():
-        shares, faults, end = plans[number]
+        shares, errors, end = plans[number]
         grade = np.average([0, 1, 2, 3], weights=shares) if ENDS[end] == "graded" else None
         expected = answer.grade if end in BOUNDED else grade
         if answer.status != ENDS[end] or answer.grade != (
             pytest.approx(expected, abs=1e-6) if grade is not None else None
         ):
-            wrong.append((number, end, faults, answer.status, answer.grade, grade, answer.detail))
+            wrong.append((number, end, errors, answer.status, answer.grade, grade, answer.detail))
         if answer.grade is not None and not answer.low - 1e-6 <= grade <= answer.high + 1e-6:
-            wrong.append((number, end, faults, answer.low, answer.high, grade, "outside its bounds"))
+            wrong.append((number, end, errors, answer.low, answer.high, grade, "outside its bounds"))
     assert wrong == []
     for number, answer in answers.items():
         end = plans[number][2]
@@ -87,8 +87,8 @@ def test_thousands_of_questions_in_a_storm(monkeypatch):
     seen = Counter()
     for each in stats:
         seen.update(each["counts"])
-    for fault, times in Counter(fault for _, faults, _ in plans for fault in faults).items():
-        assert times <= seen[fault] <= times + 5, fault  # each was met; a time-out of ours may meet one again
+    for error, times in Counter(error for _, errors, _ in plans for error in errors).items():
+        assert times <= seen[error] <= times + 5, error  # each was met; a time-out of ours may meet one again
     assert all(each["most_in_flight"] <= 32 + 2 for each in stats)
 
 

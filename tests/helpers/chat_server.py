@@ -39,9 +39,9 @@ UNUSABLE = {"written-nan": math.nan, "written-null": None, "written-9999": -9999
 PLAN = re.compile(r"plan=(\{.*\})", re.DOTALL)
 
 
-def planted(identifier, probabilities, faults=None, end=""):
+def planted(identifier, probabilities, errors=None, end=""):
     """A document that tells the server how to answer."""
-    plan = {"id": identifier, "p": probabilities, "faults": faults or [], "end": end}
+    plan = {"id": identifier, "p": probabilities, "errors": errors or [], "end": end}
     return f"a document. plan={json.dumps(plan)}"
 
 
@@ -128,7 +128,7 @@ class Scenario:
         right = "Paris is the capital" in text
         shares = [0.02] * (len(labels) - 1)
         shares = [*shares, self.get("known", 0.9)] if right else [self.get("known", 0.9), *shares]
-        return {"id": "known", "p": shares, "faults": [], "end": self.get("known_end", ""), "labels": labels}
+        return {"id": "known", "p": shares, "errors": [], "end": self.get("known_end", ""), "labels": labels}
 
     def tokens(self, plan, body, index=0):
         """Tokens to write, each with the alternatives of its place."""
@@ -408,35 +408,35 @@ def application():
             plan = scenario.plan(body)
             number = scenario.tries[plan["id"]]
             scenario.tries[plan["id"]] += 1
-            fault = plan["faults"][number] if number < len(plan["faults"]) else ""
-            return await answer(request, scenario, body, plan, fault)
+            error = plan["errors"][number] if number < len(plan["errors"]) else ""
+            return await answer(request, scenario, body, plan, error)
         finally:
             scenario.in_flight -= 1
 
-    async def answer(request, scenario, body, plan, fault):
+    async def answer(request, scenario, body, plan, error):
         if scenario.get("delay"):
             await asyncio.sleep(scenario.get("delay"))
-        if fault:
-            scenario.counts[fault] += 1
-        if fault == "429-quota":
+        if error:
+            scenario.counts[error] += 1
+        if error == "429-quota":
             told = {"error": {"message": "You exceeded your current quota (insufficient_quota): 3 requests per minute"}}
             return web.json_response(told, status=429, headers={"Retry-After": "0.05"})
-        if fault.startswith("429"):
+        if error.startswith("429"):
             headers = {"429": {"Retry-After": "0.05"}, "429-date": {"Retry-After": formatdate(time(), usegmt=True)}}
-            return web.json_response({"error": "slow down"}, status=429, headers=headers.get(fault, {}))
-        if fault in ("500", "502", "503", "529"):
-            return web.Response(status=int(fault), text="<html>broken</html>")
-        if fault == "reset":
+            return web.json_response({"error": "slow down"}, status=429, headers=headers.get(error, {}))
+        if error in ("500", "502", "503", "529"):
+            return web.Response(status=int(error), text="<html>broken</html>")
+        if error == "reset":
             return drop(request)
-        if fault == "stall":
+        if error == "stall":
             await asyncio.sleep(60)
-        if fault == "garbage":
+        if error == "garbage":
             return web.Response(text="{not json", content_type="application/json")
-        if fault == "empty":
+        if error == "empty":
             return web.json_response({"id": "x", "choices": []})
-        if fault == "null-choices":
+        if error == "null-choices":
             return web.json_response({"id": "x", "choices": None})
-        if fault == "error-200":
+        if error == "error-200":
             return web.json_response({"error": {"message": "provider is overloaded", "code": 429}})
         if plan["end"] == "no-logprobs":
             return web.json_response({"error": {"message": "logprobs is not supported with this model"}}, status=400)
@@ -461,7 +461,7 @@ def application():
             message |= {"content": None, "refusal": f"I will not judge for {spelled}"}
         escaped = "".join(f"\\u{ord(c):04x}" for c in key)  # what JSON makes of it is the plain key
         data = json.dumps(reply).replace(key or "\0", escaped).encode()
-        if fault == "half":
+        if error == "half":
             response = web.StreamResponse(
                 headers={"Content-Type": "application/json", "Content-Length": str(len(data))}
             )

@@ -17,8 +17,8 @@ def question(document, identifier="q", rubric=RUBRIC, repeat=0):
     return Question(identifier, "d", "a query", document, messages=messages, repeat=repeat)
 
 
-def planted_question(identifier, faults=None, end="", shares=SHARES):
-    return question(planted(identifier, shares, faults, end), identifier)
+def planted_question(identifier, errors=None, end="", shares=SHARES):
+    return question(planted(identifier, shares, errors, end), identifier)
 
 
 def ask_all(judge, questions):

@@ -26,21 +26,12 @@ def add_settings(parser: argparse.ArgumentParser, kind: type[Settings]) -> None:
     may be null has a switch of its own name. A mapping is set by words such as NAME=SHARE where its `Flag` has a
     metavar, for a validator of the settings to read; else in YAML and Python alone. Settings without a flag name are
     optional for argparse and may stand anywhere (`parse_intermixed_args`); what is missing, validation says.
-
-    Args:
-        parser: the verb's parser.
-        kind: the settings.
     """
     _add(parser, parser, kind, "", "--")
 
 
 def settings_from(args: argparse.Namespace, kind: type[Kind], file: Path | None = None) -> Kind:
-    """The settings that the flags give, on top of those of a YAML file; the word null is no value.
-
-    Raises:
-        InputError: the file cannot be read.
-        ConfigError: unknown keys or values outside their range, all together.
-    """
+    """The settings that the flags give, on top of those of a YAML file; the word null is no value."""
     given = {key: getattr(args, key) for key in known_keys(kind) if hasattr(args, key)}
     return kind.load(file, {key: None if value == "null" else value for key, value in given.items()})
 
@@ -113,7 +104,6 @@ def _several(annotation: Any) -> bool | int:
 
 
 def _help(field: FieldInfo) -> str:
-    """The text below a field, and its default where that is a plain value."""
     text = " ".join((field.description or "").split()).replace("%", "%%")
     default = field.get_default(call_default_factory=True)
     plain = isinstance(default, (str, int, float, Path)) and not isinstance(default, bool)

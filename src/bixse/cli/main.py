@@ -47,7 +47,7 @@ VERBS = {
     "study": ("study", "a figure or table of the paper on your data: losses, noise, cutoff, batch size, ..."),
     "evaluate": ("evaluate", "search a collection with a model (or bm25) and score the answers"),
     "calibrate": ("calibrate", "fit and check a model's probabilities of relevance on graded pairs"),
-    "index": ("index", "make a search index of a collection, add and delete documents"),
+    "index": ("index", "make a search index of a collection"),
     "search": ("search", "search a collection, with probabilities of relevance"),
     "doctor": ("doctor", "show what this machine can do and what is missing"),
 }
@@ -96,11 +96,7 @@ def verb_parser(name: str, verb: Verb[Any, Any]) -> argparse.ArgumentParser:
 
 
 def parse(words: Sequence[str]) -> tuple[str, Verb[Any, Any], argparse.Namespace]:
-    """The verb that a command line names, and its parsed words; `--help` and `--version` end the process.
-
-    Raises:
-        InputError: no such verb, or words that it does not take.
-    """
+    """The verb that a command line names, and its parsed words; `--help` and `--version` end the process."""
     place = next((place for place, word in enumerate(words) if not word.startswith("-")), None)
     if place is None:
         _main_parser().parse_args(words)
@@ -116,7 +112,6 @@ def parse(words: Sequence[str]) -> tuple[str, Verb[Any, Any], argparse.Namespace
 
 
 def _main_parser() -> argparse.ArgumentParser:
-    """What `bixse --help` and `bixse --version` show."""
     from bixse import __version__
 
     parser = _Parser(
@@ -174,7 +169,6 @@ def _run(words: Sequence[str]) -> CommandResult:
 
 
 def _unexpected(error: Exception) -> str:
-    """What to say of an error that is no BixseError."""
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return (
             "got no more memory; expected the batch to fit; fix: a smaller --batch-size, --max-length or model, "

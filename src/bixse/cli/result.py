@@ -11,15 +11,11 @@ class CommandResult:
     """Outcome of one command."""
 
     text: str
-    """What a person reads on standard output."""
     metrics: dict[str, Any] = field(default_factory=dict)
-    """Figures."""
     artifacts: dict[str, str] = field(default_factory=dict)
     """Name -> path of what was made."""
     warnings: list[str] = field(default_factory=list)
-    """What the user should know."""
     errors: list[str] = field(default_factory=list)
-    """Why it failed."""
     exit_code: int = 0
     """0 ok, 1 failed, 2 wrong usage or input, 3 done with some items failed, 130 interrupted."""
 

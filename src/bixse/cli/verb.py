@@ -55,11 +55,7 @@ class Verb(Generic[SettingsType, OptionsType]):
     """Option -> what is done where it is given, without settings."""
 
     def call(self, args: argparse.Namespace, words: tuple[str, ...]) -> CommandResult:
-        """Do what the parsed `words` ask for.
-
-        Raises:
-            BixseError: settings, options or input cannot be used, or the work failed.
-        """
+        """Do what the parsed `words` ask for."""
         options = settings_from(args, self.options).model_copy(update={"words": words})
         for name, answer in self.instead.items():
             if getattr(options, name):

@@ -1,4 +1,4 @@
-"""Collections from and to folders in the BEIR layout: corpus.jsonl, queries.jsonl, qrels/<split>.tsv."""
+"""Collections from and to folders in the BEIR layout, and what of them makes figures mislead."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from bixse.data.collection import Collection, Document, MissingDocuments
 from bixse.data.row_files.read import read_blocks
 from bixse.data.row_files.values import FileColumn
 from bixse.data.row_files.write import write_rows
+from bixse.data.transforms import normal_form
 from bixse.data.trec import read_qrels, write_qrels
 from bixse.errors import InputError, InvalidFileError, shorten
+from bixse.relevance import MIN_RELEVANT_GRADE
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator, Mapping, Sequence
@@ -78,11 +80,7 @@ def files_of_split(split: str) -> tuple[str, ...]:
 
 
 def judgements_of(folder: Path, split: str) -> Path:
-    """The qrels file of a split of a collection folder.
-
-    Raises:
-        InputError: there is no such folder or split.
-    """
+    """The qrels file of a split of a collection folder."""
     _check_folder(folder)
     if split not in _splits(folder):
         raise InputError(
@@ -93,48 +91,28 @@ def judgements_of(folder: Path, split: str) -> Path:
 
 
 def load_corpus(folder: str | Path) -> dict[str, Document]:
-    """Read only the documents of a collection folder: document id -> document.
-
-    Raises:
-        InputError: the folder or its `corpus.jsonl` is missing, or no document has a title or a text.
-        InvalidFileError: every error of the file together.
-    """
+    """Read only the documents of a collection folder: document id -> document."""
     folder = Path(folder)
     _check_folder(folder)
     return read_corpus(folder / "corpus.jsonl")
 
 
 def read_corpus(path: Path) -> dict[str, Document]:
-    """Read a file of documents (`DOCUMENT_COLUMNS`): document id -> document.
-
-    Raises:
-        InputError: the file is missing, or no document has a title or a text.
-        InvalidFileError: every error of the file together.
-    """
+    """Read a file of documents (`DOCUMENT_COLUMNS`): document id -> document."""
     corpus = dict(stream_documents(path))
     _refuse_all_empty(path, len(corpus), sum(not document.content for document in corpus.values()))
     return corpus
 
 
 def stream_documents(path: Path) -> Iterator[tuple[str, Document]]:
-    """The documents of a file one by one, in file order, never all in memory.
-
-    Raises:
-        InputError: the file is missing or holds no row.
-        InvalidFileError: every error of the file together, when it has been read.
-    """
+    """The documents of a file one by one, in file order, never all in memory."""
     for block in read_blocks(path, DOCUMENT_COLUMNS):
         for name, title, text in zip(*block.columns.values(), strict=True):
             yield name, Document(title or "", text)
 
 
 def read_queries(path: Path) -> dict[str, str]:
-    """Read a file of queries (`QUERY_COLUMNS`): query id -> text, in file order.
-
-    Raises:
-        InputError: the file is missing or holds no row.
-        InvalidFileError: every error of the file together.
-    """
+    """Read a file of queries (`QUERY_COLUMNS`): query id -> text, in file order."""
     queries: dict[str, str] = {}
     for block in read_blocks(path, QUERY_COLUMNS):
         queries.update(zip(block.columns["_id"], block.columns["text"], strict=True))
@@ -155,12 +133,7 @@ class CorpusCheck:
 
 
 def check_corpus(path: Path, qrels: Qrels) -> CorpusCheck:
-    """Read a corpus of any size once, and look for the documents that are judged.
-
-    Raises:
-        InputError: the file is missing, or no document has a title or a text.
-        InvalidFileError: every error of the file together.
-    """
+    """Read a corpus of any size once, and look for the documents that are judged."""
     found = CorpusCheck(missing={document_id for judged in qrels.values() for document_id in judged})
     for name, document in stream_documents(path):
         found.count += 1
@@ -195,12 +168,7 @@ def save_collection(collection: Collection, folder: str | Path) -> None:
 
 
 def check_qrels(path: Path, qrels: Qrels, queries: Mapping[str, str], missing: Container[str]) -> None:
-    """Refuse the judgements of a file with ids that the collection lacks, or without a relevant document.
-
-    Raises:
-        InvalidFileError: every id that is missing.
-        InputError: no grade is above 0.
-    """
+    """Refuse the judgements of a file with ids that the collection lacks, or without a relevant document."""
     errors = InvalidFileError(path)
     for query_id, judged in qrels.items():
         if query_id not in queries:
@@ -241,3 +209,96 @@ def _refuse_all_empty(path: Path, count: int, empty: int) -> None:
 def _table(names: Sequence[str], rows: Sequence[Sequence[str]]) -> pa.Table:
     columns = zip(*rows, strict=True) if rows else [[] for _ in names]
     return pa.table([pa.array(column, pa.string()) for column in columns], names)
+
+
+def warn_of_collection(
+    corpus: CorpusCheck,
+    missing: int,
+    split: str,
+    queries: Mapping[str, str],
+    qrels: Qrels,
+    min_relevant_grade: float,
+    exclude_self: bool,
+) -> list[str]:
+    """Documents without text or missing, grades below the lowest relevant one, queries that are documents.
+
+    `missing` judgements of the split were left out since the corpus lacks their document.
+    """
+    return [
+        *warn_of_empty(corpus.empty, corpus.count),
+        *warn_of_missing(missing, qrels, split),
+        *_warn_of_grades(qrels, min_relevant_grade),
+        *_warn_of_self_matches(queries, corpus.named_as_queries, exclude_self),
+    ]
+
+
+def warn_of_empty(empty: Sequence[str], count: int) -> list[str]:
+    """One line that counts the documents without title and text, or none.
+
+    Published collections hold some, even judged ones (Cranfield two of 1,400). They are kept: without them the figures
+    would be those of another collection.
+
+    Example:
+        >>> warn_of_empty(["d2"], 2)
+        ["1 of 2 documents has neither title nor text ('d2'): it is kept as it is"]
+    """
+    if not empty:
+        return []
+    has, it = ("has", "it is kept as it is") if len(empty) == 1 else ("have", "they are kept as they are")
+    return [f"{len(empty)} of {count} documents {has} neither title nor text ({empty[0]!r}): {it}"]
+
+
+def warn_of_missing(missing: int, qrels: Qrels, split: str) -> list[str]:
+    """One line that counts the judgements left out beside `qrels` since the corpus lacks their document, or none."""
+    if not missing:
+        return []
+    total = missing + sum(map(len, qrels.values()))
+    return [
+        f"{missing:,} of {total:,} judgements of split {split!r} name a document that the corpus lacks and are left "
+        "out: figures are not those of the whole collection"
+    ]
+
+
+def _warn_of_grades(qrels: Qrels, lowest: float) -> list[str]:
+    grades = [grade for judged in qrels.values() for grade in judged.values() if grade > 0]
+    below = [grade for grade in grades if grade < lowest]
+    effect = "irrelevant for recall, MRR and MAP; nDCG takes every grade as it is"
+    if below and len(below) == len(grades):
+        return [
+            f"no grade reaches the lowest relevant grade {lowest:g} (the highest is {max(grades):g}): all documents "
+            f"are {effect}; fix: --min-relevant-grade {max(grades):g} or lower"
+        ]
+    fractional = [grade for grade in below if grade != int(grade)]
+    if fractional and lowest == MIN_RELEVANT_GRADE:
+        return [
+            f"{len(fractional):,} of {len(grades):,} grades above 0 are fractions below the lowest relevant grade "
+            f"{lowest:g}: these documents are {effect}; fix: --min-relevant-grade GRADE where they are relevant"
+        ]
+    return []
+
+
+def _warn_of_self_matches(
+    queries: Mapping[str, str], named_as_queries: Mapping[str, Document], exclude_self: bool
+) -> list[str]:
+    """Queries that are documents, by id and text, or that lose a document which only has the same id."""
+    both = {name: named_as_queries[name] for name in queries if name in named_as_queries}
+    same = [name for name, document in both.items() if _is_document(queries[name], document)]
+    others = [name for name in both if name not in set(same)]
+    if exclude_self and others:
+        number = "1 query" if len(others) == 1 else f"{len(others):,} queries"
+        return [
+            f"--exclude-self leaves a document out of the answers to {number} that has the query's id and another "
+            f"text ({others[0]!r}); fix: leave the flag out where ids are equal by accident"
+        ]
+    if exclude_self or not same:
+        return []
+    found = "1 query is a document too" if len(same) == 1 else f"{len(same):,} queries are documents too"
+    accident = f" ({len(others):,} others share an id with another text, and would lose a document)" if others else ""
+    return [
+        f"{found}, with the same id and the same text ({same[0]!r}), and will find themselves; fix: --exclude-self "
+        f"leaves the document with the query's id out of its answers{accident}"
+    ]
+
+
+def _is_document(query: str, document: Document) -> bool:
+    return normal_form(query) in (normal_form(document.text), normal_form(document.content))

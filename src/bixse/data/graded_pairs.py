@@ -142,11 +142,7 @@ class GradedPairs:
 
     @classmethod
     def from_rows(cls, rows: Iterable[Mapping[str, Any]]) -> GradedPairs:
-        """From row dictionaries; missing ids are made from the texts.
-
-        Raises:
-            InputError: as `from_arrow`.
-        """
+        """From row dictionaries; missing ids are made from the texts."""
         taken = list(rows)
         names = [n for n in SCHEMA.names if n in REQUIRED_COLUMNS or any(row.get(n) is not None for row in taken)]
         schema = pa.schema([SCHEMA.field(name) for name in names])
@@ -156,11 +152,7 @@ class GradedPairs:
 
     @classmethod
     def from_pandas(cls, frame: Any) -> GradedPairs:
-        """From a `pandas.DataFrame` with the columns of `from_arrow`.
-
-        Raises:
-            InputError: as `from_arrow`.
-        """
+        """From a `pandas.DataFrame` with the columns of `from_arrow`."""
         return cls.from_arrow(pa.Table.from_pandas(frame, preserve_index=False))
 
     @classmethod
@@ -338,11 +330,7 @@ class GradedPairs:
         return self.select(np.fromiter((own in wanted for own in self.query_ids), dtype=bool, count=len(self)))
 
     def with_columns(self, **columns: Any) -> GradedPairs:
-        """The same pairs with other values in these columns of `SCHEMA`, M each.
-
-        Raises:
-            InputError: as `from_arrow`.
-        """
+        """The same pairs with other values in these columns of `SCHEMA`, M each."""
         table = self.table
         for name, values in columns.items():
             field, array = SCHEMA.field(name), pa.chunked_array([pa.array(values, SCHEMA.field(name).type)])
@@ -398,7 +386,6 @@ class QueryGroups(Sequence[QueryGroup]):
 
     @property
     def first_rows(self) -> NDArray[np.intp]:
-        """(G,) first row of each group."""
         return self.order[self.offsets[:-1]]
 
     def __len__(self) -> int:

@@ -58,9 +58,6 @@ def checked(table: pa.Table, rows_before: int = 0) -> pa.Table:
     Args:
         table: from outside.
         rows_before: rows of earlier batches, for messages.
-
-    Raises:
-        InputError: a column is missing or of another type, a text is missing, or a relevance is not in [0, 1].
     """
     given = {"relevance": "label"} if "relevance" not in table.column_names else {}
     sources = {name: given.get(name, name) for name in SCHEMA.names if given.get(name, name) in table.column_names}

@@ -117,7 +117,6 @@ def save_graded_pairs(pairs: GradedPairs, path: str | Path) -> None:
 
 
 def _load(path: Path, columns: Sequence[FileColumn]) -> GradedPairs:
-    """The pairs of a file, checked row by row and against each other; each pair of a task once."""
     errors, rows = InvalidFileError(path), array("q")
     pairs = GradedPairs.from_arrow(_batches(path, columns, errors, rows))
     numbers = {"query": pairs.query_numbers, "document": pairs.document_numbers}
@@ -133,7 +132,6 @@ def _load(path: Path, columns: Sequence[FileColumn]) -> GradedPairs:
 def _batches(
     path: Path, columns: Sequence[FileColumn], errors: InvalidFileError, rows: array[int]
 ) -> Iterator[pa.RecordBatch]:
-    """The checked rows of a file; pairs without a grade get relevance 0."""
     names = dict.fromkeys([*(column.name for column in columns), "relevance"])
     schema = pa.schema([SCHEMA.field(name) for name in names])
     for block in read_blocks(path, columns, errors):

@@ -56,11 +56,7 @@ class RunRecord:
         return hashlib.sha256(content.encode("utf-8")).hexdigest()
 
     def save(self, status: Status | None = None) -> None:
-        """Write run.json, with a new status when given.
-
-        Raises:
-            StorageError: the folder cannot be written.
-        """
+        """Write run.json, with a new status when given."""
         self.status = status or self.status
         content = {
             "command": self.command,
@@ -123,7 +119,6 @@ def open_run(
 
 
 def _read_record(path: Path) -> dict[str, Any]:
-    """The content of a run.json; raises InputError where it is damaged."""
     kinds: dict[str, type] = dict.fromkeys(("fingerprint", "status", "started", "command"), str)
     kinds |= dict.fromkeys(("config", "inputs", "results", "timings"), dict)
     try:
@@ -140,7 +135,6 @@ def _read_record(path: Path) -> dict[str, Any]:
 
 
 def _changes(earlier: Mapping[str, Any], record: RunRecord) -> str:
-    """What differs between two runs, in words; empty when they are the same."""
     if earlier["command"] != record.command:
         return f"`bixse {earlier['command']}`, now `bixse {record.command}`"
     before = _identity(earlier["config"], earlier["inputs"], record.paths)
@@ -164,13 +158,11 @@ def _shown(settings: Mapping[str, Any], name: str) -> str:
 
 
 def _identity(config: Mapping[str, Any], inputs: Mapping[str, str], paths: Collection[str]) -> dict[str, Any]:
-    """What makes two runs the same: settings under dotted names, without those that are paths, and inputs."""
     counted = {name: value for name, value in config.items() if name not in paths}
     return {"config": _flat(_plain(counted, whole=True)), "inputs": dict(inputs)}
 
 
 def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Sections as dotted names."""
     found: dict[str, Any] = {}
     for name, value in settings.items():
         if isinstance(value, dict) and value:

@@ -80,11 +80,7 @@ class Instructions(BaseModel):
         return tasks
 
     def of(self, task: str | None) -> TaskInstructions:
-        """The instructions of a task; those of a task that is not named, or of None, are the default's.
-
-        Raises:
-            InputError: there is none and no default.
-        """
+        """The instructions of a task; those of a task that is not named, or of None, are the default's."""
         if task in self.tasks:
             return self.tasks[str(task)]
         if self.default is not None:
@@ -102,11 +98,7 @@ class Instructions(BaseModel):
         return len(self.of(task).instructions)
 
     def prompt(self, task: str | None, kind: Literal["query", "document"], choice: int = 0) -> str:
-        """What stands before a text, by the task's instruction number `choice`; empty for documents unless symmetric.
-
-        Raises:
-            InputError: there is no instruction for the task.
-        """
+        """What stands before a text, by the task's instruction `choice`; empty for documents unless symmetric."""
         found = self.of(task)
         if kind == "document" and not found.symmetric:
             return ""
@@ -123,11 +115,7 @@ class Instructions(BaseModel):
         return {**named, **{kind: self.prompt(None, kind) for kind in ("query", "document")}}
 
     def check_tasks(self, where: object, tasks: Iterable[str | None]) -> None:
-        """Refuse tasks without an instruction.
-
-        Raises:
-            InputError: names all of them.
-        """
+        """Refuse tasks without an instruction."""
         missing = []
         for task in dict.fromkeys(tasks):
             try:
@@ -150,7 +138,7 @@ def load_instructions(source: str | Path) -> Instructions:
 
     Raises:
         InputError: the file is missing or not UTF-8.
-        ConfigError: it is no TOML, a key is unknown, or a template cannot be used; all faults together.
+        ConfigError: it is no TOML, a key is unknown, or a template cannot be used; all errors together.
 
     Example:
         >>> load_instructions("paper").prompt("nq", "query").splitlines()[0]
@@ -170,17 +158,13 @@ def load_instructions(source: str | Path) -> Instructions:
 
 
 def parse_instructions(values: Mapping[str, Any], where: str) -> Instructions:
-    """A table from plain data.
-
-    Raises:
-        ConfigError: a key is unknown or a value cannot be used; all faults together.
-    """
+    """A table from plain data."""
     try:
         return Instructions.model_validate(dict(values))
     except ValidationError as error:
-        faults = [
-            f"  {'.'.join(map(str, fault['loc']))}: got {shorten(fault['input'])}; "
-            f"{fault['msg'].removeprefix('Value error, ')}"
-            for fault in error.errors()
+        errors = [
+            f"  {'.'.join(map(str, found['loc']))}: got {shorten(found['input'])}; "
+            f"{found['msg'].removeprefix('Value error, ')}"
+            for found in error.errors()
         ]
-        raise ConfigError("\n".join([f"{where}: got instructions that cannot be used", *faults])) from error
+        raise ConfigError("\n".join([f"{where}: got instructions that cannot be used", *errors])) from error

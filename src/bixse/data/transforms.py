@@ -93,7 +93,6 @@ class PairColumns:
         return cls(rows, rows.copy(), relevance, keys)
 
     def take(self, places: NDArray[Any]) -> PairColumns:
-        """Some of the rows: places as numbers, or a truth value a row."""
         keys = {key: values[places] for key, values in self.keys.items()}
         return PairColumns(self.rows[places], self.labels[places], self.relevance[places], keys)
 
@@ -129,7 +128,6 @@ class TransformReport:
     """What it counted, by name."""
 
     def __str__(self) -> str:
-        """One line for people."""
         settings = ", ".join(f"{name} {value}" for name, value in self.settings.items())
         notes = ", ".join(f"{name} {count}" for name, count in self.notes.items())
         rows = f"{self.rows_before} rows" + (f" to {self.rows_after}" if self.rows_after != self.rows_before else "")
@@ -191,11 +189,9 @@ class KeepFrom:
     needs: ClassVar[tuple[Key, ...]] = ()
 
     def __post_init__(self) -> None:
-        """Refuse a cutoff outside [0, 1]."""
         _check_share("cutoff", self.cutoff)
 
     def apply(self, columns: PairColumns) -> tuple[PairColumns, dict[str, int]]:
-        """The rows that stay."""
         return columns.take(columns.relevance >= self.cutoff - ROUNDING), {}
 
 
@@ -209,11 +205,9 @@ class Binarise:
     needs: ClassVar[tuple[Key, ...]] = ()
 
     def __post_init__(self) -> None:
-        """Refuse a threshold outside [0, 1]."""
         _check_share("threshold", self.threshold)
 
     def apply(self, columns: PairColumns) -> tuple[PairColumns, dict[str, int]]:
-        """The same rows."""
         relevance = (columns.relevance >= self.threshold - ROUNDING).astype(np.float64)
         return replace(columns, relevance=relevance), {"relevant": int(relevance.sum())}
 
@@ -236,12 +230,10 @@ class LabelNoise:
     needs: ClassVar[tuple[Key, ...]] = ("query_id", "task", "document_id")
 
     def __post_init__(self) -> None:
-        """Refuse a probability outside [0, 1] and a seed out of range."""
         _check_share("probability of label noise", self.probability)
         _check_seed(self.seed)
 
     def apply(self, columns: PairColumns) -> tuple[PairColumns, dict[str, int]]:
-        """The same rows, some with each other's labels."""
         queries, documents = columns.keys["query_id"], columns.keys["document_id"]
         group = columns.groups("query_id", "task")
         order = np.lexsort((_draws(self.seed, "noise among equals", queries, documents), columns.relevance, group))
@@ -273,7 +265,6 @@ class Sample:
     needs: ClassVar[tuple[Key, ...]] = ("query_id", "task", "document_id")
 
     def __post_init__(self) -> None:
-        """Refuse an empty sample and a seed out of range."""
         if self.size < 1:
             raise InputError(f"size of a sample: got {self.size}; expected at least 1; fix: ask for a row or more")
         _check_seed(self.seed)
@@ -310,7 +301,6 @@ class WithoutDuplicates:
     needs: ClassVar[tuple[Key, ...]] = ("query", "document", "task")
 
     def apply(self, columns: PairColumns) -> tuple[PairColumns, dict[str, int]]:
-        """The first row of each pair."""
         group = columns.groups("query", "document", "task")
         order = np.lexsort((columns.relevance, group))  # sums do not depend on the order of the rows
         starts = _starts(group[order])
@@ -342,7 +332,6 @@ class SplitByQuery:
     needs: ClassVar[tuple[Key, ...]] = ("query",)
 
     def __post_init__(self) -> None:
-        """Refuse shares that leave rows over."""
         total = math.fsum(self.shares.values())
         if not self.shares or not all(0 < share <= 1 for share in self.shares.values()) or abs(total - 1) > ROUNDING:
             found = ", ".join(f"{name}={share:g}" for name, share in self.shares.items()) or "no part"
@@ -381,7 +370,6 @@ def split_by_query(pairs: GradedPairs, shares: Mapping[str, float], seed: int = 
 
 
 def _starts(ordered: NDArray[np.int64]) -> NDArray[np.intp]:
-    """Where each run of equal numbers begins."""
     return np.flatnonzero(np.r_[True, np.diff(ordered) > 0])
 
 

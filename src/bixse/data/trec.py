@@ -157,10 +157,6 @@ def qrels_rows(path: Path, errors: InvalidFileError) -> Iterator[tuple[int, str,
     Args:
         path: the file; .gz is unpacked.
         errors: takes what is wrong with rows; these are left out.
-
-    Raises:
-        InputError: the file is missing, cannot be read, or holds no judgement.
-        InvalidFileError: its first line is of neither format.
     """
     is_beir: bool | None = None
     first: dict[tuple[str, str], tuple[int, float]] = {}

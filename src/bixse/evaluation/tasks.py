@@ -14,8 +14,8 @@ from bixse.data.collection_files import (
     judgements_of,
     read_queries,
     stream_documents,
+    warn_of_collection,
 )
-from bixse.data.collection_warnings import warn_of_collection
 from bixse.data.io.files import file_hash
 from bixse.data.trec import read_qrels
 from bixse.evaluation.metrics import check_min_relevant_grade

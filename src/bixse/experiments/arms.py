@@ -100,9 +100,7 @@ class Measured:
     per_query: Mapping[str, float] = field(default_factory=dict)
     """`collection/query` -> the primary metric."""
     rows: int | None = None
-    """Training pairs."""
     precision: str = ""
-    """What was computed in; empty without a model."""
     warnings: Sequence[str] = ()
 
 
@@ -133,12 +131,7 @@ class RunResult(Measured):
 
 
 def show(value: Any) -> str:
-    """A setting's value in a table, a label or a name.
-
-    Example:
-        >>> show(1e-4), show(20.0), show(True), show(None), show({"bias": -3.0}), show("bixse")
-        ('0.0001', '20', 'true', 'null', '{"bias": -3.0}', 'bixse')
-    """
+    """A setting's value in a table, a label or a name."""
     if isinstance(value, (str, Path)):
         return str(value)
     if isinstance(value, float):

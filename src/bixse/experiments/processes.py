@@ -30,20 +30,12 @@ MOST_JOBS = 8
 def done_by_processes(
     tasks: Iterable[Task], do: Callable[[Task], Result], jobs: int | None
 ) -> Iterator[tuple[Task, Result | None]]:
-    """Each task with its result, as they come.
+    """Each task with its result, as they come; what `do` raises ends all.
 
-    With one job this process works through them. Else each process has cores / jobs threads and, where there are
-    graphics cards, one of them. A process that dies (out of memory) takes its task alone with it: the task is tried
-    once more when all others are done, by itself, and if it dies again its result is None.
-
-    Args:
-        tasks: each is taken when a process is free.
-        do: does one; what it raises ends all.
-        jobs: processes; None: one a graphics card, or one a core up to `MOST_JOBS`.
-
-    Raises:
-        InputError: `jobs` below 1, or more than the cores and cards.
-        KeyboardInterrupt: Ctrl-C; the processes were told to stop, and have.
+    With one job this process works through them. Else (None: one a graphics card, or one a core up to `MOST_JOBS`)
+    each process has cores / jobs threads and, where there are graphics cards, one of them. A process that dies (out of
+    memory) takes its task alone with it: the task is tried once more when all others are done, by itself, and if it
+    dies again its result is None. At Ctrl-C the processes are told to stop, and waited for.
     """
     devices = visible_devices() if jobs != 1 else []
     most = max(cores(), len(devices))

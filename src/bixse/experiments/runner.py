@@ -69,11 +69,7 @@ class Results:
 
 @contextmanager
 def opened(record: RunRecord) -> Iterator[Path]:
-    """The folder of all runs, for this process alone; an experiment refused before its first result leaves no folder.
-
-    Raises:
-        OutputExistsError: another process is at work in it.
-    """
+    """The folder of all runs, for this process alone; one refused before its first result leaves no folder."""
     out = record.folder
     with recipe.alone_in(out):
         new = not (out / RUN_FILE).exists()
@@ -103,23 +99,17 @@ def do_runs(
     """Do every run that has no result, within `opened`; those that are finished are kept, and so are diverged ones.
 
     An interrupted run continues from its checkpoint, a failed one is tried again, and to have any other done anew its
-    folder is deleted.
+    folder is deleted. What all runs share and cannot be used ends all, and so do a full disk and Ctrl-C.
 
     Args:
         record: of the experiment; it is saved as running, and as interrupted by Ctrl-C.
         runs: what to do, in this order.
         inputs: what their `measure` reads; with several processes it is sent to them.
-        jobs: processes at once; 1: this one; None: one a device, or one a core.
+        jobs: as of `done_by_processes`.
         keep_models: leave what is trained in the folders of the runs.
         progress: makes a progress callback from a title and a total.
         wanted: whether a run is still wanted, given the results so far.
         after_each: called with all results after each run.
-
-    Raises:
-        InterruptedRunError: Ctrl-C; the same call goes on.
-        InvalidFileError: an input that all runs share is invalid.
-        OutputExistsError: another process is at work in a run's folder, or its inputs changed.
-        StorageError: the disk is full.
     """
     folder = record.folder / RUNS_FOLDER
     record.save("running")
@@ -154,11 +144,7 @@ def do_runs(
 
 
 def execute(run: ArmRun, inputs: Any, folder: Path, keep_models: bool = False) -> RunResult:
-    """Do one run and write its result to its folder; whatever a library raises fails this run alone.
-
-    Raises:
-        BixseError: as `do_runs`.
-    """
+    """Do one run and write its result to its folder; whatever a library raises fails this run alone."""
     own = folder / run.name
     with storage_errors(own):
         own.mkdir(parents=True, exist_ok=True)
@@ -220,7 +206,6 @@ def _result(run: ArmRun, **found: Any) -> RunResult:
 
 
 def _reason(error: Exception) -> str:
-    """An error in one line."""
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return "got no more memory; expected the batch to fit; fix: smaller batches or shorter texts"
     said = " ".join(str(error).split())

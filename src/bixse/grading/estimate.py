@@ -13,6 +13,7 @@ from bixse.grading.grade_settings import GradeSettings
 from bixse.grading.judge import Answer, Judge, Question, Usage
 from bixse.grading.ledger import Ledger
 from bixse.grading.prices import Prices
+from bixse.progress import duration
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -55,6 +56,28 @@ class Estimate:
     pilot: int
     """Questions asked for this estimate."""
     pilot_usd: float
+
+    def text(self, name: str) -> str:
+        """What a person reads; `name` is the judge's."""
+        counted = {
+            "tokenizer": "counted by the judge's tokenizer",
+            "answers": "from the usage of answers so far",
+            "characters": "a guess at four characters per token",
+        }[self.counted_by]
+        left = self.questions - self.answered
+        lines = [
+            f"{self.pairs} pairs, {self.questions} questions to {name}: {self.answered} answered, {left} to ask",
+            f"tokens to read     {self.prompt_tokens:,} ({counted})",
+            f"tokens to write    {self.completion_tokens:,}",
+            f"price              {self.usd:.4f} US dollars (nothing taken off for cached prompts)",
+        ]
+        if self.seconds is not None:
+            lines.append(
+                f"time               {duration(self.seconds)} at {self.at_once} at once, as timed in the pilot"
+            )
+        if self.pilot:
+            lines.append(f"the pilot asked {self.pilot} questions for {self.pilot_usd:.4f} US dollars; they are kept")
+        return "\n".join(lines)
 
 
 def estimate(

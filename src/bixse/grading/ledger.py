@@ -119,12 +119,10 @@ class Ledger(Generic[Kept]):
             self._file.execute("DELETE FROM claims WHERE key = ?", (key,))
 
     def give_back(self, key: str) -> None:
-        """Give back the claim on one question, which will not be asked."""
         with self._errors():
             self._file.execute("DELETE FROM claims WHERE key = ? AND owner = ?", (key, self.owner))
 
     def release(self) -> None:
-        """Give back every claim of this process: what it did not ask, others may."""
         with self._errors():
             self._file.execute("DELETE FROM claims WHERE owner = ?", (self.owner,))
 

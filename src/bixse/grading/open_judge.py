@@ -1,14 +1,15 @@
-"""A judge by its name: a server's address, a local model, a cross-encoder, or a file of existing judgements."""
+"""A judge by its name (a server's address, a local model, ...), and the settings of the verbs that open one."""
 
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from bixse.errors import InputError, shorten
-from bixse.grading.grade_settings import AskSettings, JudgeOptions, NamedRubric
+from bixse.grading.grade_settings import AskSettings, GradeSettings, JudgeOptions, NamedRubric, RankSettings
 from bixse.grading.prices import PriceSettings
 from bixse.grading.rubrics import Rubric, load_rubric
 from bixse.relevance import GradeScale
@@ -16,6 +17,7 @@ from bixse.settings import Flag
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from typing import Self
 
     from bixse.grading.judge import Judge
 
@@ -40,6 +42,35 @@ class JudgeConfig(PriceSettings, JudgeOptions, AskSettings):
 
     def open(self) -> Judge:
         return open_judge(self.judge, self.rubric or load_rubric(DEFAULT_RUBRIC), self)
+
+
+class GradeConfig(JudgeConfig, GradeSettings):
+    """Settings of `bixse grade`."""
+
+    pairs: Annotated[Path | None, Flag(metavar="FILE")] = None
+    """Pairs with the columns query and document: .parquet, .jsonl, .csv or .tsv, as `bixse mine` writes them (a
+    replayed file may bring its own)."""
+    ledger: Annotated[Path | None, Flag(metavar="FILE")] = None
+    """File of answers to share between runs (default: ledger.sqlite in the --out folder)."""
+    retry_failed: bool = False
+    """Ask again those pairs, and only those, whose answer has no grade."""
+    pilot: int | None = Field(default=None, ge=0)
+    """Questions that --dry-run asks to see tokens and time; their answers are kept, 0 for none (default: a tenth of
+    those left, at least 16, at most three times what the judge takes at once)."""
+    max_pairs: int | None = Field(default=None, ge=0)
+    """Stop when N pairs were asked."""
+
+    @model_validator(mode="after")
+    def _read_by_the_judge(self) -> Self:
+        for flag, given in (("--regrade", self.regrade), ("--document-characters", self.document_characters)):
+            if given and self.judge[0].startswith(REPLAY):
+                raise ValueError(f"{flag}: got it with judgements that exist already; expected a judge that reads; "
+                                 "fix: leave it out")  # fmt: skip
+        return self
+
+
+class RankConfig(JudgeConfig, RankSettings):
+    """Settings of `bixse grade rank`."""
 
 
 def reads_rubric(names: Sequence[str]) -> bool:

@@ -22,7 +22,7 @@ MILLION = 1_000_000
 
 @dataclass(frozen=True)
 class Prices:
-    """Prices in US dollars per token; all 0 for a server or model of one's own.
+    """US dollars per token; all 0 for a server or model of one's own.
 
     Example:
         >>> from bixse.grading.judge import Usage

@@ -19,12 +19,7 @@ RRF_CONSTANT = 60
 
 @dataclass(frozen=True)
 class Candidate:
-    """A document that retrievers found for a query.
-
-    Example:
-        >>> Candidate("d7", 2, {"bm25": 3, "demo": 17}).source
-        'bm25:3,demo:17'
-    """
+    """A document that retrievers found for a query."""
 
     document_id: str
     rank: int
@@ -50,14 +45,10 @@ class NewCandidates:
 
 
 def fuse(answers: Mapping[str, Mapping[str, float]], depth: int) -> list[Candidate]:
-    """Fuse the answers of several retrievers to one query by reciprocal rank, best first.
+    """Fuse the answers of several retrievers to one query by reciprocal rank, best first, to `depth` places.
 
     A document scores the sum of 1 / (60 + rank) over the retrievers that found it (Cormack et al. 2009). Equal sums
-    are ordered by document id descending, as trec_eval orders ties. One retriever alone keeps its own order.
-
-    Args:
-        answers: retriever -> document id -> score.
-        depth: places that count, in each ranking and in the fused one.
+    are ordered by document id descending, as trec_eval orders ties. `answers`: retriever -> document id -> score.
 
     Example:
         >>> found = fuse({"bm25": {"a": 9.0, "b": 8.0}, "demo": {"b": 0.7, "c": 0.6}}, depth=2)

@@ -25,29 +25,20 @@ RELEVANT_FROM = 0.5
 
 @dataclass(frozen=True)
 class RelevantShare:
-    """A share of graded pairs with its 95 % Wilson interval.
-
-    Example:
-        >>> print(RelevantShare(relevant=10, graded=100))
-        10 of 100 (10.0 %, 95 % interval 5.5 to 17.4 %)
-    """
+    """A share of graded pairs with its 95 % Wilson interval."""
 
     relevant: int
     graded: int
-    """At least 1."""
 
     @property
     def value(self) -> float:
-        """The share, 0 to 1."""
         return self.relevant / self.graded
 
     @property
     def interval(self) -> tuple[float, float]:
-        """Its ends."""
         return wilson_interval(self.relevant, self.graded)
 
     def to_json(self) -> dict[str, Any]:
-        """Counts, share and interval as plain data."""
         low, high = self.interval
         return {"graded": self.graded, "relevant": self.relevant, "share": self.value, "low": low, "high": high}
 
@@ -71,16 +62,13 @@ class FalseNegatives:
     mined: int
     """Mined pairs, graded or not."""
     threshold: float
-    """Relevance from which a pair counts as relevant."""
 
     @property
     def groups(self) -> dict[str, RelevantShare]:
-        """All shares by the name of their group."""
         bands = {f"rank {name}": share for name, share in self.by_band.items()}
         return {"all": self.overall, **bands} | {f"found by {name}": own for name, own in self.by_retriever.items()}
 
     def to_json(self) -> dict[str, Any]:
-        """All figures as plain data."""
         return {
             "threshold": self.threshold,
             "mined": self.mined,
@@ -102,23 +90,14 @@ class FalseNegatives:
 
 
 def report_mined(graded: str | Path, mined: str | Path, threshold: float = RELEVANT_FROM) -> FalseNegatives:
-    """`false_negatives` of a file of graded pairs and the output folder of a mining run; raises as that and loading."""
+    """`false_negatives` of a file of graded pairs and the output folder of a mining run."""
     return false_negatives(load_graded_pairs(graded), load_mined_pairs(Path(mined)), threshold)
 
 
 def false_negatives(
     graded: GradedPairs, mined: Sequence[MinedPair], threshold: float = RELEVANT_FROM
 ) -> FalseNegatives:
-    """The share of mined pairs that a judge found relevant, by band of rank and by retriever.
-
-    Args:
-        graded: what the judge made of them; pairs that were not mined do not count.
-        mined: the mined pairs.
-        threshold: above 0, at most 1.
-
-    Raises:
-        InputError: a threshold out of range, or no mined pair has a grade.
-    """
+    """The share of mined pairs that a judge found relevant (from `threshold` up), by band of rank and by retriever."""
     if not 0 < threshold <= 1:
         raise InputError(
             f"--relevant-from: got {threshold}; expected a relevance above 0, at most 1; fix: 0.5 is a start"

@@ -18,6 +18,7 @@ from bixse.mining.mine_inputs import read_inputs
 from bixse.mining.mined_pairs import MinedPair, pairs_path, save_mined_pairs
 from bixse.mining.searching import load_encoder, open_search, read_answers, retriever_labels, save_answers
 from bixse.mining.selection import choose, rank_band
+from bixse.report.table import format_table
 from bixse.retrieval.bm25 import BM25_NAME
 
 if TYPE_CHECKING:
@@ -32,14 +33,11 @@ class MineResult:
     """What a mining run left."""
 
     path: str
-    """File of the pairs."""
     pairs: int
     queries: int
-    """Queries that were mined for."""
     bands: dict[str, dict[str, int]]
     """Band of the fused rank -> "pairs" and each retriever -> pairs it found, from the top down."""
     without_candidates: list[str]
-    """Queries that got no pair."""
     with_fewer: int
     """Queries that got some, but fewer than asked for."""
     known: int
@@ -53,6 +51,22 @@ class MineResult:
     warnings: list[str] = field(default_factory=list)
     reused: bool = False
     """The run was finished before; nothing was searched."""
+
+    def text(self) -> str:
+        """Pairs by band of rank, and what was left out."""
+        labels = list(self.runs)
+        rows: list[list[str | int]] = [
+            [band, counts["pairs"], *(counts[label] for label in labels)] for band, counts in self.bands.items()
+        ]
+        left_out = {
+            "known pairs": self.known,
+            "copies of a text": self.copies,
+            "empty documents": self.empty_documents,
+            "queries with fewer documents than asked for": self.with_fewer,
+        }
+        table = format_table(rows, ["rank", "pairs", *(f"found by {label}" for label in labels)])
+        heading = f"{self.pairs} pairs of {self.queries} queries, to be graded"
+        return "\n".join([heading, "", table, "", *(f"{what}: {count}" for what, count in left_out.items() if count)])
 
 
 def mine(config: MineConfig, out: str | Path, progress: ProgressBars | None = None) -> MineResult:
@@ -143,7 +157,6 @@ def _search(
     record: RunRecord,
     progress: ProgressBars | None,
 ) -> None:
-    """Search with the retrievers that are not through yet."""
     encoders = {label: load_encoder(name, config) for label, name in labels.items()}
     record.save("running")
     for label in labels:
@@ -171,7 +184,6 @@ def _choose(config: MineConfig, runs: dict[str, Path], inputs: MineInputs) -> tu
 
 
 def _bands(pairs: list[MinedPair], labels: list[str]) -> dict[str, dict[str, int]]:
-    """Pairs by band of rank, and how many each retriever found."""
     bands: dict[str, dict[str, int]] = {}
     for pair in sorted(pairs, key=lambda pair: pair.rank):
         band = bands.setdefault(rank_band(pair.rank), dict.fromkeys(["pairs", *labels], 0))

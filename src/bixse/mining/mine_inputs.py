@@ -28,7 +28,6 @@ class MineInputs:
     corpus: Mapping[str, Document]
     """Document id -> document; empty ones are left out."""
     empty_documents: int
-    """How many documents without text were left out."""
     queries: Mapping[str, str]
     """Query id -> text, in file order; may be empty."""
     known: Mapping[str, set[str]] = field(default_factory=dict)
@@ -37,12 +36,7 @@ class MineInputs:
 
 
 def read_inputs(config: MineConfig) -> MineInputs:
-    """Read and check all that is mined from.
-
-    Raises:
-        InputError: a file holds nothing, or known pairs are not of this collection.
-        InvalidFileError: every error of a file together.
-    """
+    """Read and check all that is mined from."""
     files = config.files()
     documents = read_corpus(files["corpus"])
     queries = read_queries(files["queries"])

@@ -101,11 +101,7 @@ class MineConfig(Settings):
         return self.per_query
 
     def files(self) -> dict[str, Path]:
-        """Name -> file of every text and judgement that is read.
-
-        Raises:
-            InputError: the collection has no such split.
-        """
+        """Name -> file of every text and judgement that is read."""
         found = {name: path for name in ("corpus", "queries", "known") if (path := getattr(self, name)) is not None}
         if self.collection is None:
             return found

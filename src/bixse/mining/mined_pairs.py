@@ -29,7 +29,6 @@ class MinedPair:
     query: str
     document_id: str
     document: str
-    """Title and text."""
     task: str | None
     source: str
     """Retrievers that found it and its rank in each: "bm25:3,demo:17"."""
@@ -38,7 +37,6 @@ class MinedPair:
 
     @property
     def retrievers(self) -> list[str]:
-        """Labels of the retrievers that found it."""
         return [entry.rpartition(":")[0] or entry for entry in self.source.split(",")]
 
 
@@ -51,23 +49,14 @@ def pairs_path(folder: Path, form: str) -> Path:
 
 
 def save_mined_pairs(pairs: Sequence[MinedPair], path: Path) -> None:
-    """Write mined pairs as .parquet, .jsonl or .csv; the file appears whole or not at all.
-
-    Raises:
-        StorageError: the disk is full or the folder cannot be written.
-    """
+    """Write mined pairs as .parquet, .jsonl or .csv; the file appears whole or not at all."""
     columns = {column.name: [getattr(pair, column.name) for pair in pairs] for column in COLUMNS}
     types = {name: pa.int32() if name == "rank" else pa.string() for name in columns}
     write_rows(pa.table(columns, schema=pa.schema(types)), path)
 
 
 def load_mined_pairs(folder: Path) -> list[MinedPair]:
-    """Read the mined pairs of an output folder of `bixse mine`.
-
-    Raises:
-        InputError: the folder holds none, or the file cannot be read.
-        InvalidFileError: every error of the file together.
-    """
+    """Read the mined pairs of an output folder of `bixse mine`."""
     path = next((path for form in FORMATS if (path := pairs_path(folder, form)).is_file()), None)
     if path is None:
         raise InputError(

@@ -37,13 +37,9 @@ KNOWN_NAMES = (BM25_NAME, "demo")
 
 
 def retriever_labels(names: Sequence[str]) -> dict[str, str]:
-    """A short name of each retriever, for files and the column `source`.
+    """A short name of each retriever, for files and the column `source`: label -> retriever, in the order given.
 
-    Returns:
-        Label -> retriever, in the order given: the last part of a path, and as many parts before it as tell two apart.
-
-    Raises:
-        InputError: none is given, one is given twice, or one is nearly "bm25" or "demo".
+    It is the last part of a path, and as many parts before it as tell two apart.
 
     Example:
         >>> retriever_labels(["bm25", "runs/a/model", "runs/b/model"])
@@ -99,11 +95,7 @@ def open_search(
 def save_answers(
     search: Search, queries: Mapping[str, str], path: Path, tag: str, progress: Callable[[int], None] | None
 ) -> None:
-    """Write the answers to all queries as a TREC run, whole or not at all; an empty file where nothing was found.
-
-    Raises:
-        StorageError: the folder cannot be written.
-    """
+    """Write the answers to all queries as a TREC run, whole or not at all; an empty file where nothing was found."""
     rest = iter(queries.items())
     with atomic_file(path) as file:
         while block := dict(islice(rest, BLOCK)):
@@ -115,9 +107,7 @@ def save_answers(
 def read_answers(paths: Mapping[str, Path], queries: Mapping[str, str]) -> Iterator[dict[str, dict[str, float]]]:
     """For each query what every retriever found: its label -> document id -> score; one query is in memory at a time.
 
-    Args:
-        paths: label -> its file, written by `save_answers` from the same queries.
-        queries: in the order of the files, which skip the queries without an answer.
+    `queries` are in the order of the files, which skip the queries without an answer.
     """
     runs = {label: _run_of(path) for label, path in paths.items()}
     following = {label: next(run, None) for label, run in runs.items()}

@@ -20,24 +20,15 @@ SINGLE_BANDS = 7
 
 
 def choose(strategy: Strategy, document_ids: Sequence[str], count: int, seed: int, query_id: str) -> list[int]:
-    """Positions of the documents to take, from 0, rising.
+    """Positions of the documents to take, from 0, rising; all where there are no more than `count`. "one" takes one.
 
     Draws compare SHA-256 hashes of seed, query id and document id, the smallest is taken. So the choice depends on
     nothing else: no other query, no order of queries, no version of a random generator.
-
-    Args:
-        strategy: "hard-negatives" chooses as "top", from documents that are not known.
-        document_ids: ids of the candidates, best first.
-        count: documents to take, at least 1; all where there are no more. "one" takes one.
-        seed: of the draws.
-        query_id: id of the query.
 
     Example:
         >>> ids = [f"d{rank}" for rank in range(1, 101)]
         >>> [position + 1 for position in choose("spread", ids, 8, seed=0, query_id="q1")]
         [1, 2, 3, 9, 15, 25, 43, 97]
-        >>> choose("top", ids, 3, seed=0, query_id="q1")
-        [0, 1, 2]
     """
     available = len(document_ids)
     if not available:
@@ -54,12 +45,9 @@ def choose(strategy: Strategy, document_ids: Sequence[str], count: int, seed: in
 
 
 def log_bands(first: int, end: int, count: int) -> list[range]:
-    """Cut the positions `first` to `end` - 1 into bands whose lengths grow by a constant factor in rank.
+    """Cut the positions `first` to `end` - 1, from 0, into bands whose lengths grow by a constant factor in rank.
 
-    Args:
-        first: first position, from 0; its rank is one more.
-        end: position after the last.
-        count: bands, 1 to `end - first`; each holds one position at least.
+    Each holds one position at least: `count` is 1 to `end - first`.
 
     Example:
         >>> [(band[0] + 1, band[-1] + 1) for band in log_bands(2, 100, 6)]
@@ -77,12 +65,7 @@ def log_bands(first: int, end: int, count: int) -> list[range]:
 
 
 def rank_band(rank: int) -> str:
-    """The band that a rank is counted in for a table: 1, 2-3, 4-10, 11-30, 31-100, 101-300, ...
-
-    Example:
-        >>> [rank_band(rank) for rank in (1, 3, 4, 30, 100, 101)]
-        ['1', '2-3', '4-10', '11-30', '31-100', '101-300']
-    """
+    """The band that a rank is counted in for a table: 1, 2-3, 4-10, 11-30, 31-100, 101-300, ..."""
     low, high = 1, 1
     while rank > high:
         low, high = high + 1, high * 3 if str(high)[0] == "1" else high // 3 * 10

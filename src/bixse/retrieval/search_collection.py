@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from bixse.data.collection_files import load_corpus
-from bixse.data.collection_warnings import warn_of_empty
+from bixse.data.collection_files import load_corpus, warn_of_empty
 from bixse.encoders.encode import encode_on, encode_texts
 from bixse.encoders.instructions import use_task
 from bixse.encoders.loading.build import build_encoder

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 import numpy as np
 from sentence_transformers.base.evaluation import BaseEvaluator
 
-from bixse.data.collection_files import files_of_split, load_collection
-from bixse.data.collection_warnings import warn_of_missing
+from bixse.data.collection_files import files_of_split, load_collection, warn_of_missing
 from bixse.data.io.files import hash_files
 from bixse.encoders.instructions import prompt_for
 from bixse.errors import InputError

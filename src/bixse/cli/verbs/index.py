@@ -53,7 +53,6 @@ def run(settings: IndexSettings, options: IndexOptions) -> CommandResult:
 
 
 def _describe(options: IndexOptions) -> CommandResult:
-    """Say what an index is."""
     from bixse.retrieval.index.index_files import open_files
 
     assert options.describe is not None

@@ -51,7 +51,6 @@ def _say(line: str) -> None:
 
 
 def _differences(report: ReportData, system: str) -> list[str]:
-    """Difference of the primary metric against base and InfoNCE, where it was measured."""
     from bixse.report.table import format_difference
 
     found = [report.comparison(system, baseline) for baseline in ("base", "infonce")]

@@ -44,7 +44,6 @@ def run(config: SweepConfig, options: SweepOptions) -> CommandResult:
 
 
 def _text(result: SweepResult, out: Path) -> str:
-    """The table, and how to go on."""
     from bixse.experiments.sweep.sweep import table_text
 
     lines = [table_text(result.rows[:ROWS_SHOWN]), ""]

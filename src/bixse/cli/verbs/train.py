@@ -48,7 +48,6 @@ def run(config: TrainConfig, options: TrainOptions) -> CommandResult:
 
 
 def _plan(config: TrainConfig, out: Path) -> CommandResult:
-    """What the run would take."""
     from bixse.progress import duration
     from bixse.training.dry_run import plan_training
 

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import tempfile
 import time
 from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 import numpy as np
 import yaml
 from filelock import FileLock, Timeout
 
-from bixse.data.conversion.faults import FaultsFile
 from bixse.data.conversion.pairs_table import WHOLE, PairsTable
 from bixse.data.io.files import put_in_place, storage_errors, write_atomically
 from bixse.data.run_record import open_run
 from bixse.data.sources.formats import looks_like
 from bixse.data.sources.source import Source
-from bixse.errors import InputError, OutputExistsError
+from bixse.errors import InputError, InvalidFileError, OutputExistsError, RowError
 from bixse.relevance import GradeScale
 
 if TYPE_CHECKING:
@@ -119,7 +119,6 @@ def convert(settings: ConvertSettings, out: str | Path | None, progress: Progres
 def _convert(
     source: Source, settings: ConvertSettings, folder: Path, progress: ProgressBars | None, record: RunRecord | None
 ) -> ConvertResult:
-    """Convert, or only look where there is no record of a run: counts, histograms and errors."""
     lap = _laps({} if record is None else record.timings)
     with closing(FaultsFile(folder / "all-faults", {file: name for name, file in source.inputs().items()})) as faults:
         bar = _Bar(progress, "read texts", (*source.corpus, *source.queries))
@@ -211,7 +210,6 @@ def _read(
 
 
 def _refuse(source: Source, settings: ConvertSettings, faults: FaultsFile, rows: int, look: bool) -> str:
-    """Refuse errors that are not to be skipped, and sources without a grade; a look is told of the errors."""
     shown = ""
     if faults.total and (look or not settings.skip_faulty):
         invalid = [errors for errors in faults.lists if errors.total]
@@ -234,7 +232,6 @@ def _refuse(source: Source, settings: ConvertSettings, faults: FaultsFile, rows:
 
 
 def _write_train_file(target: Path, source: Source, tasks: Mapping[str, dict[str, int]]) -> Path:
-    """The settings that the source's people state: shares of tasks, and instructions."""
     part = "train" if "train" in tasks else next(iter(tasks))
     content: dict[str, Any] = {"pairs": f"{part}.parquet"}
     shares = {task: share for task, share in source.form.task_shares.items() if task in tasks[part]}
@@ -247,7 +244,6 @@ def _write_train_file(target: Path, source: Source, tasks: Mapping[str, dict[str
 
 
 def _finished(record: RunRecord) -> ConvertResult:
-    """The result of a finished run, from its record."""
     try:
         result = ConvertResult(**{**record.results, "reused": True})
         missing = [name for name in result.files if not (record.folder / name).is_file()]
@@ -308,13 +304,11 @@ class _Bar:
         self._reached: dict[Path, int] = {}
 
     def advance(self, count: int) -> None:
-        """So many more bytes were read."""
         if self._make is not None and self._total and count > 0:
             self._step = self._step or self._make(self._title, self._total)
             self._step(count)
 
     def reached(self, file: Path, position: int) -> None:
-        """So many bytes of a file were read."""
         self.advance(position - self._reached.get(file, 0))
         self._reached[file] = max(position, self._reached.get(file, 0))
 
@@ -329,3 +323,42 @@ def _laps(timings: dict[str, float]) -> Callable[[str], None]:
         timings[stage], last = timings.get(stage, 0.0) + now - last, now
 
     return lap
+
+
+class FaultsFile:
+    """The errors of several files as one file of JSON lines, and the first of each for messages.
+
+    Args:
+        path: the file to write.
+        names: how each file is called in the lines.
+    """
+
+    def __init__(self, path: Path, names: Mapping[Path, str]) -> None:
+        self.path, self.names = path, names
+        self.lists: list[InvalidFileError] = []
+        """The errors by file, in the order in which the files were read."""
+        with storage_errors(path):
+            self._out = path.open("w", encoding="utf-8")
+
+    def close(self) -> None:
+        self._out.close()
+
+    @property
+    def total(self) -> int:
+        return sum(errors.total for errors in self.lists)
+
+    def of(self, path: Path) -> InvalidFileError:
+        self.lists.append(_WrittenError(path, self.names[path], self._out))
+        return self.lists[-1]
+
+
+class _WrittenError(InvalidFileError):
+    """Errors of one file that are all written down."""
+
+    def __init__(self, path: Path, name: str, out: TextIO) -> None:
+        super().__init__(path)
+        self._name, self._out = name, out
+
+    def add(self, row: int | None, column: str | None, got: str, expected: str, fix: str) -> None:
+        super().add(row, column, got, expected, fix)
+        self._out.write(json.dumps({"file": self._name, **asdict(RowError(row, column, got, expected, fix))}) + "\n")

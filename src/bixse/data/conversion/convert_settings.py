@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias
 
 from pydantic import BeforeValidator, Field, StringConstraints, field_validator, model_validator
 
-from bixse.data.sources.formats import FORMATS, SourceOptions, TableColumns
-from bixse.data.sources.source_hub import HUB
+from bixse.data.sources.formats import FORMATS, HUB, SourceOptions, TableColumns
 from bixse.data.transforms import (
     Binarise,
     KeepFrom,
@@ -122,12 +121,10 @@ class ConvertSettings(Settings):
 
     @classmethod
     def from_folder(cls, values: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-        """As of all settings; the name of a data set of the Hub is no path."""
         is_hub = str(values.get("path", "")).startswith(HUB)
         return super().from_folder(values, folder) | ({"path": values["path"]} if is_hub else {})
 
     def options(self) -> SourceOptions:
-        """What the source needs beside its path."""
         return SourceOptions(
             scale=GradeScale(*self.scale) if self.scale is not None and self.takes_scale else None,
             score_map=self.score_map,
@@ -143,7 +140,6 @@ class ConvertSettings(Settings):
         return not (self.source == "pairs" and self.form == "collection")
 
     def transforms(self) -> list[Transform]:
-        """The transforms in their order, without the split."""
         wanted = [
             WithoutDuplicates() if self.dedup else None,
             None if self.noise is None else LabelNoise(self.noise, self.seed),
@@ -154,5 +150,4 @@ class ConvertSettings(Settings):
         return [transform for transform in wanted if transform is not None]
 
     def parts(self) -> SplitByQuery | None:
-        """The split, where there is one."""
         return SplitByQuery(self.split, self.seed) if self.split else None

@@ -58,11 +58,7 @@ class PairsTable:
     @classmethod
     @contextmanager
     def filled(cls, database: duckdb.DuckDBPyConnection, path: Path) -> Iterator[PairsTable]:
-        """A table to `add` rows to; afterwards it can be selected from and written.
-
-        Raises:
-            StorageError: the disk is full or the folder cannot be written.
-        """
+        """A table to `add` rows to; afterwards it can be selected from and written."""
         with storage_errors(path), table_writer(path, PAIRS) as writer:
             table = cls(database, path, writer)
             yield table
@@ -87,11 +83,7 @@ class PairsTable:
         self.count += len(table)
 
     def select(self, settings: ConvertSettings) -> tuple[dict[str, PairColumns], list[TransformReport]]:
-        """Check ids, apply the transforms, and split: part -> its rows in the order of the source, and what was done.
-
-        Raises:
-            InputError: one id stands for two texts, a pair has two relevances (without dedup), or nothing is left.
-        """
+        """Check ids, transform, and split: part -> its rows in the order of the source, and what was done."""
         for kind in ("query", "document"):
             self._check_ids(kind)
         transforms, split = settings.transforms(), settings.parts()
@@ -139,9 +131,6 @@ class PairsTable:
         """Write each part as Parquet below a folder, a few thousand rows at a time: name in the output -> file.
 
         `step` is told how many more rows were written.
-
-        Raises:
-            StorageError: the disk is full or the folder cannot be written.
         """
         written = {f"{name}.parquet": folder / f"{name}.new" for name in parts}
         with storage_errors(folder):
@@ -154,7 +143,6 @@ class PairsTable:
         return written
 
     def _selected(self, columns: PairColumns) -> Iterator[pa.Table]:
-        """Some rows in their order, with their relevance and the grades of the rows that `labels` names."""
         grades = labels = None
         if not np.array_equal(columns.labels, columns.rows):
             grades = read_table(self._path, ("grade", "grade_probs"))
@@ -180,10 +168,6 @@ class PairsTable:
 
         A grade in the qrels is the relevance on a scale of the same width that begins at 0. The corpus is that of the
         source (the table `documents`), where it has one, else the judged documents.
-
-        Raises:
-            InputError: a pair has several grades, as rows of several tasks, or an id that qrels cannot hold.
-            StorageError: the disk is full or the folder cannot be written.
         """
         written, notes = {}, []
         judged = np.concatenate([columns.rows for columns in parts.values()])
@@ -222,13 +206,11 @@ class PairsTable:
         return qrels
 
     def _use(self, columns: PairColumns) -> None:
-        """Make the table `selected` of some rows."""
         chosen = pa.table({"n": columns.rows, "label": columns.labels, "relevance": columns.relevance})
         self._database.register("chosen", chosen)
         self._database.execute("CREATE OR REPLACE TEMP TABLE selected AS SELECT * FROM chosen")
 
     def _columns(self, keys: Sequence[Key]) -> PairColumns:
-        """Relevance and some keys of all rows, texts left where they are."""
         relevance, found = np.zeros(self.count), {key: np.zeros(self.count, dtype=np.uint64) for key in keys}
         start = 0
         rows = self._database.sql(f"SELECT relevance, {', '.join(keys)} FROM pairs ORDER BY n")
@@ -276,7 +258,6 @@ class PairsTable:
 
 
 def _of_equal_size(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
-    """The rows of tables in tables of `ROWS_AT_ONCE` rows, the last one of those that are left."""
     held = PAIRS.empty_table()
     for table in tables:
         held = pa.concat_tables([held, table])

@@ -40,9 +40,6 @@ def spool(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Spool:
 
     The file has no name and lies in the cache folder (`bixse.data.io.cache`), or among the temporary files where
     nothing is to be cached.
-
-    Raises:
-        StorageError: the disk is full or the folder cannot be written.
     """
     held: list[pa.RecordBatch] = []
     size = 0

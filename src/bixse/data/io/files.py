@@ -35,9 +35,6 @@ def read_text(path: Path, keep_line_ends: bool = False) -> str:
     Args:
         path: the file.
         keep_line_ends: leave carriage returns as they are (inside a quoted CSV field they are part of the text).
-
-    Raises:
-        InputError: the file is missing, unreadable, or not UTF-8 (names the byte and its line).
     """
     try:
         data = path.read_bytes()
@@ -57,12 +54,7 @@ def read_text(path: Path, keep_line_ends: bool = False) -> str:
 
 
 def read_settings(path: Path) -> dict[str, Any]:
-    """The settings of a YAML file: a mapping whose keys are names.
-
-    Raises:
-        InputError: the file is missing, unreadable, or not UTF-8.
-        ConfigError: the file is no YAML mapping, or a mapping has a key twice.
-    """
+    """The settings of a YAML file: a mapping whose keys are names."""
     import yaml
 
     try:
@@ -118,7 +110,6 @@ def storage_errors(path: Path) -> Iterator[None]:
 
 
 def _found(error: Exception, path: Path) -> str:
-    """What an error of the operating system or of a library says, with the file where it is another than `path`."""
     found = getattr(error, "strerror", None) or str(error)
     name = getattr(error, "filename", None)
     return found if name is None or Path(str(name)) == path else f"{found} ({name})"
@@ -138,10 +129,6 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
 
     A file that is there keeps its mode, and a link stays a link to what is written; a new file gets the mode that the
     umask leaves. The content is on the disk before the name is.
-
-    Raises:
-        StorageError: the disk is full, the folder cannot be written, or `path` is a folder or a device; the old file
-            is left as it was.
     """
     with storage_errors(path):
         target = Path(os.path.realpath(path))
@@ -167,21 +154,13 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
-    """Write a small file whole or not at all, as `atomic_file` does.
-
-    Raises:
-        StorageError: as `atomic_file`.
-    """
+    """Write a small file whole or not at all, as `atomic_file` does."""
     with atomic_file(path) as file:
         file.write(content.encode("utf-8") if isinstance(content, str) else content)
 
 
 def put_in_place(part: Path, target: Path) -> None:
-    """Give a file that was written under another name its own, once its content is on the disk.
-
-    Raises:
-        OSError: as the operating system says; see `storage_errors`.
-    """
+    """Give a file that was written under another name its own, once its content is on the disk."""
     with part.open("rb") as file:
         os.fsync(file.fileno())
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -189,12 +168,7 @@ def put_in_place(part: Path, target: Path) -> None:
 
 
 def file_hash(path: Path, step: Callable[[int], None] | None = None) -> str:
-    """SHA-256 of a file's bytes, in hexadecimal.
-
-    Args:
-        path: the file.
-        step: is told how many more bytes were read, from time to time.
-    """
+    """SHA-256 of a file's bytes, in hexadecimal; `step` is told how many more bytes were read."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(1 << 20):
@@ -205,11 +179,7 @@ def file_hash(path: Path, step: Callable[[int], None] | None = None) -> str:
 
 
 def hash_files(files: Mapping[str, Path]) -> dict[str, str]:
-    """Name -> content hash of the file of that name.
-
-    Raises:
-        InputError: a file cannot be read.
-    """
+    """Name -> content hash of the file of that name."""
     try:
         return {name: file_hash(path) for name, path in files.items()}
     except OSError as error:

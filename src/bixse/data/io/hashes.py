@@ -20,11 +20,7 @@ _LINE = re.compile(r"([0-9a-f]{64})  (.+)")
 
 
 def write_hashes(folder: Path) -> None:
-    """Write the hashes of all files below a folder: the last step of writing it.
-
-    Raises:
-        StorageError: the folder cannot be read or written.
-    """
+    """Write the hashes of all files below a folder: the last step of writing it."""
     with storage_errors(folder):
         files = sorted(path for path in folder.rglob("*") if path.is_file())
         hashes = {
@@ -56,9 +52,6 @@ def write_with_hash(path: Path, content: str) -> None:
     """Replace a file as `write_atomically` does, and its hash where the folder has hashes.
 
     Stopped between the two, the file has no hash, and the folder is still read.
-
-    Raises:
-        StorageError: the disk is full or the folder cannot be written.
     """
     try:
         hashes = _load(path.parent)
@@ -84,12 +77,6 @@ def _save(folder: Path, hashes: Mapping[str, str]) -> None:
 
 
 def _load(folder: Path) -> dict[str, str] | None:
-    """Relative path -> hash; None where the folder has no hashes.
-
-    Raises:
-        OSError: the file cannot be read.
-        ValueError: it is damaged.
-    """
     path = folder / HASHES_FILE
     if not path.is_file():
         return None

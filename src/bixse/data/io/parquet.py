@@ -18,11 +18,7 @@ if TYPE_CHECKING:
 
 
 def save_table(table: pa.Table | pa.RecordBatchReader, path: Path) -> None:
-    """Write a table, or one batch after the other, with page checksums; the file appears whole or not at all.
-
-    Raises:
-        StorageError: the disk is full or the folder cannot be written.
-    """
+    """Write a table, or one batch after the other, with page checksums; the file appears whole or not at all."""
     with atomic_file(path) as file, table_writer(file, table.schema) as writer:
         if isinstance(table, pa.Table):
             writer.write_table(table)
@@ -44,22 +40,14 @@ def checked_file(path: Path) -> pq.ParquetFile:
 
 @contextmanager
 def open_table(path: Path) -> Iterator[pq.ParquetFile]:
-    """Open a Parquet file; the checksums of the pages that are read, where it has any, are verified.
-
-    Raises:
-        InputError: as `reading`, when the file is opened or read within the block.
-    """
+    """Open a Parquet file; the checksums of the pages that are read, where it has any, are verified."""
     with reading(path), checked_file(path) as file:
         yield file
 
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Explain what goes wrong while a Parquet file is read.
-
-    Raises:
-        InputError: names the file: it is no whole Parquet file, or a page has other bytes than were written.
-    """
+    """Explain what goes wrong while a Parquet file is read."""
     try:
         yield
     except (pa.ArrowException, OSError, ValueError) as error:
@@ -71,33 +59,21 @@ def reading(path: Path) -> Iterator[None]:
 
 
 def read_table(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
-    """A Parquet file; of these columns only those that it has, all where it has none of them.
-
-    Raises:
-        InputError: as `open_table`.
-    """
+    """A Parquet file; of these columns only those that it has, all where it has none of them."""
     with open_table(path) as file:
         names = [name for name in file.schema_arrow.names if columns is None or name in columns]
         return file.read(columns=names or None)
 
 
 def column_names(path: Path) -> list[str]:
-    """The names of the columns of a Parquet file.
-
-    Raises:
-        InputError: as `open_table`.
-    """
+    """The names of the columns of a Parquet file."""
     with open_table(path) as file:
         names: list[str] = file.schema_arrow.names
         return names
 
 
 def row_count(path: Path) -> int:
-    """The number of rows of a Parquet file, without reading them.
-
-    Raises:
-        InputError: as `open_table`.
-    """
+    """The number of rows of a Parquet file, without reading them."""
     with open_table(path) as file:
         rows: int = file.metadata.num_rows
         return rows

@@ -1,4 +1,4 @@
-"""JSON and YAML in which a key that is there twice is a fault: the parsers would keep the last one without a word."""
+"""JSON and YAML in which a key that is there twice is an error: the parsers would keep the last one without a word."""
 
 from __future__ import annotations
 
@@ -25,10 +25,6 @@ class RepeatedKeyError(ValueError):
 def parse_json(text: str) -> Any:
     """The value of a JSON text.
 
-    Raises:
-        ValueError: the text is no JSON; `RepeatedKeyError` where an object has a key twice.
-        RecursionError: it is nested too deeply.
-
     Example:
         >>> parse_json('{"query": "copy"}')
         {'query': 'copy'}
@@ -41,13 +37,7 @@ def parse_json(text: str) -> Any:
 
 
 def parse_yaml(text: str) -> Any:
-    """The value of a YAML text.
-
-    Raises:
-        yaml.YAMLError: the text is no YAML, or a value holds itself.
-        ValueError: a value is none of its kind; `RepeatedKeyError` where a mapping has a key twice.
-        RecursionError: it is nested too deeply.
-    """
+    """The value of a YAML text."""
     import yaml
 
     class Loader(yaml.SafeLoader):

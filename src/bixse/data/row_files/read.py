@@ -29,8 +29,9 @@ BLOCK_ROWS = 1024
 """Most rows of a block."""
 BLOCK_BYTES = 1 << 26
 """Most bytes of text that a block of JSONL or CSV is read from."""
-LINES_BYTES = 1 << 23
-"""Bytes of lines that are read at once."""
+LINES_BYTES = 1 << 21
+"""Bytes of lines that are read at once: 32 such blocks are read ahead, and each function of JSON in a query holds what
+it parsed of one."""
 LONGEST_LINE = 1 << 26
 """Most bytes of one line or field, so that a file without line ends does not fill the memory."""
 
@@ -110,10 +111,6 @@ def raw_rows(
         needed: columns that a file with a header must have.
         optional: columns it may have; others are not read. None reads all.
 
-    Raises:
-        InputError: the file cannot be read.
-        InvalidFileError: a needed column is missing in the header, or a column is there twice.
-
     Example:
         >>> import tempfile
         >>> path = Path(tempfile.mkdtemp()) / "labels.tsv"
@@ -149,11 +146,7 @@ def kind_of(path: Path) -> str:
 
 
 def checked_format(path: Path) -> str:
-    """The suffix of a file of rows, see `kind_of`.
-
-    Raises:
-        InputError: it is none of `FORMATS`, or compressed Parquet.
-    """
+    """The suffix of a file of rows, see `kind_of`."""
     kind = kind_of(path)
     if kind not in FORMATS or (kind == ".parquet" and path.suffix.lower() == ".gz"):
         raise InputError(
@@ -174,11 +167,7 @@ def stem_of(path: Path) -> str:
 
 
 def files_of(path: Path, suffixes: Sequence[str] = FORMATS, what: str = "a file of rows") -> list[Path]:
-    """The file itself, or those of a folder with one of these suffixes, by name.
-
-    Raises:
-        InputError: no such path, or no such file in the folder.
-    """
+    """The file itself, or those of a folder with one of these suffixes, by name."""
     if path.is_dir() and suffixes:
         found = sorted(file for file in path.rglob("*") if file.is_file() and kind_of(file) in suffixes)
         if found:
@@ -196,9 +185,6 @@ def text_lines(path: Path, errors: InvalidFileError) -> Iterator[tuple[int, str,
     """The lines of a UTF-8 file (gzip is unpacked) that are not blank: number from 1, text, bytes of the file read.
 
     Line ends and a byte order mark are dropped; a line that is too long or not UTF-8 is an error.
-
-    Raises:
-        InputError: the file cannot be read, or is UTF-16.
     """
     with _opened(path) as (file, raw):
         number = 0
@@ -224,10 +210,6 @@ def line_blocks(path: Path) -> Iterator[tuple[pa.Array, int]]:
     """All lines of a UTF-8 file (gzip is unpacked) in arrays of some megabytes, and the bytes of the file read.
 
     For files of which nothing is wrong: `text_lines` says what it is, and in which line.
-
-    Raises:
-        pyarrow.ArrowException: the file is empty, is not UTF-8, or holds a line of megabytes.
-        OSError: it cannot be read.
     """
     with ExitStack() as stack:
         raw = stack.enter_context(pa.OSFile(str(path)))
@@ -245,7 +227,6 @@ def line_blocks(path: Path) -> Iterator[tuple[pa.Array, int]]:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[tuple[BinaryIO, BinaryIO]]:
-    """The content of a file, unpacked where it is compressed, and the file as it lies on the disk."""
     files_of(path, ())
     try:
         with path.open("rb") as raw:
@@ -265,7 +246,6 @@ def _opened(path: Path) -> Iterator[tuple[BinaryIO, BinaryIO]]:
 
 
 def _raw_blocks(path: Path, columns: Sequence[FileColumn] | None, errors: InvalidFileError) -> Iterator[Block]:
-    """Blocks of values as they stand in the file; of Parquet and CSV no columns are all of them."""
     kind = checked_format(path)
     files_of(path, ())
     if kind == ".parquet":
@@ -411,14 +391,12 @@ def _choose(
 
 
 def _name_in(column: FileColumn, names: Container[str]) -> str | None:
-    """The name by which a file or a row has a column, or None."""
     return next((name for name in (column.name, *column.other_names) if name in names), None)
 
 
 def _checked(
     raw: Block, columns: Sequence[FileColumn], seen: Mapping[str, dict[Any, int]], errors: InvalidFileError
 ) -> Block:
-    """A block without the rows that break a rule, every value as its column's kind says."""
     faulty: set[int] = set()
     found: dict[str, list[Any]] = {}
     for column in columns:
@@ -445,7 +423,6 @@ def _check_unique(
     faulty: set[int],
     errors: InvalidFileError,
 ) -> None:
-    """Note the values that an earlier row has; `seen` holds the first row of each."""
     for place, (row, value) in enumerate(zip(rows, values, strict=True)):
         if place not in faulty and (first := seen.setdefault(value, row)) != row:
             got = f"{shorten(value)} again, after row {first}"

@@ -95,11 +95,7 @@ class FileColumn:
         return None
 
     def read(self, value: Any) -> Any:
-        """One value as it is used.
-
-        Raises:
-            InvalidValueError: it can hold none of this.
-        """
+        """One value as it is used."""
         if is_empty(value):
             if not self.needed:
                 return None

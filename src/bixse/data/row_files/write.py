@@ -62,7 +62,6 @@ def write_rows(table: pa.Table | pa.RecordBatchReader, path: str | Path) -> None
 
 @contextmanager
 def _text(file: BinaryIO, path: Path) -> Iterator[TextIO]:
-    """The file as UTF-8 text, compressed where its name ends in .gz (the same rows give the same bytes)."""
     packed = gzip.GzipFile(filename="", fileobj=file, mode="wb", mtime=0) if path.suffix.lower() == ".gz" else None
     text = io.TextIOWrapper(cast("BinaryIO", packed or file), encoding="utf-8", newline="")
     yield text

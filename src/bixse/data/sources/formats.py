@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
     from bixse.relevance import GradeScale
 
+HUB = "hub:"
+"""What stands before the name of a data set of the Hugging Face Hub."""
 _PARTS_OF_NAMES = ("_split1", "_split2", "_no_in_batch_neg")
 """Ends of names: E5's halves of symmetric tasks, and BGE's files whose rows must not be one another's negatives."""
 
@@ -94,6 +96,7 @@ class Format:
     query_value: str = "get(j, query_key)"
     query_id_value: str = "get(j, id_key)"
     query_by_id: bool = False
+    values: Mapping[str, str] = field(default_factory=dict)
     task: str = "NULL"
     task_from: str = ""
     tasks: Mapping[str, str] = field(default_factory=dict)
@@ -106,7 +109,6 @@ class Format:
     note: Mapping[str, str] = field(default_factory=dict)
 
     def with_columns(self, columns: TableColumns) -> Format:
-        """The format with the user's names of columns."""
         return replace(
             self,
             needed=(columns.query, columns.document, columns.grade),
@@ -132,11 +134,7 @@ FORMATS = _formats()
 
 
 def checked_options(name: str, path: str | Path, options: SourceOptions) -> Format:
-    """The format of a name, where the options suit it.
-
-    Raises:
-        InputError: no such format, an option that it does not take, or one that is missing.
-    """
+    """The format of a name, where the options suit it."""
     if name not in FORMATS:
         hint = did_you_mean(name, FORMATS, "see `bixse convert --list`")
         raise InputError(f"source: got {shorten(name)}; expected one of {', '.join(FORMATS)}; fix: {hint}")
@@ -165,17 +163,28 @@ def checked_options(name: str, path: str | Path, options: SourceOptions) -> Form
     return form
 
 
+def describe_formats() -> tuple[str, dict[str, dict[str, Any]]]:
+    """The sources as text, and as plain data by their names."""
+    rows: dict[str, dict[str, Any]] = {}
+    lines = []
+    for name, form in FORMATS.items():
+        options = [option_flag(option) for option in form.options if option != "columns"]
+        rows[name] = {"about": form.about, "files": form.files, "options": options, "licence": form.licence,
+                      "citation": form.citation}  # fmt: skip
+        lines += [name, f"  {form.about}", f"  files: {form.files}"]
+        lines += [f"  options: {', '.join(options)}"] if options else []
+        lines += [f"  licence: {form.licence}"]
+        lines += [f"  cite: {form.citation}"] if form.citation else []
+    return "\n".join(lines), rows
+
+
 def option_flag(option: str) -> str:
     """How an option is called on the command line."""
     return "names of columns" if option == "columns" else f"--{option.replace('_', '-')}"
 
 
 def file_in_folder(folder: Path, names: Sequence[str], split: str | None = None) -> Path:
-    """The file of a data set's folder that has one of these names; a pattern takes the one that `split` names.
-
-    Raises:
-        InputError: there is no such file, or there are several and none is named.
-    """
+    """The file of a data set's folder that has one of these names; a pattern takes the one that `split` names."""
     available = {file.stem: file for name in names for file in sorted(folder.glob(name))}
     if not available:
         found = "no such folder" if not folder.exists() else "a file" if folder.is_file() else "no such file in it"
@@ -192,11 +201,7 @@ def file_in_folder(folder: Path, names: Sequence[str], split: str | None = None)
 
 
 def known_files(form: Format, path: Path, files: list[Path]) -> tuple[list[Path], list[str]]:
-    """The files of a format that knows their names, and warnings: halves beside the whole are left aside.
-
-    Raises:
-        InputError: none of them is known.
-    """
+    """The files of a format that knows their names, and warnings: halves beside the whole are left aside."""
     names = {stem_of(file) for file in files}
     halves = [file for file in files if task_name(file) != stem_of(file) and task_name(file) in names]
     kept = [file for file in files if file not in halves]
@@ -236,3 +241,33 @@ def looks_like(path: Path) -> list[str]:
     except (BixseError, OSError):
         return []
     return [name for name, form in FORMATS.items() if form.signs and {*form.signs} <= row.keys()]
+
+
+def hub_folder(source: str, name: str, download: bool) -> Path:
+    """The folder with the files of a data set.
+
+    Args:
+        source: the source that will read it, for the message.
+        name: `hub:owner/name`, with `@revision` behind it where another than the newest is wanted.
+        download: fetch what is not there yet.
+    """
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    repository, _, revision = name.removeprefix(HUB).partition("@")
+    try:
+        return Path(
+            snapshot_download(repository, repo_type="dataset", revision=revision or None, local_files_only=not download)
+        )
+    except HFValidationError as error:
+        raise InputError(f"{name}: got {repository!r}; expected hub:owner/name; fix: correct the name") from error
+    except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
+        if isinstance(error, LocalEntryNotFoundError) and not download:
+            raise InputError(
+                f"{name}: got a data set that is not on this machine; expected its files; fix: "
+                f"bixse convert {source} {name} --download"
+            ) from error
+        raise InputError(
+            f"{name}: got {str(error).splitlines()[0]}; expected a data set of the Hub; fix: check the name, the "
+            "network, and that HF_HUB_OFFLINE is not set"
+        ) from error

@@ -78,9 +78,6 @@ class JudgementRows:
         path: the file they are from.
         content: hash of it; None takes one of the rows.
         settings: what else decided them.
-
-    Raises:
-        InputError: no row, or rows on two scales.
     """
 
     def __init__(
@@ -100,11 +97,9 @@ class JudgementRows:
         self._rows, self._content = rows, content
 
     def rows(self) -> Iterator[Judgement]:
-        """The judgements in their order."""
         return iter(self._rows)
 
     def warnings(self) -> list[str]:
-        """How many carry no grade."""
         return ungraded(self.path.name, Counter(row.status for row in self._rows))
 
     def content_hash(self) -> str:

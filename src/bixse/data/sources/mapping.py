@@ -33,19 +33,19 @@ _OWN_TYPES = {
 _JSON_ROWS = pa.schema({"row": pa.int64(), "json": pa.string()})
 _READABLE = """
 CREATE OR REPLACE TEMP TABLE rows AS
-SELECT row, j FROM (SELECT row, TRY_CAST(json AS JSON) AS j FROM json_rows)
-WHERE json_type(j) = 'OBJECT' AND len(json_keys(j)) = len(list_distinct(json_keys(j)))
+SELECT row, j, keys{values}
+FROM (SELECT row, j, json_keys(j) AS keys FROM (SELECT row, TRY_CAST(json AS JSON) AS j FROM json_rows))
+WHERE json_type(j) = 'OBJECT' AND len(keys) = len(list_distinct(keys))
 """
 _TEXTS = """
 CREATE OR REPLACE TEMP TABLE texts AS
 SELECT items.*, number(val) AS number, {by_id} AS by_id, {has_document} AS has_document, {looked_up} AS looked_up,
        {asked} AS asked
-FROM (SELECT row, place, query_key, {query} AS query, id_key, {query_id} AS query_id, task, {own},
-             unnest(d, recursive := true)
-      FROM (SELECT *, unnest(documents) AS d, generate_subscripts(documents, 1) AS place
-            FROM (SELECT * REPLACE (CASE WHEN len(documents) = 0 THEN [document('{column}')] ELSE documents END
-                                    AS documents)
-                  FROM (SELECT row, j, {query_key} AS query_key, {id_key} AS id_key, {task} AS task,
+FROM (SELECT * EXCLUDE (d), unnest(d, recursive := true)
+      FROM (SELECT * EXCLUDE (documents), unnest(documents) AS d, generate_subscripts(documents, 1) AS place
+            FROM (SELECT row, query_key, {query} AS query, id_key, {query_id} AS query_id, task, {own},
+                         CASE WHEN len(documents) = 0 THEN [document('{column}')] ELSE documents END AS documents
+                  FROM (SELECT *, {query_key} AS query_key, {id_key} AS id_key, {task} AS task,
                                {documents} AS documents FROM rows)))) AS items {joins}
 """
 _JUDGEMENTS = """
@@ -76,11 +76,7 @@ class RowMapping:
     """Maps tables of rows, written as JSON, to judgements and errors.
 
     Args:
-        form: of the rows.
-        columns: names of the columns of a table.
-        scale: of the grades.
-        stated: whether the user stated it.
-        score_map: from a teacher's scores to relevance, where one is stated.
+        stated: whether the user stated the scale.
         folder: for what does not fit into memory.
         corpus: whether there is a corpus.
         text_ids: make ids from the texts instead of taking those of the rows.
@@ -115,6 +111,7 @@ class RowMapping:
         self._mapped = score_map is not None and not self._labels
         self._stated = stated or form.scale is not None
         self._parts = {
+            "values": "".join(f", {value} AS {name}" for name, value in form.values.items()),
             "query_key": _first_key(form.query),
             "id_key": _first_key(form.query_id),
             "query": form.query_value,
@@ -168,7 +165,7 @@ class RowMapping:
     def load(self, rows: pa.Table) -> list[tuple[int, str]]:
         """Take rows with their numbers; those that are no JSON objects, or have a key twice, are given back."""
         self.database.register("json_rows", rows)
-        ((taken,),) = self.database.execute(_READABLE).fetchall()
+        ((taken,),) = self.database.execute(_READABLE.format(**self._parts)).fetchall()
         if taken == len(rows):
             return []
         return self.database.execute(
@@ -176,9 +173,11 @@ class RowMapping:
         ).fetchall()
 
     def insert(self, rows: pa.Table) -> None:
-        """Add rows to those that `load` took."""
         self.database.register("json_rows", rows)
-        self.database.execute("INSERT INTO rows SELECT row, json::JSON FROM json_rows")
+        self.database.execute(
+            "INSERT INTO rows SELECT row, j, keys{values} "
+            "FROM (SELECT row, json::JSON AS j, json_keys(json) AS keys FROM json_rows)".format(**self._parts)
+        )
 
     def judgements(self, task: str | None, judge: str) -> tuple[pa.Table, list[RowError], int]:
         """The judgements of the rows that were taken, what cannot be read of them, and how many the note counts.
@@ -312,7 +311,7 @@ def _shown(found: str) -> str:
 def _first_key(names: Sequence[str]) -> str:
     """SQL for the first of some keys that a row has."""
     quoted = [_quoted(name) for name in names or ("-",)]
-    return quoted[0] if len(quoted) == 1 else f"first_key(j, [{', '.join(quoted)}])"
+    return quoted[0] if len(quoted) == 1 else f"first_key(keys, [{', '.join(quoted)}])"
 
 
 def _quoted(text: str) -> str:

@@ -5,8 +5,7 @@ CREATE MACRO has_scale() AS coalesce(getvariable('scale_stated'), false);
 CREATE MACRO has_corpus() AS coalesce(getvariable('has_corpus'), false);
 CREATE MACRO is_null(v) AS coalesce(json_type(v), 'NULL') = 'NULL';
 CREATE MACRO is_absent(v) AS is_null(v) OR v->>'$' = '';
-CREATE MACRO first_key(j, names) AS
-    coalesce(list_filter(names, lambda k: list_contains(json_keys(j), k))[1], names[1]);
+CREATE MACRO first_key(keys, names) AS coalesce(list_filter(names, lambda k: list_contains(keys, k))[1], names[1]);
 CREATE MACRO first_value(j, names) AS list_filter(names, lambda k: NOT is_null(get(j, k)))[1];
 CREATE MACRO is_blank(s) AS regexp_full_match(s, '[\s\x0b\x1c-\x1f\x{85}\p{Z}]*');
 CREATE MACRO number(v) AS CASE
@@ -19,22 +18,25 @@ CREATE MACRO members(v) AS CASE  -- of a list; a value by itself is a list of on
 CREATE MACRO document(key, text := NULL, id := NULL, title := NULL, val := NULL, val_key := NULL, label := NULL) AS {
     key: key::VARCHAR, text: text::JSON, id: id::JSON, title: title::JSON,
     val: val::JSON, val_key: val_key::VARCHAR, label: label::DOUBLE};
-CREATE MACRO texts(j, k, label) AS list_transform(
-    CASE WHEN json_type(get(j, k)) = 'ARRAY' THEN members(get(j, k))
-         WHEN is_null(get(j, k)) THEN [] ELSE [json_object('not a list', get(j, k))] END,
-    lambda v, i: document(k, text := v, label := label, val_key := k || '_scores',
-                          val := json_extract(get(j, k || '_scores'), '$[' || (i - 1) || ']')));
+CREATE MACRO texts(key, listed, scores, label) AS list_transform(
+    list_zip(CASE json_type(listed) WHEN 'ARRAY' THEN json_extract(listed, '$[*]')
+                  WHEN 'NULL' THEN [] ELSE [json_object('not a list', listed)] END,
+             json_extract(scores, '$[*]')[:json_array_length(listed)]),
+    lambda z: document(key, text := z[1], label := label, val_key := key || '_scores', val := z[2]));
 CREATE MACRO passages(j, k, id_key, label, bare_is_text) AS list_transform(members(get(j, k)), lambda v: CASE
     WHEN json_type(v) = 'OBJECT' THEN document(k, text := get(v, 'text'), id := get(v, id_key),
         title := get(v, 'title'), val := get(v, 'score'), val_key := 'score', label := label)
     WHEN bare_is_text THEN document(k, text := v, label := label)
     ELSE document(k, id := v, val_key := 'score', label := label) END);
-CREATE MACRO negatives(j) AS list_filter(json_keys(j),
-    lambda k: regexp_full_match(k, '(negative|neg)(_?\d+)?') AND NOT is_null(get(j, k)));
-CREATE MACRO tuple(j, positive, label_key) AS list_transform([positive] || negatives(j), lambda k, i: document(
-    k, text := get(j, k), val_key := label_key, label := CASE WHEN label_key IS NULL THEN (i = 1)::INT END,
-    val := CASE WHEN label_key IS NULL THEN NULL WHEN json_type(get(j, label_key)) = 'ARRAY'
-        THEN json_extract(get(j, label_key), '$[' || (i - 1) || ']') ELSE get(j, label_key) END));
+CREATE MACRO entry(j, k) AS {key: k::VARCHAR, value: get(j, k)};
+CREATE MACRO negatives(j) AS list_filter(
+    list_transform(list_zip(json_keys(j), json_extract(j, '$.*')), lambda z: {key: z[1], value: z[2]}),
+    lambda e: regexp_full_match(e.key, '(negative|neg)(_?\d+)?') AND NOT is_null(e.value));
+CREATE MACRO tuple(entries, label_key, labels) AS list_transform(
+    list_zip(entries, CASE json_type(labels) WHEN 'ARRAY' THEN json_extract(labels, '$[*]')[:len(entries)]
+                           ELSE list_resize([labels], len(entries), labels) END),
+    lambda z, i: document(z[1].key, text := z[1].value, val_key := label_key, val := z[2],
+                          label := CASE WHEN label_key IS NULL THEN (i = 1)::INT END));
 
 -- What is wrong with a value, or NULL.
 CREATE MACRO text_error(v) AS CASE

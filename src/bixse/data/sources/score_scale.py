@@ -51,7 +51,6 @@ class ScoreMap:
     intercept: float = 0.0
 
     def __str__(self) -> str:
-        """As it is written on the command line."""
         return f"platt:{self.slope!r},{self.intercept!r}" if self.kind == "platt" else self.kind
 
     @property
@@ -126,9 +125,6 @@ def summarise_scores(
 ) -> ScoreSummary:
     """Look at the finite scores of a file, those labelled positive and the others; nothing is decided by it.
 
-    Raises:
-        InputError: no score at all.
-
     Example:
         >>> summarise_scores([98.5, 91.0], [12.0, 40.5]).looks_like
         'percent'
@@ -156,11 +152,7 @@ def summarise_scores(
 def check_scores(
     positive: NDArray[Any], negative: NDArray[Any], score_map: ScoreMap, where: str = "scores"
 ) -> list[str]:
-    """Warnings where a map does not fit the looks of scores, which lie in its range.
-
-    Raises:
-        InputError: all scores are equal, or every relevance is 0 or 1 after the map.
-    """
+    """Warnings where a map does not fit the looks of scores, which lie in its range."""
     summary = summarise_scores(positive, negative)
     if summary.distinct == 1:
         raise InputError(
@@ -219,13 +211,11 @@ class FileScores:
         self.crossed += int((highest > lowest).sum())
 
     def sides(self) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Scores of positives and of negatives."""
         positive, negative = (np.concatenate(side) if side else np.zeros(0) for side in self._sides)
         return positive, negative
 
     @property
     def any(self) -> bool:
-        """Whether there is a score."""
         return any(len(side) for side in self.sides())
 
 
@@ -247,7 +237,6 @@ def _looks_like(scores: NDArray[np.float64]) -> tuple[str, str]:
 
 
 def _share_above(positive: NDArray[np.float64], negative: NDArray[np.float64]) -> float | None:
-    """Area under the ROC curve by counting, in O(n log n)."""
     if not len(positive) or not len(negative):
         return None
     ordered = np.sort(negative)

@@ -27,17 +27,18 @@ from bixse.data.row_files.read import (
     text_lines,
 )
 from bixse.data.sources.formats import (
+    HUB,
     SourceOptions,
     TableColumns,
     checked_options,
     file_in_folder,
+    hub_folder,
     known_files,
     task_name,
 )
 from bixse.data.sources.judgement import Judgement, ungraded
 from bixse.data.sources.mapping import RowMapping, json_table
 from bixse.data.sources.score_scale import FileScores, check_scores, parse_score_map, summarise_scores
-from bixse.data.sources.source_hub import HUB, hub_folder
 from bixse.data.sources.texts import DOCUMENT, QUERY, texts_in
 from bixse.data.trec import QRELS_HEADER, qrels_rows
 from bixse.errors import InputError, InvalidFileError, shorten
@@ -119,7 +120,6 @@ class Source:
 
     @property
     def split(self) -> str:
-        """Name of the split that is read, where it is one of a collection."""
         return self.files[0].stem if self.form.folder else "test"
 
     @property
@@ -146,11 +146,7 @@ class Source:
         return found
 
     def hashes(self, step: Callable[[int], None] | None = None) -> dict[str, str]:
-        """Name -> SHA-256 of every input; `step` is told how many more bytes were read.
-
-        Raises:
-            InputError: a file cannot be read.
-        """
+        """Name -> SHA-256 of every input; `step` is told how many more bytes were read."""
         found = {}
         for name, file in self.inputs().items():
             try:
@@ -182,10 +178,6 @@ class Source:
             errors_of: gives the list that takes the errors of a file.
             text_ids: make ids from the texts.
             reached: is told how many bytes of which file were read.
-
-        Raises:
-            InputError: a file cannot be read.
-            StorageError: no room for the texts.
         """
         self.statuses, self._told = Counter(), list(self._file_notes)
         self._noted = self._scores_aside = 0
@@ -211,17 +203,9 @@ class Source:
         limit: int | None = None,
         reached: Reached | None = None,
     ) -> Iterator[pa.Table]:
-        """The judgements of one file as tables, counted by status; what cannot be read goes to `errors`.
+        """The judgements of a file as tables, counted by status, at most `limit`; `errors` takes what cannot be read.
 
-        Args:
-            mapping: what `open` gave.
-            file: one of `files`.
-            errors: receives the errors.
-            limit: judgements to read.
-            reached: is told how many bytes of the file were read.
-
-        Raises:
-            InputError: the file cannot be read, or its scores carry no grades.
+        Raises InputError where the file cannot be read, or its scores carry no grades.
         """
         form, scores = self.form, FileScores()
         task = {"file": task_name(file), "folder": self.path.resolve().name}.get(form.task_from)
@@ -260,7 +244,7 @@ class Source:
                     if pc.min(pc.binary_length(lines)).as_py() == 0:
                         table = table.filter(pc.not_equal(table["json"], ""))
                     for start in range(0, len(table), most):
-                        yield _with_single_keys(table.slice(start, most), errors), position
+                        yield _strict(table.slice(start, most), errors), position
                 return
             except (pa.ArrowException, OSError):
                 pass
@@ -276,7 +260,6 @@ class Source:
             yield json_table(rows), position
 
     def _json_rows(self, file: Path, errors: InvalidFileError, done: int) -> Iterator[tuple[int, str, int]]:
-        """The rows of a file as JSON one by one, with their numbers and the bytes read; of JSONL those after `done`."""
         form = self.form
         rows: Iterator[tuple[int, dict[str, Any], int]]
         if form.query_by_id:
@@ -294,7 +277,6 @@ class Source:
                 yield number, encoded, position
 
     def _load(self, mapping: RowMapping, rows: pa.Table, errors: InvalidFileError) -> None:
-        """Give rows to the database; those that it cannot read are parsed to say what is wrong with them."""
         mended = []
         for number, line in mapping.load(rows):
             row = json_object(number, line, errors) if line.strip() else None
@@ -304,7 +286,6 @@ class Source:
             mapping.insert(json_table(mended))
 
     def _tell(self, file: Path, scores: FileScores, faulty: bool) -> None:
-        """Warnings about the scores of a file, and about what its name says."""
         if not self.form.needs_map:
             return
         if self.score_map is not None and self.score_map.kind != "binary":
@@ -337,7 +318,6 @@ class Source:
             raise InputError(f"{self.path}: got no rows; expected {self.form.files}; fix: check the export")
 
     def _tables(self) -> Iterator[pa.Table]:
-        """Tables of judgements, with an error for what cannot be read after each file."""
         with tempfile.TemporaryDirectory() as folder:
             lists: dict[Path, InvalidFileError] = {}
             mapping = self.open(Path(folder), lambda path: lists.setdefault(path, InvalidFileError(path)))
@@ -363,7 +343,6 @@ class Source:
         )
 
     def warnings(self) -> list[str]:
-        """What people should know about the rows that were read."""
         name = self.files[0].name if self.form.folder else self.path.name
         told = ungraded(name, self.statuses)
         if self._noted:
@@ -375,7 +354,6 @@ class Source:
         return [*told, *self._told]
 
     def _look(self) -> str:
-        """What the scores look like, for people."""
         scores = FileScores()
         self.form = replace(self.form, options=())  # nothing need be stated to look
         for table in self._tables():
@@ -390,16 +368,17 @@ def _unheard(_file: Path, _position: int) -> None:
     """Nobody wants to know how far the reading has come."""
 
 
-def _with_single_keys(rows: pa.Table, errors: InvalidFileError) -> pa.Table:
-    """Rows without those where an object inside an object has a key twice, which the database would not see."""
-    nested = rows.filter(pc.greater(pc.count_substring(rows["json"], "{"), 1))
-    lines = zip(*(nested[name].to_pylist() for name in ("row", "json")), strict=True)
+def _strict(rows: pa.Table, errors: InvalidFileError) -> pa.Table:
+    """Rows without those that the database would take: an inner object with a key twice, a comma before a bracket."""
+    suspect = pc.or_(
+        pc.greater(pc.count_substring(rows["json"], "{"), 1), pc.match_substring_regex(rows["json"], r",\s*[\]}]")
+    )
+    lines = zip(*(rows.filter(suspect)[name].to_pylist() for name in ("row", "json")), strict=True)
     refused = [number for number, line in lines if json_object(number, line, errors) is None]
     return rows.filter(pc.invert(pc.is_in(rows["row"], pa.array(refused, pa.int64())))) if refused else rows
 
 
 def _encoded(number: int, row: dict[str, Any], errors: InvalidFileError) -> str | None:
-    """A row as JSON; None, and an error, where UTF-8 cannot write it."""
     line = _JSON.encode(row)
     if is_unicode(line):
         return line

@@ -38,9 +38,6 @@ def texts_in(
         columns: `DOCUMENT` or `QUERY`.
         errors: takes the rows that cannot be read.
         reached: is told how many bytes of the file were read.
-
-    Raises:
-        InputError: another kind of file, or one that cannot be read.
     """
     kind = kind_of(path)
     if kind in (".tsv", ".txt") and not _has_header(path, columns[0]):
@@ -59,7 +56,6 @@ def texts_in(
 
 
 def _has_header(path: Path, identifier: FileColumn) -> bool:
-    """Whether the first line of a file names the column of ids."""
     for _, line, _ in text_lines(path, InvalidFileError(path)):
         return bool({name.strip() for name in line.split("\t")} & {identifier.name, *identifier.other_names})
     return False

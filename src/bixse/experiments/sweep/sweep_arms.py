@@ -26,12 +26,8 @@ if TYPE_CHECKING:
 def plan_arms(config: SweepConfig) -> list[Arm]:
     """Every arm of a sweep with its validated settings of training, in order; one that equals an earlier is left out.
 
-    A random arm depends on the seed of the sweep and its own number alone.
-
-    Raises:
-        InputError: the file that `base` names cannot be read.
-        ConfigError: a varied key is unknown or may not vary, an arm's settings are outside their range, or there is
-            no dev collection to rank by; all errors together, each with the arms it concerns.
+    A random arm depends on the seed of the sweep and its own number alone. A ConfigError holds all errors together,
+    each with the arms it concerns.
 
     Example:
         >>> from bixse.experiments.sweep.sweep_config import SweepConfig
@@ -83,7 +79,6 @@ def _as_read(config: TrainConfig, key: str, given: Any) -> Any:
 
 
 def _choices(config: SweepConfig) -> Iterator[dict[str, Any]]:
-    """The varied settings of each arm, as given."""
     if config.search == "grid":
         for values in itertools.product(*config.vary.values()):
             yield dict(zip(config.vary, values, strict=True))
@@ -133,7 +128,6 @@ def _arm_errors(config: TrainConfig, choice: Mapping[str, Any]) -> Iterator[str]
 
 
 def _where(labels: list[str], arms: int) -> str:
-    """Which arms an error concerns."""
     if len(labels) == arms:
         return " (in every arm)"
     others = len(labels) - 1
@@ -141,7 +135,6 @@ def _where(labels: list[str], arms: int) -> str:
 
 
 def _refuse(errors: list[str]) -> None:
-    """Raise what was found, if anything."""
     if errors:
         head = f"sweep: {len(errors)} error{'s' if len(errors) != 1 else ''}"
         rest = [f"  ... and {len(errors) - ERRORS_SHOWN} more"] if len(errors) > ERRORS_SHOWN else []

@@ -117,7 +117,6 @@ class SweepConfig(Settings):
 
     @classmethod
     def from_folder(cls, values: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-        """Values with relative paths taken from a folder, those of the training settings too."""
         moved = dict(values)
         if isinstance(values.get("base"), Mapping):
             moved["base"] = TrainConfig.from_folder(values["base"], folder)
@@ -128,11 +127,7 @@ class SweepConfig(Settings):
         return moved
 
     def base_settings(self) -> dict[str, Any]:
-        """The settings that all arms share, from their file where `base` names one.
-
-        Raises:
-            InputError: the file cannot be read.
-        """
+        """The settings that all arms share, from their file where `base` names one."""
         base = self.base
         if isinstance(base, Path):
             base = TrainConfig.from_folder(read_settings(base), base.parent)

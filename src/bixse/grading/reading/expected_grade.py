@@ -50,7 +50,7 @@ class SeenToken:
     top: float
     """Highest natural log-probability that it was given."""
     least: float
-    """The lowest probability."""
+    """Lowest probability."""
     more: float = 0.0
     """Probability of the tokens that its other names may be."""
 

@@ -62,15 +62,13 @@ log = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class Endpoint:
-    """One address and how it behaves."""
+    """One address and how it behaves; `missed` and `refusals` (of the kinds in `SHARED`) are counted in a row."""
 
     address: Address
     places: asyncio.Semaphore
     in_flight: int = 0
     missed: int = 0
-    """Requests in a row that did not reach it."""
     refusals: int = 0
-    """Requests in a row that were refused as every request may be (`SHARED`)."""
     watch: asyncio.Task[None] | None = field(default=None, repr=False)
     """While it is away: looks whether it is back."""
 

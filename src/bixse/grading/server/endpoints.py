@@ -19,12 +19,10 @@ UNKNOWN_KIND = "openai-compatible"
 
 
 class Address(NamedTuple):
-    """Where a server answers."""
+    """Where a server answers: `/chat/completions` follows `api`, `/tokenize` follows `root`."""
 
     api: str
-    """Address that `/chat/completions` follows, without a slash at the end."""
     root: str
-    """Address that `/tokenize` follows."""
 
 
 def parse_address(text: str) -> Address:
@@ -71,7 +69,6 @@ class ServedModel(NamedTuple):
     """A model as a server lists it."""
 
     id: str
-    """What requests name."""
     kind: str
     """Of server: "vllm", "llama.cpp", "sglang", "ollama" or "openai-compatible"."""
     aliases: tuple[str, ...] = ()

@@ -43,7 +43,7 @@ class ServerDownError(BixseError):
 
 @dataclass
 class RequestError(Exception):
-    """A request that has no reply after its tries."""
+    """No reply after all tries."""
 
     failure: Failure
     detail: str

@@ -42,9 +42,7 @@ class GenerateResult:
     """What came of it; tokens and dollars are of this call."""
 
     queries: int
-    """Queries kept."""
     documents: int
-    """Documents that were asked for."""
     refused: Mapping[str, int]
     """Why other texts were not kept -> how many: a status of the model's answer, "empty", "too long", "copied" (from
     the document) or "repeated" (another query says the same)."""
@@ -58,7 +56,6 @@ class GenerateResult:
     completion_tokens: int
     usd: float
     stopped: str | None
-    """The limit that ended it, or None."""
 
     @property
     def complete(self) -> bool:
@@ -94,8 +91,6 @@ def generate(
 
     Raises:
         InputError: the corpus cannot be used, or several queries per document at a temperature of 0.
-        InvalidFileError: every error of the corpus.
-        StorageError: the folder cannot be written.
         InterruptedRunError: stopped by Ctrl-C; texts so far are kept.
     """
     prices, budget = prices or Prices(), budget or Budget()
@@ -147,7 +142,6 @@ def _chosen(corpus: Mapping[str, Document], config: GenerateConfig) -> dict[str,
 
 
 def _questions(documents: Mapping[str, str], config: GenerateConfig, prompt: QueryPrompt) -> Iterator[Question]:
-    """One question a query that is wanted."""
     for name, text in documents.items():
         messages = prompt.messages(text[: config.document_characters])
         for repeat in range(config.per_document):
@@ -163,7 +157,6 @@ def _write(
     record: RunRecord,
     ledger: Ledger[Completion],
 ) -> GenerateResult:
-    """Queries and pairs of every text in the ledger."""
     refused: Counter[str] = Counter()
     kept: dict[tuple[str, ...], MinedPair] = {}
     not_asked, identity = 0, writer.identity

@@ -11,6 +11,8 @@ from pydantic import Field, field_validator
 
 from bixse.data.io.files import read_text
 from bixse.errors import ConfigError
+from bixse.grading.grade_settings import ServerSettings
+from bixse.grading.prices import PriceSettings
 from bixse.settings import Flag, Settings
 
 if TYPE_CHECKING:
@@ -35,6 +37,21 @@ class GenerateConfig(Settings):
     """Name of the task, written beside every pair."""
     seed: int = 0
     """Of the choice of documents."""
+
+
+class WriterConfig(PriceSettings, ServerSettings, GenerateConfig):
+    """Settings of `bixse generate`: what is written, by which model."""
+
+    server: Annotated[tuple[str, ...], Field(min_length=1), Flag(metavar="URL")]
+    """Address of an OpenAI-compatible server; several addresses: the same model behind each."""
+    prompt: Annotated[Path | None, Flag(metavar="FILE")] = None
+    """TOML file with instructions and examples."""
+    temperature: float = Field(default=0.7, ge=0, le=2)
+    """0 to 2; 0 for the most probable text."""
+    max_tokens: int = Field(default=64, ge=1)
+    """Most tokens of a query."""
+    ledger: Annotated[Path | None, Flag(metavar="FILE")] = None
+    """File of texts to share between runs."""
 
 
 class Example(Settings):
@@ -68,7 +85,6 @@ class QueryPrompt(Settings):
         return user
 
     def messages(self, document: str) -> tuple[dict[str, str], ...]:
-        """Chat messages that ask for the query of one document."""
         return tuple({"role": role, "content": content} for role, content in self._turns(document))
 
     def _turns(self, document: str) -> Iterator[tuple[str, str]]:
@@ -81,12 +97,7 @@ class QueryPrompt(Settings):
 
 
 def load_query_prompt(path: Path | None = None) -> QueryPrompt:
-    """The prompt of a TOML file, or the one that comes with the package.
-
-    Raises:
-        InputError: the file cannot be read.
-        ConfigError: it is not a prompt; says which key and what was expected.
-    """
+    """The prompt of a TOML file, or the one that comes with the package."""
     shipped = resources.files("bixse.mining.generation") / "query_prompt.toml"
     text = shipped.read_text(encoding="utf-8") if path is None else read_text(path)
     try:

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, TypeVar, get_args
 import numpy as np
 from filelock import FileLock, Timeout
 
-from bixse.data.collection_files import check_corpus, stream_documents
-from bixse.data.collection_warnings import warn_of_empty
+from bixse.data.collection_files import check_corpus, stream_documents, warn_of_empty
 from bixse.data.io.files import file_hash, storage_errors, write_atomically
 from bixse.encoders.encode import encode_on, encode_texts
 from bixse.encoders.loading.precision import resolve_precision

@@ -110,17 +110,11 @@ def run_config(run: ArmRun, inputs: StudyInputs, pairs: Path) -> TrainConfig:
 
 
 def transformed(pairs: GradedPairs, settings: Mapping[str, Any], seed: int) -> GradedPairs:
-    """Training pairs after an arm's transforms, in this order.
+    """Training pairs after an arm's transforms, in this order; refuses settings that leave none.
 
-    Args:
-        pairs: all training pairs.
-        settings: any of `labels_per_query` with `labels` (the labels that the budget buys), `cutoff` (keep relevance
-            from it), `size` (pairs to keep, stratified), `binarise` (relevance 1 from it, else 0), `noise`
-            (probability of swapped labels).
-        seed: of everything random; the same draws for every loss of that seed.
-
-    Raises:
-        InputError: no pair is left.
+    `settings` holds any of `labels_per_query` with `labels` (the labels that the budget buys), `cutoff` (keep relevance
+    from it), `size` (pairs to keep, stratified), `binarise` (relevance 1 from it, else 0), `noise` (probability of
+    swapped labels). The draws of a `seed` are the same for every loss.
     """
     if "labels" in settings:
         pairs = sample_label_budget(pairs, settings["labels_per_query"], settings["labels"], seed)
@@ -142,15 +136,6 @@ def sample_label_budget(pairs: GradedPairs, per_query: int, labels: int, seed: i
 
     A label is bought before it is known, so documents are drawn without regard to their relevance. Queries with fewer
     candidates give what they have, and queries drawn for a small budget are also in a larger one.
-
-    Raises:
-        InputError: the budget is larger than what there is.
-
-    Example:
-        >>> rows = [{"query": q, "document": f"{q}{d}", "relevance": d / 2} for q in "ab" for d in range(3)]
-        >>> found = sample_label_budget(GradedPairs.from_rows(rows), per_query=1, labels=2, seed=0)
-        >>> sorted(found.queries)
-        ['a', 'b']
     """
     groups = pairs.groups()
     taken: list[dict[str, Any]] = []
@@ -174,5 +159,4 @@ def sample_label_budget(pairs: GradedPairs, per_query: int, labels: int, seed: i
 
 
 def _evaluated(inputs: StudyInputs, system: System) -> dict[str, Evaluation]:
-    """Name of each test collection -> what a system reaches there."""
     return {name: evaluate(system, test_task(inputs, folder)) for name, folder in inputs.tests.items()}

@@ -10,12 +10,13 @@ from bixse.data.run_record import RUN_FILE, open_run
 from bixse.encoders.loading.precision import resolve_precision
 from bixse.experiments.arms import ArmRun
 from bixse.experiments.runner import do_runs, opened
+from bixse.report.table import format_table
 from bixse.studies.engine.measures import run_config
 from bixse.studies.engine.study import chosen_values
 from bixse.studies.engine.study_config import OWNED, PYDOCS, merged, train_config
 from bixse.studies.engine.study_inputs import input_hashes, prepare_inputs
 from bixse.studies.findings.contrasts import key_of
-from bixse.studies.findings.outcome import StudyOutcome, outcome_of
+from bixse.studies.findings.outcome import CLAIM_HEADERS, StudyOutcome, outcome_of
 from bixse.studies.findings.write_outcome import write_cards, write_outcome
 from bixse.studies.paper.known_studies import find_study
 
@@ -36,10 +37,18 @@ class StudyResult:
 
     outcome: StudyOutcome
     artifacts: dict[str, str]
-    """Name -> file."""
     made: int
     """Runs that this call did; the others were there."""
     warnings: list[str] = field(default_factory=list)
+
+    def text(self) -> str:
+        """The tables of arms and claims, and the verdict."""
+        outcome = self.outcome
+        lines = [f"{outcome.study.title}: {self.made} runs made, {len(outcome.results) - self.made} were there", ""]
+        lines += [format_table(outcome.summary_rows(), outcome.summary_headers()), ""]
+        if outcome.claims:
+            lines += [format_table(outcome.claim_rows(), CLAIM_HEADERS), ""]
+        return "\n".join([*lines, f"The paper: {outcome.study.paper}.", outcome.verdict()])
 
 
 def run_study(
@@ -48,12 +57,10 @@ def run_study(
     command: str = "",
     progress: Callable[[str, int], Step] | None = None,
 ) -> StudyResult:
-    """Train and measure every arm of a study with every seed, and write what they show to `out`.
+    """Train and measure every arm of a study with every seed, and write tables, findings, plot and page to `out`.
 
     Called again with the same configuration, runs that are finished are kept, an interrupted one continues from its
-    checkpoint, and a failed one is tried again. `out` then holds `runs.csv` (a row per run), `summary.csv` (means over
-    seeds with intervals), `findings.csv` (the claims with their differences), `findings.md`, `plot.svg`, `study.html`
-    and `run.json`. The page shows `command`.
+    checkpoint, and a failed one is tried again. The page shows `command`.
 
     Raises:
         InputError: the study, its values, pairs or collections cannot be used; nothing was trained.
@@ -91,12 +98,7 @@ def run_study(
 
 
 def plan_runs(study: Study, config: StudyConfig, values: dict[str, Any], inputs: StudyInputs | None) -> list[ArmRun]:
-    """Every arm of a study with every seed; those without training once.
-
-    Raises:
-        InputError: a value the data cannot bear.
-        ConfigError: the settings of an arm cannot be used.
-    """
+    """Every arm of a study with every seed, its settings checked; those without training once."""
     pairs = load_graded_pairs(inputs.pairs) if inputs is not None else None
     runs: dict[str, ArmRun] = {}
     for arm in study.arms(config, values, pairs):

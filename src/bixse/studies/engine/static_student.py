@@ -23,20 +23,10 @@ RARE = 1e-5
 def save_static_student(folder: Path, model: str = "demo", dimensions: int = 128) -> None:
     """Save a sentence-transformers model whose text embedding is the mean of its tokens' embeddings.
 
-    The table is the input embedding of a BERT-like model, centred, each token weighted by a / (a + p) (Arora, Liang and
-    Ma 2017, "A Simple but Tough-to-Beat Baseline for Sentence Embeddings"), its frequency p taken from its rank in the
-    vocabulary by Zipf's law, reduced to its principal axes, and scaled to a mean length of 1. It has no layers, so
-    a study of many arms is trained in minutes where the model itself takes hours; how losses compare on it need not
-    be how they compare on the model.
-
-    Args:
-        folder: where to save it; must not exist.
-        model: the model the table is taken from.
-        dimensions: D of the embeddings, at most the table's.
-
-    Raises:
-        ModelError: the model cannot be loaded, or has no table of token embeddings.
-        OutputExistsError: the folder exists.
+    The table is the input embedding of a BERT-like `model`, centred, each token weighted by a / (a + p) (Arora, Liang
+    and Ma 2017, "A Simple but Tough-to-Beat Baseline for Sentence Embeddings"), its frequency p taken from its rank in
+    the vocabulary by Zipf's law, reduced to `dimensions` principal axes, and scaled to a mean length of 1. How losses
+    compare on it need not be how they compare on the model, which takes hours where this takes minutes.
     """
     if folder.exists():
         raise OutputExistsError(f"{folder}: got a name that is taken; expected a free one; fix: choose another")

@@ -27,7 +27,6 @@ class Study:
     """One figure or table of the paper."""
 
     name: str
-    """The word on the command line."""
     title: str
     """Head line of plot and page."""
     paper: str
@@ -37,7 +36,6 @@ class Study:
     arms: Callable[[StudyConfig, Choices, GradedPairs | None], list[Arm]]
     """Arms of a configuration; the training pairs are None where they are not read, for a plan."""
     contrasts: Callable[[Choices], list[Contrast]]
-    """The claims that are tested."""
     measure: Measure = train_and_score
     """Does the runs of all arms that do not say otherwise."""
     axis: str | None = None
@@ -53,11 +51,7 @@ class Study:
 
 
 def chosen_values(study: Study, config: StudyConfig) -> dict[str, Any]:
-    """The study's defaults with the configuration's values in their place.
-
-    Raises:
-        ConfigError: an unknown key, or a value of another kind than the default.
-    """
+    """The study's defaults with the configuration's values in their place; raises ConfigError."""
     for key, value in config.values.items():
         if key not in study.defaults:
             known = ", ".join(study.defaults) or "none"

@@ -105,10 +105,6 @@ class StudyConfig(Settings):
         """Settings of a preset, with the keys of a YAML file and dotted overrides on top.
 
         A preset's `studies` section holds keys for one study alone.
-
-        Raises:
-            InputError: an unknown preset, or a file that cannot be read; or a collection given without its grades.
-            ConfigError: an unknown key or a value outside its range.
         """
         given = dict(overrides or {})
         file = cls.from_folder(read_settings(path), path.parent) if path is not None else {}
@@ -131,7 +127,6 @@ class StudyConfig(Settings):
 
     @classmethod
     def from_folder(cls, values: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-        """Values with relative paths taken from a folder, those of data and training settings too."""
         moved = dict(values)
         if isinstance(values.get("data"), dict):
             data = StudyData.from_folder(values["data"], folder)
@@ -191,12 +186,7 @@ def _preset(name: str, study: str) -> dict[str, Any]:
 
 
 def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings with others on top; mappings are merged key by key.
-
-    Example:
-        >>> merged({"a": {"x": 1, "y": 2}, "b": 3}, {"a": {"y": 4}})
-        {'a': {'x': 1, 'y': 4}, 'b': 3}
-    """
+    """Settings with others on top; mappings are merged key by key."""
     result = dict(below)
     for key, value in above.items():
         known = result.get(key)

@@ -36,28 +36,19 @@ class StudyInputs:
     """Where a study's runs find what they read."""
 
     pairs: Path
-    """Training pairs."""
     dev: tuple[Path, ...]
     """Collections to choose a checkpoint on."""
     dev_split: str
-    """Their split."""
     tests: Mapping[str, Path]
     """Name -> collection to measure on, split test."""
     model: str
-    """The encoder that is trained."""
     min_relevant_grade: float
-    """Grade from which a document is relevant."""
     exclude_self: bool = False
     """Whether the document with the query's id is left out of its answers."""
 
 
 def prepare_inputs(config: StudyConfig, out: Path) -> StudyInputs:
-    """Write the pairs and collections of a study below `out/inputs`, or find them there.
-
-    Raises:
-        InputError: the collection, the files or the splits cannot be used.
-        StorageError: the disk is full.
-    """
+    """Write the pairs and collections of a study below `out/inputs`, or find them there."""
     folder = out / INPUTS_FOLDER
     model = config.model
     if model == STATIC:
@@ -119,12 +110,9 @@ def _dev_split(folders: tuple[Path, ...]) -> str:
 
 
 def divided(collection: Collection, data: StudyData) -> Collection:
-    """The collection with the splits train, dev and test.
+    """The collection with the splits train, dev and test, of two queries at least.
 
     Queries of an only split are divided by a hash of their text, so that one text is never on two sides.
-
-    Raises:
-        InputError: a split that is not there, or a part without a query.
     """
     splits = data.splits or (("train", "dev", "test") if {"train", "dev", "test"} <= set(collection.qrels) else None)
     if splits is None and len(collection.qrels) != 1:

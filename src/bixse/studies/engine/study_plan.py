@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from bixse.data.io.parquet import row_count
 from bixse.errors import InputError
+from bixse.report.table import format_table
 from bixse.studies.engine.model_cost import EncoderSize, operations, state_bytes, weight_bytes
 from bixse.studies.engine.study import chosen_values
 from bixse.studies.engine.study_config import PYDOCS, merged, train_config
@@ -31,14 +32,10 @@ class ArmPlan:
     """What one run of a trained arm takes."""
 
     name: str
-    """Its labels."""
     rows: int
-    """Training pairs."""
     steps: int
     tokens: float
-    """Tokens read in training."""
     operations: float
-    """Floating point operations of the whole training."""
     states: float
     """Bytes of the states of its largest batch."""
 
@@ -48,19 +45,44 @@ class StudyPlan:
     """What a study takes."""
 
     arms: list[ArmPlan]
-    """The trained arms."""
     others: int
     """Arms without training."""
     seeds: int
-    """Seeds of each trained arm."""
     missing: list[str]
-    """Files and folders that are not there."""
     weights_gib: float
     """Weights, gradients and optimizer of one training, on its device."""
     activations_gib: float
     """States kept for the backward pass of the largest batch; `gradient_cache: true` keeps those of one pass alone."""
     hours: float
     """Device hours of all training, at the assumed speed."""
+    teraflops: float
+    utilisation: float
+
+    @property
+    def runs(self) -> int:
+        return len(self.arms) * self.seeds + self.others
+
+    def text(self, devices: int = 1) -> str:
+        """What a person reads who has that many devices, a run on each."""
+        lines = []
+        if self.arms:
+            rows: list[list[str | int | float | None]] = [
+                [arm.name, arm.rows, arm.steps, f"{arm.tokens:.3g}"] for arm in self.arms
+            ]
+            lines += [format_table(rows, ["arm", "rows", "steps", "tokens"]), ""]
+        lines.append(f"{len(self.arms)} trained arms x {self.seeds} seeds, {self.others} other arms")
+        if self.arms:
+            side_by_side = f" ({self.hours / devices:,.1f} on {devices})" if devices > 1 else ""
+            lines += [
+                f"memory of a training: {self.weights_gib:.1f} GiB for weights, gradients and optimizer, about "
+                f"{self.activations_gib:.1f} GiB for the states of one batch, nothing for scores (the losses are "
+                "tiled)",
+                f"about {self.hours:,.1f} device hours{side_by_side} at {self.teraflops:g} teraflops and "
+                f"{self.utilisation:.0%} of them used; transforms that drop pairs, and encoding to measure, are not "
+                "counted",
+            ]
+        lines += [f"not there: {name}" for name in self.missing] or ["all files are there"]
+        return "\n".join(lines)
 
 
 def plan_study(config: StudyConfig, teraflops: float = 400.0, utilisation: float = 0.35) -> StudyPlan:
@@ -70,10 +92,6 @@ def plan_study(config: StudyConfig, teraflops: float = 400.0, utilisation: float
         config: the study; its `size` stands in where the encoder's files are not there.
         teraflops: peak of one device in the number type of training.
         utilisation: share of the peak that is reached, in (0, 1].
-
-    Raises:
-        InputError: an unknown study, or a number that is not above 0.
-        ConfigError: an arm's settings cannot be used.
     """
     if not teraflops > 0 or not 0 < utilisation <= 1:
         raise InputError(
@@ -97,6 +115,8 @@ def plan_study(config: StudyConfig, teraflops: float = 400.0, utilisation: float
         weights_gib=weight_bytes(size) / 2**30,
         activations_gib=max((plan.states for plan in plans), default=0.0) / 2**30,
         hours=total / (teraflops * 1e12 * utilisation) / 3600,
+        teraflops=teraflops,
+        utilisation=utilisation,
     )
 
 
@@ -125,7 +145,6 @@ def _plan(arm: Arm, config: StudyConfig, size: EncoderSize, rows: float, queries
 
 
 def _rows_of(config: StudyConfig, size: EncoderSize) -> tuple[float, float, list[str]]:
-    """Training rows, queries, and what is not there."""
     data = config.data
     missing = _absent(dict.fromkeys([*data.pairs, *data.dev, *data.test]))
     if data.pairs:

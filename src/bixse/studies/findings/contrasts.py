@@ -72,10 +72,6 @@ def bixse_above_others(losses: Sequence[str], label: str, values: Sequence[float
     """The claims that BiXSE is above every other loss at each value of a label; none where it was not trained.
 
     `words` say how a claim names a value, with {} in its place.
-
-    Example:
-        >>> [found.claim for found in bixse_above_others(["bixse", "infonce"], "batch_size", [8], "at batch {}")]
-        ['bixse above infonce at batch 8']
     """
     others = [loss for loss in losses if loss != "bixse"] if "bixse" in losses else []
     return [
@@ -96,11 +92,7 @@ def measure(contrast: Contrast, arms: Mapping[Any, PerSeed], seedless: Collectio
     """A contrast's mean and interval over seeds and queries.
 
     Only seeds that all its trained arms have count. A system without training (an untrained encoder, BM25) has one row
-    of figures, which stands beside every seed. Arms are found by `key_of` their labels; `seedless` are the keys of
-    those without training.
-
-    Raises:
-        InputError: two arms were measured on different queries.
+    of figures, which stands beside every seed; `seedless` are the keys of those.
     """
     found = [(key_of(labels), weight) for labels, weight in contrast.terms]
     trained = [set(arms.get(key, ())) for key, _ in found if key not in seedless]
@@ -131,20 +123,13 @@ def interval_of(figures: PerSeed) -> Difference:
 
 
 def crossed_interval(values: NDArray[np.float64], strata: Sequence[int], confidence: float = 0.95) -> Difference:
-    """Mean of a seeds x queries table with an interval that covers the chance in both.
+    """Mean of a seeds x queries table (S, Q) with an interval that covers the chance in both.
 
     Seeds and queries are crossed random effects: the variance of the mean is that of the seeds' means plus that of the
     queries' means less what both count, each with its degrees of freedom, and Student's t has those of the sum
-    (Satterthwaite 1946, doi:10.2307/3002019). So two or three seeds give a wide interval, as they must. Of several
-    collections each counts as much as the others. With one seed the interval covers the queries alone.
-
-    Args:
-        values: (S, Q) figures: S training seeds, Q queries.
-        strata: Q numbers, the collection of each query; at least 2 queries each.
-        confidence: coverage of the interval, between 0 and 1.
-
-    Raises:
-        InputError: fewer than 2 queries of a collection, a value that is not finite, or a confidence out of range.
+    (Satterthwaite 1946, doi:10.2307/3002019). So two or three seeds give a wide interval, as they must. `strata` holds
+    the collection of each query, at least 2 queries each, and each collection counts as much as the others. With one
+    seed the interval covers the queries alone.
 
     Example:
         >>> found = crossed_interval(np.array([[0.5, 0.6, 0.7], [0.4, 0.6, 0.8]]), [0, 0, 0])
@@ -197,7 +182,6 @@ def _query_parts(table: NDArray[np.float64], collections: int) -> tuple[float, f
 
 
 def _strata(queries: Sequence[str]) -> list[int]:
-    """The collection of each `collection/query`, as a number."""
     names = [query.partition("/")[0] for query in queries]
     number = {name: index for index, name in enumerate(dict.fromkeys(names))}
     return [number[name] for name in names]

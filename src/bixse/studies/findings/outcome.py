@@ -34,9 +34,7 @@ class SummaryRow:
     spread: float | None
     """Standard deviation over the seeds; None for one."""
     seconds: float
-    """Mean wall time of a run."""
     rows: int | None
-    """Training pairs, of the first seed."""
 
 
 @dataclass(frozen=True)
@@ -46,22 +44,17 @@ class StudyOutcome:
     study: Study
     config: StudyConfig
     results: Sequence[RunResult]
-    """One per run."""
     summary: Sequence[SummaryRow]
-    """A row per arm."""
     claims: Sequence[ClaimResult]
     command: str = ""
-    """The command line."""
     models: Sequence[str] = ()
     """Folders of the models that were kept."""
 
     @property
     def failed(self) -> list[RunResult]:
-        """The runs that did not finish."""
         return [found for found in self.results if found.status != "finished"]
 
     def verdict(self) -> str:
-        """One sentence: how many claims are reproduced."""
         if not self.claims:
             return "No claim is tested: the table is the finding."
         count = {word: sum(found.finding == word for found in self.claims) for word in
@@ -70,7 +63,6 @@ class StudyOutcome:
         return f"Of {len(self.claims)} claims: {', '.join(said)}."
 
     def about(self) -> list[str]:
-        """What ran on what, in lines."""
         config, study = self.config, self.study
         lines = []
         if study.needs_data:
@@ -88,7 +80,6 @@ class StudyOutcome:
         return lines
 
     def claim_rows(self) -> list[list[Cell]]:
-        """Rows of the table of claims."""
         rows: list[list[Cell]] = []
         for found in self.claims:
             gap = found.difference
@@ -101,14 +92,12 @@ class StudyOutcome:
         return rows
 
     def summary_headers(self) -> list[str]:
-        """Headers of the table of arms."""
         labels = [label.replace("_", " ") for label in self.summary[0].labels] if self.summary else []
         if not self.study.needs_data:
             return [*labels, "extra MiB", "seconds per pass"]
         return [*labels, "nDCG@10", "95 % interval", "± over seeds", "recall@100", "MRR@10", "pairs", "seconds"]
 
     def summary_rows(self) -> list[list[Cell]]:
-        """Rows of the table of arms."""
         rows: list[list[Cell]] = []
         for row in self.summary:
             labels = [value if isinstance(value, str) else f"{value:g}" for value in row.labels.values()]
@@ -146,17 +135,7 @@ def outcome_of(
     models: Sequence[str] = (),
     seedless: Collection[Any] = (),
 ) -> StudyOutcome:
-    """Means, intervals and tested claims of a study's results.
-
-    Args:
-        study: the study.
-        config: its configuration.
-        values: what it went through.
-        results: one per run, in the order of the study.
-        command: the command line.
-        models: folders of the models that were kept.
-        seedless: keys of the systems without training.
-    """
+    """Means, intervals and tested claims of a study's results; `seedless` are keys of the systems without training."""
     finished: dict[Any, list[RunResult]] = {}
     for found in results:
         finished.setdefault(key_of(found.labels), [])

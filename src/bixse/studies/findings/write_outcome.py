@@ -136,7 +136,6 @@ def _runs_csv(outcome: StudyOutcome) -> str:
 
 
 def _summary_csv(outcome: StudyOutcome) -> str:
-    """A row per arm: means over seeds, the headline's interval and spread."""
     return _csv(
         {**row.labels, "seeds": row.seeds}
         | {metric: _figure(value) for metric, value in row.figures.items()}
@@ -147,7 +146,6 @@ def _summary_csv(outcome: StudyOutcome) -> str:
 
 
 def _claims_csv(outcome: StudyOutcome) -> str:
-    """A row per claim: the difference with its interval, p as it is and Holm's, and what it says."""
     names = {"difference": "mean", "low": "low", "high": "high", "p": "p_value"}
     return _csv(
         {"claim": found.claim}
@@ -163,7 +161,6 @@ def _figure(value: float | None) -> str | None:
 
 
 def _csv(rows: Iterable[Mapping[str, object]]) -> str:
-    """Rows of the same keys as CSV; empty where there are none."""
     text, rows = io.StringIO(), list(rows)
     if rows:
         writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
@@ -173,10 +170,7 @@ def _csv(rows: Iterable[Mapping[str, object]]) -> str:
 
 
 def write_cards(study: Study, runs: Iterable[tuple[ArmRun, RunResult]], folder: Path, command: str) -> list[str]:
-    """Add the study to the card of every model that was kept; a second call replaces what the first one wrote.
-
-    Returns the folders of the models, which lie below `folder`, that of all runs.
-    """
+    """Add the study to the card of every kept model, in place of an earlier entry; gives the models' folders."""
     found = []
     for run, result in runs:
         model = folder / run.name / TRAIN_FOLDER / MODEL_FOLDER

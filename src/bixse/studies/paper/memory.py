@@ -64,9 +64,6 @@ def measure_memory(run: ArmRun, inputs: None, own: Path) -> Measured:
 
     The labels of its arm are the loss (a word of the catalogue, or `WHOLE_MATRIX`) and the batch size B of queries and
     as many documents; its option `dim` is D of the embeddings.
-
-    Raises:
-        InputError: the system does not tell a process's peak memory, or the process failed.
     """
     if not CLEAR_PEAK.exists():
         raise InputError(
@@ -85,7 +82,6 @@ def measure_memory(run: ArmRun, inputs: None, own: Path) -> Measured:
 
 
 def _measure_here(loss: str, batch_size: int, dim: int) -> dict[str, float]:
-    """The figures of one pass in this (fresh) process."""
     _pass(loss, Problem(64, dim))  # load the kernels
     problem = Problem(batch_size, dim)
     extra = peak_beyond_gradients(lambda: _pass(loss, problem), (problem.queries, problem.documents))
@@ -108,7 +104,6 @@ class Problem:
 
 
 def _pass(word: str, problem: Problem) -> None:
-    """Forward and backward of a loss alone."""
     leaves = (problem.queries, problem.documents)
     if word == WHOLE_MATRIX:
         relevance, _ = problem.targets.dense()

@@ -64,12 +64,7 @@ def rank_by_encoder(run: ArmRun, inputs: StudyInputs, own: Path) -> Measured:
 
 
 def rank_by_judge(run: ArmRun, inputs: StudyInputs, own: Path) -> Measured:
-    """Score the order in which a judge puts the candidates that BM25 finds.
-
-    Raises:
-        InputError: the judge cannot be used, or it would have to leave out the query itself.
-        IncompleteError: the judge did not grade every candidate.
-    """
+    """Score the order in which a judge puts the candidates that BM25 finds; it must grade all of them."""
     if inputs.exclude_self:
         raise InputError(
             "rankers: got a judge and `exclude_self`; expected one of them, since a judge ranks all that BM25 finds; "
@@ -107,7 +102,6 @@ def _of_candidates(inputs: StudyInputs, folder: Path, depth: int) -> Task:
 
 
 def _short(judge: str) -> str:
-    """A judge's name in tables: the last part of its path."""
     return f"judge {judge.rstrip('/').rpartition('/')[2] or judge}"
 
 

@@ -84,11 +84,9 @@ class QuickstartResult:
     """What quickstart leaves."""
 
     report: ReportData
-    """Every figure."""
     verdicts: list[str]
     """Better, no difference or worse, against the base model and against InfoNCE, with the interval."""
     artifacts: dict[str, str]
-    """Name -> path."""
     warnings: list[str]
     reused: bool = False
     """The run was finished before; nothing was trained."""
@@ -99,7 +97,6 @@ class Stages:
     """Says what is being done and how long it took."""
 
     say: Callable[[str], None]
-    """Prints one line."""
     timings: dict[str, float]
     """Stage -> seconds, filled in."""
 

@@ -4,52 +4,21 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-from pydantic import Field, model_validator
+from typing import TYPE_CHECKING, Any
 
 from bixse.cli.result import CommandResult
 from bixse.cli.verb import ComputingOptions, Folder, Verb
 from bixse.errors import InputError
-from bixse.grading.grade_settings import GradeSettings
-from bixse.grading.open_judge import REPLAY, JudgeConfig
+from bixse.grading.open_judge import GradeConfig
 from bixse.grading.prices import Prices
-from bixse.progress import duration, progress_bar
-from bixse.settings import Flag
+from bixse.progress import progress_bar
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from typing import Self
 
     from bixse.data.graded_pairs import Pair
-    from bixse.grading.estimate import Estimate
     from bixse.grading.grade import GradeResult
     from bixse.grading.judge import Judge
-
-
-class GradeConfig(JudgeConfig, GradeSettings):
-    """Settings of `bixse grade`."""
-
-    pairs: Annotated[Path | None, Flag(metavar="FILE")] = None
-    """Pairs with the columns query and document: .parquet, .jsonl, .csv or .tsv, as `bixse mine` writes them (a
-    replayed file may bring its own)."""
-    ledger: Annotated[Path | None, Flag(metavar="FILE")] = None
-    """File of answers to share between runs (default: ledger.sqlite in the --out folder)."""
-    retry_failed: bool = False
-    """Ask again those pairs, and only those, whose answer has no grade."""
-    pilot: int | None = Field(default=None, ge=0)
-    """Questions that --dry-run asks to see tokens and time; their answers are kept, 0 for none (default: a tenth of
-    those left, at least 16, at most three times what the judge takes at once)."""
-    max_pairs: int | None = Field(default=None, ge=0)
-    """Stop when N pairs were asked."""
-
-    @model_validator(mode="after")
-    def _read_by_the_judge(self) -> Self:
-        for flag, given in (("--regrade", self.regrade), ("--document-characters", self.document_characters)):
-            if given and self.judge[0].startswith(REPLAY):
-                raise ValueError(f"{flag}: got it with judgements that exist already; expected a judge that reads; "
-                                 "fix: leave it out")  # fmt: skip
-        return self
 
 
 class GradeOptions(ComputingOptions):
@@ -83,7 +52,7 @@ def run(config: GradeConfig, options: GradeOptions) -> CommandResult:
         if options.dry_run:
             found = estimate(pairs, judge, options.out, pilot=config.pilot, max_usd=config.max_usd, **common)
             left = [warning for warning in judge.warnings if warning not in told]
-            return CommandResult(_estimate_text(found, judge.name), asdict(found), warnings=left)
+            return CommandResult(found.text(judge.name), asdict(found), warnings=left)
         result = grade(
             pairs, judge, options.out, budget=budget, retry_failed=config.retry_failed, progress=progress_bar, **common
         )
@@ -119,26 +88,6 @@ def _result(result: GradeResult, judge: Judge, priced: bool, told: Sequence[str]
     warnings += grade_warnings(result.summary, judge.name, priced)
     code = 0 if result.complete else 3
     return CommandResult("\n".join(lines), dict(result.summary), dict(result.artifacts), warnings, [], code)
-
-
-def _estimate_text(found: Estimate, name: str) -> str:
-    counted = {
-        "tokenizer": "counted by the judge's tokenizer",
-        "answers": "from the usage of answers so far",
-        "characters": "a guess at four characters per token",
-    }[found.counted_by]
-    left = found.questions - found.answered
-    lines = [
-        f"{found.pairs} pairs, {found.questions} questions to {name}: {found.answered} answered, {left} to ask",
-        f"tokens to read     {found.prompt_tokens:,} ({counted})",
-        f"tokens to write    {found.completion_tokens:,}",
-        f"price              {found.usd:.4f} US dollars (nothing taken off for cached prompts)",
-    ]
-    if found.seconds is not None:
-        lines.append(f"time               {duration(found.seconds)} at {found.at_once} at once, as timed in the pilot")
-    if found.pilot:
-        lines.append(f"the pilot asked {found.pilot} questions for {found.pilot_usd:.4f} US dollars; they are kept")
-    return "\n".join(lines)
 
 
 VERB = Verb(GradeConfig, GradeOptions, run)

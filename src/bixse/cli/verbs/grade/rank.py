@@ -6,12 +6,7 @@ from pathlib import Path
 
 from bixse.cli.result import CommandResult
 from bixse.cli.verb import ComputingOptions, Folder, Verb
-from bixse.grading.grade_settings import RankSettings
-from bixse.grading.open_judge import JudgeConfig
-
-
-class RankConfig(JudgeConfig, RankSettings):
-    """Settings of `bixse grade rank`."""
+from bixse.grading.open_judge import RankConfig
 
 
 class RankOptions(ComputingOptions):

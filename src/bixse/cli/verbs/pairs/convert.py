@@ -52,7 +52,6 @@ def run(settings: ConvertSettings, options: ConvertOptions) -> CommandResult:
 
 
 def _text(result: ConvertResult, settings: ConvertSettings, out: Path | None) -> str:
-    """What was read, done and written, and what comes next."""
     from bixse.data.transforms import TransformReport
     from bixse.report.table import format_histogram
 
@@ -80,26 +79,10 @@ def _text(result: ConvertResult, settings: ConvertSettings, out: Path | None) ->
 
 
 def _sources(options: ConvertOptions) -> CommandResult:
-    """The sources."""
-    from bixse.data.sources.formats import FORMATS, option_flag
+    from bixse.data.sources.formats import describe_formats
 
-    rows = {
-        name: {
-            "about": form.about,
-            "files": form.files,
-            "options": [option_flag(option) for option in form.options if option != "columns"],
-            "licence": form.licence,
-            "citation": form.citation,
-        }
-        for name, form in FORMATS.items()
-    }
-    lines = []
-    for name, row in rows.items():
-        lines += [name, f"  {row['about']}", f"  files: {row['files']}"]
-        lines += [f"  options: {', '.join(row['options'])}"] if row["options"] else []
-        lines += [f"  licence: {row['licence']}"]
-        lines += [f"  cite: {row['citation']}"] if row["citation"] else []
-    return CommandResult("\n".join(lines), {"sources": rows})
+    text, rows = describe_formats()
+    return CommandResult(text, {"sources": rows})
 
 
 VERB = Verb(ConvertSettings, ConvertOptions, run, {"list": _sources})

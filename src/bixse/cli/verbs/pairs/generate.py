@@ -4,31 +4,10 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
-
-from pydantic import Field
 
 from bixse.cli.result import CommandResult
 from bixse.cli.verb import Folder, Options, Verb
-from bixse.grading.grade_settings import ServerSettings
-from bixse.grading.prices import PriceSettings
-from bixse.mining.generation.generate_settings import GenerateConfig, load_query_prompt
-from bixse.settings import Flag
-
-
-class WriterConfig(PriceSettings, ServerSettings, GenerateConfig):
-    """Settings of `bixse generate`: what is written, by which model."""
-
-    server: Annotated[tuple[str, ...], Field(min_length=1), Flag(metavar="URL")]
-    """Address of an OpenAI-compatible server; several addresses: the same model behind each."""
-    prompt: Annotated[Path | None, Flag(metavar="FILE")] = None
-    """TOML file with instructions and examples."""
-    temperature: float = Field(default=0.7, ge=0, le=2)
-    """0 to 2; 0 for the most probable text."""
-    max_tokens: int = Field(default=64, ge=1)
-    """Most tokens of a query."""
-    ledger: Annotated[Path | None, Flag(metavar="FILE")] = None
-    """File of texts to share between runs."""
+from bixse.mining.generation.generate_settings import WriterConfig, load_query_prompt
 
 
 class GenerateOptions(Options):

@@ -16,8 +16,6 @@ from bixse.settings import Flag
 if TYPE_CHECKING:
     from typing import Self
 
-    from bixse.mining.mine import MineResult
-
 LISTED = 10
 """How many queries without candidates the text shows; --json and run.json hold all."""
 
@@ -60,35 +58,15 @@ def run(config: MineConfig, options: MineOptions) -> CommandResult:
         warnings.append(f"{len(missing)} of {result.queries} queries have no candidate: {shown}")
     metrics = {name: getattr(result, name) for name in ("pairs", "queries", "bands", "without_candidates", "with_fewer",
                "known", "copies", "empty_documents")}  # fmt: skip
-    artifacts = {"pairs": str(options.out / result.path), "record": str(options.out / "run.json")}
-    artifacts |= {f"run {label}": str(options.out / name) for label, name in result.runs.items()}
-    return CommandResult(_text(result, options.out), metrics, artifacts, warnings, exit_code=3 if missing else 0)
-
-
-def _text(result: MineResult, out: Path) -> str:
-    """Pairs by band of rank, and what was left out."""
-    from bixse.report.table import format_table
-
-    labels = list(result.runs)
-    rows: list[list[str | int]] = [
-        [band, counts["pairs"], *(counts[label] for label in labels)] for band, counts in result.bands.items()
-    ]
-    table = format_table(rows, ["rank", "pairs", *(f"found by {label}" for label in labels)])
-    left_out = [
-        (result.known, "known pairs"),
-        (result.copies, "copies of a text"),
-        (result.empty_documents, "empty documents"),
-        (result.with_fewer, "queries with fewer documents than asked for"),
-    ]
-    lines = [f"{label}: {count}" for count, label in left_out if count]
-    heading = f"{result.pairs} pairs of {result.queries} queries, to be graded"
-    path = out / result.path
+    path = options.out / result.path
     following = f"next: bixse grade --pairs {shlex.quote(str(path))} --judge JUDGE --dry-run"
-    return "\n".join([heading, "", table, "", *lines, f"pairs: {path}", following])
+    artifacts = {"pairs": str(path), "record": str(options.out / "run.json")}
+    artifacts |= {f"run {label}": str(options.out / name) for label, name in result.runs.items()}
+    text = "\n".join([result.text(), f"pairs: {path}", following])
+    return CommandResult(text, metrics, artifacts, warnings, exit_code=3 if missing else 0)
 
 
 def _report(options: MineOptions) -> CommandResult:
-    """The share of mined documents that are relevant, by rank and by retriever."""
     from bixse.mining.false_negatives import RELEVANT_FROM, report_mined
 
     assert options.report is not None and options.mined is not None
