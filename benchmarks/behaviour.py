@@ -494,7 +494,7 @@ def source_files():
     return found
 
 
-ONE_FILE = ("flagembedding", "tevatron", "sentence-transformers", "nvidia", "umbrela", "trec", "table", "pairs")
+ONE_FILE = ("flagembedding", "tevatron", "sentence-transformers", "umbrela", "trec", "table", "pairs")
 COLUMNS = "--query-column search --document-column item --grade-column stars --task-column department --scale 0 5"
 CONVERSIONS = """
 lightblue | lightblue | LIGHTBLUE data/train.parquet |
@@ -505,8 +505,6 @@ flagembedding binary | flagembedding | BGE nq.jsonl | --score-map binary
 tevatron | tevatron | TEVATRON train.jsonl |
 tevatron ids | tevatron | TEVATRON_IDS train.jsonl CORPUS corpus.jsonl | --corpus corpus.jsonl
 tuples | sentence-transformers | TUPLES nli.jsonl |
-arctic | arctic | ARCTIC |
-nvidia | nvidia | NVIDIA_INLINE train.jsonl |
 umbrela | umbrela | UMBRELA judged.jsonl |
 beir | beir | BEIR | --scale 0 2 --skip-faulty
 beir off scale | beir | BEIR | --scale 0 2

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 import numpy as np
 from sentence_transformers.base.evaluation import BaseEvaluator
 
-from bixse.data.collection_files import files_of_split, load_collection, warn_of_missing
+from bixse.data.collection_files import files_of_split, judgements_of, load_collection, warn_of_missing
 from bixse.data.io.files import hash_files
 from bixse.encoders.instructions import prompt_for
 from bixse.errors import InputError
@@ -122,6 +122,7 @@ def split_hashes(splits: Sequence[Split]) -> dict[str, str]:
     """Content hashes of the files of splits, under their roles, and names where there are several of a role."""
     hashes: dict[str, str] = {}
     for entry in splits:
+        judgements_of(entry.folder, entry.split)
         alone = sum(other.role == entry.role for other in splits) == 1
         where = entry.role if alone else f"{entry.role}/{entry.folder.resolve().name}/{entry.split}"
         hashes |= hash_files({f"{where}/{name}": entry.folder / name for name in files_of_split(entry.split)})
