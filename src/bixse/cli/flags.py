@@ -106,5 +106,5 @@ def _several(annotation: Any) -> bool | int:
 def _help(field: FieldInfo) -> str:
     text = " ".join((field.description or "").split()).replace("%", "%%")
     default = field.get_default(call_default_factory=True)
-    plain = isinstance(default, (str, int, float, Path)) and not isinstance(default, bool)
+    plain = isinstance(default, (str, int, float, Path)) and not isinstance(default, bool) and default != ""
     return f"{text} (default: {default})" if plain else text

@@ -44,7 +44,7 @@ VERBS = {
     "train": ("train", "train an encoder on your graded pairs"),
     "merge": ("merge", "average the weights of models, such as a base model and one trained from it"),
     "sweep": ("sweep", "train over a grid of settings, or random ones, and rank them on dev"),
-    "study": ("study", "a figure or table of the paper on your data: losses, noise, cutoff, batch size, ..."),
+    "study": ("study", "a figure or table of the paper on your data: losses, noise, cutoff, batch size and more"),
     "evaluate": ("evaluate", "search a collection with a model (or bm25) and score the answers"),
     "calibrate": ("calibrate", "fit and check a model's probabilities of relevance on graded pairs"),
     "index": ("index", "make a search index of a collection"),

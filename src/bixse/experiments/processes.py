@@ -32,7 +32,7 @@ def done_by_processes(
 ) -> Iterator[tuple[Task, Result | None]]:
     """Each task with its result, as they come; what `do` raises ends all.
 
-    With one job this process works through them. Else (None: one a graphics card, or one a core up to `MOST_JOBS`)
+    With one job this process works through them. Else (None: one per GPU, or one per core up to `MOST_JOBS`)
     each process has cores / jobs threads and, where there are graphics cards, one of them. A process that dies (out of
     memory) takes its task alone with it: the task is tried once more when all others are done, by itself, and if it
     dies again its result is None. At Ctrl-C the processes are told to stop, and waited for.

@@ -67,7 +67,7 @@ class ConvertSettings(Settings):
     form: Annotated[Literal["pairs", "collection"], Flag(name="as")] = "pairs"
     """Graded pairs for training, or a collection folder for evaluation."""
     task: str | None = Field(default=None, pattern=r"\S")
-    """Task of every row, in the place of what the source says."""
+    """Task of every row, instead of what the source says."""
     scale: Annotated[tuple[float, float] | None, Flag(metavar="GRADE")] = None
     """Lowest and highest grade, where the source does not say."""
     score_map: Annotated[str | None, Flag(metavar="MAP")] = None

@@ -70,7 +70,7 @@ class Judgement:
 
 
 class JudgementRows:
-    """Judgements that are already in memory, in the place of a source.
+    """Judgements that are already in memory, instead of a source.
 
     Args:
         rows: at least one, all on one scale.

@@ -97,9 +97,9 @@ class SweepConfig(Settings):
     keep: Literal["best", "all", "none"] = "best"
     """Whose models stay on disk. Best alone by default: each takes the size of the encoder, the table needs none."""
     precision: Setting | None = None
-    """What is computed in, in the place of what `base` says: auto, float32 or bfloat16."""
+    """What is computed in, instead of what `base` says: auto, float32 or bfloat16."""
     jobs: int | None = 1
-    """Runs at once, each in a process of its own; null: one a graphics card, or one a core."""
+    """Runs at once, each in a process of its own; null: one per GPU, or one per core."""
 
     @field_validator("base", mode="before")
     @classmethod

@@ -329,7 +329,8 @@ class ChatClient:
 
     def _leave_out(self, endpoint: Endpoint) -> None:
         if endpoint.watch is None:
-            log.warning("%s does not answer; its work goes to the others", endpoint.address.api)
+            what = "its requests go to the others" if len(self.endpoints) > 1 else "it is asked again in a while"
+            log.warning("%s does not answer; %s", endpoint.address.api, what)
             endpoint.watch = asyncio.get_running_loop().create_task(self._watch(endpoint))
 
     async def _watch(self, endpoint: Endpoint) -> None:

@@ -46,7 +46,7 @@ class StudyData(Settings):
     exclude_self: bool = False
     """Leave the document whose id equals the query's id out of its answers, where queries are also documents."""
     pairs: tuple[Path, ...] = ()
-    """Files of graded pairs to train on, in the place of the collection's."""
+    """Files of graded pairs to train on, instead of the collection's."""
     dev: tuple[Path, ...] = ()
     """Collections to choose the checkpoint on (split dev, else test), in its place."""
     test: tuple[Path, ...] = ()
@@ -84,15 +84,15 @@ class StudyConfig(Settings):
     train: dict[str, Any] = Field(default_factory=dict)
     """Settings of `TrainConfig` that all arms share."""
     precision: Setting | None = None
-    """What is computed in, in the place of what `train` says: auto, float32 or bfloat16."""
+    """What is computed in, instead of what `train` says: auto, float32 or bfloat16."""
     per_loss: dict[str, dict[str, Any]] = Field(default_factory=dict)
     """Loss -> settings of `TrainConfig` for its arms, on top."""
     values: dict[str, Any] = Field(default_factory=dict)
-    """What the study goes through, in the place of its defaults; `bixse study --list` shows the keys."""
+    """What the study goes through, instead of its defaults; `bixse study --list` shows the keys."""
     seeds: tuple[Annotated[int, Field(ge=0, lt=SEEDS)], ...] = Field(default=(0, 1, 2, 3, 4), min_length=1)
     """Training seeds; every arm is trained once with each."""
     jobs: int | None = None
-    """Runs at once, each in a process of its own; null: one a graphics card, or one a core."""
+    """Runs at once, each in a process of its own; null: one per GPU, or one per core."""
     keep_models: bool = False
     """Leave the trained models in the folders of the runs."""
     size: Annotated[EncoderSize | None, Flag(hidden=True)] = None
