@@ -90,6 +90,13 @@ class Settings(BaseModel):
                 changed[name] = [value]
         return {**values, **changed}
 
+    def at_most_one(self, *names: str) -> Self:
+        """Refuse settings of which only one can be given, for a validator."""
+        given = [name for name in names if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise ValueError(f"got {' and '.join(given)}; expected at most one of them; fix: leave one out")
+        return self
+
     @classmethod
     def path_settings(cls) -> tuple[str, ...]:
         return tuple(name for name, field in cls.model_fields.items() if Path in types_in(field.annotation))

@@ -13,7 +13,7 @@ from safetensors.numpy import load_file
 
 from bixse.encoders import encode
 from bixse.encoders.head import RelevanceHead
-from bixse.errors import InputError, InvalidFileError, ModelError, OutputExistsError, StorageError
+from bixse.errors import InputError, InvalidFileError, ModelError, OutputExistsError
 from bixse.retrieval.index import index_files
 from bixse.retrieval.index import make_index as index_module
 from bixse.retrieval.index import search as search_module
@@ -146,7 +146,7 @@ def test_a_folder_with_something_else(tiny_model, corpus, folder, tmp_path, enco
 
 def test_a_second_writer_is_refused(tiny_model, folder, write_corpus, documents):
     write_corpus({"d0": documents["d0"]})
-    with FileLock(folder / LOCK_FILE), pytest.raises(StorageError, match="another process"):
+    with FileLock(folder / LOCK_FILE), pytest.raises(OutputExistsError, match="another process"):
         make_index(tiny_model, folder.parent / "corpus", folder)
     assert read_manifest(folder).documents == 100
 

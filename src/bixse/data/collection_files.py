@@ -74,20 +74,25 @@ def load_collection(
     return Collection(folder.resolve().name, corpus, queries, qrels, missing)
 
 
-def files_of_split(split: str) -> tuple[str, ...]:
-    """The files of a collection folder that one split needs, as paths below the folder."""
-    return "corpus.jsonl", "queries.jsonl", f"qrels/{split}.tsv"
+def files_of_split(folder: Path, split: str) -> dict[str, Path]:
+    """The files that one split of a collection folder needs: name below the folder -> path."""
+    return {name: folder / name for name in ("corpus.jsonl", "queries.jsonl", f"qrels/{split}.tsv")}
 
 
 def judgements_of(folder: Path, split: str) -> Path:
     """The qrels file of a split of a collection folder."""
+    check_split(folder, split)
+    return folder / "qrels" / f"{split}.tsv"
+
+
+def check_split(folder: Path, split: str) -> None:
+    """Refuse a folder that is no collection, or has no judgements of the split."""
     _check_folder(folder)
     if split not in _splits(folder):
         raise InputError(
             f"{folder / 'qrels'}: got split {split!r}; expected one of {_splits(folder) or 'qrels/<split>.tsv'}; "
             "fix: name a split that has a qrels file"
         )
-    return folder / "qrels" / f"{split}.tsv"
 
 
 def load_corpus(folder: str | Path) -> dict[str, Document]:

@@ -16,7 +16,7 @@ from bixse.data.collection_files import (
     stream_documents,
     warn_of_collection,
 )
-from bixse.data.io.files import file_hash
+from bixse.data.io.files import hash_files
 from bixse.data.trec import read_qrels
 from bixse.evaluation.metrics import check_min_relevant_grade
 from bixse.relevance import MIN_RELEVANT_GRADE
@@ -122,7 +122,7 @@ def collection_task(
         query_sets=(QuerySet(name, queries, qrels),),
         exclude_self=exclude_self,
         min_relevant_grade=min_relevant_grade,
-        inputs={file: file_hash(folder / file) for file in files_of_split(split)},
+        inputs=hash_files(files_of_split(folder, split)),
         settings={"collection": folder, "split": split, "missing_documents": missing_documents},
         warnings=tuple(warn_of_collection(corpus, missing, split, queries, qrels, min_relevant_grade, exclude_self)),
     )

@@ -12,6 +12,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, TypeVar
 
+from bixse.encoders.encode import cores
 from bixse.errors import InputError
 
 if TYPE_CHECKING:
@@ -54,11 +55,6 @@ def done_by_processes(
     lost: list[Task] = []
     yield from _spread(iter(died), do, 1, devices, lost.append)
     yield from ((task, None) for task in lost)
-
-
-def cores() -> int:
-    """Processor cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def visible_devices() -> list[str]:

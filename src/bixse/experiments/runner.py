@@ -71,7 +71,7 @@ class Results:
 def opened(record: RunRecord) -> Iterator[Path]:
     """The folder of all runs, for this process alone; one refused before its first result leaves no folder."""
     out = record.folder
-    with recipe.alone_in(out):
+    with recipe.first_process_alone_in(out):
         new = not (out / RUN_FILE).exists()
         try:
             yield out / RUNS_FOLDER

@@ -39,9 +39,7 @@ class EncodingSettings(Settings):
 
     @model_validator(mode="after")
     def _one_place(self) -> Self:
-        if self.processes is not None and self.devices is not None:
-            raise ValueError("got processes beside devices; expected one of the two; fix: leave one out")
-        return self
+        return self.at_most_one("processes", "devices")
 
     def chosen_devices(self) -> tuple[list[str] | None, list[str]]:
         """One device per process, or None for the usual one; and warnings."""
@@ -111,11 +109,9 @@ class SearchSettings(EncodingSettings):
 
     @model_validator(mode="after")
     def _queries_from_one_place(self) -> Self:
-        if self.query is not None and self.queries is not None:
-            raise ValueError("got queries beside a query; expected one of the two; fix: leave one out")
         if self.query is None and self.queries is None:
             raise ValueError("got no query; expected QUERY, or queries with an index; fix: say what to look for")
-        return self
+        return self.at_most_one("query", "queries")
 
     def check_for(self, is_index: bool) -> None:
         """Refuse, by an InputError, settings that an index, or a model, has no use for."""

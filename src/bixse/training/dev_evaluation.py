@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 import numpy as np
 from sentence_transformers.base.evaluation import BaseEvaluator
 
-from bixse.data.collection_files import files_of_split, judgements_of, load_collection, warn_of_missing
+from bixse.data.collection_files import check_split, files_of_split, load_collection, warn_of_missing
 from bixse.data.io.files import hash_files
 from bixse.encoders.instructions import prompt_for
 from bixse.errors import InputError
@@ -80,10 +80,10 @@ class Watched:
         splits = {own.split for own in self.sets}
         return [line for name in sorted(splits) for line in warn_of_missing(missing.get(name, 0), qrels[name], name)]
 
-    def scores(self, model: SentenceTransformer) -> Scores:
-        """nDCG@10 of every judged query; the documents are encoded once for all query sets."""
+    def scores(self, model: SentenceTransformer, cache: str | None = "none") -> Scores:
+        """nDCG@10 of every judged query; the documents are encoded once for all query sets, or are in the cache."""
         task = Task("watched", lambda: iter(self.documents.items()), len(self.documents), self.sets)
-        found = evaluate_query_sets(EncoderSystem(model, cache="none"), task)
+        found = evaluate_query_sets(EncoderSystem(model, cache=cache), task)
         return {name: own.per_query[PRIMARY_METRIC] for name, own in found.items()}
 
 
@@ -122,10 +122,12 @@ def split_hashes(splits: Sequence[Split]) -> dict[str, str]:
     """Content hashes of the files of splits, under their roles, and names where there are several of a role."""
     hashes: dict[str, str] = {}
     for entry in splits:
-        judgements_of(entry.folder, entry.split)
+        check_split(entry.folder, entry.split)
         alone = sum(other.role == entry.role for other in splits) == 1
         where = entry.role if alone else f"{entry.role}/{entry.folder.resolve().name}/{entry.split}"
-        hashes |= hash_files({f"{where}/{name}": entry.folder / name for name in files_of_split(entry.split)})
+        hashes |= hash_files(
+            {f"{where}/{name}": path for name, path in files_of_split(entry.folder, entry.split).items()}
+        )
     return hashes
 
 

@@ -11,11 +11,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from filelock import FileLock, Timeout
 from transformers import PrinterCallback, ProgressCallback, set_seed
 from transformers.integrations.integration_utils import get_available_reporting_integrations
 
-from bixse.data.io.files import file_hash, storage_errors
+from bixse.data.io.files import alone_in, file_hash, storage_errors
 from bixse.data.pairs_files import load_several
 from bixse.data.run_record import RunRecord, Status, open_run
 from bixse.data.task_instructions import load_instructions
@@ -26,7 +25,7 @@ from bixse.encoders.loading.build import build_encoder, no_library_bars, quiet_l
 from bixse.encoders.loading.precision import default_device, upcast_trainable_to_float32, use_precision
 from bixse.encoders.lora import add_lora, has_lora, merge_lora
 from bixse.encoders.relevance_model import RelevanceModel, save_whole
-from bixse.errors import InputError, InterruptedRunError, OutputExistsError, TrainingError
+from bixse.errors import InputError, InterruptedRunError, TrainingError
 from bixse.losses.catalogue import build_loss
 from bixse.losses.relevance_head import trained_head
 from bixse.settings import paths_in
@@ -147,7 +146,7 @@ def train(config: TrainConfig, out: Path, progress: bool = True, title: str = "t
             with raise_together(), storage_errors(out):
                 trainer = make_trainer(config, out, model, loss, inputs.pairs, evaluator, progress, title)
                 check_memory(trainer)
-            with alone_in(out), storage_errors(out):
+            with first_process_alone_in(out), storage_errors(out):
                 _save_record(record, "running")
                 warnings += _run_trainer(trainer, out, record, then_merge=base is not None)
                 results = _results(config, trainer, warnings)
@@ -321,19 +320,12 @@ def _check_trackers(names: Sequence[str]) -> None:
 
 
 @contextmanager
-def alone_in(out: Path) -> Iterator[None]:
-    """Lock the output folder, by the first process of a run; the operating system releases the lock on exit."""
+def first_process_alone_in(out: Path) -> Iterator[None]:
+    """Lock the output folder, by the first process of a run."""
     with ExitStack() as held:
-        with raise_together(), storage_errors(out):
+        with raise_together():
             if is_main_process():
-                out.mkdir(parents=True, exist_ok=True)
-                try:
-                    held.enter_context(FileLock(out / LOCK_FILE, timeout=0))
-                except Timeout as error:
-                    raise OutputExistsError(
-                        f"{out}: got a folder in which another process is at work; expected one that is free; "
-                        "fix: wait until it has ended, or choose another --out"
-                    ) from error
+                held.enter_context(alone_in(out, LOCK_FILE))
         yield
 
 

@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import numpy as np
 import yaml
-from filelock import FileLock, Timeout
 
 from bixse.data.conversion.pairs_table import WHOLE, PairsTable
-from bixse.data.io.files import put_in_place, storage_errors, write_atomically
+from bixse.data.io.files import alone_in, put_in_place, storage_errors, write_atomically
 from bixse.data.run_record import open_run
 from bixse.data.sources.formats import looks_like
 from bixse.data.sources.source import Source
-from bixse.errors import InputError, InvalidFileError, OutputExistsError, RowError
+from bixse.errors import InputError, InvalidFileError, RowError
 from bixse.relevance import GradeScale
 
 if TYPE_CHECKING:
@@ -272,26 +271,16 @@ def _interruptible() -> Iterator[None]:
 def _work_folder(out: Path) -> Iterator[Path]:
     """A folder inside the output folder, held against other processes; it goes at the end."""
     state = out / STATE
-    with storage_errors(out):
-        state.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(state / "lock")
-    try:
-        lock.acquire(timeout=0)
-    except Timeout as error:
-        raise OutputExistsError(
-            f"{out}: got a folder in which another process is converting; expected one that is free; fix: wait "
-            "until it has ended, or choose another --out"
-        ) from error
-    try:
-        shutil.rmtree(state / "work", ignore_errors=True)  # of a run that was killed
-        with storage_errors(out):
-            (state / "work").mkdir()
-        yield state / "work"
-    finally:
-        lock.release()
-        shutil.rmtree(state, ignore_errors=True)
-        with suppress(OSError):
-            out.rmdir()  # where nothing was written
+    with alone_in(out, f"{STATE}/lock"):
+        try:
+            shutil.rmtree(state / "work", ignore_errors=True)  # of a run that was killed
+            with storage_errors(out):
+                (state / "work").mkdir()
+            yield state / "work"
+        finally:
+            shutil.rmtree(state, ignore_errors=True)
+            with suppress(OSError):
+                out.rmdir()  # where nothing was written
 
 
 class _Bar:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from bixse.data.io.strict import parse_yaml
-from bixse.errors import BixseError, ConfigError, InputError, StorageError, shorten
+from bixse.errors import BixseError, ConfigError, InputError, OutputExistsError, StorageError, shorten
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -157,6 +157,32 @@ def write_atomically(path: Path, content: str | bytes) -> None:
     """Write a small file whole or not at all, as `atomic_file` does."""
     with atomic_file(path) as file:
         file.write(content.encode("utf-8") if isinstance(content, str) else content)
+
+
+@contextmanager
+def alone_in(out: Path, lock: str = ".lock") -> Iterator[None]:
+    """Make a folder and hold a lock in it; the operating system releases the lock of a process that is killed.
+
+    Raises:
+        OutputExistsError: another process holds it.
+        StorageError: the folder cannot be written.
+    """
+    from filelock import FileLock, Timeout
+
+    held = FileLock(out / lock, timeout=0)
+    with storage_errors(out):
+        (out / lock).parent.mkdir(parents=True, exist_ok=True)
+        try:
+            held.acquire()
+        except Timeout as error:
+            raise OutputExistsError(
+                f"{out}: got a folder in which another process is at work; expected one that is free; "
+                "fix: wait until it has ended, or choose another --out"
+            ) from error
+    try:
+        yield
+    finally:
+        held.release()
 
 
 def put_in_place(part: Path, target: Path) -> None:

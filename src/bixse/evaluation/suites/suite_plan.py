@@ -93,7 +93,7 @@ def _find(task: SuiteTask, data: Path) -> tuple[Path, str] | None:
     """None where a file is missing."""
     for folder in (data / name for name in task.folders):
         for split in task.splits:
-            if all((folder / file).is_file() for file in files_of_split(split)):
+            if all(path.is_file() for path in files_of_split(folder, split).values()):
                 return folder, split
     return None
 

@@ -34,9 +34,7 @@ class LabelSettings(Settings):
 
     @model_validator(mode="after")
     def _one_judge_scale(self) -> Self:
-        if self.rubric is not None and self.judge_scale is not None:
-            raise ValueError("got rubric and judge_scale; expected at most one of them; fix: drop one")
-        return self
+        return self.at_most_one("rubric", "judge_scale")
 
 
 class AuditSettings(LabelSettings):
@@ -62,9 +60,7 @@ class AuditSettings(LabelSettings):
 
     @model_validator(mode="after")
     def _one_source_of_texts(self) -> Self:
-        if self.pairs is not None and self.collection is not None:
-            raise ValueError("got pairs and collection; expected at most one of them; fix: drop one")
-        return self
+        return self.at_most_one("pairs", "collection")
 
 
 class GradeMapSettings(LabelSettings):

@@ -14,13 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, get_args
 
 import numpy as np
-from filelock import FileLock, Timeout
 
 from bixse.data.collection_files import check_corpus, stream_documents, warn_of_empty
-from bixse.data.io.files import file_hash, storage_errors, write_atomically
+from bixse.data.io.files import alone_in, file_hash, storage_errors, write_atomically
 from bixse.encoders.encode import encode_on, encode_texts
 from bixse.encoders.loading.precision import resolve_precision
-from bixse.errors import InputError, OutputExistsError, StorageError
+from bixse.errors import InputError, OutputExistsError
 from bixse.retrieval.hits import read_queries
 from bixse.retrieval.index.approximate import ApproximateSearch, ann_settings, build_faiss, measure_recall
 from bixse.retrieval.index.index_files import IndexFiles, shard_rows, write_files
@@ -167,23 +166,16 @@ def _found_in(out: Path, wanted: Manifest) -> Manifest | None:
 def _building(out: Path) -> Iterator[Path]:
     """An empty folder inside the index, for one writer alone; it is removed in the end, also one of a killed writer."""
     folder, was_there = out / BUILD_FOLDER, out.exists()
-    with storage_errors(out):
-        out.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(out / LOCK_FILE, timeout=0)
-        try:
-            lock.acquire()
-        except Timeout as error:
-            raise StorageError(
-                f"{out}: got an index that another process is writing; expected no other writer; fix: wait for it"
-            ) from error
     try:
-        shutil.rmtree(folder, ignore_errors=True)
-        with storage_errors(folder):
-            folder.mkdir()
-        yield folder
+        with alone_in(out, LOCK_FILE):
+            shutil.rmtree(folder, ignore_errors=True)
+            with storage_errors(folder):
+                folder.mkdir()
+            try:
+                yield folder
+            finally:
+                shutil.rmtree(folder, ignore_errors=True)
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
-        lock.release()
         if not was_there and not (out / MANIFEST_FILE).exists():
             shutil.rmtree(out, ignore_errors=True)
 

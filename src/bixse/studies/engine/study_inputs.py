@@ -89,7 +89,9 @@ def input_hashes(config: StudyConfig) -> dict[str, str]:
         splits = () if data.collection == PYDOCS else data.splits or _splits_of(folder)
         folders = [("collection", folder, split) for split in splits]
     for kind, folder, split in folders:
-        files |= {f"{kind}/{folder.resolve().name}/{name}": folder / name for name in files_of_split(split)}
+        files |= {
+            f"{kind}/{folder.resolve().name}/{name}": path for name, path in files_of_split(folder, split).items()
+        }
     hashes = hash_files(files) | model_hashes(config.model)
     instructions = config.train.get("instructions")
     if instructions is not None:

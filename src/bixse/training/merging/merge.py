@@ -195,7 +195,8 @@ def _score(
     with raise_together():
         for weight in own_share:
             interpolate(model, base, tuned, weight)
-            found[weight] = {name: values for corpus in watched for name, values in corpus.scores(model).items()}
+            cache = "none" if weight else None  # the base model is searched by every run, a weight once
+            found[weight] = {name: own for corpus in watched for name, own in corpus.scores(model, cache).items()}
             if bar is not None:
                 bar(1)
     return dict(sorted((weight, values) for part in gather_object([found]) for weight, values in part.items()))

@@ -18,7 +18,7 @@ from bixse.encoders.relevance_model import save_whole
 from bixse.training.dev_evaluation import Split, check_not_trained_on, load_watched, split_hashes
 from bixse.training.loop.trainer import GradedTrainer, GradedTrainingArguments
 from bixse.training.merging.merge import MergeResult, merge, refitted_head
-from bixse.training.recipe import MODEL_FOLDER, alone_in
+from bixse.training.recipe import MODEL_FOLDER, first_process_alone_in
 
 if TYPE_CHECKING:
     from bixse.training.config import MergeModelsConfig
@@ -71,7 +71,7 @@ def merge_models(config: MergeModelsConfig, out: str | Path, progress: bool = Fa
         states.append(trained_weights(other))
         heads.append(other.head)
         del other
-    with alone_in(folder), storage_errors(folder):
+    with first_process_alone_in(folder), storage_errors(folder):
         record.save("running")
         if config.weights is not None:
             result = merge(base, states[0], mean_weights(states, config.weights), [1.0], [])
