@@ -30,9 +30,10 @@ from .grading.grade_settings import GradeSettings as GradeSettings
 from .grading.open_judge import open_judge as open_judge
 from .grading.rubrics import load_rubric as load_rubric
 from .losses.bixse import BiXSELoss as BiXSELoss
+from .losses.distillation import DistillKLLoss as DistillKLLoss
+from .losses.distillation import MarginMSELoss as MarginMSELoss
 from .losses.infonce import InfoNCELoss as InfoNCELoss
 from .losses.infonce import SoftInfoNCELoss as SoftInfoNCELoss
-from .losses.margin_mse import MarginMSELoss as MarginMSELoss
 from .losses.pairwise import LambdaLoss as LambdaLoss
 from .losses.pairwise import PairwiseBCELoss as PairwiseBCELoss
 from .losses.relevance_head import save_relevance_head as save_relevance_head

@@ -80,6 +80,7 @@ def test_every_word_builds_what_it_names_and_the_model_card_says_how(word):
         ("infonce", {"cutoff": 0.6}, "a document with relevance of at least 0.6", [[0.0, 0.6]], [[0.59, 0.0], []]),
         ("margin-mse", {}, "two graded documents", [[0.0, 0.0]], [[1.0]]),
         ("margin-mse", {"in_batch_negatives": True}, "a graded document", [[0.0]], [[]]),
+        ("distill-kl", {}, "two graded documents", [[0.0, 0.0]], [[1.0]]),
         ("pairwise-bce", {}, "a document with relevance above 0", [[0.2]], [[0.0, 0.0]]),
         (
             "pairwise-bce",

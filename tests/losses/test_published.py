@@ -112,6 +112,20 @@ def test_margin_mse_equals_sentence_transformers(tiny_model, random_batch):
     assert_equal(ours, theirs, (batch.queries, batch.documents))
 
 
+def test_distill_kl_equals_sentence_transformers(tiny_model, random_batch):
+    from sentence_transformers.sentence_transformer.losses import DistillKLDivLoss
+
+    batch = random_batch(5, 10, known=0.0)
+    z = torch.rand(5, 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    batch = batch.with_entries([(i, i + 5 * k, z[i, k].item()) for i in range(5) for k in range(2)])
+    ours = build_loss("distill-kl", tiny_model, scale=1.0, temperature=1.0).compute_loss_from_embeddings(
+        batch.queries, batch.documents, batch.targets
+    )
+    embedded = [batch.queries, batch.documents[:5], batch.documents[5:]]
+    theirs = DistillKLDivLoss(tiny_model, temperature=1.0).compute_loss_from_embeddings(embedded, z)
+    assert_equal(ours, theirs, (batch.queries, batch.documents))
+
+
 def test_infonce_equals_pytorch_metric_learning(tiny_model, random_batch):
     """Several positives per query: their NTXentLoss takes each against the negatives alone, as ours does."""
     from pytorch_metric_learning.losses import NTXentLoss

@@ -10,20 +10,18 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from bixse.losses import InfoNCELoss, LambdaLoss, MarginMSELoss, PairwiseBCELoss, SoftInfoNCELoss
+from bixse.losses import DistillKLLoss, InfoNCELoss, LambdaLoss, MarginMSELoss, PairwiseBCELoss, SoftInfoNCELoss
 
 MODEL = nn.Identity()
 
 
-def naive_infonce(batch, scale, cutoff=0.5):
+def naive_infonce(batch, scale, cutoff=0.5, margin=math.inf):
     terms = []
     for row, z in zip(batch.scores(scale), batch.relevance(), strict=True):
-        negatives = [s for s, x in zip(row, z, strict=True) if x < cutoff]
-        terms += [
-            -torch.log(s.exp() / (s.exp() + sum(n.exp() for n in negatives)))
-            for s, x in zip(row, z, strict=True)
-            if x >= cutoff
-        ]
+        for s, x in zip(row, z, strict=True):
+            if x >= cutoff:
+                negatives = [n for n, y in zip(row, z, strict=True) if y < cutoff and n <= s + scale * margin]
+                terms.append(-torch.log(s.exp() / (s.exp() + sum(n.exp() for n in negatives))))
     return sum(terms) / len(terms)
 
 
@@ -39,15 +37,37 @@ def naive_soft_infonce(batch, scale):
     return sum(losses) / len(losses)
 
 
-def naive_margin_mse(batch, scale, margin, in_batch_negatives):
+def teacher_score(z, teacher):
+    if teacher == "relevance":
+        return z
+    near = min(max(z, 1e-6), 1 - 1e-6)
+    return math.log(near / (1 - near))
+
+
+def naive_margin_mse(batch, scale, margin, in_batch_negatives, teacher):
     terms = []
     known = batch.known_entries()
     for i, (row, z) in enumerate(zip(batch.scores(scale), batch.relevance(), strict=True)):
+        t = [x if math.isnan(x) else teacher_score(x, teacher) for x in z]
         for j, k in itertools.combinations(range(len(row)), 2):
             graded = ((i, j) in known) + ((i, k) in known)
             if not math.isnan(z[j] + z[k]) and graded >= (1 if in_batch_negatives else 2):
-                terms.append(((row[j] - row[k]) - scale * margin * (z[j] - z[k])) ** 2)
+                terms.append(((row[j] - row[k]) - scale * margin * (t[j] - t[k])) ** 2)
     return sum(terms) / len(terms)
+
+
+def naive_distill_kl(batch, scale, teacher, temperature):
+    total, queries = torch.zeros((), dtype=torch.float64), 0
+    for row, z, slate in slates(batch, scale, in_batch_negatives=False):
+        if len(slate) < 2:
+            continue
+        queries += 1
+        wanted = [math.exp(teacher_score(z[j], teacher) / temperature) for j in slate]
+        partition = sum(row[j].exp() for j in slate)
+        for weight, j in zip(wanted, slate, strict=True):
+            p = weight / sum(wanted)
+            total = total + p * (math.log(p) - torch.log(row[j].exp() / partition))
+    return total / queries
 
 
 def slates(batch, scale, in_batch_negatives):
@@ -107,6 +127,25 @@ def test_infonce(random_batch, same_as_naive, cutoff, seed):
     same_as_naive(InfoNCELoss(MODEL, scale=7.0, cutoff=cutoff), batch, naive_infonce(batch, 7.0, cutoff))
 
 
+@pytest.mark.parametrize("margin", [0.0, 0.1, 0.6, 2.0])
+@pytest.mark.parametrize("cutoff", [0.2, 0.8])
+def test_infonce_without_likely_false_negatives(random_batch, same_as_naive, cutoff, margin):
+    batch = random_batch(6, 11, known=0.4, seed=2)
+    expected = naive_infonce(batch, 7.0, cutoff, margin)
+    same_as_naive(InfoNCELoss(MODEL, scale=7.0, cutoff=cutoff, false_negative_margin=margin), batch, expected)
+
+
+def test_a_margin_of_2_leaves_out_nothing_and_one_of_0_something(random_batch):
+    batch = random_batch(6, 11, known=0.4, seed=2)
+
+    def value(**options):
+        loss = InfoNCELoss(MODEL, scale=7.0, **options)
+        return loss.compute_loss_from_embeddings(batch.queries, batch.documents, batch.targets).item()
+
+    assert value() == pytest.approx(value(false_negative_margin=2.0), rel=1e-12)
+    assert value(false_negative_margin=0.0) < 0.9 * value()
+
+
 @pytest.mark.parametrize("kind", [InfoNCELoss, SoftInfoNCELoss])
 def test_the_softmax_losses_are_cross_entropy_with_one_positive_a_query(random_batch, same_as_naive, kind):
     batch = random_batch(5, 8, known=0.0).with_entries([(i, i, 1.0) for i in range(5)])
@@ -138,11 +177,27 @@ def test_soft_infonce_leaves_out_a_row_without_a_relevant_document(random_batch,
 
 
 @pytest.mark.parametrize("in_batch_negatives", [False, True])
-@pytest.mark.parametrize("margin", [1.0, 0.4])
-def test_margin_mse(random_batch, same_as_naive, in_batch_negatives, margin):
+@pytest.mark.parametrize(("margin", "teacher"), [(1.0, "relevance"), (0.4, "relevance"), (0.05, "logit")])
+def test_margin_mse(random_batch, same_as_naive, in_batch_negatives, margin, teacher):
     batch = random_batch(6, 9, known=0.4)
-    loss = MarginMSELoss(MODEL, scale=3.0, margin=margin, in_batch_negatives=in_batch_negatives)
-    same_as_naive(loss, batch, naive_margin_mse(batch, 3.0, margin, in_batch_negatives))
+    options = {"margin": margin, "teacher": teacher, "in_batch_negatives": in_batch_negatives}
+    expected = naive_margin_mse(batch, 3.0, margin, in_batch_negatives, teacher)
+    same_as_naive(MarginMSELoss(MODEL, scale=3.0, **options), batch, expected)
+
+
+@pytest.mark.parametrize(("teacher", "temperature"), [("relevance", 0.1), ("relevance", 1.0), ("logit", 1.0)])
+def test_distill_kl(random_batch, same_as_naive, teacher, temperature):
+    batch = random_batch(6, 9, known=0.4)
+    expected = naive_distill_kl(batch, 3.0, teacher, temperature)
+    same_as_naive(DistillKLLoss(MODEL, scale=3.0, teacher=teacher, temperature=temperature), batch, expected)
+
+
+@pytest.mark.parametrize("kind", [DistillKLLoss, MarginMSELoss])
+def test_a_certain_teacher_has_finite_log_odds(random_batch, kind):
+    batch = random_batch(2, 4, known=0.0).with_entries([(0, 0, 1.0), (0, 1, 0.0), (1, 2, 1.0), (1, 3, 1.0)])
+    loss = kind(MODEL, teacher="logit").compute_loss_from_embeddings(batch.queries, batch.documents, batch.targets)
+    gradients = torch.autograd.grad(loss, (batch.queries, batch.documents))
+    assert loss.isfinite() and all(gradient.isfinite().all() for gradient in gradients)
 
 
 @pytest.mark.parametrize("in_batch_negatives", [False, True])

@@ -4,10 +4,11 @@ from .base import GradedLoss as GradedLoss
 from .bixse import BiXSELoss as BiXSELoss
 from .catalogue import LOSSES as LOSSES
 from .catalogue import build_loss as build_loss
+from .distillation import DistillKLLoss as DistillKLLoss
+from .distillation import MarginMSELoss as MarginMSELoss
 from .engines.graded_bce import graded_bce as graded_bce
 from .infonce import InfoNCELoss as InfoNCELoss
 from .infonce import SoftInfoNCELoss as SoftInfoNCELoss
-from .margin_mse import MarginMSELoss as MarginMSELoss
 from .pairwise import LambdaLoss as LambdaLoss
 from .pairwise import PairwiseBCELoss as PairwiseBCELoss
 from .targets import GradedTargets as GradedTargets

@@ -197,8 +197,8 @@ STUDIES = (
         "the pairwise and listwise losses",
         defaults={
             "losses": [
-                "bixse", "bixse-without-bias", "bixse-binarised", "infonce", "soft-infonce", "margin-mse",
-                "pairwise-bce", "lambdaloss-v1", "lambdaloss-v2",
+                "bixse", "bixse-without-bias", "bixse-binarised", "infonce", "infonce-masked", "soft-infonce",
+                "margin-mse", "distill-kl", "pairwise-bce", "lambdaloss-v1", "lambdaloss-v2",
             ]
         },
         arms=_losses_arms,
