@@ -23,9 +23,10 @@ def add_settings(parser: argparse.ArgumentParser, kind: type[Settings]) -> None:
     """One flag per setting.
 
     The settings of a section are named `--section.setting`, or `--setting` where the section is flat. A section that
-    may be null has a switch of its own name. A mapping is set by words such as NAME=SHARE where its `Flag` has a
-    metavar, for a validator of the settings to read; else in YAML and Python alone. Settings without a flag name are
-    optional for argparse and may stand anywhere (`parse_intermixed_args`); what is missing, validation says.
+    may be null has a switch of its own name, unless it is flat. A mapping is set by words such as NAME=SHARE where its
+    `Flag` has a metavar, for a validator of the settings to read; else in YAML and Python alone. Settings without a
+    flag name are optional for argparse and may stand anywhere (`parse_intermixed_args`); what is missing, validation
+    says.
     """
     _add(parser, parser, kind, "", "--")
 
@@ -45,7 +46,7 @@ def _add(parser: argparse.ArgumentParser, into: Any, kind: type[Settings], keys:
             continue
         if section is not None:
             group = parser.add_argument_group(name, _help(field))
-            if type(None) in types_in(field.annotation):
+            if type(None) in types_in(field.annotation) and not flag.flat:
                 _add_switch(group, f"{keys}{name}", word, field, on={})
             _add(parser, group, section, f"{keys}{name}.", words if flag.flat else f"{word}.")
         else:

@@ -338,6 +338,28 @@ class GradedPairs:
             table = table.append_column(field, array) if at is None else table.set_column(at, field, array)
         return GradedPairs(Spool(without_empty_columns(checked(table)), self._spooled.mapping))
 
+    def with_grades(
+        self, query_rows: NDArray[Any], document_rows: NDArray[Any], relevance: NDArray[np.float64]
+    ) -> GradedPairs:
+        """These pairs and P more after them: the query of one row with the document of another, and their relevance.
+
+        Numbers of queries, documents and groups stay what they are.
+        """
+        taken = {"query": query_rows, "query_id": query_rows, "task": query_rows}
+        taken |= {"document": document_rows, "document_id": document_rows}
+        columns = {}
+        for name in self.table.column_names:
+            kind = self.table.schema.field(name).type
+            columns[name] = (
+                self.table[name].take(pa.array(taken[name], pa.int64()))
+                if name in taken
+                else pa.array(relevance, kind)
+                if name == "relevance"
+                else pa.nulls(len(relevance), kind)
+            )
+        more = checked(pa.table(columns, schema=self.table.schema))
+        return GradedPairs(Spool(pa.concat_tables([self.table, more]), self._spooled.mapping))
+
     def to_arrow(self) -> pa.Table:
         """The table with ids, in blocks of rows."""
         return pa.concat_tables(self.blocks()) if len(self) else self.table

@@ -23,7 +23,7 @@ from bixse.losses.options import LossOptions
 from bixse.losses.targets import GradedTargets, mean_grades
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from sentence_transformers import SentenceTransformer
 
@@ -67,6 +67,8 @@ class GradedLoss(nn.Module, ABC):
         """Figures of the last batch for the log, over all processes, detached."""
         self.denominator = torch.zeros(())
         """What the last batch's sum was divided by on this rank, detached; 0 where there was nothing."""
+        self.observer: Callable[[Tensor, Tensor, GradedTargets], None] | None = None
+        """Called with what the loss is computed from: (B, D) queries, (N, D) documents and their targets."""
 
     def forward(self, sentence_features: Iterable[Features], labels: Tensor | Mapping[str, Tensor] | None) -> Tensor:
         """Loss of one batch: the first feature set holds the queries, the others documents.
@@ -99,6 +101,8 @@ class GradedLoss(nn.Module, ABC):
             queries, chosen = _unit_length(queries), _unit_length(chosen)
             if order is not None:
                 chosen = all_gather_rows(chosen, -(-len(order) // world_size()))[order]
+            if self.observer is not None:
+                self.observer(queries.detach(), chosen.detach(), targets)
             loss = self.compute_loss_from_embeddings(queries, chosen, targets)
             return loss * global_mean_weight(self.denominator).to(loss)
 
@@ -131,6 +135,10 @@ class GradedLoss(nn.Module, ABC):
             size = self.model.get_embedding_dimension()
             return torch.zeros(0, size or 0, device=features["input_ids"].device, requires_grad=True)
         return embed_features(self.model, features, self.options.mini_batch_size, self.options.gradient_cache)
+
+    def logits(self, cosines: Tensor) -> Tensor:
+        """What the loss makes of cosines, without gradients."""
+        return self.options.scale * cosines
 
     @property
     def positive_threshold(self) -> float | None:

@@ -86,6 +86,10 @@ class BiXSELoss(GradedLoss):
     def positive_threshold(self) -> float | None:
         return self.options.binarise_at
 
+    def logits(self, cosines: Tensor) -> Tensor:
+        """Alpha cos + beta."""
+        return self.logit_scale.detach() * cosines + self.logit_bias.detach()
+
     def compute_loss_from_embeddings(self, queries: Tensor, documents: Tensor, targets: GradedTargets) -> Tensor:
         """As every loss; sets the bias on the first call."""
         if self.options.binarise_at is not None:

@@ -13,6 +13,8 @@ from bixse.encoders.loading.build import AttentionKind
 from bixse.encoders.loading.precision import Setting, resolve_precision
 from bixse.encoders.pooling import PoolingMode
 from bixse.errors import SEEDS, ConfigError, did_you_mean
+from bixse.grading.grade_settings import JudgeOptions
+from bixse.grading.prices import PriceSettings
 from bixse.losses.catalogue import LOSSES, check_loss_options
 from bixse.losses.options import LossOptions
 from bixse.settings import Flag, Settings, paths_in
@@ -112,6 +114,25 @@ class MergeConfig(Settings):
     """Save the tuned model too, as it was before merging, in `tuned` beside `model`."""
 
 
+class RegradeConfig(Settings):
+    """Between two epochs: a judge grades the assumed zeros that the encoder believes least."""
+
+    judge: Annotated[tuple[str, ...], Field(min_length=1), Flag(name="regrade", metavar="JUDGE")]
+    """Judge, as `bixse grade --judge` takes it, that grades suspicious zeros after each epoch but the last: documents
+    of other queries that score high for a query although no grade says that they are relevant."""
+    budget: Annotated[int, Field(ge=1), Flag(name="regrade_budget")] = 100
+    """Pairs that are asked after an epoch, at most."""
+    rubric: Annotated[str | None, Flag(name="regrade_rubric")] = None
+    """Rubric of the judge (default: trec-dl-0-3), for one that reads it."""
+    ledger: Annotated[Path | None, Flag(name="regrade_ledger", metavar="FILE")] = None
+    """File of answers to share with `bixse grade` and other runs (default: regrade/ledger.sqlite in the run's folder).
+    """
+    options: Annotated[JudgeOptions, Flag(hidden=True)] = Field(default_factory=JudgeOptions)
+    """Other settings of the judge, as in the file of `bixse grade`."""
+    prices: Annotated[PriceSettings, Flag(hidden=True)] = Field(default_factory=PriceSettings)
+    """What it costs."""
+
+
 class TrainConfig(Settings):
     """Settings of `bixse train`; also the keys of its YAML file.
 
@@ -180,6 +201,8 @@ class TrainConfig(Settings):
     """Logit scale alpha: 1 / temperature. The paper's is 20; 10 was better on dev for every loss (docs/search)."""
     loss_options: dict[str, Any] = Field(default_factory=dict)
     """Other arguments of the loss, for example bias, cutoff, in_batch_labels."""
+    regrade: Annotated[RegradeConfig | None, Flag(flat=True)] = None
+    """Have suspicious zeros graded between epochs; null: assumed zeros stay 0."""
     optimizer: Annotated[OptimizerConfig, Flag(flat=True)] = Field(default_factory=OptimizerConfig)
     """Rates, epochs and batches."""
     seed: int = Field(default=0, ge=0, lt=SEEDS)
@@ -208,6 +231,8 @@ class TrainConfig(Settings):
         unset = self.merge is None or self.merge == MergeConfig()
         if self.merge is not None and not unset and self.dev is None and len(self.merge.weights) > 1:
             raise ValueError("merge without dev, on which the weight is chosen; fix: set dev, or a single weight")
+        if self.regrade is not None and self.optimizer.epochs < 2:
+            raise ValueError("regrade with one epoch, after which nothing is trained; fix: set epochs to 2 or more")
         if self.merge is not None and self.merge.checkpoints > 1 and not (self.dev and self.evaluations_per_epoch):
             raise ValueError("merge.checkpoints without evaluations on dev, which say which are best; fix: set dev")
         return self

@@ -21,6 +21,7 @@ from bixse.training.dev_evaluation import dev_evaluator
 from bixse.training.distributed import world_size
 from bixse.training.preflight import check_memory, free_memory
 from bixse.training.recipe import check_training, make_model, make_trainer, open_training, steps_of
+from bixse.training.regrade import estimate_regrading
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from transformers import TrainerControl, TrainerState, TrainingArguments
 
     from bixse.encoders.relevance_model import RelevanceModel
+    from bixse.grading.estimate import Estimate
     from bixse.training.config import TrainConfig
     from bixse.training.loop.trainer import GradedTrainer
 
@@ -60,6 +62,8 @@ class TrainPlan:
     """Evaluations on dev, the one before training included."""
     seconds_of_merge: float
     """Wall time of scoring the merge weights on dev and guard; 0 where nothing is chosen."""
+    regrade: Estimate | None
+    """What the questions about suspicious zeros would take; their time is not in `seconds`."""
     warnings: list[str]
 
     @property
@@ -107,7 +111,12 @@ def _plan(config: TrainConfig, out: Path) -> TrainPlan:
         watched_texts = [text for corpus in inputs.watched for text in corpus.documents.values()] if weights else []
         seconds_of_dev = _seconds_to_encode(model, dev_texts)
         seconds_of_merge = len(weights) * _seconds_to_encode(model, watched_texts)
-        steps, every = steps_of(config, len(trainer.get_train_dataloader()))
+        steps, _, every = steps_of(config, len(trainer.get_train_dataloader()))
+        regrade = None
+        if config.regrade is not None:
+            regrade = estimate_regrading(
+                config.regrade, inputs.pairs, config.optimizer.epochs, Path(scratch) / "regrade"
+            )
         times = _step_times(trainer)
     return TrainPlan(
         pairs=len(inputs.pairs),
@@ -121,6 +130,7 @@ def _plan(config: TrainConfig, out: Path) -> TrainPlan:
         seconds_of_dev=seconds_of_dev,
         evaluations=1 + -(-steps // every) if evaluator is not None else 0,
         seconds_of_merge=seconds_of_merge,
+        regrade=regrade,
         warnings=warnings,
     )
 

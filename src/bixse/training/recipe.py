@@ -7,7 +7,7 @@ import math
 import shutil
 import time
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -25,7 +25,7 @@ from bixse.encoders.loading.build import build_encoder, no_library_bars, quiet_l
 from bixse.encoders.loading.precision import default_device, upcast_trainable_to_float32, use_precision
 from bixse.encoders.lora import add_lora, has_lora, merge_lora
 from bixse.encoders.relevance_model import RelevanceModel, save_whole
-from bixse.errors import InputError, InterruptedRunError, TrainingError
+from bixse.errors import BixseError, InputError, InterruptedRunError, TrainingError
 from bixse.losses.catalogue import build_loss
 from bixse.losses.relevance_head import trained_head
 from bixse.settings import paths_in
@@ -49,6 +49,7 @@ from bixse.training.distributed import (
 from bixse.training.loop.callbacks import ProgressBar, StepLog, StopOnInterrupt
 from bixse.training.loop.checkpoints import checkpoint_to_resume, relocate_best_checkpoint, whole_checkpoints
 from bixse.training.loop.divergence import check_finite, check_learned, embedding_spreads
+from bixse.training.loop.suspects import RegradedEpoch
 from bixse.training.loop.trainer import GradedTrainer, GradedTrainingArguments
 from bixse.training.merging.merge import MergeResult, merge, refitted_head
 from bixse.training.preflight import check_disk, check_lengths, check_memory, check_pairs
@@ -63,6 +64,7 @@ if TYPE_CHECKING:
     from bixse.losses.base import GradedLoss
     from bixse.training.config import TrainConfig
     from bixse.training.dev_evaluation import DevEvaluator, Watched
+    from bixse.training.regrade import Regrading
 
 MODEL_FOLDER = "model"
 TUNED_FOLDER = "tuned"
@@ -103,6 +105,8 @@ class TrainResult:
     """The run was finished before; nothing was trained."""
     merge: MergeResult | None = None
     """How the tuned weights were merged with the base model's; None where they were not."""
+    regrade: list[RegradedEpoch] = field(default_factory=list)
+    """What a judge said of suspicious zeros after each epoch."""
 
 
 class Inputs(NamedTuple):
@@ -146,10 +150,14 @@ def train(config: TrainConfig, out: Path, progress: bool = True, title: str = "t
             with raise_together(), storage_errors(out):
                 trainer = make_trainer(config, out, model, loss, inputs.pairs, evaluator, progress, title)
                 check_memory(trainer)
+                regrading = _regrading(config, out, trainer)
             with first_process_alone_in(out), storage_errors(out):
                 _save_record(record, "running")
                 warnings += _run_trainer(trainer, out, record, then_merge=base is not None)
+                if regrading is not None:
+                    warnings += regrading.warnings()
                 results = _results(config, trainer, warnings)
+                results["regrade"] = [] if regrading is None else regrading.to_json()
                 head = _trained_head(loss, results["history"])
                 merged = None
                 if base is not None:
@@ -232,7 +240,7 @@ def make_trainer(
     arguments = training_arguments(config, out / CHECKPOINT_FOLDER, evaluator)
     trainer = GradedTrainer(model, arguments, pairs, loss=loss, evaluator=evaluator)
     trainer.plan.check_sizes(_pairs_named(config))
-    _, every = steps_of(config, len(trainer.plan))
+    *_, every = steps_of(config, len(trainer.plan))
     trainer.args.save_steps = trainer.args.eval_steps = every
     if is_main_process():
         trainer.add_callback(StepLog(out / LOG_FILE))
@@ -244,6 +252,16 @@ def make_trainer(
     trainer.remove_callback(PrinterCallback)
     trainer.remove_callback(ProgressCallback)
     return trainer
+
+
+def _regrading(config: TrainConfig, out: Path, trainer: GradedTrainer) -> Regrading | None:
+    if config.regrade is None:
+        return None
+    from bixse.training.regrade import Regrading  # not at the top: most runs ask no judge
+
+    regrading = Regrading(config.regrade, out, trainer, steps_of(config, len(trainer.plan))[1])
+    trainer.add_callback(regrading)
+    return regrading
 
 
 def training_arguments(config: TrainConfig, folder: Path, evaluator: DevEvaluator | None) -> GradedTrainingArguments:
@@ -302,11 +320,11 @@ def training_arguments(config: TrainConfig, folder: Path, evaluator: DevEvaluato
     return arguments
 
 
-def steps_of(config: TrainConfig, batches: int) -> tuple[int, int]:
-    """Optimizer steps of a run with so many batches an epoch, and steps between two evaluations or checkpoints."""
+def steps_of(config: TrainConfig, batches: int) -> tuple[int, int, int]:
+    """Optimizer steps of a run with so many batches an epoch, of an epoch, and between two checkpoints."""
     per_epoch = math.ceil(batches / config.optimizer.gradient_accumulation_steps)
     steps = config.optimizer.steps or per_epoch * config.optimizer.epochs
-    return steps, max(1, per_epoch // max(1, config.evaluations_per_epoch))
+    return steps, per_epoch, max(1, per_epoch // max(1, config.evaluations_per_epoch))
 
 
 def _check_trackers(names: Sequence[str]) -> None:
@@ -334,7 +352,7 @@ def _nothing_left_if_refused(out: Path) -> Iterator[None]:
     """Leave no empty folder behind a command that is refused."""
     try:
         yield
-    except InputError:
+    except BixseError:
         for folder in (out / CHECKPOINT_FOLDER, out):
             with suppress(OSError):
                 folder.rmdir()
@@ -451,7 +469,8 @@ def _results(config: TrainConfig, trainer: GradedTrainer, warnings: list[str]) -
 
 def _result(out: Path, results: dict[str, Any], reused: bool) -> TrainResult:
     merged = MergeResult.from_json(results["merge"]) if results.get("merge") else None
-    return TrainResult(out / MODEL_FOLDER, **{**results, "merge": merged}, reused=reused)
+    epochs = [RegradedEpoch(**epoch) for epoch in results.get("regrade", [])]
+    return TrainResult(out / MODEL_FOLDER, **{**results, "merge": merged, "regrade": epochs}, reused=reused)
 
 
 def _trained_head(loss: GradedLoss, history: Sequence[dict[str, Any]]) -> RelevanceHead | None:

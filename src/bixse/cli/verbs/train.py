@@ -42,6 +42,8 @@ def run(config: TrainConfig, options: TrainOptions) -> CommandResult:
         lines += result.merge.lines()
     elif config.merge is not None:
         lines.append("not merged with the base model: no dev collection to choose the weight on (`dev: DIR`)")
+    lines += [epoch.line() for epoch in result.regrade]
+    metrics["regrade"] = [asdict(epoch) for epoch in result.regrade]
     lines.append(f"to go on: bixse evaluate {result.model_path} --collection DIR")
     artifacts = {"model": str(result.model_path), "run": str(options.out / "run.json")}
     return CommandResult("\n".join(lines), metrics, artifacts, result.warnings)
@@ -62,8 +64,11 @@ def _plan(config: TrainConfig, out: Path) -> CommandResult:
         f"time: about {duration(plan.seconds)} ({plan.seconds_per_step:.2f} s a step, the median of "
         f"{plan.timed_steps}; {plan.evaluations} evaluations on dev of {plan.seconds_of_dev:.1f} s; "
         f"{duration(plan.seconds_of_merge)} to score merge weights)",
-        "nothing was trained or written",
     ]
+    if config.regrade is not None and plan.regrade is not None:
+        lines.append(f"suspicious zeros, at most, after {config.optimizer.epochs - 1} epochs:")
+        lines += [f"  {line}" for line in plan.regrade.text(", ".join(config.regrade.judge)).splitlines()]
+    lines.append("nothing was trained or written")
     metrics = {name: value for name, value in asdict(plan).items() if name != "warnings"}
     return CommandResult("\n".join(lines), {**metrics, "seconds": plan.seconds}, {}, plan.warnings)
 

@@ -125,10 +125,13 @@ class GroupDataset(Dataset[DrawnGroup]):
             raise InputError(
                 f"documents_per_query: got {documents_per_query}; expected at least 1; fix: leave it out for all"
             )
-        self.pairs = pairs
-        self.groups = pairs.groups()
         self.documents_per_query = documents_per_query
         self.seed = seed
+        self.take(pairs)
+
+    def take(self, pairs: GradedPairs) -> None:
+        """Draw from these pairs from now on."""
+        self.pairs, self.groups = pairs, pairs.groups()
 
     def __len__(self) -> int:
         return len(self.groups)
@@ -192,9 +195,9 @@ class GradedCollator:
         world_size: W, how many processes share each batch.
 
     A batch of B groups holds `query_*` (B rows), `document_*` (N distinct documents), `label` (the tensors of
-    `GradedTargets`) and `counts`. Of several processes each collates the same batch and tokenises its part: every W-th
-    query, and documents dealt out by length. `document_order` (N,) then says where each column stands among the
-    gathered documents.
+    `GradedTargets`), `counts`, and in `numbers` those of its groups and documents. Of several processes each collates
+    the same batch and tokenises its part: every W-th query, and documents dealt out by length. `document_order` (N,)
+    then says where each column stands among the gathered documents.
 
     Texts count, not ids: one text under two ids is one column, and what is known of it under one id holds under all
     (`KnownGrades`).
@@ -210,13 +213,16 @@ class GradedCollator:
         world_size: int = 1,
     ) -> None:
         self.preprocess = preprocess
-        self.pairs = pairs
         self.in_batch_labels: InBatchLabels = in_batch_labels
         self.prompts = prompts if isinstance(prompts, Instructions) else dict(prompts or {})
         self.rank = rank
         self.world_size = world_size
-        self.known = KnownGrades(pairs)
         self.valid_label_columns = ["label"]
+        self.take(pairs)
+
+    def take(self, pairs: GradedPairs) -> None:
+        """Read texts and grades from these pairs from now on."""
+        self.pairs, self.known = pairs, KnownGrades(pairs)
 
     def __call__(self, groups: Sequence[DrawnGroup]) -> dict[str, Any]:
         rows = np.concatenate([group.rows for group in groups])
@@ -242,7 +248,11 @@ class GradedCollator:
             len(targets.relevance) - own_entries,
             int(targets.relevance.isnan().sum()),
         )
-        return {**batch, "label": targets.tensors(), "counts": torch.tensor(counts)}
+        entries = (
+            torch.tensor([group.number for group in own], dtype=torch.long),
+            torch.from_numpy(numbers[first]).long(),
+        )
+        return {**batch, "label": targets.tensors(), "counts": torch.tensor(counts), "numbers": entries}
 
     def _targets(self, own: Sequence[DrawnGroup], columns: NDArray[np.int32]) -> tuple[GradedTargets, int]:
         """The known entries of this process's queries, and how many are a query's own; `columns`: (N,) documents."""

@@ -13,6 +13,7 @@ from safetensors.torch import load, save
 from bixse.data.io.files import write_atomically
 from bixse.data.io.hashes import HASHES_FILE, damage, write_with_hash
 from bixse.errors import TrainingError
+from bixse.training.loop.suspects import Suspects
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 STATE_FILE = "trainer_state.json"
 """The last file that the first process writes of a checkpoint."""
+SUSPECTS_FILE = "suspects.safetensors"
+"""Suspicious zeros of an epoch that is not over, where they are collected."""
 LOSS_STATE_FILE = "loss_state.safetensors"
 """Scale and bias: sentence-transformers' checkpoints hold the encoder alone."""
 
@@ -63,6 +66,21 @@ def load_loss_state(loss: nn.Module, folder: Path) -> None:
             f"{path}: got {sorted(state)}; expected {sorted(own)}; fix: resume with the loss the run began with"
         )
     restore_loss_state(loss, state)
+
+
+def save_suspects(suspects: Suspects, folder: Path) -> None:
+    """Write the suspicious zeros of the epoch so far into a checkpoint folder."""
+    write_atomically(
+        folder / SUSPECTS_FILE, save({name: torch.from_numpy(v) for name, v in suspects._asdict().items()})
+    )
+
+
+def load_suspects(folder: Path) -> Suspects:
+    """Those of a checkpoint; none where it holds none."""
+    path = folder / SUSPECTS_FILE
+    if not path.is_file():
+        return Suspects.none()
+    return Suspects(**{name: tensor.numpy() for name, tensor in load(path.read_bytes()).items()})
 
 
 def whole_checkpoints(folder: Path) -> list[Path]:

@@ -37,15 +37,20 @@ from bixse.training.loop.batches import COUNTS, BatchPlan, GradedCollator, Group
 from bixse.training.loop.checkpoints import (
     check_checkpoint,
     load_loss_state,
+    load_suspects,
     loss_state,
     restore_loss_state,
     save_loss_state,
+    save_suspects,
 )
 from bixse.training.loop.divergence import FIX, check_finite
+from bixse.training.loop.suspects import SuspectCollector, Suspects
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    import numpy as np
+    from numpy.typing import NDArray
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.base.evaluation import BaseEvaluator
     from transformers import TrainerCallback
@@ -133,6 +138,8 @@ class GradedTrainer(SentenceTransformerTrainer):
         args.learning_rate_mapping = {**given, **_own_rates(args, loss)}
         self.pairs = _pairs_of(train_dataset)
         self.plan = _plan(args, self.pairs, args.train_batch_size)
+        self.suspects: SuspectCollector | None = None
+        """What looks for zeros to doubt in every batch; see `collect_suspects`."""
         self.seconds_in_steps = 0.0
         """Wall time of the training steps alone, evaluation and saving excluded."""
         self.throughput = Throughput()
@@ -158,7 +165,21 @@ class GradedTrainer(SentenceTransformerTrainer):
         return super().train(*args, **kwargs)
 
     def get_train_dataloader(self) -> DataLoader[Any]:
-        return self._loader(self.pairs, self.plan, self.data_collator)
+        loader = self._loader(self.pairs, self.plan, self.data_collator)
+        self._drawn_from: Any = loader.dataset
+        return loader
+
+    def collect_suspects(self, most: int) -> None:
+        """Keep the entries without a grade that score highest, at most so many, in `suspects.found`."""
+        self.suspects = SuspectCollector(self.loss, most)
+
+    def add_grades(self, groups: NDArray[np.int64], documents: NDArray[np.int64], relevance: NDArray[Any]) -> None:
+        """Train on P more pairs of queries and documents that are there, by their numbers, from the next epoch on."""
+        first = self.pairs.groups().first_rows[groups], self.pairs.distinct("document")[documents]
+        self.pairs = self.pairs.with_grades(*first, relevance)
+        collator: Any = self.data_collator
+        collator.take(self.pairs)
+        self._drawn_from.take(self.pairs)
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader[Any]:
         """Batches of `eval_dataset`, or of that one of its data sets which is named; always the same ones."""
@@ -205,9 +226,14 @@ class GradedTrainer(SentenceTransformerTrainer):
         start = time.perf_counter()
         inputs = self._prepare_inputs(inputs)
         counts = inputs.pop("counts")
+        groups, documents = (part.cpu().numpy() for part in inputs.pop("numbers"))
+        if self.suspects is not None:
+            self.suspects.groups, self.suspects.documents = groups, documents
+            self.loss.observer = self.suspects.look
         loss: torch.Tensor = super().training_step(model, inputs, *args, **kwargs)
         if self.accelerator.sync_gradients:
             average_gradients(self.loss.parameters())
+        self.loss.observer = None
         seconds = time.perf_counter() - start
         self.seconds_in_steps += seconds
         self.throughput.add(counts, self.collect_features(inputs)[0], self.loss.options.mini_batch_size, seconds)
@@ -222,7 +248,7 @@ class GradedTrainer(SentenceTransformerTrainer):
 
     def prediction_step(self, model: torch.nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         """As transformers does; a bias that no training batch has set yet is fitted to this batch and not kept."""
-        inputs = {name: value for name, value in inputs.items() if name != "counts"}
+        inputs = {name: value for name, value in inputs.items() if name not in ("counts", "numbers")}
         before = {name: value.clone() for name, value in loss_state(self.loss).items()}
         result = super().prediction_step(model, inputs, *args, **kwargs)
         restore_loss_state(self.loss, before)
@@ -263,9 +289,14 @@ class GradedTrainer(SentenceTransformerTrainer):
         folder.mkdir(parents=True, exist_ok=True)
         self.model.save_pretrained(str(folder), create_model_card=False)
         save_loss_state(self.loss, folder)
+        if self.suspects is not None:
+            save_suspects(self.suspects.found, folder)
 
     def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
         """As transformers does, then the hashes of all files of all processes."""
+        if self.suspects is not None:  # the first process keeps them for all
+            everyone = Suspects.joined(gather_object([self.suspects.found]), self.suspects.most)
+            self.suspects.found = everyone if self.args.process_index == 0 else Suspects.none()
         super()._save_checkpoint(model, trial)
         self.accelerator.wait_for_everyone()  # the other processes have written their random states
         if self.args.should_save:
@@ -294,6 +325,8 @@ class GradedTrainer(SentenceTransformerTrainer):
         )
         self.model.load_state_dict(loaded.state_dict())
         load_loss_state(self.loss, Path(checkpoint_path))
+        if self.suspects is not None and self.args.process_index == 0:
+            self.suspects.found = load_suspects(Path(checkpoint_path))
 
 
 class Throughput:
