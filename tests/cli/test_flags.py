@@ -95,7 +95,7 @@ def test_positionals_may_stand_behind_flags():
 
 
 def test_devices_stand_in_one_place():
-    with pytest.raises(ValueError, match="one of the two"):
+    with pytest.raises(ValueError, match="at most one of them"):
         EncodingSettings(processes=2, devices=["cpu"])
     assert EncodingSettings(processes=2).chosen_devices()[0] == ["cpu", "cpu"]
     assert EncodingSettings().chosen_devices() == (None, [])

@@ -27,7 +27,7 @@ def collection(tmp_path):
     ("flags", "said"),
     [
         (["--processes", "0"], "processes: got '0'"),
-        (["--processes", "2", "--devices", "cpu"], "expected one of the two"),
+        (["--processes", "2", "--devices", "cpu"], "expected at most one of them"),
         (["--devices", "cpu", "cuda:97"], "device: got 'cuda:97'; expected one of cpu"),
     ],
 )

@@ -11,13 +11,14 @@ import pytest
 from filelock import FileLock
 from safetensors.numpy import load_file
 
+from bixse.data.io.files import LOCK_FILE
 from bixse.encoders import encode
 from bixse.encoders.head import RelevanceHead
 from bixse.errors import InputError, InvalidFileError, ModelError, OutputExistsError
 from bixse.retrieval.index import index_files
 from bixse.retrieval.index import make_index as index_module
 from bixse.retrieval.index import search as search_module
-from bixse.retrieval.index.make_index import BUILD_FOLDER, LOCK_FILE, make_index
+from bixse.retrieval.index.make_index import BUILD_FOLDER, make_index
 from bixse.retrieval.index.manifest import MANIFEST_FILE, read_manifest
 from bixse.retrieval.index.search import open_index
 

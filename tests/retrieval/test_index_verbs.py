@@ -66,7 +66,7 @@ def test_wrong_usage(capsys, tmp_path, monkeypatch, words, said):
     [
         (["copy", "--collection", "c"], "--collection"),
         (["copy", "--processes", "2"], "--processes"),
-        (["copy", "--queries", "q.txt"], "queries beside a query"),
+        (["copy", "--queries", "q.txt"], "query and queries"),
         (["copy", "--out", "run"], "--out"),
         (["--queries", "-", "--out", "run"], "--out"),
         (["--queries", "none.txt"], "none.txt"),

@@ -20,8 +20,11 @@ import pytest
 from bixse.cli.main import main
 from bixse.data.collection import Collection, Document
 from bixse.data.collection_files import save_collection
+from bixse.data.graded_pairs import GradedPairs
+from bixse.data.pairs_files import save_graded_pairs
+from bixse.encoders.encode import cores
 from bixse.errors import ConfigError, InputError, OutputExistsError
-from bixse.experiments.processes import cores
+from bixse.relevance import GradeScale
 from bixse.studies.engine.run_study import run_study
 from bixse.studies.engine.study import chosen_values
 from bixse.studies.engine.study_config import StudyConfig, preset_names
@@ -80,6 +83,50 @@ def test_a_study_leaves_tables_plot_findings_and_page(study, tmp_path):
     again = run_study(study(), out)
     assert (again.made, runs_table(out)) == (1, rows)  # the same seed, the same figures
     assert again.outcome.verdict() == found.outcome.verdict()
+
+
+def divided_actions(folder):
+    """Pairs of the train queries, and collections with a test split: of the same domain, and another beside it."""
+    whole = action_collection()
+    pairs = GradedPairs.from_collection(whole, "train", GradeScale(0, 3))
+    save_graded_pairs(pairs, folder / "pairs.parquet")
+    queries = list(whole.qrels["test"])
+    for name, own in (("test", queries[::2]), ("other", queries[1::2])):
+        qrels = {"test": {query: whole.qrels["test"][query] for query in own}}
+        save_collection(Collection(name, whole.corpus, {q: whole.queries[q] for q in own}, qrels), folder / name)
+    trained = {"test": {query: whole.qrels["train"][query] for query in list(whole.qrels["train"])[:3]}}
+    texts = {query: whole.queries[query] for query in trained["test"]}
+    save_collection(Collection("trained", whole.corpus, texts, trained), folder / "trained")
+    return {"pairs": [folder / "pairs.parquet"], "test": [folder / "test"], "beside": [folder / "other"]}
+
+
+def test_collections_beside_and_the_model_before_it_was_merged_are_measured_apart(study, tmp_path):
+    data = divided_actions(tmp_path)
+    train = {
+        "optimizer": {"learning_rate": 1e-2, "epochs": 1, "batch_size": 8},
+        "merge": {"weights": [0.5], "keep_tuned": True},
+        "evaluations_per_epoch": 0,
+    }
+    out = tmp_path / "study"
+    found = run_study(study(data=data, train=train, values={"losses": ["bixse"]}), out)
+    assert found.outcome.failed == []
+    with (out / "apart.csv").open(encoding="utf-8") as file:
+        rows = {(row["measured_on"], row["loss"]): row for row in csv.DictReader(file)}
+    assert set(rows) == {
+        ("other", "bixse"), ("other, not merged", "bixse"), ("test, not merged", "bixse"), ("other", "untrained"),
+        ("other", "bm25"),
+    }  # fmt: skip
+    base, row = (float(rows["other", loss]["ndcg@10"]) for loss in ("untrained", "bixse"))
+    assert float(rows["other", "bixse"]["difference"]) == pytest.approx(row - base, abs=1e-5)
+    assert rows["other", "untrained"]["difference"] == ""
+    summary = {row.labels["loss"]: row.figures["ndcg@10"] for row in found.outcome.summary}
+    unmerged = rows["test, not merged", "bixse"]
+    gap = float(unmerged["ndcg@10"]) - summary["untrained"]
+    assert float(unmerged["difference"]) == pytest.approx(gap, abs=1e-5)
+    assert summary["bixse"] != pytest.approx(float(unmerged["ndcg@10"]), abs=1e-9)
+    assert {claim.claim for claim in found.outcome.claims} == {"bixse above the untrained encoder"}
+    assert "other, not merged" in (out / "findings.md").read_text(encoding="utf-8")
+    assert run_study(study(data=data, train=train, values={"losses": ["bixse"]}), out).made == 0
 
 
 @needs_two_cores
@@ -173,6 +220,13 @@ class TestUnhappyPaths:
     def test_a_refused_study_leaves_no_folder(self, study, tmp_path, changes, error):
         with pytest.raises(error):
             run_study(study(**changes), tmp_path / "study")
+        assert not (tmp_path / "study").exists()
+
+    @pytest.mark.parametrize("role", ["test", "beside"])
+    def test_test_queries_that_stand_in_the_training_pairs(self, study, tmp_path, role):
+        data = {**divided_actions(tmp_path), role: [tmp_path / "trained"]}
+        with pytest.raises(InputError, match="test trained: got 3 of 3 queries"):
+            run_study(study(data=data), tmp_path / "study")
         assert not (tmp_path / "study").exists()
 
     def test_settings_that_a_study_owns_and_names_that_are_not_there(self):

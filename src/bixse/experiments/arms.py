@@ -99,6 +99,8 @@ class Measured:
     """Metric -> value; of several queries their mean, of several collections the mean of their means."""
     per_query: Mapping[str, float] = field(default_factory=dict)
     """`collection/query` -> the primary metric."""
+    apart: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """Of what no claim rests on (other collections, the model before it was merged): its name -> as `per_query`."""
     rows: int | None = None
     precision: str = ""
     warnings: Sequence[str] = ()

@@ -12,7 +12,7 @@ from functools import partial
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
-from bixse.data.io.files import read_text, storage_errors, write_atomically
+from bixse.data.io.files import LOCK_FILE, read_text, storage_errors, write_atomically
 from bixse.data.run_record import RUN_FILE
 from bixse.encoders.loading.precision import use_precision
 from bixse.errors import (
@@ -27,6 +27,7 @@ from bixse.errors import (
 from bixse.experiments.arms import RunResult
 from bixse.experiments.processes import done_by_processes
 from bixse.training import recipe
+from bixse.training.distributed import first_process_alone_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -71,7 +72,7 @@ class Results:
 def opened(record: RunRecord) -> Iterator[Path]:
     """The folder of all runs, for this process alone; one refused before its first result leaves no folder."""
     out = record.folder
-    with recipe.first_process_alone_in(out):
+    with first_process_alone_in(out):
         new = not (out / RUN_FILE).exists()
         try:
             yield out / RUNS_FOLDER
@@ -79,7 +80,7 @@ def opened(record: RunRecord) -> Iterator[Path]:
             if new and not list(out.glob(f"{RUNS_FOLDER}/*/*/{RESULT_FILE}")):
                 for folder in (RUNS_FOLDER, INPUTS_FOLDER):
                     shutil.rmtree(out / folder, ignore_errors=True)
-                for file in (RUN_FILE, recipe.LOCK_FILE):
+                for file in (RUN_FILE, LOCK_FILE):
                     (out / file).unlink(missing_ok=True)
                 with suppress(OSError):
                     out.rmdir()

@@ -8,14 +8,16 @@ from __future__ import annotations
 import atexit
 import os
 import warnings
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from bixse.data.io.files import alone_in
 from bixse.errors import BixseError, InputError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
+    from pathlib import Path
 
     import torch
 
@@ -70,6 +72,16 @@ def raise_together() -> Iterator[None]:
     found = [other for other in gather_object([error]) if other is not None]
     if found:
         raise found[0].of_all_processes()
+
+
+@contextmanager
+def first_process_alone_in(out: Path) -> Iterator[None]:
+    """Lock the output folder, by the first process of a run."""
+    with ExitStack() as held:
+        with raise_together():
+            if is_main_process():
+                held.enter_context(alone_in(out))
+        yield
 
 
 def check_agreement(named: Mapping[str, Any]) -> None:

@@ -6,7 +6,7 @@ import copy
 import math
 import shutil
 import time
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from transformers import PrinterCallback, ProgressCallback, set_seed
 from transformers.integrations.integration_utils import get_available_reporting_integrations
 
-from bixse.data.io.files import alone_in, file_hash, storage_errors
+from bixse.data.io.files import file_hash, storage_errors
 from bixse.data.pairs_files import load_several
 from bixse.data.run_record import RunRecord, Status, open_run
 from bixse.data.task_instructions import load_instructions
@@ -34,6 +34,7 @@ from bixse.training.dev_evaluation import (
     dev_evaluator,
     dev_figures,
     load_watched,
+    queries_of,
     split_hashes,
     watched_splits,
 )
@@ -41,6 +42,7 @@ from bixse.training.distributed import (
     PATIENCE,
     any_process,
     check_agreement,
+    first_process_alone_in,
     init_distributed,
     is_main_process,
     raise_together,
@@ -71,8 +73,6 @@ TUNED_FOLDER = "tuned"
 """Where a run keeps the tuned model as it was before merging, if asked to."""
 ADAPTER_FOLDER = "adapter"
 """Where a run with low-rank adapters keeps them alone; the model folder holds them merged."""
-LOCK_FILE = ".lock"
-"""Held by the process that trains into a folder."""
 TENSORBOARD_FOLDER = "tensorboard"
 LOG_FILE = "log.jsonl"
 """Every entry of the log as it came, throughput included."""
@@ -217,7 +217,7 @@ def check_training(
 ) -> list[str]:
     """Refuse what cannot be trained, and return what the user should know."""
     where, pairs = _pairs_named(config), inputs.pairs
-    warnings = check_not_trained_on(inputs.watched, pairs.queries, config.allow_shared_queries)
+    warnings = check_not_trained_on(queries_of(inputs.watched), pairs.queries, config.allow_shared_queries)
     warnings += check_pairs(where, config.loss, loss, pairs, config.optimizer.documents_per_query)
     warnings += check_lengths(where, model, pairs, config.long_texts)
     warnings += [said for corpus in inputs.watched for said in corpus.warnings()]
@@ -335,16 +335,6 @@ def _check_trackers(names: Sequence[str]) -> None:
             f"report_to: got {', '.join(missing)}; expected trackers whose packages are installed; "
             f"fix: pip install {' '.join(missing)}"
         )
-
-
-@contextmanager
-def first_process_alone_in(out: Path) -> Iterator[None]:
-    """Lock the output folder, by the first process of a run."""
-    with ExitStack() as held:
-        with raise_together():
-            if is_main_process():
-                held.enter_context(alone_in(out, LOCK_FILE))
-        yield
 
 
 @contextmanager

@@ -17,6 +17,8 @@ from bixse.errors import BixseError, ConfigError, InputError, OutputExistsError,
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
+LOCK_FILE = ".lock"
+"""In a folder that one process at a time works in."""
 NO_SPACE = (
     "No space left",
     "Not enough free space",
@@ -160,7 +162,7 @@ def write_atomically(path: Path, content: str | bytes) -> None:
 
 
 @contextmanager
-def alone_in(out: Path, lock: str = ".lock") -> Iterator[None]:
+def alone_in(out: Path, lock: str = LOCK_FILE) -> Iterator[None]:
     """Make a folder and hold a lock in it; the operating system releases the lock of a process that is killed.
 
     Raises:

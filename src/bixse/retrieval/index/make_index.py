@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 BUILD_FOLDER = ".building"
-LOCK_FILE = ".lock"
 RECALL_QUERIES = 200
 """Queries that recall is measured on, at most; drawn with a fixed seed."""
 WORDS_OF_TEXT = 12
@@ -167,7 +166,7 @@ def _building(out: Path) -> Iterator[Path]:
     """An empty folder inside the index, for one writer alone; it is removed in the end, also one of a killed writer."""
     folder, was_there = out / BUILD_FOLDER, out.exists()
     try:
-        with alone_in(out, LOCK_FILE):
+        with alone_in(out):
             shutil.rmtree(folder, ignore_errors=True)
             with storage_errors(folder):
                 folder.mkdir()

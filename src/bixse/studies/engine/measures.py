@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from bixse.evaluation.tasks import collection_task
 from bixse.experiments.arms import Measured
 from bixse.experiments.runner import PAIRS_FILE, TRAIN_FOLDER, train_run
 from bixse.studies.engine.study_config import train_config
-from bixse.training.recipe import MODEL_FOLDER
+from bixse.training.recipe import MODEL_FOLDER, TUNED_FOLDER
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -37,23 +38,34 @@ if TYPE_CHECKING:
     from bixse.training.config import TrainConfig
 
 
+NOT_MERGED = ", not merged"
+"""After the name of a collection: the tuned model as it was before it was merged (`merge: {keep_tuned: true}`)."""
+
+
 def train_and_score(run: ArmRun, inputs: StudyInputs, own: Path) -> Measured:
     """Train on the transformed pairs and search the test queries."""
     path = own / PAIRS_FILE
     pairs = transformed(load_graded_pairs(inputs.pairs), run.arm.pairs, run.seed)
     save_graded_pairs(pairs, path)
-    system = EncoderSystem(trained(run, inputs, own, path), cache="none")  # the model is dropped soon
-    return measured(_evaluated(inputs, system), resolve_precision(), len(pairs))
+    found, apart = _scored(trained(run, inputs, own, path), inputs, own)
+    tuned = own / TRAIN_FOLDER / TUNED_FOLDER
+    if tuned.is_dir():
+        tests, others = _scored(build_encoder(tuned), inputs, own)
+        apart |= {f"{name}{NOT_MERGED}": figures for name, figures in {**_per_query(tests), **others}.items()}
+    return measured(found, resolve_precision(), len(pairs), apart)
 
 
 def score_untrained(run: ArmRun, inputs: StudyInputs, own: Path) -> Measured:
     """Search the test queries with the encoder as training would begin with it."""
-    return measured(_evaluated(inputs, EncoderSystem(untrained(run, inputs), cache="none")), resolve_precision())
+    found, apart = _scored(untrained(run, inputs), inputs, own)
+    return measured(found, resolve_precision(), apart=apart)
 
 
 def score_bm25(run: ArmRun, inputs: StudyInputs, own: Path) -> Measured:
     """Search the test queries by words."""
-    return measured(_evaluated(inputs, Bm25System()))
+    system = Bm25System()
+    others = _per_query(_evaluated(inputs.beside, inputs, system))
+    return measured(_evaluated(inputs.tests, inputs, system), apart=others)
 
 
 def test_task(inputs: StudyInputs, folder: Path) -> Task:
@@ -63,15 +75,24 @@ def test_task(inputs: StudyInputs, folder: Path) -> Task:
     )
 
 
-def measured(found: Mapping[str, Evaluation | JudgeRanking], precision: str = "", rows: int | None = None) -> Measured:
+def measured(
+    found: Mapping[str, Evaluation | JudgeRanking],
+    precision: str = "",
+    rows: int | None = None,
+    apart: Mapping[str, Mapping[str, float]] | None = None,
+) -> Measured:
     """The figures of a run by what was reached on each collection: of several the mean of their means."""
     metrics = {metric: sum(own.metrics[metric] for own in found.values()) / len(found) for metric in METRICS}
-    per_query = {
-        f"{name}/{query}": value
+    per_query = {query: value for own in _per_query(found).values() for query, value in own.items()}
+    return Measured(metrics, per_query, apart or {}, rows, precision)
+
+
+def _per_query(found: Mapping[str, Evaluation | JudgeRanking]) -> dict[str, dict[str, float]]:
+    """Name of a collection -> `collection/query` -> the primary metric."""
+    return {
+        name: {f"{name}/{query}": value for query, value in own.per_query[PRIMARY_METRIC].items()}
         for name, own in found.items()
-        for query, value in own.per_query[PRIMARY_METRIC].items()
     }
-    return Measured(metrics, per_query, rows, precision)
 
 
 def trained(run: ArmRun, inputs: StudyInputs, own: Path, pairs: Path) -> RelevanceModel:
@@ -100,7 +121,7 @@ def run_config(run: ArmRun, inputs: StudyInputs, pairs: Path) -> TrainConfig:
     """The settings of a run's training; raises as `train_config`."""
     own = {
         "pairs": pairs,
-        "dev": list(inputs.dev),
+        "dev": list(inputs.dev) or None,
         "dev_split": inputs.dev_split,
         "min_relevant_grade": inputs.min_relevant_grade,
         "model": inputs.model,
@@ -158,5 +179,17 @@ def sample_label_budget(pairs: GradedPairs, per_query: int, labels: int, seed: i
     return GradedPairs.from_rows(taken)
 
 
-def _evaluated(inputs: StudyInputs, system: System) -> dict[str, Evaluation]:
-    return {name: evaluate(system, test_task(inputs, folder)) for name, folder in inputs.tests.items()}
+def _scored(
+    model: RelevanceModel, inputs: StudyInputs, own: Path
+) -> tuple[dict[str, Evaluation], dict[str, dict[str, float]]]:
+    """An encoder on the test collections, and its headline figures on those beside them; a text is encoded once."""
+    own.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="embeddings-", dir=own) as cache:  # the model is dropped soon
+        system = EncoderSystem(model, cache=cache)
+        found = _evaluated(inputs.tests, inputs, system)
+        others = _evaluated(inputs.beside, inputs, system)
+    return found, _per_query(others)
+
+
+def _evaluated(folders: Mapping[str, Path], inputs: StudyInputs, system: System) -> dict[str, Evaluation]:
+    return {name: evaluate(system, test_task(inputs, folder)) for name, folder in folders.items()}

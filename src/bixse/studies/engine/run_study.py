@@ -48,6 +48,8 @@ class StudyResult:
         lines += [format_table(outcome.summary_rows(), outcome.summary_headers()), ""]
         if outcome.claims:
             lines += [format_table(outcome.claim_rows(), CLAIM_HEADERS), ""]
+        if outcome.apart:
+            lines += [format_table(outcome.apart_rows(), outcome.apart_headers()), ""]
         return "\n".join([*lines, f"The paper: {outcome.study.paper}.", outcome.verdict()])
 
 

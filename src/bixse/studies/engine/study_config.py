@@ -48,14 +48,17 @@ class StudyData(Settings):
     pairs: tuple[Path, ...] = ()
     """Files of graded pairs to train on, instead of the collection's."""
     dev: tuple[Path, ...] = ()
-    """Collections to choose the checkpoint on (split dev, else test), in its place."""
+    """Collections to choose the checkpoint on (split dev, else test), in its place; without any the last weights count.
+    """
     test: tuple[Path, ...] = ()
     """Collections to measure on (split test), in its place; each counts as much as the others."""
+    beside: tuple[Path, ...] = ()
+    """Collections that are measured too (split test), each in a table of its own: no claim rests on them."""
 
     @model_validator(mode="after")
     def _usable(self) -> StudyData:
-        if bool(self.pairs) != bool(self.test) or bool(self.pairs) != bool(self.dev):
-            raise ValueError("expected pairs, dev and test together, or none of them")
+        if bool(self.pairs) != bool(self.test) or (self.dev and not self.pairs):
+            raise ValueError("expected pairs and test together, with dev or without, or none of them")
         if not self.scale[0] < self.scale[1]:
             raise ValueError("expected scale: [lowest, highest] with lowest below highest")
         if min(self.shares) <= 0 or sum(self.shares) > 1 + 1e-9:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +20,7 @@ from bixse.experiments.runner import INPUTS_FOLDER
 from bixse.relevance import GradeScale
 from bixse.studies.engine.static_student import save_static_student
 from bixse.studies.engine.study_config import PYDOCS
+from bixse.training.dev_evaluation import check_not_trained_on
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -43,6 +44,8 @@ class StudyInputs:
     """Name -> collection to measure on, split test."""
     model: str
     min_relevant_grade: float
+    beside: Mapping[str, Path] = field(default_factory=dict)
+    """Name -> collection that is measured too."""
     exclude_self: bool = False
     """Whether the document with the query's id is left out of its answers."""
 
@@ -56,25 +59,35 @@ def prepare_inputs(config: StudyConfig, out: Path) -> StudyInputs:
         if not Path(model).is_dir():
             save_static_student(folder / STATIC)
     data = config.data
-    rest = (config.data.min_relevant_grade, config.data.exclude_self)
+    rest = (data.min_relevant_grade, _named(data.beside), data.exclude_self)
     if data.pairs:
         tests = _named(data.test)
-        for path in tests.values():
-            load_collection(path, ["test"])
         path = folder / "train.parquet"
         if not path.exists():
-            save_graded_pairs(load_several(list(data.pairs)), path)
+            pairs = load_several(list(data.pairs))
+            _check_not_trained_on({**tests, **rest[1]}, pairs, bool(config.train.get("allow_shared_queries")))
+            save_graded_pairs(pairs, path)
         return StudyInputs(path, data.dev, _dev_split(data.dev), tests, model, *rest)
     if not (folder / "train.parquet").exists():
         collection = divided(_collection(data), data)
         save_collection(collection, folder / collection.name)
         pairs = GradedPairs.from_collection(collection, "train", GradeScale(*data.scale))
         # a judged document without text, as some published collections hold, teaches nothing
-        save_graded_pairs(
-            GradedPairs.from_rows(row for row in pairs.rows() if row["document"]), folder / "train.parquet"
+        pairs = GradedPairs.from_rows(row for row in pairs.rows() if row["document"])
+        _check_not_trained_on(
+            {_name(data): folder / collection.name, **rest[1]}, pairs, bool(config.train.get("allow_shared_queries"))
         )
+        save_graded_pairs(pairs, folder / "train.parquet")
     name = _name(data)
     return StudyInputs(folder / "train.parquet", (folder / name,), "dev", {name: folder / name}, model, *rest)
+
+
+def _check_not_trained_on(tests: Mapping[str, Path], pairs: GradedPairs, allowed: bool) -> None:
+    held_out = {}
+    for name, folder in tests.items():
+        found = load_collection(folder, ["test"])
+        held_out[f"test {name}"] = {query: found.queries[query] for query in found.qrels["test"]}
+    check_not_trained_on(held_out, pairs.queries, allowed)
 
 
 def input_hashes(config: StudyConfig) -> dict[str, str]:
@@ -88,6 +101,7 @@ def input_hashes(config: StudyConfig) -> dict[str, str]:
         folder = Path(data.collection)
         splits = () if data.collection == PYDOCS else data.splits or _splits_of(folder)
         folders = [("collection", folder, split) for split in splits]
+    folders += [("beside", folder, "test") for folder in data.beside]
     for kind, folder, split in folders:
         files |= {
             f"{kind}/{folder.resolve().name}/{name}": path for name, path in files_of_split(folder, split).items()

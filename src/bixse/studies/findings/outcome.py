@@ -7,8 +7,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from bixse.evaluation.statistics import holm
+from bixse.experiments.arms import show
 from bixse.report.table import format_difference, format_interval, format_number, format_p_value
-from bixse.studies.findings.contrasts import ClaimResult, interval_of, key_of, measure
+from bixse.studies.engine.measures import NOT_MERGED
+from bixse.studies.findings.contrasts import ClaimResult, PerSeed, above, interval_of, key_of, measure
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -38,6 +40,19 @@ class SummaryRow:
 
 
 @dataclass(frozen=True)
+class ApartRow:
+    """One arm on a collection that no claim rests on, or before its model was merged."""
+
+    labels: ArmLabels
+    name: str
+    """Of the collection, and whether the model was merged."""
+    figure: Difference
+    """The headline metric with its interval over seeds and queries."""
+    gain: Difference | None
+    """Against the untrained encoder; None without it, or of itself."""
+
+
+@dataclass(frozen=True)
 class StudyOutcome:
     """Everything a study shows, as plain data."""
 
@@ -49,6 +64,7 @@ class StudyOutcome:
     command: str = ""
     models: Sequence[str] = ()
     """Folders of the models that were kept."""
+    apart: Sequence[ApartRow] = ()
 
     @property
     def failed(self) -> list[RunResult]:
@@ -91,6 +107,27 @@ class StudyOutcome:
             rows.append([found.claim, format_difference(gap.mean), interval, p_value, found.finding])
         return rows
 
+    def apart_headers(self) -> list[str]:
+        labels = [label.replace("_", " ") for label in self.apart[0].labels] if self.apart else []
+        return ["measured on", *labels, "nDCG@10", "difference from untrained", "95 % interval", "p"]
+
+    def apart_rows(self) -> list[list[Cell]]:
+        rows: list[list[Cell]] = []
+        for row in self.apart:
+            gain = row.gain
+            interval = "–" if gain is None else format_interval(gain.low, gain.high, signed=True)
+            rows.append(
+                [
+                    row.name,
+                    *map(show, row.labels.values()),
+                    format_number(row.figure.mean),
+                    "–" if gain is None else format_difference(gain.mean),
+                    interval,
+                    "–" if gain is None else format_p_value(gain.p_value),
+                ]
+            )
+        return rows
+
     def summary_headers(self) -> list[str]:
         labels = [label.replace("_", " ") for label in self.summary[0].labels] if self.summary else []
         if not self.study.needs_data:
@@ -122,6 +159,8 @@ class StudyOutcome:
         return rows
 
 
+UNTRAINED: ArmLabels = {"loss": "untrained"}
+"""The arm that others are compared with on collections of their own."""
 CLAIM_HEADERS = ("claim", "difference", "95 % interval", "p (Holm)", "finding")
 """Headers of the table of claims."""
 
@@ -147,7 +186,33 @@ def outcome_of(
     claims = [measure(contrast, figures, seedless) for contrast in study.contrasts(values)]
     corrected = holm([1.0 if found.difference is None else found.difference.p_value for found in claims])
     claims = [replace(found, adjusted=p_value) for found, p_value in zip(claims, corrected, strict=True)]
-    return StudyOutcome(study, config, list(results), summary, claims, command, models)
+    apart = _apart([found for group in finished.values() for found in group], seedless)
+    return StudyOutcome(study, config, list(results), summary, claims, command, models, apart)
+
+
+def _apart(results: Sequence[RunResult], seedless: Collection[Any]) -> list[ApartRow]:
+    """By name and arm; the difference is from the untrained encoder on the same collection."""
+    untrained = next((found for found in results if found.labels == UNTRAINED), None)
+    base: dict[str, dict[str, float]] = {}
+    if untrained is not None:
+        for query, value in untrained.per_query.items():
+            base.setdefault(query.partition("/")[0], {})[query] = value
+        base |= {name: dict(own) for name, own in untrained.apart.items()}
+    figures: dict[str, dict[Any, dict[int, Mapping[str, float]]]] = {}
+    labels = {key_of(found.labels): found.labels for found in results}
+    for found in results:
+        for name, own in found.apart.items():
+            figures.setdefault(name, {}).setdefault(key_of(found.labels), {})[found.seed] = own
+    rows = []
+    for name, arms in figures.items():
+        against = base.get(name.removesuffix(NOT_MERGED))
+        for key, seeds in arms.items():
+            gain = None
+            if against is not None and labels[key] != UNTRAINED:
+                both: dict[Any, PerSeed] = {key: seeds, key_of(UNTRAINED): {0: against}}
+                gain = measure(above(name, labels[key], UNTRAINED), both, {*seedless, key_of(UNTRAINED)}).difference
+            rows.append(ApartRow(labels[key], name, interval_of(seeds), gain))
+    return rows
 
 
 def _summary(study: Study, group: Sequence[RunResult], figures: Mapping[int, Mapping[str, float]]) -> SummaryRow:

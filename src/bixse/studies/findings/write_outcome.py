@@ -27,6 +27,7 @@ FILES = {
     "runs": "runs.csv",
     "summary": "summary.csv",
     "claims": "findings.csv",
+    "apart": "apart.csv",
     "findings": "findings.md",
     "plot": "plot.svg",
     "page": "study.html",
@@ -47,6 +48,7 @@ def write_outcome(outcome: StudyOutcome, out: Path) -> dict[str, str]:
     write_atomically(out / FILES["runs"], _runs_csv(outcome))
     write_atomically(out / FILES["summary"], _summary_csv(outcome))
     write_atomically(out / FILES["claims"], _claims_csv(outcome))
+    write_atomically(out / FILES["apart"], _apart_csv(outcome))
     write_atomically(out / FILES["findings"], markdown(outcome))
     plot = plot_of(outcome)
     save_plot(plot, out / FILES["plot"])
@@ -60,6 +62,8 @@ def page_content(outcome: StudyOutcome, plot: Plot) -> dict[str, Any]:
     if outcome.claims:
         tables.append({"title": "Claims", "headers": CLAIM_HEADERS, "rows": outcome.claim_rows()})
     tables.append({"title": "Arms", "headers": outcome.summary_headers(), "rows": outcome.summary_rows()})
+    if outcome.apart:
+        tables.append({"title": "Measured beside", "headers": outcome.apart_headers(), "rows": outcome.apart_rows()})
     return {
         "title": outcome.study.title,
         "command": outcome.command,
@@ -119,6 +123,8 @@ def markdown(outcome: StudyOutcome) -> str:
     if outcome.claims:
         lines += [format_markdown(outcome.claim_rows(), CLAIM_HEADERS), ""]
     lines += [format_markdown(outcome.summary_rows(), outcome.summary_headers()), ""]
+    if outcome.apart:
+        lines += ["Measured beside:", "", format_markdown(outcome.apart_rows(), outcome.apart_headers()), ""]
     lines += [*study.notes, ""] if study.notes else []
     lines += [f"{len(outcome.failed)} runs failed: {outcome.failed[0].reason}", ""] if outcome.failed else []
     return "\n".join(lines)
@@ -153,6 +159,16 @@ def _claims_csv(outcome: StudyOutcome) -> str:
         | {"p_holm": _figure(found.adjusted), "seeds": found.seeds}
         | {"queries": getattr(found.difference, "queries", None), "finding": found.finding}
         for found in outcome.claims
+    )
+
+
+def _apart_csv(outcome: StudyOutcome) -> str:
+    names = {"difference": "mean", "low": "low", "high": "high", "p": "p_value"}
+    return _csv(
+        {"measured_on": row.name, **row.labels, "ndcg@10": _figure(row.figure.mean)}
+        | {name: _figure(getattr(row.gain, own, None)) for name, own in names.items()}
+        | {"queries": row.figure.queries}
+        for row in outcome.apart
     )
 
 

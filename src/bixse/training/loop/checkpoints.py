@@ -70,9 +70,8 @@ def load_loss_state(loss: nn.Module, folder: Path) -> None:
 
 def save_suspects(suspects: Suspects, folder: Path) -> None:
     """Write the suspicious zeros of the epoch so far into a checkpoint folder."""
-    write_atomically(
-        folder / SUSPECTS_FILE, save({name: torch.from_numpy(v) for name, v in suspects._asdict().items()})
-    )
+    columns = {"groups": suspects.groups, "documents": suspects.documents, "logits": suspects.logits}
+    write_atomically(folder / SUSPECTS_FILE, save({name: torch.from_numpy(own) for name, own in columns.items()}))
 
 
 def load_suspects(folder: Path) -> Suspects:

@@ -15,10 +15,11 @@ from bixse.encoders.identity import model_hashes
 from bixse.encoders.interpolation import check_same_kind, mean_weights, trained_weights
 from bixse.encoders.loading.build import build_encoder
 from bixse.encoders.relevance_model import save_whole
-from bixse.training.dev_evaluation import Split, check_not_trained_on, load_watched, split_hashes
+from bixse.training.dev_evaluation import Split, check_not_trained_on, load_watched, queries_of, split_hashes
+from bixse.training.distributed import first_process_alone_in
 from bixse.training.loop.trainer import GradedTrainer, GradedTrainingArguments
 from bixse.training.merging.merge import MergeResult, merge, refitted_head
-from bixse.training.recipe import MODEL_FOLDER, first_process_alone_in
+from bixse.training.recipe import MODEL_FOLDER
 
 if TYPE_CHECKING:
     from bixse.training.config import MergeModelsConfig
@@ -54,7 +55,7 @@ def merge_models(config: MergeModelsConfig, out: str | Path, progress: bool = Fa
     splits += [Split(path, config.guard_split, "guard") for path in config.guard]
     watched = load_watched(splits, config.documents)
     graded = load_graded_pairs(config.pairs) if config.pairs is not None else None
-    warnings = check_not_trained_on(watched, graded.queries if graded else [], config.allow_shared_queries)
+    warnings = check_not_trained_on(queries_of(watched), graded.queries if graded else [], config.allow_shared_queries)
     inputs = {f"{number}/{name}": value for number, m in enumerate(names) for name, value in model_hashes(m).items()}
     inputs |= split_hashes(splits)
     if config.pairs is not None:
