@@ -5,8 +5,9 @@
 NFCORPUS holds BEIR's corpus.jsonl and queries.jsonl, qrels/ with the authors' four levels (0 to 3) of train, dev and
 test, and qrels-beir/ with BEIR's (0 to 2); SCIFACT a collection folder. OUT gets
 
-- pairs.parquet: the training pairs, relevance as in `RELEVANCE`;
-- nfcorpus: dev and test with BEIR's levels; nfcorpus-levels: the same with the authors' levels;
+- pairs.parquet: the training pairs, relevance as in `RELEVANCE`, without queries whose text is one of dev or test;
+- nfcorpus and nfcorpus-levels: the test queries with BEIR's and with the authors' levels;
+- nfcorpus-dev: the dev queries with BEIR's levels, as a split test, for studies that choose settings;
 - scifact, pydocs: what must not get worse.
 """
 
@@ -15,6 +16,8 @@ from __future__ import annotations
 import argparse
 import csv
 from pathlib import Path
+
+import numpy as np
 
 from bixse.data.collection import Collection
 from bixse.data.collection_files import load_collection, save_collection
@@ -45,14 +48,16 @@ def main() -> None:
     given = load_collection(args.nfcorpus, ["train", "dev", "test"])
     train = GradedPairs.from_collection(given, "train", GradeScale(0, 3))
     train = train.with_columns(relevance=[RELEVANCE[grade] for grade in train.extra["grade"]])
-    args.out.mkdir(parents=True, exist_ok=True)
-    save_graded_pairs(train, args.out / "pairs.parquet")
-    levels = {split: given.qrels[split] for split in ("dev", "test")}
     beir = {split: beir_qrels(args.nfcorpus / "qrels-beir" / f"{split}.tsv") for split in ("dev", "test")}
-    for name, qrels in (("nfcorpus", beir), ("nfcorpus-levels", levels)):
-        judged = {query for split in qrels.values() for query in split}
-        queries = {query: text for query, text in given.queries.items() if query in judged}
-        save_collection(Collection(name, given.corpus, queries, qrels), args.out / name)
+    judged = {"nfcorpus": beir["test"], "nfcorpus-levels": given.qrels["test"], "nfcorpus-dev": beir["dev"]}
+    held_out = {given.queries[query] for qrels in judged.values() for query in qrels}
+    kept = np.array([text not in held_out for text in train.queries])
+    args.out.mkdir(parents=True, exist_ok=True)
+    save_graded_pairs(train.select(kept), args.out / "pairs.parquet")
+    print(f"{kept.sum()} training pairs; {(~kept).sum()} left out, whose query has the text of a dev or test query")
+    for name, qrels in judged.items():
+        queries = {query: given.queries[query] for query in qrels}
+        save_collection(Collection(name, given.corpus, queries, {"test": qrels}), args.out / name)
     for found in (load_collection(args.scifact, ["test"]), load_pydocs()):
         own = found.qrels["test"]
         queries = {query: found.queries[query] for query in own}

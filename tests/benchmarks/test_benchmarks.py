@@ -25,6 +25,8 @@ OTHERS = {
     "results": (["--help"], "--cranfield"),
 }
 """Script -> its smallest run, and a word of what it prints. That of `results` is `tests/test_results.py`."""
+LONG = ("bench_grade_server",)
+"""Scripts that take half a minute all the same."""
 
 
 def run(script, *arguments):
@@ -53,7 +55,9 @@ def test_every_script_is_run():
     assert {path.stem for path in FOLDER.glob("*.py")} - tested == {"measuring"}
 
 
-@pytest.mark.parametrize("script", list(OTHERS))
+@pytest.mark.parametrize(
+    "script", [pytest.param(name, marks=pytest.mark.slow) if name in LONG else name for name in OTHERS]
+)
 def test_the_smallest_run(script):
     arguments, word = OTHERS[script]
     done = run(script, *arguments)
@@ -89,6 +93,7 @@ def test_bench_encode(table, processes):
     assert all(float(row["difference"]) < 0.02 for row in rows)
 
 
+@pytest.mark.slow
 def test_bench_eval(table):
     pytest.importorskip("mteb")
     rows = table("bench_eval", "--quick")
@@ -130,6 +135,7 @@ def test_bench_growth(table, tmp_path, losses):
     assert plot.read_text(encoding="utf-8").lstrip().startswith("<?xml")
 
 
+@pytest.mark.slow
 def test_bench_loss(table):
     rows = table("bench_loss", "--quick")
     assert [row["method"] for row in rows] == ["fused", "plain", "products", "products, tiled"]
@@ -148,7 +154,8 @@ def test_bench_search_index(table):
     assert all(0.5 < float(row["recall_at_10"]) <= 1 for row in rows)
 
 
-@pytest.mark.parametrize("precision", ["bfloat16", pytest.param("float32", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["bfloat16", "float32"])
 def test_bench_train(table, monkeypatch, precision):
     monkeypatch.setenv(PRECISION_VARIABLE, precision)
     rows = table("bench_train", "--quick")

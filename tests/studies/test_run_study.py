@@ -31,6 +31,8 @@ from bixse.studies.engine.study_config import StudyConfig, preset_names
 from bixse.studies.paper.known_studies import STUDIES, find_study
 from helpers.actions import action_collection
 
+QUICK = ("annotation", "cutoff", "rankers")
+"""Studies that are run by default; between them they use every way to make arms."""
 needs_two_cores = pytest.mark.skipif(cores() < 2, reason="needs two cores")
 
 
@@ -167,7 +169,14 @@ def test_a_failed_run_is_told_and_tried_again(study, tmp_path):
     assert run_study(config, out).made == 2
 
 
-@pytest.mark.parametrize("name", [name for name in STUDIES if name not in ("losses", "memory")])
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name in QUICK else pytest.param(name, marks=pytest.mark.slow)
+        for name in STUDIES
+        if name not in ("losses", "memory")
+    ],
+)
 def test_every_study_runs(name, study, tmp_path):
     small = {
         "noise": {"noise": [0, 0.5]},
@@ -184,6 +193,7 @@ def test_every_study_runs(name, study, tmp_path):
     assert all(claim.finding != "no figures" for claim in found.outcome.claims)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux")
 def test_the_memory_study_measures_in_fresh_processes(tmp_path):
     values = {"losses": ["bixse", "bixse, whole matrix"], "batch_sizes": [4096], "dim": 16}

@@ -70,10 +70,3 @@ def column_names(path: Path) -> list[str]:
     with open_table(path) as file:
         names: list[str] = file.schema_arrow.names
         return names
-
-
-def row_count(path: Path) -> int:
-    """The number of rows of a Parquet file, without reading them."""
-    with open_table(path) as file:
-        rows: int = file.metadata.num_rows
-        return rows

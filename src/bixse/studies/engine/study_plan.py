@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bixse.data.io.parquet import row_count
+from bixse.data.io.parquet import column_names, read_table
 from bixse.errors import InputError
 from bixse.report.table import format_table
 from bixse.studies.engine.model_cost import EncoderSize, operations, state_bytes, weight_bytes
@@ -146,19 +146,28 @@ def _plan(arm: Arm, config: StudyConfig, size: EncoderSize, rows: float, queries
 
 def _rows_of(config: StudyConfig, size: EncoderSize) -> tuple[float, float, list[str]]:
     data = config.data
-    missing = _absent(dict.fromkeys([*data.pairs, *data.dev, *data.test]))
+    missing = _absent(dict.fromkeys([*data.pairs, *data.dev, *data.test, *data.beside]))
     if data.pairs:
         there = all(path.suffix == ".parquet" and path.is_file() for path in data.pairs)
-        rows = sum(row_count(path) for path in data.pairs) if there else size.training_rows
-        return rows, rows / 2, missing
+        if not there:
+            return size.training_rows, size.training_rows / 2, missing
+        counted = [_counted(path) for path in data.pairs]
+        return sum(rows for rows, _ in counted), sum(queries for _, queries in counted), missing
     if data.collection == PYDOCS:
-        return 2795, 239, missing
+        return 7961, 679, missing
     qrels = Path(data.collection) / "qrels"
     missing += _absent([qrels])
     found = {path.stem: path.read_text(encoding="utf-8").splitlines()[1:] for path in qrels.glob("*.tsv")}
     split = data.splits[0] if data.splits else "train" if "train" in found else next(iter(found), "")
     lines, share = found.get(split, []), 1.0 if len(found) > 1 else data.shares[0]
     return len(lines) * share, max(1.0, len({line.split("\t")[0] for line in lines}) * share), missing
+
+
+def _counted(path: Path) -> tuple[int, int]:
+    """Rows and queries of a Parquet file of pairs."""
+    name = "query_id" if "query_id" in column_names(path) else "query"
+    column = read_table(path, [name])[name]
+    return len(column), len(column.unique())
 
 
 def _absent(paths: Iterable[Path]) -> list[str]:
