@@ -11,6 +11,7 @@ SOURCE = Path(bixse.__file__).parent
 NOUNS = {"errors", "progress", "relevance", "results", "settings"}
 ORDER = [
     "data",
+    "engines",
     "report",
     "encoders",
     "losses",

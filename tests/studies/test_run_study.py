@@ -22,7 +22,7 @@ from bixse.data.collection import Collection, Document
 from bixse.data.collection_files import save_collection
 from bixse.data.graded_pairs import GradedPairs
 from bixse.data.pairs_files import save_graded_pairs
-from bixse.encoders.encode import cores
+from bixse.engines.processes import cores
 from bixse.errors import ConfigError, InputError, OutputExistsError
 from bixse.relevance import GradeScale
 from bixse.studies.engine.run_study import run_study

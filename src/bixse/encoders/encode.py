@@ -21,6 +21,7 @@ from torch import multiprocessing
 from bixse.encoders.embedding import embed_features, take_rows
 from bixse.encoders.instructions import prompt_for
 from bixse.encoders.loading.precision import autocast, resolve_precision
+from bixse.engines.processes import cores
 from bixse.errors import BixseError, InputError
 
 if TYPE_CHECKING:
@@ -247,11 +248,6 @@ def warn_of_too_many(devices: Sequence[str]) -> list[str]:
         f"{number} processes of {threads} thread{'s' if threads > 1 else ''} on {cores()} cores: they slow each other "
         f"down; fix: fewer --processes, or a smaller {THREADS_VARIABLE}"
     ]
-
-
-def cores() -> int:
-    """Processor cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _start_process(model: SentenceTransformer, devices: Any, threads: int) -> None:

@@ -8,13 +8,14 @@ import shutil
 import time
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
-from functools import partial
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 from bixse.data.io.files import LOCK_FILE, read_text, storage_errors, write_atomically
 from bixse.data.run_record import RUN_FILE
 from bixse.encoders.loading.precision import use_precision
+from bixse.engines.job import Job
+from bixse.engines.processes import LocalEngine
 from bixse.errors import (
     BixseError,
     DivergedError,
@@ -25,7 +26,6 @@ from bixse.errors import (
     StorageError,
 )
 from bixse.experiments.arms import RunResult
-from bixse.experiments.processes import done_by_processes
 from bixse.training import recipe
 from bixse.training.distributed import first_process_alone_in
 
@@ -46,8 +46,8 @@ INPUTS_FOLDER = "inputs"
 """Where an experiment lays out what its runs read."""
 PAIRS_FILE = "pairs.parquet"
 """The transformed training pairs of a run, until it has ended."""
-DIED = "the process died twice, most likely for want of memory; fix: fewer jobs, or smaller batches"
-"""Why a run failed whose process ended without a word."""
+FIX = "tried twice; fix: fewer jobs, or smaller batches"
+"""What is said of a run that ended without a word of its own, such as by the death of its process."""
 PARTS = (recipe.MODEL_FOLDER, recipe.ADAPTER_FOLDER, recipe.TUNED_FOLDER, recipe.CHECKPOINT_FOLDER)
 """Large parts of a training."""
 
@@ -106,7 +106,7 @@ def do_runs(
         record: of the experiment; it is saved as running, and as interrupted by Ctrl-C.
         runs: what to do, in this order.
         inputs: what their `measure` reads; with several processes it is sent to them.
-        jobs: as of `done_by_processes`.
+        jobs: runs at once, see `LocalEngine`.
         keep_models: leave what is trained in the folders of the runs.
         progress: makes a progress callback from a title and a total.
         wanted: whether a run is still wanted, given the results so far.
@@ -122,12 +122,12 @@ def do_runs(
     advance = progress(record.command, len(runs)) if progress is not None and missing else None
     if advance is not None and results:
         advance(0, known=len(results))
-    do = partial(execute, inputs=inputs, folder=folder, keep_models=keep_models)
     still = (run for run in missing if wanted(run, results))
     made = 0
     try:
-        for run, result in done_by_processes(still, do, jobs):
-            results[run.name] = result or _result(run, status="failed", reason=DIED)
+        for ended in LocalEngine(jobs).map(RunJob(inputs, folder, keep_models), still):
+            run = ended.shard
+            results[run.name] = ended.result or _result(run, status="failed", reason=f"{ended.error}, {FIX}")
             made += 1
             after_each(results)
             if advance is not None:
@@ -142,6 +142,18 @@ def do_runs(
     versions = sorted({found.version for found in ordered.values()})
     mixed = f"runs were made by several versions of bixse ({', '.join(versions)}): use a new --out to be sure"
     return Results(ordered, made, [mixed] if len(versions) > 1 else [])
+
+
+@dataclass(frozen=True)
+class RunJob(Job["ArmRun", RunResult]):
+    """Runs as shards; which are complete, their results say."""
+
+    inputs: Any
+    folder: Path
+    keep_models: bool
+
+    def run(self, shard: ArmRun, kept: Any) -> RunResult:
+        return execute(shard, self.inputs, self.folder, self.keep_models)
 
 
 def execute(run: ArmRun, inputs: Any, folder: Path, keep_models: bool = False) -> RunResult:

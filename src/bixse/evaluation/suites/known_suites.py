@@ -12,7 +12,7 @@ from bixse.errors import InputError, did_you_mean
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-Engine: TypeAlias = Literal["folders", "short", "trec-dl", "trec-dl-rerank", "mteb"]
+SuiteEngine: TypeAlias = Literal["folders", "short", "trec-dl", "trec-dl-rerank", "mteb"]
 """What runs a suite: our evaluator on collection folders (all or a part of each), on TREC files, or mteb itself."""
 LOCAL = "local"
 BEIR_URL = "https://public.ukp.informatik.tu-darmstadt.de/thakur/BEIR/datasets"
@@ -55,7 +55,7 @@ class Suite:
     """A named set of tasks."""
 
     name: str
-    engine: Engine
+    engine: SuiteEngine
     tasks: tuple[SuiteTask, ...] = ()
     """Of the engines that read collection folders."""
     optional: tuple[SuiteTask, ...] = ()

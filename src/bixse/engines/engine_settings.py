@@ -1,0 +1,57 @@
+"""Settings of where work runs, which verbs inherit, and the engine that they name."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import Field
+
+from bixse.engines.processes import LocalEngine
+from bixse.engines.ranks import RanksEngine
+from bixse.errors import InputError
+from bixse.settings import Flag, Settings
+
+if TYPE_CHECKING:
+    from bixse.engines.job import Engine
+
+
+class EngineSettings(Settings):
+    """Where work runs.
+
+    Example:
+        >>> EngineSettings(engine="local", processes=1).chosen_engine().processes
+        1
+    """
+
+    engine: Literal["local", "ranks", "ray"] = "local"
+    """local: on this machine; ranks: this process does its share, others (torchrun, a Slurm array) theirs; ray: on a
+    Ray cluster."""
+    shards: int | None = Field(default=None, ge=1)
+    """Cut the work into N parts at least; null: as large as they may be."""
+    processes: int | None = Field(default=None, ge=1)
+    """Processes at once; null: as many as fit."""
+    ray_address: Annotated[str, Flag(metavar="HOST:PORT")] = "auto"
+    """Of the Ray cluster; auto: the one that this machine belongs to."""
+    num_cpus: float = Field(default=1, gt=0)
+    """With Ray: processor cores of each process."""
+    num_gpus: int = Field(default=0, ge=0)
+    """GPUs of each process; with Ray, 0 computes on the processor."""
+
+    def chosen_engine(self, processes: int | None = None) -> Engine:
+        """The engine; `processes` where nothing says how many.
+
+        Raises:
+            InputError: there is no such place: no rank in the environment, no graphics card, Ray is not installed.
+        """
+        number = self.processes or processes
+        if self.engine != "ranks" and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            raise InputError(
+                f"engine {self.engine}: got WORLD_SIZE={os.environ['WORLD_SIZE']}, processes of a launcher that would "
+                "all do the same; expected one; fix: --engine ranks, or start it without the launcher"
+            )
+        if self.engine == "ray":
+            from bixse.engines.ray_cluster import RayEngine
+
+            return RayEngine(self.ray_address, self.processes, self.num_cpus, self.num_gpus)
+        return (RanksEngine if self.engine == "ranks" else LocalEngine)(number, self.num_gpus)

@@ -1,0 +1,98 @@
+"""Jobs that the tests of engines do; their shards are numbers or words."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from bixse.data.io.files import write_atomically
+from bixse.engines.job import Job
+from bixse.errors import StorageError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Numbers(Job):
+    """Reads a file of numbers per shard and writes their sum; what was done is told line by line in `log`."""
+
+    folder: Path
+    factor: int = 1
+    seconds: float = 0.0
+    dies: tuple[int, ...] = ()
+    """Shards whose process is killed at each try."""
+    dies_once: tuple[int, ...] = ()
+    raises: tuple[int, ...] = ()
+    full: tuple[int, ...] = ()
+    """Shards that find a full disk."""
+
+    def setup(self):
+        self.say(f"setup {os.getpid()}")
+        return self.factor
+
+    def run(self, shard, kept):
+        self.say(f"run {shard} {os.getpid()}")
+        time.sleep(self.seconds)
+        once = self.folder / f"died-{shard}"
+        if shard in self.dies or (shard in self.dies_once and not once.exists()):
+            once.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        if shard in self.raises:
+            raise RuntimeError(f"shard {shard}\nis bad")
+        if shard in self.full:
+            raise StorageError("got a full disk; expected room; fix: free some")
+        numbers = (self.folder / f"{shard}.txt").read_text().split()
+        total = sum(map(int, numbers)) * kept
+        write_atomically(self.output(shard), f"{total}\n")
+        return total
+
+    def output(self, shard):
+        return self.folder / "out" / f"{shard}.sum"
+
+    def fingerprint(self):
+        return f"numbers times {self.factor}"
+
+    def say(self, words):
+        with (self.folder / "log").open("a") as file:
+            file.write(words + "\n")
+
+
+@dataclass(frozen=True)
+class Threads(Job):
+    """Tells its process and how many threads that may use."""
+
+    def run(self, shard, kept):
+        return os.getpid(), os.environ["OMP_NUM_THREADS"]
+
+
+@dataclass(frozen=True)
+class Unsendable(Job):
+    """Holds what cannot be pickled."""
+
+    what: Any
+
+    def run(self, shard, kept):
+        return shard
+
+
+def write_numbers(folder, shards):
+    """The input of `Numbers`: shard n holds n and n + 1."""
+    folder.mkdir(exist_ok=True)
+    for shard in range(shards):
+        (folder / f"{shard}.txt").write_text(f"{shard} {shard + 1}")
+    return folder
+
+
+def said(folder, word):
+    """The second words of the lines of the log that begin with a word."""
+    lines = (folder / "log").read_text().splitlines() if (folder / "log").exists() else []
+    return [line.split()[1] for line in lines if line.startswith(word)]
+
+
+def sums(folder):
+    """Name -> content of every output and mark."""
+    return {path.name: path.read_bytes() for path in sorted((folder / "out").iterdir())}
