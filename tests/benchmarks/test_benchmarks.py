@@ -16,6 +16,7 @@ from helpers.tiny_judges import save_judge
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 OTHERS = {
+    "bench_engines": (["--quick"], "plain loop"),
     "bench_grade_server": (["--quick"], "bixse_per_second"),
     "bench_pairs": (["--pairs", "2000", "--batches", "5"], "all"),
     "config_path": ([], "modules"),

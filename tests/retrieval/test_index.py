@@ -11,6 +11,7 @@ import pytest
 from filelock import FileLock
 from safetensors.numpy import load_file
 
+from bixse.data.io.cache import cache_folder
 from bixse.data.io.files import LOCK_FILE
 from bixse.encoders import encode
 from bixse.encoders.head import RelevanceHead
@@ -251,13 +252,17 @@ def test_a_stopped_index_leaves_the_former_one(tiny_model, folder, write_corpus,
     def stop(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(index_module, "_publish", stop)
-    with pytest.raises(KeyboardInterrupt):
-        make_index(tiny_model, write_corpus({"d0": documents["d0"]}), folder)
-    assert not (folder / BUILD_FOLDER).exists()
+    one = write_corpus({"d0": documents["d0"]})
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(index_module, "_publish", stop)
+        make_index(tiny_model, one, folder)
     with open_index(folder, tiny_model) as index:
         index.check()
         assert len(index) == 100
+    shutil.rmtree(cache_folder())
+    report = make_index(tiny_model, one, folder)
+    assert (report.encoded, report.manifest.documents) == (0, 1), "what was complete is there"
+    assert not (folder / BUILD_FOLDER).exists()
 
 
 def test_an_index_that_is_replaced_while_it_is_opened(tiny_model, folder, write_corpus, documents, monkeypatch):

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from bixse.cli.flags import add_settings
 from bixse.cli.result import CommandResult
+from bixse.engines.engine_settings import EngineSettings
 from bixse.errors import BixseError, InputError, did_you_mean, printable
 from bixse.training.distributed import is_main_process, rank, world_size
 
@@ -159,10 +160,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(words: Sequence[str]) -> CommandResult:
     name, verb, args = parse(words)
-    if world_size() > 1 and name not in SHARING_VERBS:
+    if world_size() > 1 and name not in SHARING_VERBS and not issubclass(verb.settings, EngineSettings):
         raise InputError(
             f"bixse {name}: got {world_size()} processes; expected one; fix: start it without the "
-            "launcher (of several processes only `bixse train` makes use)"
+            "launcher (of several processes `bixse train` makes use, and `bixse index --engine ranks`)"
         ).of_all_processes()
     with contextlib.redirect_stdout(sys.stderr):  # standard output holds the result alone
         return verb.call(args, tuple(words))

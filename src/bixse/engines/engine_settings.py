@@ -28,7 +28,7 @@ class EngineSettings(Settings):
     """local: on this machine; ranks: this process does its share, others (torchrun, a Slurm array) theirs; ray: on a
     Ray cluster."""
     shards: int | None = Field(default=None, ge=1)
-    """Cut the work into N parts at least; null: as large as they may be."""
+    """Cut the work into about N parts; null: as few as there may be."""
     processes: int | None = Field(default=None, ge=1)
     """Processes at once; null: as many as fit."""
     ray_address: Annotated[str, Flag(metavar="HOST:PORT")] = "auto"
@@ -38,13 +38,13 @@ class EngineSettings(Settings):
     num_gpus: int = Field(default=0, ge=0)
     """GPUs of each process; with Ray, 0 computes on the processor."""
 
-    def chosen_engine(self, processes: int | None = None) -> Engine:
-        """The engine; `processes` where nothing says how many.
+    def chosen_engine(self, here: bool = False) -> Engine:
+        """The engine; of one machine it works in this process where the job wants to be `here`.
 
         Raises:
             InputError: there is no such place: no rank in the environment, no graphics card, Ray is not installed.
         """
-        number = self.processes or processes
+        number = 1 if here else self.processes
         if self.engine != "ranks" and int(os.environ.get("WORLD_SIZE", "1")) > 1:
             raise InputError(
                 f"engine {self.engine}: got WORLD_SIZE={os.environ['WORLD_SIZE']}, processes of a launcher that would "

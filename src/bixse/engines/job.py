@@ -58,20 +58,28 @@ class Job(ABC, Generic[Shard, Result]):
         return hashlib.sha256(repr(self).encode("utf-8", "backslashreplace")).hexdigest()
 
     def is_complete(self, shard: Shard) -> bool:
-        """Whether the output is there, and its mark names this job."""
+        """Whether the output is there and marked as whole by this job."""
         output = self.output(shard)
-        if output is None or not output.exists():
-            return False
-        try:
-            return _mark_of(output).read_bytes() == self.fingerprint().encode()
-        except OSError:
-            return False
+        return output is not None and is_marked(output, self.fingerprint())
 
     def mark(self, shard: Shard) -> None:
         """Write down that the output of a shard is whole."""
         output = self.output(shard)
         if output is not None:
-            write_atomically(_mark_of(output), self.fingerprint())
+            mark(output, self.fingerprint())
+
+
+def is_marked(output: Path, fingerprint: str) -> bool:
+    """Whether a file is there and marked with this fingerprint."""
+    try:
+        return output.exists() and _mark_of(output).read_bytes() == fingerprint.encode()
+    except OSError:
+        return False
+
+
+def mark(output: Path, fingerprint: str) -> None:
+    """Mark a file, by one beside it, as the whole output of what the fingerprint says."""
+    write_atomically(_mark_of(output), fingerprint)
 
 
 @dataclass(frozen=True)
@@ -91,6 +99,11 @@ class Ended(Generic[Shard, Result]):
 
 class Engine(ABC):
     """Where shards are done."""
+
+    here = False
+    """Every shard is done in this process."""
+    shared = False
+    """Other processes, which were started by themselves, do the rest."""
 
     def map(self, job: Job[Shard, Result], shards: Iterable[Shard], kept: Any = None) -> Iterator[Ended[Shard, Result]]:
         """Do the shards of this engine's share that are not complete; each comes out as it ends, in any order.

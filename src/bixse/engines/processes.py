@@ -65,6 +65,7 @@ class LocalEngine(Engine):
                 "fix: more processes only get in each other's way"
             )
         self._each = max(1, num_gpus)
+        self.here = self.processes == 1
 
     def attempts(
         self, job: Job[Shard, Result], shards: Iterator[Shard], kept: Any, alone: bool

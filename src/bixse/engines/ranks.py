@@ -25,6 +25,7 @@ class RanksEngine(LocalEngine):
     def __init__(self, processes: int | None = 1, num_gpus: int = 0) -> None:
         super().__init__(processes, num_gpus)
         self.rank, self.number = rank_of(os.environ)
+        self.shared = self.number > 1
 
     def share(self, shards: Iterable[Shard]) -> Iterable[Shard]:
         return islice(shards, self.rank, None, self.number)

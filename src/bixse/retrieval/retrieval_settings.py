@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import Field, model_validator
 
 from bixse.encoders.loading.precision import Setting
+from bixse.engines.engine_settings import EngineSettings
 from bixse.errors import InputError
 from bixse.retrieval.index.manifest import StoredType
 from bixse.settings import Flag, Settings
@@ -27,7 +28,7 @@ class EncodingSettings(Settings):
     task: str | None = None
     """Task whose instructions stand before the texts."""
     processes: int | None = Field(default=None, ge=1)
-    """Encode texts in N processes on the processor; null: in this one."""
+    """Encode texts in N processes on the processor; null: in this one (with Ray: as many as fit)."""
     devices: Annotated[tuple[str, ...] | None, Flag(metavar="DEVICE")] = None
     """Encode texts on these devices, one process each: cuda:0 cuda:1."""
     cache: Annotated[str | None, Flag(metavar="DIR")] = None
@@ -52,7 +53,7 @@ class EncodingSettings(Settings):
         return devices, warn_of_too_many(devices)
 
 
-class IndexSettings(EncodingSettings):
+class IndexSettings(EncodingSettings, EngineSettings):
     """Settings of `bixse index`.
 
     Example:
@@ -76,6 +77,16 @@ class IndexSettings(EncodingSettings):
     """Warn where fewer of the exact 10 or 100 best are found."""
     recall_queries: Annotated[Path | None, Flag(metavar="FILE")] = None
     """Queries to measure that on; null: titles of documents."""
+
+    @model_validator(mode="after")
+    def _devices_of_this_machine(self) -> Self:
+        if self.engine == "ray" and self.devices is not None:
+            raise ValueError("got devices with engine ray; expected them with local or ranks; fix: num_gpus for ray")
+        return self
+
+    def chosen_devices(self) -> tuple[list[str] | None, list[str]]:
+        """None with Ray, whose processes are on other machines."""
+        return (None, []) if self.engine == "ray" else super().chosen_devices()
 
 
 class SearchSettings(EncodingSettings):

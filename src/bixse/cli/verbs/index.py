@@ -9,6 +9,7 @@ from pydantic import model_validator
 
 from bixse.cli.result import CommandResult
 from bixse.cli.verb import Options, Verb
+from bixse.engines.engine_settings import EngineSettings
 from bixse.retrieval.retrieval_settings import IndexSettings
 from bixse.settings import Flag
 
@@ -39,8 +40,15 @@ def run(settings: IndexSettings, options: IndexOptions) -> CommandResult:
     from bixse.retrieval.index.make_index import make_index
 
     devices, warnings = settings.chosen_devices()
-    chosen = settings.model_dump(exclude={"processes", "devices", "precision"})
-    report = make_index(**chosen, out=options.out, devices=devices, progress=progress_bar)
+    chosen = settings.model_dump(exclude={*EngineSettings.model_fields, "devices", "precision"})
+    report = make_index(**chosen, out=options.out, devices=devices, progress=progress_bar, where=settings)
+    if report.waiting:
+        text = (
+            f"this rank's parts are encoded; {report.waiting} of other ranks are not: the last one makes the index, or "
+            "the same command again"
+        )
+        metrics = {"seconds": report.seconds, "encoded": report.encoded, "waiting": report.waiting}
+        return CommandResult(text, metrics, {}, warnings)
     documents = report.manifest.documents
     done = "this index is there already: nothing was done" if report.reused else (
         f"indexed {documents:,} documents in {report.seconds:.1f} s; {report.encoded:,} texts were encoded"

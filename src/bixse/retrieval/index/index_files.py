@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,18 +12,19 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from bixse.data.collection import Document
-from bixse.data.io.parquet import checked_file, reading, table_writer
+from bixse.data.io.files import atomic_file
+from bixse.data.io.parquet import checked_file, open_table, reading, table_writer
 from bixse.errors import InputError
 from bixse.retrieval.exact import TopK
-from bixse.retrieval.index.manifest import StoredFile, damaged, read_manifest
+from bixse.retrieval.index.manifest import damaged, read_manifest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
     from pathlib import Path
 
     import numpy.typing as npt
 
-    from bixse.retrieval.index.manifest import Manifest, StoredType
+    from bixse.retrieval.index.manifest import Manifest, StoredFile, StoredType
 
 TENSOR = "documents"
 SHARD_ROWS = 65_536
@@ -34,32 +36,33 @@ GROUP_ROWS = 256
 SCHEMA = pa.schema([("id", pa.string()), ("title", pa.string()), ("text", pa.string())])
 
 
-def shard_rows(dimensions: int) -> int:
-    """Documents of one file of embeddings."""
-    return max(GROUP_ROWS, min(SHARD_ROWS, SHARD_NUMBERS // dimensions) // GROUP_ROWS * GROUP_ROWS)
+def shard_rows(dimensions: int, documents: int, shards: int = 1) -> int:
+    """Documents of one file of embeddings, of which there are to be about so many; a multiple of `GROUP_ROWS`."""
+    most = min(SHARD_ROWS, SHARD_NUMBERS // dimensions) // GROUP_ROWS
+    wanted = -(-documents // (shards * GROUP_ROWS)) if shards > 1 else most
+    return max(1, min(most, wanted)) * GROUP_ROWS
 
 
-def write_files(
-    folder: Path,
-    blocks: Iterable[Sequence[tuple[str, Document]]],
-    encode: Callable[[Sequence[str]], npt.NDArray[np.float32]],
-    dtype: StoredType,
-) -> tuple[tuple[StoredFile, ...], StoredFile]:
-    """Encode document ids and documents, `shard_rows` at a time: a file of embeddings per block and one of all texts.
+def write_texts(path: Path, documents: Iterable[tuple[str, Document]]) -> None:
+    """Write ids, titles and texts, `GROUP_ROWS` together; the file appears whole or not at all."""
+    rows = ({"id": name, "title": document.title, "text": document.text} for name, document in documents)
+    with atomic_file(path) as file, table_writer(file, SCHEMA) as writer:
+        while group := list(islice(rows, GROUP_ROWS)):
+            writer.write_table(pa.Table.from_pylist(group, SCHEMA))
 
-    `encode` gives (n, D) embeddings of n texts.
-    """
-    embeddings: list[StoredFile] = []
-    texts = folder / "documents.parquet"
-    with table_writer(texts, SCHEMA) as writer:
-        for block in blocks:
-            vectors = np.ascontiguousarray(encode([document.content for _, document in block]), dtype=dtype)
-            path = folder / f"embeddings-{len(embeddings):05d}.safetensors"
-            path.write_bytes(save({TENSOR: vectors}))
-            embeddings.append(StoredFile.of(path))
-            rows = [{"id": name, "title": document.title, "text": document.text} for name, document in block]
-            writer.write_table(pa.Table.from_pylist(rows, SCHEMA), row_group_size=GROUP_ROWS)
-    return tuple(embeddings), StoredFile.of(texts)
+
+def read_texts(path: Path, start: int, number: int) -> list[str]:
+    """The texts to be encoded of some documents of such a file; `start` is a multiple of `GROUP_ROWS`."""
+    with open_table(path) as file:
+        groups = range(start // GROUP_ROWS, min(file.num_row_groups, -(-(start + number) // GROUP_ROWS)))
+        columns = file.read_row_groups(list(groups), columns=["title", "text"]).to_pydict()
+    return [Document(*found).content for found in zip(columns["title"], columns["text"], strict=True)]
+
+
+def embeddings_content(embeddings: npt.NDArray[np.float32], dtype: StoredType) -> bytes:
+    """The file of (n, D) embeddings."""
+    content: bytes = save({TENSOR: np.ascontiguousarray(embeddings, dtype=dtype)})
+    return content
 
 
 class IndexFiles:

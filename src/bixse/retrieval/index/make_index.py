@@ -6,10 +6,9 @@ import contextlib
 import re
 import shutil
 import time
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, get_args
 
@@ -19,20 +18,24 @@ from bixse.data.collection_files import check_corpus, stream_documents, warn_of_
 from bixse.data.io.files import alone_in, file_hash, storage_errors, write_atomically
 from bixse.encoders.encode import encode_on, encode_texts
 from bixse.encoders.loading.precision import resolve_precision
-from bixse.errors import InputError, OutputExistsError
+from bixse.engines.engine_settings import EngineSettings
+from bixse.engines.job import MARK, is_marked, mark
+from bixse.errors import IncompleteError, InputError, OutputExistsError
 from bixse.retrieval.hits import read_queries
 from bixse.retrieval.index.approximate import ApproximateSearch, ann_settings, build_faiss, measure_recall
-from bixse.retrieval.index.index_files import IndexFiles, shard_rows, write_files
-from bixse.retrieval.index.manifest import FILE_NAME, MANIFEST_FILE, Manifest, StoredType, read_manifest
+from bixse.retrieval.index.encode_shards import Encoder, EncodeShards
+from bixse.retrieval.index.index_files import IndexFiles, shard_rows, write_texts
+from bixse.retrieval.index.manifest import FILE_NAME, MANIFEST_FILE, Manifest, StoredFile, StoredType, read_manifest
 from bixse.retrieval.index.search import load_encoder
 from bixse.retrieval.retrieval_settings import RECALL_TARGET
 from bixse.retrieval.store import EmbeddingStore
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from sentence_transformers import SentenceTransformer
 
+    from bixse.engines.job import Engine
     from bixse.progress import ProgressBars
 
 T = TypeVar("T")
@@ -52,6 +55,8 @@ class IndexReport:
     """Texts that were encoded; the others were stored."""
     seconds: float = 0.0
     reused: bool = False
+    waiting: int = 0
+    """Parts that other ranks have not done yet: the index is not there until they have."""
     warnings: tuple[str, ...] = ()
 
 
@@ -69,6 +74,7 @@ def make_index(
     progress: ProgressBars | None = None,
     devices: Sequence[str] | None = None,
     cache: str | Path | None = None,
+    where: EngineSettings | None = None,
 ) -> IndexReport:
     """Encode a corpus once and keep it for searching.
 
@@ -78,11 +84,14 @@ def make_index(
 
     The settings are those of `IndexSettings`; `model` may also be one that is loaded. `out` is new, empty, or holds an
     index of this encoder. `devices` are those of `encode_on`; `progress` makes a callback from a title and a total.
+    `where` says which machines encode: of several ranks the one that is last makes the index, and of the others the
+    report says how many parts are waited for.
 
     Raises:
         InputError: corpus, model, index type or settings cannot be used.
         OutputExistsError: `out` holds an index of another encoder, or something else.
         StorageError: the disk is full, or another process writes the same index.
+        IncompleteError: a part failed twice; the others are kept.
 
     Example:
         ::
@@ -109,33 +118,82 @@ def make_index(
         documents=corpus.count,
         ann=ann,
     )
-    found = _found_in(out, manifest)
-    if found is not None and (found.corpus, found.ann) == (manifest.corpus, ann):
-        return IndexReport(found, reused=True)
-    store = EmbeddingStore(encoder, cache)
-    with _building(out) as folder, storage_errors(folder), encode_on(encoder, devices):
-        step = progress("encode documents", corpus.count) if progress is not None else None
-        documents, size = stream_documents(path), shard_rows(identity.dimensions)
-        blocks = iter(lambda: list(islice(documents, size)), [])
-        embeddings, texts = write_files(folder, blocks, lambda block: store.encode(block, step), dtype)
-        manifest = manifest.model_copy(update={"embeddings": embeddings, "texts": texts})
-        if ann is not None:
-            with closing(IndexFiles(folder, manifest)) as files:
-                step = progress("build the FAISS index", corpus.count) if progress is not None else None
-                faiss = build_faiss(folder, files, ann, step)
-                asked = _titles(files) if queries is None else _drawn(list(queries.values()))
-            source = (
-                "titles or first words of documents"
-                if recall_queries is None
-                else f"queries of {Path(recall_queries).name}"
-            )
-            manifest = manifest.model_copy(update={"faiss": faiss})
-            with closing(IndexFiles(folder, manifest)) as files:
-                recall = measure_recall(ApproximateSearch(files), encode_texts(encoder, asked, "query"), source)
-            manifest = manifest.model_copy(update={"recall": recall})
-        _publish(folder, out, manifest)
+    if (present := _present(out, manifest)) is not None:
+        return IndexReport(present, reused=True)
+    store, place = EmbeddingStore(encoder, cache), (where or EngineSettings()).chosen_engine(here=True)
+    job = EncodeShards(
+        folder=(out / BUILD_FOLDER).absolute(),
+        model=identity.name if isinstance(model, (str, Path)) else None,
+        identity=identity,
+        corpus=manifest.corpus,
+        rows=shard_rows(identity.dimensions, corpus.count, (where and where.shards) or 1),
+        dtype=dtype,
+        precision=manifest.precision,
+        cache=None if cache is None else str(cache),
+    )
+    shards = range(-(-corpus.count // job.rows))
+    with _building(out, job, place.shared), storage_errors(out), encode_on(encoder, devices):
+        if not is_marked(job.texts, job.fingerprint()):
+            write_texts(job.texts, stream_documents(path))
+            mark(job.texts, job.fingerprint())
+        encoded = _encode(job, shards, place, store, corpus.count, progress)
+        waiting = sum(not job.is_complete(shard) for shard in shards)
+        with alone_in(out) if place.shared and not waiting else nullcontext():
+            if place.shared and (present := _present(out, manifest)) is not None:  # another rank was faster
+                shutil.rmtree(job.folder, ignore_errors=True)
+                return IndexReport(present, encoded, time.perf_counter() - started, reused=True)
+            if waiting:
+                return IndexReport(manifest, encoded, time.perf_counter() - started, waiting=waiting)
+            folder, manifest = _gathered(job, shards, manifest)
+            if ann is not None:
+                with closing(IndexFiles(folder, manifest)) as files:
+                    step = progress("build the FAISS index", corpus.count) if progress is not None else None
+                    faiss = build_faiss(folder, files, ann, step)
+                    asked = _titles(files) if queries is None else _drawn(list(queries.values()))
+                source = (
+                    "titles or first words of documents"
+                    if recall_queries is None
+                    else f"queries of {Path(recall_queries).name}"
+                )
+                manifest = manifest.model_copy(update={"faiss": faiss})
+                with closing(IndexFiles(folder, manifest)) as files:
+                    recall = measure_recall(ApproximateSearch(files), encode_texts(encoder, asked, "query"), source)
+                manifest = manifest.model_copy(update={"recall": recall})
+            _publish(folder, out, manifest)
+            shutil.rmtree(job.folder, ignore_errors=True)
     warnings = [*warn_of_empty(corpus.empty, corpus.count), *_warnings(manifest, recall_target, store)]
-    return IndexReport(manifest, store.encoded, time.perf_counter() - started, warnings=tuple(warnings))
+    return IndexReport(manifest, encoded, time.perf_counter() - started, warnings=tuple(warnings))
+
+
+def _encode(
+    job: EncodeShards,
+    shards: Sequence[int],
+    place: Engine,
+    store: EmbeddingStore,
+    documents: int,
+    progress: ProgressBars | None,
+) -> int:
+    """Have this engine's share of the shards done; gives how many texts were encoded."""
+    sizes = {shard: min(job.rows, documents - shard * job.rows) for shard in place.share(shards)}
+    step = progress("encode documents", sum(sizes.values())) if progress is not None and sizes else None
+    encoded, failed = 0, []
+    for ended in place.map(job, shards, Encoder(store, step)):
+        encoded += ended.result or 0
+        failed += [f"part {ended.shard}: {ended.error}"] if ended.error else []
+        if step is not None and (ended.known or not place.here):
+            step(sizes[ended.shard])
+    if failed:
+        raise IncompleteError(
+            f"{job.folder.parent}: got {len(failed)} of {len(shards)} parts that failed twice "
+            f"({'; '.join(failed[:3])}); expected all; fix: what is said there, then the same command again"
+        )
+    return encoded
+
+
+def _present(out: Path, wanted: Manifest) -> Manifest | None:
+    """The index that is wanted, where the folder holds it already."""
+    found = _found_in(out, wanted)
+    return found if found is not None and (found.corpus, found.ann) == (wanted.corpus, wanted.ann) else None
 
 
 def _found_in(out: Path, wanted: Manifest) -> Manifest | None:
@@ -162,21 +220,37 @@ def _found_in(out: Path, wanted: Manifest) -> Manifest | None:
 
 
 @contextmanager
-def _building(out: Path) -> Iterator[Path]:
-    """An empty folder inside the index, for one writer alone; it is removed in the end, also one of a killed writer."""
-    folder, was_there = out / BUILD_FOLDER, out.exists()
+def _building(out: Path, job: EncodeShards, shared: bool) -> Iterator[None]:
+    """Work in a folder inside the index, for one writer alone or for all ranks; what is complete stays for the next."""
+    was_there = out.exists()
     try:
-        with alone_in(out):
-            shutil.rmtree(folder, ignore_errors=True)
-            with storage_errors(folder):
-                folder.mkdir()
+        with nullcontext() if shared else alone_in(out):
+            if not (shared or is_marked(job.texts, job.fingerprint())):  # of another corpus or encoder
+                shutil.rmtree(job.folder, ignore_errors=True)
             try:
-                yield folder
+                yield
             finally:
-                shutil.rmtree(folder, ignore_errors=True)
+                if not (shared or list(job.folder.glob(f"embeddings-*{MARK}"))):
+                    shutil.rmtree(job.folder, ignore_errors=True)
     finally:
-        if not was_there and not (out / MANIFEST_FILE).exists():
+        if not was_there and not job.folder.exists() and not (out / MANIFEST_FILE).exists():
             shutil.rmtree(out, ignore_errors=True)
+
+
+def _gathered(job: EncodeShards, shards: Iterable[int], manifest: Manifest) -> tuple[Path, Manifest]:
+    """A folder of the embeddings and texts under their names in the index; those of the job stay until it is made."""
+    folder = job.folder / "whole"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    files = []
+    for path in (*map(job.output, shards), job.texts):
+        copy = folder / path.name
+        try:
+            copy.hardlink_to(path)
+        except OSError:  # a disk without links
+            shutil.copyfile(path, copy)
+        files.append(StoredFile.of(copy))
+    return folder, manifest.model_copy(update={"embeddings": tuple(files[:-1]), "texts": files[-1]})
 
 
 def _drawn(items: Sequence[T]) -> list[T]:

@@ -1,0 +1,87 @@
+"""The embeddings of an index as shards of a job, so that an engine may spread them over processes and machines."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from bixse.data.io.files import write_atomically
+from bixse.encoders.loading.precision import use_precision
+from bixse.engines.job import Job
+from bixse.errors import InputError, ModelError
+from bixse.retrieval.index.index_files import embeddings_content, read_texts
+from bixse.retrieval.index.search import load_encoder
+from bixse.retrieval.store import EmbeddingStore
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from bixse.retrieval.index.manifest import EncoderIdentity, StoredType
+
+TEXTS = "documents.parquet"
+
+
+class Encoder(NamedTuple):
+    """What encodes the shards of a process."""
+
+    store: EmbeddingStore
+    step: Callable[[int], None] | None = None
+    """Told how many texts are done."""
+
+
+@dataclass(frozen=True)
+class EncodeShards(Job[int, int]):
+    """Shard n: the documents from `rows * n` on become the n-th file of embeddings; gives how many were encoded."""
+
+    folder: Path
+    """Holds the texts, and gets the embeddings."""
+    model: str | None
+    """Folder or hub name, for other processes; None: a model in the memory of this one."""
+    identity: EncoderIdentity
+    corpus: str
+    """Hash of the corpus file."""
+    rows: int
+    """Documents of a shard."""
+    dtype: StoredType
+    precision: str
+    cache: str | None
+
+    def setup(self) -> Encoder:
+        """Load the model, which must be the one it is where the job comes from."""
+        if self.model is None:
+            raise InputError(
+                "model: got one in memory; expected a folder or hub name, which other machines load too; fix: save it "
+                "to a folder that they share"
+            )
+        with use_precision(self.precision):
+            encoder, found = load_encoder(self.model, self.identity.task, self.identity.max_length)
+            if (found.weights, found.prompts) != (self.identity.weights, self.identity.prompts):
+                raise ModelError(
+                    f"{self.model}: got another model than the index is of; expected the same on every machine; "
+                    "fix: a folder that they share, or the same revision"
+                )
+            return Encoder(EmbeddingStore(encoder, self.cache))
+
+    def run(self, shard: int, kept: Encoder) -> int:
+        before = kept.store.encoded
+        texts = read_texts(self.texts, shard * self.rows, self.rows)
+        with use_precision(self.precision):
+            embeddings = kept.store.encode(texts, kept.step)
+        write_atomically(self.output(shard), embeddings_content(embeddings, self.dtype))
+        return kept.store.encoded - before
+
+    def output(self, shard: int) -> Path:
+        return self.folder / f"embeddings-{shard:05d}.safetensors"
+
+    @property
+    def texts(self) -> Path:
+        """Ids, titles and texts of the corpus."""
+        return self.folder / TEXTS
+
+    def fingerprint(self) -> str:
+        encoder = self.identity.model_dump(exclude={"name"})
+        known = [encoder, self.corpus, self.rows, self.dtype, self.precision]
+        return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()

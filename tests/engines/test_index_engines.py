@@ -1,0 +1,118 @@
+"""`bixse index` through every engine: the same bytes, and only what is missing is done again."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from bixse.errors import ConfigError, IncompleteError, InputError
+from bixse.retrieval.index.make_index import BUILD_FOLDER, make_index
+from bixse.retrieval.index.manifest import read_manifest
+from bixse.retrieval.retrieval_settings import IndexSettings
+from bixse.retrieval.store import EmbeddingStore
+from helpers.command import call
+
+VERBS = ("copy", "move", "delete", "open", "read", "write", "list", "find")
+NOUNS = ("file", "folder", "tree", "disk", "path", "name", "text", "byte", "line", "word")
+
+
+@pytest.fixture
+def collection(tmp_path):
+    """600 documents, of which 512 fill two parts and 88 a third."""
+    texts = [f"{verb} a {noun} of {number}" for number in range(8) for verb in VERBS for noun in NOUNS][:600]
+    folder = tmp_path / "collection"
+    folder.mkdir()
+    rows = [json.dumps({"_id": f"d{number}", "title": "", "text": text}) for number, text in enumerate(texts)]
+    (folder / "corpus.jsonl").write_text("\n".join(rows) + "\n")
+    return folder
+
+
+@pytest.fixture
+def words(collection, tiny_model_path):
+    return ("index", tiny_model_path, "--collection", collection, "--cache", "none", "--shards", "3", "--json")
+
+
+@pytest.fixture
+def local(capsys, words, tmp_path):
+    """The files of the index that the local engine makes."""
+    assert call(capsys, *words, "--out", tmp_path / "local")[0] == 0
+    return files(tmp_path / "local")
+
+
+def files(index):
+    """Names, which hold the hashes, and sizes."""
+    manifest = read_manifest(index)
+    assert len(manifest.embeddings) == 3
+    return [(file.name, file.size) for file in manifest.files]
+
+
+def test_devices_of_this_machine_are_none_of_the_cluster_s():
+    with pytest.raises(ConfigError, match="ray"):
+        IndexSettings.load(None, {"model": "demo", "collection": "c", "engine": "ray", "devices": ["cuda:0"]})
+
+
+def test_a_part_that_fails_twice_and_the_same_call_again(collection, tiny_model, tmp_path, monkeypatch):
+    encode, tried = EmbeddingStore.encode, []
+
+    def fail(store, texts, step=None):
+        tried.append(len(texts))
+        if len(texts) == 88:
+            raise RuntimeError("no more memory")
+        return encode(store, texts, step)
+
+    settings = IndexSettings(model="tiny", collection=collection, shards=3)
+    given = {"model": tiny_model, "collection": collection, "where": settings, "cache": "none"}
+    make_index(**given, out=tmp_path / "whole")
+    with monkeypatch.context() as patched, pytest.raises(IncompleteError, match="part 2: RuntimeError"):
+        patched.setattr(EmbeddingStore, "encode", fail)
+        make_index(**given, out=tmp_path / "index")
+    assert tried == [256, 256, 88, 88]
+    assert make_index(**given, out=tmp_path / "index").encoded == 88
+    assert files(tmp_path / "index") == files(tmp_path / "whole")
+
+
+def test_ranks_make_the_index_together(capsys, words, local, tmp_path, monkeypatch):
+    """One is there first and waits for nobody; two that end at once do not disturb each other."""
+    words = (*words, "--engine", "ranks", "--out", tmp_path / "index")
+    monkeypatch.setenv("SLURM_ARRAY_TASK_COUNT", "2")
+    monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "1")
+    code, envelope = call(capsys, *words)
+    assert (code, envelope["metrics"]["encoded"], envelope["metrics"]["waiting"]) == (0, 256, 2)
+    command = [sys.executable, "-m", "bixse", *map(str, words)]
+    ranks = []
+    for number in ("0", "1"):
+        environment = {**os.environ, "SLURM_ARRAY_TASK_ID": number}
+        ranks.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True))
+    texts = [process.communicate(timeout=100)[0] for process in ranks]
+    assert [process.returncode for process in ranks] == [0, 0], texts
+    assert sorted(json.loads(text)["metrics"]["encoded"] for text in texts) == [0, 344]
+    assert files(tmp_path / "index") == local
+    assert not (tmp_path / "index" / BUILD_FOLDER).exists()
+
+
+def test_processes_of_a_launcher_that_would_all_do_the_same(capsys, words, tmp_path, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "0")
+    code, envelope = call(capsys, *words, "--out", tmp_path / "index")
+    assert (code, "--engine ranks" in envelope["errors"][0]) == (2, True)
+    assert not (tmp_path / "index").exists()
+
+
+@pytest.mark.slow
+def test_a_cluster_makes_the_same_index(capsys, cluster, words, local, tmp_path):
+    out = ("--out", tmp_path / "index")
+    code, envelope = call(capsys, *words, *out, "--engine", "ray", "--ray-address", cluster.address)
+    assert (code, envelope["metrics"]["encoded"]) == (0, 600), envelope
+    assert files(tmp_path / "index") == local
+
+
+@pytest.mark.slow
+def test_a_model_in_memory_is_not_sent(cluster, collection, tiny_model, tmp_path):
+    settings = IndexSettings(model="tiny", collection=collection, engine="ray", ray_address=cluster.address)
+    with pytest.raises(InputError, match="in memory"):
+        make_index(tiny_model, collection, tmp_path / "index", where=settings)
+    assert not (tmp_path / "index").exists()
