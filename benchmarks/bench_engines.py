@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 from bixse.data.io.files import write_atomically
 from bixse.engines.job import Job
 from bixse.engines.processes import LocalEngine
-from measuring import in_turn, make_parser, middle, show
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -62,6 +61,8 @@ def in_new_folder(shards: int, seconds: float, computes: bool, processes: int) -
 
 def rows(shards: int, seconds: float, computes: bool, processes: int, rounds: int) -> Iterator[dict[str, Any]]:
     """Median times."""
+    from measuring import in_turn, middle  # here: processes import this script again, and need it not
+
     numbers = {"plain loop": 0, "local, 1 process": 1, f"local, {processes} processes": processes}
     given = {name: (shards, seconds, computes, number) for name, number in numbers.items()}
     methods = {name: lambda one=one: in_new_folder(*one) for name, one in given.items()}
@@ -79,6 +80,8 @@ def rows(shards: int, seconds: float, computes: bool, processes: int, rounds: in
 
 def main() -> int:
     """Measure and show."""
+    from measuring import make_parser, show
+
     parser = make_parser(__doc__, "10 shards of 10 ms, once")
     parser.add_argument("--shards", type=int, default=100)
     parser.add_argument("--seconds", type=float, default=0.05, help="of work in each shard")

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import pickle
 import traceback
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from bixse.data.io.files import write_atomically
@@ -166,7 +166,7 @@ def attempt(job: Job[Shard, Result], shard: Shard, kept: Any) -> Ended[Shard, Re
 def check_pickles(job: Job[Any, Any]) -> None:
     """Refuse, by an InputError, a job that cannot be sent to another process."""
     try:
-        pickle.dumps(job)
+        ForkingPickler.dumps(job)
     except Exception as error:
         raise InputError(
             f"{type(job).__name__}: got a job that cannot be pickled ({shorten(str(error))}); expected a frozen "

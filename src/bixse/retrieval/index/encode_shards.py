@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 TEXTS = "documents.parquet"
 
 
-class Encoder(NamedTuple):
+class ShardEncoder(NamedTuple):
     """What encodes the shards of a process."""
 
     store: EmbeddingStore
@@ -49,7 +49,7 @@ class EncodeShards(Job[int, int]):
     precision: str
     cache: str | None
 
-    def setup(self) -> Encoder:
+    def setup(self) -> ShardEncoder:
         """Load the model, which must be the one it is where the job comes from."""
         if self.model is None:
             raise InputError(
@@ -63,9 +63,9 @@ class EncodeShards(Job[int, int]):
                     f"{self.model}: got another model than the index is of; expected the same on every machine; "
                     "fix: a folder that they share, or the same revision"
                 )
-            return Encoder(EmbeddingStore(encoder, self.cache))
+            return ShardEncoder(EmbeddingStore(encoder, self.cache))
 
-    def run(self, shard: int, kept: Encoder) -> int:
+    def run(self, shard: int, kept: ShardEncoder) -> int:
         before = kept.store.encoded
         texts = read_texts(self.texts, shard * self.rows, self.rows)
         with use_precision(self.precision):

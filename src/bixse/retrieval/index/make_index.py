@@ -23,7 +23,7 @@ from bixse.engines.job import MARK, is_marked, mark
 from bixse.errors import IncompleteError, InputError, OutputExistsError
 from bixse.retrieval.hits import read_queries
 from bixse.retrieval.index.approximate import ApproximateSearch, ann_settings, build_faiss, measure_recall
-from bixse.retrieval.index.encode_shards import Encoder, EncodeShards
+from bixse.retrieval.index.encode_shards import EncodeShards, ShardEncoder
 from bixse.retrieval.index.index_files import IndexFiles, shard_rows, write_texts
 from bixse.retrieval.index.manifest import FILE_NAME, MANIFEST_FILE, Manifest, StoredFile, StoredType, read_manifest
 from bixse.retrieval.index.search import load_encoder
@@ -177,7 +177,7 @@ def _encode(
     sizes = {shard: min(job.rows, documents - shard * job.rows) for shard in place.share(shards)}
     step = progress("encode documents", sum(sizes.values())) if progress is not None and sizes else None
     encoded, failed = 0, []
-    for ended in place.map(job, shards, Encoder(store, step)):
+    for ended in place.map(job, shards, ShardEncoder(store, step)):
         encoded += ended.result or 0
         failed += [f"part {ended.shard}: {ended.error}"] if ended.error else []
         if step is not None and (ended.known or not place.here):
