@@ -9,10 +9,9 @@ import sys
 
 import pytest
 
-from bixse.engines.engine_settings import EngineSettings
 from bixse.engines.processes import LocalEngine
 from bixse.engines.ranks import rank_of
-from bixse.errors import ConfigError, InputError
+from bixse.errors import InputError
 from helpers.shard_jobs import Numbers, said, sums, write_numbers
 
 SCRIPT = """
@@ -64,19 +63,6 @@ def test_ranks_within_the_tasks_of_an_array_are_all_different():
         for rank in (0, 1)
     ]
     assert found == [(number, 6) for number in range(6)]
-
-
-def test_an_engine_that_does_not_exist():
-    with pytest.raises(ConfigError, match="slurm"):
-        EngineSettings.load(None, {"engine": "slurm"})
-
-
-def test_a_launcher_without_ranks_is_refused(monkeypatch):
-    """Each of its processes would do everything."""
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setenv("RANK", "0")
-    with pytest.raises(InputError, match="ranks"):
-        EngineSettings(processes=1).chosen_engine()
 
 
 def test_a_rank_that_is_killed_and_the_same_command_again(folder):

@@ -46,7 +46,7 @@ def local(folder):
 # --- refusals
 
 
-@pytest.mark.parametrize("address", ["127.0.0.1:9", "ray://127.0.0.1:9", "auto", "127.0.0.1:99999", "nonsense"])
+@pytest.mark.parametrize("address", ["127.0.0.1:9", "ray://127.0.0.1:9", "127.0.0.1:99999", "nonsense"])
 def test_no_cluster_at_the_address(folder, monkeypatch, address):
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     engine = EngineSettings(engine="ray", ray_address=address).chosen_engine()

@@ -33,7 +33,7 @@ class EngineSettings(Settings):
     """Processes at once; null: as many as fit."""
     ray_address: Annotated[str, Flag(metavar="HOST:PORT")] = "auto"
     """Of the Ray cluster; auto: the one that this machine belongs to."""
-    num_cpus: float = Field(default=1, gt=0)
+    num_cpus: int = Field(default=1, ge=1)
     """With Ray: processor cores of each process."""
     num_gpus: int = Field(default=0, ge=0)
     """GPUs of each process; with Ray, 0 computes on the processor."""

@@ -21,9 +21,10 @@ if TYPE_CHECKING:
 
     from bixse.engines.job import Result, Shard
 
-PATIENCE = 300.0
-"""Seconds in which a process must begin while none is at work."""
+PATIENCE = 1800.0
+"""Seconds in which a process must begin, its model loaded, while none is at work."""
 SECONDS_TO_ANSWER = 10.0
+"""Within which the machine of an address must answer."""
 PLACE = re.compile(r"(?:.*://)?(?P<host>.+):(?P<port>\d+)$")
 START_TRIES = 3
 """Processes that may die while they begin."""
@@ -35,7 +36,7 @@ class RayEngine(Engine):
     Args:
         address: HOST:PORT, or auto for the cluster that this machine belongs to.
         processes: at most; None: as many as the cluster has room for.
-        num_cpus: processor cores of each; above 0.
+        num_cpus: processor cores of each, at least 1.
         num_gpus: graphics cards of each.
 
     Raises:
@@ -43,7 +44,7 @@ class RayEngine(Engine):
     """
 
     def __init__(
-        self, address: str = "auto", processes: int | None = None, num_cpus: float = 1, num_gpus: int = 0
+        self, address: str = "auto", processes: int | None = None, num_cpus: int = 1, num_gpus: int = 0
     ) -> None:
         try:
             self._ray: Any = import_module("ray")
@@ -93,6 +94,10 @@ class RayEngine(Engine):
                     elif (tries := tries - 1) < 1 and not running:
                         raise _no_start(f"{START_TRIES} that died ({said})") from error
                     if not running:
+                        rest = list(islice(shards, 1))
+                        if not rest and shard is not new:
+                            return
+                        shards = chain(rest, shards)
                         start()
                     continue
                 if isinstance(found, BixseError):
