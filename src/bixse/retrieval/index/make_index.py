@@ -165,18 +165,16 @@ def _found_in(out: Path, wanted: Manifest) -> Manifest | None:
 def _building(out: Path) -> Iterator[Path]:
     """An empty folder inside the index, for one writer alone; it is removed in the end, also one of a killed writer."""
     folder, was_there = out / BUILD_FOLDER, out.exists()
-    try:
-        with alone_in(out):
+    with alone_in(out):
+        try:
             shutil.rmtree(folder, ignore_errors=True)
             with storage_errors(folder):
                 folder.mkdir()
-            try:
-                yield folder
-            finally:
-                shutil.rmtree(folder, ignore_errors=True)
-    finally:
-        if not was_there and not (out / MANIFEST_FILE).exists():
-            shutil.rmtree(out, ignore_errors=True)
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+            if not was_there and not (out / MANIFEST_FILE).exists():
+                shutil.rmtree(out, ignore_errors=True)
 
 
 def _drawn(items: Sequence[T]) -> list[T]:
