@@ -2,7 +2,7 @@
 
     python docs/nfcorpus/prepare.py NFCORPUS SCIFACT OUT
 
-NFCORPUS holds BEIR's corpus.jsonl and queries.jsonl, qrels/ with the authors' four levels (0 to 3) of train, dev and
+NFCORPUS holds BEIR's corpus.jsonl and queries.jsonl, qrels/ with the authors' levels (1 to 3) of train, dev and
 test, and qrels-beir/ with BEIR's (0 to 2); SCIFACT a collection folder. OUT gets
 
 - pairs.parquet: the training pairs, relevance as in `RELEVANCE`, without queries whose text is one of dev or test;

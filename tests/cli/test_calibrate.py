@@ -179,3 +179,21 @@ def test_random_documents_that_cannot_be_added(capsys, model, tmp_path, words, s
     monkeypatch.chdir(tmp_path)
     assert said in refused(capsys, "calibrate", model, "--pairs", make_pairs(tmp_path), *words)
     assert not (model / "relevance_head.json").exists()
+
+
+def test_cuts_for_vector_stores(capsys, model, tmp_path):
+    out = tmp_path / "out"
+    words = ("calibrate", model, "--pairs", make_pairs(tmp_path), "--at-precision", "0.5", "--out", out)
+    code, envelope = call(capsys, *words, "--export", "0.3", "0.8")
+    assert code == 0
+    head = load_relevance_model(out / "model").head
+    cuts = json.loads((out / "export" / "cuts.json").read_text())
+    assert cuts == envelope["metrics"]["cuts"]
+    assert {0.3, 0.8, head.threshold_for(0.5)} == {cut["probability"] for cut in cuts}
+    assert all(cut["cosine"] == pytest.approx(head.cosine_at(cut["probability"])) for cut in cuts)
+    assert str(out / "model") in (out / "export" / "qdrant.py").read_text()
+
+
+def test_probabilities_that_no_cut_has(capsys, model, tmp_path):
+    said = refused(capsys, "calibrate", model, "--pairs", make_pairs(tmp_path), "--export", "1")
+    assert "export" in said

@@ -84,3 +84,23 @@ def test_binarised_takes_the_threshold_itself_as_relevant_in_both_precisions(dty
     hard = GradedTargets.from_entries(*table.T, (1, 5)).binarised(0.7)
     assert dense(hard) == [[[1.0, 0.0, 0.0, 1.0, 0.0]], [[1.0, 1.0, 0.0, 1.0, 1.0]]]
     assert dense(GradedTargets.from_entries(*from_single.T, (1, 1)).binarised(0.7))[0] == [[1.0]]
+
+
+@pytest.mark.parametrize("entries_at_once", [2**22, 12])
+@pytest.mark.parametrize("margin", [0.0, 0.2, 2.0])
+def test_entries_above_the_best_relevant_document_are_masked(random_batch, margin, entries_at_once):
+    batch = random_batch(7, 12, known=0.3)
+    queries, documents = batch.queries.detach(), batch.documents.detach()
+    found = batch.targets.without_false_negatives(queries, documents, margin, entries_at_once)
+    cosines, known = (queries @ documents.T).tolist(), batch.known_entries()
+    expected = dict(known)
+    for i, row in enumerate(cosines):
+        relevant = [row[j] for (k, j), z in known.items() if k == i and z >= 0.5]
+        for j, cosine in enumerate(row):
+            if relevant and (i, j) not in known and cosine > max(relevant) + margin:
+                expected[i, j] = math.nan
+    got = dict(
+        zip(zip(found.rows.tolist(), found.columns.tolist(), strict=True), found.relevance.tolist(), strict=True)
+    )
+    assert {key: str(value) for key, value in got.items()} == {key: str(value) for key, value in expected.items()}
+    assert (len(expected) == len(known)) == (margin == 2.0)

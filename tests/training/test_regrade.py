@@ -6,7 +6,9 @@ import json
 import signal
 import time
 
+import numpy as np
 import pytest
+import torch
 import yaml
 from launch import TRAIN_ALL, finish, start
 from safetensors.torch import load_file
@@ -20,10 +22,15 @@ from bixse.grading.grade import grade
 from bixse.grading.grade_settings import GradeSettings, JudgeOptions
 from bixse.grading.ledger import Ledger
 from bixse.grading.local.replay_judge import open_replay
+from bixse.grading.open_judge import open_judge
+from bixse.grading.rubrics import load_rubric
 from bixse.grading.server.failure import ServerDownError
+from bixse.losses import BiXSELoss, GradedTargets, InfoNCELoss
 from bixse.relevance import GradeScale
 from bixse.training.config import TrainConfig
 from bixse.training.dry_run import plan_training
+from bixse.training.loop import suspects
+from bixse.training.loop.suspects import SuspectCollector, Suspects
 from bixse.training.recipe import train
 from helpers.chat_server import chat_server
 
@@ -103,8 +110,8 @@ def test_the_budget_is_asked_after_each_epoch_but_the_last(settings, training_fi
     assert not (tmp_path / "out" / "regrade" / "epoch-3").exists()
     with Ledger(tmp_path / "out" / "regrade" / "ledger.sqlite") as ledger:
         assert len(ledger) == 2 * BUDGET
-    probabilities = asked(tmp_path / "out", 1)["probability"]
-    assert probabilities == sorted(probabilities, reverse=True)
+    logits = asked(tmp_path / "out", 1)["logit"]
+    assert logits == sorted(logits, reverse=True)
     assert [epoch.asked for epoch in result.regrade] == [epoch.graded for epoch in result.regrade] == [BUDGET, BUDGET]
     assert train(TrainConfig.model_validate(settings()), tmp_path / "out").regrade == result.regrade, (
         "read from run.json"
@@ -261,12 +268,82 @@ def test_a_dry_run_tells_the_cost_and_asks_nothing(settings, server, tmp_path):
     assert (plan.regrade.pairs, plan.regrade.pilot) == (2 * BUDGET, 0)
     assert plan.regrade.usd > 0
     assert not (tmp_path / "out").exists()
+    once = server.stats(address)["counts"]["chat"]
+    open_judge([address], load_rubric("trec-dl-0-3")).close()
+    assert server.stats(address)["counts"]["chat"] - once == once, "opened, which asks known questions, and no more"
+
+
+def test_what_scores_high_is_kept_from_every_batch():
+    """The first batch sets the bias, so that it is compared with the later ones as they are."""
+    generator = torch.Generator().manual_seed(0)
+    loss = BiXSELoss(torch.nn.Identity())
+    collector = SuspectCollector(loss, most=20)
+    loss.observer = collector.look
+    everything = []
+    for batch in range(5):
+        vectors = torch.nn.functional.normalize(torch.randn(6, 4, generator=generator), dim=1)
+        documents = torch.nn.functional.normalize(torch.randn(9, 4, generator=generator), dim=1)
+        collector.groups, collector.documents = np.arange(6) + 10 * batch, np.arange(9) + 100 * batch
+        label = {"rows": torch.arange(6), "columns": torch.arange(6), "relevance": torch.ones(6)}
+        loss._embed = lambda features: features["vectors"]
+        loss([{"vectors": vectors, "input_ids": vectors}, {"vectors": documents, "input_ids": documents}], label)
+        logits = loss.logits(vectors @ documents.T)
+        everything += [
+            (float(logits[i, j]), i + 10 * batch, j + 100 * batch) for i in range(6) for j in range(9) if i != j
+        ]
+    wanted = sorted(everything, reverse=True)[:20]
+    assert len({group // 10 for _, group, _ in wanted}) > 2
+    found = zip(collector.found.logits.tolist(), collector.found.groups, collector.found.documents, strict=True)
+    assert [(round(logit, 4), group, document) for logit, group, document in found] == [
+        (round(logit, 4), group, document) for logit, group, document in wanted
+    ]
+
+
+def test_of_a_large_batch_other_rows_are_looked_at_in_the_next_one(monkeypatch):
+    monkeypatch.setattr(suspects, "ENTRIES_LOOKED_AT", 10)
+    collector = SuspectCollector(InfoNCELoss(torch.nn.Identity()), most=100)
+    collector.groups, collector.documents = np.arange(4), np.arange(5)
+    vectors = torch.nn.functional.normalize(torch.randn(4, 3), dim=1)
+    documents = torch.nn.functional.normalize(torch.randn(5, 3), dim=1)
+    targets = GradedTargets.from_entries([0, 1], [0, 1], [1.0, 1.0], (4, 5))
+    for step, rows in ((0, {0, 2}), (1, {1, 3})):
+        collector.step, collector.found = step, Suspects.none()
+        collector.look(vectors, documents, targets)
+        assert set(collector.found.groups) == rows
+        assert len(collector.found.groups) == 9
+
+
+def test_a_limit_on_the_price_holds_over_the_epochs(settings, server, tmp_path):
+    address = server.scenario()
+    prices = {"price_in": 1e4, "price_out": 1e4, "max_usd": 5.0}
+    result = run(settings(address, regrade={"prices": prices, "options": {"concurrency": 1}}), tmp_path / "out")
+    assert sum(epoch.usd for epoch in result.regrade) <= 5.0
+    assert any(epoch.failure and "US dollars" in epoch.failure for epoch in result.regrade)
+
+
+def test_another_address_or_speed_is_the_same_run():
+    one, other = (
+        TrainConfig(pairs="p", regrade={"judge": f"http://{host}", "options": {"concurrency": n}, "ledger": ledger})
+        for host, n, ledger in (("a", 1, None), ("b", 9, "l.sqlite"))
+    )
+    assert one.identity() == other.identity()
+    assert one.identity() != TrainConfig(pairs="p", regrade={"judge": "http://a", "budget": 7}).identity()
 
 
 class TestRefused:
     def test_one_epoch(self, settings):
         with pytest.raises(ConfigError, match="regrade"):
             TrainConfig.load(None, settings(optimizer={"epochs": 1}))
+
+    def test_a_run_that_ends_with_its_first_epoch(self, settings, tmp_path):
+        with pytest.raises(InputError, match="first epoch"):
+            run(settings(optimizer={"steps": 3, "batch_size": 8, "documents_per_query": 3}), tmp_path / "out")
+        assert not (tmp_path / "out").exists()
+
+    @pytest.mark.parametrize("loss", ["margin-mse", "distill-kl"])
+    def test_a_loss_without_assumed_zeros(self, settings, tmp_path, loss):
+        with pytest.raises(InputError, match="count neither way"):
+            run(settings(loss=loss), tmp_path / "out")
 
     def test_a_judge_that_is_not_there_before_anything_is_trained(self, settings, tmp_path):
         with pytest.raises(ServerDownError):

@@ -86,6 +86,23 @@ class RelevanceHead:
 
         return 0.5 * (1.0 + np.tanh(0.5 * self.logit(cosine)))
 
+    def cosine_at(self, probability: float) -> float:
+        """The cosine that has this probability, between 0 and 1: the inverse of `probability`.
+
+        Raises:
+            InputError: not between 0 and 1, or the slope is 0, where all cosines have one probability.
+
+        Example:
+            >>> round(RelevanceHead(20.0, -10.0).cosine_at(0.881), 3)
+            0.6
+        """
+        if self.slope == 0:
+            raise InputError(
+                "relevance head: got slope 0, where every cosine has the same probability; expected above 0; fix: "
+                "calibrate on pairs whose cosines say something of relevance"
+            )
+        return ((log_odds(probability) - self.intercept) / self.slope - self.logit_bias) / self.logit_scale
+
     def as_trained(self) -> RelevanceHead:
         """The head without calibration and thresholds."""
         return replace(self, slope=1.0, intercept=0.0, calibrated_on=None, prior=self.trained_prior, thresholds=())

@@ -101,10 +101,16 @@ class GradedLoss(nn.Module, ABC):
             queries, chosen = _unit_length(queries), _unit_length(chosen)
             if order is not None:
                 chosen = all_gather_rows(chosen, -(-len(order) // world_size()))[order]
-            if self.observer is not None:
-                self.observer(queries.detach(), chosen.detach(), targets)
+            targets = self.masked(queries.detach(), chosen.detach(), targets)
             loss = self.compute_loss_from_embeddings(queries, chosen, targets)
+            if self.observer is not None:  # after it, as the first batch sets the bias
+                self.observer(queries.detach(), chosen.detach(), targets)
             return loss * global_mean_weight(self.denominator).to(loss)
+
+    def masked(self, queries: Tensor, documents: Tensor, targets: GradedTargets) -> GradedTargets:
+        """The targets without likely false negatives, where `false_negative_margin` asks for that."""
+        margin = self.options.false_negative_margin
+        return targets if margin is None else targets.without_false_negatives(queries, documents, margin)
 
     def targets_of_labels(
         self, query_features: Features, document_features: Sequence[Features], labels: Tensor
@@ -144,6 +150,11 @@ class GradedLoss(nn.Module, ABC):
     def positive_threshold(self) -> float | None:
         """Relevance from which a document can stand for what is relevant; None: any above 0."""
         return None
+
+    @property
+    def assumes_zeros(self) -> bool:
+        """Whether documents without a grade are taken for irrelevant."""
+        return True
 
     @property
     def requires(self) -> str:

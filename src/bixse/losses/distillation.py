@@ -58,6 +58,10 @@ class MarginMSELoss(RowWiseLoss):
     options: MarginMSEOptions
 
     @property
+    def assumes_zeros(self) -> bool:
+        return self.options.in_batch_negatives
+
+    @property
     def requires(self) -> str:
         return "a graded document" if self.options.in_batch_negatives else "two graded documents"
 
@@ -106,6 +110,10 @@ class DistillKLLoss(RowWiseLoss):
 
     options_class = DistillKLOptions
     options: DistillKLOptions
+
+    @property
+    def assumes_zeros(self) -> bool:
+        return False
 
     @property
     def requires(self) -> str:

@@ -47,6 +47,10 @@ class InfoNCELoss(RowWiseLoss):
     def positive_threshold(self) -> float:
         return self.options.cutoff
 
+    def masked(self, queries: Tensor, documents: Tensor, targets: GradedTargets) -> GradedTargets:
+        """Unchanged: each positive has negatives of its own."""
+        return targets
+
     def chunk_result(self, logits: Tensor, targets: GradedTargets) -> ChunkResult:
         """One term a positive; with n the log-sum-exp of the row's negatives it is softplus(n - s)."""
         positive = targets.relevance >= self.options.cutoff

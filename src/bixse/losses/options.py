@@ -21,6 +21,9 @@ class LossOptions(Settings):
     """Logit scale alpha: 1 / temperature. The paper's is 20; 10 was better on dev for every loss (docs/search)."""
     in_batch_labels: InBatchLabels = "known"
     """"known" uses every grade the batch knows, "paper" only a row's own documents (all else 0)."""
+    false_negative_margin: float | None = Field(default=None, ge=0, le=2)
+    """Leave out entries without a grade whose cosine exceeds that of the query's best relevant document (z of 0.5 or
+    more) by more than this, as likely relevant; null leaves out none. InfoNCE has a rule of its own, Qwen3's."""
     mini_batch_size: int = Field(default=32, ge=1)
     """Texts of one pass through the encoder."""
     gradient_cache: bool = False

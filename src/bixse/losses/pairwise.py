@@ -46,6 +46,10 @@ class PairwiseLoss(RowWiseLoss):
     """What the sum is divided by: pairs that weigh something, or queries with a document of relevance above 0."""
 
     @property
+    def assumes_zeros(self) -> bool:
+        return self.options.in_batch_negatives
+
+    @property
     def requires(self) -> str:
         return super().requires if self.options.in_batch_negatives else "two documents of different relevance"
 

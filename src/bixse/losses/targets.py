@@ -164,6 +164,31 @@ class GradedTargets:
         hard = torch.where(self.relevance.isnan(), self.relevance, reached)
         return GradedTargets(self.rows, self.columns, hard, self.shape)
 
+    def without_false_negatives(
+        self, queries: Tensor, documents: Tensor, margin: float, entries_at_once: int = 2**22
+    ) -> GradedTargets:
+        """These targets with entries masked that nobody graded and whose cosine is suspiciously high.
+
+        Those are the entries above the row's best document with relevance of at least 0.5 by more than `margin`; a row
+        without such a document keeps all. Queries (B, D) and documents (N, D) are L2-normalised.
+        """
+        rows = [self.rows]
+        columns = [self.columns]
+        for block, known in self.row_chunks(max(1, entries_at_once // max(1, self.shape[1]))):
+            cosines = queries[block].float() @ documents.float().T
+            relevant = known.relevance >= 0.5
+            best = cosines.new_full((len(cosines),), -torch.inf).scatter_reduce_(
+                0, known.rows[relevant], cosines[known.rows[relevant], known.columns[relevant]], "amax"
+            )
+            cosines[known.rows, known.columns] = -torch.inf
+            above = (cosines > (best + margin).unsqueeze(1)) & best.isfinite().unsqueeze(1)
+            row, column = above.nonzero(as_tuple=True)
+            rows.append(row + block.start)
+            columns.append(column)
+        row, column = torch.cat(rows), torch.cat(columns)
+        masked = self.relevance.new_full((len(row) - len(self.rows),), torch.nan)
+        return GradedTargets(row, column, torch.cat([self.relevance, masked]), self.shape)
+
     def row_chunks(self, rows: int) -> Iterator[tuple[slice, GradedTargets]]:
         """The targets cut into blocks of `rows` queries, rows counted from each block's first."""
         order = torch.argsort(self.rows, stable=True)

@@ -132,6 +132,13 @@ class RegradeConfig(Settings):
     prices: Annotated[PriceSettings, Flag(hidden=True)] = Field(default_factory=PriceSettings)
     """What it costs."""
 
+    def identity(self) -> dict[str, Any]:
+        """What decides the grades: not where a server stands, how fast it is asked, or what it costs."""
+        asked = {"concurrency", "timeout", "max_downtime", "api_key_variable", "device", "tokens_per_batch"}
+        values = self.model_dump(mode="json", exclude={"ledger": True, "prices": True, "options": asked})
+        servers = all(name.startswith(("http://", "https://")) for name in self.judge)
+        return {**values, "judge": "server" if servers else values["judge"]}
+
 
 class TrainConfig(Settings):
     """Settings of `bixse train`; also the keys of its YAML file.
@@ -231,7 +238,7 @@ class TrainConfig(Settings):
         unset = self.merge is None or self.merge == MergeConfig()
         if self.merge is not None and not unset and self.dev is None and len(self.merge.weights) > 1:
             raise ValueError("merge without dev, on which the weight is chosen; fix: set dev, or a single weight")
-        if self.regrade is not None and self.optimizer.epochs < 2:
+        if self.regrade is not None and self.optimizer.epochs < 2 and self.optimizer.steps is None:
             raise ValueError("regrade with one epoch, after which nothing is trained; fix: set epochs to 2 or more")
         if self.merge is not None and self.merge.checkpoints > 1 and not (self.dev and self.evaluations_per_epoch):
             raise ValueError("merge.checkpoints without evaluations on dev, which say which are best; fix: set dev")
@@ -251,6 +258,11 @@ class TrainConfig(Settings):
     def all_loss_options(self) -> dict[str, Any]:
         """What the loss is built with: `loss_options` and the scale."""
         return {"scale": self.scale, **self.loss_options}
+
+    def identity(self) -> dict[str, Any]:
+        """What makes two runs the same."""
+        regrade = None if self.regrade is None else self.regrade.identity()
+        return {**self.model_dump(mode="json"), "regrade": regrade}
 
     def resolved(self) -> TrainConfig:
         """These settings with the precision that is computed in here, never "auto"."""

@@ -111,12 +111,11 @@ def _plan(config: TrainConfig, out: Path) -> TrainPlan:
         watched_texts = [text for corpus in inputs.watched for text in corpus.documents.values()] if weights else []
         seconds_of_dev = _seconds_to_encode(model, dev_texts)
         seconds_of_merge = len(weights) * _seconds_to_encode(model, watched_texts)
-        steps, _, every = steps_of(config, len(trainer.get_train_dataloader()))
+        steps, per_epoch, every = steps_of(config, len(trainer.get_train_dataloader()))
         regrade = None
         if config.regrade is not None:
-            regrade = estimate_regrading(
-                config.regrade, inputs.pairs, config.optimizer.epochs, Path(scratch) / "regrade"
-            )
+            rounds, scratch_ledger = (steps - 1) // per_epoch, Path(scratch) / "regrade"
+            regrade = estimate_regrading(config.regrade, inputs.pairs, rounds, scratch_ledger)
         times = _step_times(trainer)
     return TrainPlan(
         pairs=len(inputs.pairs),

@@ -185,7 +185,7 @@ def open_training(config: TrainConfig, out: Path) -> Inputs:
     table = load_instructions(config.instructions) if config.instructions is not None else None
     if table is not None:
         hashes["instructions"] = table.content_hash()
-    record = open_run(out, "train", config.model_dump(mode="json"), hashes, paths)
+    record = open_run(out, "train", config.identity(), hashes, paths)
     searched = config.merge.documents if config.merge is not None else None
     return Inputs(pairs, table, load_watched(splits, searched, config.missing_documents), record)
 
@@ -259,7 +259,7 @@ def _regrading(config: TrainConfig, out: Path, trainer: GradedTrainer) -> Regrad
         return None
     from bixse.training.regrade import Regrading  # not at the top: most runs ask no judge
 
-    regrading = Regrading(config.regrade, out, trainer, steps_of(config, len(trainer.plan))[1])
+    regrading = Regrading(config.regrade, out, trainer, *steps_of(config, len(trainer.plan))[:2])
     trainer.add_callback(regrading)
     return regrading
 

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import logging
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+import signal
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import torch
 from accelerate.utils import broadcast_object_list, gather_object
 from transformers import TrainerCallback
 
 from bixse.data.graded_pairs import Pair
+from bixse.data.io.files import read_text, write_atomically
 from bixse.data.io.parquet import read_table, save_table
-from bixse.errors import BixseError, InterruptedRunError, OutputExistsError, StorageError
+from bixse.data.run_record import RUN_FILE
+from bixse.errors import BixseError, InputError, InterruptedRunError, OutputExistsError, StorageError
+from bixse.grading.ask import Budget
 from bixse.grading.estimate import Estimate, estimate
 from bixse.grading.grade import LEDGER_NAME, PAIRS_NAME, grade
 from bixse.grading.grade_settings import GradeSettings
@@ -23,6 +30,7 @@ from bixse.training.distributed import is_main_process, raise_together, world_si
 from bixse.training.loop.suspects import RegradedEpoch, Suspects
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -36,98 +44,165 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 REGRADE_FOLDER = "regrade"
-"""Of a run: of each epoch the pairs that are asked and a folder with the answers; the ledger."""
-ASKED_SUFFIX = ".asked.parquet"
-"""Ends the file of an epoch's pairs, written before the first is asked: a run that is killed asks the same ones."""
+"""Of a run: of each epoch the pairs that are asked, a folder with the answers, and what came of them; the ledger."""
 KEPT_FOR_ONE = 8
-"""Suspects that are kept for each that can be asked: some were asked before, or have a grade the batch is not told."""
+"""Suspects that are kept for each that can be asked: some have a grade that the batch is not told of."""
+
+
+class _Grades(NamedTuple):
+    """New grades, by the numbers of groups and documents."""
+
+    groups: NDArray[np.int64]
+    documents: NDArray[np.int64]
+    relevance: NDArray[np.float64]
 
 
 class Regrading(TrainerCallback):
-    """Asks a judge at the end of every epoch but the last, before its checkpoint is written.
+    """Asks a judge before every epoch but the first, after the checkpoint of the epoch before is written.
 
-    All ranks agree on the pairs; the first one asks. The grades count as the data set's own from the next epoch on. A
-    resumed run takes the grades of the epochs behind it from its folder.
+    All ranks agree on the pairs; the first one asks, and tells the others what came back. The grades count as the data
+    set's own from then on. A resumed run takes the grades of the epochs behind it from its folder.
+
+    Raises:
+        InputError: no epoch follows another, or the loss takes no ungraded document for irrelevant.
+        BixseError: the judge cannot be opened.
     """
 
-    def __init__(self, config: RegradeConfig, out: Path, trainer: GradedTrainer, steps_per_epoch: int) -> None:
+    def __init__(self, config: RegradeConfig, out: Path, trainer: GradedTrainer, steps: int, per_epoch: int) -> None:
         self.config, self.folder, self.trainer = config, out / REGRADE_FOLDER, trainer
-        self.steps_per_epoch = steps_per_epoch
+        self.steps_per_epoch = per_epoch
         self.epochs: list[RegradedEpoch] = []
+        if steps <= per_epoch:
+            raise InputError(
+                "regrade: got a run that ends with its first epoch; expected two epochs or more, as grades count from "
+                "the next one on; fix: raise epochs or steps"
+            )
+        if not trainer.loss.assumes_zeros:
+            raise InputError(
+                f"regrade: got {type(trainer.loss).__name__}, for which documents without a grade count neither way; "
+                "expected a loss that takes them for irrelevant; fix: choose another loss, or leave regrade out"
+            )
         trainer.collect_suspects(KEPT_FOR_ONE * config.budget)
-        with raise_together():
-            if is_main_process():
-                _open(config).close()  # a judge that cannot be opened is refused before training
+        if is_main_process():
+            _open(config).close()
 
     def warnings(self) -> list[str]:
-        """Of epochs whose questions were not answered."""
+        """Of epochs whose questions were not all answered."""
         return [
             f"regrade: after epoch {epoch.epoch} {epoch.asked - epoch.graded} of {epoch.asked} pairs got no grade "
-            f"({epoch.failure or 'see judgements.parquet'}): they stay 0"
+            f"({epoch.failure or f'see {self._answers(epoch.epoch)}'}): they stay 0"
             for epoch in self.epochs
             if epoch.graded < epoch.asked
         ]
 
-    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        """Take up the grades of the epochs that a resumed run has behind it."""
-        for epoch in range(1, state.global_step // self.steps_per_epoch + 1):
-            if self._asked_file(epoch).is_file():
-                self._take(read_table(self._asked_file(epoch)), epoch, 0.0, None)
-
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        """Choose, ask and take the grades, where an epoch ends and another follows."""
-        epoch, rest = divmod(state.global_step, self.steps_per_epoch)
-        if rest or state.global_step >= state.max_steps:
-            return
+    def on_epoch_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        """Take the grades of all epochs behind, and ask for those of the last one where that was not done yet."""
         assert self.trainer.suspects is not None
-        found = Suspects.joined(gather_object([self.trainer.suspects.found]), self.trainer.suspects.most)
-        self.trainer.suspects.found = Suspects.none()
-        answered: list[Any] = [None]
-        with raise_together():
-            if is_main_process():
-                answered = [self._asked(found, epoch)]
-        if world_size() > 1:
-            broadcast_object_list(answered)
-        asked, usd, failure = answered[0]
-        self._take(asked, epoch, usd, failure)
-        log.info("%s", self.epochs[-1].line())
+        for epoch in range(len(self.epochs) + 1, state.global_step // self.steps_per_epoch + 1):
+            found = Suspects.joined(gather_object([self.trainer.suspects.found]), self.trainer.suspects.most)
+            told: list[Any] = [None]
+            with raise_together():
+                if is_main_process():
+                    done = self._done(epoch)
+                    told = [(done is None, *(done or self._asked(found, epoch)))]
+            if world_size() > 1:
+                broadcast_object_list(told)
+            asked_now, regraded, grades = told[0]
+            if asked_now:  # else those that a checkpoint brought are of the epoch that goes on
+                self.trainer.suspects.found = Suspects.none()
+            if len(grades.groups):
+                self.trainer.add_grades(*grades)
+            self.epochs.append(regraded)
+            self.trainer.suspects.most += regraded.asked  # what was asked stays among the highest
 
-    def _asked(self, found: Suspects, epoch: int) -> tuple[pa.Table, float, str | None]:
-        """What is asked after an epoch, answered as far as the judge does; its price, and why it stopped."""
-        if self._asked_file(epoch).is_file():  # by this run, before it was killed
-            asked = read_table(self._asked_file(epoch))
+    def _done(self, epoch: int) -> tuple[RegradedEpoch, _Grades] | None:
+        """What an earlier call of this run came to."""
+        file = self._summary(epoch)
+        if not file.is_file():
+            return None
+        return RegradedEpoch(**json.loads(read_text(file))), self._grades(epoch)
+
+    def _asked(self, found: Suspects, epoch: int) -> tuple[RegradedEpoch, _Grades]:
+        """Choose and ask; a judge that does not answer leaves zeros."""
+        if self._pairs(epoch).is_file():  # chosen by this run, before it was killed
+            asked = read_table(self._pairs(epoch))
         else:
             asked = self._table(self._chosen(found, epoch))
             self.folder.mkdir(parents=True, exist_ok=True)
-            save_table(asked, self._asked_file(epoch))
-        if not len(asked):
-            return asked, 0.0, None
-        try:
-            judge = _open(self.config)
-            try:
-                result = grade(_pairs(asked), judge, self._answers(epoch), **_asking(self.config, judge, self.folder))
-            finally:
-                judge.close()
-        except BixseError as error:
-            if isinstance(error, (StorageError, OutputExistsError, InterruptedRunError)):
-                raise
-            log.warning("regrade: %s; training goes on with the grades that are known", error)
-            return asked, 0.0, str(error).partition("; ")[0]
-        return asked, float(result.summary["usd_of_this_run"]), result.stopped
+            save_table(asked, self._pairs(epoch))
+        failure = self._ask(asked, epoch) if len(asked) else None
+        grades = self._grades(epoch)
+        record = self._answers(epoch) / RUN_FILE
+        usd = json.loads(read_text(record))["results"]["summary"]["usd"] if record.is_file() else 0.0
+        logits = asked["logit"].to_numpy()
+        probability = float((1 / (1 + np.exp(-logits))).mean()) if len(asked) and self._learns_probability else None
+        relevance = grades.relevance
+        regraded = RegradedEpoch(
+            epoch=epoch,
+            asked=len(asked),
+            graded=len(relevance),
+            relevant=int((relevance >= 0.5).sum()),
+            mean_relevance=float(relevance.mean()) if len(relevance) else None,
+            mean_probability=probability,
+            usd=float(usd),
+            failure=failure,
+        )
+        write_atomically(self._summary(epoch), json.dumps(asdict(regraded)) + "\n")
+        log.info("%s", regraded.line())
+        return regraded, grades
 
-    def _asked_file(self, epoch: int) -> Path:
-        return self.folder / f"epoch-{epoch}{ASKED_SUFFIX}"
+    def _ask(self, asked: pa.Table, epoch: int) -> str | None:
+        """Grade the pairs, as far as the judge answers; why it stopped."""
+        spent = sum(earlier.usd for earlier in self.epochs)
+        limit = self.config.prices.max_usd
+        budget = Budget(None if limit is None else max(0.0, limit - spent))
+        rows = asked.select(["query_id", "query", "document_id", "document"]).to_pylist()
+        try:
+            with _stopped_by_signals():
+                judge = _open(self.config)
+                try:
+                    asking = _asking(self.config, judge, self.folder)
+                    result = grade([Pair(**row) for row in rows], judge, self._answers(epoch), budget=budget, **asking)
+                finally:
+                    judge.close()
+        except (StorageError, OutputExistsError, InterruptedRunError):
+            raise
+        except (BixseError, torch.OutOfMemoryError) as error:
+            log.warning("regrade: %s; training goes on with the grades that are known", error)
+            return str(error).partition("; ")[0]
+        return result.stopped
+
+    @property
+    def _learns_probability(self) -> bool:
+        return hasattr(self.trainer.loss, "logit_bias")
+
+    def _pairs(self, epoch: int) -> Path:
+        """Written before the first pair is asked: a run that is killed asks the same ones."""
+        return self.folder / f"epoch-{epoch}.asked.parquet"
 
     def _answers(self, epoch: int) -> Path:
         return self.folder / f"epoch-{epoch}"
 
+    def _summary(self, epoch: int) -> Path:
+        """Written when all were asked."""
+        return self.folder / f"epoch-{epoch}.json"
+
     def _chosen(self, found: Suspects, epoch: int) -> Suspects:
-        """The highest ones that nobody graded, in no batch either, and that were not asked before."""
-        known = ungraded(self.trainer, found)
-        before = [read_table(self._asked_file(earlier)) for earlier in range(1, epoch)]
-        asked = {pair for table in before for pair in zip(*_numbers(table), strict=True)}
-        new = np.array([pair not in asked for pair in zip(found.groups, found.documents, strict=True)], dtype=bool)
-        return found.where(known & new).first(self.config.budget)
+        """The highest ones that nobody graded, in no batch either, and that were not asked before; no text twice."""
+        known: Any = self.trainer.data_collator
+        places, entries = known.known.of(found.groups)
+        free = np.ones(len(found.groups), dtype=bool)
+        free[places[known.known.documents[entries] == found.documents[places]]] = False
+        query_of = known.known.query_of_group
+        seen = {
+            (query_of[group], document)
+            for earlier in range(1, epoch)
+            for group, document in zip(*_numbers(read_table(self._pairs(earlier))), strict=True)
+        }
+        for place, (group, document) in enumerate(zip(found.groups, found.documents, strict=True)):
+            free[place] &= (query_of[group], document) not in seen
+            seen.add((query_of[group], document))
+        return found.where(free).first(self.config.budget)
 
     def _table(self, chosen: Suspects) -> pa.Table:
         pairs = self.trainer.pairs
@@ -140,13 +215,13 @@ class Regrading(TrainerCallback):
                 "document": pa.array(pairs.texts("document", documents), pa.string()),
                 "query_group": chosen.groups,
                 "document_number": chosen.documents,
-                "probability": 1.0 / (1.0 + np.exp(-chosen.logits.astype(np.float64))),
+                "logit": chosen.logits.astype(np.float64),
             }
         )
 
-    def _take(self, asked: pa.Table, epoch: int, usd: float, failure: str | None) -> None:
-        """Train on the grades that came back; every rank reads them from the run's folder."""
-        answers = self._answers(epoch) / PAIRS_NAME
+    def _grades(self, epoch: int) -> _Grades:
+        """What came back of an epoch's questions."""
+        asked, answers = read_table(self._pairs(epoch)), self._answers(epoch) / PAIRS_NAME
         graded: dict[tuple[str, str], float] = {}
         if answers.is_file():
             rows = read_table(answers, ["query_id", "document_id", "relevance"]).to_pylist()
@@ -154,30 +229,16 @@ class Regrading(TrainerCallback):
         keys = zip(asked["query_id"].to_pylist(), asked["document_id"].to_pylist(), strict=True)
         relevance = np.array([graded.get(key, np.nan) for key in keys], dtype=np.float64)
         got = ~np.isnan(relevance)
-        if got.any():
-            groups, documents = _numbers(asked)
-            self.trainer.add_grades(groups[got], documents[got], relevance[got])
-        probabilities = asked["probability"].to_numpy()
-        self.epochs.append(
-            RegradedEpoch(
-                epoch=epoch,
-                asked=len(asked),
-                graded=int(got.sum()),
-                relevant=int((relevance[got] >= 0.5).sum()),
-                mean_relevance=float(relevance[got].mean()) if got.any() else None,
-                mean_probability=float(probabilities.mean()) if len(asked) else None,
-                usd=usd,
-                failure=failure,
-            )
-        )
+        groups, documents = _numbers(asked)
+        return _Grades(groups[got], documents[got], relevance[got])
 
     def to_json(self) -> list[dict[str, Any]]:
         return [asdict(epoch) for epoch in self.epochs]
 
 
-def estimate_regrading(config: RegradeConfig, pairs: GradedPairs, epochs: int, scratch: Path) -> Estimate:
-    """What all questions would take, from as many random pairs of the training texts; nothing is asked."""
-    number = config.budget * (epochs - 1)
+def estimate_regrading(config: RegradeConfig, pairs: GradedPairs, rounds: int, scratch: Path) -> Estimate:
+    """What all questions would take, from as many random pairs of the training texts; none of them is asked."""
+    number = config.budget * rounds
     generator = np.random.default_rng(0)
     groups, documents = pairs.groups(), pairs.distinct("document")
     drawn = generator.integers(len(groups), size=number), generator.integers(len(documents), size=number)
@@ -185,28 +246,35 @@ def estimate_regrading(config: RegradeConfig, pairs: GradedPairs, epochs: int, s
     asked = [Pair(str(n), query, str(n), text) for n, (query, text) in enumerate(zip(queries, others, strict=True))]
     judge = _open(config)
     try:
-        return estimate(asked, judge, scratch, pilot=0, **_asking(config, judge, scratch))
+        found = estimate(asked, judge, scratch, pilot=0, **_asking(config, judge, scratch))
+        return replace(found, pairs=number)
     finally:
         judge.close()
 
 
-def ungraded(trainer: GradedTrainer, found: Suspects) -> NDArray[np.bool_]:
-    """(M,) whether nobody graded the pair, in any row of the training pairs."""
-    known: Any = trainer.data_collator
-    places, entries = known.known.of(found.groups)
-    graded = known.known.documents[entries] == found.documents[places]
-    free = np.ones(len(found.groups), dtype=bool)
-    free[places[graded]] = False
-    return free
+@contextmanager
+def _stopped_by_signals() -> Iterator[None]:
+    """Ctrl-C and SIGTERM stop the asking at once; training itself ends after its step instead."""
+    before = {one: signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)}
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    try:
+        for one in before:
+            signal.signal(one, stop)
+    except ValueError:  # not in the main thread, where signals are not handled
+        yield
+        return
+    try:
+        yield
+    finally:
+        for one, handler in before.items():
+            signal.signal(one, handler)
 
 
 def _numbers(asked: pa.Table) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     return asked["query_group"].to_numpy(), asked["document_number"].to_numpy()
-
-
-def _pairs(asked: pa.Table) -> list[Pair]:
-    rows = asked.select(["query_id", "query", "document_id", "document"]).to_pylist()
-    return [Pair(**row) for row in rows]
 
 
 def _open(config: RegradeConfig) -> Judge:

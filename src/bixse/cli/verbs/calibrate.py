@@ -34,6 +34,7 @@ def run(settings: CalibrateSettings, options: CalibrateOptions) -> CommandResult
         "prior": result.head.prior if result.head is not None else None,
         "reliability": [asdict(point) for point in result.check.calibrated.curve],
         "thresholds": [asdict(point) for point in result.points],
+        "cuts": [asdict(cut) for cut in result.cuts],
         "negatives": result.negatives,
         "precision": result.precision,
     }

@@ -66,7 +66,7 @@ def _plan(config: TrainConfig, out: Path) -> CommandResult:
         f"{duration(plan.seconds_of_merge)} to score merge weights)",
     ]
     if config.regrade is not None and plan.regrade is not None:
-        lines.append(f"suspicious zeros, at most, after {config.optimizer.epochs - 1} epochs:")
+        lines.append(f"suspicious zeros, at most, after {plan.regrade.pairs // config.regrade.budget} epochs:")
         lines += [f"  {line}" for line in plan.regrade.text(", ".join(config.regrade.judge)).splitlines()]
     lines.append("nothing was trained or written")
     metrics = {name: value for name, value in asdict(plan).items() if name != "warnings"}

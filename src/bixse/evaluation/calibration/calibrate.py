@@ -23,6 +23,7 @@ from bixse.encoders.loading.precision import resolve_precision
 from bixse.encoders.relevance_model import RelevanceModel, save_whole
 from bixse.errors import InputError
 from bixse.evaluation.calibration.calibrate_head import HeldOutCheck, choose_thresholds, fit_head, held_out_check
+from bixse.evaluation.calibration.export import CosineCut, cuts_of, cuts_text, write_export
 from bixse.evaluation.calibration.thresholds import OperatingPoint  # noqa: TC001 pydantic reads it
 from bixse.report.plots import reliability_diagram, save_plot
 from bixse.report.table import format_interval, format_number, format_table
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from bixse.results import CalibrationReport
 
 DIAGRAM = "reliability.svg"
+EXPORT_FOLDER = "export"
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,8 @@ class CalibrateResult:
     precision: str
     artifacts: dict[str, str]
     """Name -> path."""
+    cuts: tuple[CosineCut, ...] = ()
+    """For vector stores, the highest cosine first."""
     reused: bool = False
     """The run was finished before."""
 
@@ -103,6 +107,11 @@ def calibrate(
     if out is not None:
         save_plot(reliability_diagram(check.calibrated, "calibrated, held-out half"), out / DIAGRAM)
         artifacts["diagram"] = str(out / DIAGRAM)
+    cuts: list[CosineCut] = []
+    if settings.export and head is not None:
+        cuts = cuts_of(head, settings.export)
+        saved = artifacts.get("model", model)
+        artifacts |= write_export(cuts, saved, (Path(model) if out is None else out) / EXPORT_FOLDER)
     result = CalibrateResult(
         check=check,
         head=head,
@@ -111,6 +120,7 @@ def calibrate(
         negatives=len(judged) - len(given),
         precision=resolve_precision(device=encoder.device),
         artifacts=artifacts,
+        cuts=tuple(cuts),
     )
     if record is not None:
         record.results = TypeAdapter(CalibrateResult).dump_python(result, mode="json")
@@ -180,6 +190,8 @@ def calibration_text(result: CalibrateResult, prior: float | None) -> str:
     ]
     if result.points:
         parts.append("\n".join(_point_line(point) for point in result.points))
+    if result.cuts:
+        parts.append(cuts_text(result.cuts))
     parts += [_kept(result), f"precision: {result.precision}"]
     return "\n\n".join(parts)
 

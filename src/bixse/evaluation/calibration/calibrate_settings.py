@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 RELEVANT_FROM = 0.5
 """Relevance from which a document counts as relevant, where nothing else is said."""
 Precision = Annotated[float, Field(gt=0, le=1)]
+Probability = Annotated[float, Field(gt=0, lt=1)]
 
 
 class CalibrateSettings(Settings):
@@ -42,6 +43,10 @@ class CalibrateSettings(Settings):
     at_precision: Annotated[tuple[Precision, ...], Flag(metavar="P")] = ()
     """Find and save the lowest probability from which at least this share of the documents is relevant; one or
     several."""
+    export: Annotated[tuple[Probability, ...], Flag(metavar="P")] = ()
+    """Write the cosines at which these probabilities, and the thresholds of at_precision, are reached, and how to cut
+    there in LangChain, LlamaIndex, Haystack, Qdrant, Elasticsearch, OpenSearch and pgvector; into export/ of the
+    output folder."""
     relevant_from: Annotated[float, Flag(metavar="Z")] = Field(default=RELEVANT_FROM, gt=0, le=1)
     """Relevance from which a document counts as relevant for at_precision."""
     seed: int = Field(default=0, ge=0, lt=SEEDS)

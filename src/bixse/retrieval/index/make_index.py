@@ -222,19 +222,20 @@ def _found_in(out: Path, wanted: Manifest) -> Manifest | None:
 @contextmanager
 def _building(out: Path, job: EncodeShards, shared: bool) -> Iterator[None]:
     """Work in a folder inside the index, for one writer alone or for all ranks; what is complete stays for the next."""
+    if shared:
+        yield
+        return
     was_there = out.exists()
-    try:
-        with nullcontext() if shared else alone_in(out):
-            if not (shared or is_marked(job.texts, job.fingerprint())):  # of another corpus or encoder
+    with alone_in(out):
+        try:
+            if not is_marked(job.texts, job.fingerprint()):  # of another corpus or encoder
                 shutil.rmtree(job.folder, ignore_errors=True)
-            try:
-                yield
-            finally:
-                if not (shared or list(job.folder.glob(f"embeddings-*{MARK}"))):
-                    shutil.rmtree(job.folder, ignore_errors=True)
-    finally:
-        if not was_there and not job.folder.exists() and not (out / MANIFEST_FILE).exists():
-            shutil.rmtree(out, ignore_errors=True)
+            yield
+        finally:
+            if not list(job.folder.glob(f"embeddings-*{MARK}")):
+                shutil.rmtree(job.folder, ignore_errors=True)
+            if not was_there and not job.folder.exists() and not (out / MANIFEST_FILE).exists():
+                shutil.rmtree(out, ignore_errors=True)
 
 
 def _gathered(job: EncodeShards, shards: Iterable[int], manifest: Manifest) -> tuple[Path, Manifest]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import tempfile
+import shutil
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -183,11 +183,13 @@ def _scored(
     model: RelevanceModel, inputs: StudyInputs, own: Path
 ) -> tuple[dict[str, Evaluation], dict[str, dict[str, float]]]:
     """An encoder on the test collections, and its headline figures on those beside them; a text is encoded once."""
-    own.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="embeddings-", dir=own) as cache:  # the model is dropped soon
-        system = EncoderSystem(model, cache=cache)
+    cache = own / "embeddings"
+    system = EncoderSystem(model, cache=cache)
+    try:
         found = _evaluated(inputs.tests, inputs, system)
         others = _evaluated(inputs.beside, inputs, system)
+    finally:
+        shutil.rmtree(cache, ignore_errors=True)  # the model is dropped soon
     return found, _per_query(others)
 
 

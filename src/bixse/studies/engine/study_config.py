@@ -53,7 +53,7 @@ class StudyData(Settings):
     test: tuple[Path, ...] = ()
     """Collections to measure on (split test), in its place; each counts as much as the others."""
     beside: tuple[Path, ...] = ()
-    """Collections that are measured too (split test), each in a table of its own: no claim rests on them."""
+    """Collections that are measured too (split test), in one further table: no claim rests on them."""
 
     @model_validator(mode="after")
     def _usable(self) -> StudyData:

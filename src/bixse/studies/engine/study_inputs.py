@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,11 +24,12 @@ from bixse.studies.engine.study_config import PYDOCS
 from bixse.training.dev_evaluation import check_not_trained_on
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from bixse.relevance import Qrels
     from bixse.studies.engine.study_config import StudyConfig, StudyData
 
+log = logging.getLogger(__name__)
 STATIC = "static"
 """The word for the student of static token embeddings."""
 
@@ -59,9 +61,9 @@ def prepare_inputs(config: StudyConfig, out: Path) -> StudyInputs:
         if not Path(model).is_dir():
             save_static_student(folder / STATIC)
     data = config.data
-    rest = (data.min_relevant_grade, _named(data.beside), data.exclude_self)
+    tests = _named(data.test) if data.pairs else {_name(data): folder / _name(data)}
+    rest = (data.min_relevant_grade, _named(data.beside, tests), data.exclude_self)
     if data.pairs:
-        tests = _named(data.test)
         path = folder / "train.parquet"
         if not path.exists():
             pairs = load_several(list(data.pairs))
@@ -74,12 +76,9 @@ def prepare_inputs(config: StudyConfig, out: Path) -> StudyInputs:
         pairs = GradedPairs.from_collection(collection, "train", GradeScale(*data.scale))
         # a judged document without text, as some published collections hold, teaches nothing
         pairs = GradedPairs.from_rows(row for row in pairs.rows() if row["document"])
-        _check_not_trained_on(
-            {_name(data): folder / collection.name, **rest[1]}, pairs, bool(config.train.get("allow_shared_queries"))
-        )
+        _check_not_trained_on({**tests, **rest[1]}, pairs, bool(config.train.get("allow_shared_queries")))
         save_graded_pairs(pairs, folder / "train.parquet")
-    name = _name(data)
-    return StudyInputs(folder / "train.parquet", (folder / name,), "dev", {name: folder / name}, model, *rest)
+    return StudyInputs(folder / "train.parquet", tuple(tests.values()), "dev", tests, model, *rest)
 
 
 def _check_not_trained_on(tests: Mapping[str, Path], pairs: GradedPairs, allowed: bool) -> None:
@@ -87,7 +86,8 @@ def _check_not_trained_on(tests: Mapping[str, Path], pairs: GradedPairs, allowed
     for name, folder in tests.items():
         found = load_collection(folder, ["test"])
         held_out[f"test {name}"] = {query: found.queries[query] for query in found.qrels["test"]}
-    check_not_trained_on(held_out, pairs.queries, allowed)
+    for line in check_not_trained_on(held_out, pairs.queries, allowed):
+        log.warning("%s", line)
 
 
 def input_hashes(config: StudyConfig) -> dict[str, str]:
@@ -182,8 +182,12 @@ def _name(data: StudyData) -> str:
     return PYDOCS if data.collection == PYDOCS else Path(data.collection).resolve().name
 
 
-def _named(folders: tuple[Path, ...]) -> dict[str, Path]:
-    named = {folder.resolve().name: folder for folder in folders}
-    if len(named) < len(folders):
-        raise InputError("data.test: got two folders of one name; expected names of their own; fix: rename one")
-    return named
+def _named(folders: Sequence[Path], taken: Iterable[str] = ()) -> dict[str, Path]:
+    names = [*taken, *(folder.resolve().name for folder in folders)]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise InputError(
+            f"data.test, data.beside: got two collections named {twice[0]!r}; expected names of their own; "
+            "fix: rename a folder"
+        )
+    return {folder.resolve().name: folder for folder in folders}

@@ -46,9 +46,9 @@ class Suspects(NamedTuple):
         """
         groups, documents, logits = (np.concatenate(column) for column in zip(*parts, strict=True))
         order = np.lexsort((documents, groups, -logits))  # of equal logits always the same ones
-        entries = np.stack([groups[order], documents[order]])
-        first = np.sort(np.unique(entries, axis=1, return_index=True)[1])[:most]
-        return cls(groups[order][first], documents[order][first], logits[order][first])
+        entries = (groups[order] << 32) | documents[order]
+        first = order[np.sort(np.unique(entries, return_index=True)[1])[:most]]
+        return cls(groups[first], documents[first], logits[first])
 
     def first(self, number: int) -> Suspects:
         return Suspects(self.groups[:number], self.documents[:number], self.logits[:number])
@@ -62,7 +62,8 @@ class SuspectCollector:
 
     def __init__(self, loss: GradedLoss, most: int) -> None:
         self.loss, self.most = loss, most
-        self.batches = 0
+        self.step = 0
+        """Of training: says which rows of a large batch are looked at."""
         self.groups = self.documents = np.empty(0, np.int64)
         """Of the batch to come: (B,) its groups and (N,) its documents."""
         self.found = Suspects.none()
@@ -71,16 +72,18 @@ class SuspectCollector:
     def look(self, queries: torch.Tensor, documents: torch.Tensor, targets: GradedTargets) -> None:
         """Of (B, D) queries and (N, D) documents, L2-normalised; the loss calls it."""
         stride = max(1, -(-len(queries) * len(documents) // ENTRIES_LOOKED_AT))
-        start = self.batches % stride
-        self.batches += 1
+        start = self.step % stride
         logits = self.loss.logits(queries[start::stride].float() @ documents.float().T)
         mine = targets.rows % stride == start
         logits[targets.rows[mine] // stride, targets.columns[mine]] = -torch.inf
         best, places = logits.flatten().topk(min(self.most, logits.numel()))
-        best, places = best[best > -torch.inf].cpu(), places[best > -torch.inf].cpu()
+        full = len(self.found.logits) == self.most
+        higher = best > (float(self.found.logits[-1]) if full else -torch.inf)
+        best, places = best[higher].cpu(), places[higher].cpu()
         rows, columns = np.divmod(places.numpy(), max(1, len(documents)))
         new = Suspects(self.groups[start::stride][rows], self.documents[columns], best.numpy())
-        self.found = Suspects.joined([self.found, new], self.most)
+        if len(new.logits):
+            self.found = Suspects.joined([self.found, new], self.most)
 
 
 @dataclass(frozen=True)
@@ -95,8 +98,9 @@ class RegradedEpoch:
     """Of these, pairs with a relevance of at least 0.5."""
     mean_relevance: float | None
     mean_probability: float | None
-    """Of all that were asked: what the encoder took for the probability of relevance."""
+    """Of all that were asked, by the encoder; None for a loss that learns no probability."""
     usd: float
+    """What all answers cost, those of an interrupted call and of a shared ledger too."""
     failure: str | None = None
     """Why the judge did not answer all; training went on with what is known."""
 
@@ -105,5 +109,5 @@ class RegradedEpoch:
         mean = "" if self.mean_relevance is None else f", mean relevance {self.mean_relevance:.3f}"
         return (
             f"regraded after epoch {self.epoch}: {self.graded} of {self.asked} suspicious zeros, "
-            f"{self.relevant} relevant{mean}"
+            f"{self.relevant} relevant{mean}{f', {self.usd:.4f} US dollars' if self.usd else ''}"
         )

@@ -229,6 +229,7 @@ class GradedTrainer(SentenceTransformerTrainer):
         groups, documents = (part.cpu().numpy() for part in inputs.pop("numbers"))
         if self.suspects is not None:
             self.suspects.groups, self.suspects.documents = groups, documents
+            self.suspects.step = self.state.global_step
             self.loss.observer = self.suspects.look
         loss: torch.Tensor = super().training_step(model, inputs, *args, **kwargs)
         if self.accelerator.sync_gradients:

@@ -13,6 +13,7 @@ from pydantic import TypeAdapter
 from bixse.encoders.embedding import embed_features
 from bixse.encoders.interpolation import interpolate
 from bixse.encoders.loading.precision import autocast
+from bixse.encoders.lora import has_lora
 from bixse.evaluation.calibration.platt import fit_platt
 from bixse.evaluation.significance import paired_bootstrap
 from bixse.progress import Progress
@@ -195,7 +196,7 @@ def _score(
     with raise_together():
         for weight in own_share:
             interpolate(model, base, tuned, weight)
-            cache = "none" if weight else None  # the base model is searched by every run, a weight once
+            cache = None if weight == 0 and not has_lora(model) else "none"  # every run searches the base model
             found[weight] = {name: own for corpus in watched for name, own in corpus.scores(model, cache).items()}
             if bar is not None:
                 bar(1)
