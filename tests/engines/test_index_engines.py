@@ -9,9 +9,11 @@ import sys
 
 import pytest
 
-from bixse.errors import ConfigError, IncompleteError, InputError
+from bixse.errors import ConfigError, IncompleteError, InputError, ModelError
+from bixse.retrieval.index.encode_shards import EncodeShards
 from bixse.retrieval.index.make_index import BUILD_FOLDER, make_index
 from bixse.retrieval.index.manifest import read_manifest
+from bixse.retrieval.index.search import load_encoder
 from bixse.retrieval.retrieval_settings import IndexSettings
 from bixse.retrieval.store import EmbeddingStore
 from helpers.command import call
@@ -73,6 +75,18 @@ def test_a_part_that_fails_twice_and_the_same_call_again(collection, tiny_model,
     assert tried == [256, 256, 88, 88]
     assert make_index(**given, out=tmp_path / "index").encoded == 88
     assert files(tmp_path / "index") == files(tmp_path / "whole")
+
+
+def test_a_machine_that_has_another_model(tiny_model, tiny_model_path, tmp_path):
+    """Under the name of the one that the index is of."""
+    _, identity = load_encoder(tiny_model)
+    given = {"identity": identity, "corpus": "", "rows": 256, "dtype": "float32", "precision": "float32"}
+    job = EncodeShards(tmp_path, str(tiny_model_path), cache="none", **given)
+    assert job.setup().store.encoded == 0
+    next(tiny_model.parameters()).data.add_(1e-3)
+    tiny_model.save_pretrained(str(tmp_path / "other"))
+    with pytest.raises(ModelError, match="another model"):
+        EncodeShards(tmp_path, str(tmp_path / "other"), cache="none", **given).setup()
 
 
 def test_ranks_make_the_index_one_after_the_other(capsys, words, local, tmp_path, monkeypatch):
