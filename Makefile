@@ -5,6 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 TESTED := $(VENV)/.ready-for-tests
 PARALLEL := OMP_NUM_THREADS=1  # tests run on all cores, each on one thread
+WORKERS = $(shell $(BIN)/python -c 'import os; print(1 + (os.cpu_count() or 1))')  # one more: some only wait
 
 .PHONY: quickstart test test-all lint bench-loss bench-train bench-grade bench-eval bench-encode bench-search-index results clean help
 
@@ -33,10 +34,10 @@ test: $(TESTED)  ## check style and types and run the default tests
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(PARALLEL) $(BIN)/python -m pytest -n auto
+	$(PARALLEL) $(BIN)/python -m pytest -n $(WORKERS)
 
 test-all: $(TESTED)  ## every test, the slow ones too
-	$(PARALLEL) $(BIN)/python -m pytest -n auto -m 'not gpu and not net'
+	$(PARALLEL) $(BIN)/python -m pytest -n $(WORKERS) -m 'not gpu and not net'
 
 lint: $(TESTED)  ## style and types alone
 	$(BIN)/ruff check .

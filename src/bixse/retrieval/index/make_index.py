@@ -231,6 +231,9 @@ def _building(out: Path, job: EncodeShards, shared: bool) -> Iterator[None]:
             if not is_marked(job.texts, job.fingerprint()):  # of another corpus or encoder
                 shutil.rmtree(job.folder, ignore_errors=True)
             yield
+        except InputError:  # the same call would be refused again
+            shutil.rmtree(job.folder, ignore_errors=True)
+            raise
         finally:
             if not list(job.folder.glob(f"embeddings-*{MARK}")):
                 shutil.rmtree(job.folder, ignore_errors=True)
