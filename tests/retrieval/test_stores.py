@@ -12,8 +12,10 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from contextlib import closing
+from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import numpy as np
 import pytest
@@ -25,7 +27,7 @@ from bixse.evaluation.systems import IndexSystem
 from bixse.retrieval.index.index_files import open_files
 from bixse.retrieval.index.make_index import make_index
 from bixse.retrieval.index.search import open_index
-from bixse.retrieval.stores.export import export_index
+from bixse.retrieval.stores.export_index import export_index
 from bixse.retrieval.stores.opening import connect
 from bixse.retrieval.stores.vector_store import PACKAGES, address_of
 from helpers.command import call, refused
@@ -40,8 +42,8 @@ module.connected = lambda url: QdrantClient(path={folder!r})
 """
 SLOW_EXPORT = """
 import sys, time
-from bixse.retrieval.stores import export
-found = export.connect(sys.argv[2])
+from bixse.retrieval.stores import export_index
+found = export_index.connect(sys.argv[2])
 kind, write = type(found), type(found).write
 found.close()
 kind.together = 8
@@ -51,7 +53,7 @@ def slow(*arguments):
     print("wrote", flush=True)
 kind.write = slow
 print("ready", flush=True)
-export.export_index(*sys.argv[1:])
+export_index.export_index(*sys.argv[1:])
 """
 
 
@@ -144,12 +146,32 @@ def test_a_package_that_is_missing_is_named(monkeypatch, capsys, name):
     assert f"bixse[{name.partition(':')[0]}]" in said
 
 
-def test_no_server_at_the_url(capsys):
+@pytest.fixture
+def web_page():
+    """The URL of a server that is no Qdrant."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b"<html>")
+
+        def log_message(self, *words):
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+
+
+def test_no_server_at_the_url(capsys, web_page):
     pytest.importorskip("qdrant_client", reason="needs bixse[qdrant]")
-    words = ("http://127.0.0.1:9", "QDRANT_API_KEY")
-    for verb in (("index", "demo", "--collection", "c", "--to"), ("search",), ("index", "--describe")):
-        said = refused(capsys, *verb, "qdrant:http://127.0.0.1:9/documents", *(["copy"] if verb == ("search",) else []))
-        assert all(word in said for word in words)
+    for url in ("http://127.0.0.1:9", "http://127.0.0.1:port", web_page):
+        name = f"qdrant:{url}/documents"
+        for words in (("index", "demo", "--collection", "c", "--to", name), ("search", name, "copy")):
+            said = refused(capsys, *words)
+            assert url in said and "QDRANT_API_KEY" in said
 
 
 def test_what_does_not_exist(store, tmp_path, model):

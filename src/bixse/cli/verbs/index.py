@@ -70,7 +70,7 @@ def _check_reachable(to: str) -> None:
 
 def _exported(result: CommandResult, settings: IndexSettings, index: Path, to: str) -> CommandResult:
     from bixse.progress import progress_bar
-    from bixse.retrieval.stores.export import export_index
+    from bixse.retrieval.stores.export_index import export_index
 
     chosen = settings.model_dump(include={"model", "recall_target", "recall_queries"})
     report = export_index(index, to, **chosen, progress=progress_bar)

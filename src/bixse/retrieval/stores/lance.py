@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from bixse.retrieval.stores.vector_store import Address
+    from bixse.retrieval.stores.vector_store import StoreAddress
 
 READ_TOGETHER = 16_384
 """Embeddings in memory during an exact search."""
@@ -43,7 +43,7 @@ class LanceStore:
 
     together = 16_384
 
-    def __init__(self, address: Address) -> None:
+    def __init__(self, address: StoreAddress) -> None:
         self.address = address
         self._table: Any = None
         if "://" in address.place or Path(address.place).is_dir():  # connecting makes the folder
@@ -52,8 +52,9 @@ class LanceStore:
 
     @property
     def manifest(self) -> Manifest:
-        content = (self._opened().schema.field("vector").metadata or {}) if self._is_ours() else {}
-        return manifest_of(self.address, content[KEY.encode()].decode() if KEY.encode() in content else None)
+        schema = self._opened().schema
+        content = ((schema.field("vector").metadata or {}) if "vector" in schema.names else {}).get(KEY.encode())
+        return manifest_of(self.address, None if content is None else content.decode())
 
     def exists(self) -> bool:
         return self._table is not None
@@ -141,9 +142,6 @@ class LanceStore:
 
     def close(self) -> None:
         """Nothing stays open."""
-
-    def _is_ours(self) -> bool:
-        return "vector" in self._opened().schema.names
 
     def _opened(self) -> Any:
         if self._table is None:

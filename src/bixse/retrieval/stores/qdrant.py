@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,10 +15,10 @@ from bixse.data.collection import Document
 from bixse.errors import InputError
 from bixse.retrieval.index.approximate import score_rows
 from bixse.retrieval.index.manifest import AnnSettings, Manifest
-from bixse.retrieval.stores.vector_store import KEY, Address, incomplete, manifest_of, nothing_there
+from bixse.retrieval.stores.vector_store import KEY, StoreAddress, incomplete, manifest_of, nothing_there
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     import numpy.typing as npt
 
@@ -42,16 +43,20 @@ class QdrantStore:
 
     together = 256
 
-    def __init__(self, address: Address) -> None:
+    def __init__(self, address: StoreAddress) -> None:
         self.address = address
-        self._client: Any = connected(address.place)
+        with _answered(address, "a connection"):
+            self._client: Any = connected(address.place)
         self._there = bool(self._ask("collection_exists"))
+        self._manifest: Manifest | None = None
 
     @property
     def manifest(self) -> Manifest:
         if not self._there:
             raise nothing_there(self.address)
-        return manifest_of(self.address, (self._ask("get_collection").config.metadata or {}).get(KEY))
+        if self._manifest is None:
+            self._manifest = manifest_of(self.address, (self._ask("get_collection").config.metadata or {}).get(KEY))
+        return self._manifest
 
     def exists(self) -> bool:
         return self._there
@@ -73,6 +78,7 @@ class QdrantStore:
 
     def keep(self, manifest: Manifest) -> None:
         self._ask("update_collection", metadata={KEY: manifest.model_dump_json()})
+        self._manifest = manifest
 
     def written(self) -> int:
         """Those of a request that was killed may be there in part: it is sent again."""
@@ -147,17 +153,24 @@ class QdrantStore:
         return [found[row] for row in rows]
 
     def _ask(self, method: str, **arguments: Any) -> Any:
-        try:
+        with _answered(self.address, method):
             return getattr(self._client, method)(collection_name=self.address.name, **arguments)
-        except ApiException as error:
-            said = " ".join(str(error).split())[:200]
-            raise InputError(
-                f"{self.address}: got no answer to {method} ({said}); expected a Qdrant server at "
-                f"{self.address.place}; fix: start it, check the URL, and put its key, if it has one, into "
-                f"{API_KEY_VARIABLE}"
-            ) from error
+
+
+@contextmanager
+def _answered(address: StoreAddress, asked: str) -> Iterator[None]:
+    try:
+        yield
+    except (ApiException, ValueError) as error:  # ValueError: no URL, or no JSON
+        said = " ".join(str(error).split())[:200]
+        raise InputError(
+            f"{address}: got no answer to {asked} ({said}); expected a Qdrant server at {address.place}; fix: start "
+            f"it, check the URL, and put its key, if it has one, into {API_KEY_VARIABLE}"
+        ) from error
 
 
 def connected(url: str) -> QdrantClient:
     """A client of the server; nothing is sent yet."""
-    return QdrantClient(url=url, api_key=os.environ.get(API_KEY_VARIABLE), timeout=SECONDS_WAITED, check_compatibility=False)
+    return QdrantClient(
+        url=url, api_key=os.environ.get(API_KEY_VARIABLE), timeout=SECONDS_WAITED, check_compatibility=False
+    )

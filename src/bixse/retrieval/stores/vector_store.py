@@ -27,7 +27,7 @@ KEY = "bixse"
 """Under this name the manifest is kept with the embeddings."""
 
 
-class Address(NamedTuple):
+class StoreAddress(NamedTuple):
     """A table of LanceDB, or a collection of Qdrant."""
 
     database: str
@@ -45,7 +45,7 @@ class VectorStore(Protocol):
     Methods raise InputError where the database gives no answer, or lacks a row that it once had.
     """
 
-    address: Address
+    address: StoreAddress
     together: int
     """Documents that are written at once."""
 
@@ -109,7 +109,7 @@ def is_store(text: str) -> bool:
     return text.partition(":")[0] in FORMS and ":" in text
 
 
-def address_of(text: str) -> Address:
+def address_of(text: str) -> StoreAddress:
     """The parts of a name; raises InputError for one of another form.
 
     Example:
@@ -125,10 +125,10 @@ def address_of(text: str) -> Address:
             "last name of letters, digits, _, - and .); fix: lancedb:runs/lance/documents, or "
             "qdrant:http://localhost:6333/documents"
         )
-    return Address(database, place, name)
+    return StoreAddress(database, place, name)
 
 
-def manifest_of(address: Address, content: str | None) -> Manifest:
+def manifest_of(address: StoreAddress, content: str | None) -> Manifest:
     """Read the manifest kept in a database; None: there is none."""
     try:
         return Manifest.model_validate_json(content or "")
@@ -140,7 +140,7 @@ def manifest_of(address: Address, content: str | None) -> Manifest:
         ) from error
 
 
-def nothing_there(address: Address) -> InputError:
+def nothing_there(address: StoreAddress) -> InputError:
     """The error for a table or collection that does not exist."""
     return InputError(
         f"{address}: got no such table or collection; expected one that `bixse index` wrote; fix: check the name, or "
@@ -148,7 +148,7 @@ def nothing_there(address: Address) -> InputError:
     )
 
 
-def incomplete(address: Address, found: object, expected: object) -> InputError:
+def incomplete(address: StoreAddress, found: object, expected: object) -> InputError:
     """The error for documents that are missing."""
     return InputError(
         f"{address}: got {found}; expected {expected}; fix: run the same `bixse index ... --to {address}` again, which "
