@@ -19,6 +19,7 @@ OTHERS = {
     "bench_engines": (["--quick"], "plain loop"),
     "bench_grade_server": (["--quick"], "bixse_per_second"),
     "bench_pairs": (["--pairs", "2000", "--batches", "5"], "all"),
+    "bench_stores": (["--quick"], "SQ8"),
     "config_path": ([], "modules"),
     "mining_grades": (["--quick"], "hard-negatives"),
     "padding": (["--quick"], "by length"),
@@ -61,6 +62,8 @@ def test_every_script_is_run():
 )
 def test_the_smallest_run(script):
     arguments, word = OTHERS[script]
+    if script == "bench_stores":
+        pytest.importorskip("lancedb", reason="needs bixse[lancedb]")
     done = run(script, *arguments)
     assert done.returncode == 0, done.stderr
     assert word in done.stdout

@@ -121,10 +121,11 @@ def search_blocks(
             write_atomically(partial, json.dumps({"done": done, "sets": [search.state() for search in searches]}))
             saved = time.monotonic()
     runs = {state.query_set.name: state.run() for state in states}
-    return {name: _without_self(run, depth) for name, run in runs.items()} if task.exclude_self else dict(runs)
+    return {name: without_self(run, depth) for name, run in runs.items()} if task.exclude_self else dict(runs)
 
 
-def _without_self(run: dict[str, dict[str, float]], depth: int) -> dict[str, dict[str, float]]:
+def without_self(run: dict[str, dict[str, float]], depth: int) -> dict[str, dict[str, float]]:
+    """The `depth` best documents per query, none with the query's own id."""
     return {
         query_id: dict(islice(((name, score) for name, score in found.items() if name != query_id), depth))
         for query_id, found in run.items()

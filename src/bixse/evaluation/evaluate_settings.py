@@ -29,7 +29,8 @@ class EvaluateSettings(EncodingSettings):
     """
 
     model: Annotated[tuple[str, ...], Field(min_length=1), Flag(metavar="MODEL", positional=True)]
-    """Model folder, Hugging Face name, demo (the small model of bixse[demo]) or bm25; several are compared."""
+    """Model folder, Hugging Face name, demo (the small model of bixse[demo]) or bm25; several are compared. Or an index
+    of the collection: its folder, lancedb:PATH/TABLE or qdrant:URL/COLLECTION."""
     suite: str = Field(
         default=LOCAL, description=f"What is evaluated: {LOCAL} (one collection), or a suite: {', '.join(SUITES)}"
     )
@@ -52,6 +53,10 @@ class EvaluateSettings(EncodingSettings):
     """Other suites: run only these tasks (TREC: years)."""
     download: bool = False
     """Other suites: fetch from the hub what is missing."""
+    exact: bool = False
+    """Of an index: score every document, whatever its type."""
+    model_at: str | None = None
+    """Of an index: its model, where that has moved."""
     protocol: Literal["judged", "full"] = "judged"
     """Suite trec-dl: search the judged passages or the full corpora."""
 

@@ -1,4 +1,4 @@
-"""What is evaluated: encoders and BM25, each with a name that says which checkpoint it is."""
+"""What is evaluated: encoders, indexes and BM25, each with a name that says which checkpoint it is."""
 
 from __future__ import annotations
 
@@ -14,9 +14,12 @@ from bixse.encoders.instructions import prompt_for, prompts_hash, use_task
 from bixse.encoders.loading.build import build_encoder, demo_model_path
 from bixse.encoders.loading.precision import resolve_precision
 from bixse.errors import InputError
-from bixse.evaluation.block_search import search_blocks
+from bixse.evaluation.block_search import search_blocks, without_self
 from bixse.retrieval.bm25 import BM25, BM25_NAME
+from bixse.retrieval.index.manifest import is_index
+from bixse.retrieval.index.search import open_index
 from bixse.retrieval.store import EmbeddingStore
+from bixse.retrieval.stores.vector_store import is_store
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
 
     from bixse.evaluation.tasks import Task
     from bixse.relevance import Run
+    from bixse.retrieval.index.search import SearchIndex
 
 HASH_DIGITS = 8
 MOST_KEPT = 1_000_000
@@ -176,6 +180,91 @@ class EncoderSystem(System):
             yield
 
 
+class IndexSystem(System):
+    """An index, or a vector database it was written to: it answers on the corpus it was made of and on no other.
+
+    Args:
+        index: folder of the index, "lancedb:PATH/TABLE" or "qdrant:URL/COLLECTION".
+        task: task whose instruction stands before the queries; None: that of the index.
+        exact: score every document, also where there is an approximate index.
+        model_at: its model, where that has moved.
+
+    Example:
+        What an approximate search costs in quality::
+
+            evaluate(IndexSystem("lancedb:runs/lance/documents"), "my-collection").metrics
+            evaluate(IndexSystem("lancedb:runs/lance/documents", exact=True), "my-collection").metrics
+    """
+
+    def __init__(
+        self, index: str | Path, task: str | None = None, exact: bool = False, model_at: str | None = None
+    ) -> None:
+        self.label = str(index)
+        self.task, self.exact, self.model_at = task, exact, model_at
+        self._opened: SearchIndex | None = None
+
+    @property
+    def opened(self) -> SearchIndex:
+        if self._opened is None:
+            self._opened = open_index(self.label, self.model_at, self.task, self.exact)
+        return self._opened
+
+    @cached_property
+    def inputs(self) -> dict[str, str]:
+        manifest = self.opened.manifest
+        ann = "" if self.exact or manifest.ann is None else f"{manifest.ann.factory} {manifest.ann.parameters}"
+        return {
+            "weights": manifest.encoder.weights,
+            "prompts": manifest.encoder.prompts,
+            "corpus": manifest.corpus,
+            "stored": f"{manifest.dtype} {manifest.precision} {ann}".strip(),
+        }
+
+    @property
+    def name(self) -> str:
+        """The last part of its folder or address, and the beginning of a hash of encoder, corpus and kind of search."""
+        digest = hashlib.sha256(repr(sorted(self.inputs.items())).encode()).hexdigest()
+        return f"{'-'.join(Path(self.label).name.split())}-{digest[:HASH_DIGITS]}"
+
+    @property
+    def precision(self) -> str:
+        return resolve_precision()
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return {"model": self.label, "instructions": self.task, "exact": self.exact, "precision": self.precision}
+
+    def check(self, instructions: Sequence[str]) -> None:
+        """Only the task that the index was made with, or one with the same document instruction, can be asked for."""
+        prompt_for(self.opened.model, "query")
+
+    def search(
+        self, task: Task, depth: int, partial: Path | None = None, progress: Callable[[int], None] | None = None
+    ) -> dict[str, Run]:
+        """Raises InputError for a task of another corpus, or of a part of it."""
+        manifest, corpus = self.opened.manifest, task.inputs.get("corpus.jsonl")
+        if corpus != manifest.corpus or any(own.left_out or own.candidates is not None for own in task.query_sets):
+            raise InputError(
+                f"{self.label}: got the task {task.name}, of another corpus or a part of one; expected the collection "
+                "that the index was made of; fix: `bixse evaluate INDEX --collection DIR` with that collection, or "
+                f"evaluate the model itself ({manifest.encoder.name})"
+            )
+        self.prompts_hash = prompts_hash(self.opened.model)
+        runs: dict[str, Run] = {}
+        for own in task.query_sets:
+            run = self.opened.search_run(own.queries, depth + task.exclude_self)
+            runs[own.name] = without_self(run, depth) if task.exclude_self else run
+        if progress is not None:
+            progress(task.count)
+        return runs
+
+    def release(self) -> None:
+        """It is opened again when it is needed."""
+        if self._opened is not None:
+            self._opened.close()
+        self._opened = None
+
+
 class Bm25System(System):
     """The word-matching baseline: it holds the corpus in memory and takes no instructions."""
 
@@ -206,10 +295,17 @@ class Bm25System(System):
         return runs
 
 
-def open_system(model: str | Path | SentenceTransformer | System, **options: Any) -> System:
-    """A system by the name that a user gives, or of a loaded model; `options` are those of `EncoderSystem`."""
+def open_system(
+    model: str | Path | SentenceTransformer | System, exact: bool = False, model_at: str | None = None, **options: Any
+) -> System:
+    """A system by the name that a user gives, or of a loaded model.
+
+    `exact` and `model_at` are those of `IndexSystem`, `options` those of `EncoderSystem`.
+    """
     if isinstance(model, System):
         return model
+    if isinstance(model, (str, Path)) and (is_store(str(model)) or is_index(Path(model))):
+        return IndexSystem(model, options.get("task"), exact, model_at)
     return Bm25System() if model == BM25_NAME else EncoderSystem(model, **options)
 
 

@@ -98,7 +98,8 @@ class SearchSettings(EncodingSettings):
     """
 
     model: Annotated[str, Flag(metavar="INDEX|MODEL", positional=True)]
-    """Folder that `bixse index` made; or, with a collection, a model folder, Hugging Face name, or demo (the small
+    """Folder that `bixse index` made, or lancedb:PATH/TABLE or qdrant:URL/COLLECTION that it wrote to; or, with a
+    collection, a model folder, Hugging Face name, or demo (the small
     model of bixse[demo])."""
     query: Annotated[str | None, Flag(metavar="QUERY", positional=True)] = None
     """What to look for, in quotes."""

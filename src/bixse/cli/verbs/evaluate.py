@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from bixse.cli.result import CommandResult
 from bixse.cli.verb import Folder, Options, Verb
+from bixse.errors import InputError
 from bixse.evaluation.evaluate_settings import EvaluateSettings
 from bixse.evaluation.suites.known_suites import LOCAL, SUITES
 
@@ -26,11 +27,16 @@ class EvaluateOptions(Options):
 
 def run(settings: EvaluateSettings, options: EvaluateOptions) -> CommandResult:
     """Search, score, print tables."""
-    from bixse.evaluation.systems import open_system
+    from bixse.evaluation.systems import IndexSystem, open_system
 
     devices, warnings = settings.chosen_devices()
-    shared = settings.model_dump(include={"max_length", "task", "cache"})
+    shared = settings.model_dump(include={"max_length", "task", "cache", "exact", "model_at"})
     systems = [open_system(model, devices=devices, **shared) for model in settings.model]
+    if (settings.exact or settings.model_at) and not any(isinstance(system, IndexSystem) for system in systems):
+        raise InputError(
+            f"--exact or --model-at: got it for {', '.join(settings.model)}; expected an index among them; fix: leave "
+            "it out"
+        )
     work = _on_collection if settings.suite == LOCAL else _on_suite
     result = work(settings, systems, options.out)
     return replace(result, warnings=[*warnings, *result.warnings])

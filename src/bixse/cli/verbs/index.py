@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -22,7 +24,9 @@ class IndexOptions(Options):
 
     out: Annotated[Path, Flag(metavar="INDEX")] = Path("runs/index")
     """Folder of the index; of a changed corpus only the new texts are encoded."""
-    describe: Annotated[Path | None, Flag(metavar="INDEX")] = None
+    to: Annotated[str | None, Flag(metavar="STORE")] = None
+    """Write the index into a vector database too: lancedb:PATH/TABLE or qdrant:URL/COLLECTION."""
+    describe: Annotated[str | None, Flag(metavar="INDEX")] = None
     """Say what an index is, and make none."""
     check: bool = False
     """With --describe: verify the checksum of every file."""
@@ -39,6 +43,8 @@ def run(settings: IndexSettings, options: IndexOptions) -> CommandResult:
     from bixse.progress import progress_bar
     from bixse.retrieval.index.make_index import make_index
 
+    if options.to is not None:
+        _check_reachable(options.to)
     devices, warnings = settings.chosen_devices()
     chosen = settings.model_dump(exclude={*EngineSettings.model_fields, "devices", "precision"})
     report = make_index(**chosen, out=options.out, devices=devices, progress=progress_bar, where=settings)
@@ -57,22 +63,49 @@ def run(settings: IndexSettings, options: IndexOptions) -> CommandResult:
     metrics = report.manifest.figures()
     metrics |= {"seconds": report.seconds, "encoded": report.encoded, "reused": report.reused}
     text = "\n".join([done, *report.manifest.lines(options.out), next_step])
-    return CommandResult(text, metrics, {"index": str(options.out)}, [*warnings, *report.warnings])
+    result = CommandResult(text, metrics, {"index": str(options.out)}, [*warnings, *report.warnings])
+    return result if options.to is None else _exported(result, settings, options.out, options.to)
+
+
+def _check_reachable(to: str) -> None:
+    """Before anything is encoded."""
+    from bixse.retrieval.stores.opening import connect
+
+    with closing(connect(to)) as store:
+        if store.exists():
+            store.manifest  # noqa: B018  # raises for what bixse did not write
+
+
+def _exported(result: CommandResult, settings: IndexSettings, index: Path, to: str) -> CommandResult:
+    from bixse.progress import progress_bar
+    from bixse.retrieval.stores.export_index import export_index
+
+    chosen = settings.model_dump(include={"model", "recall_target", "recall_queries"})
+    report = export_index(index, to, **chosen, progress=progress_bar)
+    done = f"wrote {report.written:,} of {report.manifest.documents:,} documents to {to} in {report.seconds:.1f} s"
+    found = report.manifest.model_dump(include={"ann", "recall"})
+    metrics = {**result.metrics, "store": {**found, "written": report.written, "seconds": report.seconds}}
+    text = "\n".join([result.text, done, *report.manifest.recall_lines(), f'search there: bixse search {to} "a query"'])
+    return replace(result, text=text, metrics=metrics, artifacts={**result.artifacts, "store": to},
+                   warnings=[*result.warnings, *report.warnings])  # fmt: skip
 
 
 def _describe(options: IndexOptions) -> CommandResult:
     from bixse.retrieval.index.index_files import open_files
+    from bixse.retrieval.stores.opening import open_store
+    from bixse.retrieval.stores.vector_store import is_store
 
     assert options.describe is not None
-    files = open_files(options.describe)
-    try:
+    found = open_store(options.describe) if is_store(options.describe) else open_files(Path(options.describe))
+    with closing(found) as files:
+        manifest = files.manifest
         if options.check:
             files.check()
-    finally:
-        files.close()
-    checked = ["every file is as it was written"] if options.check else []
-    text = "\n".join([*files.manifest.lines(options.describe), *checked])
-    return CommandResult(text, files.manifest.figures(), {"index": str(options.describe)})
+    checked = [] if not options.check else [
+        "every file is as it was written" if manifest.files else "every document is there"
+    ]  # fmt: skip
+    text = "\n".join([*manifest.lines(options.describe), *checked])
+    return CommandResult(text, manifest.figures(), {"index": options.describe})
 
 
 VERB = Verb(IndexSettings, IndexOptions, run, {"describe": _describe})

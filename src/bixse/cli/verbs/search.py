@@ -35,10 +35,11 @@ def run(settings: SearchSettings, options: SearchOptions) -> CommandResult:
     """Answer one query or many."""
     from bixse.retrieval.hits import check_queries
     from bixse.retrieval.index.manifest import is_index
+    from bixse.retrieval.stores.vector_store import is_store
 
     if settings.query is not None:
         check_queries([settings.query])
-    indexed = is_index(Path(settings.model))
+    indexed = is_store(settings.model) or is_index(Path(settings.model))
     settings.check_for(indexed)
     if options.out is not None and (not indexed or settings.queries in (None, STDIN)):
         raise InputError("--out: got it without an index and a file of queries; expected both; fix: leave --out out")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from bixse.retrieval.index.index_files import IndexFiles
+    from bixse.retrieval.stores.vector_store import VectorStore
 
+Nearest: TypeAlias = "Callable[[npt.NDArray[np.float32], int], npt.NDArray[np.int64]]"
 NAMED_TYPES = ("exact", "hnsw", "ivf")
 """Index types with settings of their own; any other one is a string of `faiss.index_factory`."""
 TRAINED_ON = 39
@@ -95,8 +97,45 @@ def build_faiss(
     return StoredFile.of(path)
 
 
-class ApproximateSearch:
-    """Search through a FAISS index; documents it finds are scored exactly."""
+class Rescored:
+    """Search through any approximate index; the documents it finds are scored exactly.
+
+    Args:
+        files: holds the embeddings.
+        nearest: (Q, D) queries and a number k -> rows (Q, k) of documents in any order, -1 where fewer were found.
+    """
+
+    def __init__(self, files: IndexFiles | VectorStore, nearest: Nearest) -> None:
+        self.files, self.nearest = files, nearest
+
+    def search(
+        self, queries: npt.NDArray[np.float32], top: int
+    ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
+        """Scores and rows, each (Q, k), of most of the best documents of (Q, D) queries; never fewer than there are.
+
+        Ordered as by `exact_search`: the highest score first, of equal ones the lower row.
+        """
+        top = min(top, self.files.manifest.documents)
+        queries = np.ascontiguousarray(queries, dtype=np.float32)
+        scores, rows = score_rows(queries, self.nearest(queries, top), self.files)
+        unfilled = np.flatnonzero((rows < 0).any(axis=1))
+        if len(unfilled):
+            scores[unfilled], rows[unfilled] = self.files.exact(queries[unfilled], top)
+        return scores, rows
+
+
+def score_rows(
+    queries: npt.NDArray[np.float32], rows: npt.NDArray[np.int64], files: IndexFiles | VectorStore
+) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
+    """Inner products of (Q, D) queries with the documents of (Q, k) rows, and the rows, both ordered as by `search`."""
+    embeddings = files.embeddings(np.maximum(rows, 0).ravel()).reshape(*rows.shape, -1)
+    scores = np.einsum("qd,qkd->qk", queries, embeddings)
+    order = np.lexsort((rows, -scores), axis=1)
+    return np.take_along_axis(scores, order, axis=1), np.take_along_axis(rows, order, axis=1)
+
+
+class ApproximateSearch(Rescored):
+    """Search through the FAISS index of an index on disk."""
 
     def __init__(self, files: IndexFiles) -> None:
         manifest = files.manifest
@@ -111,28 +150,10 @@ class ApproximateSearch:
             faiss.ParameterSpace().set_index_parameters(self.index, manifest.ann.parameters)
         except RuntimeError as error:
             raise damaged(path, str(error).splitlines()[0], "what FAISS wrote") from error
-        self.files = files
-
-    def search(
-        self, queries: npt.NDArray[np.float32], top: int
-    ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
-        """Scores and rows, each (Q, k), of most of the best documents of (Q, D) queries; never fewer than there are.
-
-        Ordered as by `exact_search`: the highest score first, of equal ones the lower row.
-        """
-        top = min(top, self.files.manifest.documents)
-        queries = np.ascontiguousarray(queries, dtype=np.float32)
-        _, rows = self.index.search(queries, top)
-        embeddings = self.files.embeddings(np.maximum(rows, 0).ravel()).reshape(*rows.shape, -1)
-        scores = np.einsum("qd,qkd->qk", queries, embeddings)
-        unfilled = np.flatnonzero((rows < 0).any(axis=1))
-        if len(unfilled):
-            scores[unfilled], rows[unfilled] = self.files.exact(queries[unfilled], top)
-        order = np.lexsort((rows, -scores), axis=1)
-        return np.take_along_axis(scores, order, axis=1), np.take_along_axis(rows, order, axis=1)
+        super().__init__(files, lambda queries, top: self.index.search(queries, top)[1])
 
 
-def measure_recall(search: ApproximateSearch, queries: npt.NDArray[np.float32], source: str) -> Recall:
+def measure_recall(search: Rescored, queries: npt.NDArray[np.float32], source: str) -> Recall:
     """How many of the best 10 and 100 documents of (Q, D) queries are found.
 
     A document counts as found when it scores as high as the last of the exact best ones: which of several copies of a

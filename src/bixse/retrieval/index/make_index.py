@@ -149,7 +149,7 @@ def make_index(
                 with closing(IndexFiles(folder, manifest)) as files:
                     step = progress("build the FAISS index", corpus.count) if progress is not None else None
                     faiss = build_faiss(folder, files, ann, step)
-                    asked = _titles(files) if queries is None else _drawn(list(queries.values()))
+                    asked = titles(files) if queries is None else drawn(list(queries.values()))
                 source = (
                     "titles or first words of documents"
                     if recall_queries is None
@@ -257,13 +257,14 @@ def _gathered(job: EncodeShards, shards: Iterable[int], manifest: Manifest) -> t
     return folder, manifest.model_copy(update={"embeddings": tuple(files[:-1]), "texts": files[-1]})
 
 
-def _drawn(items: Sequence[T]) -> list[T]:
+def drawn(items: Sequence[T]) -> list[T]:
     """At most `RECALL_QUERIES` of some items, the same ones every time, in their order."""
     return [items[place] for place in np.sort(np.random.default_rng(0).permutation(len(items))[:RECALL_QUERIES])]
 
 
-def _titles(files: IndexFiles) -> list[str]:
-    found = files.documents(_drawn(range(files.manifest.documents)))
+def titles(files: IndexFiles) -> list[str]:
+    """What recall is measured on without queries: titles of documents, or their first words."""
+    found = files.documents(drawn(range(files.manifest.documents)))
     texts = [document.title.strip() or " ".join(document.text.split()[:WORDS_OF_TEXT]) for _, document in found]
     return [text for text in texts if text]
 

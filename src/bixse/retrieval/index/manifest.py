@@ -122,19 +122,21 @@ class Manifest(_Record):
     def size(self) -> int:
         return sum(file.size for file in self.files)
 
-    def lines(self, folder: Path) -> list[str]:
+    def lines(self, folder: Path | str) -> list[str]:
         kind = "exact" if self.ann is None else f"{self.ann.factory} ({self.ann.parameters})"
+        size = f", {self.size / 1e6:,.1f} MB" if self.files else ""
         found = [
-            f"{folder}: {self.documents:,} documents, {kind}, {self.dtype}, {self.size / 1e6:,.1f} MB",
+            f"{folder}: {self.documents:,} documents, {kind}, {self.dtype}{size}",
             f"model: {self.encoder.name}, {self.encoder.dimensions} dimensions",
         ]
-        if self.recall is not None:
-            recall = self.recall
-            found.append(
-                f"recall against exact search: {recall.at_10:.3f} at 10, {recall.at_100:.3f} at 100 "
-                f"({recall.queries} {recall.source})"
-            )
-        return found
+        return [*found, *self.recall_lines()]
+
+    def recall_lines(self) -> list[str]:
+        if self.recall is None:
+            return []
+        recall = self.recall
+        found = f"{recall.at_10:.3f} at 10, {recall.at_100:.3f} at 100 ({recall.queries} {recall.source})"
+        return [f"recall against exact search: {found}"]
 
     def figures(self) -> dict[str, Any]:
         return {**self.model_dump(include={"documents", "dtype", "encoder", "ann", "recall"}), "bytes": self.size}

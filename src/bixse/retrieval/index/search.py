@@ -13,9 +13,11 @@ from bixse.encoders.instructions import prompt_for, prompts_hash, use_task
 from bixse.encoders.loading.build import build_encoder
 from bixse.errors import InputError, ModelError, shorten
 from bixse.retrieval.hits import Hit, check_queries, check_top, chosen_threshold, hits_of, probable
-from bixse.retrieval.index.approximate import ApproximateSearch
-from bixse.retrieval.index.index_files import open_files
+from bixse.retrieval.index.approximate import ApproximateSearch, Rescored
+from bixse.retrieval.index.index_files import IndexFiles, open_files
 from bixse.retrieval.index.manifest import EncoderIdentity
+from bixse.retrieval.stores.opening import open_store
+from bixse.retrieval.stores.vector_store import is_store
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -27,8 +29,8 @@ if TYPE_CHECKING:
 
     from bixse.encoders.head import RelevanceHead
     from bixse.progress import ProgressBars
-    from bixse.retrieval.index.index_files import IndexFiles
     from bixse.retrieval.index.manifest import Manifest
+    from bixse.retrieval.stores.vector_store import VectorStore
 
 QUERIES_TOGETHER = 256
 """Queries of a run that are encoded and answered together."""
@@ -44,14 +46,15 @@ COMPARED = {
 class SearchIndex:
     """An index, opened for searching by `open_index`; it stays as it was then, also where it is replaced meanwhile."""
 
-    def __init__(self, files: IndexFiles, model: SentenceTransformer, exact: bool = False) -> None:
+    def __init__(self, files: IndexFiles | VectorStore, model: SentenceTransformer, exact: bool = False) -> None:
         self.model = model
+        self.manifest: Manifest = files.manifest
         self._files = files
-        self._approximate = None if exact or files.manifest.ann is None else ApproximateSearch(files)
-
-    @property
-    def manifest(self) -> Manifest:
-        return self._files.manifest
+        self._approximate: Rescored | None = None
+        if self.manifest.ann is not None and not exact:
+            self._approximate = (
+                ApproximateSearch(files) if isinstance(files, IndexFiles) else Rescored(files, files.nearest)
+            )
 
     @property
     def head(self) -> RelevanceHead | None:
@@ -141,7 +144,7 @@ class SearchIndex:
         return chosen_threshold(self.head, self.manifest.encoder.name, threshold, at_precision)
 
     def check(self) -> None:
-        """Read every file and hold it against its hash; raises InputError for the first damaged one."""
+        """Hold every file against its hash, or count a database's documents; raises InputError for what is damaged."""
         self._files.check()
 
     def close(self) -> None:
@@ -163,7 +166,8 @@ def open_index(
     """Open an index that `bixse index` made, and load its model.
 
     Args:
-        path: folder of the index.
+        path: folder of the index, or a vector database that it was written to: "lancedb:PATH/TABLE" or
+            "qdrant:URL/COLLECTION".
         model: its model, where that has moved or is loaded; None loads it from where it was.
         task: task whose instruction stands before the queries; None: that of the index.
         exact: score every document, also where there is an approximate index.
@@ -179,11 +183,11 @@ def open_index(
                 for hit in index.search("copy a folder", top=3, threshold=0.5):
                     hit.document_id, hit.probability, hit.title
     """
-    files = open_files(Path(path))
+    files = open_store(str(path)) if is_store(str(path)) else open_files(Path(path))
     try:
         recorded = files.manifest.encoder
         encoder, found = load_encoder(recorded.name if model is None else model, recorded.task, recorded.max_length)
-        _check_encoder(recorded, found, Path(path))
+        _check_encoder(recorded, found, path)
         if task is not None:
             _use_query_task(encoder, task, recorded)
         return SearchIndex(files, encoder, exact)
@@ -234,7 +238,7 @@ def write_answers(
     return run
 
 
-def _check_encoder(recorded: EncoderIdentity, found: EncoderIdentity, folder: Path) -> None:
+def _check_encoder(recorded: EncoderIdentity, found: EncoderIdentity, folder: str | Path) -> None:
     for field, difference in COMPARED.items():
         got, expected = getattr(found, field), getattr(recorded, field)
         if got != expected:

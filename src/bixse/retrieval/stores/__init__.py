@@ -1,0 +1,1 @@
+"""Vector databases that an index is exported to, and searched in where it is larger than memory."""
