@@ -27,8 +27,8 @@ OTHERS = {
     "results": (["--help"], "--cranfield"),
 }
 """Script -> its smallest run, and a word of what it prints. That of `results` is `tests/test_results.py`."""
-LONG = ("bench_grade_server",)
-"""Scripts that take half a minute all the same."""
+LONG = ("bench_grade_server", "mining_grades")
+"""Scripts that take a quarter of a minute and more all the same."""
 
 
 def run(script, *arguments):
@@ -129,9 +129,8 @@ def test_bench_grade(table):
         assert float(row["largest_difference"]) < 1e-4, "all methods give the same relevance"
 
 
-@pytest.mark.parametrize(
-    "losses", [["bixse"], pytest.param(["bixse", "lambdaloss-v2", "dense infonce"], marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("losses", [["bixse"], ["bixse", "lambdaloss-v2", "dense infonce"]])
 def test_bench_growth(table, tmp_path, losses):
     plot = tmp_path / "growth.svg"
     rows = table("bench_growth", "--sizes", 64, 128, "--dim", 16, "--losses", *losses, "--plot", plot)

@@ -131,6 +131,7 @@ def test_collections_beside_and_the_model_before_it_was_merged_are_measured_apar
     assert run_study(study(data=data, train=train, values={"losses": ["bixse"]}), out).made == 0
 
 
+@pytest.mark.slow
 @needs_two_cores
 def test_two_processes_give_the_table_of_one(study, tmp_path):
     for jobs in (1, 2):

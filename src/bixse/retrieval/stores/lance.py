@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import lancedb
 import numpy as np
 import pyarrow as pa
-from lancedb.index import IvfSq
 
 from bixse.data.collection import Document
 from bixse.data.io.files import storage_errors
@@ -48,7 +47,7 @@ class LanceStore:
         self._table: Any = None
         if "://" in address.place or Path(address.place).is_dir():  # connecting makes the folder
             with suppress(ValueError):  # no such table
-                self._table = lancedb.connect(address.place).open_table(address.name)
+                self._table = import_module("lancedb").connect(address.place).open_table(address.name)
 
     @property
     def manifest(self) -> Manifest:
@@ -64,7 +63,9 @@ class LanceStore:
         kept = {KEY: manifest.model_dump_json()}
         schema = pa.schema([pa.field("row", pa.int64()), *SCHEMA, pa.field("vector", numbers, metadata=kept)])
         with storage_errors(Path(self.address.place)):
-            self._table = lancedb.connect(self.address.place).create_table(self.address.name, schema=schema)
+            self._table = (
+                import_module("lancedb").connect(self.address.place).create_table(self.address.name, schema=schema)
+            )
 
     def keep(self, manifest: Manifest) -> None:
         self._opened().update_field_metadata({"path": "vector", "metadata": {KEY: manifest.model_dump_json()}})
@@ -96,7 +97,9 @@ class LanceStore:
         lists = round(math.sqrt(documents))
         made = [index for index in self._table.list_indices() if index.columns == ["vector"]]
         if not made or made[0].num_unindexed_rows:
-            self._table.create_index("vector", config=IvfSq(distance_type="dot", num_partitions=lists))
+            self._table.create_index(
+                "vector", config=import_module("lancedb.index").IvfSq(distance_type="dot", num_partitions=lists)
+            )
         return AnnSettings(factory=f"IVF{lists},SQ8", parameters=f"nprobe={math.ceil(lists / SEARCHED_SHARE)}")
 
     def nearest(self, queries: npt.NDArray[np.float32], top: int) -> npt.NDArray[np.int64]:
