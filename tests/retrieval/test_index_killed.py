@@ -53,7 +53,7 @@ def test_an_index_that_is_killed_again_and_again_is_made_in_the_end(
             break
         with open_index(words[-1], tiny_model) as index:
             index.check()
-            assert len(index) == 20
+            assert len(index) in (20, len(documents)), "the old one or the new one, whole"
     report = make_index(*words)
     assert report.encoded < 80, "what the killed processes encoded is stored"
     with open_index(words[-1], tiny_model) as index:
