@@ -14,7 +14,6 @@ test, and qrels-beir/ with BEIR's (0 to 2); SCIFACT a collection folder. OUT get
 from __future__ import annotations
 
 import argparse
-import csv
 from pathlib import Path
 
 import numpy as np
@@ -24,19 +23,11 @@ from bixse.data.collection_files import load_collection, save_collection
 from bixse.data.graded_pairs import GradedPairs
 from bixse.data.pairs_files import save_graded_pairs
 from bixse.data.pydocs.load_pydocs import load_pydocs
+from bixse.data.trec import read_qrels
 from bixse.relevance import GradeScale
 
 RELEVANCE = {3.0: 1.0, 2.0: 0.5, 1.0: 0.0}
 """Level -> relevance: BEIR's own reading, where a shared topic is nothing and an indirect link half of a direct one."""
-
-
-def beir_qrels(path: Path) -> dict[str, dict[str, float]]:
-    """A qrels file of BEIR's layout."""
-    found: dict[str, dict[str, float]] = {}
-    with path.open(encoding="utf-8") as file:
-        for row in csv.DictReader(file, delimiter="\t"):
-            found.setdefault(row["query-id"], {})[row["corpus-id"]] = float(row["score"])
-    return found
 
 
 def main() -> None:
@@ -48,7 +39,7 @@ def main() -> None:
     given = load_collection(args.nfcorpus, ["train", "dev", "test"])
     train = GradedPairs.from_collection(given, "train", GradeScale(0, 3))
     train = train.with_columns(relevance=[RELEVANCE[grade] for grade in train.extra["grade"]])
-    beir = {split: beir_qrels(args.nfcorpus / "qrels-beir" / f"{split}.tsv") for split in ("dev", "test")}
+    beir = {split: read_qrels(args.nfcorpus / "qrels-beir" / f"{split}.tsv") for split in ("dev", "test")}
     judged = {"nfcorpus": beir["test"], "nfcorpus-levels": given.qrels["test"], "nfcorpus-dev": beir["dev"]}
     held_out = {given.queries[query] for qrels in judged.values() for query in qrels}
     kept = np.array([text not in held_out for text in train.queries])

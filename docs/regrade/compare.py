@@ -21,7 +21,7 @@ from bixse.data.collection import Collection
 from bixse.data.collection_files import save_collection
 from bixse.data.graded_pairs import GradedPairs
 from bixse.data.io.parquet import read_table
-from bixse.data.pairs_files import save_graded_pairs
+from bixse.data.pairs_files import load_graded_pairs, save_graded_pairs
 from bixse.data.pydocs.load_pydocs import PYDOCS_SCALE, load_pydocs
 from bixse.encoders.encode import encode_texts
 from bixse.encoders.loading.build import build_encoder
@@ -82,7 +82,7 @@ def settings(arm: str, seed: int, folder: Path) -> TrainConfig:
 
 def found(out: Path, folder: Path) -> list[dict[str, Any]]:
     """Of the pairs that were asked after each epoch, and of as many chosen otherwise: answered, and relevant."""
-    pairs, every = (GradedPairs.from_arrow(read_table(folder / f"{name}.parquet")) for name in ("half", "all"))
+    pairs, every = (load_graded_pairs(folder / f"{name}.parquet") for name in ("half", "all"))
     known = set(zip(pairs.query_ids, pairs.document_ids, strict=True))
     grades = dict(zip(zip(every.query_ids, every.document_ids, strict=True), every.relevance, strict=True))
     held = {pair: grade for pair, grade in grades.items() if pair not in known}
