@@ -26,7 +26,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, normalize
 
-from bixse.losses.engines.graded_bce import TILE_COLUMNS, TILE_ROWS, graded_bce
+from bixse.losses.engines.graded_bce import graded_bce
+from bixse.losses.engines.products import TILE_SIDE
 from bixse.losses.targets import GradedTargets
 from bixse.studies.paper.memory import peak_beyond_gradients
 from measuring import in_a_process_of_its_own, in_turn, make_parser, middle, ratio, show
@@ -82,14 +83,14 @@ def products_tiled(problem: Problem) -> Tensor:
     """The three products in the tiles of the fused loss."""
     queries, documents = problem.queries, problem.documents
     gradients = torch.zeros_like(queries), torch.zeros_like(documents)
-    buffer = queries.new_empty(TILE_ROWS * TILE_COLUMNS)
-    for row in range(0, len(queries), TILE_ROWS):
-        q = queries[row : row + TILE_ROWS]
-        for column in range(0, len(documents), TILE_COLUMNS):
-            d = documents[column : column + TILE_COLUMNS]
+    buffer = queries.new_empty(TILE_SIDE * TILE_SIDE)
+    for row in range(0, len(queries), TILE_SIDE):
+        q = queries[row : row + TILE_SIDE]
+        for column in range(0, len(documents), TILE_SIDE):
+            d = documents[column : column + TILE_SIDE]
             scores = torch.mm(q, d.T, out=buffer[: len(q) * len(d)].view(len(q), len(d)))
-            gradients[0][row : row + TILE_ROWS].addmm_(scores, d)
-            gradients[1][column : column + TILE_COLUMNS].addmm_(scores.T, q)
+            gradients[0][row : row + TILE_SIDE].addmm_(scores, d)
+            gradients[1][column : column + TILE_SIDE].addmm_(scores.T, q)
     return scores[-1, -1]
 
 

@@ -17,8 +17,10 @@ from bixse.encoders.embedding import (
     number_of_texts,
     tokens_without_padding,
 )
+from bixse.encoders.shards import is_sharded
 from bixse.errors import InputError, ModelError, shorten
 from bixse.losses.engines.gather import all_gather_rows, global_mean_weight, world_size
+from bixse.losses.engines.ring import Ring
 from bixse.losses.options import LossOptions
 from bixse.losses.targets import GradedTargets, mean_grades
 
@@ -96,16 +98,39 @@ class GradedLoss(nn.Module, ABC):
             first, targets = self.targets_of_labels(query_features, document_features, labels)
         documents = torch.cat([self._embed(features) for features in document_features])
         queries = self._embed(query_features)
+        embedded = queries, documents
         chosen = documents if first is None else documents[first]
         with torch.autocast(queries.device.type, enabled=False):
             queries, chosen = _unit_length(queries), _unit_length(chosen)
+            if order is not None and self.around_ring:
+                return self._around_ring(queries, chosen, order, targets)
             if order is not None:
                 chosen = all_gather_rows(chosen, -(-len(order) // world_size()))[order]
             targets = self.masked(queries.detach(), chosen.detach(), targets)
             loss = self.compute_loss_from_embeddings(queries, chosen, targets)
             if self.observer is not None:  # after it, as the first batch sets the bias
                 self.observer(queries.detach(), chosen.detach(), targets)
-            return loss * global_mean_weight(self.denominator).to(loss)
+            loss = loss * global_mean_weight(self.denominator).to(loss)
+            if is_sharded(self.model):  # every process runs backward through all its passes, as each gathers weights
+                loss = loss + 0.0 * sum(part.to(loss).sum() for part in embedded)
+            return loss
+
+    @property
+    def around_ring(self) -> bool:
+        """Whether the documents of several processes travel instead of being gathered."""
+        return False
+
+    def _around_ring(self, queries: Tensor, documents: Tensor, order: Tensor, targets: GradedTargets) -> Tensor:
+        if self.observer is not None:
+            raise InputError(
+                "between_devices: got ring where all documents are looked at (suspicious zeros); expected gather; "
+                "fix: between_devices: gather, or no regrade"
+            )
+        return self.compute_loss_around_ring(queries, Ring(documents, order), targets)
+
+    def compute_loss_around_ring(self, queries: Tensor, ring: Ring, targets: GradedTargets) -> Tensor:
+        """The loss of this process's queries, weighed so that the mean over processes is that of the whole batch."""
+        raise NotImplementedError
 
     def masked(self, queries: Tensor, documents: Tensor, targets: GradedTargets) -> GradedTargets:
         """The targets without likely false negatives, where `false_negative_margin` asks for that."""
@@ -137,7 +162,9 @@ class GradedLoss(nn.Module, ABC):
         return first, targets.to(labels.device)
 
     def _embed(self, features: Features) -> Tensor:
-        if number_of_texts(features) == 0:  # a process that got no text of a batch takes part all the same
+        if number_of_texts(features) == 0 and not is_sharded(
+            self.model
+        ):  # a process that got no text of a batch takes part all the same
             size = self.model.get_embedding_dimension()
             return torch.zeros(0, size or 0, device=features["input_ids"].device, requires_grad=True)
         return embed_features(self.model, features, self.options.mini_batch_size, self.options.gradient_cache)
@@ -145,6 +172,10 @@ class GradedLoss(nn.Module, ABC):
     def logits(self, cosines: Tensor) -> Tensor:
         """What the loss makes of cosines, without gradients."""
         return self.options.scale * cosines
+
+    @abstractmethod
+    def computed_by(self, device: torch.device) -> str:
+        """What computes the loss on a device, in words; InputError where the options ask for what cannot run there."""
 
     @property
     def positive_threshold(self) -> float | None:

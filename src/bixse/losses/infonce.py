@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from pydantic import Field
@@ -42,6 +42,7 @@ class InfoNCELoss(RowWiseLoss):
 
     options_class = InfoNCEOptions
     options: InfoNCEOptions
+    blocks_held: ClassVar[int] = 4
 
     @property
     def positive_threshold(self) -> float:
@@ -98,6 +99,8 @@ class SoftInfoNCELoss(RowWiseLoss):
     L = -(1/R) sum_i sum_j t_ij log softmax_j(s_ij), t_ij = z_ij / sum_k z_ik, over the R rows with a relevant
     document: the one-hot target of InfoNCE replaced by the teacher's soft labels, as in Cheng et al. 2023.
     """
+
+    blocks_held: ClassVar[int] = 4
 
     def chunk_result(self, logits: Tensor, targets: GradedTargets) -> ChunkResult:
         """One term per row with a relevant document: log-sum-exp less the expected logit under the target."""

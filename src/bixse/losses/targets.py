@@ -133,8 +133,9 @@ class GradedTargets:
         """Rows, columns and relevance by name, as a batch carries them to any device."""
         return {"rows": self.rows, "columns": self.columns, "relevance": self.relevance}
 
-    def number_counted(self) -> int:
-        return self.shape[0] * self.shape[1] - int(self.relevance.isnan().sum())
+    def number_counted(self) -> Tensor:
+        """How many entries are not masked."""
+        return self.shape[0] * self.shape[1] - self.relevance.isnan().sum()
 
     def check_fits(self, what: str, queries: Tensor, documents: Tensor) -> None:
         """Refuse embeddings of other shapes than (B, D) and (N, D); `what` names who asks."""
@@ -157,6 +158,10 @@ class GradedTargets:
         kept = self.rows % stride == 0
         shape = (-(-self.shape[0] // stride), self.shape[1])
         return GradedTargets(self.rows[kept] // stride, self.columns[kept], self.relevance[kept], shape)
+
+    def taken(self, entries: Tensor) -> GradedTargets:
+        """The known entries of these indices, in their order."""
+        return GradedTargets(self.rows[entries], self.columns[entries], self.relevance[entries], self.shape)
 
     def binarised(self, threshold: float) -> GradedTargets:
         """Relevance replaced by 1[z >= threshold], compared in float32; masked entries stay masked."""

@@ -9,12 +9,10 @@ import torch
 from torch import Tensor
 
 from bixse.losses.engines.gather import all_reduce_sum
+from bixse.losses.engines.known_entries import known_cosines
 
 if TYPE_CHECKING:
     from bixse.losses.targets import GradedTargets
-
-NUMBERS_AT_ONCE = 2**20
-"""Numbers of embeddings that are multiplied at a time: 4 MB."""
 
 
 @torch.no_grad()
@@ -29,10 +27,23 @@ def mean_logits(
 
     The mean over all entries needs only the mean query and the mean document. NaN where there is no such entry.
     """
-    cosines = _known_cosines(queries, documents, targets)
+    cosines = known_cosines(queries, documents, targets)
+    return mean_logits_of(cosines, queries, documents.float().sum(dim=0), targets, logit_scale, logit_bias)
+
+
+@torch.no_grad()
+def mean_logits_of(
+    cosines: Tensor,
+    queries: Tensor,
+    sum_of_documents: Tensor,
+    targets: GradedTargets,
+    logit_scale: Tensor | float,
+    logit_bias: Tensor | float,
+) -> tuple[Tensor, Tensor]:
+    """`mean_logits` from the (M,) cosines of the known entries and the (D,) sum of all documents."""
     relevant, masked = targets.relevance >= 0.5, targets.relevance.isnan()
-    total = queries.float().sum(dim=0) @ documents.float().sum(dim=0)
-    number = len(queries) * len(documents) - relevant.sum() - masked.sum()
+    total = queries.float().sum(dim=0) @ sum_of_documents
+    number = targets.shape[0] * targets.shape[1] - relevant.sum() - masked.sum()
     found = [cosines[relevant].sum(), total - cosines[relevant | masked].sum(), relevant.sum(), number]
     sums, numbers = all_reduce_sum(torch.stack([part.float() for part in found])).chunk(2)
     means = torch.where(numbers > 0, sums / numbers, math.nan)
@@ -40,15 +51,7 @@ def mean_logits(
 
 
 @torch.no_grad()
-def mean_target(queries: Tensor, documents: Tensor, targets: GradedTargets) -> Tensor:
+def mean_target(targets: GradedTargets) -> Tensor:
     """Mean relevance over the entries of a batch that count, over all processes; NaN where there is none."""
-    entries = len(queries) * len(documents) - targets.relevance.isnan().sum()
-    relevance, number = all_reduce_sum(torch.stack([targets.relevance.nansum(), entries]).float())
+    relevance, number = all_reduce_sum(torch.stack([targets.relevance.nansum(), targets.number_counted()]).float())
     return torch.where(number > 0, relevance / number, math.nan)
-
-
-def _known_cosines(queries: Tensor, documents: Tensor, targets: GradedTargets) -> Tensor:
-    """(M,) q.d of the known entries."""
-    entries = max(1, NUMBERS_AT_ONCE // max(1, queries.shape[1]))
-    parts = zip(targets.rows.split(entries), targets.columns.split(entries), strict=True)
-    return torch.cat([(queries[r].float() * documents[c].float()).sum(dim=1) for r, c in parts])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,14 +11,17 @@ from torch.autograd.function import once_differentiable
 
 from bixse.losses.base import GradedLoss
 from bixse.losses.engines.batch_statistics import mean_logits
+from bixse.losses.engines.known_entries import add_outer
+from bixse.losses.engines.products import add_product, multiply, product_dtype, tile_bytes, without_autocast
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from bixse.encoders.loading.precision import Setting
     from bixse.losses.targets import GradedTargets
 
 ENTRIES_PER_CHUNK = 2**22
-"""Entries of a block of rows: 16 MB of float32; a loss holds a few such blocks while it works."""
+"""Entries of a block of rows on the processor: 16 MB of float32; a loss holds a few such blocks while it works."""
 
 
 class ChunkResult(NamedTuple):
@@ -40,13 +43,26 @@ class RowWiseLoss(GradedLoss):
     the three matrix products that no exact method avoids, and memory for one block.
     """
 
+    blocks_held: ClassVar[int] = 20
+    """Blocks of float32 that `chunk_result` holds at its peak, as measured: how large they may be on a GPU."""
+
+    def computed_by(self, device: torch.device) -> str:
+        """Blocks of rows, and the precision of their products."""
+        dtype = product_dtype(self.options.products, device, torch.float32)
+        return f"rows, products of {str(dtype).removeprefix('torch.')}"
+
     @abstractmethod
     def chunk_result(self, logits: Tensor, targets: GradedTargets) -> ChunkResult:
         """Of (R, N) logits, scale * cosine, which may be overwritten; targets count rows from the block's first."""
 
     def compute_loss_from_embeddings(self, queries: Tensor, documents: Tensor, targets: GradedTargets) -> Tensor:
         """As every loss; 0 where there is nothing to learn."""
-        loss, self.denominator = row_wise_loss(queries, documents, targets, self.options.scale, self.chunk_result)
+        entries = ENTRIES_PER_CHUNK
+        if queries.device.type != "cpu":
+            entries = tile_bytes(queries.device) // (4 * self.blocks_held)
+        loss, self.denominator = row_wise_loss(
+            queries, documents, targets, self.options.scale, self.chunk_result, entries, self.options.products
+        )
         relevant, irrelevant = mean_logits(queries, documents, targets, self.options.scale)
         self.statistics = {"mean_logit_relevant": relevant, "mean_logit_irrelevant": irrelevant}
         return loss
@@ -59,20 +75,23 @@ def row_wise_loss(
     scale: float,
     chunk_result: Callable[[Tensor, GradedTargets], ChunkResult],
     entries_per_chunk: int = ENTRIES_PER_CHUNK,
+    products: Setting = "auto",
 ) -> tuple[Tensor, Tensor]:
     """Sum of the rows' terms over the sum of their counts, differentiable in queries and documents.
 
-    Logits are scale * q.d of (B, D) queries and (N, D) documents. Arithmetic is float32 (float64 for float64 input)
-    whatever autocast says. `entries_per_chunk` changes speed and memory only.
+    Logits are scale * q.d of (B, D) queries and (N, D) documents. They and all sums are float32 (float64 for float64
+    input) whatever autocast says; `products` says what the factors of the three matrix products are rounded to:
+    embeddings, and the gradient of entries without a grade. `entries_per_chunk` changes speed and memory only.
 
     Returns:
         Two scalars: the loss, 0 with zero gradients when the counts sum to 0; and the sum of the counts, detached.
     """
     targets.check_fits("loss", queries, documents)
     dtype = torch.promote_types(torch.promote_types(queries.dtype, documents.dtype), torch.float32)
-    with torch.autocast(queries.device.type, enabled=False):
+    rounded = product_dtype(products, queries.device, dtype)
+    with without_autocast(queries.device):
         loss, denominator = _RowWise.apply(  # type: ignore[no-untyped-call]
-            queries.to(dtype), documents.to(dtype), targets, scale, chunk_result, entries_per_chunk
+            queries.to(dtype), documents.to(dtype), targets, scale, chunk_result, entries_per_chunk, rounded
         )
     return loss, denominator
 
@@ -89,6 +108,7 @@ class _RowWise(torch.autograd.Function):
         scale: float,
         chunk_result: Callable[[Tensor, GradedTargets], ChunkResult],
         entries_per_chunk: int,
+        rounded: torch.dtype,
     ) -> tuple[Tensor, Tensor]:
         needs_queries, needs_documents = ctx.needs_input_grad[:2]
         rows = max(1, min(len(queries), entries_per_chunk // max(1, len(documents))))
@@ -98,17 +118,28 @@ class _RowWise(torch.autograd.Function):
         denominator = torch.zeros((), dtype=exact, device=queries.device)
         grad_queries = torch.zeros_like(queries) if needs_queries else None
         grad_documents = torch.zeros_like(documents) if needs_documents else None
+        d = documents.to(rounded)
         for block, known in targets.row_chunks(rows):
-            q = queries[block]
-            logits = buffer[: len(q) * len(documents)].view(len(q), len(documents))
-            torch.addmm(logits, q, documents.T, beta=0, alpha=scale, out=logits)
+            q = queries[block].to(rounded)
+            logits = buffer[: len(q) * len(d)].view(len(q), len(d))
+            if rounded == buffer.dtype:
+                torch.addmm(logits, q, d.T, beta=0, alpha=scale, out=logits)
+            else:
+                multiply(q, d.T, out=logits).mul_(scale)
             result = chunk_result(logits, known)
             total += result.value
             denominator += result.denominator
-            if grad_queries is not None:
-                torch.mm(result.gradient, documents, out=grad_queries[block])
+            of_logits = result.gradient
+            own: Tensor | None = None if grad_queries is None else grad_queries[block]
+            if rounded != of_logits.dtype:
+                entries = known.rows, known.columns
+                add_outer((own, grad_documents), (queries[block], documents), entries, of_logits[entries])
+                of_logits[entries] = 0.0
+                of_logits = of_logits.to(rounded)
+            if own is not None:
+                add_product(own, of_logits, d)
             if grad_documents is not None:
-                grad_documents.addmm_(result.gradient.T, q)
+                add_product(grad_documents, of_logits.T, q)
         divisor = denominator.clamp(min=1.0)
         for gradient in (grad_queries, grad_documents):
             if gradient is not None:
@@ -121,4 +152,4 @@ class _RowWise(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_output: Tensor, _: Tensor) -> tuple[Any, ...]:
         gradients = [None if gradient is None else gradient * grad_output for gradient in ctx.saved_tensors]
-        return (*gradients, None, None, None, None)
+        return (*gradients, None, None, None, None, None)

@@ -1,0 +1,104 @@
+"""The matrix products of the losses: what their factors are rounded to, and how much of a batch is scored at a time."""
+
+from __future__ import annotations
+
+import math
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING
+
+import torch
+
+from bixse.encoders.loading.precision import resolve_precision
+from bixse.errors import InputError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from bixse.encoders.loading.precision import Setting
+
+TILE_SIDE = 1024
+"""Queries and documents of a tile on the processor, whose caches hold it: 10 MB while it is worked on."""
+DEVICE_TILE_BYTES = 2**31
+"""Bytes of a tile on a GPU, at most: the larger a tile, the less often gradients are read and written."""
+OTHER_TILE_BYTES = 2**28
+"""And on any other device, which may share its memory with the processor."""
+SHARE_OF_DEVICE = 32
+"""A tile takes at most this part of a GPU's memory."""
+
+
+def product_dtype(products: Setting, device: torch.device, embeddings: torch.dtype) -> torch.dtype:
+    """What the factors of the three products are rounded to; sums, logits and gradients are float32 at least.
+
+    "auto" is float32 on the processor, and elsewhere what the process computes in (`precision`). Float64 embeddings
+    are never rounded.
+
+    Raises:
+        InputError: bfloat16 was asked for, and the installed PyTorch has no product of bf16 with a float32 result.
+    """
+    if embeddings == torch.float64:
+        return embeddings
+    able = device.type in ("cpu", "meta") or has_wide_products(device)
+    if products == "auto":
+        products = resolve_precision(device=device) if able and device.type == "cuda" else "float32"
+    if products == "bfloat16" and not able:
+        raise InputError(
+            f"products: got bfloat16 with PyTorch {torch.__version__} on {device.type}; expected matrix products of "
+            "bf16 that are summed and given in float32 (PyTorch 2.8 on an NVIDIA GPU); fix: products: float32"
+        )
+    return torch.float32 if products == "float32" else torch.bfloat16
+
+
+def has_wide_products(device: torch.device) -> bool:
+    """Whether `torch.mm` takes `out_dtype` on a device."""
+    return device.type == "cuda" and not torch.version.hip and "dtype_out" in torch.ops.aten.addmm.overloads()
+
+
+def multiply(left: Tensor, right: Tensor, out: Tensor) -> Tensor:
+    """The product, summed and stored in the type of `out`."""
+    if left.dtype == out.dtype:
+        return torch.mm(left, right, out=out)
+    if left.device.type == "cpu":  # products of bf16 are exact in float32
+        return torch.mm(left.to(out.dtype), right.to(out.dtype), out=out)
+    return torch.mm(left, right, out_dtype=out.dtype, out=out)
+
+
+def add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """Add the product to `total`, summed in its type."""
+    if left.dtype == total.dtype:
+        total.addmm_(left, right)
+    elif left.device.type == "cpu":
+        total.addmm_(left.to(total.dtype), right.to(total.dtype))
+    else:
+        torch.addmm(total, left, right, out_dtype=total.dtype, out=total)
+
+
+def without_autocast(device: torch.device) -> AbstractContextManager[object]:
+    """Inside the block operations keep the types they are given."""
+    if not torch.amp.is_autocast_available(device.type):
+        return nullcontext()
+    return torch.autocast(device.type, enabled=False)
+
+
+def tile_bytes(device: torch.device) -> int:
+    """Bytes of a tile on a device that is not the processor."""
+    if device.type != "cuda":
+        return OTHER_TILE_BYTES
+    return min(DEVICE_TILE_BYTES, torch.cuda.get_device_properties(device).total_memory // SHARE_OF_DEVICE)
+
+
+def tile_shape(queries: int, documents: int, bytes_per_entry: int, budget: int) -> tuple[int, int]:
+    """Rows and columns of a tile of at most `budget` bytes: all columns where that leaves enough rows, else a square.
+
+    A tile of R x C entries reads and writes the gradients of R queries and C documents, so that a square costs least
+    beside its products; a strip of all columns needs half its side in rows to cost as little.
+
+    Example:
+        >>> tile_shape(65536, 16384, 8, 2**31), tile_shape(2**20, 2**20, 8, 2**31), tile_shape(100, 2**20, 8, 2**20)
+        ((16384, 16384), (16384, 16384), (100, 1310))
+    """
+    entries = max(1, budget // bytes_per_entry)
+    side = math.isqrt(entries)
+    if documents <= 2 * side:
+        return max(1, min(queries, entries // max(1, documents))), max(1, documents)
+    rows = max(1, min(queries, side))
+    return rows, max(1, min(documents, entries // rows))

@@ -1,0 +1,208 @@
+"""Tiles of the graded binary cross-entropy, in PyTorch: the sums and the gradient of the entries without a grade."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+import torch
+
+from bixse.losses.engines.known_entries import add_outer, known_parts
+from bixse.losses.engines.products import add_product, multiply
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from torch import Tensor
+
+    from bixse.losses.targets import GradedTargets
+
+
+@dataclass
+class Sums:
+    """What is added up over the entries; the embeddings' gradients are still to be multiplied by the scale."""
+
+    value: Tensor
+    """Of softplus(s) - z s, float64."""
+    bias: Tensor
+    """Of sigma(s) - z, float64."""
+    queries: Tensor | None
+    """(B, D) of (sigma - z) d; None where it is not wanted."""
+    documents: Tensor | None
+    """(N, D) of (sigma - z) q; None where it is not wanted."""
+    with_gradients: bool = True
+
+    @classmethod
+    def zeros(cls, queries: Tensor, documents: Tensor, wanted: tuple[bool, bool, bool, bool]) -> Sums:
+        """`wanted`: the gradients of queries, documents, scale (found from that of queries) and bias."""
+        exact = torch.float32 if queries.device.type == "mps" else torch.float64
+        value = torch.zeros((), dtype=exact, device=queries.device)
+        return cls(
+            value,
+            value.clone(),
+            torch.zeros_like(queries) if wanted[0] or wanted[2] else None,
+            torch.zeros_like(documents) if wanted[1] else None,
+            any(wanted),
+        )
+
+    def gradients(
+        self, queries: Tensor, scale: Tensor, count: Tensor | int, wanted: tuple[bool, bool, bool, bool]
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
+        """Those of the loss divided by `count`, None where not wanted; the sums are used up."""
+        grad_scale = None
+        if wanted[2] and self.queries is not None:
+            by_query = torch.einsum("bd,bd->b", queries, self.queries)
+            grad_scale = (by_query.sum(dtype=self.bias.dtype) / count).to(queries.dtype)
+        for gradient in (self.queries, self.documents):
+            if gradient is not None:
+                gradient.mul_(scale / count)
+        grad_bias = (self.bias / count).to(queries.dtype) if wanted[3] else None
+        return self.queries if wanted[0] else None, self.documents, grad_scale, grad_bias
+
+
+class Scored(NamedTuple):
+    """What is said of a tile of R queries and C documents, whose known entries do not count."""
+
+    value: Tensor
+    """Sum of softplus(s), in parts of float32."""
+    sigma: Tensor
+    """Sum of sigma(s), likewise."""
+    gradient: Tensor
+    """(R, C) sigma(s), rounded to the type of the products, 0 at known entries; overwritten by the next tile."""
+
+
+class Tiles(ABC):
+    """Scores tile after tile in buffers of its own; nothing waits for the device."""
+
+    bytes_per_entry: ClassVar[dict[torch.dtype, int]]
+    """Of its buffers, by the type of the products."""
+
+    @abstractmethod
+    def __init__(self, entries: int, dtype: torch.dtype, device: torch.device) -> None:
+        """Buffers for tiles of so many entries."""
+
+    @abstractmethod
+    def score(self, queries: Tensor, documents: Tensor, scale: Tensor, bias: Tensor, known: Tensor) -> Scored:
+        """Of (R, D) queries and (C, D) documents.
+
+        `known`: places of known entries in the flat tile; for those of other tiles the number of the buffers' entries.
+        """
+
+
+class EagerTiles(Tiles):
+    """PyTorch's own operations one after the other: two buffers of float32 and one of the products' type."""
+
+    bytes_per_entry: ClassVar[dict[torch.dtype, int]] = {torch.bfloat16: 10, torch.float32: 8, torch.float64: 16}
+
+    def __init__(self, entries: int, dtype: torch.dtype, device: torch.device) -> None:
+        wide = torch.promote_types(dtype, torch.float32)
+        self._logits = torch.empty(entries + 1, dtype=wide, device=device)
+        self._softplus = torch.empty(entries, dtype=wide, device=device)
+        self._rounded = self._logits if dtype == wide else torch.empty(entries, dtype=dtype, device=device)
+
+    def score(self, queries: Tensor, documents: Tensor, scale: Tensor, bias: Tensor, known: Tensor) -> Scored:
+        shape = (len(queries), len(documents))
+        entries = math.prod(shape)
+        logits = multiply(queries, documents.T, out=self._logits[:entries].view(shape))
+        torch.addcmul(bias, logits, scale, out=logits)
+        self._logits.index_fill_(0, known, -math.inf)
+        softplus = torch.logaddexp(logits, logits.new_zeros(()), out=self._softplus[:entries].view(shape))
+        value = softplus.sum(dim=1)
+        sigma = logits.sigmoid_()
+        total = sigma.sum(dim=1)
+        if self._rounded is not self._logits:
+            sigma = self._rounded[:entries].view(shape).copy_(sigma)
+        return Scored(value, total, sigma)
+
+
+class CompiledTiles(Tiles):
+    """The product by PyTorch, and all that follows it in one pass that torch.compile writes."""
+
+    bytes_per_entry: ClassVar[dict[torch.dtype, int]] = {torch.bfloat16: 6, torch.float32: 8, torch.float64: 16}
+
+    def __init__(self, entries: int, dtype: torch.dtype, device: torch.device) -> None:
+        self._products = torch.empty(entries + 1, dtype=torch.promote_types(dtype, torch.float32), device=device)
+
+    def score(self, queries: Tensor, documents: Tensor, scale: Tensor, bias: Tensor, known: Tensor) -> Scored:
+        shape = (len(queries), len(documents))
+        entries = math.prod(shape)
+        products = multiply(queries, documents.T, out=self._products[:entries].view(shape))
+        self._products.index_fill_(0, known, -math.inf)
+        return Scored(*_compiled()(products, scale, bias, queries.dtype))
+
+
+@cache
+def _compiled() -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
+    compiled: Any = torch.compile(_sums_and_sigma, dynamic=True)
+    return compiled  # type: ignore[no-any-return]
+
+
+def _sums_and_sigma(products: Tensor, scale: Tensor, bias: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    logits = torch.where(products == -math.inf, -math.inf, products * scale + bias)
+    sigma = torch.sigmoid(logits)
+    softplus = torch.clamp_min(logits, 0.0) + torch.log1p(torch.exp(-logits.abs()))
+    return softplus.sum(dim=1), sigma.sum(dim=1), sigma.to(dtype)
+
+
+def add_tiles(
+    sums: Sums,
+    queries: Tensor,
+    documents: Tensor,
+    scale: Tensor,
+    bias: Tensor,
+    targets: GradedTargets,
+    tiles: type[Tiles],
+    dtype: torch.dtype,
+    shape: tuple[int, int],
+) -> None:
+    """Add loss and gradients of every entry, a tile of `shape` at a time, with products of this type.
+
+    Entries without a grade come from the tiles, whose logits and sums are float32; those with a grade from a pass of
+    their own, float32 throughout. The processor never waits for the device.
+    """
+    q, d = queries.to(dtype), documents.to(dtype)
+    entries = min(shape[0], len(q)) * min(shape[1], len(d))
+    buffers = tiles(entries, dtype, q.device)
+    for rows, columns in blocks(len(q), len(d), shape):
+        scored = buffers.score(q[rows], d[columns], scale, bias, places(targets, rows, columns, entries))
+        sums.value += scored.value.sum(dtype=sums.value.dtype)
+        sums.bias += scored.sigma.sum(dtype=sums.bias.dtype)
+        if sums.queries is not None:
+            add_product(sums.queries[rows], scored.gradient, d[columns])
+        if sums.documents is not None:
+            add_product(sums.documents[columns], scored.gradient.T, q[rows])
+    _add_known(sums, queries, documents, scale, bias, targets)
+
+
+def _add_known(
+    sums: Sums, queries: Tensor, documents: Tensor, scale: Tensor, bias: Tensor, targets: GradedTargets
+) -> None:
+    for rows, columns, relevance in known_parts(queries, targets):
+        logits = scale * (queries[rows] * documents[columns]).sum(dim=1) + bias
+        z, masked = relevance.nan_to_num(0.0).to(logits.dtype), relevance.isnan()
+        value = torch.logaddexp(logits, logits.new_zeros(())) - z * logits
+        weight = (logits.sigmoid() - z).masked_fill(masked, 0.0)
+        sums.value += value.masked_fill(masked, 0.0).sum(dtype=sums.value.dtype)
+        sums.bias += weight.sum(dtype=sums.bias.dtype)
+        add_outer((sums.queries, sums.documents), (queries, documents), (rows, columns), weight)
+
+
+def blocks(queries: int, documents: int, shape: tuple[int, int]) -> Iterator[tuple[slice, slice]]:
+    """Rows and columns of every tile."""
+    for row in range(0, queries, shape[0]):
+        for column in range(0, documents, shape[1]):
+            yield slice(row, min(row + shape[0], queries)), slice(column, min(column + shape[1], documents))
+
+
+def places(targets: GradedTargets, rows: slice, columns: slice, elsewhere: int) -> Tensor:
+    """(M,) place of each known entry in the flat tile, `elsewhere` for those of other tiles.
+
+    All M are looked at for every tile: picking those of one would tell the processor their number.
+    """
+    row, column = targets.rows - rows.start, targets.columns - columns.start
+    height, width = rows.stop - rows.start, columns.stop - columns.start
+    inside = (row >= 0) & (row < height) & (column >= 0) & (column < width)
+    return torch.where(inside, row * width + column, elsewhere)
