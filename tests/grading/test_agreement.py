@@ -41,6 +41,14 @@ def test_resamples_without_a_value_are_left_out_of_the_interval():
     assert found.low is not None and found.low <= 0.5 <= found.high
 
 
+def test_weights_count_a_pair_as_if_it_were_there_so_often():
+    human, judged, ids = grades(0, pairs=50)
+    times = np.random.default_rng(1).integers(1, 4, 50)
+    weighted = counts_by_query(human, judged, ids, LEVELS, times.astype(float))
+    repeated = counts_by_query(np.repeat(human, times), np.repeat(judged, times), np.repeat(ids, times), LEVELS)
+    assert (weighted.counts != repeated.counts).nnz == 0
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_measures_equal_scikit_learn_scipy_and_krippendorff(seed):
     human, judged, ids = grades(seed)

@@ -18,6 +18,7 @@ from bixse.grading.grade import grade
 from bixse.grading.grade_settings import GradeSettings
 from bixse.grading.judge import Answer, Completion, Question, Usage
 from bixse.grading.ledger import Ledger
+from bixse.grading.ledgers.stored_row import started, this_process
 from helpers.scripted_judge import ScriptedJudge, planted, some_pairs
 
 HERE = Path(__file__).parents[1] / "helpers"
@@ -77,7 +78,7 @@ def test_a_later_answer_replaces_one_without_a_grade_and_the_first_is_kept_aside
         ledger.write("key", Answer("graded", "verbal", grade=1.0))
         assert ledger.find("key").status == "graded"
         assert len(ledger) == 1
-        (old,) = ledger._file.execute("SELECT answer FROM earlier").fetchall()
+        (old,) = ledger.store._file.execute("SELECT answer FROM earlier").fetchall()
         assert Answer.from_json(old[0]).status == "truncated"
 
 
@@ -111,7 +112,7 @@ def test_what_an_earlier_version_paid_for_is_found(tmp_path):
             "seconds": 0.5, "judge": "m", "detail": "", "tries": 1}  # fmt: skip
     with Ledger(tmp_path / "l.sqlite", Completion) as ledger:
         ledger.write("key", Completion("failed"))
-        ledger._file.execute("UPDATE answers SET answer = ?", (json.dumps(kept),))
+        ledger.store._file.execute("UPDATE answers SET answer = ?", (json.dumps(kept),))
         assert ledger.find("key") == Completion("written", "how to copy", Usage(9, 0, 3), 0.5, "m")
 
 
@@ -119,10 +120,8 @@ def test_a_question_is_claimed_by_one_living_process(tmp_path):
     path = tmp_path / "l.sqlite"
     sleeper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     try:
-        from bixse.grading import ledger as module
-
         with Ledger(path) as first, Ledger(path) as second:
-            second.owner = f"{second.owner.split('/')[0]}/{sleeper.pid}/{module._started(sleeper.pid)}"
+            second.store.owner = f"{this_process().split('/')[0]}/{sleeper.pid}/{started(sleeper.pid)}"
             assert second.claim("key")
             assert not first.claim("key")
             assert first.claim("other key")
@@ -135,9 +134,9 @@ def test_a_question_is_claimed_by_one_living_process(tmp_path):
 
 def test_a_claim_of_another_machine_runs_out(tmp_path, monkeypatch):
     with Ledger(tmp_path / "l.sqlite") as here:
-        here._file.execute("INSERT INTO claims VALUES ('key', 'elsewhere/1/2.00', ?)", (time.time() - 10,))
+        here.store._file.execute("INSERT INTO claims VALUES ('key', 'elsewhere/1/2.00', ?)", (time.time() - 10,))
         assert not here.claim("key")
-        here._file.execute("UPDATE claims SET written = ?", (time.time() - 1000,))
+        here.store._file.execute("UPDATE claims SET written = ?", (time.time() - 1000,))
         assert here.claim("key")
 
 
@@ -212,8 +211,8 @@ def test_a_full_disk_is_told_and_what_was_written_stays(tmp_path):
     path = tmp_path / "l.sqlite"
     with Ledger(path) as ledger:
         ledger.write("first", Answer("graded", "verbal", grade=1.0))
-        pages = ledger._file.execute("PRAGMA page_count").fetchone()[0]
-        ledger._file.execute(f"PRAGMA max_page_count={pages}")  # SQLite then answers as on a full disk
+        pages = ledger.store._file.execute("PRAGMA page_count").fetchone()[0]
+        ledger.store._file.execute(f"PRAGMA max_page_count={pages}")  # SQLite then answers as on a full disk
         with pytest.raises(StorageError, match="full"):
             for number in range(1000):
                 ledger.write(str(number), Answer("graded", "verbal", grade=1.0, text="x" * 200))

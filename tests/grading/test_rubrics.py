@@ -1,7 +1,9 @@
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from bixse.errors import ConfigError, InputError
-from bixse.grading.rubrics import load_rubric, rubric_names
+from bixse.grading.rubrics import PromptVariant, Rubric, load_rubric, rubric_names, rubric_toml
 
 
 def test_the_papers_rubrics_word_for_word():
@@ -75,7 +77,7 @@ GOOD = '[mine]\nlabels = ["0", "1"]\n[[mine.orders]]\nname = "one"\nuser = "{que
         ("mine = 3", "one table per rubric"),
     ],
 )
-def test_a_faulty_rubric_is_refused_with_its_place(tmp_path, text, says):
+def test_an_invalid_rubric_is_refused_with_its_place(tmp_path, text, says):
     path = tmp_path / "mine.toml"
     path.write_text(text)
     with pytest.raises(ConfigError, match="fix") as caught:
@@ -95,3 +97,16 @@ def test_rubrics_are_found_by_name_or_a_hint_is_given(tmp_path):
         load_rubric(path)
     with pytest.raises(InputError, match="no rubric 'third'"):
         load_rubric(f"{path}:third")
+
+
+TEXTS = st.text(st.characters(codec="utf-8"), max_size=20) | st.sampled_from(['"""', "\\u0041", "\r\n", "\n\n\x7f\t"])
+
+
+@given(TEXTS, TEXTS, TEXTS.filter(str.strip))
+def test_a_rubric_that_is_written_is_read_as_it_was(tmp_path_factory, system, text, name):
+    user = f"{{query}}{text.replace('{', '')}{{document}}"
+    variants = (PromptVariant(name="a", system=system, user=user), PromptVariant(name=name + "b", user=user))
+    rubric = Rubric(name=name, labels=("no", "yes"), values=(0.0, 1.5), variants=variants, summary=text, source=system)
+    path = tmp_path_factory.getbasetemp() / "written.toml"
+    path.write_bytes(rubric_toml(rubric).encode())
+    assert load_rubric(path) == rubric

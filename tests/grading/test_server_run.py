@@ -93,7 +93,7 @@ class TestKey:
         rows = pq.read_table(tmp_path / "o" / "judgements.parquet").to_pylist()
         assert sum("[key]" in row["text"] + row["detail"] for row in rows) == count
         with Ledger(tmp_path / "o" / "ledger.sqlite") as ledger:
-            kept = [line for (line,) in ledger._file.execute("SELECT answer FROM answers")]
+            kept = [line for (line,) in ledger.store._file.execute("SELECT answer FROM answers")]
         for text in [*kept, *(str(row) for row in rows)]:
             assert not holds_key(text, KEY), text
         for path in (tmp_path / "o").iterdir():

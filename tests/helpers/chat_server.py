@@ -333,7 +333,7 @@ class Scenario:
 
     def stats(self):
         return {"counts": dict(self.counts), "most_in_flight": self.most_in_flight, "in_flight": self.in_flight,
-                "recent": self.recent, "bodies": self.bodies}  # fmt: skip
+                "recent": self.recent, "bodies": self.bodies, "tries": dict(self.tries)}  # fmt: skip
 
 
 def application():

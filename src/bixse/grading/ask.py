@@ -118,6 +118,18 @@ def ask(
     yield run.state
 
 
+def keys_of(questions: Iterable[Question], identity: Mapping[str, Any]) -> Iterator[str]:
+    """Every key under which `ask` looks for the answers to these questions."""
+    identities = [identity, *({**identity, "dtype": dtype} for dtype in _other_dtypes(identity))]
+    return (question.key(one) for question in questions for one in identities)
+
+
+def _other_dtypes(identity: Mapping[str, Any]) -> list[str]:
+    """Number types that the same judge may have answered in."""
+    own = identity.get("dtype")
+    return sorted(set(get_args(Dtype)) - {own, "auto"}) if own else []
+
+
 def of_another_model(answer: Answer | Completion, identity: Mapping[str, Any]) -> bool:
     """Whether an answer is of another model than the judge's identity names."""
     if identity.get("kind") == "replay":  # whose answers name the judges of the file
@@ -213,8 +225,7 @@ class _Run(Generic[Kept]):
 
     def _look_beside(self, question: Question) -> None:
         """Count a question that was answered with weights of another number type."""
-        own = self.identity.get("dtype")
-        for dtype in set(get_args(Dtype)) - {own, "auto"} if own else ():
+        for dtype in _other_dtypes(self.identity):
             if self.ledger.find(question.key({**self.identity, "dtype": dtype})) is not None:
                 self.state.other_precision[dtype] += 1
 

@@ -155,9 +155,11 @@ def _chosen(left: Sequence[Question], judge: Judge, pilot: int | None) -> Iterat
 
 def _known(path: Path, keys: Iterable[str], identity: Mapping[str, Any], strict: bool) -> dict[str, Answer]:
     """Answers that a run would take over; a ledger that is not there is not made."""
-    if not path.is_file():
+    if not path.exists():
         return {}
     with Ledger(path) as ledger:
+        keys = list(keys)
+        ledger.load(keys)
         found = ((key, ledger.find(key)) for key in (keys if len(ledger) else ()))
         return {
             key: answer

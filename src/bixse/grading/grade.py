@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any
 from bixse.data.pairs_files import save_graded_pairs
 from bixse.data.run_record import RunRecord, open_run
 from bixse.errors import BixseError, InputError, InterruptedRunError
-from bixse.grading.ask import AskProgress, Budget, ask, of_another_model, shown_by
+from bixse.grading.ask import AskProgress, Budget, ask, keys_of, of_another_model, shown_by
 from bixse.grading.grade_settings import GradeSettings
-from bixse.grading.judge import Answer, Judge, stored_identity
+from bixse.grading.judge import Answer, Judge, Question, stored_identity
 from bixse.grading.judgements import JudgedPair, graded_pairs, save_judgements, summarise
 from bixse.grading.ledger import Ledger
 from bixse.grading.prices import Prices
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence, Sized
 
     from bixse.data.graded_pairs import Pair
     from bixse.progress import Step
@@ -33,6 +33,8 @@ JUDGEMENTS_NAME = "judgements.parquet"
 """Every pair that was asked, with its status, bounds, probabilities and price."""
 LEDGER_NAME = "ledger.sqlite"
 """Every answer, unless another ledger is named."""
+LEDGER_FOLDER = "ledger"
+"""The same of a run that is cut into shards."""
 
 
 @dataclass(frozen=True)
@@ -40,18 +42,21 @@ class GradeResult:
     """What came of a run of grading."""
 
     judgements: Sequence[JudgedPair]
-    """One per pair and repeat, in the order of the pairs, repeats last."""
+    """One per pair and repeat, in the order of the pairs, repeats last; none of a run in shards, which has them in
+    files."""
     summary: Mapping[str, Any]
     """Counts, tokens, dollars: see `summarise`; with `asked`, `reused`, `not_asked`, `usd_of_this_run`."""
     artifacts: Mapping[str, str]
     """Name -> path of what was written: judgements, ledger, record, and pairs where there are any."""
     stopped: str | None
     """The limit that ended it early, or None."""
+    waiting: int = 0
+    """Shards that other ranks have not done yet."""
 
     @property
     def complete(self) -> bool:
         """Every pair has relevance, and those to be asked again were."""
-        left = self.summary["not_asked"] + self.summary["repeats_not_asked"]
+        left = self.summary["not_asked"] + self.summary["repeats_not_asked"] + self.waiting
         return not left and self.summary["statuses"].get("graded", 0) == self.summary["pairs"]
 
 
@@ -78,7 +83,8 @@ def grade(
         judge: see `bixse.grading.judge`; not closed here.
         out: output folder.
         settings: rubric, and what else decides the rows.
-        ledger: file of answers, shared with other runs; None: the one this folder used before, or `out/ledger.sqlite`.
+        ledger: answers shared with other runs, in a file or a folder that is there (see `bixse.grading.ledger`); None:
+            those this folder used before, or `out/ledger.sqlite`.
         prices: 0 when None.
         budget: no limit when None.
         retry_failed: ask only pairs whose answer has no grade.
@@ -96,11 +102,12 @@ def grade(
     record, answers = open_grading(pairs, judge, out, settings, ledger, inputs, strict)
     record.save("running")
     started = time.perf_counter()
-    questions = [q for pair, repeat in settings.with_repeats(pairs) for q in settings.questions(pair, repeat)]
+    questions = questions_about(pairs, settings)
     show = shown_by(progress("grade", len(questions)) if progress is not None else None)
     state, interrupted, failure = AskProgress(), False, None
     with Ledger(answers) as book:
         try:
+            book.load(keys_of(questions, judge.identity))
             for state in ask(questions, judge.answers, judge.identity, book, prices, budget, retry_failed, strict):
                 show(state)
         except KeyboardInterrupt:
@@ -121,22 +128,23 @@ def grade(
 
 
 def open_grading(
-    pairs: Sequence[Pair],
+    pairs: Sized,
     judge: Judge,
     out: str | Path,
     settings: GradeSettings,
     ledger: str | Path | None,
     inputs: Mapping[str, str] | None,
     strict: bool,
+    shards: int | str | None = None,
 ) -> tuple[RunRecord, Path]:
-    """The record of a run of grading, new or to go on with, and its file of answers; nothing is written yet."""
+    """The record of a run of grading, new or to go on with, and its ledger; nothing is written yet."""
     if not pairs:
         raise InputError("pairs: got none; expected at least one; fix: check what was selected")
     _tell_doubts(judge, strict)
     folder = Path(out)
-    config = {"judge": stored_identity(judge.identity), **settings.config()}
+    config = {"judge": stored_identity(judge.identity), **settings.config(), **({"shards": shards} if shards else {})}
     record = open_run(folder, "grade", config, dict(inputs or {}), paths=("regrade", "seed"))  # of repeats alone
-    answers = Path(ledger or record.results.get("ledger") or folder / LEDGER_NAME)
+    answers = Path(ledger or record.results.get("ledger") or folder / (LEDGER_FOLDER if shards else LEDGER_NAME))
     record.results["ledger"] = str(answers.resolve())
     return record, answers
 
@@ -153,16 +161,21 @@ def _tell_doubts(judge: Judge, strict: bool) -> None:
         )
 
 
-def _write(
+def questions_about(pairs: Sequence[Pair], settings: GradeSettings) -> list[Question]:
+    """What is asked about the pairs, repeats last."""
+    return [q for pair, repeat in settings.with_repeats(pairs) for q in settings.questions(pair, repeat)]
+
+
+def judged(
     pairs: Sequence[Pair],
     judge: Judge,
     settings: GradeSettings,
     state: AskProgress,
     prices: Prices,
-    record: RunRecord,
     ledger: Ledger[Answer],
     strict: bool,
-) -> GradeResult:
+) -> tuple[list[JudgedPair], dict[str, Any]]:
+    """What the ledger now holds about the pairs, in their order, repeats last, and a summary."""
     judgements, identity = [], dict(judge.identity)
     others: Counter[str] = Counter()
     for pair, repeat in settings.with_repeats(pairs):
@@ -173,7 +186,7 @@ def _write(
             others.update(strangers)
             judgements.append(JudgedPair(pair, answers, judge.scale, repeat))
     repeated = sum(judgement.repeat > 0 for judgement in judgements)
-    summary = {
+    return judgements, {
         **summarise(judgements, prices),
         "not_asked": len(pairs) - (len(judgements) - repeated),
         "repeats_not_asked": sum(repeat for _, repeat in settings.with_repeats(pairs)) - repeated,
@@ -185,13 +198,32 @@ def _write(
         "other_models": dict(others),
         "stopped": state.stopped,
     }
-    artifacts = {"judgements": str(record.folder / JUDGEMENTS_NAME), "ledger": str(ledger.path)}
-    save_judgements(judgements, prices, record.folder / JUDGEMENTS_NAME)
+
+
+def save_tables(judgements: Sequence[JudgedPair], prices: Prices, rows: Path, graded: Path) -> None:
+    """Write all judgements to the file `rows`, and those with a grade to `graded`, which is deleted without any."""
+    save_judgements(judgements, prices, rows)
     table = graded_pairs(judgements)
     if len(table):
-        save_graded_pairs(table, record.folder / PAIRS_NAME)
-        artifacts["pairs"] = str(record.folder / PAIRS_NAME)
+        save_graded_pairs(table, graded)
     else:
-        (record.folder / PAIRS_NAME).unlink(missing_ok=True)
+        graded.unlink(missing_ok=True)
+
+
+def _write(
+    pairs: Sequence[Pair],
+    judge: Judge,
+    settings: GradeSettings,
+    state: AskProgress,
+    prices: Prices,
+    record: RunRecord,
+    ledger: Ledger[Answer],
+    strict: bool,
+) -> GradeResult:
+    judgements, summary = judged(pairs, judge, settings, state, prices, ledger, strict)
+    artifacts = {"judgements": str(record.folder / JUDGEMENTS_NAME), "ledger": str(ledger.path)}
+    save_tables(judgements, prices, record.folder / JUDGEMENTS_NAME, record.folder / PAIRS_NAME)
+    if (record.folder / PAIRS_NAME).exists():
+        artifacts["pairs"] = str(record.folder / PAIRS_NAME)
     record.results |= {"summary": summary, "judge": judge.name, "artifacts": sorted(artifacts)}
     return GradeResult(judgements, summary, {**artifacts, "record": str(record.folder / "run.json")}, state.stopped)

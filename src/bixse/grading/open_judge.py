@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field, model_validator
 
+from bixse.engines.engine_settings import EngineSettings
 from bixse.errors import InputError, shorten
 from bixse.grading.grade_settings import AskSettings, GradeSettings, JudgeOptions, NamedRubric, RankSettings
 from bixse.grading.prices import PriceSettings
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 CROSS_ENCODER = "cross-encoder:"
 REPLAY = "replay:"
+VLLM = "vllm:"
 DEFAULT_RUBRIC = "trec-dl-0-3"
 
 
@@ -31,7 +33,7 @@ class JudgeConfig(PriceSettings, JudgeOptions, AskSettings):
 
     judge: Annotated[tuple[str, ...], Field(min_length=1), Flag(metavar="JUDGE")]
     """Address of an OpenAI-compatible server (several addresses: the same model behind each), a local model's name or
-    folder, cross-encoder:NAME, or replay:FORMAT:FILE."""
+    folder, vllm:NAME (the same, run by vLLM), cross-encoder:NAME, or replay:FORMAT:FILE."""
     rubric: NamedRubric = Field(default_factory=partial(load_rubric, DEFAULT_RUBRIC))
     """trec-dl-0-3 (default), binary-0-1, relatedness-1-5, umbrela-0-3 or a TOML file."""
     strict: bool = False
@@ -44,14 +46,15 @@ class JudgeConfig(PriceSettings, JudgeOptions, AskSettings):
         return open_judge(self.judge, self.rubric or load_rubric(DEFAULT_RUBRIC), self)
 
 
-class GradeConfig(JudgeConfig, GradeSettings):
+class GradeConfig(JudgeConfig, GradeSettings, EngineSettings):
     """Settings of `bixse grade`."""
 
-    pairs: Annotated[Path | None, Flag(metavar="FILE")] = None
-    """Pairs with the columns query and document: .parquet, .jsonl, .csv or .tsv, as `bixse mine` writes them (a
-    replayed file may bring its own)."""
-    ledger: Annotated[Path | None, Flag(metavar="FILE")] = None
-    """File of answers to share between runs (default: ledger.sqlite in the --out folder)."""
+    pairs: Annotated[Path | None, Flag(metavar="PATH")] = None
+    """Pairs with the columns query and document: .parquet, .jsonl, .csv or .tsv, as `bixse mine` writes them, or a
+    folder of .parquet (a replayed file may bring its own)."""
+    ledger: Annotated[Path | None, Flag(metavar="PATH")] = None
+    """Answers to share between runs: an SQLite file, or a folder that machines share too (default: ledger.sqlite in the
+    --out folder, of a run in shards the folder ledger)."""
     retry_failed: bool = False
     """Ask again those pairs, and only those, whose answer has no grade."""
     pilot: int | None = Field(default=None, ge=0)
@@ -59,6 +62,11 @@ class GradeConfig(JudgeConfig, GradeSettings):
     those left, at least 16, at most three times what the judge takes at once)."""
     max_pairs: int | None = Field(default=None, ge=0)
     """Stop when N pairs were asked."""
+
+    @property
+    def in_shards(self) -> bool:
+        """Whether the pairs are graded shard by shard, not all in the memory of this process."""
+        return self.engine != "local" or self.shards is not None or (self.processes or 1) > 1
 
     @model_validator(mode="after")
     def _read_by_the_judge(self) -> Self:
@@ -98,7 +106,7 @@ def open_judge(names: Sequence[str], rubric: Rubric, options: JudgeOptions | Non
     if len(names) != 1 or not names[0].strip():
         raise InputError(
             f"--judge: got {shorten(', '.join(names))}; expected an address (http://...), a model's name or folder, "
-            "cross-encoder:NAME or replay:FORMAT:FILE; fix: name one judge (several addresses may serve one)"
+            "vllm:NAME, cross-encoder:NAME or replay:FORMAT:FILE; fix: name one judge (several addresses may serve one)"
         )
     name = names[0]
     if name.startswith(REPLAY):
@@ -116,6 +124,10 @@ def open_judge(names: Sequence[str], rubric: Rubric, options: JudgeOptions | Non
             dtype=options.dtype,
             revision=options.revision,
         )
+    if name.startswith(VLLM):
+        from bixse.grading.local.vllm_judge import VllmJudge
+
+        return VllmJudge(name.removeprefix(VLLM), rubric, options.dtype, options.revision)
     from bixse.grading.local.local_judge import LocalJudge
 
     return LocalJudge(

@@ -140,6 +140,35 @@ def rubric_names() -> list[str]:
     return list(_shipped())
 
 
+def rubric_toml(rubric: Rubric) -> str:
+    """A rubric as the text of a TOML file that `load_rubric` reads as the same one.
+
+    Example:
+        >>> print(rubric_toml(load_rubric("binary-0-1")).splitlines()[0])
+        ["binary-0-1"]
+    """
+    name = _toml_text(rubric.name)
+    told = {"summary": rubric.summary, "source": rubric.source}
+    lines = [f"[{name}]", *(f"{key} = {_toml_text(text)}" for key, text in told.items() if text)]
+    lines.append(f"labels = [{', '.join(map(_toml_text, rubric.labels))}]")
+    lines.append(f"values = [{', '.join(map(repr, rubric.values))}]")
+    for variant in rubric.variants:
+        lines += ["", f"[[{name}.variants]]", f"name = {_toml_text(variant.name)}"]
+        lines += [f"{key} = {_toml_text(text, blocks=True)}" for key, text in
+                  (("system", variant.system), ("user", variant.user)) if text]  # fmt: skip
+    return "\n".join(lines) + "\n"
+
+
+def _toml_text(text: str, blocks: bool = False) -> str:
+    """A string of TOML: in quotes, or where `blocks` and it has lines, in three quotes with the lines as they are."""
+    lines = blocks and "\n" in text
+    escaped = "".join(
+        f"\\{c}" if c in '"\\' else c if (c >= " " and c != "\x7f") or (c == "\n" and lines) else f"\\u{ord(c):04x}"
+        for c in text
+    )
+    return f'"""\n{escaped}"""' if lines else f'"{escaped}"'
+
+
 @cache
 def _shipped() -> dict[str, Rubric]:
     text = (resources.files("bixse.grading") / "rubrics.toml").read_text(encoding="utf-8")

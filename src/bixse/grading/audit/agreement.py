@@ -64,11 +64,14 @@ class CountsByQuery:
         return {name: percentile_estimate(value, drawn[name]) for name, value in self.values(measures).items()}
 
 
-def counts_by_query(human: Floats, judged: Floats, query_ids: Sequence[str], levels: Floats | None) -> CountsByQuery:
+def counts_by_query(
+    human: Floats, judged: Floats, query_ids: Sequence[str], levels: Floats | None, weights: Floats | None = None
+) -> CountsByQuery:
     """Count pairs of (N,) grades on one scale, table by table of a query; raises InputError for fewer than 2 queries.
 
     Every grade counts as the nearest of the rising `levels` (a half as the higher), which makes the table square. None:
-    every distinct grade has its own row or column.
+    every distinct grade has its own row or column. Pairs count by their (N,) `weights`, such as 1 / the probability
+    with which each was drawn, else once each.
     """
     if levels is None:
         row, column = (np.unique(grades, return_inverse=True)[1] for grades in (human, judged))
@@ -77,7 +80,10 @@ def counts_by_query(human: Floats, judged: Floats, query_ids: Sequence[str], lev
         row, column = nearest_level(human, levels), nearest_level(judged, levels)
         rows = columns = len(levels)
     query, queries = numbered_queries(query_ids, len(human))
-    counts = coo_matrix((np.ones(len(row)), (query, row * columns + column)), shape=(queries, rows * columns))
+    counts = coo_matrix(
+        (np.ones(len(row)) if weights is None else weights, (query, row * columns + column)),
+        shape=(queries, rows * columns),
+    )
     return CountsByQuery(counts.tocsr(), (rows, columns))
 
 

@@ -15,6 +15,7 @@ from bixse.data.row_files.read import FORMATS, files_of, kind_of, read_rows, tex
 from bixse.data.row_files.values import FileColumn
 from bixse.data.trec import qrels_rows
 from bixse.errors import InputError, InvalidFileError
+from bixse.grading.audit.label_events import LABELS, agreed_grade, standing_words
 from bixse.grading.rubrics import load_rubric
 from bixse.relevance import GradeScale
 
@@ -26,10 +27,12 @@ if TYPE_CHECKING:
 PairIds: TypeAlias = tuple[str, str]
 COLUMNS = (
     *(FileColumn(name, "id", needed=False) for name in ("query_id", "document_id")),
-    *(FileColumn(name, needed=False) for name in ("query", "document", "status", "judge")),
+    *(FileColumn(name, needed=False) for name in ("query", "document", "status", "judge", "person", "event", "undoes")),
     *(FileColumn(name, "number", needed=False) for name in ("grade", "relevance")),
     FileColumn("repeat", "integer", needed=False, low=0),
 )
+SAMPLE_COLUMNS = (*COLUMNS, FileColumn("probability", "number", False), FileColumn("adjudicated", "integer", False))
+"""Of labels of a sample of the pairs."""
 _SAME = 1e-3
 """How far a relevance may lie from its grade's before it is another one (files round)."""
 _ROUNDING = 1e-9
@@ -75,6 +78,8 @@ class Labels:
     again: Mapping[PairIds, float] = field(default_factory=dict)
     """Grades of the pairs that were asked a second time (column `repeat` 1)."""
     impossible: tuple[ImpossibleLabel, ...] = ()
+    probability: Mapping[PairIds, float] = field(default_factory=dict)
+    """How probable it was that a pair would be drawn for a label, where the file says so."""
 
     @property
     def mapped(self) -> int:
@@ -96,6 +101,11 @@ class _Row:
     status: str | None = None
     judge: str | None = None
     repeat: int = 0
+    probability: float | None = None
+    adjudicated: bool = False
+    person: str | None = None
+    event: str | None = None
+    undoes: str | None = None
 
     @property
     def label(self) -> float | None:
@@ -116,19 +126,29 @@ class _Row:
         return grade, scale.to_relevance(grade) if self.relevance is None else self.relevance
 
 
-def read_labels(path: str | Path, scale: GradeScale | None = None, otherwise: GradeScale | None = None) -> Labels:
+def read_labels(
+    path: str | Path,
+    scale: GradeScale | None = None,
+    otherwise: GradeScale | None = None,
+    sampled: bool = False,
+) -> Labels:
     r"""Read labels from qrels (TREC or BEIR) or from a table of judgements or graded pairs.
 
     A table (.parquet, .jsonl, .csv, .tsv) has the columns `query_id`, `document_id` and `grade` or `relevance`;
     `status` (only "graded" rows count), `judge` and `repeat` are read where they are there, and ids are made from the
-    texts `query` and `document` where they are not.
+    texts `query` and `document` where they are not. Where rows name a `person`, as the labels of `bixse ui` do, the
+    last word of each counts, and several people's grades become one (`bixse.grading.audit.label_events`).
 
     Without a `scale` that by which the file's relevance follows from its grades is taken, else `otherwise`, else the
     lowest to the highest label found.
 
+    `sampled`: people's labels of a sample. A table may then hold several labels of a pair, of which the mean counts, or
+    that of those with `adjudicated` 1; and a `probability` in (0, 1] with which each pair was drawn.
+
     Raises:
         InputError: the file cannot be read or holds no usable label.
-        InvalidFileError: every error together: no id, a grade that is no number, a pair with two grades.
+        InvalidFileError: every error together: no id, a grade that is no number, a pair with two grades (or two
+            probabilities).
 
     Example:
         >>> import tempfile
@@ -139,23 +159,29 @@ def read_labels(path: str | Path, scale: GradeScale | None = None, otherwise: Gr
         ({('q1', 'd1'): 3.0}, {('q1', 'd2'): 'off-scale'}, 2)
     """
     path = Path(path)
-    files_of(path, (), "a file of labels")
+    files_of(path, (".parquet",), "a file of labels, or a folder of some in Parquet")
     errors = InvalidFileError(path)
-    rows = _merged(_table_rows(path, errors) if _is_table(path) else _qrels_rows(path, errors), errors)
+    read = _people_as_one(_table_rows(path, errors, sampled)) if _is_table(path) else _qrels_rows(path, errors)
+    rows = _of_sample(read, errors) if sampled else _merged(read, errors)
     scale = scale or _scale_of_relevance(rows) or otherwise or _scale_found(path, rows)
-    grades, relevance, again, missing = {}, {}, {}, {}
-    impossible = []
+    usable_rows: dict[PairIds, list[_Row]] = {}
+    again, missing, impossible = {}, {}, []
     for row in rows:
         off = row.off_scale(scale)
         if off is not None:
             impossible.append(ImpossibleLabel(str(path), row.row, *row.pair, off))
         usable = row.label is not None and off is None
         if usable and row.repeat == 0:
-            grades[row.pair], relevance[row.pair] = row.on(scale)
+            usable_rows.setdefault(row.pair, []).append(row)
         elif usable and row.repeat == 1:
             again[row.pair] = row.on(scale)[0]
         elif row.repeat == 0:
             missing[row.pair] = "off-scale" if off is not None else row.status or "no grade"
+    grades, relevance = {}, {}
+    for pair, own in usable_rows.items():
+        counted = [row.on(scale) for row in own if row.adjudicated] or [row.on(scale) for row in own]
+        grades[pair], relevance[pair] = (sum(values) / len(values) for values in zip(*counted, strict=True))
+        missing.pop(pair, None)
     if not grades:
         raise InputError(
             f"{path}: got {len(missing)} pairs and no usable grade; expected grades from {scale.minimum:g} to "
@@ -163,30 +189,59 @@ def read_labels(path: str | Path, scale: GradeScale | None = None, otherwise: Gr
         )
     judges = {row.judge for row in rows if row.judge}
     name = judges.pop() if len(judges) == 1 else path.stem
-    return Labels(name, str(path), scale, grades, relevance, missing, again, tuple(impossible))
+    probability = {row.pair: row.probability for row in rows if row.probability is not None}
+    return Labels(name, str(path), scale, grades, relevance, missing, again, tuple(impossible), probability)
 
 
 def _is_table(path: Path) -> bool:
     """Everything else, and a .tsv without a column of labels, is qrels."""
     if kind_of(path) != ".tsv":
-        return kind_of(path) in FORMATS
+        return path.is_dir() or kind_of(path) in FORMATS
     _, header, _ = next(text_lines(path, InvalidFileError(path)), (0, "", 0))
     return bool({"grade", "relevance"} & set(header.split("\t")))
 
 
-def _table_rows(path: Path, errors: InvalidFileError) -> Iterator[_Row]:
+def _table_rows(path: Path, errors: InvalidFileError, sampled: bool) -> Iterator[_Row]:
     says_anything = False
-    for number, row in read_rows(path, COLUMNS, errors):
+    for number, row in read_rows(path, SAMPLE_COLUMNS if sampled else COLUMNS, errors):
         pair = (_identifier(number, row, "query", errors), _identifier(number, row, "document", errors))
         grade, relevance, status = row["grade"], row["relevance"], row["status"]
         says_anything |= (grade, relevance, status) != (None, None, None)
-        if status not in (None, "graded"):
+        if status not in (None, *LABELS):
             grade = relevance = None
         elif status == "graded" and grade is None and relevance is None:
             errors.add(number, "grade", "no grade with the status 'graded'", "a grade", "correct the status")
-        yield _Row(number, pair, grade, relevance, status, row["judge"], row["repeat"] or 0)
+        yield _Row(
+            number,
+            pair,
+            grade,
+            relevance,
+            status,
+            row["judge"],
+            row["repeat"] or 0,
+            row.get("probability"),
+            bool(row.get("adjudicated")),
+            row["person"],
+            row["event"],
+            row["undoes"],
+        )
     if not says_anything and not errors.total:
         errors.add(None, None, "no label", "a column 'grade' or 'relevance' with values", "rename or add it")
+
+
+def _people_as_one(rows: Iterable[_Row]) -> Iterator[_Row]:
+    """Rows without a person as they are, then one row per pair that people labelled."""
+    said = []
+    for row in rows:
+        if row.person is None:
+            yield row
+        else:
+            said.append(row)
+    for pair, words in standing_words(said).items():
+        last = list(words.values())[-1]
+        grade = agreed_grade(words)
+        status = last.status if grade is None else "graded"
+        yield _Row(last.row, pair, grade, status=status, probability=last.probability)
 
 
 def _identifier(number: int, row: Mapping[str, Any], kind: str, errors: InvalidFileError) -> str:
@@ -198,6 +253,19 @@ def _identifier(number: int, row: Mapping[str, Any], kind: str, errors: InvalidF
 
 def _qrels_rows(path: Path, errors: InvalidFileError) -> Iterator[_Row]:
     return (_Row(number, (query, document), grade) for number, query, document, grade in qrels_rows(path, errors))
+
+
+def _of_sample(rows: Iterable[_Row], errors: InvalidFileError) -> list[_Row]:
+    """Every row; a probability outside (0, 1], or two for one pair, are errors."""
+    kept, known = list(rows), dict[PairIds, float | None]()
+    for row in kept:
+        if row.probability is not None and not 0 < row.probability <= 1:
+            errors.add(row.row, "probability", f"{row.probability:g}", "above 0 and up to 1", "write how it was drawn")
+        if known.setdefault(row.pair, row.probability) != row.probability:
+            got = f"{row.probability} after {known[row.pair]} for the pair {row.pair}"
+            errors.add(row.row, "probability", got, "one probability per pair", "repeat it in each of its rows")
+    errors.raise_any()
+    return kept
 
 
 def _merged(rows: Iterable[_Row], errors: InvalidFileError) -> list[_Row]:

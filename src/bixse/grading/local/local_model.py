@@ -42,24 +42,25 @@ class LocalModel:
         trust_remote_code: bool = False,
     ) -> None:
         self.given = name_or_path
-        self._source, file = _resolve(name_or_path, gguf_file)
+        self.source, file = _resolve(name_or_path, gguf_file)
+        """The folder, or the name on the hub."""
         self._place = judge_device(device)
         self._dtype = weights_dtype(dtype, self._place)
         self._settings: dict[str, Any] = {"revision": revision or "main", "trust_remote_code": trust_remote_code}
         if file is not None:
             self._settings["gguf_file"] = file
-        local = Path(self._source).is_dir()
+        local = Path(self.source).is_dir()
         try:
             with quiet_loading():
-                self.tokenizer: Any = AutoTokenizer.from_pretrained(self._source, **self._settings)
-                config = None if local else AutoConfig.from_pretrained(self._source, **self._settings)
+                self.tokenizer: Any = AutoTokenizer.from_pretrained(self.source, **self._settings)
+                config = None if local else AutoConfig.from_pretrained(self.source, **self._settings)
         except Exception as error:
             raise unusable(name_or_path, error) from error
         self.device, self.dtype = str(self._place), str(self._dtype).removeprefix("torch.")
         if config is None:
-            self.name, self.revision = file or Path(self._source).name, content_hash(Path(self._source), file)
+            self.name, self.revision = file or Path(self.source).name, content_hash(Path(self.source), file)
         else:
-            self.name = "/".join(part for part in (self._source, file) if part)
+            self.name = "/".join(part for part in (self.source, file) if part)
             self.revision = str(config._commit_hash or revision or "main")
 
     @cached_property
@@ -68,7 +69,7 @@ class LocalModel:
         try:
             with quiet_loading():
                 loaded: Any = AutoModelForCausalLM.from_pretrained(
-                    self._source, dtype=self._dtype, output_loading_info=True, **self._settings
+                    self.source, dtype=self._dtype, output_loading_info=True, **self._settings
                 )
         except Exception as error:
             raise unusable(self.given, error) from error

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +27,7 @@ class GradeOptions(ComputingOptions):
     dry_run: bool = False
     """Say how many questions, tokens, dollars and hours it would take."""
     out: Folder = Path("runs/grade")
-    """Write pairs.parquet, judgements.parquet, ledger.sqlite and run.json here."""
+    """Write pairs.parquet, judgements.parquet, the ledger and run.json here."""
 
 
 def run(config: GradeConfig, options: GradeOptions) -> CommandResult:
@@ -37,13 +37,16 @@ def run(config: GradeConfig, options: GradeOptions) -> CommandResult:
     from bixse.grading.estimate import estimate
     from bixse.grading.grade import grade
 
+    if config.in_shards:
+        return _run_shards(config, options)
+    config.chosen_engine(here=True)  # refuses several processes that would all do the same
     rubric = config.asked_rubric()
     settings = config.model_copy(update={"rubric": rubric})
     variants = len(rubric.variants) if rubric is not None else 1
     budget = Budget(config.max_usd, None if config.max_pairs is None else config.max_pairs * variants)
-    inputs = {"pairs": file_hash(config.pairs)} if config.pairs is not None and config.pairs.is_file() else {}
+    inputs = {"pairs": file_hash(config.pairs)} if config.pairs is not None and config.pairs.exists() else {}
     judge = config.open()
-    told = () if "--json" in options.words else getattr(judge, "doubts", ())  # before the first question, by `grade`
+    told = _told(judge, options)
     try:
         pairs = _pairs(config.pairs, judge)
         prices = config.of(config.model or judge.name)
@@ -59,6 +62,38 @@ def run(config: GradeConfig, options: GradeOptions) -> CommandResult:
     finally:
         judge.close()
     return _result(result, judge, prices != Prices(), told)
+
+
+def _run_shards(config: GradeConfig, options: GradeOptions) -> CommandResult:
+    """The same of pairs that are graded shard by shard."""
+    from bixse.grading.shards.grade_shards import estimate_shards, grade_shards
+
+    judge = config.open()
+    told = _told(judge, options)
+    try:
+        if options.dry_run:
+            found, times = estimate_shards(config, options.out, judge)
+            text = f"the first shard alone; all rows are {times:.1f} times as many\n{found.text(judge.name)}"
+            left = [warning for warning in judge.warnings if warning not in told]
+            return CommandResult(text, {**asdict(found), "times_as_many_rows": times}, warnings=left)
+        result = grade_shards(config, options.out, judge, progress_bar)
+    finally:
+        judge.close()
+    shown = _result(result, judge, config.of(config.model or judge.name) != Prices(), told)
+    if not result.waiting:
+        return shown
+    text = (
+        f"this rank's shards are done; {result.waiting} of other ranks are not: the last one sums up, or the same "
+        "command again"
+    )
+    metrics = {**shown.metrics, "waiting": result.waiting}
+    return replace(shown, text=f"{text}\n\n{shown.text}", metrics=metrics, exit_code=0)
+
+
+def _told(judge: Judge, options: GradeOptions) -> Sequence[str]:
+    """Doubts about the judge that are logged before the first question."""
+    doubts: Sequence[str] = () if "--json" in options.words else getattr(judge, "doubts", ())
+    return doubts
 
 
 def _pairs(path: Path | None, judge: Judge) -> list[Pair]:
