@@ -11,6 +11,8 @@ from bixse.data.pairs_files import save_graded_pairs
 
 ACTIONS = ["copy", "move", "delete", "open", "read", "write", "sort", "join", "split", "replace"]
 THINGS = ["file", "folder", "path", "name", "text", "line"]
+SHARED_QUERIES = 45
+"""Queries of two tasks, of sizes no batch divides: the last batches are uneven among the processes."""
 
 
 @pytest.fixture(scope="session")
@@ -94,3 +96,20 @@ def train_interrupted(monkeypatch):
             train(settings, out, progress=False)
 
     return cut
+
+
+@pytest.fixture(scope="session")
+def tasks_file(tmp_path_factory):
+    """Pairs of two tasks; documents are shared between queries, and the number a query has differs."""
+    things = ["file", "folder", "path", "name", "text", "line"]
+    rows = []
+    for number in range(SHARED_QUERIES):
+        task = "short" if number < 19 else "long"
+        query = f"how do i {['copy', 'move', 'delete', 'open', 'read'][number % 5]} the {things[number % 6]} {number}"
+        for step in range(1 + number % 4):
+            word = ["sort", "join", "split", "replace", "find", "match", "search", "map", "set"][(number + step) % 9]
+            document = f"{things[(number + step) % 6]} {'list of words ' * (number % 3)}{word}"
+            rows.append({"query": query, "document": document, "relevance": (3 - step) / 3, "task": task})
+    path = tmp_path_factory.mktemp("tasks") / "pairs.jsonl"
+    save_graded_pairs(GradedPairs.from_rows(rows), path)
+    return path

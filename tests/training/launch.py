@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
 import sys
 from typing import TYPE_CHECKING
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -63,3 +69,41 @@ def finish(started: list[subprocess.Popen], timeout: float = 240) -> list[tuple[
         for process in started:
             process.kill()
     return [(process.returncode, *texts) for process, texts in zip(started, found, strict=True)]
+
+
+TOLERANCE = 1e-4
+"""Adam makes much of small gradients: what rounding adds in a dozen steps of rate 1e-3."""
+ACCELERATE = "--cpu --num_processes 2 --num_machines 1 --mixed_precision no --dynamo_backend no --main_process_port 0"
+
+
+def settings_file(folder, pairs, model, **changes):
+    """The YAML of a run: 3 epochs of 3 + 4 batches of at most 8 queries."""
+    optimizer = {"epochs": 2, "batch_size": 8, "learning_rate": 1e-3, "documents_per_query": 3}
+    settings = {
+        "pairs": str(pairs),
+        "model": str(model),
+        "max_length": 16,
+        "dropout": 0.0,
+        "optimizer": {**optimizer, **changes.pop("optimizer", {})},
+        **changes,
+    }
+    path = folder / "run.yaml"
+    path.write_text(yaml.safe_dump(settings), encoding="utf-8")
+    return path
+
+
+def read(out):
+    """Weights and log of a run."""
+    log = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
+    return load_file(out / "model" / "model.safetensors"), [entry for entry in log if "loss" in entry]
+
+
+def compare(one, several):
+    (weights, log), (others, other_log) = read(one), read(several)
+    assert [entry["step"] for entry in other_log] == [entry["step"] for entry in log]
+    for mine, theirs in zip(log, other_log, strict=True):
+        assert set(mine) == set(theirs)
+        for figure in mine:
+            if not figure.endswith("_second") and figure != "padding_waste":
+                assert theirs[figure] == pytest.approx(mine[figure], rel=TOLERANCE, abs=TOLERANCE), figure
+    assert all(torch.allclose(weights[name], others[name], atol=TOLERANCE) for name in weights)

@@ -8,60 +8,16 @@ import subprocess
 import sys
 
 import pytest
-import torch
-import yaml
-from launch import TRAIN_ALL, finish, free_port, start
-from safetensors.torch import load_file
+from launch import ACCELERATE, TRAIN_ALL, compare, finish, free_port, settings_file, start
 
-from bixse.data.graded_pairs import GradedPairs
-from bixse.data.pairs_files import save_graded_pairs
 from bixse.training.config import TrainConfig
 from bixse.training.recipe import train
 
 pytestmark = pytest.mark.precision("float32")
-TOLERANCE = 1e-4
-"""Adam makes much of small gradients: what rounding adds in a dozen steps of rate 1e-3."""
-SHARED_QUERIES = 45
-"""Queries of two tasks, of sizes no batch divides: the last batches are uneven among the processes."""
-
-
-@pytest.fixture(scope="module")
-def tasks_file(tmp_path_factory):
-    """Pairs of two tasks; documents are shared between queries, and the number a query has differs."""
-    things = ["file", "folder", "path", "name", "text", "line"]
-    rows = []
-    for number in range(SHARED_QUERIES):
-        task = "short" if number < 19 else "long"
-        query = f"how do i {['copy', 'move', 'delete', 'open', 'read'][number % 5]} the {things[number % 6]} {number}"
-        for step in range(1 + number % 4):
-            word = ["sort", "join", "split", "replace", "find", "match", "search", "map", "set"][(number + step) % 9]
-            document = f"{things[(number + step) % 6]} {'list of words ' * (number % 3)}{word}"
-            rows.append({"query": query, "document": document, "relevance": (3 - step) / 3, "task": task})
-    path = tmp_path_factory.mktemp("tasks") / "pairs.jsonl"
-    save_graded_pairs(GradedPairs.from_rows(rows), path)
-    return path
-
-
-def settings_file(folder, pairs, model, **changes):
-    """The YAML of a run: 3 epochs of 3 + 4 batches of at most 8 queries."""
-    optimizer = {"epochs": 2, "batch_size": 8, "learning_rate": 1e-3, "documents_per_query": 3}
-    settings = {
-        "pairs": str(pairs),
-        "model": str(model),
-        "max_length": 16,
-        "dropout": 0.0,
-        "optimizer": {**optimizer, **changes.pop("optimizer", {})},
-        **changes,
-    }
-    path = folder / "run.yaml"
-    path.write_text(yaml.safe_dump(settings), encoding="utf-8")
-    return path
-
-
-ACCELERATE = "--cpu --num_processes 2 --num_machines 1 --mixed_precision no --dynamo_backend no --main_process_port 0"
 CASES = {
     "bixse": {"loss": "bixse"},
     "bixse, mean": {"loss": "bixse", "loss_options": {"reduction": "mean", "learn_scale": True}},
+    "bixse, ring": {"loss": "bixse", "loss_options": {"between_devices": "ring", "learn_scale": True}},
     "infonce, cached": {"loss": "infonce", "loss_options": {"gradient_cache": True, "mini_batch_size": 4}},
     "lambdaloss, accumulated": {"loss": "lambdaloss-v2", "optimizer": {"gradient_accumulation_steps": 2}},
     "bixse, lora, checkpointing, cached": {
@@ -71,12 +27,6 @@ CASES = {
         "loss_options": {"gradient_cache": True, "mini_batch_size": 4},
     },
 }
-
-
-def read(out):
-    """Weights and log of a run."""
-    log = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
-    return load_file(out / "model" / "model.safetensors"), [entry for entry in log if "loss" in entry]
 
 
 @pytest.fixture(scope="module")
@@ -124,17 +74,6 @@ def test_four_processes_give_the_losses_and_weights_of_one(alone, by_four, name)
     compare(alone[name], by_four[name])
 
 
-def compare(one, several):
-    (weights, log), (others, other_log) = read(one), read(several)
-    assert [entry["step"] for entry in other_log] == [entry["step"] for entry in log]
-    for mine, theirs in zip(log, other_log, strict=True):
-        assert set(mine) == set(theirs)
-        for figure in mine:
-            if not figure.endswith("_second") and figure != "padding_waste":
-                assert theirs[figure] == pytest.approx(mine[figure], rel=TOLERANCE, abs=TOLERANCE), figure
-    assert all(torch.allclose(weights[name], others[name], atol=TOLERANCE) for name in weights)
-
-
 BETA = """
 import hashlib, json, sys
 from bixse.data.pairs_files import load_graded_pairs
@@ -171,9 +110,10 @@ def test_beta_and_weights_stay_equal_on_all_ranks_to_the_last_bit(tiny_model_pat
     ],
     ids=["torchrun", "accelerate launch"],
 )
-def test_the_launchers_of_torch_and_accelerate(alone, configs, tmp_path, launcher):
-    """The command of the docs, word for word but for the number of processes."""
-    arguments = ["train", "--config", str(configs["bixse"]), "--out", str(tmp_path / "out")]
+@pytest.mark.parametrize("sharding", [[], ["--sharding", "full"]], ids=["whole", "sharded"])
+def test_the_launchers_of_torch_and_accelerate(alone, configs, tmp_path, launcher, sharding):
+    """The commands of the docs, word for word but for the number of processes."""
+    arguments = ["train", "--config", str(configs["bixse"]), *sharding, "--out", str(tmp_path / "out")]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run([sys.executable, "-m", *launcher, *arguments], capture_output=True, text=True,
                           check=False, env=environment)  # fmt: skip

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 LongTexts: TypeAlias = Literal["cut", "refuse"]
 """What is done with texts that are longer than the encoder reads."""
+Sharding: TypeAlias = Literal["full"]
+"""Which part of the training state is shared out among the processes."""
 
 
 class LoraConfig(Settings):
@@ -208,6 +210,9 @@ class TrainConfig(Settings):
     """Logit scale alpha: 1 / temperature. The paper's is 20; 10 was better on dev for every loss (docs/search)."""
     loss_options: dict[str, Any] = Field(default_factory=dict)
     """Other arguments of the loss, for example bias, cutoff, in_batch_labels."""
+    sharding: Sharding | None = None
+    """"full": each of several processes holds a part of the encoder's weights, gradients, optimizer state and
+    checkpoints (FSDP2); null: every process holds all of them."""
     regrade: Annotated[RegradeConfig | None, Flag(flat=True)] = None
     """Have suspicious zeros graded between epochs; null: assumed zeros stay 0."""
     optimizer: Annotated[OptimizerConfig, Flag(flat=True)] = Field(default_factory=OptimizerConfig)
@@ -262,7 +267,8 @@ class TrainConfig(Settings):
     def identity(self) -> dict[str, Any]:
         """What makes two runs the same."""
         regrade = None if self.regrade is None else self.regrade.identity()
-        return {**self.model_dump(mode="json"), "regrade": regrade}
+        unset = {"sharding"} if self.sharding is None else set()  # runs that were begun before there was this setting
+        return {**self.model_dump(mode="json", exclude=unset), "regrade": regrade}
 
     def resolved(self) -> TrainConfig:
         """These settings with the precision that is computed in here, never "auto"."""

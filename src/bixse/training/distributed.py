@@ -119,12 +119,12 @@ def average_gradients(parameters: Iterable[torch.nn.Parameter]) -> None:
     checkpointed or cached: the sum afterwards holds for all of them, and for the loss's own parameters too. A parameter
     without a gradient in every process keeps none.
     """
-    if world_size() == 1:
+    trained = [parameter for parameter in parameters if parameter.requires_grad]
+    if world_size() == 1 or not trained:
         return
     import torch
     import torch.distributed as dist
 
-    trained = [parameter for parameter in parameters if parameter.requires_grad]
     has = torch.tensor([float(parameter.grad is not None) for parameter in trained], device=trained[0].device)
     dist.all_reduce(has)
     used = [parameter for parameter, number in zip(trained, has.tolist(), strict=True) if number > 0]

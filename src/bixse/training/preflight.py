@@ -13,6 +13,7 @@ from sentence_transformers.util import batch_to_device
 
 from bixse.encoders.embedding import embed_features, number_of_texts, take_rows
 from bixse.encoders.instructions import prompt_for
+from bixse.encoders.shards import is_sharded, local_part
 from bixse.errors import InputError, StorageError
 
 if TYPE_CHECKING:
@@ -123,7 +124,8 @@ def check_memory(trainer: GradedTrainer) -> int:
 
     A few texts of the first batch are encoded, and the bytes that their backward pass would need are counted; all texts
     of a batch need that together, or those of one pass when the loss is cached. Returned are the bytes that one step is
-    expected to take beyond the weights: states, gradients and Adam's moments.
+    expected to take beyond the weights: states, gradients and Adam's moments (of a sharded encoder this process's part;
+    a block that is gathered comes on top).
     """
     loss, model = trainer.loss, trainer.loss.model
     cached, at_once = loss.options.gradient_cache, loss.options.mini_batch_size
@@ -132,8 +134,12 @@ def check_memory(trainer: GradedTrainer) -> int:
         features, _ = trainer.collect_features(next(iter(trainer.get_train_dataloader())))
         texts = [number_of_texts(part) for part in features]
         texts_held = [min(number, at_once) if cached else number for number in texts]
-        states = [_bytes_of_a_text(loss, p) * n if n else 0 for p, n in zip(features, texts_held, strict=True)]
-    weights = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
+        together = is_sharded(model)  # then a process without texts takes part in the passes of the others
+        states = [
+            _bytes_of_a_text(loss, part) * number if number or together else 0
+            for part, number in zip(features, texts_held, strict=True)
+        ]
+    weights = sum(local_part(p).numel() * p.element_size() for p in model.parameters() if p.requires_grad)
     size = model.get_embedding_dimension() or 0
     needed = (max(states) if cached else sum(states)) + 3 * weights + 3 * sum(texts) * size * 4
     free = free_memory(model.device)
@@ -158,7 +164,7 @@ def _bytes_of_a_text(loss: GradedLoss, features: Mapping[str, Any]) -> int:
     by_length = torch.argsort(mask.sum(dim=1))
     rows = by_length[torch.linspace(0, len(mask) - 1, min(len(mask), TEXTS_LOOKED_AT)).long()]
     part = batch_to_device(take_rows(features, mask, rows), loss.model.device)
-    weights = {parameter.untyped_storage().data_ptr() for parameter in loss.model.parameters()}
+    weights = {local_part(parameter).untyped_storage().data_ptr() for parameter in loss.model.parameters()}
     kept: dict[int, torch.UntypedStorage] = {}
 
     def count(tensor: torch.Tensor) -> None:
@@ -169,7 +175,7 @@ def _bytes_of_a_text(loss: GradedLoss, features: Mapping[str, Any]) -> int:
 
     with torch.autograd.graph.saved_tensors_hooks(count, lambda packed: packed):
         embed_features(loss.model, part, mini_batch_size=1)
-    return sum(storage.nbytes() for storage in kept.values()) // len(rows)
+    return sum(storage.nbytes() for storage in kept.values()) // max(1, len(rows))
 
 
 def free_memory(device: torch.device) -> int:

@@ -50,7 +50,7 @@ from bixse.training.distributed import (
 )
 from bixse.training.loop.callbacks import ProgressBar, StepLog, StopOnInterrupt
 from bixse.training.loop.checkpoints import checkpoint_to_resume, relocate_best_checkpoint, whole_checkpoints
-from bixse.training.loop.divergence import check_finite, check_learned, embedding_spreads
+from bixse.training.loop.divergence import check_finite_together, check_learned, embedding_spreads
 from bixse.training.loop.suspects import RegradedEpoch
 from bixse.training.loop.trainer import GradedTrainer, GradedTrainingArguments
 from bixse.training.merging.merge import MergeResult, merge, refitted_head
@@ -93,8 +93,7 @@ class TrainResult:
     model_path: Path
     """Folder of the model; loads in plain SentenceTransformer."""
     history: list[dict[str, Any]]
-    """The log: an entry a step (loss, logit_bias, mean logits, ...) and one an evaluation on dev; `log.jsonl` of the
-    run holds the same with throughput."""
+    """The log: an entry a step and one an evaluation on dev; `log.jsonl` of the run holds the same with throughput."""
     best_step: int | None
     """Step of the checkpoint that was kept; None without a dev collection."""
     warnings: list[str]
@@ -107,6 +106,7 @@ class TrainResult:
     """How the tuned weights were merged with the base model's; None where they were not."""
     regrade: list[RegradedEpoch] = field(default_factory=list)
     """What a judge said of suspicious zeros after each epoch."""
+    loss_computed_by: str = ""  # implementation of the loss that was chosen, precision of its products
 
 
 class Inputs(NamedTuple):
@@ -143,12 +143,12 @@ def train(config: TrainConfig, out: Path, progress: bool = True, title: str = "t
         started = time.perf_counter()
         with raise_together():
             model, loss = make_model(config, inputs.instructions)
-            base = _weights_to_merge_with(config, model)
             warnings = check_training(config, out, model, loss, inputs)
             evaluator = dev_evaluator(config, model, inputs.watched)
         with no_library_bars(), _nothing_left_if_refused(out):
             with raise_together(), storage_errors(out):
                 trainer = make_trainer(config, out, model, loss, inputs.pairs, evaluator, progress, title)
+                base = _weights_to_merge_with(config, model)
                 check_memory(trainer)
                 regrading = _regrading(config, out, trainer)
             with first_process_alone_in(out), storage_errors(out):
@@ -156,7 +156,7 @@ def train(config: TrainConfig, out: Path, progress: bool = True, title: str = "t
                 warnings += _run_trainer(trainer, out, record, then_merge=base is not None)
                 if regrading is not None:
                     warnings += regrading.warnings()
-                results = _results(config, trainer, warnings)
+                results = _results(config, trainer, warnings) | {"loss_computed_by": loss.computed_by(model.device)}
                 results["regrade"] = [] if regrading is None else regrading.to_json()
                 head = _trained_head(loss, results["history"])
                 merged = None
@@ -164,10 +164,11 @@ def train(config: TrainConfig, out: Path, progress: bool = True, title: str = "t
                     merged, head = _merge(config, out, trainer, base, inputs, results["history"], head, progress)
                     warnings += merged.warnings()
                     results["merge"] = merged.to_json()
+                whole = cast("RelevanceModel", trainer.whole_model())
                 with raise_together(), storage_errors(out):
                     if is_main_process():
                         record.results = results
-                        _save_model(model, head, out, MODEL_FOLDER, merged)
+                        _save_model(whole, head, out, MODEL_FOLDER, merged)
                         _add_timings(record, started, trainer)
                         record.save("finished")
                         shutil.rmtree(out / CHECKPOINT_FOLDER, ignore_errors=True)
@@ -196,6 +197,7 @@ def make_model(config: TrainConfig, table: Instructions | None) -> tuple[Relevan
     model = build_encoder(
         config.model,
         config.max_length,
+        "cpu" if config.sharding is not None and world_size() > 1 else None,  # each process keeps a part of it
         trust_remote_code=config.trust_remote_code,
         bidirectional=config.bidirectional,
         pooling=config.pooling,
@@ -216,6 +218,7 @@ def check_training(
     config: TrainConfig, out: Path, model: RelevanceModel, loss: GradedLoss, inputs: Inputs
 ) -> list[str]:
     """Refuse what cannot be trained, and return what the user should know."""
+    loss.computed_by(model.device)  # refuses an implementation that cannot run here
     where, pairs = _pairs_named(config), inputs.pairs
     warnings = check_not_trained_on(queries_of(inputs.watched), pairs.queries, config.allow_shared_queries)
     warnings += check_pairs(where, config.loss, loss, pairs, config.optimizer.documents_per_query)
@@ -270,7 +273,6 @@ def training_arguments(config: TrainConfig, folder: Path, evaluator: DevEvaluato
     `folder` is where checkpoints go; with an evaluator they are compared.
     """
     optimizer = config.optimizer
-    device = default_device()
     bf16 = config.resolved().precision == "bfloat16"
     processes = world_size()
     if optimizer.batch_size % processes:
@@ -290,6 +292,7 @@ def training_arguments(config: TrainConfig, folder: Path, evaluator: DevEvaluato
         documents_per_query=optimizer.documents_per_query,
         train_max_length=config.train_max_length,
         task_shares=dict(config.task_shares),
+        sharding=config.sharding,
         learning_rate=optimizer.scaled_learning_rate,
         bias_lr_multiplier=optimizer.bias_lr_multiplier,
         lr_scheduler_type="linear",
@@ -309,9 +312,9 @@ def training_arguments(config: TrainConfig, folder: Path, evaluator: DevEvaluato
         load_best_model_at_end=evaluator is not None,
         metric_for_best_model=f"eval_{evaluator.primary_metric}" if evaluator is not None else None,
         greater_is_better=True if evaluator is not None else None,
-        dataloader_pin_memory=device == "cuda",
+        dataloader_pin_memory=default_device() == "cuda",
         report_to=list(config.report_to) or "none",
-        use_cpu=device == "cpu",
+        use_cpu=default_device() == "cpu",
         ddp_timeout=int(PATIENCE.total_seconds()),
         dataloader_drop_last=processes > 1,  # the plan drops nothing; this keeps the library from warning
         disable_tqdm=True,
@@ -366,7 +369,7 @@ def _run_trainer(trainer: GradedTrainer, out: Path, record: RunRecord, then_merg
     try:
         trainer.train(resume_from_checkpoint=checkpoint)
         state = trainer.state
-        check_finite(trainer.loss, state.global_step)
+        check_finite_together(trainer.loss, state.global_step)
         if state.global_step >= state.max_steps:
             losses = [entry["loss"] for entry in state.log_history if "loss" in entry]
             after = embedding_spreads(trainer.loss.model, trainer.pairs)
@@ -382,10 +385,8 @@ def _run_trainer(trainer: GradedTrainer, out: Path, record: RunRecord, then_merg
             _add_timings(record, started, trainer)
             _save_record(record, ended)
     if ended is not None:
-        raise InterruptedRunError(
-            f"{out}: got Ctrl-C or SIGTERM after step {state.global_step} of {state.max_steps}; the last checkpoint "
-            "is kept; to go on: give the same command again"
-        )
+        done = f"got Ctrl-C or SIGTERM after step {state.global_step} of {state.max_steps}"
+        raise InterruptedRunError(f"{out}: {done}; the last checkpoint is kept; to go on: give the same command again")
     return warnings
 
 
@@ -410,14 +411,15 @@ def _merge(
 ) -> tuple[MergeResult, RelevanceHead | None]:
     """Set the trained encoder, or the mean of its best checkpoints, to the best weights between it and the base."""
     settings = config.merge
-    model = cast("RelevanceModel", trainer.loss.model)
+    model, device = cast("RelevanceModel", trainer.loss.model), trainer.loss.model.device
     assert settings is not None
     try:
-        with raise_together():
-            if settings.keep_tuned and is_main_process():
-                device = model.device
-                _save_model(copy.deepcopy(model.cpu()), head, out, TUNED_FOLDER)
-                model.to(device)
+        if settings.keep_tuned:
+            whole = cast("RelevanceModel", trainer.whole_model())
+            with raise_together():
+                if is_main_process():
+                    _save_model(copy.deepcopy(whole.cpu()), head, out, TUNED_FOLDER)
+            model.to(device)
         tuned = [trained_weights(model)]
         if settings.checkpoints > 1:
             figures = dev_figures(history)

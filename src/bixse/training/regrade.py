@@ -6,7 +6,7 @@ import json
 import logging
 import signal
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -24,8 +24,7 @@ from bixse.grading.ask import Budget
 from bixse.grading.estimate import Estimate, estimate
 from bixse.grading.grade import LEDGER_NAME, PAIRS_NAME, grade
 from bixse.grading.grade_settings import GradeSettings
-from bixse.grading.open_judge import DEFAULT_RUBRIC, open_judge, reads_rubric
-from bixse.grading.rubrics import load_rubric
+from bixse.grading.open_judge import JudgeConfig
 from bixse.training.distributed import is_main_process, raise_together, world_size
 from bixse.training.loop.suspects import RegradedEpoch, Suspects
 
@@ -84,7 +83,7 @@ class Regrading(TrainerCallback):
             )
         trainer.collect_suspects(KEPT_FOR_ONE * config.budget)
         if is_main_process():
-            _open(config).close()
+            _judging(config).open().close()
 
     def warnings(self) -> list[str]:
         """Of epochs whose questions were not all answered."""
@@ -120,7 +119,7 @@ class Regrading(TrainerCallback):
         file = self._summary(epoch)
         if not file.is_file():
             return None
-        return RegradedEpoch(**json.loads(read_text(file))), self._grades(epoch)
+        return RegradedEpoch(**json.loads(read_text(file))), self._grades(read_table(self._pairs(epoch)), epoch)
 
     def _asked(self, found: Suspects, epoch: int) -> tuple[RegradedEpoch, _Grades]:
         """Choose and ask; a judge that does not answer leaves zeros."""
@@ -131,11 +130,12 @@ class Regrading(TrainerCallback):
             self.folder.mkdir(parents=True, exist_ok=True)
             save_table(asked, self._pairs(epoch))
         failure = self._ask(asked, epoch) if len(asked) else None
-        grades = self._grades(epoch)
+        grades = self._grades(asked, epoch)
         record = self._answers(epoch) / RUN_FILE
         usd = json.loads(read_text(record))["results"]["summary"]["usd"] if record.is_file() else 0.0
+        learns_probability = hasattr(self.trainer.loss, "logit_bias")
         logits = asked["logit"].to_numpy()
-        probability = float((1 / (1 + np.exp(-logits))).mean()) if len(asked) and self._learns_probability else None
+        probability = float((1 / (1 + np.exp(-logits))).mean()) if len(asked) and learns_probability else None
         relevance = grades.relevance
         regraded = RegradedEpoch(
             epoch=epoch,
@@ -159,7 +159,7 @@ class Regrading(TrainerCallback):
         rows = asked.select(["query_id", "query", "document_id", "document"]).to_pylist()
         try:
             with _stopped_by_signals():
-                judge = _open(self.config)
+                judge = _judging(self.config).open()
                 try:
                     asking = _asking(self.config, judge, self.folder)
                     result = grade([Pair(**row) for row in rows], judge, self._answers(epoch), budget=budget, **asking)
@@ -171,10 +171,6 @@ class Regrading(TrainerCallback):
             log.warning("regrade: %s; training goes on with the grades that are known", error)
             return str(error).partition("; ")[0]
         return result.stopped
-
-    @property
-    def _learns_probability(self) -> bool:
-        return hasattr(self.trainer.loss, "logit_bias")
 
     def _pairs(self, epoch: int) -> Path:
         """Written before the first pair is asked: a run that is killed asks the same ones."""
@@ -219,9 +215,9 @@ class Regrading(TrainerCallback):
             }
         )
 
-    def _grades(self, epoch: int) -> _Grades:
+    def _grades(self, asked: pa.Table, epoch: int) -> _Grades:
         """What came back of an epoch's questions."""
-        asked, answers = read_table(self._pairs(epoch)), self._answers(epoch) / PAIRS_NAME
+        answers = self._answers(epoch) / PAIRS_NAME
         graded: dict[tuple[str, str], float] = {}
         if answers.is_file():
             rows = read_table(answers, ["query_id", "document_id", "relevance"]).to_pylist()
@@ -244,10 +240,9 @@ def estimate_regrading(config: RegradeConfig, pairs: GradedPairs, rounds: int, s
     drawn = generator.integers(len(groups), size=number), generator.integers(len(documents), size=number)
     queries, others = pairs.texts("query", groups.first_rows[drawn[0]]), pairs.texts("document", documents[drawn[1]])
     asked = [Pair(str(n), query, str(n), text) for n, (query, text) in enumerate(zip(queries, others, strict=True))]
-    judge = _open(config)
+    judge = _judging(config).open()
     try:
-        found = estimate(asked, judge, scratch, pilot=0, **_asking(config, judge, scratch))
-        return replace(found, pairs=number)
+        return estimate(asked, judge, scratch, pilot=0, **_asking(config, judge, scratch))
     finally:
         judge.close()
 
@@ -277,15 +272,18 @@ def _numbers(asked: pa.Table) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     return asked["query_group"].to_numpy(), asked["document_number"].to_numpy()
 
 
-def _open(config: RegradeConfig) -> Judge:
-    return open_judge(config.judge, load_rubric(config.rubric or DEFAULT_RUBRIC), config.options)
+def _judging(config: RegradeConfig) -> JudgeConfig:
+    """The settings as those of the verbs that grade."""
+    given = {} if config.rubric is None else {"rubric": config.rubric}
+    given |= config.options.model_dump() | config.prices.model_dump()
+    return JudgeConfig.model_validate({"judge": config.judge, **given})
 
 
 def _asking(config: RegradeConfig, judge: Judge, folder: Path) -> dict[str, Any]:
     """Arguments of `grade` and `estimate`."""
-    rubric = load_rubric(config.rubric or DEFAULT_RUBRIC) if reads_rubric(config.judge) else None
+    judging = _judging(config)
     return {
-        "settings": GradeSettings(rubric=rubric),
+        "settings": GradeSettings(rubric=judging.asked_rubric()),
         "ledger": config.ledger or folder / LEDGER_NAME,
-        "prices": config.prices.of(config.options.model or judge.name),
+        "prices": judging.of(judging.model or judge.name),
     }

@@ -13,6 +13,7 @@ from safetensors.torch import load, save
 from bixse.data.io.files import write_atomically
 from bixse.data.io.hashes import HASHES_FILE, damage, write_with_hash
 from bixse.errors import TrainingError
+from bixse.training.loop.sharded_checkpoints import SHARDS_FOLDER
 from bixse.training.loop.suspects import Suspects
 
 if TYPE_CHECKING:
@@ -85,9 +86,9 @@ def load_suspects(folder: Path) -> Suspects:
 def whole_checkpoints(folder: Path) -> list[Path]:
     """The checkpoints that were written to their end, newest first; a process killed while saving leaves half of one.
 
-    The hashes are written last of all. Without them (earlier versions wrote none): the trainer's state is the last file
-    of the first process; the others write their random state alone, and with that of process n there must be those of
-    all before it.
+    The hashes are written last of all. Without them (earlier versions wrote none, and no shards): the trainer's state
+    is the last file of the first process; the others write their random state alone, and with that of process n there
+    must be those of all before it.
     """
     whole = [path for path in folder.glob("checkpoint-*") if (path / HASHES_FILE).is_file() or _has_all_files(path)]
     return sorted(whole, key=lambda path: int(path.name.rpartition("-")[2]), reverse=True)
@@ -134,6 +135,8 @@ def relocate_best_checkpoint(checkpoint: Path) -> None:
 
 
 def _has_all_files(checkpoint: Path) -> bool:
+    if (checkpoint / SHARDS_FOLDER).exists():
+        return False
     try:
         json.loads((checkpoint / STATE_FILE).read_bytes())
     except (OSError, ValueError):

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, get_args
 
 from bixse.data.graded_pairs import Kind
 from bixse.encoders.encode import encode_here
+from bixse.encoders.shards import local_part
 from bixse.errors import DivergedError
+from bixse.training.distributed import raise_together
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -83,10 +85,16 @@ def check_learned(
         ).of_all_processes()
 
 
+def check_finite_together(model: torch.nn.Module, step: int) -> None:
+    """As `check_finite`, in every process at once: where one has such weights, all are refused."""
+    with raise_together():
+        check_finite(model, step)
+
+
 def check_finite(model: torch.nn.Module, step: int) -> None:
-    """Refuse weights that are not finite, by a DivergedError."""
+    """Refuse weights that are not finite, by a DivergedError; of sharded ones this process's part is looked at."""
     for name, parameter in model.named_parameters():
-        if not bool(parameter.detach().isfinite().all()):
+        if not bool(local_part(parameter.detach()).isfinite().all()):
             raise DivergedError(
                 f"training: got weights that are not finite ({name}) after step {step}; expected finite ones; "
                 f"fix: {FIX}"

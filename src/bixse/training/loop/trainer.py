@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import math
+import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from datasets import Dataset, DatasetDict
 from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
 from sentence_transformers.base.modules import Module
 from sentence_transformers.util import fullname
+from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
@@ -27,11 +29,12 @@ from bixse.data.io.hashes import write_hashes
 from bixse.encoders.embedding import number_of_texts, positions_computed, tokens_without_padding
 from bixse.encoders.instructions import prompt_for
 from bixse.encoders.loading.attention import input_parts
+from bixse.encoders.shards import is_sharded
 from bixse.errors import DivergedError
 from bixse.losses.bixse import BiXSELoss
 from bixse.losses.engines.gather import all_reduce_sum
 from bixse.losses.targets import GradedTargets
-from bixse.training.config import OptimizerConfig
+from bixse.training.config import OptimizerConfig, Sharding
 from bixse.training.distributed import any_process, average_gradients
 from bixse.training.loop.batches import COUNTS, BatchPlan, GradedCollator, GroupDataset
 from bixse.training.loop.checkpoints import (
@@ -43,7 +46,9 @@ from bixse.training.loop.checkpoints import (
     save_loss_state,
     save_suspects,
 )
-from bixse.training.loop.divergence import FIX, check_finite
+from bixse.training.loop.divergence import FIX, check_finite, check_finite_together
+from bixse.training.loop.sharded_checkpoints import load_optimizer, load_weights, save_shards
+from bixse.training.loop.sharding import shard_encoder, whole_copy, whole_tensors
 from bixse.training.loop.suspects import SuspectCollector, Suspects
 
 if TYPE_CHECKING:
@@ -79,6 +84,8 @@ class GradedTrainingArguments(SentenceTransformerTrainingArguments):
     """Tokens of a text that are read while training; None reads what the model reads when it encodes."""
     task_shares: dict[str, float] | None = None
     """Task -> share of its queries that stand in one epoch, in (0, 1]; 1 for tasks that are not named."""
+    sharding: Sharding | None = None
+    """"full": every process holds a part of the weights, gradients, optimizer state and checkpoints. None: all."""
 
 
 class GradedTrainer(SentenceTransformerTrainer):
@@ -104,7 +111,8 @@ class GradedTrainer(SentenceTransformerTrainer):
 
     Raises:
         InputError: columns are missing, `task_shares` name an unknown task, or a task has no instruction in the
-            model's table.
+            model's table; `sharding` with what cannot be combined with it.
+        ModelError: `sharding` of an encoder without transformer blocks, or a quantised one.
 
     Example:
         ::
@@ -134,6 +142,8 @@ class GradedTrainer(SentenceTransformerTrainer):
         args = copy.copy(args)
         _ = args.device  # sets up what the next line overrides: DataParallel would cut batches apart
         args._n_gpu = min(1, args.n_gpu)
+        self.outline = shard_encoder(model, args) if args.sharding is not None else None
+        """The encoder without weights, where each process has a part of them."""
         given = args.learning_rate_mapping if isinstance(args.learning_rate_mapping, dict) else {}
         args.learning_rate_mapping = {**given, **_own_rates(args, loss)}
         self.pairs = _pairs_of(train_dataset)
@@ -161,8 +171,15 @@ class GradedTrainer(SentenceTransformerTrainer):
 
     def train(self, *args: Any, **kwargs: Any) -> TrainOutput:
         """As sentence-transformers does; all processes begin with the weights of the first."""
-        broadcast([tensor.data for tensor in (*self.loss.parameters(), *self.loss.buffers())])
+        broadcast(whole_tensors(self.loss))
         return super().train(*args, **kwargs)
+
+    def whole_model(self) -> SentenceTransformer:
+        """The encoder that is trained; of a sharded one a whole copy in main memory.
+
+        Every process must call this; the first one gets the copy.
+        """
+        return self.model if self.outline is None else whole_copy(self.model, self.outline)
 
     def get_train_dataloader(self) -> DataLoader[Any]:
         loader = self._loader(self.pairs, self.plan, self.data_collator)
@@ -233,7 +250,7 @@ class GradedTrainer(SentenceTransformerTrainer):
             self.loss.observer = self.suspects.look
         loss: torch.Tensor = super().training_step(model, inputs, *args, **kwargs)
         if self.accelerator.sync_gradients:
-            average_gradients(self.loss.parameters())
+            average_gradients(own for own in self.loss.parameters() if not isinstance(own, DTensor))
         self.loss.observer = None
         seconds = time.perf_counter() - start
         self.seconds_in_steps += seconds
@@ -257,9 +274,20 @@ class GradedTrainer(SentenceTransformerTrainer):
 
     def evaluate(self, eval_dataset: Any = None, *args: Any, **kwargs: Any) -> dict[str, float]:
         """As sentence-transformers does; raises DivergedError where a weight is NaN or infinite."""
-        check_finite(self.loss, self.state.global_step)
+        check_finite_together(self.loss, self.state.global_step)
         given = eval_dataset if eval_dataset is None or isinstance(eval_dataset, str) else _as_datasets(eval_dataset)
         return super().evaluate(given, *args, **kwargs)
+
+    def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:
+        """As sentence-transformers does; of a sharded encoder every process runs the evaluator, all on the same texts.
+
+        The library does so where accelerate shards the encoder, and else lets the first process encode for itself.
+        """
+        before, self.is_fsdp_enabled = self.is_fsdp_enabled, self.is_fsdp_enabled or self.outline is not None
+        try:
+            return super().evaluation_loop(*args, **kwargs)
+        finally:
+            self.is_fsdp_enabled = before
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Add the loss's figures (bias, scale, mean logits) to each training entry, where there are any."""
@@ -283,18 +311,35 @@ class GradedTrainer(SentenceTransformerTrainer):
         write_atomically(path, json.dumps(said, indent=1, ensure_ascii=False))
         return path
 
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """As transformers does; with `sharding` every process must call this, and the first one writes a whole model.
+
+        A checkpoint, for which transformers calls it, holds the processes' parts instead.
+        """
+        if self.args.sharding is None:
+            super().save_model(output_dir, _internal_call)
+            return
+        whole = None if _internal_call else self.whole_model()
+        if self.args.should_save:
+            self._save_files(whole, output_dir)
+
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
         """Encoder, tokenizer and loss state, all as safetensors or JSON (no pickled arguments)."""
         check_finite(self.loss, self.state.global_step)
+        self._save_files(self.model, output_dir)
+
+    def _save_files(self, model: SentenceTransformer | None, output_dir: str | None) -> None:
         folder = Path(output_dir or self.args.output_dir or "tmp_trainer")
         folder.mkdir(parents=True, exist_ok=True)
-        self.model.save_pretrained(str(folder), create_model_card=False)
+        if model is not None:
+            model.save_pretrained(str(folder), create_model_card=False)
         save_loss_state(self.loss, folder)
         if self.suspects is not None:
             save_suspects(self.suspects.found, folder)
 
     def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
         """As transformers does, then the hashes of all files of all processes."""
+        check_finite_together(self.loss, self.state.global_step)
         if self.suspects is not None:  # the first process keeps them for all
             everyone = Suspects.joined(gather_object([self.suspects.found]), self.suspects.most)
             self.suspects.found = everyone if self.args.process_index == 0 else Suspects.none()
@@ -303,6 +348,19 @@ class GradedTrainer(SentenceTransformerTrainer):
         if self.args.should_save:
             write_hashes(Path(self.args.output_dir or ".") / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}")
 
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        """As transformers does; with `sharding` every process writes its part of them and of the weights."""
+        if self.args.sharding is None:
+            super()._save_optimizer_and_scheduler(output_dir)
+        else:
+            save_shards(Path(output_dir), self.loss, self.optimizer, self.lr_scheduler)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        if self.args.sharding is None:
+            super()._load_optimizer_and_scheduler(checkpoint)
+        elif checkpoint is not None:
+            load_optimizer(Path(checkpoint), self.loss, self.optimizer, self.lr_scheduler)
+
     def _load_best_model(self) -> None:
         """As sentence-transformers does, but an error is raised; the library logs it and keeps the last weights."""
         best = str(self.state.best_model_checkpoint)
@@ -310,12 +368,21 @@ class GradedTrainer(SentenceTransformerTrainer):
         self.model.model_card_data.set_best_model_step(int(best.rpartition("-")[2]))
 
     def _load_from_checkpoint(self, checkpoint_path: str) -> None:  # type: ignore[override]
-        """Encoder and loss state: called on a resume and for the best model.
-
-        As sentence-transformers loads it, but in float32: adapters beside an encoder that is stored in bf16 would be
-        rounded to bf16 on the way. Damaged files are refused.
-        """
+        """Encoder and loss state: called on a resume and for the best model. Damaged files are refused."""
         check_checkpoint(Path(checkpoint_path))
+        if self.args.sharding is None:
+            self._load_encoder(checkpoint_path)
+        else:
+            load_weights(Path(checkpoint_path), self.loss)
+        load_loss_state(self.loss, Path(checkpoint_path))
+        if self.suspects is not None and self.args.process_index == 0:
+            self.suspects.found = load_suspects(Path(checkpoint_path))
+
+    def _load_encoder(self, checkpoint_path: str) -> None:
+        """As sentence-transformers loads it, but in float32.
+
+        Adapters beside an encoder that is stored in bf16 would be rounded to bf16 on the way.
+        """
         classes = {fullname(part): type(part) for part in self.model.modules() if isinstance(part, Module)}
         loaded = type(self.model)._load_with_module_classes(
             checkpoint_path,
@@ -325,9 +392,6 @@ class GradedTrainer(SentenceTransformerTrainer):
             model_kwargs={"dtype": torch.float32},
         )
         self.model.load_state_dict(loaded.state_dict())
-        load_loss_state(self.loss, Path(checkpoint_path))
-        if self.suspects is not None and self.args.process_index == 0:
-            self.suspects.found = load_suspects(Path(checkpoint_path))
 
 
 class Throughput:
@@ -419,8 +483,16 @@ def shortened_preprocess(model: SentenceTransformer, max_length: int | None) -> 
 
 
 def _own_rates(args: GradedTrainingArguments, loss: GradedLoss) -> dict[str, float]:
-    """Learning rates of the loss's own parameters, by exact name ("bias" alone would also catch encoder layers)."""
-    own = {name: parameter for name, parameter in loss.named_parameters(recurse=False) if parameter.requires_grad}
-    return {
+    """Learning rates of parameters that are in a group of their own, by exact name.
+
+    They are the loss's own ("bias" alone would also catch encoder layers), and what a sharded encoder has whole.
+    """
+    own = [name for name, parameter in loss.named_parameters(recurse=False) if parameter.requires_grad]
+    rates = {
         rf"^{name}$": args.learning_rate * (args.bias_lr_multiplier if name == "logit_bias" else 1.0) for name in own
     }
+    if is_sharded(loss):  # an optimizer takes no whole weights beside sharded ones in one group
+        named = loss.model.named_parameters(prefix="model")
+        whole = [name for name, own in named if own.requires_grad and not isinstance(own, DTensor)]
+        rates |= {rf"^{re.escape(name)}$": args.learning_rate for name in whole}
+    return rates

@@ -14,6 +14,7 @@ from bixse.encoders.embedding import embed_features
 from bixse.encoders.interpolation import interpolate
 from bixse.encoders.loading.precision import autocast
 from bixse.encoders.lora import has_lora
+from bixse.encoders.shards import is_sharded
 from bixse.evaluation.calibration.platt import fit_platt
 from bixse.evaluation.significance import paired_bootstrap
 from bixse.progress import Progress
@@ -191,12 +192,14 @@ def _score(
 ) -> dict[float, Scores]:
     """Weight, 0 and 1 among them -> its scores; leaves the encoder at one of the weights."""
     found: dict[float, Scores] = {}
-    own_share = sorted({0.0, 1.0, *weights})[rank() :: world_size()]
+    together = is_sharded(model)  # then all processes score each weight; else they share the weights out
+    own_share = sorted({0.0, 1.0, *weights})[slice(None) if together else slice(rank(), None, world_size())]
     bar = Progress("merge: score weights", len(own_share)) if progress and is_main_process() else None
     with raise_together():
         for weight in own_share:
             interpolate(model, base, tuned, weight)
-            cache = None if weight == 0 and not has_lora(model) else "none"  # every run searches the base model
+            kept = weight == 0 and not has_lora(model) and not together  # every run searches the base model
+            cache = None if kept else "none"
             found[weight] = {name: own for corpus in watched for name, own in corpus.scores(model, cache).items()}
             if bar is not None:
                 bar(1)

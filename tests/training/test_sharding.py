@@ -1,0 +1,330 @@
+"""An encoder whose weights lie in several real processes trains as one process trains it whole."""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import time
+
+import pytest
+import torch
+from launch import TOLERANCE, TRAIN_ALL, compare, finish, read, settings_file, start
+from safetensors.torch import load_file, save_file
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Dense
+
+from bixse.errors import InputError, ModelError, OutputExistsError, TrainingError
+from bixse.losses import BiXSELoss
+from bixse.training.config import TrainConfig
+from bixse.training.loop.checkpoints import whole_checkpoints
+from bixse.training.loop.sharded_checkpoints import load_weights, save_shards
+from bixse.training.loop.sharding import check_can_be_sharded
+from bixse.training.loop.trainer import GradedTrainingArguments
+from bixse.training.recipe import train
+
+pytestmark = pytest.mark.precision("float32")
+CACHED = {"gradient_cache": True, "mini_batch_size": 4}
+CASES = {
+    "bixse, clipped": {
+        "loss": "bixse",
+        "loss_options": {"reduction": "mean", "learn_scale": True},
+        "optimizer": {"max_grad_norm": 0.5, "weight_decay": 0.01},
+    },
+    "bixse, a head, clipped": {"loss": "bixse", "optimizer": {"max_grad_norm": 0.5, "weight_decay": 0.01}},
+    "infonce, cached": {"loss": "infonce", "loss_options": CACHED},
+    "lambdaloss, accumulated": {"loss": "lambdaloss-v2", "optimizer": {"gradient_accumulation_steps": 2}},
+    "bixse, lora, checkpointing, cached": {
+        "loss": "bixse",
+        "lora": {"rank": 4},
+        "optimizer": {"gradient_checkpointing": True},
+        "loss_options": CACHED,
+    },
+    "bixse, dev, merged": {
+        "loss": "bixse",
+        "evaluations_per_epoch": 2,
+        "merge": {"weights": [0.3, 0.7, 1.0], "checkpoints": 2, "keep_tuned": True},
+    },
+}
+WITH_DEV, WITH_ADAPTERS, WITH_HEAD = (
+    "bixse, dev, merged",
+    "bixse, lora, checkpointing, cached",
+    "bixse, a head, clipped",
+)
+QUICK = [WITH_ADAPTERS, WITH_DEV]
+OTHERS = [name for name in CASES if name not in QUICK]
+
+
+@pytest.fixture(scope="module")
+def headed_path(tiny_model_path, tmp_path_factory):
+    """Folder of the tiny encoder with a linear layer after the pooling."""
+    tiny = SentenceTransformer(str(tiny_model_path), device="cpu")
+    torch.manual_seed(0)
+    folder = tmp_path_factory.mktemp("headed") / "model"
+    model = SentenceTransformer(modules=[*tiny, Dense(32, 16)], device="cpu")
+    model.save_pretrained(str(folder), create_model_card=False)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def configs(tiny_model_path, headed_path, tasks_file, training_files, tmp_path_factory):
+    """The settings of every case, without and with sharding, each file in a folder of its own."""
+    found = {}
+    for name, changes in CASES.items():
+        collection = {"dev": str(training_files / "collection")} if name == WITH_DEV else {}
+        pairs = training_files / "pairs.jsonl" if name == WITH_DEV else tasks_file
+        model = headed_path if name == WITH_HEAD else tiny_model_path
+        for sharding in (None, "full"):
+            given = {**changes, **collection, **({"sharding": sharding} if sharding else {})}
+            found[name, sharding] = settings_file(tmp_path_factory.mktemp("case"), pairs, model, **given)
+    return found
+
+
+@pytest.fixture(scope="module")
+def whole(configs):
+    """Trains a case by one process that has all weights, once."""
+    outs = {}
+
+    def of(name):
+        if name not in outs:
+            outs[name] = configs[name, None].parent / "whole"
+            train(TrainConfig.load(configs[name, None]), outs[name], progress=False)
+        return outs[name]
+
+    return of
+
+
+def train_all(processes, configs, names):
+    outs = {name: configs[name, "full"].parent / f"by {processes}" for name in names}
+    arguments = [part for name in names for part in (configs[name, "full"], outs[name])]
+    ended = finish(start(processes, *arguments, script=TRAIN_ALL))
+    assert [code for code, *_ in ended] == [0] * processes, ended
+    return outs
+
+
+@pytest.fixture(scope="module")
+def by_two(configs):
+    return train_all(2, configs, QUICK)
+
+
+@pytest.fixture(scope="module")
+def others_by_two(configs):
+    return train_all(2, configs, OTHERS)
+
+
+@pytest.fixture(scope="module")
+def by_four(configs):
+    return train_all(4, configs, CASES)
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_two_processes_give_the_losses_and_weights_of_one_that_has_all(whole, by_two, name):
+    compare(whole(name), by_two[name])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OTHERS)
+def test_two_processes_do_for_other_losses_too(whole, others_by_two, name):
+    compare(whole(name), others_by_two[name])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", list(CASES))
+def test_four_processes_give_the_losses_and_weights_of_one_that_has_all(whole, by_four, name):
+    compare(whole(name), by_four[name])
+
+
+@pytest.mark.slow
+def test_one_process_with_the_setting_has_all(whole, configs):
+    for name, out in train_all(1, configs, CASES).items():
+        compare(whole(name), out)
+
+
+@pytest.mark.slow
+def test_frozen_weights_in_bf16_beside_adapters_in_float32(tiny_model, tasks_file, tmp_path):
+    """Numbers of two types in one block; the losses agree as far as bf16 does."""
+    tiny_model.bfloat16().save_pretrained(str(tmp_path / "half"))
+    changes = {"lora": {"rank": 4}, "precision": "bfloat16", "merge": None}
+    paths = {}
+    for sharding in (None, "full"):
+        folder = tmp_path / str(sharding)
+        folder.mkdir()
+        paths[sharding] = settings_file(folder, tasks_file, tmp_path / "half", sharding=sharding, **changes)
+    train(TrainConfig.load(paths[None]), tmp_path / "whole", progress=False)
+    ended = finish(start(2, paths["full"], tmp_path / "by 2", script=TRAIN_ALL))
+    assert [code for code, *_ in ended] == [0, 0], ended
+    losses = [[entry["loss"] for entry in read(tmp_path / out)[1]] for out in ("whole", "by 2")]
+    assert losses[1] == pytest.approx(losses[0], rel=0.02)
+
+
+def results(out):
+    return json.loads((out / "run.json").read_text(encoding="utf-8"))["results"]
+
+
+def close(one, other):
+    """The same JSON, numbers up to rounding."""
+    if isinstance(one, dict):
+        return set(one) == set(other) and all(close(one[name], other[name]) for name in one)
+    if isinstance(one, list):
+        return len(one) == len(other) and all(map(close, one, other))
+    if isinstance(one, float):
+        return other == pytest.approx(one, rel=TOLERANCE, abs=TOLERANCE)
+    return one == other
+
+
+def test_dev_the_best_checkpoints_the_merge_and_the_card_are_those_of_one_process(whole, by_two):
+    outs = whole(WITH_DEV), by_two[WITH_DEV]
+    mine, theirs = map(results, outs)
+    assert mine["best_step"] == theirs["best_step"]
+    assert close(mine["merge"], theirs["merge"])
+    for folder in ("model", "tuned"):
+        files = [sorted(path.name for path in (out / folder).iterdir()) for out in outs]
+        assert files[0] == files[1]
+        one, other = (load_file(out / folder / "model.safetensors") for out in outs)
+        assert {name: own.dtype for name, own in one.items()} == {name: own.dtype for name, own in other.items()}
+        assert all(torch.allclose(one[name], other[name], atol=TOLERANCE) for name in one)
+        configuration = [(out / folder / "config.json").read_text() for out in outs]
+        assert configuration[0] == configuration[1]
+    cards = [(out / "model" / "README.md").read_text().splitlines() for out in outs]
+    assert [line for line in cards[0] if line.startswith("#")] == [line for line in cards[1] if line.startswith("#")]
+    assert not (by_two[WITH_DEV] / "checkpoints").exists()
+
+
+def test_adapters_are_saved_alone_too(whole, by_two):
+    outs = whole(WITH_ADAPTERS), by_two[WITH_ADAPTERS]
+    one, other = (load_file(out / "adapter" / "adapter_model.safetensors") for out in outs)
+    assert set(one) == set(other)
+    assert all(torch.allclose(one[name], other[name], atol=TOLERANCE) for name in one)
+
+
+@pytest.fixture
+def config(training_files, tiny_model_path, tmp_path):
+    """Twenty steps with a checkpoint after each; without dropout, which depends on the number of processes."""
+    settings = {"evaluations_per_epoch": 5, "sharding": "full", "merge": None}
+    learning = {"epochs": 4, "batch_size": 8, "learning_rate": 1e-3}
+    return settings_file(tmp_path, training_files / "pairs.jsonl", tiny_model_path, optimizer=learning, **settings)
+
+
+def kill_after(step, processes, config, out):
+    """Start a run, and kill one process, then all, when the checkpoint of a step is begun."""
+    started = start(processes, config, out, script=TRAIN_ALL)
+    ends = time.monotonic() + 120
+    while not (out / "checkpoints" / f"checkpoint-{step}").exists() and started[0].poll() is None:
+        assert time.monotonic() < ends, "waited in vain"
+        time.sleep(0.005)
+    time.sleep(random.random() * 0.2)
+    started[-1].send_signal(signal.SIGKILL)
+    time.sleep(0.2)
+    for process in started:
+        process.kill()
+    assert finish(started)[-1][0] == -signal.SIGKILL
+    assert not (out / "model").exists()
+
+
+def goes_on(processes, config, out):
+    assert whole_checkpoints(out / "checkpoints"), "something to go on from"
+    ended = finish(start(processes, config, out, script=TRAIN_ALL))
+    assert [code for code, *_ in ended] == [0] * processes, ended
+
+
+@pytest.mark.slow
+def test_a_run_whose_process_is_killed_goes_on_by_another_number_of_processes(config, tmp_path):
+    train(TrainConfig.load(config), tmp_path / "never stopped", progress=False)
+    out = tmp_path / "killed"
+    kill_after(5, 2, config, out)
+    goes_on(1, config, out)
+    compare(tmp_path / "never stopped", out)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("numbers", [(2, 2, 4), (4, 2, 1), (1, 2, 2)])
+def test_killed_again_and_again(config, tmp_path, numbers):
+    train(TrainConfig.load(config), tmp_path / "never stopped", progress=False)
+    out = tmp_path / "killed"
+    kill_after(3, numbers[0], config, out)
+    kill_after(12, numbers[1], config, out)
+    goes_on(numbers[2], config, out)
+    compare(tmp_path / "never stopped", out)
+
+
+CHECKPOINT = """
+import pathlib, sys
+from bixse.training.config import TrainConfig
+from bixse.training.loop.callbacks import StopOnInterrupt
+from bixse.training.recipe import train
+ended = StopOnInterrupt.on_step_end
+def stop(self, args, state, control, **named):
+    self.asked = self.asked or state.global_step == 3
+    return ended(self, args, state, control, **named)
+StopOnInterrupt.on_step_end = stop
+try:
+    train(TrainConfig.load(pathlib.Path(sys.argv[1])), pathlib.Path(sys.argv[2]), progress=False)
+except Exception as error:
+    print(type(error).__name__)
+"""
+
+
+def test_what_a_checkpoint_holds(config, tmp_path):
+    """Each process its part, in safetensors; without the hashes, written last, it is none; damaged it is refused."""
+    ended = finish(start(2, config, tmp_path / "out", script=CHECKPOINT))
+    assert ["InterruptedRunError" in output for _, output, _ in ended] == [True, True], ended
+    checkpoint = tmp_path / "out" / "checkpoints" / "checkpoint-3"
+    parts = sorted((checkpoint / "shards").iterdir())
+    assert len(parts) == 2
+    sizes = [sum(own.numel() for own in load_file(part).values()) for part in parts]
+    assert max(sizes) < 1.1 * min(sizes)
+    names = {path.name for path in checkpoint.rglob("*") if path.is_file() and not path.name.startswith("rng_state")}
+    assert not [name for name in names if not name.endswith((".safetensors", ".json", "SHA256SUMS"))]
+    assert (checkpoint / "SHA256SUMS").read_text().count("shards/") == 2
+    parts[1].write_bytes(parts[1].read_bytes()[:-4] + b"\0\1\2\3")
+    (checkpoint.parent / "checkpoint-2" / "SHA256SUMS").unlink()  # without its hashes it is no checkpoint
+    with pytest.raises(TrainingError, match=f"{parts[1].name} with other bytes than were written"):
+        train(TrainConfig.load(config), tmp_path / "out", progress=False)
+
+
+def test_parts_of_more_processes_that_were_killed_are_not_read(tiny_model, tmp_path):
+    loss = BiXSELoss(tiny_model)
+    optimizer = torch.optim.AdamW(loss.parameters())
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5)
+    before = tiny_model[0].auto_model.embeddings.word_embeddings.weight.detach().clone()
+    (tmp_path / "shards").mkdir()
+    left = {"weight.model.0.auto_model.embeddings.word_embeddings.weight": torch.zeros_like(before)}
+    save_file(left, tmp_path / "shards" / "shard-00003-model-00001-of-00001.safetensors")
+    save_shards(tmp_path, loss, optimizer, scheduler)
+    with torch.no_grad():
+        tiny_model[0].auto_model.embeddings.word_embeddings.weight += 1
+    load_weights(tmp_path, loss)
+    assert torch.equal(tiny_model[0].auto_model.embeddings.word_embeddings.weight, before)
+
+
+class TestRefused:
+    """Before anything is trained."""
+
+    def refused(self, config, tmp_path, error, **changes):
+        settings = TrainConfig.load(config).model_copy(update=changes)
+        with pytest.raises(error, match=r"sharding.*fix"):
+            train(settings, tmp_path / "out", progress=False)
+        assert not (tmp_path / "out").exists()
+
+    def test_an_encoder_without_blocks(self, config, tmp_path, student):
+        self.refused(config, tmp_path, ModelError, model=str(student), max_length=None)
+
+    def test_weights_that_are_no_floating_point_numbers(self, tiny_model, tmp_path):
+        layer = tiny_model[0].auto_model.encoder.layer[0].output.dense
+        layer.weight = torch.nn.Parameter(layer.weight.detach().to(torch.int8), requires_grad=False)
+        with pytest.raises(ModelError, match=r"quantised encoder.*dense"):
+            check_can_be_sharded(tiny_model, GradedTrainingArguments(str(tmp_path)))
+
+    def test_an_optimizer_with_a_state_of_another_shape(self, tiny_model, tmp_path):
+        with pytest.raises(InputError, match="'adafactor'"):
+            check_can_be_sharded(tiny_model, GradedTrainingArguments(str(tmp_path), optim="adafactor"))
+
+    def test_a_launcher_that_shards_too(self, config, tmp_path, monkeypatch):
+        monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+        self.refused(config, tmp_path, InputError)
+
+    def test_the_same_run_without_it(self, config, tmp_path):
+        """Its checkpoints are others."""
+        train(TrainConfig.load(config), tmp_path / "out", progress=False)
+        with pytest.raises(OutputExistsError):
+            train(TrainConfig.load(config).model_copy(update={"sharding": None}), tmp_path / "out", progress=False)
