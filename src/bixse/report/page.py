@@ -29,7 +29,7 @@ CHANGES_LISTED = 10
 
 def render_page(template: str, **content: Any) -> str:
     """Fill a file of `report/templates`."""
-    return _environment().get_template(template).render(content)
+    return page_environment().get_template(template).render(content)
 
 
 def render_report(data: ReportData) -> str:
@@ -67,9 +67,10 @@ def write_report(data: ReportData, path: Path | str) -> None:
 
 
 @cache
-def _environment() -> Environment:
+def page_environment(package: str = "bixse.report") -> Environment:
+    """What fills the templates of a package; every text from data is escaped."""
     environment = Environment(
-        loader=PackageLoader("bixse.report"),
+        loader=PackageLoader(package),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,

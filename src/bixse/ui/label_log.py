@@ -1,0 +1,170 @@
+"""The file of people's labels: read once, added to one fsynced line at a time, each event once."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from bixse.data.io.files import alone_in, storage_errors
+from bixse.data.row_files.read import read_rows
+from bixse.data.row_files.values import FileColumn
+from bixse.errors import InputError, InvalidFileError
+from bixse.grading.audit.label_events import LABELS, LabelStatus, agreed_grade, standing_words
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+    from bixse.grading.audit.labels import PairIds
+
+COLUMNS = (
+    *(FileColumn(name, "id") for name in ("query_id", "document_id")),
+    *(FileColumn(name) for name in ("event", "person", "time", "status")),
+    *(FileColumn(name, needed=False) for name in ("explanation", "undoes")),
+    *(FileColumn(name, "number", needed=False) for name in ("grade", "seconds", "probability")),
+)
+
+
+@dataclass(frozen=True)
+class LabelEvent:
+    """One thing a person said, or took back."""
+
+    event: str
+    """Its name; the same one twice is the same event."""
+    person: str
+    query_id: str
+    document_id: str
+    status: LabelStatus
+    grade: float | None = None
+    """On the rubric's scale."""
+    explanation: str | None = None
+    seconds: float | None = None
+    """From the page's appearance, or the person's last event, to this one."""
+    probability: float | None = None
+    """Of the pair's being among those drawn; only the ratios between pairs matter where fewer were labelled."""
+    undoes: str | None = None
+    """The event that no longer counts."""
+    time: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="milliseconds"))
+
+    @property
+    def pair(self) -> PairIds:
+        return self.query_id, self.document_id
+
+
+class LabelLog:
+    """All events of a file, and what of them stands."""
+
+    def __init__(self, path: Path) -> None:
+        """Read a file, or begin one; see `open_labels`."""
+        self.path = path
+        self.events: list[LabelEvent] = []
+        self._lock = threading.Lock()
+        self._names: set[str] = set()
+        if path.exists():
+            _set_torn_line_apart(path)
+        if path.exists() and path.stat().st_size:
+            errors = InvalidFileError(path)
+            for number, row in read_rows(path, COLUMNS, errors):
+                self._take(LabelEvent(**row))
+                if row["status"] in LABELS and row["grade"] is None:
+                    errors.add(number, "grade", "nothing", f"a grade with the status {row['status']!r}", "correct it")
+            errors.raise_any()
+        self.words = standing_words(self.events)
+        """Pair -> person -> the event that stands."""
+
+    def _take(self, event: LabelEvent) -> None:
+        if event.event not in self._names:
+            self._names.add(event.event)
+            self.events.append(event)
+
+    def add(self, event: LabelEvent) -> bool:
+        """Write an event to the disk; False, and nothing is written, where the file has it already.
+
+        Raises:
+            StorageError: the disk is full or the file cannot be written; then the event does not count.
+        """
+        line = json.dumps({name: value for name, value in asdict(event).items() if value is not None})
+        with self._lock:
+            if event.event in self._names:
+                return False
+            with storage_errors(self.path), self.path.open("ab") as file:
+                end = file.tell()
+                try:
+                    file.write(f"{line}\n".encode())
+                    file.flush()
+                    os.fsync(file.fileno())
+                except OSError:
+                    os.truncate(self.path, end)
+                    raise
+            self._take(event)
+            if event.undoes is None:
+                self._stand(event)
+            else:
+                self.words = standing_words(self.events)
+            return True
+
+    def _stand(self, event: LabelEvent) -> None:
+        words = dict(self.words.get(event.pair, {}))
+        person = "" if event.status == "final" else event.person
+        words.pop(person, None)
+        self.words = {**self.words, event.pair: {**words, person: event}}
+
+    def grades(self) -> dict[PairIds, float]:
+        """Pair -> the one grade that counts."""
+        found = ((pair, agreed_grade(words)) for pair, words in self.words.items())
+        return {pair: grade for pair, grade in found if grade is not None}
+
+    def last_of(self, person: str) -> LabelEvent | None:
+        """The newest event of a person that was neither undone nor undoes one."""
+        undone = {event.undoes for event in self.events}
+        own = (event for event in reversed(self.events) if event.person == person)
+        return next((event for event in own if event.undoes is None and event.event not in undone), None)
+
+    def people(self) -> Mapping[str, int]:
+        """Person -> pairs with a grade of theirs."""
+        counts: dict[str, int] = {}
+        for words in self.words.values():
+            for person, word in words.items():
+                counts[person] = counts.get(person, 0) + (word.status == "graded")
+        return {person: count for person, count in counts.items() if count and person}
+
+
+@contextmanager
+def open_labels(path: Path) -> Iterator[LabelLog]:
+    """The labels of a file, which no other process writes meanwhile.
+
+    Raises:
+        InvalidFileError: a line is damaged; the last one, cut short by a power failure, is set apart in `FILE.torn`.
+        OutputExistsError: another server has it.
+    """
+    if path.suffix != ".jsonl":
+        raise InputError(f"--labels: got {path}; expected a name that ends in .jsonl; fix: rename it")
+    with alone_in(path.parent, f".{path.name}.lock"):
+        yield LabelLog(path)
+
+
+def _set_torn_line_apart(path: Path) -> None:
+    """What was cut short while it was written was never said to be saved: its browser sends it again."""
+    content = path.read_bytes()
+    kept = content.rfind(b"\n") + 1
+    torn = content[kept:]
+    if not torn:
+        return
+    try:
+        whole = isinstance(json.loads(torn), dict)
+    except ValueError:
+        whole = False
+    with storage_errors(path):
+        if whole:  # edited by hand
+            with path.open("ab") as file:
+                file.write(b"\n")
+            return
+        with path.with_name(f"{path.name}.torn").open("ab") as file:
+            file.write(torn + b"\n")
+            os.fsync(file.fileno())
+        os.truncate(path, kept)

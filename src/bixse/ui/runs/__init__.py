@@ -1,0 +1,1 @@
+"""What the folders of runs say while they are under way."""

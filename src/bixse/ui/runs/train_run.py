@@ -1,0 +1,111 @@
+"""`TrainRun`: the log of a training run as it grows, and what run.json says when it ends."""
+
+from __future__ import annotations
+
+import json
+import threading
+from typing import TYPE_CHECKING, Any
+
+from bixse.data.run_record import RUN_FILE
+from bixse.report.schema import MergeCurve, MergeScore
+from bixse.report.training_log import training_curve
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from bixse.report.plots import Plot
+    from bixse.report.schema import TrainingCurve
+
+LOG_FILE = "log.jsonl"
+"""As `bixse.training.recipe` writes it (which imports torch)."""
+REGRADE_FOLDER = "regrade"
+"""As `bixse.training.regrade` writes it."""
+
+
+class TrainRun:
+    """A run folder of `bixse train`; each look reads what was added since the last one."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.entries: list[dict[str, Any]] = []
+        self._read, self._lock = 0, threading.Lock()
+        self._drawn: tuple[str, dict[str, Plot]] = ("", {})
+
+    @property
+    def version(self) -> str:
+        """Changes with the files."""
+        paths = (self.folder / LOG_FILE, self.folder / RUN_FILE)
+        found = [path.stat() for path in paths if path.is_file()]
+        return "-".join(f"{one.st_size}.{one.st_mtime_ns}" for one in found)
+
+    def look(self) -> list[dict[str, Any]]:
+        """All entries so far; a line that is being written counts when it is whole, a damaged one never."""
+        path = self.folder / LOG_FILE
+        with self._lock:
+            size = path.stat().st_size if path.is_file() else 0
+            if size < self._read:  # begun anew
+                self.entries, self._read = [], 0
+            if size > self._read:
+                with path.open("rb") as file:
+                    file.seek(self._read)
+                    new = file.read()
+                whole = new.rfind(b"\n") + 1
+                self._read += whole
+                self.entries = [*self.entries, *filter(None, map(_entry, new[:whole].splitlines()))]
+            return self.entries
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """run.json; nothing where it is not there or not readable."""
+        try:
+            found = json.loads((self.folder / RUN_FILE).read_bytes())
+        except (OSError, ValueError):
+            return {}
+        return found if isinstance(found, dict) else {}
+
+    def curve(self) -> TrainingCurve:
+        best = (self.record.get("results") or {}).get("best_step")
+        return training_curve(self.folder.resolve().name, self.look(), best)
+
+    def merged(self) -> dict[str, Any] | None:
+        """What was scored when the weights were merged."""
+        found: dict[str, Any] | None = (self.record.get("results") or {}).get("merge")
+        return found
+
+    def merge_curve(self) -> MergeCurve | None:
+        merged = self.merged()
+        if not merged or not merged["points"]:
+            return None
+        return MergeCurve(
+            system=self.folder.resolve().name,
+            weight=merged["weight"],
+            points=[MergeScore(**point) for point in merged["points"]],
+            guards=sorted({change["collection"] for change in merged["changes"] if change["role"] == "guard"}),
+        )
+
+    def regraded(self) -> list[dict[str, Any]]:
+        """What came of the questions after each epoch so far."""
+        files = (self.folder / REGRADE_FOLDER).glob("epoch-*.json")
+        found = [entry for path in files if (entry := _entry(path.read_bytes())) is not None]
+        return sorted(found, key=lambda entry: entry.get("epoch", 0))
+
+    def plots(self) -> dict[str, Plot]:
+        """Title -> plot, drawn once for each state of the files; matplotlib is for one thread at a time."""
+        from bixse.report.plots import merge_plot, training_plots
+
+        version = self.version
+        if version != self._drawn[0]:
+            drawn = training_plots([self.curve()])
+            merge = self.merge_curve()
+            if merge is not None:
+                drawn["Dev and guard against the weight of the tuned model"] = merge_plot(merge)
+            self._drawn = (version, drawn)
+        return self._drawn[1]
+
+
+def _entry(line: bytes) -> dict[str, Any] | None:
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) and ("step" in found or "epoch" in found) else None

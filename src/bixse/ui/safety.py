@@ -1,0 +1,151 @@
+"""Who may ask the server for what: sessions, Host and Origin, and what a page may load."""
+
+from __future__ import annotations
+
+import ipaddress
+import secrets
+import socket
+import threading
+from dataclasses import dataclass, field
+from http.cookies import CookieError, SimpleCookie
+from typing import TYPE_CHECKING, Any
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import PlainTextResponse
+
+if TYPE_CHECKING:
+    from starlette.responses import Response
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+LONGEST_FORM = 1 << 20
+"""Bytes of a form; more is refused."""
+MOST_ADDRESSES = 100
+"""Unused one-time addresses; the oldest are forgotten."""
+HEADERS = {
+    "Content-Security-Policy": "default-src 'self'; object-src 'none'; base-uri 'none'; form-action 'self'; "
+    "frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+WITHOUT_SESSION = "this page is for who has its address: open the one that `bixse ui` printed when it was started"
+
+
+@dataclass
+class Session:
+    """One browser."""
+
+    person: str = ""
+    """Who labels there; empty until the name is given."""
+    said: list[str] = field(default_factory=list)
+    """What the next page says first."""
+
+
+class Sessions:
+    """Browsers that were let in, and addresses that let one more in."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, Session] = {}
+        self._tokens: dict[str, None] = {}
+        self._lock = threading.Lock()
+
+    def new_token(self) -> str:
+        """A token that lets one browser in, once."""
+        token = secrets.token_urlsafe(24)
+        with self._lock:
+            self._tokens[token] = None
+            for old in list(self._tokens)[:-MOST_ADDRESSES]:
+                del self._tokens[old]
+        return token
+
+    def enter(self, token: str) -> str | None:
+        """The name of a new session; None for a token that is unknown or used."""
+        with self._lock:
+            if token not in self._tokens:
+                return None
+            del self._tokens[token]
+            name = secrets.token_urlsafe(32)
+            self._open[name] = Session()
+            return name
+
+    def find(self, name: str) -> Session | None:
+        return self._open.get(name)
+
+
+class Guard:
+    """Refuses what no page of ours sends, before any page sees it; adds the headers that bind the browser.
+
+    - The Host must be an address of this server, so that no other site's name can be bound to it (DNS rebinding).
+    - Only POST changes anything, and only from a page of the same origin (CSRF).
+    - Everything but `/enter` and the files of style needs a session, which `/enter?token=` gives once.
+    """
+
+    def __init__(self, app: ASGIApp, sessions: Sessions, host: str, port: int, is_local: bool) -> None:
+        self.app, self.sessions, self.port, self.is_local = app, sessions, port, is_local
+        self.cookie = f"bixse-{port}"  # cookies know no ports, and two servers may run here
+        self.names = {"127.0.0.1", "localhost", "[::1]", host.lower()}
+        if not is_local:
+            self.names |= {socket.gethostname().lower(), socket.getfqdn().lower()}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer, or hand on with `scope["session"]`."""
+        if scope["type"] != "http":
+            return
+        headers = Headers(scope=scope)
+
+        async def with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).update(HEADERS)
+            await send(message)
+
+        refusal = self._refusal(scope, headers)
+        if refusal is not None:
+            await refusal(scope, receive, with_headers)
+            return
+        scope["session"] = self._session(headers)
+        path = scope["path"]
+        if scope["session"] is None and path != "/enter" and not path.startswith("/static/"):
+            await PlainTextResponse(WITHOUT_SESSION, 403)(scope, receive, with_headers)
+            return
+        await self.app(scope, receive, with_headers)
+
+    def _refusal(self, scope: Scope, headers: Headers) -> Any:
+        host = headers.get("host", "")
+        if not self.knows(host):
+            return PlainTextResponse("not the address of this server", 421)
+        if scope["method"] in ("GET", "HEAD"):
+            return None
+        if scope["method"] != "POST":
+            return PlainTextResponse("only GET and POST", 405)
+        if headers.get("origin") != f"http://{host}" or headers.get("sec-fetch-site", "same-origin") != "same-origin":
+            return PlainTextResponse("sent from another site's page", 403)
+        length = headers.get("content-length", "")
+        if not length.isdecimal() or int(length) > LONGEST_FORM:
+            return PlainTextResponse(f"a form of at most {LONGEST_FORM >> 20} MiB", 413)
+        return None
+
+    def knows(self, host: str) -> bool:
+        """Whether a Host header names this server."""
+        name, _, port = host.lower().rpartition(":")
+        if port != str(self.port):
+            return False
+        if name in self.names:
+            return True
+        try:  # another site's name may lead here, but a number is nobody's name
+            return not self.is_local and bool(ipaddress.ip_address(name.strip("[]")))
+        except ValueError:
+            return False
+
+    def _session(self, headers: Headers) -> Session | None:
+        try:
+            found = SimpleCookie(headers.get("cookie", "")).get(self.cookie)
+        except CookieError:
+            return None
+        return self.sessions.find(found.value) if found is not None else None
+
+    def hand_over(self, answer: Response, session: str) -> Response:
+        """The answer with the session's cookie, which no script reads and no other site's page sends."""
+        answer.set_cookie(self.cookie, session, httponly=True, samesite="strict", path="/")
+        return answer

@@ -1,0 +1,187 @@
+"""`TwoSystems`: the two systems of a comparison, their collection and what was measured of them, loaded in a thread."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from bixse.errors import BixseError, InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from bixse.data.collection import Collection
+    from bixse.data.graded_pairs import GradedPairs
+    from bixse.encoders.head import RelevanceHead
+    from bixse.evaluation.calibration.calibrate_head import HeldOutCheck
+    from bixse.evaluation.calibration.thresholds import OperatingPoint
+    from bixse.evaluation.statistics import Floats
+    from bixse.relevance import Qrels
+    from bixse.results import Difference
+    from bixse.retrieval.hits import Hit
+    from bixse.ui.systems.searcher import Searcher
+    from bixse.ui.ui_settings import UiSettings
+
+log = logging.getLogger(__name__)
+ANSWERS_KEPT = 64
+
+
+class TwoSystems:
+    """What `--systems` names; nothing heavy is imported or read before `start`."""
+
+    def __init__(self, settings: UiSettings) -> None:
+        self.settings, self.names = settings, settings.systems
+        self.collection: Collection | None = None
+        self.searchers: list[Searcher] = []
+        self.held_out: GradedPairs | None = None
+        self.cosines: dict[str, Floats] = {}
+        """Name of a system with a relevance head -> (M,) cosines of the held-out pairs."""
+        self.per_query: list[dict[str, dict[str, float]]] = []
+        """Of each system: metric -> query id -> value, once the work "compare" is done."""
+        self.query_of: dict[str, str] = {}
+        """Text of a query of the collection -> its id."""
+        self.error: str | None = None
+        self.doing = "waiting"
+        self._jobs: dict[str, threading.Thread] = {}
+        self._lock = threading.Lock()
+        self._ready: set[str] = set()
+        self._checks: dict[tuple[int, float | None], HeldOutCheck] = {}
+        self._differences: dict[str, Difference] = {}
+        self.answer = lru_cache(ANSWERS_KEPT)(self._answer)
+
+    def start(self, job: str = "open") -> bool:
+        """Whether a piece of work is done; it is begun where it was not.
+
+        "open" makes the systems ready to search, "compare" also evaluates them on all judged queries.
+        """
+        with self._lock:
+            if job not in self._jobs:
+                self._jobs[job] = threading.Thread(target=self._do, args=(job,), daemon=True)
+                self._jobs[job].start()
+        return job in self._ready
+
+    def wait(self, job: str = "open") -> None:
+        """Until it is done."""
+        self.start(job)
+        self._jobs[job].join()
+
+    def _do(self, job: str) -> None:
+        if job != "open":
+            self.wait()
+        try:
+            if self.error is None:
+                self._open() if job == "open" else self._compare()
+                self._ready.add(job)
+        except BixseError as error:
+            self.error = str(error)
+        except Exception as error:
+            log.exception("%s", job)
+            self.error = f"{type(error).__name__}: {error}; the terminal of `bixse ui` shows more"
+
+    def _open(self) -> None:
+        from bixse.data.collection_files import load_collection
+        from bixse.data.pairs_files import load_graded_pairs
+        from bixse.evaluation.calibration.calibrate import pair_cosines
+        from bixse.ui.systems.searcher import open_searcher
+
+        settings = self.settings
+        if settings.collection is not None:
+            self.doing = f"reading {settings.collection}"
+            self.collection = load_collection(settings.collection, [settings.split])
+            self.query_of = {text: query_id for query_id, text in self.collection.queries.items()}
+        found = []
+        for name in self.names:
+            self.doing = f"loading {name}"
+            found.append(open_searcher(name, self.collection, self._progress))
+        if settings.held_out is not None:
+            self.held_out = load_graded_pairs(settings.held_out)
+            for searcher in found:
+                if searcher.head is not None:
+                    self.doing = f"encoding held-out pairs with {searcher.name}"
+                    self.cosines[searcher.name] = pair_cosines(searcher.model, self.held_out, self._progress)
+        self.searchers = found
+
+    def _compare(self) -> None:
+        from bixse.data.trec import read_run
+        from bixse.evaluation.evaluate import evaluate
+        from bixse.evaluation.metrics import METRICS, evaluate_run
+        from bixse.evaluation.tasks import collection_task
+        from bixse.ui.systems.searcher import kind_of, run_file
+
+        settings = self.settings
+        if settings.collection is None:
+            raise InputError("wins: got no --collection; expected its judgements; fix: add --collection DIR")
+        task = collection_task(settings.collection, settings.split, min_relevant_grade=settings.min_relevant_grade)
+        for name in self.names:
+            self.doing = f"evaluating {name}"
+            if kind_of(name) == "run":
+                (own,) = task.query_sets
+                run = read_run(run_file(name))
+                self.per_query.append(evaluate_run(own.qrels, run, METRICS, task.min_relevant_grade))
+            else:
+                self.per_query.append(evaluate(name, task, progress=self._progress).per_query)
+
+    def _progress(self, title: str, total: int) -> Callable[[int], None]:
+        done = 0
+
+        def step(count: int, *_: object, **__: object) -> None:
+            nonlocal done
+            done += count
+            self.doing = f"{title}: {done:,} of {total:,}"
+
+        return step
+
+    @property
+    def queries(self) -> Mapping[str, str]:
+        """Those of the split that are judged: id -> text."""
+        if self.collection is None:
+            return {}
+        return {query_id: self.collection.queries[query_id] for query_id in self.qrels}
+
+    @property
+    def qrels(self) -> Qrels:
+        """Judgements of the split."""
+        return {} if self.collection is None else self.collection.qrels[self.settings.split]
+
+    def _answer(self, side: int, text: str, query_id: str | None, top: int) -> list[Hit]:
+        return self.searchers[side].find(text, query_id, top)
+
+    def difference(self, metric: str) -> Difference:
+        """The second system's mean minus the first one's, over the judged queries."""
+        from bixse.evaluation.significance import paired_bootstrap
+
+        if metric not in self._differences:
+            before, after = (own[metric] for own in self.per_query)
+            self._differences[metric] = paired_bootstrap(after, before)
+        return self._differences[metric]
+
+    def check(self, side: int, prior: float | None) -> HeldOutCheck:
+        """What `bixse calibrate` finds on the held-out pairs for a system with a relevance head.
+
+        Raises:
+            InputError: too few queries, or a half with pairs of one kind.
+        """
+        from bixse.evaluation.calibration.calibrate_head import held_out_check
+
+        if (side, prior) not in self._checks:
+            searcher, pairs = self.searchers[side], self.held_out
+            assert pairs is not None
+            judged = (self.cosines[searcher.name], pairs.relevance, pairs.query_ids)
+            self._checks[side, prior] = held_out_check(searcher.head, *judged, self.settings.seed, prior)
+        return self._checks[side, prior]
+
+    def measured(self, searcher: Searcher, head: RelevanceHead, probability: float) -> OperatingPoint | None:
+        """Precision and recall of a threshold on the held-out pairs; None where there are none.
+
+        Raises:
+            InputError: too few pairs or queries, or pairs of one kind.
+        """
+        from bixse.evaluation.calibration.calibrate_head import measure_threshold
+
+        if self.held_out is None or searcher.name not in self.cosines:
+            return None
+        pairs, seed = self.held_out, self.settings.seed
+        judged = (self.cosines[searcher.name], pairs.relevance, pairs.query_ids)
+        return measure_threshold(head, *judged, probability, seed=seed)

@@ -1,0 +1,243 @@
+"""In Chromium, against the server as it is started: keys, kill -9, two browsers, accessibility."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from bixse.grading.audit.labels import read_labels
+from bixse.relevance import GradeScale
+from helpers.ui_server import events_of, graded_folder
+
+sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+AXE = Path(__file__).parents[2] / "node_modules" / "axe-core" / "axe.min.js"
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")]
+
+
+@pytest.fixture(scope="module")
+def chromium():
+    with sync_api.sync_playwright() as playwright:
+        options = ["--no-sandbox"] if os.geteuid() == 0 else []
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=options)
+        yield browser
+        browser.close()
+
+
+class Running:
+    """`bixse ui` in a process of its own."""
+
+    def __init__(self, run, *words, port=0):
+        command = [sys.executable, "-m", "bixse", "ui", str(run), "--port", str(port), *words]
+        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.address, lines = "", []
+        while not self.address:
+            line = self.process.stderr.readline()
+            assert line, "".join(lines)
+            lines.append(line)
+            self.address = next(iter(re.findall(r"http://\S+", line)), "")
+        self.origin = self.address.partition("/enter")[0]
+        self.port = int(self.origin.rpartition(":")[2])
+
+    def kill(self):
+        self.process.kill()
+        self.process.communicate()
+
+
+@contextmanager
+def running(run, *words, port=0):
+    server = Running(run, *words, port=port)
+    try:
+        yield server
+    finally:
+        server.kill()
+
+
+@contextmanager
+def tab(chromium, server, person, **options):
+    """A page of a browser of its own; nothing may be refused or fail in its scripts."""
+    context = chromium.new_context(**options)
+    page = context.new_page()
+    said = []
+    page.on("console", lambda message: said.append(message.text) if message.type == "error" else None)
+    page.on("pageerror", lambda error: said.append(str(error)))
+    page.goto(f"{server.address}&person={person}")
+    page.wait_for_url(f"{server.origin}/overview")
+    yield page
+    context.close()
+    assert not [text for text in said if "ERR_CONNECTION" not in text and "status of 400" not in text]
+
+
+def press(page, key):
+    """Press a key that sends a form, and wait for what follows."""
+    with page.expect_navigation():
+        page.keyboard.press(key)
+
+
+def answered(page):
+    return int(re.match(r"([\d,]+) of", page.locator(".beside .quiet", has_text="planned pairs").inner_text())[1])
+
+
+def test_twenty_pairs_by_keyboard_with_a_reload_an_undo_and_a_kill(run, chromium):
+    confirmed = 0
+    with running(run, "--planned", "30", "--overlap", "0") as server, tab(chromium, server, "Ann") as page:
+        page.goto(f"{server.origin}/label")
+        for turn in range(8):
+            press(page, str(turn % 4))
+        page.reload()
+        assert answered(page) == 8 and "Saved" not in page.content()
+        press(page, "u")
+        assert answered(page) == 7 and "Undone" in page.content()
+        page.keyboard.press("e")
+        page.keyboard.type("12 reasons, not grades")
+        page.keyboard.press("Escape")
+        press(page, "2")
+        assert answered(page) == 8
+        confirmed = len(events_of(run))
+        assert confirmed == 10 and events_of(run)[-1]["explanation"] == "12 reasons, not grades"
+        other = page.context.new_page()  # holds the same form, to be sent again to the next server
+        other.goto(f"{server.origin}/label")
+        hidden = "[data-open] input[name=event]"
+        name = page.locator(hidden).first.input_value()
+        other.locator(hidden).first.evaluate("(field, name) => { field.value = name }", name)
+        page.keyboard.press("3", delay=0)
+        server.process.send_signal(signal.SIGKILL)
+        server.kill()
+        kept = events_of(run)
+        assert len(kept) in (confirmed, confirmed + 1)
+        with running(run, "--planned", "30", "--overlap", "0", port=server.port) as second:
+            page.goto(f"{second.address}&person=Ann")
+            page.wait_for_url(f"{second.origin}/overview")
+            press(other, "3")
+            assert len(events_of(run)) == confirmed + 1 and events_of(run)[-1]["event"] == name
+            before = answered(other)
+            while answered(other) < 20:
+                press(other, "3")
+            assert answered(other) == 20 > before
+    events = events_of(run)
+    assert events[: len(kept)] == kept  # nothing that was on the disk is gone
+    names = [event["event"] for event in events]
+    assert len(set(names)) == len(names)
+    undone = {event.get("undoes") for event in events}
+    labels = [(event["query_id"], event["document_id"]) for event in events
+              if event["status"] == "graded" and event["event"] not in undone]  # fmt: skip
+    assert len(labels) == 20
+    assert set(labels) == set(read_labels(run / "labels.jsonl", GradeScale(0, 3)).grades)
+
+
+def test_two_browsers_at_once(run, chromium):
+    with running(run, "--planned", "40", "--overlap", "0.2") as server, tab(chromium, server, "Ann") as ann:
+        ann.get_by_role("button", name="One more browser").click()
+        invited = re.search(r"http://\S+token=[\w-]+", ann.locator(".said").inner_text())[0]
+        context = chromium.new_context()
+        bob = context.new_page()
+        bob.goto(f"{invited}&person=Bob")
+        bob.wait_for_url(f"{server.origin}/overview")
+        for page in (ann, bob):
+            page.goto(f"{server.origin}/label")
+        for turn in range(12):
+            for page in (ann, bob):  # sent before the other's answer is there
+                page.evaluate("key => document.querySelector(`[data-open] [data-key='${key}']`).click()", turn % 4)
+            for page in (ann, bob):
+                page.wait_for_load_state("load")
+                page.wait_for_function(f"() => document.body.innerText.includes('{turn + 1} of 40')")
+        context.close()
+    people = {}
+    for event in events_of(run):
+        people.setdefault((event["query_id"], event["document_id"]), []).append(event["person"])
+    assert sum(map(len, people.values())) == 24
+    assert all(len(names) == len(set(names)) for names in people.values())
+
+
+def test_keys_move_between_the_documents_of_a_query(tmp_path, chromium):
+    run = graded_folder(tmp_path / "run", queries=2, documents=5)
+    with running(run, "--planned", "10") as server, tab(chromium, server, "Ann") as page:
+        page.goto(f"{server.origin}/label")
+        cards = [card.get_attribute("id") for card in page.locator("[data-card]").all()]
+        assert len(cards) == 5
+
+        def focused():
+            return page.evaluate("() => document.activeElement.id")
+
+        assert focused() == cards[0]  # the first is ready for its grade
+        for key in "jjk":
+            page.keyboard.press(key)
+        assert focused() == cards[1]
+        press(page, "c")
+        assert events_of(run)[0]["status"] == "cannot-tell"
+        said = page.locator(f"#{cards[1]} .own").inner_text()
+        assert "cannot tell" in said and "the judge" in said
+        assert focused() == cards[0]
+
+
+def test_it_works_without_scripts(run, chromium):
+    with running(run) as server, tab(chromium, server, "Ann", java_script_enabled=False) as page:
+        page.goto(f"{server.origin}/label")
+        page.locator("[data-open] button", has_text="2").first.click()
+        assert "Saved: 2" in page.content()
+        page.goto(f"{server.origin}/disagreements")
+        page.locator(".counts a").first.click()
+        assert "human=2" in page.url
+
+
+@pytest.mark.skipif(not AXE.is_file(), reason="npm install --no-save axe-core brings the checker")
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_no_page_has_a_serious_issue_of_accessibility(run, chromium, scheme):
+    for number, (person, grade) in enumerate([("Ann", 0), ("Bob", 3)]):
+        rows = [{"event": f"e{number}-{q}", "person": person, "time": "2026-01-01T00:00:00Z", "status": "graded",
+                 "query_id": f"q{q}", "document_id": f"d{q}-1", "grade": grade, "explanation": "why"}
+                for q in range(6)]  # fmt: skip
+        with (run / "labels.jsonl").open("a") as file:
+            file.writelines(json.dumps(row) + "\n" for row in rows)
+    options = {"bypass_csp": True, "color_scheme": scheme}
+    judge = ("--judge", "http://127.0.0.1:9")
+    with running(run, "--overlap", "1", *judge) as server, tab(chromium, server, "Ann", **options) as page:
+        page.goto(f"{server.origin}/rubric")
+        page.get_by_role("button", name="Save as a new version").click()
+        page.get_by_role("button", name="Keep").click()
+        paths = (
+            "overview",
+            "label",
+            "label?query=q1",
+            "adjudicate",
+            "disagreements",
+            "disagreements?human=9",
+            "rubric",
+        )
+        found = {path: serious(page, f"{server.origin}/{path}") for path in paths}
+        page.set_viewport_size({"width": 390, "height": 800})
+        found |= {f"{path} on a phone": serious(page, f"{server.origin}/{path}") for path in paths}
+        wide = "() => document.documentElement.scrollWidth > innerWidth"
+        assert not page.evaluate(wide)
+    assert not {path: issues for path, issues in found.items() if issues}
+
+
+def serious(page, address):
+    page.goto(address)
+    page.add_script_tag(path=AXE)
+    result = page.evaluate("() => axe.run()")
+    return [
+        (issue["id"], issue["impact"], issue["nodes"][0]["html"])
+        for issue in result["violations"]
+        if issue["impact"] in ("serious", "critical", "moderate")
+    ]
+
+
+def test_a_trial_tells_how_far_it_is_without_a_reload(run, chromium):
+    row = {"person": "Ann", "time": "2026-01-01T00:00:00Z", "status": "graded", "grade": 1}
+    rows = [{**row, "event": f"e{q}", "query_id": f"q{q}", "document_id": f"d{q}-1"} for q in range(4)]
+    (run / "labels.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    judge = ("--judge", "http://127.0.0.1:9")
+    with running(run, *judge) as server, tab(chromium, server, "Ann") as page:
+        page.goto(f"{server.origin}/rubric")
+        page.get_by_role("button", name="Save as a new version").click()
+        page.get_by_role("button", name="Try it").click()
+        page.wait_for_selector("#trial .message", timeout=30_000)
+        assert "127.0.0.1:9" in page.locator("#trial").inner_text()

@@ -1,0 +1,74 @@
+"""The runs under a folder: damaged records and ledgers first, then progress and money."""
+
+import json
+import shutil
+
+import pytest
+
+from bixse.errors import InputError
+from bixse.grading.judge import Answer
+from bixse.grading.ledger import Ledger
+from bixse.grading.ledgers.ledger_files import answers_by_status
+from bixse.ui.runs.run_list import list_runs
+from helpers.ui_server import Browser
+
+
+@pytest.fixture
+def root(graded, tmp_path):
+    """Two runs of grading, one of which stopped half-way, a damaged record, and a hostile name."""
+    folder = tmp_path / "root"
+    for name in ("one", "deep/two"):
+        shutil.copytree(graded, folder / name)
+    path = folder / "deep" / "two" / "run.json"
+    record = json.loads(path.read_text())
+    record["status"] = "interrupted"
+    record["results"]["ledger"] = "/moved/away.sqlite"
+    record["results"]["summary"] |= {"pairs": 20, "not_asked": 20, "statuses": {"graded": 15, "failed": 5}, "usd": 2.0}
+    path.write_text(json.dumps(record))
+    for name, text in (("broken", "{"), ("<img src=x onerror=a>", '{"status": "<b>x"}'), ("list", "[]")):
+        (folder / name).mkdir()
+        (folder / name / "run.json").write_text(text)
+    return folder
+
+
+def test_what_is_no_ledger_is_said(tmp_path):
+    with pytest.raises(InputError):
+        answers_by_status(tmp_path / "nothing.sqlite")
+    assert not (tmp_path / "nothing.sqlite").exists()
+    (tmp_path / "text.sqlite").write_text("x" * 5000)
+    with pytest.raises(InputError):
+        answers_by_status(tmp_path / "text.sqlite")
+
+
+def test_a_ledger_in_use_is_counted(tmp_path):
+    with Ledger(tmp_path / "a b#c.sqlite") as ledger:
+        for number, status in enumerate(("graded", "graded", "failed")):
+            ledger.write(str(number), Answer(status, "verbal", grade=1.0))
+        assert answers_by_status(ledger.path) == {"graded": 2, "failed": 1}
+
+
+def test_a_ledger_in_a_folder_is_counted(tmp_path):
+    (tmp_path / "ledger").mkdir()
+    for statuses in (("graded", "failed"), ("graded",)):
+        with Ledger(tmp_path / "ledger") as ledger:
+            for number, status in enumerate(statuses):
+                ledger.write(f"{len(statuses)} {number}", Answer(status, "verbal", grade=1.0))
+            assert answers_by_status(ledger.path)["graded"] == 3 - len(statuses)
+    assert answers_by_status(tmp_path / "ledger") == {"graded": 2, "failed": 1}
+
+
+def test_progress_and_money_of_every_run(root, open_server):
+    runs = {run.name: run for run in list_runs(root)}
+    assert set(runs) == {"one", "deep/two", "broken", "list", "<img src=x onerror=a>"}
+    assert runs["broken"].status == runs["list"].status == "damaged record"
+    stopped = runs["deep/two"].grading
+    assert (stopped.pairs, stopped.left, stopped.usd_to_come) == (40, 25, 2.5)  # 0.1 dollars a pair
+    assert stopped.answers == {"graded": 40}  # the ledger moved along with the folder
+    assert runs["one"].grading.left == 0
+    browser = Browser(open_server(root))
+    html = browser.get("/runs").text
+    assert str(browser.get("/").url).endswith("/runs")
+    assert "2.0000 US dollars so far" in html and "about 2.5000" in html and "interrupted" in html
+    assert "<img" not in html and "<b>" not in html and "&lt;b&gt;x" in html
+    (root / "broken" / "run.json").write_text((root / "one" / "run.json").read_text())
+    assert "damaged record" in html and browser.get("/runs").text.count("damaged record") < html.count("damaged record")

@@ -1,0 +1,108 @@
+"""Requests that no page of ours sends, and what every answer binds the browser to."""
+
+import re
+
+import pytest
+
+from bixse.errors import ConfigError
+from bixse.ui.ui_settings import UiSettings
+from helpers.html_page import Page
+from helpers.ui_server import ORIGIN, Browser
+
+
+@pytest.fixture
+def browser(run, open_server):
+    return Browser(open_server(run), "ann")
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example:8765", "127.0.0.1", "127.0.0.1:80", "", "8.8.8.8:8765", "127.0.0.1.evil:8765"]
+)
+def test_a_foreign_host_gets_nothing(browser, host):
+    assert browser.get("/overview", headers={"host": host}).status_code == 421
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1:8765", "localhost:8765", "LOCALHOST:8765", "[::1]:8765"])
+def test_its_own_names(browser, host):
+    assert browser.get("/static/ui.css", headers={"host": host}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [{"origin": "http://evil.example"}, {"origin": "null"}, {"origin": ""}, {"origin": "http://127.0.0.1:9"},
+     {"origin": "https://127.0.0.1:8765"}, {"origin": ORIGIN, "sec-fetch-site": "cross-site"}],
+)  # fmt: skip
+def test_another_sites_form_changes_nothing(browser, headers):
+    assert browser.submit("/person", {"person": "eve"}, headers).status_code == 403
+    assert browser.post("/person", data={"person": "eve"}).status_code == 403  # no Origin at all
+    assert "ann" in browser.get("/overview").text and "eve" not in browser.get("/overview").text
+
+
+def test_only_post_changes_anything(browser):
+    assert browser.get("/person", params={"person": "eve"}).status_code == 405
+    assert browser.get("/invite").status_code == 405
+    for method in ("put", "delete", "patch", "options"):
+        assert getattr(browser, method)("/overview").status_code == 405
+
+
+def test_without_its_address_nobody_sees_a_page(browser):
+    browser.cookies.clear()
+    for path in ("/", "/overview", "/nothing"):
+        answer = browser.get(path)
+        assert answer.status_code == 403 and "query" not in answer.text
+    assert browser.submit("/person", {"person": "eve"}).status_code == 403
+    assert browser.get("/enter", params={"token": "guess"}).status_code == 403
+
+
+def test_an_address_lets_one_browser_in(browser):
+    said = browser.submit("/invite").text
+    (token,) = re.findall(r"token=([\w-]+)", said)
+    assert token not in browser.get("/overview").text  # said once
+    browser.cookies.clear()
+    first = browser.get("/enter", params={"token": token}, follow_redirects=False)
+    cookie = first.headers["set-cookie"].lower()
+    assert "httponly" in cookie and "samesite=strict" in cookie and "bixse-8765=" in cookie
+    browser.cookies.clear()
+    assert browser.get("/enter", params={"token": token}).status_code == 403
+
+
+def test_a_form_has_a_limit(browser):
+    assert browser.submit("/person", {"person": "x" * (1 << 20)}).status_code == 413
+
+
+def test_every_answer_binds_the_browser(browser):
+    for answer in (browser.get("/overview"), browser.get("/nothing"), browser.get("/overview", headers={"host": "x"})):
+        assert answer.headers["content-security-policy"].startswith("default-src 'self'; object-src 'none'")
+        assert answer.headers["x-content-type-options"] == "nosniff"
+        assert answer.headers["referrer-policy"] == "same-origin"
+        assert answer.headers["cache-control"] == "no-store"
+
+
+def test_a_page_loads_nothing_from_elsewhere_and_runs_nothing_inline(browser):
+    page = Page(browser.get("/overview").text)
+    for tag, attributes in page.elements:
+        assert not [name for name in attributes if name.startswith("on") or name == "style"], (tag, attributes)
+        for name in ("src", "href", "action"):
+            assert not attributes.get(name) or attributes[name].startswith(("/", "#", "?"))
+        assert tag != "script" or attributes.get("src", "").startswith("/static/")
+    assert not page.open
+
+
+def test_names_are_shown_as_text(browser):
+    browser.submit("/person", {"person": "<script>alert(1)</script>\x1b[31m\u202eeve" + "x" * 99})
+    text = browser.get("/overview").text
+    assert "<script>alert" not in text and "\x1b" not in text and "\u202e" not in text and "x" * 41 not in text
+
+
+def test_other_machines_are_let_in_only_on_purpose(run):
+    for host in ("0.0.0.0", "192.168.1.5", "::", "example.org"):
+        with pytest.raises(ConfigError, match="yes-expose"):
+            UiSettings.load(None, {"run": str(run), "host": host})
+        assert not UiSettings(run=run, host=host, yes_expose=True).is_local
+    assert all(UiSettings(run=run, host=host).is_local for host in ("127.0.0.1", "::1", "localhost"))
+
+
+def test_an_exposed_server_takes_numbers_and_its_own_name(run, open_server):
+    guard = open_server(run, host="0.0.0.0", yes_expose=True).guard
+    assert guard.knows("192.168.1.5:8765") and guard.knows("[fe80::1]:8765")
+    assert not guard.knows("evil.example:8765") and not guard.knows("192.168.1.5:80")

@@ -1,0 +1,163 @@
+"""A training run while it is under way, and the calibration of a model: damage first."""
+
+import asyncio
+import json
+import re
+
+import pytest
+
+from bixse.evaluation.calibration.calibrate import calibrate
+from bixse.evaluation.calibration.calibrate_settings import CalibrateSettings
+from bixse.ui import app
+from bixse.ui.runs.train_run import TrainRun
+from helpers.html_page import Page
+from helpers.ui_server import ORIGIN, Browser
+
+CHANGE = {"collection": "<b>dev", "role": "dev", "model": "merged", "mean": -0.02, "low": -0.03, "high": -0.01,
+          "queries": 9}  # fmt: skip
+MERGE = {
+    "weight": 0.5,
+    "points": [{"weight": w, "scores": {"<b>dev": 0.5 + w / 9}} for w in (0, 0.5, 1)],
+    "changes": [CHANGE, {**CHANGE, "collection": "<i>guard", "role": "guard", "low": None, "high": None}],
+}
+
+
+def line(step, **more):
+    return json.dumps({"step": step, "loss": 3 - step / 10, "logit_bias": -5.0, "epoch": step / 10, **more}) + "\n"
+
+
+@pytest.fixture
+def trained(tmp_path):
+    """A run under way after two steps."""
+    folder = tmp_path / "trained"
+    folder.mkdir()
+    (folder / "log.jsonl").write_text(line(1, loss=float("nan")) + line(2) + '{"step": 3, "lo')
+    (folder / "run.json").write_text(json.dumps({"status": "running", "config": {"optimizer": {"epochs": 2}}}))
+    return folder
+
+
+def test_a_log_that_grows_is_read_once(trained):
+    run = TrainRun(trained)
+    assert [entry["step"] for entry in run.look()] == [1, 2]
+    with (trained / "log.jsonl").open("a") as file:
+        file.write('ss": 1.5}\nno json\n[1]\n' + line(4))
+    assert [entry["step"] for entry in run.look()] == [1, 2, 3, 4]
+    points = run.curve().points
+    assert [point.loss for point in points] == [None, 2.8, 1.5, 2.6] and points[1].logit_bias == -5.0
+    (trained / "log.jsonl").write_text(line(1))  # begun anew
+    assert [entry["step"] for entry in run.look()] == [1]
+
+
+@pytest.mark.parametrize("record", ["", "[]", "{", '{"results": null, "config": null}'])
+def test_a_record_that_is_not_there_yet_or_is_damaged_leaves_the_curves(trained, open_server, record):
+    browser = Browser(open_server(trained))
+    (trained / "run.json").write_text(record)
+    (trained / "regrade").mkdir()
+    (trained / "regrade" / "epoch-1.json").write_text("{")
+    assert "Step 2" in browser.get("/training").text
+
+
+def test_what_is_under_way_is_shown_as_it_is_now(trained, open_server):
+    browser = Browser(open_server(trained))
+    assert str(browser.get("/").url).endswith("/training")  # there are no pairs to label
+    html = browser.get("/training").text
+    assert "Step 2, 10 % of the run: running" in html and 'data-news="/training/news"' in html
+    assert re.findall(r'src="/training/(\w+)\.svg', html) == ["loss", "bias"]
+    picture = browser.get("/training/loss.svg")
+    assert picture.headers["content-type"] == "image/svg+xml" and "<svg" in picture.text
+    assert browser.get("/training/dev.svg").status_code == 404
+    more = "".join(line(step, **{"eval_dev_ndcg@10": 0.4}) for step in (3, 4))
+    (trained / "log.jsonl").write_text(line(1) + line(2) + more)
+    now = browser.get("/training/now").text
+    assert "Step 4" in now and "/training/dev.svg" in now and "<html" not in now
+    assert browser.get("/training/loss.svg").text != picture.text
+
+
+def test_what_is_finished_shows_merge_and_questions(trained, open_server):
+    epoch = {"epoch": 1, "asked": 8, "graded": 7, "relevant": 2, "mean_relevance": 0.25, "usd": 0.5, "failure": None}
+    (trained / "regrade").mkdir()
+    (trained / "regrade" / "epoch-1.json").write_text(json.dumps(epoch))
+    results = {"merge": MERGE, "best_step": 2}
+    (trained / "run.json").write_text(json.dumps({"status": "finished", "results": results}))
+    browser = Browser(open_server(trained))
+    html = browser.get("/training").text
+    assert "data-news" not in html and "[−0.030, −0.010]" in html and "0.5000" in html and "Step 2: finished" in html
+    page = Page(html.replace("<!DOCTYPE html>", ""))
+    assert not page.open and "<b>dev" in page.text and not {tag for tag, _ in page.elements} & {"b", "i"}
+    assert "weight of the tuned model" in browser.get("/training/merge.svg").text
+
+
+def test_a_browser_is_told_of_news_until_it_leaves(trained, open_server, monkeypatch):
+    monkeypatch.setattr(app, "NEWS_EVERY", 0.01)
+    browser = Browser(open_server(trained))
+    headers = [(b"host", ORIGIN.removeprefix("http://").encode())]
+    cookie = "; ".join(f"{name}={value}" for name, value in browser.cookies.items())
+    scope = {"type": "http", "method": "GET", "path": "/training/news", "raw_path": b"/training/news",
+             "query_string": b"", "headers": [*headers, (b"cookie", cookie.encode())], "asgi": {"version": "3.0"},
+             "http_version": "1.1", "scheme": "http", "server": ("127.0.0.1", 8765), "root_path": ""}  # fmt: skip
+
+    async def listen():
+        left, said = asyncio.Event(), []
+
+        async def receive():
+            await left.wait()
+            return {"type": "http.disconnect"}
+
+        async def send(message):
+            said.append(message)
+            text = message.get("body", b"").decode()
+            if len(said) == 3:
+                with (trained / "log.jsonl").open("a") as file:
+                    file.write(line(9))
+            if text.startswith("data:"):
+                left.set()
+
+        await asyncio.wait_for(browser.server.guard(scope, receive, send), 20)
+        return said
+
+    start, *events = asyncio.run(listen())
+    assert start["status"] == 200 and (b"content-type", b"text/event-stream; charset=utf-8") in start["headers"]
+    assert any(event.get("body", b"").startswith(b"data: ") for event in events)
+    browser.cookies.clear()
+    assert browser.get("/training/news").status_code == 403
+
+
+@pytest.fixture(scope="module")
+def calibrated(actions, student, tmp_path_factory):
+    out = tmp_path_factory.mktemp("calibrated") / "out"
+    calibrate(CalibrateSettings(model=str(student), pairs=actions.parent / "pairs.jsonl"), out)
+    return str(out / "model")
+
+
+@pytest.fixture
+def measure(actions, tmp_path, open_server):
+    def make(*systems, held_out=actions.parent / "pairs.jsonl"):
+        (tmp_path / "run").mkdir()
+        server = open_server(tmp_path / "run", systems=systems, collection=actions, held_out=held_out)
+        server.workspace.systems.wait()
+        return Browser(server)
+
+    return make
+
+
+def test_systems_without_probabilities_have_no_calibration(measure):
+    browser = measure("bm25", "bm25")
+    assert "no system with a relevance head" in browser.get("/calibration").text
+    assert browser.get("/calibration/diagram.svg").status_code == 404
+
+
+def test_too_few_queries_are_said_in_words(measure, calibrated, actions, tmp_path):
+    few = tmp_path / "few.jsonl"
+    few.write_text("".join((actions.parent / "pairs.jsonl").read_text().splitlines(keepends=True)[:10]))
+    assert "expected at least 4" in measure(calibrated, "bm25", held_out=few).get("/calibration").text
+
+
+@pytest.mark.parametrize(("exponent", "prior"), [("", None), ("-2", 0.01), ("nan", None), ("-99", None), ("x", None)])
+def test_figures_at_a_prior_are_the_commands(measure, calibrated, actions, exponent, prior):
+    pairs = actions.parent / "pairs.jsonl"
+    found = calibrate(CalibrateSettings(model=calibrated, pairs=pairs, prior=prior), actions.parent / f"at-{prior}")
+    html = measure(calibrated, "bm25").get("/calibration", params={"exponent": exponent, "side": "9"}).text
+    assert [name for name in found.check.reports if f'<th scope="row">{name}</th>' not in html] == []
+    for report in found.check.reports.values():
+        assert f"{report.brier:.3f}" in html and f"[{report.ece_interval[0]:.3f}, {report.ece_interval[1]:.3f}]" in html
+    assert ("--prior 0.01" in html) == (prior is not None)
