@@ -16,7 +16,8 @@ from bixse.settings import Flag
 if TYPE_CHECKING:
     from typing import Self
 
-OF_A_COLLECTION = ("collection", "split", "min_relevant_grade", "exclude_self", "missing_documents")
+OF_FEW_LABELS = ("grades", "human", "scale")
+OF_A_COLLECTION = ("collection", "split", "min_relevant_grade", "exclude_self", "missing_documents", *OF_FEW_LABELS)
 OF_A_SUITE = ("data", "tasks", "download", "protocol")
 
 
@@ -30,7 +31,7 @@ class EvaluateSettings(EncodingSettings):
 
     model: Annotated[tuple[str, ...], Field(min_length=1), Flag(metavar="MODEL", positional=True)]
     """Model folder, Hugging Face name, demo (the small model of bixse[demo]) or bm25; several are compared. Or an index
-    of the collection: its folder, lancedb:PATH/TABLE or qdrant:URL/COLLECTION."""
+    of the collection: its folder, lancedb:PATH/TABLE or qdrant:URL/COLLECTION. Or a run file (.trec, .run)."""
     suite: str = Field(
         default=LOCAL, description=f"What is evaluated: {LOCAL} (one collection), or a suite: {', '.join(SUITES)}"
     )
@@ -39,7 +40,7 @@ class EvaluateSettings(EncodingSettings):
     split: str = "test"
     """Score against qrels/NAME.tsv."""
     min_relevant_grade: Annotated[float, Flag(metavar="GRADE")] = MIN_RELEVANT_GRADE
-    """Lowest grade that is relevant for recall, MRR and MAP."""
+    """Lowest grade that is relevant for recall, MRR and MAP; with few labels for precision."""
     max_length: Annotated[int | None, Flag(metavar="TOKENS")] = None
     """Read only the first TOKENS of a text."""
     exclude_self: bool = False
@@ -47,6 +48,12 @@ class EvaluateSettings(EncodingSettings):
     documents (ArguAna, Quora)."""
     missing_documents: MissingDocuments = "refuse"
     """Judgements that name a document which the corpus lacks: stop, or leave them out and count them."""
+    grades: Annotated[Path | None, Flag(metavar="FILE")] = None
+    """With --human, instead of qrels: a judge's grades of all pairs (pairs.parquet, judgements.parquet or qrels)."""
+    human: Annotated[Path | None, Flag(metavar="FILE")] = None
+    """With --grades: people's labels of a sample of these pairs (a table with a column probability, or qrels)."""
+    scale: Annotated[tuple[float, float] | None, Flag(metavar="GRADE")] = None
+    """With --human: lowest and highest grade of the labels; null: the lowest to the highest label found."""
     data: Annotated[Path | None, Flag(metavar="DIR")] = None
     """Other suites: folder with a collection folder for each task, or TREC's official files."""
     tasks: Annotated[tuple[str, ...] | None, Flag(metavar="TASK")] = None
@@ -66,7 +73,10 @@ class EvaluateSettings(EncodingSettings):
             raise ValueError("got a task for bm25, which takes no instructions; expected none; fix: leave the task out")
         if self.suite == LOCAL:
             self._refuse(OF_A_SUITE, "collection alone", "leave it out, or name a suite")
-            if self.collection is None:
+            if (self.grades is None) != (self.human is None) or (self.scale and self.human is None):
+                given = [f"--{name}" for name in OF_FEW_LABELS if getattr(self, name) is not None]
+                raise ValueError(f"got {', '.join(given)} alone; expected --grades and --human; fix: give both")
+            if self.collection is None and self.grades is None:
                 raise ValueError("got no collection; expected its folder, or another suite; fix: name one of the two")
         else:
             self._refuse(OF_A_COLLECTION, "data alone: the tasks of a suite have their own", "leave it out")

@@ -8,6 +8,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bixse.data.io.files import file_hash
+from bixse.data.trec import ranked, read_run
 from bixse.encoders.encode import encode_on
 from bixse.encoders.identity import embeddings_key, model_hashes
 from bixse.encoders.instructions import prompt_for, prompts_hash, use_task
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
     from bixse.retrieval.index.search import SearchIndex
 
 HASH_DIGITS = 8
+RUN_SUFFIXES = (".trec", ".run")
+"""Files that are read as runs."""
 MOST_KEPT = 1_000_000
 """The embeddings of a larger corpus are kept only in a cache folder that was named."""
 
@@ -295,6 +299,42 @@ class Bm25System(System):
         return runs
 
 
+class RunFileSystem(System):
+    """A ranking that exists already, as a TREC run file: nothing is searched."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.label, self.path = str(path), Path(path)
+
+    @cached_property
+    def inputs(self) -> dict[str, str]:
+        return {"run": file_hash(self.path)}
+
+    @property
+    def name(self) -> str:
+        """The file's own name, and the beginning of its hash."""
+        return f"{'-'.join(self.path.stem.split())}-{self.inputs['run'][:HASH_DIGITS]}"
+
+    def search(
+        self, task: Task, depth: int, partial: Path | None = None, progress: Callable[[int], None] | None = None
+    ) -> dict[str, Run]:
+        """The best documents of the task's queries."""
+        run = read_run(self.path)
+        runs: dict[str, Run] = {}
+        for own in task.query_sets:
+            runs[own.name] = {
+                query: {name: run[query][name] for name in self._best(run, query, depth, task.exclude_self)}
+                for query in own.queries
+                if query in run
+            }
+        if progress is not None:
+            progress(task.count)
+        return runs
+
+    @staticmethod
+    def _best(run: Run, query: str, depth: int, exclude_self: bool) -> list[str]:
+        return [name for name in ranked(run[query]) if not (exclude_self and name == query)][:depth]
+
+
 def open_system(
     model: str | Path | SentenceTransformer | System, exact: bool = False, model_at: str | None = None, **options: Any
 ) -> System:
@@ -306,6 +346,8 @@ def open_system(
         return model
     if isinstance(model, (str, Path)) and (is_store(str(model)) or is_index(Path(model))):
         return IndexSystem(model, options.get("task"), exact, model_at)
+    if isinstance(model, (str, Path)) and Path(model).suffix in RUN_SUFFIXES and Path(model).is_file():
+        return RunFileSystem(model)
     return Bm25System() if model == BM25_NAME else EncoderSystem(model, **options)
 
 

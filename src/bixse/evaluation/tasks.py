@@ -126,3 +126,33 @@ def collection_task(
         settings={"collection": folder, "split": split, "missing_documents": missing_documents},
         warnings=tuple(warn_of_collection(corpus, missing, split, queries, qrels, min_relevant_grade, exclude_self)),
     )
+
+
+def graded_task(
+    qrels: Qrels, graded: str | Path, collection: str | Path | None = None, exclude_self: bool = False
+) -> Task:
+    """The queries of a judge's graded pairs, read from the file `graded`; without a collection for run files alone.
+
+    Raises:
+        InputError: no grade above 0, or the collection cannot be used.
+        InvalidFileError: graded queries or documents that the collection lacks.
+    """
+    graded = Path(graded)
+    inputs = {"grades": graded}
+    if collection is None:
+        own = QuerySet(graded.stem, dict.fromkeys(qrels, ""), qrels)
+        return Task(graded.stem, lambda: iter(()), 0, (own,), exclude_self, inputs=hash_files(inputs))
+    files = {name: Path(collection) / name for name in ("corpus.jsonl", "queries.jsonl")}
+    texts = read_queries(files["queries.jsonl"])
+    corpus = check_corpus(files["corpus.jsonl"], qrels)
+    check_qrels(graded, qrels, texts, corpus.missing)
+    name = Path(collection).resolve().name
+    return Task(
+        name=name,
+        documents=lambda: ((name, document.content) for name, document in stream_documents(files["corpus.jsonl"])),
+        count=corpus.count,
+        query_sets=(QuerySet(name, {query_id: texts[query_id] for query_id in qrels}, qrels),),
+        exclude_self=exclude_self,
+        inputs=hash_files(files | inputs),
+        settings={"collection": Path(collection)},
+    )

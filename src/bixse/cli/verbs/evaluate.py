@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -37,7 +38,7 @@ def run(settings: EvaluateSettings, options: EvaluateOptions) -> CommandResult:
             f"--exact or --model-at: got it for {', '.join(settings.model)}; expected an index among them; fix: leave "
             "it out"
         )
-    work = _on_collection if settings.suite == LOCAL else _on_suite
+    work = _on_suite if settings.suite != LOCAL else _from_few_labels if settings.grades else _on_collection
     result = work(settings, systems, options.out)
     return replace(result, warnings=[*warnings, *result.warnings])
 
@@ -64,6 +65,46 @@ def _on_collection(settings: EvaluateSettings, systems: Sequence[System], out: P
     heading = f"{systems[0].label} on {where}{''.join(f', {name}' for name in precision.values())})"
     text = f"{heading}\n\n{metrics_text(found)}"
     return CommandResult(text, {**found.metrics, **precision}, artifacts, list(task.warnings))
+
+
+def _from_few_labels(settings: EvaluateSettings, systems: Sequence[System], out: Path | None) -> CommandResult:
+    from bixse.data.io.files import write_atomically
+    from bixse.evaluation.evaluate import evaluate
+    from bixse.evaluation.few_labels.evaluate_few_labels import evaluate_few_labels
+    from bixse.evaluation.few_labels.few_labels_text import few_labels_text
+    from bixse.evaluation.systems import RunFileSystem, check_distinct
+    from bixse.evaluation.tasks import graded_task
+    from bixse.grading.audit.labels import impossible_lines, read_labels
+    from bixse.progress import progress_bar
+    from bixse.relevance import GradeScale
+
+    assert settings.grades is not None and settings.human is not None
+    searched = [system.label for system in systems if not isinstance(system, RunFileSystem)]
+    if settings.collection is None and searched:
+        raise InputError(f"{searched[0]}: got no collection to search; expected --collection DIR, or run files alone")
+    check_distinct(systems)
+    human = read_labels(settings.human, GradeScale(*settings.scale) if settings.scale else None, sampled=True)
+    judge = read_labels(settings.grades, otherwise=human.scale)
+    qrels: dict[str, dict[str, float]] = {}
+    for (query, document), relevance in judge.relevance.items():
+        qrels.setdefault(query, {})[document] = relevance
+    task = graded_task(qrels, settings.grades, settings.collection, settings.exclude_self)
+    runs = {own.label: evaluate(own, task, out / own.name if out else None, progress_bar).run for own in systems}
+    found = evaluate_few_labels(
+        runs,
+        judge.relevance,
+        human.relevance,
+        human.probability,
+        relevant_from=human.scale.to_relevance(settings.min_relevant_grade),
+    )
+    artifacts = {"results": str(out / "few_labels.json")} if out else {}
+    if out:
+        write_atomically(out / "few_labels.json", json.dumps(found.plain(), indent=1) + "\n")
+    low, high = human.scale.minimum, human.scale.maximum
+    warnings = [] if settings.scale else [f"the scale {low:g} to {high:g} is that of the labels found; state --scale"]
+    wrong = (*human.impossible, *judge.impossible)
+    text = "\n".join([few_labels_text(found), *impossible_lines(wrong)])
+    return CommandResult(text, found.plain(), artifacts, warnings, exit_code=3 if wrong else 0)
 
 
 def _on_suite(settings: EvaluateSettings, systems: Sequence[System], out: Path | None) -> CommandResult:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from pydantic import TypeAdapter
@@ -91,7 +91,7 @@ def calibrate(
     use_task(encoder, settings.task)
     if record is not None:
         record.save("running")
-    measured = (_cosines(encoder, judged, progress), judged.relevance, judged.query_ids)
+    measured = (pair_cosines(encoder, judged, progress), judged.relevance, judged.query_ids)
     before: RelevanceHead | None = getattr(encoder, "head", None)
     check = held_out_check(before, *measured, settings.seed, settings.prior)
     head = before
@@ -150,11 +150,14 @@ def _with_negatives(pairs: GradedPairs, settings: CalibrateSettings) -> tuple[Gr
     return more, f"{facts} and {len(more) - len(pairs)} random documents of {collection.name} as irrelevant pairs"
 
 
-def _cosines(model: RelevanceModel, pairs: GradedPairs, progress: ProgressBars | None) -> NDArray[Any]:
+def pair_cosines(
+    model: RelevanceModel, pairs: GradedPairs, progress: ProgressBars | None = None
+) -> NDArray[np.float64]:
+    """(M,) cosines of pairs in [-1, 1]."""
     step = progress("encode pairs", 2 * len(pairs)) if progress else None
     queries = encode_texts(model, pairs.queries, "query", progress=step).astype(np.float64)
     documents = encode_texts(model, pairs.documents, "document", progress=step).astype(np.float64)
-    cosines: NDArray[Any] = np.einsum("md,md->m", queries, documents)
+    cosines: NDArray[np.float64] = np.einsum("md,md->m", queries, documents)
     return cosines
 
 

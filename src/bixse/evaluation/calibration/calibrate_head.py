@@ -12,7 +12,7 @@ from bixse.errors import InputError
 from bixse.evaluation.calibration.calibrate_settings import RELEVANT_FROM
 from bixse.evaluation.calibration.platt import fit_platt
 from bixse.evaluation.calibration.reliability import calibration_report, reweight_to_prevalence
-from bixse.evaluation.calibration.thresholds import OperatingPoint, threshold_at_precision
+from bixse.evaluation.calibration.thresholds import OperatingPoint, operating_point, threshold_at_precision
 from bixse.results import CalibrationReport  # noqa: TC001 pydantic reads it
 
 if TYPE_CHECKING:
@@ -118,15 +118,8 @@ def choose_thresholds(
     and what was found for every one, the highest first. Arguments and errors as for `held_out_check`; 20 queries at
     least.
     """
-    number = len(set(query_ids))
-    if number < FEWEST_QUERIES:
-        raise InputError(
-            f"thresholds: got pairs of {number} queries; expected at least {FEWEST_QUERIES}, half of which are held "
-            "out; fix: grade documents for more queries, or leave --at-precision out"
-        )
-    held, ids = _held_out(query_ids, seed)
-    weights = reweight_to_prevalence(relevance[held], prior)[0] if prior is not None else None
-    probabilities, relevant = head.probability(cosines[held]), relevance[held] >= relevant_from
+    _check_enough(query_ids)
+    probabilities, relevant, ids, weights = _judged(head, cosines, relevance, query_ids, relevant_from, prior, seed)
     points = [
         threshold_at_precision(probabilities, relevant, ids, precision, weights, seed=seed)
         for precision in sorted(set(precisions), reverse=True)
@@ -139,6 +132,46 @@ def choose_thresholds(
         if p.is_reached
     )
     return replace(head, thresholds=thresholds), points
+
+
+def measure_threshold(
+    head: RelevanceHead,
+    cosines: NDArray[np.float64],
+    relevance: NDArray[np.float64],
+    query_ids: Sequence[str],
+    probability: float,
+    relevant_from: float = RELEVANT_FROM,
+    prior: float | None = None,
+    seed: int = 0,
+) -> OperatingPoint:
+    """What a probability gives as a threshold, on the queries and by the arguments of `choose_thresholds`."""
+    _check_enough(query_ids)
+    probabilities, relevant, ids, weights = _judged(head, cosines, relevance, query_ids, relevant_from, prior, seed)
+    return operating_point(probabilities, relevant, ids, probability, weights, seed=seed)
+
+
+def _check_enough(query_ids: Sequence[str]) -> None:
+    number = len(set(query_ids))
+    if number < FEWEST_QUERIES:
+        raise InputError(
+            f"thresholds: got pairs of {number} queries; expected at least {FEWEST_QUERIES}, half of which are held "
+            "out; fix: grade documents for more queries, or leave --at-precision out"
+        )
+
+
+def _judged(
+    head: RelevanceHead,
+    cosines: NDArray[np.float64],
+    relevance: NDArray[np.float64],
+    query_ids: Sequence[str],
+    relevant_from: float,
+    prior: float | None,
+    seed: int,
+) -> tuple[NDArray[np.float64], NDArray[np.bool_], list[str], NDArray[np.float64] | None]:
+    """Of the pairs that are held out: probabilities, whether they are relevant, their queries and weights."""
+    held, ids = _held_out(query_ids, seed)
+    weights = reweight_to_prevalence(relevance[held], prior)[0] if prior is not None else None
+    return head.probability(cosines[held]), relevance[held] >= relevant_from, ids, weights
 
 
 def _held_out(query_ids: Sequence[str], seed: int) -> tuple[NDArray[np.bool_], list[str]]:

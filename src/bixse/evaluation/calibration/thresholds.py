@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -39,6 +39,8 @@ class OperatingPoint:
     pairs: int
     """Pairs taken, of so many queries."""
     queries: int
+    recall_interval: Interval | None = None
+    """95 % interval of the recall, over queries; None in records of earlier versions."""
 
 
 def threshold_at_precision(
@@ -69,7 +71,7 @@ def threshold_at_precision(
     """
     values, labels, counted = checked(scores, relevant, weights)
     _check(labels, precision, fewest)
-    query, number = numbered_queries(query_ids, len(values))
+    numbered_queries(query_ids, len(values))
     order = np.argsort(-values, kind="stable")
     taken, found = np.cumsum(counted[order]), np.cumsum((counted * labels)[order])
     ends = np.flatnonzero(np.append(np.diff(values[order]) < 0, True))  # the last pair of each score
@@ -78,28 +80,66 @@ def threshold_at_precision(
     reaching = np.flatnonzero(shares >= precision - 1e-12)
     place = int(reaching[-1]) if len(reaching) else int(np.flatnonzero(shares == shares.max())[-1])
     threshold = float(values[order][ends[place]])
+    point = operating_point(values, labels, query_ids, threshold, counted, samples, seed)
+    return replace(point, wanted=precision, is_reached=bool(len(reaching)))
+
+
+def operating_point(
+    scores: npt.ArrayLike,
+    relevant: npt.ArrayLike,
+    query_ids: Sequence[str],
+    threshold: float,
+    weights: npt.ArrayLike | None = None,
+    samples: int = 1000,
+    seed: int = 0,
+) -> OperatingPoint:
+    """What any threshold gives, by arguments and intervals of `threshold_at_precision`.
+
+    Where no pair reaches it the precision is NaN, and its interval [0, 1].
+
+    Raises:
+        InputError: all pairs are of one kind, or labels are not 0 or 1.
+
+    Example:
+        >>> found = operating_point([0.9, 0.8, 0.7, 0.2], [1, 1, 0, 1], ["a", "b", "a", "b"], 0.75)
+        >>> found.precision, round(found.recall, 3), found.pairs
+        (1.0, 0.667, 2)
+    """
+    values, labels, counted = checked(scores, relevant, weights)
+    _check(labels)
+    query, number = numbered_queries(query_ids, len(values))
     above = values >= threshold
     among = len(np.unique(query[above]))
-    if labels[above].all():
+    sizes, sums, relevant_sums = (
+        np.bincount(query, weights=part, minlength=number)
+        for part in (counted * above, counted * labels * above, counted * labels)
+    )
+    share = float(sums.sum() / sizes.sum()) if sizes.any() else float("nan")
+    if not above.any():
+        interval: Interval = (0.0, 1.0)
+    elif labels[above].all():
         interval = wilson_interval(among, among)
     else:
-        sizes = np.bincount(query[above], weights=counted[above], minlength=number)
-        sums = np.bincount(query[above], weights=(counted * labels)[above], minlength=number)
-        low, high = np.nanquantile(resampled_ratios(sums, sizes, samples, seed), interval_bounds(0.95))
-        interval = max(0.0, float(low)), min(1.0, float(high))
+        interval = _percentiles(resampled_ratios(sums, sizes, samples, seed))
     return OperatingPoint(
-        wanted=precision,
-        is_reached=bool(len(reaching)),
+        wanted=share,
+        is_reached=True,
         threshold=threshold,
-        precision=min(1.0, float(shares[place])),
+        precision=min(1.0, share),
         interval=interval,
-        recall=min(1.0, float(found[ends[place]] / found[-1])),
+        recall=min(1.0, float(sums.sum() / relevant_sums.sum())),
         pairs=int(above.sum()),
         queries=among,
+        recall_interval=_percentiles(resampled_ratios(sums, relevant_sums, samples, seed)),
     )
 
 
-def _check(labels: Floats, precision: float, fewest: int) -> None:
+def _percentiles(drawn: Floats) -> Interval:
+    low, high = np.nanquantile(drawn, interval_bounds(0.95))
+    return max(0.0, float(low)), min(1.0, float(high))
+
+
+def _check(labels: Floats, precision: float = 1.0, fewest: int = 1) -> None:
     if not 0 < precision <= 1:
         raise InputError(f"precision: got {precision}; expected above 0 and up to 1; fix: 0.9 is a start")
     if not np.isin(labels, (0.0, 1.0)).all():

@@ -1,0 +1,167 @@
+"""Prediction-powered estimates of sums over a sample: predictions of everything, corrected where labels are known.
+
+With v_u what is wanted of unit u, m_u its prediction and S the labelled units, drawn with probabilities pi_u, the sum
+of v is estimated by sum_u m_u + sum_S (v_u - m_u) / pi_u. That is unbiased for any predictions which the labels of the
+own query do not enter (Horvitz and Thompson 1952, doi:10.1080/01621459.1952.10483446; Angelopoulos et al. 2023,
+arXiv:2301.09633), so m_u = a + lambda f_u of the judge's grade f_u is fitted to the labels of all *other* queries. The
+slope is PPI++'s power tuning (arXiv:2311.01453): the least-squares slope is the one that makes the variance smallest.
+It is shrunk by its own uncertainty. A judge that is worth nothing gets lambda = 0: labels alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+from scipy.optimize import brentq
+from scipy.special import stdtrit
+
+from bixse.evaluation.statistics import Floats, interval_bounds, quotient
+from bixse.results import IntervalEstimate
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+_SMALLEST = 1e-12
+"""A variance of grades in [0, 1] below this is rounding."""
+
+
+@dataclass(frozen=True)
+class LabelledSample:
+    """U units (pairs, or queries) of Q queries, of which n are labelled."""
+
+    query: npt.NDArray[np.int64]
+    """(U,) number of each unit's query."""
+    queries: int
+    labelled: npt.NDArray[np.int64]
+    """(n,) positions of the labelled units."""
+    probability: Floats
+    """(n,) in (0, 1]: how probable it was that each of them would be labelled."""
+
+    def predict(self, values: Floats, grades: Floats | None, importance: Floats | None = None) -> Floats:
+        """Values of all units, (U, L), from (n, L) labelled ones of other queries.
+
+        Args:
+            values: what the labels say.
+            grades: (U,) the judge's; None predicts the mean alone.
+            importance: (U,) how much a unit's value counts; None: all alike.
+        """
+        weight = 1 / self.probability
+        if importance is not None:
+            # what is certain to be labelled adds no variance, and tells little about the rest
+            weight = (importance[self.labelled] * weight) ** 2 * np.maximum(1 - self.probability, 1e-3)
+        weights = weight[:, None]
+        x = np.zeros_like(weights) if grades is None else grades[self.labelled][:, None]
+        total, mean_x, mean = self._others(weights), self._others(weights, x), self._others(weights, values)
+        spread_x, spread, together = (
+            self._others(weights, one * other) - centre
+            for one, other, centre in ((x, x, mean_x**2), (values, values, mean**2), (x, values, mean_x * mean))
+        )
+        usable = (spread_x > _SMALLEST) & (spread > _SMALLEST)
+        slope = np.divide(together, spread_x, out=np.zeros_like(mean), where=usable)
+        explained = np.divide(slope * together, spread, out=np.zeros_like(mean), where=usable).clip(0, 1 - 1e-9)
+        freedom = np.nan_to_num(quotient(total**2, self._others(weights**2))) - 4
+        signal = explained / (1 - explained) * np.maximum(freedom, 0)  # Fisher's F of the slope
+        slope *= 1 - 1 / np.maximum(signal, 1)
+        if grades is None:
+            return mean[self.query]
+        predicted: Floats = mean[self.query] + slope[self.query] * (grades[:, None] - mean_x[self.query])
+        return predicted
+
+    def _others(self, weights: Floats, values: Floats | None = None) -> Floats:
+        """(Q, L) weighted means over the labelled units of all other queries, 0 without any; or sums of weights."""
+        terms = weights if values is None else weights * values
+        sums = np.zeros((self.queries, terms.shape[1]))
+        np.add.at(sums, self.query[self.labelled], terms)
+        others: Floats = sums.sum(axis=0) - sums
+        if values is None:
+            return np.where(others > _SMALLEST * sums.sum(), others, 0.0)
+        return np.nan_to_num(quotient(others, self._others(weights)))
+
+    def sum_by_query(self, of_units: Floats) -> Floats:
+        """(U,) values -> (Q,) sums."""
+        return np.bincount(self.query, of_units, self.queries).astype(np.float64)
+
+    def sum_labelled(self, of_labelled: Floats) -> Floats:
+        """(n,) values of the labelled units -> (Q,) sums."""
+        return np.bincount(self.query[self.labelled], of_labelled, self.queries).astype(np.float64)
+
+
+@dataclass(frozen=True)
+class SampledMean:
+    """The mean of a metric over Q queries, from a sample of labels."""
+
+    sample: LabelledSample
+    per_query: Floats
+    """(Q,) unbiased one by one, and far from exact: not within [0, 1]."""
+    residual: Floats
+    """(n,) what each label adds beyond its prediction, not yet divided by its probability."""
+    importance: Floats
+    """(U,) how much each unit's value counts."""
+
+    @property
+    def value(self) -> float:
+        return float(self.per_query.mean())
+
+    def label_variance(self, growth: float = 1.0) -> float:
+        """Of the choice of labels, had each unit been drawn with `growth` times its probability (at most 1)."""
+        probability = self.sample.probability
+        drawn = np.minimum(1, growth * probability)
+        scatter = float((self.residual**2 / probability * (1 / drawn - 1)).sum()) / self.sample.queries**2
+        return scatter * (1 - 1 / max(self._units, 2.0))  # n - 1 units predict one worse than n would
+
+    def labels(self, growth: float = 1.0) -> float:
+        """How many units are labelled then."""
+        probability = self.sample.probability
+        return float((np.minimum(1, growth * probability) / probability).sum())
+
+    @cached_property
+    def query_variance(self) -> float:
+        """Of the choice of queries alone."""
+        return max(float(self.per_query.var(ddof=1)) / self.sample.queries - self.label_variance(), 0.0)
+
+    def of_labels(self) -> IntervalEstimate:
+        """The interval for these queries: where the value would lie if every pair were labelled."""
+        return self._interval(self.label_variance(), max(self._units - 1, 1.0))
+
+    def of_queries(self) -> IntervalEstimate:
+        """The interval for queries like these: it covers the choice of queries and of labels.
+
+        The two variances are added with Satterthwaite's degrees of freedom (1946, doi:10.2307/3002019).
+        """
+        labels, queries = self.label_variance(), self.query_variance
+        seen = len(np.unique(self.sample.query[self.sample.labelled]))
+        parts = labels**2 / max(self._units - 1, 1.0) + queries**2 / max(seen - 1, 1)
+        return self._interval(labels + queries, (labels + queries) ** 2 / parts if parts else 1.0)
+
+    def growth_to(self, variance: float) -> float | None:
+        """How many times the probabilities bring the variance of the labels down to this one; None where none can."""
+        most = 1 / float(self.sample.probability.min())
+        if self._unknown or variance < 0 or not self.residual.any():
+            return None
+        low = most
+        while low > _SMALLEST and self.label_variance(low) <= variance:
+            low /= 2
+        return float(brentq(lambda growth: self.label_variance(growth) - variance, low, most))
+
+    @cached_property
+    def _units(self) -> float:
+        """Effective number of labelled units (Kish 1965): a few that count for much are as few."""
+        counts = (self.importance[self.sample.labelled] / self.sample.probability) ** 2
+        return float(np.nan_to_num(quotient(counts.sum() ** 2, (counts**2).sum())))
+
+    @property
+    def _unknown(self) -> bool:
+        """Too few labels stand where the metric looks, or all alike: they do not say how far labels scatter."""
+        counts, labelled = self.importance != 0, self.sample.labelled
+        complete = counts[labelled].sum() == counts.sum() and (self.sample.probability[counts[labelled]] == 1).all()
+        scatters = bool((np.abs(self.residual[counts[labelled]]) > _SMALLEST).any())
+        return not complete and bool(counts.any()) and (int(counts[labelled].sum()) < 2 or not scatters)
+
+    def _interval(self, variance: float, freedom: float) -> IntervalEstimate:
+        if self._unknown:
+            return IntervalEstimate(self.value)
+        half = float(stdtrit(freedom, interval_bounds(0.95)[1])) * float(np.sqrt(variance))
+        return IntervalEstimate(self.value, self.value - half, self.value + half)
