@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+from bixse.data.io.files import alone_in
 from bixse.errors import ConfigError, IncompleteError, InputError, ModelError
 from bixse.retrieval.index.encode_shards import EncodeShards
 from bixse.retrieval.index.make_index import BUILD_FOLDER, make_index
@@ -17,20 +18,6 @@ from bixse.retrieval.index.search import load_encoder
 from bixse.retrieval.retrieval_settings import IndexSettings
 from bixse.retrieval.store import EmbeddingStore
 from helpers.command import call
-
-VERBS = ("copy", "move", "delete", "open", "read", "write", "list", "find")
-NOUNS = ("file", "folder", "tree", "disk", "path", "name", "text", "byte", "line", "word")
-
-
-@pytest.fixture
-def collection(tmp_path):
-    """600 documents, of which 512 fill two parts and 88 a third."""
-    texts = [f"{verb} a {noun} of {number}" for number in range(8) for verb in VERBS for noun in NOUNS][:600]
-    folder = tmp_path / "collection"
-    folder.mkdir()
-    rows = [json.dumps({"_id": f"d{number}", "title": "", "text": text}) for number, text in enumerate(texts)]
-    (folder / "corpus.jsonl").write_text("\n".join(rows) + "\n")
-    return folder
 
 
 @pytest.fixture
@@ -100,6 +87,24 @@ def test_ranks_make_the_index_one_after_the_other(capsys, words, local, tmp_path
     assert found == [(0, 256, 2), (0, 0, 2), (0, 344, 0)]
     assert files(tmp_path / "index") == local
     assert not (tmp_path / "index" / BUILD_FOLDER).exists()
+
+
+def test_of_ranks_one_writes_into_the_store(capsys, words, tmp_path, monkeypatch):
+    """The one that makes the index; where it is ready, the first."""
+    pytest.importorskip("lancedb", reason="needs bixse[lancedb]")
+    store = f"lancedb:{tmp_path / 'lance'}/documents"
+    words = (*words, "--engine", "ranks", "--out", tmp_path / "index", "--to", store)
+    monkeypatch.setenv("SLURM_ARRAY_TASK_COUNT", "2")
+    found = []
+    for number in ("0", "1", "1", "0"):
+        monkeypatch.setenv("SLURM_ARRAY_TASK_ID", number)
+        code, envelope = call(capsys, *words)
+        written = envelope["metrics"].get("store", {}).get("written")
+        found.append((code, envelope["metrics"].get("reused"), written))
+    assert found == [(0, None, None), (0, False, 600), (0, True, None), (0, True, 0)]
+    with alone_in(tmp_path / "index"):  # as a rank that still writes: the others have nothing to wait for
+        monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "1")
+        assert call(capsys, *words)[0] == 0
 
 
 @pytest.mark.slow

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 
 import pytest
 
 from bixse.data.run_record import open_run
+from bixse.engines.ranks import RanksEngine
 from bixse.errors import DivergedError, InterruptedRunError, InvalidFileError, OutputExistsError, TrainingError
 from bixse.experiments.arms import Arm, ArmRun, Measured
 from bixse.experiments.runner import RESULT_FILE, do_runs, load_result, opened
@@ -32,8 +34,8 @@ def runs(words, seeds=(0,)):
 def do(folder, words, seeds=(0,), **inputs):
     done = []
     record = open_run(folder, "count", {}, {})
-    with opened(record):
-        found = do_runs(record, runs(words, seeds), {"done": done, **inputs})
+    with opened(record) as experiment:
+        found = do_runs(experiment, runs(words, seeds), {"done": done, **inputs})
     return found, done
 
 
@@ -128,3 +130,51 @@ def test_a_run_is_one_of_its_arm_and_seed_wherever_its_inputs_lie():
         ArmRun(here.arm, 0, runs),
     ]
     assert len({here.fingerprint, *(other.fingerprint for other in others)}) == 4
+
+
+class TestRanks:
+    @pytest.fixture(autouse=True)
+    def two_ranks(self, monkeypatch):
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        self.turn = lambda rank: monkeypatch.setenv("RANK", str(rank))
+
+    def do(self, folder, rank, words, seeds=(0,), wanted=lambda run, results: True, **inputs):
+        self.turn(rank)
+        done = []
+        with opened(open_run(folder, "count", {}, {}), RanksEngine()) as experiment:
+            found = do_runs(experiment, runs(words, seeds), {"done": done, **inputs}, wanted=wanted)
+            experiment.record.save(found.status)
+        return found, [name.partition("/")[0].removeprefix("word=") for name in done]
+
+    def test_each_does_its_share_and_the_last_one_has_all(self, tmp_path):
+        words = ["one", "two", "three", "four"]
+        first, done = self.do(tmp_path / "out", 1, words, four=KeyError("x"))
+        assert (done, first.waiting, first.status) == (["two", "four"], 2, "running")
+        assert statuses(first) == ["interrupted", "finished", "interrupted", "failed"]
+        last, done = self.do(tmp_path / "out", 0, words)
+        assert (done, last.waiting, last.status) == (["one", "three"], 0, "failed")
+        assert statuses(last) == ["finished", "finished", "finished", "failed"]
+        again, done = self.do(tmp_path / "out", 1, words)
+        assert (done, again.made, again.status) == (["four"], 1, "finished")
+        assert json.loads((tmp_path / "out" / "run.json").read_text())["status"] == "finished"
+
+    def test_what_is_not_wanted_is_not_waited_for(self, tmp_path):
+        def wanted(run, results):
+            return all(found.status == "finished" for found in results.values())
+
+        words = ["bad", "one", "two", "three"]
+        assert self.do(tmp_path / "out", 1, words, wanted=wanted)[0].waiting == 2
+        found, done = self.do(tmp_path / "out", 0, words, wanted=wanted, bad=DivergedError("nan"))
+        assert (done, found.waiting) == (["bad"], 0)
+
+    def test_a_run_takes_itself_for_one_process(self, tmp_path):
+        self.turn(0)
+        lone = ArmRun(Arm({"word": "one"}, train={}), 0, launched)
+        with opened(open_run(tmp_path / "out", "launched", {}, {}), RanksEngine()) as experiment:
+            found = do_runs(experiment, [lone], {})
+        assert found.of[lone.name].metrics == {"variables": 0}
+        assert os.environ["WORLD_SIZE"] == "2"
+
+
+def launched(run, inputs, own):
+    return Measured({"variables": len({"RANK", "WORLD_SIZE"} & set(os.environ))})

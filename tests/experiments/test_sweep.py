@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import statistics
+from dataclasses import replace
 
 import pytest
 
@@ -230,3 +231,17 @@ def test_random_arms_can_be_added_later_by_another_process(settings, tmp_path):
     two = sweep(more, tmp_path / "out", progress=False)
     assert {row.arm: row.best for row in one.rows}.items() <= {row.arm: row.best for row in two.rows}.items()
     assert [row.status for row in two.rows] == ["finished"] * 2
+
+
+@pytest.mark.slow
+def test_two_ranks_leave_the_table_and_the_model_of_one_process(settings, tmp_path, monkeypatch):
+    whole = sweep(settings(seeds=(1, 2)), tmp_path / "whole", progress=False)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for rank, waiting in (("1", 4), ("0", 0)):
+        monkeypatch.setenv("RANK", rank)
+        result = sweep(settings(seeds=(1, 2), engine="ranks"), tmp_path / "out", progress=False)
+        assert result.waiting == waiting
+    assert [replace(row, seconds=0) for row in result.rows] == [replace(row, seconds=0) for row in whole.rows]
+    assert list((tmp_path / "out").glob("runs/*/*/train/model")) == [result.model_path]
+    files = [found.model_path / "model.safetensors" for found in (result, whole)]
+    assert files[0].read_bytes() == files[1].read_bytes()

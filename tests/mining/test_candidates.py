@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bixse.data.collection import Document
-from bixse.mining.candidates import Candidate, fuse, keep_new
+from bixse.mining.candidates import Candidate, fuse, keep_new, text_key
 
 
 def by_hand(answers, depth):
@@ -48,12 +47,12 @@ def test_ties_of_one_retriever_go_as_in_its_run_file():
 
 
 CORPUS = {
-    "known": Document("copy", "a file"),
-    "twin-of-known": Document("", "copy  a\nfile"),
-    "first": Document("", "move a file"),
-    "second": Document("move", "a  file "),
-    "echo": Document("", "how do I copy"),
-    "other": Document("", "sleep"),
+    "known": "copy a file",
+    "twin-of-known": "copy  a\nfile",
+    "first": "move a file",
+    "second": "move a  file ",
+    "echo": "how do I copy",
+    "other": "sleep",
 }
 
 
@@ -68,6 +67,6 @@ CORPUS = {
 )
 def test_a_text_is_kept_once_at_its_best_rank_unless_it_is_known_or_the_query(names, query, known, kept, counts):
     found = [Candidate(name, rank, {"bm25": rank}) for rank, name in enumerate(names, start=1)]
-    new = keep_new(found, query, CORPUS, known)
+    new = keep_new(found, query, {name: text_key(text) for name, text in CORPUS.items()}, known)
     assert [(candidate.document_id, candidate.rank) for candidate in new.candidates] == kept
     assert (new.known, new.copies) == counts

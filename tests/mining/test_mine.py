@@ -19,7 +19,7 @@ from bixse.evaluation.systems import EncoderSystem
 from bixse.evaluation.tasks import collection_task
 from bixse.mining import searching
 from bixse.mining.candidates import fuse
-from bixse.mining.mine import mine
+from bixse.mining.mine import WORK, mine
 from bixse.mining.mine_settings import MineConfig
 from bixse.mining.mined_pairs import load_mined_pairs
 from bixse.retrieval.bm25 import BM25
@@ -244,9 +244,9 @@ def test_an_interrupted_run_goes_on_with_the_next_retriever(collection, tmp_path
     monkeypatch.setattr(searching, "BLOCK", 3)
     mine(config, tmp_path / "whole")
     with monkeypatch.context() as stopped, pytest.raises(KeyboardInterrupt):
-        stopped.setattr(searching, "exact_search", stop)
+        stopped.setattr(searching, "to_run", stop)
         mine(config, tmp_path / "out")
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["run.bm25.trec", "run.json"]
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [WORK, "run.bm25.trec", "run.json"]
     with pytest.raises(OutputExistsError):
         mine(changed(config, seed=1), tmp_path / "out")
     monkeypatch.setattr(BM25, "search", stop)

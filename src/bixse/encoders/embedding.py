@@ -13,6 +13,8 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.checkpoint import checkpoint
 
+from bixse.encoders.shards import is_sharded, most_of_all
+
 PASS_COST: Mapping[str, int] = defaultdict(lambda: 2048, cpu=64)
 """What a pass through the encoder costs beside its tokens, in tokens, by kind of device; measured with MiniLM.
 
@@ -37,6 +39,9 @@ def embed_features(
     A batch padded to its longest text spends most of its time on padding. Sorting by length and trimming each pass
     changes no embedding (the attention mask hides padding) and keeps autograd intact. With padding on the left this
     needs relative positions, as decoders have; absolute ones are counted from the padding on.
+
+    Each pass through a sharded encoder gathers weights from all processes. Every process must call this then, as often
+    as the others; one with fewer passes adds some of a single token, whose embeddings are dropped.
 
     Args:
         model: called with features, returns `sentence_embedding` (n, D).
@@ -65,8 +70,23 @@ def embed_features(
     if not isinstance(mask, Tensor) or mask.ndim != 2:
         return embed(dict(features))
     order, numbers = passes_by_length(mask, mini_batch_size)
-    parts = [embed(take_rows(features, mask, rows)) for rows in order.split(numbers)]
+    missing = most_of_all(len(numbers), mask.device) - len(numbers) if is_sharded(model) else 0
+    parts = [embed(take_rows(features, mask, rows)) for rows in (order.split(numbers) if numbers else [])]
+    parts += [embed(_one_token(features, mask))[:0] for _ in range(missing)]
     return torch.cat(parts)[torch.argsort(order)]
+
+
+def _one_token(features: Features, mask: Tensor) -> dict[str, Any]:
+    """Features of a text of one token, with the same names."""
+    single: dict[str, Any] = {}
+    for name, value in features.items():
+        if isinstance(value, Tensor) and value.shape[:2] == mask.shape:
+            single[name] = value.new_full((1, 1, *value.shape[2:]), int(name == "attention_mask"))
+        elif isinstance(value, Tensor) and value.shape[:1] == mask.shape[:1]:
+            single[name] = value.new_zeros(1, *value.shape[1:])
+        else:
+            single[name] = value
+    return single
 
 
 def passes_by_length(mask: Tensor, mini_batch_size: int = 32) -> tuple[Tensor, list[int]]:

@@ -83,7 +83,7 @@ def encode_texts(
     return embeddings if len(distinct) == len(texts) else embeddings[[row_of[text] for text in texts]]
 
 
-@torch.inference_mode()
+@torch.no_grad()  # not in inference mode: buffers of a sharded encoder made there could not be trained with
 def encode_here(
     model: SentenceTransformer,
     texts: Sequence[str],

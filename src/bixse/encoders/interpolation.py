@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 
+from bixse.encoders.shards import local_part
 from bixse.errors import InputError, ModelError
 
 if TYPE_CHECKING:
@@ -19,8 +20,11 @@ Weights: TypeAlias = "Mapping[str, Tensor]"
 
 
 def trained_weights(model: SentenceTransformer) -> dict[str, Tensor]:
-    """A copy, in main memory, of the parameters that are trained: all of them, or the adapters."""
-    own = {name: value.detach() for name, value in model.named_parameters() if value.requires_grad}
+    """A copy, in main memory, of the parameters that are trained: all of them, or the adapters.
+
+    Of a sharded encoder this process's part of each.
+    """
+    own = {name: local_part(value.detach()) for name, value in model.named_parameters() if value.requires_grad}
     return {name: value.to("cpu", copy=True) for name, value in own.items()}
 
 
@@ -46,7 +50,8 @@ def interpolate(model: SentenceTransformer, base: Weights, tuned: Weights, weigh
                 continue
             down_projection = ".lora_A." in name or ".lora_embedding_A." in name
             start = tuned[name] if down_projection else base[name]
-            parameter.copy_(torch.lerp(start.to(parameter), tuned[name].to(parameter), weight))
+            own = local_part(parameter)
+            own.copy_(torch.lerp(start.to(own), tuned[name].to(own), weight))
 
 
 def check_can_be_scaled(base: Weights) -> None:

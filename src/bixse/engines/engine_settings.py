@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
-from bixse.engines.processes import LocalEngine
-from bixse.engines.ranks import RanksEngine
 from bixse.errors import InputError
 from bixse.settings import Flag, Settings
 
@@ -16,21 +14,12 @@ if TYPE_CHECKING:
     from bixse.engines.job import Engine
 
 
-class EngineSettings(Settings):
-    """Where work runs.
-
-    Example:
-        >>> EngineSettings(engine="local", processes=1).chosen_engine().processes
-        1
-    """
+class PlaceSettings(Settings):
+    """Which machines work."""
 
     engine: Literal["local", "ranks", "ray"] = "local"
     """local: on this machine; ranks: this process does its share, others (torchrun, a Slurm array) theirs; ray: on a
     Ray cluster."""
-    shards: int | None = Field(default=None, ge=1)
-    """Cut the work into about N parts; null: as few as there may be."""
-    processes: int | None = Field(default=None, ge=1)
-    """Processes at once; null: as many as fit."""
     ray_address: Annotated[str, Flag(metavar="HOST:PORT")] = "auto"
     """Of the Ray cluster; auto: the one that this machine belongs to."""
     num_cpus: int = Field(default=1, ge=1)
@@ -38,13 +27,12 @@ class EngineSettings(Settings):
     num_gpus: int = Field(default=0, ge=0)
     """GPUs of each process; with Ray, 0 computes on the processor."""
 
-    def chosen_engine(self, here: bool = False) -> Engine:
-        """The engine; of one machine it works in this process where the job wants to be `here`.
+    def engine_of(self, processes: int | None) -> Engine:
+        """The engine, with so many processes at once; None: as many as fit.
 
         Raises:
             InputError: there is no such place: no rank in the environment, no graphics card, Ray is not installed.
         """
-        number = 1 if here else self.processes
         if self.engine != "ranks" and int(os.environ.get("WORLD_SIZE", "1")) > 1:
             raise InputError(
                 f"engine {self.engine}: got WORLD_SIZE={os.environ['WORLD_SIZE']}, processes of a launcher that would "
@@ -53,5 +41,29 @@ class EngineSettings(Settings):
         if self.engine == "ray":
             from bixse.engines.ray_cluster import RayEngine
 
-            return RayEngine(self.ray_address, self.processes, self.num_cpus, self.num_gpus)
-        return (RanksEngine if self.engine == "ranks" else LocalEngine)(number, self.num_gpus)
+            return RayEngine(self.ray_address, processes, self.num_cpus, self.num_gpus)
+        if self.engine == "ranks":
+            from bixse.engines.ranks import RanksEngine
+
+            return RanksEngine(processes, self.num_gpus)
+        from bixse.engines.processes import LocalEngine
+
+        return LocalEngine(processes, self.num_gpus)
+
+
+class EngineSettings(PlaceSettings):
+    """Where work runs that may be cut into any number of parts.
+
+    Example:
+        >>> EngineSettings(engine="local", processes=1).chosen_engine().processes
+        1
+    """
+
+    shards: int | None = Field(default=None, ge=1)
+    """Cut the work into about N parts; null: as few as there may be."""
+    processes: int | None = Field(default=None, ge=1)
+    """Processes at once; null: as many as fit."""
+
+    def chosen_engine(self, here: bool = False) -> Engine:
+        """The engine; of one machine it works in this process where the job wants to be `here`; see `engine_of`."""
+        return self.engine_of(1 if here and self.engine != "ray" else self.processes)

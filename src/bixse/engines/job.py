@@ -13,7 +13,7 @@ from bixse.data.io.files import write_atomically
 from bixse.errors import BixseError, InputError, shorten
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
 Shard = TypeVar("Shard")
@@ -104,8 +104,16 @@ class Engine(ABC):
     """Every shard is done in this process."""
     shared = False
     """Other processes, which were started by themselves, do the rest."""
+    rank = 0
+    """The number of this process among those."""
 
-    def map(self, job: Job[Shard, Result], shards: Iterable[Shard], kept: Any = None) -> Iterator[Ended[Shard, Result]]:
+    def map(
+        self,
+        job: Job[Shard, Result],
+        shards: Iterable[Shard],
+        kept: Any = None,
+        wanted: Callable[[Shard], bool] = lambda shard: True,
+    ) -> Iterator[Ended[Shard, Result]]:
         """Do the shards of this engine's share that are not complete; each comes out as it ends, in any order.
 
         A shard that fails, or whose process dies, is tried once more when the others are done, by itself. One that
@@ -115,6 +123,7 @@ class Engine(ABC):
             job: what to do.
             shards: taken one by one, as there is room for them.
             kept: what `job.setup` would give, where this process has it already; other processes make their own.
+            wanted: asked, when there is room for a shard, whether it is still to be done; else it is left out.
 
         Raises:
             InputError: the job cannot be sent, or there is no place as the settings want it.
@@ -127,7 +136,7 @@ class Engine(ABC):
             for shard in self.share(shards):
                 if job.is_complete(shard):
                     known.append(shard)
-                else:
+                elif wanted(shard):
                     yield shard
 
         for ended in self.attempts(job, missing(), kept, alone=False):

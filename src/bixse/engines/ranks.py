@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+from contextlib import contextmanager
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -10,9 +12,12 @@ from bixse.engines.processes import LocalEngine
 from bixse.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from bixse.engines.job import Shard
+
+LAUNCHED = re.compile(r"(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|MASTER_(ADDR|PORT)")
+"""Environment variables by which a launcher tells processes that they are one job."""
 
 
 class RanksEngine(LocalEngine):
@@ -29,6 +34,16 @@ class RanksEngine(LocalEngine):
 
     def share(self, shards: Iterable[Shard]) -> Iterable[Shard]:
         return islice(shards, self.rank, None, self.number)
+
+
+@contextmanager
+def without_launcher() -> Iterator[None]:
+    """Inside the block libraries take this process for one alone: ranks do their shards each by itself."""
+    hidden = {name: os.environ.pop(name) for name in list(os.environ) if LAUNCHED.fullmatch(name)}
+    try:
+        yield
+    finally:
+        os.environ |= hidden
 
 
 def rank_of(environment: Mapping[str, str]) -> tuple[int, int]:

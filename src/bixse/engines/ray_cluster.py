@@ -10,6 +10,7 @@ import threading
 from contextlib import contextmanager
 from importlib import import_module
 from itertools import chain, islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bixse.engines.job import Ended, Engine, Job, check_pickles
@@ -74,7 +75,7 @@ class RayEngine(Engine):
 
         def start() -> None:
             actor = make.remote()
-            running[actor.begin.remote(check.version, check.path, [sent])] = actor, new
+            running[actor.begin.remote(check.version, check.path, str(Path.cwd()), [sent])] = actor, new
 
         try:
             for _ in range(number):

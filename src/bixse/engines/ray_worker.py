@@ -20,9 +20,11 @@ def worker_class() -> type:
     """The class of the actors: made in a function, so that Ray sends its code to machines without bixse too."""
 
     class ShardWorker:
-        def begin(self, version: str, path: Any, sent: list[Any]) -> Any:
-            """Say what this machine has; set up where that is right."""
+        def begin(self, version: str, path: Any, folder: str, sent: list[Any]) -> Any:
+            """Say what this machine has; set up where that is right, in the folder of the one that asks."""
+            import os
             import socket
+            from contextlib import suppress
             from importlib import metadata
 
             try:
@@ -37,6 +39,9 @@ def worker_class() -> type:
                 content = None
             if found == version and content is not None:
                 import ray
+
+                with suppress(OSError):
+                    os.chdir(folder)
 
                 from bixse.errors import BixseError
 

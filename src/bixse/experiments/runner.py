@@ -6,16 +6,17 @@ import gc
 import json
 import shutil
 import time
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
-from bixse.data.io.files import LOCK_FILE, read_text, storage_errors, write_atomically
+from bixse.data.io.files import LOCK_FILE, alone_in, read_text, storage_errors, write_atomically
 from bixse.data.run_record import RUN_FILE
 from bixse.encoders.loading.precision import use_precision
 from bixse.engines.job import Job
 from bixse.engines.processes import LocalEngine
+from bixse.engines.ranks import without_launcher
 from bixse.errors import (
     BixseError,
     DivergedError,
@@ -27,13 +28,14 @@ from bixse.errors import (
 )
 from bixse.experiments.arms import RunResult
 from bixse.training import recipe
-from bixse.training.distributed import first_process_alone_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
     from bixse.data.run_record import RunRecord, Status
+    from bixse.engines.job import Engine
     from bixse.experiments.arms import ArmRun
     from bixse.progress import Step
     from bixse.training.config import TrainConfig
@@ -46,6 +48,8 @@ INPUTS_FOLDER = "inputs"
 """Where an experiment lays out what its runs read."""
 PAIRS_FILE = "pairs.parquet"
 """The transformed training pairs of a run, until it has ended."""
+ELSEWHERE = "another rank has not done it yet"
+"""What is said of a run of another rank."""
 FIX = "tried twice; fix: fewer jobs, or smaller batches"
 """What is said of a run that ended without a word of its own, such as by the death of its process."""
 PARTS = (recipe.MODEL_FOLDER, recipe.ADAPTER_FOLDER, recipe.TUNED_FOLDER, recipe.CHECKPOINT_FOLDER)
@@ -61,21 +65,51 @@ class Results:
     made: int
     """Runs that this call did; the others were there."""
     warnings: list[str]
+    waiting: int = 0
+    """Runs that other ranks have not done yet; they stand among the results as interrupted."""
 
     @property
     def status(self) -> Status:
         """For the record: finished when every run is."""
+        if self.waiting:
+            return "running"
         return "finished" if all(found.status == "finished" for found in self.of.values()) else "failed"
 
 
+@dataclass(frozen=True)
+class Experiment:
+    """An experiment whose folder is open for this process, or for all ranks."""
+
+    record: RunRecord
+    engine: Engine
+    """What does the runs."""
+    end: ExitStack
+    """Closed with the folder."""
+
+    @property
+    def folder(self) -> Path:
+        """That of all runs."""
+        return self.record.folder / RUNS_FOLDER
+
+    def in_turn(self) -> AbstractContextManager[None]:
+        """Of several ranks, one at a time inside the block."""
+        return alone_in(self.record.folder, wait=True) if self.engine.shared else nullcontext()
+
+
 @contextmanager
-def opened(record: RunRecord) -> Iterator[Path]:
-    """The folder of all runs, for this process alone; one refused before its first result leaves no folder."""
-    out = record.folder
-    with first_process_alone_in(out):
-        new = not (out / RUN_FILE).exists()
+def opened(record: RunRecord, engine: Engine | None = None) -> Iterator[Experiment]:
+    """The folder of an experiment, for this process alone; one refused before its first result leaves no folder.
+
+    Without an engine the runs are done here, one after the other. Ranks are in the folder together, and do each of
+    their runs as if they were alone.
+    """
+    out, engine = record.folder, engine or LocalEngine(1)
+    with ExitStack() as end, without_launcher() if engine.shared else alone_in(out):
+        new = not engine.shared and not (out / RUN_FILE).exists()
+        if engine.shared and not (out / RUN_FILE).exists():
+            record.save("running")  # the next rank sees whose folder it is
         try:
-            yield out / RUNS_FOLDER
+            yield Experiment(record, engine, end)
         except InputError:
             if new and not list(out.glob(f"{RUNS_FOLDER}/*/*/{RESULT_FILE}")):
                 for folder in (RUNS_FOLDER, INPUTS_FOLDER):
@@ -88,46 +122,50 @@ def opened(record: RunRecord) -> Iterator[Path]:
 
 
 def do_runs(
-    record: RunRecord,
+    experiment: Experiment,
     runs: Sequence[ArmRun],
     inputs: Any,
-    jobs: int | None = 1,
     keep_models: bool = False,
     progress: Callable[[str, int], Step] | None = None,
     wanted: Callable[[ArmRun, dict[str, RunResult]], bool] = lambda run, results: True,
     after_each: Callable[[dict[str, RunResult]], object] = lambda results: None,
 ) -> Results:
-    """Do every run that has no result, within `opened`; those that are finished are kept, and so are diverged ones.
+    """Do every run that has no result; those that are finished are kept, and so are diverged ones.
 
     An interrupted run continues from its checkpoint, a failed one is tried again, and to have any other done anew its
-    folder is deleted. What all runs share and cannot be used ends all, and so do a full disk and Ctrl-C.
+    folder is deleted. What all runs share and cannot be used ends all, and so do a full disk and Ctrl-C. Of several
+    ranks each does its share, and is alone in the folder from then on until it is closed.
 
     Args:
-        record: of the experiment; it is saved as running, and as interrupted by Ctrl-C.
+        experiment: as `opened` gives it; its record is saved as running, and as interrupted by Ctrl-C.
         runs: what to do, in this order.
-        inputs: what their `measure` reads; with several processes it is sent to them.
-        jobs: runs at once, see `LocalEngine`.
+        inputs: what their `measure` reads; it is sent to other processes.
         keep_models: leave what is trained in the folders of the runs.
         progress: makes a progress callback from a title and a total.
         wanted: whether a run is still wanted, given the results so far.
         after_each: called with all results after each run.
     """
-    folder = record.folder / RUNS_FOLDER
-    record.save("running")
-    known = {run.name: load_result(run, folder) for run in runs}
-    results = {name: found for name, found in known.items() if found is not None and found.stands}
-    missing = [run for run in runs if run.name not in results]
+    record, engine, folder = experiment.record, experiment.engine, experiment.folder
+    if not engine.shared:
+        record.save("running")
+    results = _standing(runs, folder)
     for name, found in results.items():
         clear(folder / name, found, keep_models)
+    missing = len(results) < len(runs)
     advance = progress(record.command, len(runs)) if progress is not None and missing else None
     if advance is not None and results:
         advance(0, known=len(results))
-    still = (run for run in missing if wanted(run, results))
     made = 0
     try:
-        for ended in LocalEngine(jobs).map(RunJob(inputs, folder, keep_models), still):
+        job = RunJob(inputs, folder, keep_models)
+        for ended in engine.map(job, runs, wanted=lambda run: wanted(run, results)):
+            if ended.known:
+                continue
             run = ended.shard
-            results[run.name] = ended.result or _result(run, status="failed", reason=f"{ended.error}, {FIX}")
+            found = ended.result or _result(run, status="failed", reason=f"{ended.error}, {FIX}")
+            if ended.error:
+                _write(folder / run.name, found)
+            results.update({run.name: found, **(_standing(runs, folder) if engine.shared else {})})
             made += 1
             after_each(results)
             if advance is not None:
@@ -138,10 +176,17 @@ def do_runs(
             f"{record.folder}: got Ctrl-C after {len(results)} of {len(runs)} runs; finished runs are kept; "
             "to go on: give the same command again"
         ) from error
+    waiting = []
+    if engine.shared:
+        experiment.end.enter_context(experiment.in_turn())
+        there = {run.name: load_result(run, folder) for run in runs if run.name not in results}
+        results.update({name: own for name, own in there.items() if own is not None and own.status != "interrupted"})
+        waiting = [run for run in runs if run.name not in results and wanted(run, results)]
+        results.update({run.name: _result(run, status="interrupted", reason=ELSEWHERE) for run in waiting})
     ordered = {run.name: results[run.name] for run in runs if run.name in results}
     versions = sorted({found.version for found in ordered.values()})
     mixed = f"runs were made by several versions of bixse ({', '.join(versions)}): use a new --out to be sure"
-    return Results(ordered, made, [mixed] if len(versions) > 1 else [])
+    return Results(ordered, made, [mixed] if len(versions) > 1 else [], len(waiting))
 
 
 @dataclass(frozen=True)
@@ -155,6 +200,16 @@ class RunJob(Job["ArmRun", RunResult]):
     def run(self, shard: ArmRun, kept: Any) -> RunResult:
         return execute(shard, self.inputs, self.folder, self.keep_models)
 
+    def output(self, shard: ArmRun) -> Path:
+        return self.folder / shard.name / RESULT_FILE
+
+    def is_complete(self, shard: ArmRun) -> bool:
+        found = load_result(shard, self.folder)
+        return found is not None and found.stands
+
+    def mark(self, shard: ArmRun) -> None:
+        """The result is the mark."""
+
 
 def execute(run: ArmRun, inputs: Any, folder: Path, keep_models: bool = False) -> RunResult:
     """Do one run and write its result to its folder; whatever a library raises fails this run alone."""
@@ -165,9 +220,7 @@ def execute(run: ArmRun, inputs: Any, folder: Path, keep_models: bool = False) -
     started = time.perf_counter() - (earlier.seconds if earlier is not None and earlier.status == "interrupted" else 0)
 
     def write(**found: Any) -> RunResult:
-        result = _result(run, seconds=time.perf_counter() - started, **found)
-        write_atomically(own / RESULT_FILE, json.dumps(asdict(result), indent=1, default=str) + "\n")
-        return result
+        return _write(own, _result(run, seconds=time.perf_counter() - started, **found))
 
     try:
         with use_precision(run.settings.get("precision")):
@@ -211,6 +264,17 @@ def clear(own: Path, result: RunResult, keep_models: bool) -> None:
         with storage_errors(own):
             if (own / TRAIN_FOLDER / part).is_dir():
                 shutil.rmtree(own / TRAIN_FOLDER / part)
+
+
+def _standing(runs: Sequence[ArmRun], folder: Path) -> dict[str, RunResult]:
+    """Name of a run -> its result, of those that need not be done again."""
+    known = {run.name: load_result(run, folder) for run in runs}
+    return {name: found for name, found in known.items() if found is not None and found.stands}
+
+
+def _write(own: Path, result: RunResult) -> RunResult:
+    write_atomically(own / RESULT_FILE, json.dumps(asdict(result), indent=1, default=str) + "\n")
+    return result
 
 
 def _result(run: ArmRun, **found: Any) -> RunResult:

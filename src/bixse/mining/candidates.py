@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import TYPE_CHECKING
 
 from bixse.data.trec import ranked
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
-
-    from bixse.data.collection import Document
 
 RRF_CONSTANT = 60
 """k of reciprocal rank fusion, the value of Cormack, Clarke and Büttcher 2009 (doi:10.1145/1571941.1572114)."""
@@ -68,15 +67,18 @@ def fuse(answers: Mapping[str, Mapping[str, float]], depth: int) -> list[Candida
 
 
 def keep_new(
-    candidates: Sequence[Candidate], query: str, corpus: Mapping[str, Document], known: Collection[str] = ()
+    candidates: Sequence[Candidate], query: str, corpus: Mapping[str, bytes], known: Collection[str] = ()
 ) -> NewCandidates:
-    """Leave out known documents, the query's own text, and texts that a better candidate has, white space aside."""
-    known_texts = {_plain(corpus[document_id].content) for document_id in known if document_id in corpus}
-    seen = {_plain(query)}
+    """Leave out known documents, the query's own text, and texts that a better candidate has, white space aside.
+
+    `corpus`: document id -> `text_key` of its text, of the candidates and the known documents.
+    """
+    known_texts = {corpus[document_id] for document_id in known if document_id in corpus}
+    seen = {text_key(query)}
     kept = []
     count_known = 0
     for candidate in candidates:
-        text = _plain(corpus[candidate.document_id].content)
+        text = corpus[candidate.document_id]
         if candidate.document_id in known or text in known_texts:
             count_known += 1
         elif text not in seen:
@@ -85,5 +87,6 @@ def keep_new(
     return NewCandidates(kept, count_known, len(candidates) - len(kept) - count_known)
 
 
-def _plain(text: str) -> str:
-    return " ".join(text.split())
+def text_key(text: str) -> bytes:
+    """The same for texts that differ in white space alone, and for no others."""
+    return blake2b(" ".join(text.split()).encode("utf-8"), digest_size=16).digest()

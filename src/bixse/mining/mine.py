@@ -2,30 +2,48 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections import Counter
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bixse.data.io.files import hash_files
-from bixse.data.run_record import open_run
-from bixse.encoders.identity import model_hashes, model_path_settings
-from bixse.encoders.loading.precision import resolve_precision
+from bixse.data.collection_files import stream_documents
+from bixse.data.io.files import alone_in, hash_files
+from bixse.data.run_record import RUN_FILE, open_run
+from bixse.encoders.identity import model_path_settings
+from bixse.encoders.loading.precision import resolve_precision, use_precision
+from bixse.engines.job import is_marked, mark
 from bixse.errors import InputError
-from bixse.mining.candidates import fuse, keep_new
+from bixse.mining.candidates import fuse, keep_new, text_key
 from bixse.mining.mine_inputs import read_inputs
 from bixse.mining.mined_pairs import MinedPair, pairs_path, save_mined_pairs
-from bixse.mining.searching import load_encoder, open_search, read_answers, retriever_labels, save_answers
+from bixse.mining.searching import (
+    found_ids,
+    open_dense,
+    read_answers,
+    retriever_hashes,
+    retriever_labels,
+    save_answers,
+    search_words,
+)
 from bixse.mining.selection import choose, rank_band
 from bixse.report.table import format_table
 from bixse.retrieval.bm25 import BM25_NAME
+from bixse.retrieval.index.encode_shards import TEXTS
+from bixse.retrieval.index.index_files import stream_texts, write_texts
 
 if TYPE_CHECKING:
     from bixse.data.run_record import RunRecord
+    from bixse.mining.candidates import Candidate
     from bixse.mining.mine_inputs import MineInputs
     from bixse.mining.mine_settings import MineConfig
     from bixse.progress import ProgressBars
+
+WORK = ".searching"
+"""Folder in that of the run for texts and shards, until the pairs are there."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +69,8 @@ class MineResult:
     warnings: list[str] = field(default_factory=list)
     reused: bool = False
     """The run was finished before; nothing was searched."""
+    waiting: int = 0
+    """Shards that other ranks have not done yet: there are no pairs until they have."""
 
     def text(self) -> str:
         """Pairs by band of rank, and what was left out."""
@@ -74,29 +94,78 @@ def mine(config: MineConfig, out: str | Path, progress: ProgressBars | None = No
 
     The pairs have no relevance: a mined document is no negative until a judge has said so. `out` receives the pairs,
     the TREC run of each retriever and run.json. The same call continues an interrupted run and reuses a finished one.
+    Encoders search shard by shard, in memory that does not depend on the number of documents; of several ranks the one
+    that is last chooses the pairs.
 
     Raises:
         InputError: a file, setting or retriever that cannot be used, or no candidate for any query.
         OutputExistsError: `out` holds another run.
         StorageError: `out` cannot be written.
+        IncompleteError: a shard failed twice; the others are kept.
 
     Example:
         Eight documents per query, from the top down to rank 100, found by words or by meaning::
 
             mine(MineConfig(collection="data", split="train", retrievers=["bm25", "demo"]), "runs/mined")
     """
-    out = Path(out)
+    with use_precision(config.precision):
+        return _mine(config, Path(out), progress)
+
+
+def _mine(config: MineConfig, out: Path, progress: ProgressBars | None) -> MineResult:
     path = pairs_path(out, config.format)
     labels = retriever_labels(config.retrievers)
-    record = _open(config, labels, out)
+    devices, warnings = config.chosen_devices()
+    precision = resolve_precision(device=devices[0] if devices else None)
+    record = _open(config, labels, out, precision)
     if record.status == "finished":
         return _finished(record, path)
+    place = config.chosen_engine(here=True)
     inputs = read_inputs(config)
     runs = {label: out / f"run.{label}.trec" for label in labels}
-    _search(config, {label: labels[label] for label in runs if not runs[label].exists()}, inputs, record, progress)
-    pairs, counts = _choose(config, runs, inputs)
+    missing = {label: labels[label] for label in runs if not runs[label].exists()}
+    texts = (out / WORK / TEXTS).absolute()
+    dense = {
+        label: open_dense(name, config, out / WORK / label, record.inputs["corpus"], inputs.documents, precision)
+        for label, name in missing.items()
+        if name != BM25_NAME
+    }
+    if not (place.shared and (out / RUN_FILE).exists()):
+        record.save("running")
+    if not is_marked(texts, record.inputs["corpus"]):
+        write_texts(texts, stream_documents(config.files()["corpus"]))
+        mark(texts, record.inputs["corpus"])
+    waiting = 0
+    for label, search in dense.items():
+        started = time.perf_counter()
+        waiting += search.search(inputs.queries, place, devices, progress, f"search with {label}")
+        record.timings[f"search with {label}"] = time.perf_counter() - started
+    if waiting:
+        return MineResult(path.name, 0, len(inputs.queries), {}, [], 0, 0, 0, inputs.empty_documents, {}, warnings,
+                          waiting=waiting)  # fmt: skip
+    with alone_in(out / WORK, wait=True) if place.shared else nullcontext():
+        if place.shared and (found := _open(config, labels, out, precision)).status == "finished":
+            shutil.rmtree(out / WORK, ignore_errors=True)
+            return _finished(found, path)  # another rank was faster
+        for label in missing:
+            if label in dense:
+                answers = dense[label].answers(inputs.queries, config)
+            else:
+                step = progress(f"search with {label}", len(inputs.queries)) if progress is not None else None
+                answers = search_words(texts, inputs.queries, config, step)
+            save_answers(answers, runs[label], label)
+        return _finish(config, runs, inputs, record, texts, warnings)
+
+
+def _finish(
+    config: MineConfig, runs: dict[str, Path], inputs: MineInputs, record: RunRecord, texts: Path, warnings: list[str]
+) -> MineResult:
+    """Choose and write the pairs."""
+    out, path = record.folder, pairs_path(record.folder, config.format)
+    pairs, counts = _choose(config, runs, inputs, texts)
     if not pairs:
         record.save("failed")
+        shutil.rmtree(out / WORK, ignore_errors=True)
         raise InputError(
             f"{out}: got no candidate for any of {len(inputs.queries)} queries; expected some; fix: check that "
             "corpus and queries are of one language, or add a retriever (--retriever demo)"
@@ -110,31 +179,32 @@ def mine(config: MineConfig, out: str | Path, progress: ProgressBars | None = No
         path=path.name,
         pairs=len(pairs),
         queries=len(inputs.queries),
-        bands=_bands(pairs, list(labels)),
+        bands=_bands(pairs, list(runs)),
         without_candidates=[query_id for query_id in inputs.queries if query_id not in mined],
         with_fewer=sum(count < config.count for count in mined.values()),
         known=counts["known"],
         copies=counts["copies"],
         empty_documents=inputs.empty_documents,
         runs={label: run.name for label, run in runs.items() if label not in silent},
-        warnings=[*inputs.warnings, *(f"{label} found no document for any query" for label in silent)],
+        warnings=[*warnings, *inputs.warnings, *(f"{label} found no document for any query" for label in silent)],
     )
     record.results = asdict(result)
     record.save("finished")
+    shutil.rmtree(out / WORK, ignore_errors=True)
     return result
 
 
-def _open(config: MineConfig, labels: dict[str, str], out: Path) -> RunRecord:
+def _open(config: MineConfig, labels: dict[str, str], out: Path, precision: str) -> RunRecord:
     """The record of this run; files are hashed, and where they lie does not count."""
     inputs = hash_files(config.files())
     for label, name in labels.items():
-        inputs |= {f"{label}/{file}": digest for file, digest in model_hashes(name).items()}
+        inputs |= {f"{label}/{file}": digest for file, digest in retriever_hashes(name).items()}
     settings = config.identity() | {
         "retrievers": [label if model_path_settings(name) else name for label, name in labels.items()],
         "models": list(labels.values()),
     }
     if any(name != BM25_NAME for name in labels.values()):
-        settings["precision"] = resolve_precision()
+        settings["precision"] = precision
     return open_run(out, "mine", settings, inputs, paths=("collection", "corpus", "queries", "known", "models"))
 
 
@@ -150,36 +220,30 @@ def _finished(record: RunRecord, path: Path) -> MineResult:
     )
 
 
-def _search(
-    config: MineConfig,
-    labels: dict[str, str],
-    inputs: MineInputs,
-    record: RunRecord,
-    progress: ProgressBars | None,
-) -> None:
-    encoders = {label: load_encoder(name, config) for label, name in labels.items()}
-    record.save("running")
-    for label in labels:
-        started = time.perf_counter()
-        search = open_search(encoders.pop(label), inputs.corpus, config, progress)
-        step = progress(f"search with {label}", len(inputs.queries)) if progress is not None else None
-        save_answers(search, inputs.queries, record.folder / f"run.{label}.trec", label, step)
-        record.timings[f"search with {label}"] = time.perf_counter() - started
+def _choose(
+    config: MineConfig, runs: dict[str, Path], inputs: MineInputs, texts: Path
+) -> tuple[list[MinedPair], Counter[str]]:
+    """The pairs of every query in the order of the queries, each query's by rank; and what was left out.
 
-
-def _choose(config: MineConfig, runs: dict[str, Path], inputs: MineInputs) -> tuple[list[MinedPair], Counter[str]]:
-    """The pairs of every query in the order of the queries, each query's by rank; and what was left out."""
-    pairs: list[MinedPair] = []
+    The corpus is read twice: for what tells copies of a text apart, and for the texts of the chosen documents.
+    """
+    asked = found_ids(runs.values()).union(*(inputs.known.get(query_id, ()) for query_id in inputs.queries))
+    keys = {name: text_key(document.content) for name, document in stream_texts(texts) if name in asked}
+    chosen: list[tuple[str, Candidate]] = []
     counts: Counter[str] = Counter()
     for (query_id, query), answers in zip(inputs.queries.items(), read_answers(runs, inputs.queries), strict=True):
-        found = fuse(answers, config.depth)
-        new = keep_new(found, query, inputs.corpus, inputs.known.get(query_id, ()))
+        new = keep_new(fuse(answers, config.depth), query, keys, inputs.known.get(query_id, ()))
         counts.update(known=new.known, copies=new.copies)
         ids = [candidate.document_id for candidate in new.candidates]
-        for place in choose(config.strategy, ids, config.count, config.seed, query_id):
-            one = new.candidates[place]
-            document = inputs.corpus[one.document_id].content
-            pairs.append(MinedPair(query_id, query, one.document_id, document, config.task, one.source, one.rank))
+        places = choose(config.strategy, ids, config.count, config.seed, query_id)
+        chosen += [(query_id, new.candidates[place]) for place in places]
+    asked = {one.document_id for _, one in chosen}
+    contents = {name: document.content for name, document in stream_texts(texts) if name in asked}
+    pairs = [
+        MinedPair(query_id, inputs.queries[query_id], one.document_id, contents[one.document_id], config.task,
+                  one.source, one.rank)
+        for query_id, one in chosen
+    ]  # fmt: skip
     return pairs, counts
 
 

@@ -10,7 +10,8 @@ from pydantic import Field, model_validator
 from bixse.errors import SEEDS, InputError
 from bixse.mining.mined_pairs import PairsFormat
 from bixse.mining.selection import Strategy
-from bixse.settings import Flag, Settings
+from bixse.retrieval.retrieval_settings import EncodingSettings, ShardedEncodingSettings
+from bixse.settings import Flag
 
 if TYPE_CHECKING:
     from typing import Self
@@ -19,7 +20,11 @@ PER_QUERY = 8
 """Documents a query that are mined where nothing else is said."""
 
 
-class MineConfig(Settings):
+WHERE = (set(ShardedEncodingSettings.model_fields) | set(EncodingSettings.model_fields)) - {"task"}
+"""Settings of where texts are encoded, which do not decide what is mined."""
+
+
+class MineConfig(ShardedEncodingSettings):
     """Settings of `bixse mine`; also the keys of its YAML file."""
 
     renamed: ClassVar = {"retriever": "write retrievers"}
@@ -41,7 +46,8 @@ class MineConfig(Settings):
     exclude_self: bool = False
     """Leave out the document that has the query's own id."""
     retrievers: Annotated[tuple[str, ...], Flag(name="retriever")] = ("bm25",)
-    """bm25 (the default), demo, a model folder or a hub name, one or several."""
+    """bm25 (the default), demo, a model folder, a hub name, or the folder of an index of the corpus; one or several.
+    """
     strategy: Strategy = "spread"
     """spread: from the top down to the depth; top: the best; hard-negatives: the best that are not known; one: a single
     document from any depth."""
@@ -57,9 +63,6 @@ class MineConfig(Settings):
     """Name of the task, written beside every pair; encoders with task instructions use those of this task."""
     format: PairsFormat = "parquet"
     """How the pairs are written."""
-    cache: Annotated[str | None, Flag(metavar="DIR")] = None
-    """Folder for document embeddings, so that a corpus is encoded once a model; none keeps nothing (default:
-    BIXSE_CACHE_DIR, else the user's cache folder, see `bixse doctor`)."""
 
     @model_validator(mode="after")
     def _usable(self) -> Self:
@@ -91,7 +94,7 @@ class MineConfig(Settings):
 
     def identity(self) -> dict[str, Any]:
         """What decides the pairs, and where it lies."""
-        return self.model_dump(mode="json", exclude={"cache"}) | {"per_query": self.count}
+        return self.model_dump(mode="json", exclude=WHERE) | {"per_query": self.count}
 
     @property
     def count(self) -> int:

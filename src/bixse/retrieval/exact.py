@@ -10,7 +10,7 @@ import torch
 from bixse.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     import numpy.typing as npt
 
@@ -111,6 +111,34 @@ class TopK:
             )
         scores, positions = _from_keys(self.keys)
         return scores.cpu().numpy(), positions.cpu().numpy()
+
+
+def merge_best(
+    parts: Iterable[tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]], top_k: int
+) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
+    """The `top_k` best per query of several results, each the best of a part of one corpus.
+
+    Args:
+        parts: scores and positions as `exact_search` gives them, both (Q, k), positions counted over the whole corpus.
+        top_k: documents per query, at least 1.
+
+    Returns:
+        What `exact_search` gives for the whole corpus where every part holds its `top_k` best.
+
+    Example:
+        >>> import numpy as np
+        >>> parts = [(np.float32([[0.9, 0.2]]), np.array([[1, 0]])), (np.float32([[0.9, 0.8]]), np.array([[3, 2]]))]
+        >>> merge_best(parts, top_k=3)[1].tolist()
+        [[1, 3, 2]]
+    """
+    best: torch.Tensor | None = None
+    for scores, positions in parts:
+        keys = _to_keys(torch.from_numpy(scores), 0, torch.from_numpy(positions))
+        both = keys if best is None else torch.cat([best, keys], dim=1)
+        best = both.topk(min(top_k, both.shape[1]), dim=1).values
+    assert best is not None
+    scores_of_best, positions_of_best = _from_keys(best)
+    return scores_of_best.numpy(), positions_of_best.numpy()
 
 
 def to_run(

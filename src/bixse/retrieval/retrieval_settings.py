@@ -53,7 +53,21 @@ class EncodingSettings(Settings):
         return devices, warn_of_too_many(devices)
 
 
-class IndexSettings(EncodingSettings, EngineSettings):
+class ShardedEncodingSettings(EncodingSettings, EngineSettings):
+    """How a corpus is encoded part by part, and where: here, by several ranks, or on a Ray cluster."""
+
+    @model_validator(mode="after")
+    def _devices_of_this_machine(self) -> Self:
+        if self.engine == "ray" and self.devices is not None:
+            raise ValueError("got devices with engine ray; expected them with local or ranks; fix: num_gpus for ray")
+        return self
+
+    def chosen_devices(self) -> tuple[list[str] | None, list[str]]:
+        """None with Ray, whose processes are on other machines."""
+        return (None, []) if self.engine == "ray" else super().chosen_devices()
+
+
+class IndexSettings(ShardedEncodingSettings):
     """Settings of `bixse index`.
 
     Example:
@@ -78,16 +92,6 @@ class IndexSettings(EncodingSettings, EngineSettings):
     recall_queries: Annotated[Path | None, Flag(metavar="FILE")] = None
     """Queries to measure that on; null: titles of documents."""
 
-    @model_validator(mode="after")
-    def _devices_of_this_machine(self) -> Self:
-        if self.engine == "ray" and self.devices is not None:
-            raise ValueError("got devices with engine ray; expected them with local or ranks; fix: num_gpus for ray")
-        return self
-
-    def chosen_devices(self) -> tuple[list[str] | None, list[str]]:
-        """None with Ray, whose processes are on other machines."""
-        return (None, []) if self.engine == "ray" else super().chosen_devices()
-
 
 class SearchSettings(EncodingSettings):
     """Settings of `bixse search`.
@@ -99,8 +103,7 @@ class SearchSettings(EncodingSettings):
 
     model: Annotated[str, Flag(metavar="INDEX|MODEL", positional=True)]
     """Folder that `bixse index` made, or lancedb:PATH/TABLE or qdrant:URL/COLLECTION that it wrote to; or, with a
-    collection, a model folder, Hugging Face name, or demo (the small
-    model of bixse[demo])."""
+    collection, a model folder, Hugging Face name, or demo (the small model of bixse[demo])."""
     query: Annotated[str | None, Flag(metavar="QUERY", positional=True)] = None
     """What to look for, in quotes."""
     collection: Annotated[Path | None, Flag(metavar="DIR")] = None

@@ -85,6 +85,8 @@ class SweepResult:
     warnings: list[str]
     reused: bool
     """Every run had ended before; nothing was trained."""
+    waiting: int = 0
+    """Runs that other ranks have not done yet."""
 
     @property
     def failed(self) -> list[SweepRow]:
@@ -134,14 +136,14 @@ def sweep(config: SweepConfig, out: Path, progress: bool = True) -> SweepResult:
         _drop_models(config, out, runs, results, rows)
         return rows
 
-    with opened(record):
+    engine = config.engine_of(config.jobs)
+    with opened(record, engine) as experiment:
         done = do_runs(
-            record,
+            experiment,
             runs,
-            titles if progress and config.jobs == 1 else {},
-            config.jobs,
+            titles if progress and engine.here else {},
             keep_models=config.keep != "none",
-            progress=progress_bar if progress and config.jobs != 1 else None,
+            progress=progress_bar if progress and not engine.here else None,
             wanted=lambda run, results: all(
                 results[other.name].status == "finished"
                 for other in runs
@@ -161,6 +163,7 @@ def sweep(config: SweepConfig, out: Path, progress: bool = True) -> SweepResult:
         model_path=model if model is not None and model.is_dir() else None,
         warnings=[*done.warnings, *_warnings(config, arms, seeds, best)],
         reused=done.made == 0,
+        waiting=done.waiting,
     )
 
 

@@ -11,6 +11,7 @@ from pydantic import Field, PlainValidator, field_validator, model_validator
 
 from bixse.data.io.files import read_settings
 from bixse.encoders.loading.precision import Setting
+from bixse.engines.engine_settings import PlaceSettings
 from bixse.errors import SEEDS, ConfigError
 from bixse.settings import Settings, map_paths
 from bixse.training.config import TrainConfig
@@ -71,7 +72,7 @@ def _read_values(given: Any) -> list[Any] | Range:
         raise ValueError("; ".join(line.strip() for line in str(error).splitlines()[1:])) from None
 
 
-class SweepConfig(Settings):
+class SweepConfig(PlaceSettings):
     """Settings of `bixse sweep`; also the keys of its YAML file, in which relative paths are taken from its folder.
 
     Example:
@@ -99,7 +100,7 @@ class SweepConfig(Settings):
     precision: Setting | None = None
     """What is computed in, instead of what `base` says: auto, float32 or bfloat16."""
     jobs: int | None = 1
-    """Runs at once, each in a process of its own; null: one per GPU, or one per core."""
+    """Runs at once, each in a process of its own; null: one per GPU, or one per core; with Ray: as many as fit."""
 
     @field_validator("base", mode="before")
     @classmethod

@@ -5,23 +5,26 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import math
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from bixse.data.io.files import storage_errors
 from bixse.errors import InputError, did_you_mean
+from bixse.retrieval.hits import read_queries
 from bixse.retrieval.index.manifest import AnnSettings, Recall, StoredFile, damaged
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
+    from collections.abc import Callable, Sequence
+    from typing import TypeVar
 
     import numpy.typing as npt
 
     from bixse.retrieval.index.index_files import IndexFiles
     from bixse.retrieval.stores.vector_store import VectorStore
 
+    T = TypeVar("T")
 Nearest: TypeAlias = "Callable[[npt.NDArray[np.float32], int], npt.NDArray[np.int64]]"
 NAMED_TYPES = ("exact", "hnsw", "ivf")
 """Index types with settings of their own; any other one is a string of `faiss.index_factory`."""
@@ -31,6 +34,10 @@ TRAINED_ON_AT_MOST = 256
 """Documents of a list that FAISS makes use of."""
 ADDED_TOGETHER = 8_192
 """Documents that are read into memory together."""
+RECALL_QUERIES = 200
+"""Queries that recall is measured on, at most; drawn with a fixed seed."""
+WORDS_OF_TEXT = 12
+"""Words of a document without a title that stand for one."""
 SAME_SCORE = 1e-6
 """Scores that rounding alone tells apart."""
 
@@ -165,6 +172,33 @@ def measure_recall(search: Rescored, queries: npt.NDArray[np.float32], source: s
         scores, _ = search.search(queries, depth)
         shares.append(float((scores >= exact_scores[:, -1:] - SAME_SCORE).mean()))
     return Recall(at_10=shares[0], at_100=shares[1], queries=len(queries), source=source)
+
+
+def recall_questions(files: IndexFiles, queries: str | Path | None) -> tuple[list[str], str]:
+    """What recall is measured on, and in words what that is: some of a file of queries; None: of titles of documents.
+
+    First words stand for the title of a document that has none.
+    """
+    if queries is not None:
+        return _drawn(list(read_queries(Path(queries)).values())), f"queries of {Path(queries).name}"
+    found = files.documents(_drawn(range(files.manifest.documents)))
+    texts = [document.title.strip() or " ".join(document.text.split()[:WORDS_OF_TEXT]) for _, document in found]
+    return [text for text in texts if text], "titles or first words of documents"
+
+
+def warn_of_recall(recall: Recall | None, target: float, fix: str) -> list[str]:
+    """One line where fewer than the `target` share of the best 10 or 100 are found, or none."""
+    if recall is None or min(recall.at_10, recall.at_100) >= target:
+        return []
+    return [
+        f"recall against exact search: got {recall.at_10:.3f} at 10 and {recall.at_100:.3f} at 100; expected "
+        f"{target:g} of both; fix: {fix}"
+    ]
+
+
+def _drawn(items: Sequence[T]) -> list[T]:
+    """The same ones every time, in their order."""
+    return [items[place] for place in np.sort(np.random.default_rng(0).permutation(len(items))[:RECALL_QUERIES])]
 
 
 def _empty_index(settings: AnnSettings, dimensions: int) -> Any:

@@ -10,15 +10,20 @@ from typing import TYPE_CHECKING, NamedTuple
 from bixse.data.io.files import write_atomically
 from bixse.encoders.loading.precision import use_precision
 from bixse.engines.job import Job
-from bixse.errors import InputError, ModelError
+from bixse.errors import IncompleteError, InputError, ModelError
 from bixse.retrieval.index.index_files import embeddings_content, read_texts
 from bixse.retrieval.index.search import load_encoder
 from bixse.retrieval.store import EmbeddingStore
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
+    from numpy import float32
+    from numpy.typing import NDArray
+
+    from bixse.engines.job import Engine
+    from bixse.progress import ProgressBars
     from bixse.retrieval.index.manifest import EncoderIdentity, StoredType
 
 TEXTS = "documents.parquet"
@@ -67,11 +72,14 @@ class EncodeShards(Job[int, int]):
 
     def run(self, shard: int, kept: ShardEncoder) -> int:
         before = kept.store.encoded
-        texts = read_texts(self.texts, shard * self.rows, self.rows)
-        with use_precision(self.precision):
-            embeddings = kept.store.encode(texts, kept.step)
+        embeddings = self.encoded(read_texts(self.texts, shard * self.rows, self.rows), kept)
         write_atomically(self.output(shard), embeddings_content(embeddings, self.dtype))
         return kept.store.encoded - before
+
+    def encoded(self, texts: Sequence[str], kept: ShardEncoder) -> NDArray[float32]:
+        """(N, D) embeddings of some texts."""
+        with use_precision(self.precision):
+            return kept.store.encode(texts, kept.step)
 
     def output(self, shard: int) -> Path:
         return self.folder / f"embeddings-{shard:05d}.safetensors"
@@ -85,3 +93,36 @@ class EncodeShards(Job[int, int]):
         encoder = self.identity.model_dump(exclude={"name"})
         known = [encoder, self.corpus, self.rows, self.dtype, self.precision]
         return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()
+
+
+def do_shards(
+    job: EncodeShards,
+    documents: int,
+    place: Engine,
+    store: EmbeddingStore | None,
+    progress: ProgressBars | None = None,
+    title: str = "encode documents",
+) -> tuple[int, int]:
+    """Have this engine's share of the shards of a corpus done, where this process can by the encoder of `store`.
+
+    Returns:
+        How many texts were encoded, and how many shards other ranks have not done yet.
+
+    Raises:
+        IncompleteError: a shard failed twice; the others are done.
+    """
+    shards = range(-(-documents // job.rows))
+    sizes = {shard: min(job.rows, documents - shard * job.rows) for shard in place.share(shards)}
+    step = progress(title, sum(sizes.values())) if progress is not None and sizes else None
+    encoded, failed = 0, []
+    for ended in place.map(job, shards, None if store is None else ShardEncoder(store, step)):
+        encoded += ended.result or 0
+        failed += [f"part {ended.shard}: {ended.error}"] if ended.error else []
+        if step is not None and (ended.known or not place.here or store is None):
+            step(sizes[ended.shard])
+    if failed:
+        raise IncompleteError(
+            f"{job.folder.parent}: got {len(failed)} of {len(shards)} parts that failed twice "
+            f"({'; '.join(failed[:3])}); expected all; fix: what is said there, then the same command again"
+        )
+    return encoded, sum(not job.is_complete(shard) for shard in shards)

@@ -19,7 +19,7 @@ from bixse.retrieval.exact import TopK
 from bixse.retrieval.index.manifest import damaged, read_manifest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
     import numpy.typing as npt
@@ -59,6 +59,15 @@ def read_texts(path: Path, start: int, number: int) -> list[str]:
     return [Document(*found).content for found in zip(columns["title"], columns["text"], strict=True)]
 
 
+def stream_texts(path: Path) -> Iterator[tuple[str, Document]]:
+    """Ids and documents of such a file one by one, in its order."""
+    with open_table(path) as file:
+        for group in range(file.num_row_groups):
+            columns = file.read_row_group(group).to_pydict()
+            for name, title, text in zip(columns["id"], columns["title"], columns["text"], strict=True):
+                yield name, Document(title, text)
+
+
 def embeddings_content(embeddings: npt.NDArray[np.float32], dtype: StoredType) -> bytes:
     """The file of (n, D) embeddings."""
     content: bytes = save({TENSOR: np.ascontiguousarray(embeddings, dtype=dtype)})
@@ -92,7 +101,7 @@ class IndexFiles:
         """Scores and rows, each (Q, k), of the best documents of (Q, D) queries, as `exact_search`."""
         best = TopK(queries, top)
         for number in range(len(self._shards)):
-            best.add(self._shard(number))
+            best.add(self.shard(number))
         return best.result()
 
     def embeddings(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
@@ -100,7 +109,7 @@ class IndexFiles:
         shard_of = np.searchsorted(self._starts, rows, side="right") - 1
         for number in np.unique(shard_of):
             own = np.flatnonzero(shard_of == number)
-            found[own] = self._shard(number)[torch.from_numpy(rows[own] - self._starts[number])].float().numpy()
+            found[own] = self.shard(number)[torch.from_numpy(rows[own] - self._starts[number])].float().numpy()
         return found
 
     def documents(self, rows: Sequence[int]) -> list[tuple[str, Document]]:
@@ -130,7 +139,13 @@ class IndexFiles:
         """Close the files; the embeddings stay mapped as long as they are used."""
         self._texts.close()
 
-    def _shard(self, number: int) -> torch.Tensor:
+    @property
+    def rows(self) -> int:
+        """Documents of each file of embeddings but the last."""
+        return len(self._shards[0])
+
+    def shard(self, number: int) -> torch.Tensor:
+        """The (n, D) embeddings of one file, mapped."""
         file = self.manifest.embeddings[number]
         if number not in self._used and (self.folder / file.name).exists():  # one that was replaced stays mapped
             file.check(self.folder)

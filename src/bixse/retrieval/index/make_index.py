@@ -10,9 +10,7 @@ from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar, get_args
-
-import numpy as np
+from typing import TYPE_CHECKING, get_args
 
 from bixse.data.collection_files import check_corpus, stream_documents, warn_of_empty
 from bixse.data.io.files import alone_in, file_hash, storage_errors, write_atomically
@@ -20,10 +18,17 @@ from bixse.encoders.encode import encode_on, encode_texts
 from bixse.encoders.loading.precision import resolve_precision
 from bixse.engines.engine_settings import EngineSettings
 from bixse.engines.job import MARK, is_marked, mark
-from bixse.errors import IncompleteError, InputError, OutputExistsError
+from bixse.errors import InputError, OutputExistsError
 from bixse.retrieval.hits import read_queries
-from bixse.retrieval.index.approximate import ApproximateSearch, ann_settings, build_faiss, measure_recall
-from bixse.retrieval.index.encode_shards import EncodeShards, ShardEncoder
+from bixse.retrieval.index.approximate import (
+    ApproximateSearch,
+    ann_settings,
+    build_faiss,
+    measure_recall,
+    recall_questions,
+    warn_of_recall,
+)
+from bixse.retrieval.index.encode_shards import EncodeShards, do_shards
 from bixse.retrieval.index.index_files import IndexFiles, shard_rows, write_texts
 from bixse.retrieval.index.manifest import FILE_NAME, MANIFEST_FILE, Manifest, StoredFile, StoredType, read_manifest
 from bixse.retrieval.index.search import load_encoder
@@ -35,15 +40,9 @@ if TYPE_CHECKING:
 
     from sentence_transformers import SentenceTransformer
 
-    from bixse.engines.job import Engine
     from bixse.progress import ProgressBars
 
-T = TypeVar("T")
 BUILD_FOLDER = ".building"
-RECALL_QUERIES = 200
-"""Queries that recall is measured on, at most; drawn with a fixed seed."""
-WORDS_OF_TEXT = 12
-"""Words of a document without a title that stand for one."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +56,8 @@ class IndexReport:
     reused: bool = False
     waiting: int = 0
     """Parts that other ranks have not done yet: the index is not there until they have."""
+    elsewhere: bool = False
+    """Another rank made the index, or is the first that found it: what is done with it next is for that one."""
     warnings: tuple[str, ...] = ()
 
 
@@ -107,7 +108,8 @@ def make_index(
     path = Path(collection) / "corpus.jsonl"
     corpus = check_corpus(path, {})
     ann = ann_settings(index_type, parameters, corpus.count)
-    queries = None if recall_queries is None else read_queries(Path(recall_queries))
+    if recall_queries is not None:
+        read_queries(Path(recall_queries))  # refused before anything is encoded
     encoder, identity = load_encoder(model, task, max_length)
     manifest = Manifest(
         created=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -118,9 +120,10 @@ def make_index(
         documents=corpus.count,
         ann=ann,
     )
+    place = (where or EngineSettings()).chosen_engine(here=True)
     if (present := _present(out, manifest)) is not None:
-        return IndexReport(present, reused=True)
-    store, place = EmbeddingStore(encoder, cache), (where or EngineSettings()).chosen_engine(here=True)
+        return IndexReport(present, reused=True, elsewhere=place.rank > 0)
+    store = EmbeddingStore(encoder, cache)
     job = EncodeShards(
         folder=(out / BUILD_FOLDER).absolute(),
         model=identity.name if isinstance(model, (str, Path)) else None,
@@ -136,12 +139,11 @@ def make_index(
         if not is_marked(job.texts, job.fingerprint()):
             write_texts(job.texts, stream_documents(path))
             mark(job.texts, job.fingerprint())
-        encoded = _encode(job, shards, place, store, corpus.count, progress)
-        waiting = sum(not job.is_complete(shard) for shard in shards)
-        with alone_in(out) if place.shared and not waiting else nullcontext():
+        encoded, waiting = do_shards(job, corpus.count, place, store, progress)
+        with alone_in(out, wait=True) if place.shared and not waiting else nullcontext():
             if place.shared and (present := _present(out, manifest)) is not None:  # another rank was faster
                 shutil.rmtree(job.folder, ignore_errors=True)
-                return IndexReport(present, encoded, time.perf_counter() - started, reused=True)
+                return IndexReport(present, encoded, time.perf_counter() - started, reused=True, elsewhere=True)
             if waiting:
                 return IndexReport(manifest, encoded, time.perf_counter() - started, waiting=waiting)
             folder, manifest = _gathered(job, shards, manifest)
@@ -149,12 +151,7 @@ def make_index(
                 with closing(IndexFiles(folder, manifest)) as files:
                     step = progress("build the FAISS index", corpus.count) if progress is not None else None
                     faiss = build_faiss(folder, files, ann, step)
-                    asked = titles(files) if queries is None else drawn(list(queries.values()))
-                source = (
-                    "titles or first words of documents"
-                    if recall_queries is None
-                    else f"queries of {Path(recall_queries).name}"
-                )
+                    asked, source = recall_questions(files, recall_queries)
                 manifest = manifest.model_copy(update={"faiss": faiss})
                 with closing(IndexFiles(folder, manifest)) as files:
                     recall = measure_recall(ApproximateSearch(files), encode_texts(encoder, asked, "query"), source)
@@ -163,31 +160,6 @@ def make_index(
             shutil.rmtree(job.folder, ignore_errors=True)
     warnings = [*warn_of_empty(corpus.empty, corpus.count), *_warnings(manifest, recall_target, store)]
     return IndexReport(manifest, encoded, time.perf_counter() - started, warnings=tuple(warnings))
-
-
-def _encode(
-    job: EncodeShards,
-    shards: Sequence[int],
-    place: Engine,
-    store: EmbeddingStore,
-    documents: int,
-    progress: ProgressBars | None,
-) -> int:
-    """Have this engine's share of the shards done; gives how many texts were encoded."""
-    sizes = {shard: min(job.rows, documents - shard * job.rows) for shard in place.share(shards)}
-    step = progress("encode documents", sum(sizes.values())) if progress is not None and sizes else None
-    encoded, failed = 0, []
-    for ended in place.map(job, shards, ShardEncoder(store, step)):
-        encoded += ended.result or 0
-        failed += [f"part {ended.shard}: {ended.error}"] if ended.error else []
-        if step is not None and (ended.known or not place.here):
-            step(sizes[ended.shard])
-    if failed:
-        raise IncompleteError(
-            f"{job.folder.parent}: got {len(failed)} of {len(shards)} parts that failed twice "
-            f"({'; '.join(failed[:3])}); expected all; fix: what is said there, then the same command again"
-        )
-    return encoded
 
 
 def _present(out: Path, wanted: Manifest) -> Manifest | None:
@@ -202,17 +174,8 @@ def _found_in(out: Path, wanted: Manifest) -> Manifest | None:
     fix = "choose another --out, or delete it"
     if MANIFEST_FILE in visible:
         found = read_manifest(out)
-        one, other = (
-            {"dtype": manifest.dtype, "precision": manifest.precision, **manifest.encoder.model_dump(exclude={"name"})}
-            for manifest in (found, wanted)
-        )
-        different = [name for name in one if one[name] != other[name]]
-        if not different:
-            return found
-        raise OutputExistsError(
-            f"{out}: got an index of {found.encoder.name!r} with another {' and '.join(different)}; expected one of "
-            f"the same encoder and settings; fix: {fix}"
-        )
+        found.check_same(wanted, out, fix)
+        return found
     if visible or out.is_file():
         what = f"files ({', '.join(visible[:3])})" if visible else "a file"
         raise OutputExistsError(f"{out}: got {what}; expected a new or empty folder, or an index; fix: {fix}")
@@ -257,18 +220,6 @@ def _gathered(job: EncodeShards, shards: Iterable[int], manifest: Manifest) -> t
     return folder, manifest.model_copy(update={"embeddings": tuple(files[:-1]), "texts": files[-1]})
 
 
-def drawn(items: Sequence[T]) -> list[T]:
-    """At most `RECALL_QUERIES` of some items, the same ones every time, in their order."""
-    return [items[place] for place in np.sort(np.random.default_rng(0).permutation(len(items))[:RECALL_QUERIES])]
-
-
-def titles(files: IndexFiles) -> list[str]:
-    """What recall is measured on without queries: titles of documents, or their first words."""
-    found = files.documents(drawn(range(files.manifest.documents)))
-    texts = [document.title.strip() or " ".join(document.text.split()[:WORDS_OF_TEXT]) for _, document in found]
-    return [text for text in texts if text]
-
-
 def _publish(folder: Path, out: Path, manifest: Manifest) -> None:
     """Move the files into place; the manifest, which names them, is written last."""
     for file in manifest.files:
@@ -283,13 +234,9 @@ def _publish(folder: Path, out: Path, manifest: Manifest) -> None:
 
 def _warnings(manifest: Manifest, target: float, store: EmbeddingStore) -> list[str]:
     found = []
-    recall = manifest.recall
-    if recall is not None and manifest.ann is not None and min(recall.at_10, recall.at_100) < target:
-        found.append(
-            f"recall against exact search: got {recall.at_10:.3f} at 10 and {recall.at_100:.3f} at 100; expected "
-            f"{target:g} of both; fix: higher --parameters than {manifest.ann.parameters!r} (slower; nothing is "
-            "encoded again), or --index-type exact"
-        )
+    if manifest.ann is not None:
+        fix = f"higher --parameters than {manifest.ann.parameters!r} (slower; nothing is encoded again), or "
+        found += warn_of_recall(manifest.recall, target, f"{fix}--index-type exact")
     if store.failure is not None:
         found.append(f"embeddings were not kept in the cache ({store.failure}): the next index encodes all texts again")
     return found

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from bixse.data.io.files import file_hash, read_text
-from bixse.errors import InputError
+from bixse.errors import InputError, OutputExistsError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -121,6 +121,23 @@ class Manifest(_Record):
     @property
     def size(self) -> int:
         return sum(file.size for file in self.files)
+
+    def check_same(self, wanted: Manifest, place: object, fix: str, corpus: bool = False) -> None:
+        """Refuse another encoder or other numbers than those wanted, and with `corpus` another corpus.
+
+        Raises:
+            OutputExistsError: this is what is at the place; it stays.
+        """
+        fields = {"dtype", "precision", *(("corpus", "documents") if corpus else ())}
+        one, other = (
+            {**manifest.model_dump(include=fields), **manifest.encoder.model_dump(exclude={"name"})}
+            for manifest in (self, wanted)
+        )
+        if different := [name for name in one if one[name] != other[name]]:
+            raise OutputExistsError(
+                f"{place}: got an index of {self.encoder.name!r} with another {' and '.join(different)}; expected one "
+                f"of the same {'corpus, ' if corpus else ''}encoder and settings; fix: {fix}"
+            )
 
     def lines(self, folder: Path | str) -> list[str]:
         kind = "exact" if self.ann is None else f"{self.ann.factory} ({self.ann.parameters})"

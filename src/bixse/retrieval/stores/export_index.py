@@ -12,11 +12,8 @@ import numpy as np
 
 from bixse.data.io.files import alone_in
 from bixse.encoders.encode import encode_texts
-from bixse.errors import OutputExistsError
-from bixse.retrieval.hits import read_queries
-from bixse.retrieval.index.approximate import Rescored, measure_recall
+from bixse.retrieval.index.approximate import Rescored, measure_recall, recall_questions, warn_of_recall
 from bixse.retrieval.index.index_files import open_files
-from bixse.retrieval.index.make_index import drawn, titles
 from bixse.retrieval.index.search import open_index
 from bixse.retrieval.retrieval_settings import RECALL_TARGET
 from bixse.retrieval.stores.opening import connect
@@ -91,43 +88,18 @@ def export_index(
         store.check()
         found, ann = store.manifest, store.build()
         if found.ann != ann:
-            asked = (
-                titles(files) if recall_queries is None else drawn(list(read_queries(Path(recall_queries)).values()))
-            )
+            asked, source = recall_questions(files, recall_queries)
             with open_index(folder, model, exact=True) as opened:
                 queries = encode_texts(opened.model, asked, "query")
-            source = "titles" if recall_queries is None else f"queries of {Path(recall_queries).name}"
             recall = measure_recall(Rescored(files, store.nearest), queries, source)
             found = found.model_copy(update={"ann": ann, "recall": recall})
             store.keep(found)
-    return ExportReport(found, wanted.documents - first, time.perf_counter() - started, _warnings(found, recall_target))
-
-
-def _warnings(manifest: Manifest, target: float) -> tuple[str, ...]:
-    recall = manifest.recall
-    if recall is None or min(recall.at_10, recall.at_100) >= target:
-        return ()
-    return (
-        f"recall against exact search: got {recall.at_10:.3f} at 10 and {recall.at_100:.3f} at 100; expected "
-        f"{target:g} of both; fix: `bixse search --exact`, which scores every document",
-    )
+    fix = "`bixse search --exact`, which scores every document"
+    warnings = tuple(warn_of_recall(found.recall, recall_target, fix))
+    return ExportReport(found, wanted.documents - first, time.perf_counter() - started, warnings)
 
 
 def check_target(store: VectorStore, wanted: Manifest) -> None:
     """Refuse a table or collection that holds another index; one that does not exist yet is fine."""
-    if not store.exists():
-        return
-    found = store.manifest
-    one, other = _identity(found), _identity(wanted)
-    different = [name for name in one if one[name] != other[name]]
-    if different:
-        raise OutputExistsError(
-            f"{store.address}: got an index of {found.encoder.name!r} with another {' and '.join(different)}; expected "
-            "this one, or nothing; fix: choose another name, or delete it"
-        )
-
-
-def _identity(manifest: Manifest) -> dict[str, Any]:
-    """What two indexes with the same vectors share."""
-    own = manifest.model_dump(include={"corpus", "dtype", "precision", "documents"})
-    return own | manifest.encoder.model_dump(exclude={"name"})
+    if store.exists():
+        store.manifest.check_same(wanted, store.address, "choose another name, or delete it", corpus=True)

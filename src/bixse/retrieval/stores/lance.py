@@ -94,18 +94,17 @@ class LanceStore:
         documents = self.written()
         if documents < INDEXED_FROM:
             return None
-        lists = round(math.sqrt(documents))
+        lists, searched = _lists(documents)
         made = [index for index in self._table.list_indices() if index.columns == ["vector"]]
         if not made or made[0].num_unindexed_rows:
             self._table.create_index(
                 "vector", config=import_module("lancedb.index").IvfSq(distance_type="dot", num_partitions=lists)
             )
-        return AnnSettings(factory=f"IVF{lists},SQ8", parameters=f"nprobe={math.ceil(lists / SEARCHED_SHARE)}")
+        return AnnSettings(factory=f"IVF{lists},SQ8", parameters=f"nprobe={searched}")
 
     def nearest(self, queries: npt.NDArray[np.float32], top: int) -> npt.NDArray[np.int64]:
-        lists = round(math.sqrt(self.written()))
         search = self._opened().search(queries, vector_column_name="vector").distance_type("dot")
-        search = search.nprobes(math.ceil(lists / SEARCHED_SHARE)).limit(top).select(["row", "_distance"])
+        search = search.nprobes(_lists(self.written())[1]).limit(top).select(["row", "_distance"])
         found = search.to_arrow()
         rows = np.full((len(queries), top), -1)
         asked = found["query_index"].to_numpy() if len(queries) > 1 else np.zeros(len(found), np.int64)
@@ -159,6 +158,12 @@ class LanceStore:
         if place_of.keys() != set(wanted):
             raise incomplete(self.address, "rows that moved", "those that were written, and no others")
         return found, [place_of[row] for row in rows]
+
+
+def _lists(documents: int) -> tuple[int, int]:
+    """How many lists there are for so many documents, and how many of them are searched."""
+    lists = round(math.sqrt(documents))
+    return lists, math.ceil(lists / SEARCHED_SHARE)
 
 
 def _matrix(vectors: Any) -> npt.NDArray[np.float32]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from bixse.data.pairs_files import load_graded_pairs
 from bixse.data.run_record import RUN_FILE, open_run
 from bixse.encoders.loading.precision import resolve_precision
+from bixse.engines.engine_settings import PlaceSettings
 from bixse.experiments.arms import ArmRun
 from bixse.experiments.runner import do_runs, opened
 from bixse.report.table import format_table
@@ -40,6 +41,8 @@ class StudyResult:
     made: int
     """Runs that this call did; the others were there."""
     warnings: list[str] = field(default_factory=list)
+    waiting: int = 0
+    """Runs that other ranks have not done yet: the tables lack them."""
 
     def text(self) -> str:
         """The tables of arms and claims, and the verdict."""
@@ -79,14 +82,14 @@ def run_study(
     study = find_study(config.study)
     values = chosen_values(study, config)
     record = _open(study, config, values, out)
-    with opened(record) as folder:
-        inputs = prepare_inputs(config, out) if study.needs_data else None
+    with opened(record, config.engine_of(config.jobs if study.needs_data else 1)) as experiment:
+        with experiment.in_turn():
+            inputs = prepare_inputs(config, out) if study.needs_data else None
         runs = plan_runs(study, config, values, inputs)
-        jobs = config.jobs if study.needs_data else 1
-        done = do_runs(record, runs, inputs, jobs, config.keep_models, progress)
+        done = do_runs(experiment, runs, inputs, config.keep_models, progress)
         results = list(done.of.values())
         finished = list(zip(runs, results, strict=True))
-        models = write_cards(study, finished, folder, command) if config.keep_models else []
+        models = write_cards(study, finished, experiment.folder, command) if config.keep_models else []
         seedless = {key_of(run.arm.labels) for run in runs if not run.arm.trained}
         outcome = outcome_of(study, config, values, results, command, models, seedless)
         artifacts = write_outcome(outcome, out)
@@ -96,7 +99,7 @@ def run_study(
     missing = sum(run.arm.trained and found.status == "finished" for run, found in finished) - len(models)
     if config.keep_models and missing > 0:
         warnings.append(f"{missing} runs were finished before models were asked for: theirs are gone")
-    return StudyResult(outcome, {**artifacts, "record": str(out / RUN_FILE)}, done.made, warnings)
+    return StudyResult(outcome, {**artifacts, "record": str(out / RUN_FILE)}, done.made, warnings, done.waiting)
 
 
 def plan_runs(study: Study, config: StudyConfig, values: dict[str, Any], inputs: StudyInputs | None) -> list[ArmRun]:
@@ -117,7 +120,7 @@ def plan_runs(study: Study, config: StudyConfig, values: dict[str, Any], inputs:
 def _open(study: Study, config: StudyConfig, values: dict[str, Any], out: Path) -> RunRecord:
     """The record of a study; where its files lie does not count, what they hold does."""
     data = config.data
-    apart = {"data", "size", "study", "preset", "jobs", "keep_models", "precision"}
+    apart = {"data", "size", "study", "preset", "jobs", "keep_models", "precision", *PlaceSettings.model_fields}
     settings = config.model_dump(mode="json", exclude=apart) | data.model_dump(mode="json")
     defaults = train_config({**config.shared, "pairs": "pairs.parquet"}).model_dump(mode="json", exclude=set(OWNED))
     settings |= {"values": values, "train": defaults}

@@ -11,6 +11,7 @@ from pydantic import Field, field_validator, model_validator
 
 from bixse.data.io.files import read_settings
 from bixse.encoders.loading.precision import Setting
+from bixse.engines.engine_settings import PlaceSettings
 from bixse.errors import SEEDS, ConfigError, InputError, did_you_mean
 from bixse.losses.catalogue import LOSSES
 from bixse.settings import Flag, Settings
@@ -66,7 +67,7 @@ class StudyData(Settings):
         return self
 
 
-class StudyConfig(Settings):
+class StudyConfig(PlaceSettings):
     """Settings of `bixse study`; also the keys of its YAML file.
 
     Example:
@@ -95,7 +96,7 @@ class StudyConfig(Settings):
     seeds: tuple[Annotated[int, Field(ge=0, lt=SEEDS)], ...] = Field(default=(0, 1, 2, 3, 4), min_length=1)
     """Training seeds; every arm is trained once with each."""
     jobs: int | None = None
-    """Runs at once, each in a process of its own; null: one per GPU, or one per core."""
+    """Runs at once, each in a process of its own; null: one per GPU, or one per core; with Ray: as many as fit."""
     keep_models: bool = False
     """Leave the trained models in the folders of the runs."""
     size: Annotated[EncoderSize | None, Flag(hidden=True)] = None

@@ -96,37 +96,25 @@ class StudyOutcome:
         return lines
 
     def claim_rows(self) -> list[list[Cell]]:
-        rows: list[list[Cell]] = []
-        for found in self.claims:
-            gap = found.difference
-            if gap is None:
-                rows.append([found.claim, "–", "–", "–", found.finding])
-                continue
-            interval = format_interval(gap.low, gap.high, signed=True)
-            p_value = format_p_value(found.adjusted)
-            rows.append([found.claim, format_difference(gap.mean), interval, p_value, found.finding])
-        return rows
+        return [
+            [found.claim, *_difference_entries(found.difference, found.adjusted), found.finding]
+            for found in self.claims
+        ]
 
     def apart_headers(self) -> list[str]:
         labels = [label.replace("_", " ") for label in self.apart[0].labels] if self.apart else []
         return ["measured on", *labels, "nDCG@10", "difference from untrained", "95 % interval", "p"]
 
     def apart_rows(self) -> list[list[Cell]]:
-        rows: list[list[Cell]] = []
-        for row in self.apart:
-            gain = row.gain
-            interval = "–" if gain is None else format_interval(gain.low, gain.high, signed=True)
-            rows.append(
-                [
-                    row.name,
-                    *map(show, row.labels.values()),
-                    format_number(row.figure.mean),
-                    "–" if gain is None else format_difference(gain.mean),
-                    interval,
-                    "–" if gain is None else format_p_value(gain.p_value),
-                ]
-            )
-        return rows
+        return [
+            [
+                row.name,
+                *map(show, row.labels.values()),
+                format_number(row.figure.mean),
+                *_difference_entries(row.gain, row.gain.p_value if row.gain else None),
+            ]
+            for row in self.apart
+        ]
 
     def summary_headers(self) -> list[str]:
         labels = [label.replace("_", " ") for label in self.summary[0].labels] if self.summary else []
@@ -228,6 +216,13 @@ def _summary(study: Study, group: Sequence[RunResult], figures: Mapping[int, Map
         seconds=statistics.fmean(found.seconds for found in group),
         rows=group[0].rows,
     )
+
+
+def _difference_entries(gap: Difference | None, p_value: float | None) -> list[Cell]:
+    """Difference, interval and p value as a table shows them."""
+    if gap is None:
+        return ["–", "–", "–"]
+    return [format_difference(gap.mean), format_interval(gap.low, gap.high, signed=True), format_p_value(p_value)]
 
 
 def _last(path: str) -> str:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from bixse.experiments.arms import ArmRun, RunResult
     from bixse.report.plots import Plot
+    from bixse.results import Difference
     from bixse.studies.engine.study import Study
     from bixse.studies.findings.outcome import StudyOutcome, SummaryRow
 
@@ -152,10 +153,8 @@ def _summary_csv(outcome: StudyOutcome) -> str:
 
 
 def _claims_csv(outcome: StudyOutcome) -> str:
-    names = {"difference": "mean", "low": "low", "high": "high", "p": "p_value"}
     return _csv(
-        {"claim": found.claim}
-        | {name: _figure(getattr(found.difference, own, None)) for name, own in names.items()}
+        {"claim": found.claim, **_difference_columns(found.difference)}
         | {"p_holm": _figure(found.adjusted), "seeds": found.seeds}
         | {"queries": getattr(found.difference, "queries", None), "finding": found.finding}
         for found in outcome.claims
@@ -163,13 +162,17 @@ def _claims_csv(outcome: StudyOutcome) -> str:
 
 
 def _apart_csv(outcome: StudyOutcome) -> str:
-    names = {"difference": "mean", "low": "low", "high": "high", "p": "p_value"}
     return _csv(
         {"measured_on": row.name, **row.labels, "ndcg@10": _figure(row.figure.mean)}
-        | {name: _figure(getattr(row.gain, own, None)) for name, own in names.items()}
+        | _difference_columns(row.gain)
         | {"queries": row.figure.queries}
         for row in outcome.apart
     )
+
+
+def _difference_columns(gap: Difference | None) -> dict[str, str | None]:
+    names = {"difference": "mean", "low": "low", "high": "high", "p": "p_value"}
+    return {name: _figure(getattr(gap, own, None)) for name, own in names.items()}
 
 
 def _figure(value: float | None) -> str | None:

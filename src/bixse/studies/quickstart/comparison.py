@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -21,8 +20,6 @@ from bixse.report.schema import (
     ReportData,
     SideBySide,
     SystemScores,
-    TrainingCurve,
-    TrainingPoint,
 )
 from bixse.results import Comparison
 
@@ -215,25 +212,6 @@ class Comparer:
             side_by_side=self._side_by_side(system, baseline, changes, head),
             **rest,
         )
-
-
-def training_curve(system: str, history: Sequence[Mapping[str, Any]], best_step: int | None) -> TrainingCurve:
-    """The trainer's log as the report's curve: entries of one step are one point.
-
-    A figure that is no finite number is left out: a batch without a relevant document has no mean logit of such.
-    """
-    renamed = {"grad_norm": "gradient_norm", "eval_dev_ndcg@10": "dev_ndcg"}
-    known = set(TrainingPoint.model_fields) - {"step"}
-    points: dict[int, dict[str, Any]] = {}
-    for entry in history:
-        point = points.setdefault(int(entry["step"]), {"step": int(entry["step"])})
-        for name, value in entry.items():
-            field = renamed.get(name, name)
-            if field in known and value is not None and math.isfinite(value):
-                point[field] = float(value)
-    return TrainingCurve(
-        system=system, points=[TrainingPoint(**points[step]) for step in sorted(points)], best_step=best_step
-    )
 
 
 def merge_curve(system: str, merged: MergeResult) -> MergeCurve:

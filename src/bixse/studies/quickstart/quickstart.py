@@ -26,8 +26,9 @@ from bixse.evaluation.systems import EncoderSystem
 from bixse.evaluation.tasks import collection_task
 from bixse.report.page import write_report
 from bixse.report.schema import load_report_data, save_report_data
+from bixse.report.training_log import training_curve
 from bixse.retrieval.search_collection import encode_collection
-from bixse.studies.quickstart.comparison import Comparer, ReportedSystem, merge_curve, training_curve
+from bixse.studies.quickstart.comparison import Comparer, ReportedSystem, merge_curve
 from bixse.training.config import MergeConfig, OptimizerConfig, TrainConfig
 from bixse.training.recipe import TUNED_FOLDER, TrainResult, train
 

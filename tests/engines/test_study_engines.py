@@ -1,0 +1,82 @@
+"""Studies through every engine: the figures of one machine, also where a machine goes in the middle."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+import yaml
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def study(actions, student, tmp_path_factory):
+    """Starts a process of `bixse study`: two losses trained with two seeds, and two arms beside."""
+    settings = {
+        "data": {"collection": str(actions), "scale": [0, 3], "min_relevant_grade": 2},
+        "model": str(student),
+        "seeds": [0, 1],
+        "train": {"optimizer": {"learning_rate": 1e-2, "epochs": 1, "batch_size": 8}},
+        "values": {"losses": ["bixse", "infonce"]},
+    }
+    file = tmp_path_factory.mktemp("settings") / "study.yaml"
+    file.write_text(yaml.safe_dump(settings))
+
+    def start(out, *words, **environment):
+        command = ["study", "losses", "--config", str(file), "--out", str(out), "--json", *words]
+        return subprocess.Popen(
+            [sys.executable, "-m", "bixse", *command],
+            env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    return start
+
+
+def ended(process):
+    """Metrics of its envelope."""
+    text, said = process.communicate(timeout=500)
+    assert process.returncode == 0, text + said
+    return json.loads(text)["metrics"] if text else None
+
+
+def figures(out):
+    """All results and the table of the arms, times aside."""
+    found = {}
+    for path in sorted(out.glob("runs/*/*/result.json")):
+        found[path.parent.relative_to(out)] = {**json.loads(path.read_text()), "seconds": 0}
+    with (out / "summary.csv").open(encoding="utf-8") as file:
+        return found, [{**row, "seconds": ""} for row in csv.DictReader(file)]
+
+
+@pytest.fixture(scope="module")
+def local(study, tmp_path_factory):
+    out = tmp_path_factory.mktemp("local") / "study"
+    assert ended(study(out, "--jobs", "1"))["made"] == 6
+    return figures(out)
+
+
+def test_ranks_do_a_study_together(study, local, tmp_path):
+    ranks = [study(tmp_path / "out", "--engine", "ranks", "--jobs", "1", RANK=str(n), WORLD_SIZE="2") for n in (0, 1)]
+    for process in ranks:
+        ended(process)
+    assert figures(tmp_path / "out") == local
+    assert json.loads((tmp_path / "out" / "run.json").read_text())["status"] == "finished"
+
+
+def test_a_cluster_does_a_study_though_a_machine_goes(cluster, study, local, tmp_path):
+    node, out = cluster.add_node(num_cpus=2), tmp_path / "out"
+    process = study(out, "--engine", "ray", "--ray-address", cluster.address, "--jobs", "6")
+    while process.poll() is None and not list(out.glob("runs/*/*/result.json")):
+        time.sleep(0.1)
+    cluster.remove_node(node, allow_graceful=False)
+    assert ended(process)["made"] == 6
+    assert figures(out) == local
