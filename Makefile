@@ -44,9 +44,13 @@ lint: $(TESTED)  ## style and types alone
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench-loss: $(TESTED)  ## the fused loss against plain PyTorch and the bare matrix products; every loss against batch size
+bench-loss: $(TESTED)  ## the fused loss against plain PyTorch and the bare matrix products; every loss against batch size; DEVICE=cuda: on a GPU
+ifdef DEVICE
+	$(BIN)/python benchmarks/bench_loss_device.py --device $(DEVICE) --out docs/results/bench-loss-$(DEVICE).csv $(ARGS)
+else
 	$(BIN)/python benchmarks/bench_loss.py $(ARGS)
 	$(BIN)/python benchmarks/bench_growth.py $(GROWTH_ARGS)
+endif
 
 bench-train: $(TESTED)  ## training speed against the stock trainer of sentence-transformers
 	$(BIN)/python benchmarks/bench_train.py $(ARGS)

@@ -506,10 +506,10 @@ tevatron | tevatron | TEVATRON train.jsonl |
 tevatron ids | tevatron | TEVATRON_IDS train.jsonl CORPUS corpus.jsonl | --corpus corpus.jsonl
 tuples | sentence-transformers | TUPLES nli.jsonl |
 umbrela | umbrela | UMBRELA judged.jsonl |
-beir | beir | BEIR | --scale 0 2 --skip-faulty
+beir | beir | BEIR | --scale 0 2 --skip-invalid
 beir off scale | beir | BEIR | --scale 0 2
 beir text ids | beir | BEIR | --scale 0 7 --text-ids --limit 3
-trec | trec | TREC | --scale 0 3 --queries topics.tsv --corpus collection.tsv.gz --skip-faulty
+trec | trec | TREC | --scale 0 3 --queries topics.tsv --corpus collection.tsv.gz --skip-invalid
 table | table | TABLE mine.csv | COLUMNS
 pairs | pairs | PAIRS pairs.jsonl |
 transforms | pairs | PAIRS pairs.jsonl | --dedup --noise 0.6 --cutoff 0.2 --size 30 --seed 5

@@ -4,12 +4,15 @@ import tempfile
 from pathlib import Path
 
 import pytest
+import torch
 
 from bixse.encoders.loading.precision import PRECISION_VARIABLE, use_precision
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts its background jobs with SIGINT ignored
 os.environ.setdefault(PRECISION_VARIABLE, "float32")
+if not torch.cuda.is_available():  # before any test's module imports triton: its kernels then run on the processor
+    os.environ["TRITON_INTERPRET"] = "1"
 
 
 CACHES = tempfile.TemporaryDirectory(prefix="bixse-test-caches-")

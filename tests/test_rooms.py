@@ -22,6 +22,7 @@ ORDER = [
     "training",
     "experiments",
     "studies",
+    "ui",
     "cli",
 ]
 """Rooms from the top down; each may import the nouns, itself and what stands before it."""

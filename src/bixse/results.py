@@ -52,7 +52,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class IntervalEstimate:
-    """A value with its 95 % interval; all None where it is not defined."""
+    """A value with its 95 % interval; None where they are not defined."""
 
     value: float | None
     low: float | None = None

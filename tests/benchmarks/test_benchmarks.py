@@ -18,16 +18,21 @@ FOLDER = Path(__file__).parents[2] / "benchmarks"
 OTHERS = {
     "bench_engines": (["--quick"], "plain loop"),
     "bench_grade_server": (["--quick"], "bixse_per_second"),
+    "bench_jobs": (["--sizes", "200"], "grade from ledger"),
+    "bench_loss_device": (["--quick", "--device", "cpu"], "of the bare products"),
+    "bench_mine": (["--quick"], "peak_mb"),
     "bench_pairs": (["--pairs", "2000", "--batches", "5"], "all"),
+    "bench_sharding": (["--quick"], "full"),
     "bench_stores": (["--quick"], "SQ8"),
     "config_path": ([], "modules"),
+    "loss_roofline": (["--batch", "1024"], "triton"),
     "mining_grades": (["--quick"], "hard-negatives"),
     "padding": (["--quick"], "by length"),
     "scaling": (["--batches", "256"], "Mistral-7B"),
     "results": (["--help"], "--cranfield"),
 }
 """Script -> its smallest run, and a word of what it prints. That of `results` is `tests/test_results.py`."""
-LONG = ("bench_grade_server", "mining_grades")
+LONG = ("bench_grade_server", "bench_mine", "bench_sharding", "mining_grades")
 """Scripts that take a quarter of a minute and more all the same."""
 
 

@@ -28,8 +28,11 @@ REQUIRED = {
     "calibrate": ["demo", "--pairs", "pairs.csv"],
     "index": ["demo", "--collection", "toy"],
     "search": ["index", "copy"],
+    "grade ledger": ["status", "runs/grade/ledger"],
+    "ui": ["runs/grade"],
 }
-"""Verb -> the least that it has to be told; a sweep stands in a file."""
+"""Verb -> the least that it has to be told."""
+SWEEP = "base: {pairs: pairs.csv, dev: toy}\nvary: {scale: [10, 20]}"
 FUNCTIONS = {
     "evaluate": (bixse.collection_task, bixse.evaluate_suite, bixse.EncoderSystem),
     "index": (bixse.make_index,),
@@ -52,9 +55,10 @@ def yaml_file(folder, text):
 # --- one default
 
 
-@pytest.mark.parametrize("verb", [*REQUIRED])
-def test_what_no_flag_sets_is_the_default_of_the_settings(verb):
-    given = settings_of(verb, *REQUIRED[verb])
+@pytest.mark.parametrize("verb", VERBS)
+def test_what_no_flag_sets_is_the_default_of_the_settings(verb, tmp_path):
+    file = yaml_file(tmp_path, SWEEP) if verb == "sweep" else None
+    given = settings_of(verb, *REQUIRED.get(verb, []), file=file)
     for name, field in type(given).model_fields.items():
         default = field.get_default(call_default_factory=True)
         left_alone = name not in given.model_fields_set and section_of(field) is None
@@ -64,7 +68,7 @@ def test_what_no_flag_sets_is_the_default_of_the_settings(verb):
     assert not flags, "argparse has a default of its own"
 
 
-@pytest.mark.parametrize("verb", [verb for verb in VERBS if verb not in ("quickstart", "doctor")])
+@pytest.mark.parametrize("verb", [*REQUIRED, "sweep"])
 def test_what_has_no_default_is_asked_for(verb):
     with pytest.raises((ConfigError, InputError)) as caught:
         settings_of(verb, *(["--precision", "auto"] if verb == "sweep" else []))

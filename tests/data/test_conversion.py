@@ -176,7 +176,7 @@ DAMAGED = ["", "null", "{", '{"query": "q"}', "[1]", "\udcff"]
 """What may stand in the place of a line."""
 
 
-class TestFaults:
+class TestInvalidRows:
     @pytest.fixture
     def damaged(self, tmp_path):
         good = files.E5["hotpot_qa"]
@@ -187,14 +187,14 @@ class TestFaults:
         with pytest.raises(InputError) as error:
             convert(ConvertSettings(source="e5", path=damaged), tmp_path / "out")
         said = str(error.value)
-        assert "hotpot_qa.jsonl: 4 errors" in said and "nq.jsonl: 1 error\n" in said and "--skip-faulty" in said
+        assert "hotpot_qa.jsonl: 4 errors" in said and "nq.jsonl: 1 error\n" in said and "--skip-invalid" in said
         assert not (tmp_path / "out").exists()
 
     def test_skipped_rows_are_listed(self, damaged, tmp_path):
-        result = convert(ConvertSettings(source="e5", path=damaged, skip_faulty=True), tmp_path / "out")
-        assert (result.faults, result.parts["pairs"]["rows"]) == (5, 12)
-        listed = [json.loads(line) for line in (tmp_path / "out" / "faults.jsonl").read_text().splitlines()]
-        assert {(fault["file"], fault["row"], fault["column"]) for fault in listed} == {
+        result = convert(ConvertSettings(source="e5", path=damaged, skip_invalid=True), tmp_path / "out")
+        assert (result.errors, result.parts["pairs"]["rows"]) == (5, 12)
+        listed = [json.loads(line) for line in (tmp_path / "out" / "errors.jsonl").read_text().splitlines()]
+        assert {(error["file"], error["row"], error["column"]) for error in listed} == {
             ("hotpot_qa.jsonl", 4, "positive"),
             ("hotpot_qa.jsonl", 4, "negative"),
             ("hotpot_qa.jsonl", 5, None),
@@ -211,19 +211,19 @@ class TestFaults:
         out = Path(tempfile.mkdtemp(dir=tmp_path))
         if set(bad) >= set(range(10)):
             return
-        result = convert(ConvertSettings(source="e5", path=path, skip_faulty=True), out)
+        result = convert(ConvertSettings(source="e5", path=path, skip_invalid=True), out)
         assert load_graded_pairs(out / "pairs.parquet").queries[::2] == [f"q{i}" for i in range(10) if i not in bad]
-        told = (out / "faults.jsonl").read_text().splitlines() if result.faults else []
+        told = (out / "errors.jsonl").read_text().splitlines() if result.errors else []
         assert {json.loads(line)["row"] for line in told} == {i + 1 for i, line in bad.items() if line}
 
-    def test_faults_of_a_corpus_are_counted_too(self, tmp_path):
+    def test_errors_of_a_corpus_are_counted_too(self, tmp_path):
         folder = files.put(tmp_path / "toy", dict(files.BEIR))
         corpus = folder / "corpus.jsonl"
         corpus.write_bytes(corpus.read_bytes() + b'{"_id": 3.5, "text": "x"}\n')
         with pytest.raises(InputError, match=r"corpus\.jsonl: 1 error"):
             convert(ConvertSettings(source="beir", path=folder, scale=(0, 2)), tmp_path / "out")
-        result = convert(ConvertSettings(source="beir", path=folder, scale=(0, 2), skip_faulty=True), tmp_path / "out")
-        assert (result.faults, result.parts["pairs"]["rows"]) == (1, 3)
+        result = convert(ConvertSettings(source="beir", path=folder, scale=(0, 2), skip_invalid=True), tmp_path / "out")
+        assert (result.errors, result.parts["pairs"]["rows"]) == (1, 3)
 
 
 class TestCollection:

@@ -65,12 +65,12 @@ def test_a_dry_run_and_rows_that_cannot_be_read_end_with_3(capsys, tmp_path):
     assert main(["convert", "e5", str(path), "--dry-run", "--out", str(out)]) == 3
     assert "row 4: got '{broken" in capsys.readouterr().out
     assert not out.exists()
-    assert "--skip-faulty" in refused(capsys, "convert", "e5", path, "--out", out)
+    assert "--skip-invalid" in refused(capsys, "convert", "e5", path, "--out", out)
     assert "row 1, column 'relevance'" in refused(capsys, "convert", "pairs", path, "--dry-run")
-    code, envelope = call(capsys, "convert", "e5", path, "--out", out, "--skip-faulty")
-    assert (code, envelope["status"], envelope["metrics"]["faults"]) == (3, "partial", 1)
-    assert json.loads((out / "faults.jsonl").read_text())["row"] == 4
-    assert set(envelope["artifacts"]) == {"pairs.parquet", "train.yaml", "faults.jsonl", "record"}
+    code, envelope = call(capsys, "convert", "e5", path, "--out", out, "--skip-invalid")
+    assert (code, envelope["status"], envelope["metrics"]["errors"]) == (3, "partial", 1)
+    assert json.loads((out / "errors.jsonl").read_text())["row"] == 4
+    assert set(envelope["artifacts"]) == {"pairs.parquet", "train.yaml", "errors.jsonl", "record"}
 
 
 @pytest.mark.parametrize("split", ["[train=0.5, test=0.5]", "{train: 0.5, test: 0.5}"])

@@ -201,7 +201,7 @@ def test_a_full_disk_is_recognised(tmp_path, error):
         (errno.ENOTDIR, "check that the path is right"),
     ],
 )
-def test_another_fault_of_storage_asks_for_no_space(tmp_path, number, mend):
+def test_another_error_of_storage_asks_for_no_space(tmp_path, number, mend):
     with pytest.raises(StorageError) as caught, storage_errors(tmp_path):
         raise OSError(number, os.strerror(number), "elsewhere.txt")
     assert f"got {os.strerror(number)} (elsewhere.txt); expected to write there; fix: {mend}" in str(caught.value)
@@ -213,7 +213,7 @@ def test_another_fault_of_storage_asks_for_no_space(tmp_path, number, mend):
     [RuntimeError("mat1 and mat2 shapes cannot be multiplied"), InputError("No space left"), KeyboardInterrupt()],
     ids=lambda error: type(error).__name__,
 )
-def test_what_is_no_fault_of_storage_passes(tmp_path, error):
+def test_what_is_no_error_of_storage_passes(tmp_path, error):
     with pytest.raises(type(error)) as caught, storage_errors(tmp_path):
         raise error
     assert caught.value is error

@@ -39,12 +39,12 @@ def test_wrong_encoding_is_refused(tmp_path, read, encoding):
         read(write(tmp_path, "q1 0 dé 1\n".encode(encoding)))
 
 
-def test_all_faults_of_a_run_are_reported_with_their_lines(tmp_path):
+def test_all_errors_of_a_run_are_reported_with_their_lines(tmp_path):
     lines = ["q1 Q0 d1 1 2.5 tag", "q1 Q0 d2 2 high tag", "q1 Q0 d3 3", "", "q1 Q0 d1 4 1 tag", "q1 Q0 d5 5 nan tag"]
     with pytest.raises(InvalidFileError) as error:
         read_run(write(tmp_path, "\n".join(lines)))
-    assert [fault.row for fault in error.value.errors] == [2, 3, 5, 6]
-    assert [fault.column for fault in error.value.errors] == ["score", None, "document id", "score"]
+    assert [found.row for found in error.value.errors] == [2, 3, 5, 6]
+    assert [found.column for found in error.value.errors] == ["score", None, "document id", "score"]
     assert all("fix:" in line for line in str(error.value).splitlines()[1:])
 
 
@@ -126,24 +126,24 @@ def test_ids_hold_no_white_space_and_may_else_be_odd(tmp_path):
     assert read_qrels(write(tmp_path, "query-id 0 corpus-id 1\n")) == {"query-id": {"corpus-id": 1.0}}
 
 
-def test_a_repeated_judgement_is_kept_once_and_a_conflict_is_a_fault(tmp_path):
+def test_a_repeated_judgement_is_kept_once_and_a_conflict_is_an_error(tmp_path):
     assert read_qrels(write(tmp_path, "q 0 d 1\nq 0 d 1\n")) == {"q": {"d": 1.0}}
     with pytest.raises(InvalidFileError, match="row 3, column 'score': got 2 where row 1 has 1"):
         read_qrels(write(tmp_path, "q 0 d 1\nq 0 e 1\nq 0 d 2\n"))
 
 
-def test_all_faults_of_trec_qrels_are_reported_with_their_lines(tmp_path):
+def test_all_errors_of_trec_qrels_are_reported_with_their_lines(tmp_path):
     lines = ["q1 0 d1 3", "q1 0 d2 relevant", "q1 0 d3", "q1 0 d4 1 extra", "q1 0 d5 nan", "q1 0 d6 inf", "q1 0 d7 1_0"]
     with pytest.raises(InvalidFileError) as error:
         read_qrels(write(tmp_path, "\n".join(lines)))
-    assert [fault.row for fault in error.value.errors] == [2, 3, 4, 5, 6, 7]
+    assert [found.row for found in error.value.errors] == [2, 3, 4, 5, 6, 7]
 
 
-def test_all_faults_of_beir_qrels_are_reported_with_their_data_rows(tmp_path):
+def test_all_errors_of_beir_qrels_are_reported_with_their_data_rows(tmp_path):
     lines = [BEIR[0], "q1\td1\t1", "q1 d2 1", "q1\td3\t", "\td4\t1", "q1\td5\tyes", "q1\td1\t2"]
     with pytest.raises(InvalidFileError) as error:
         read_qrels(write(tmp_path, "\n".join(lines)))
-    assert [fault.row for fault in error.value.errors] == [2, 3, 4, 5, 6]
+    assert [found.row for found in error.value.errors] == [2, 3, 4, 5, 6]
 
 
 @pytest.mark.parametrize("content", ["q1\td1\t1\n", "q1 d1 1\n", "a,b,c,d\n", '{"_id": 1, "x": 2, "y": 3, "z": 4}\n'])

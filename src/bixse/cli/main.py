@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from bixse.cli.flags import add_settings
 from bixse.cli.result import CommandResult
-from bixse.engines.engine_settings import EngineSettings
+from bixse.engines.engine_settings import PlaceSettings
 from bixse.errors import BixseError, InputError, did_you_mean, printable
 from bixse.training.distributed import is_main_process, rank, world_size
 
@@ -41,6 +41,7 @@ VERBS = {
     "grade": ("grade.grade", "grade pairs by an LLM judge: relevance from the probabilities of its options"),
     "grade audit": ("grade.audit", "compare a judge's grades with human labels"),
     "grade calibrate": ("grade.calibrate", "fit and check a map from a judge's grades to probabilities of relevance"),
+    "grade ledger": ("grade.ledger", "look at the answers that were paid for, bring them together, check them"),
     "grade rank": ("grade.rank", "put candidates in the order of a judge's grades and score it"),
     "train": ("train", "train an encoder on your graded pairs"),
     "merge": ("merge", "average the weights of models, such as a base model and one trained from it"),
@@ -50,6 +51,7 @@ VERBS = {
     "calibrate": ("calibrate", "fit and check a model's probabilities of relevance on graded pairs"),
     "index": ("index", "make a search index of a collection"),
     "search": ("search", "search a collection, with probabilities of relevance"),
+    "ui": ("ui", "pages in the browser: label pairs, look where judge and people differ, edit the rubric"),
     "doctor": ("doctor", "show what this machine can do and what is missing"),
 }
 """Verb -> its module below `bixse.cli.verbs`, which holds a `VERB`, and one line of help."""
@@ -160,10 +162,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(words: Sequence[str]) -> CommandResult:
     name, verb, args = parse(words)
-    if world_size() > 1 and name not in SHARING_VERBS and not issubclass(verb.settings, EngineSettings):
+    if world_size() > 1 and name not in SHARING_VERBS and not issubclass(verb.settings, PlaceSettings):
         raise InputError(
             f"bixse {name}: got {world_size()} processes; expected one; fix: start it without the "
-            "launcher (of several processes `bixse train` makes use, and `bixse index --engine ranks`)"
+            "launcher (of several processes `bixse train` makes use, and verbs with `--engine ranks`)"
         ).of_all_processes()
     with contextlib.redirect_stdout(sys.stderr):  # standard output holds the result alone
         return verb.call(args, tuple(words))

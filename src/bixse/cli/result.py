@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 @dataclass(frozen=True)
@@ -29,3 +32,12 @@ class CommandResult:
             "warnings": self.warnings,
             "errors": self.errors,
         }
+
+
+def waits(number: int, warnings: Sequence[str] = (), **metrics: Any) -> CommandResult:
+    """Of a rank that has done its parts of the work before other ranks have done theirs, so many."""
+    text = (
+        f"this rank's parts are done; {number} of other ranks are not: the last one goes on with the results, or the "
+        "same command again"
+    )
+    return CommandResult(text, {**metrics, "waiting": number}, {}, list(warnings))

@@ -18,7 +18,7 @@ from bixse.errors import InputError, InvalidFileError, shorten
 from bixse.relevance import MIN_RELEVANT_GRADE
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 
     from bixse.relevance import Qrels
 
@@ -137,12 +137,14 @@ class CorpusCheck:
     """Judged documents that the corpus lacks."""
 
 
-def check_corpus(path: Path, qrels: Qrels) -> CorpusCheck:
-    """Read a corpus of any size once, and look for the documents that are judged."""
+def check_corpus(path: Path, qrels: Qrels, see: Callable[[str, Document], object] | None = None) -> CorpusCheck:
+    """Read a corpus of any size once, and look for the documents that are judged; `see` is told of every document."""
     found = CorpusCheck(missing={document_id for judged in qrels.values() for document_id in judged})
     for name, document in stream_documents(path):
         found.count += 1
         found.missing.discard(name)
+        if see is not None:
+            see(name, document)
         if not document.content:
             found.empty.append(name)
         if name in qrels:

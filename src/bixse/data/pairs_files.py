@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import fields
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ import pyarrow as pa
 
 from bixse.data.columns import numbered, numbered_texts
 from bixse.data.graded_pairs import GradedPairs, Pair
+from bixse.data.io.parquet import save_table
 from bixse.data.pair_schema import SCHEMA
 from bixse.data.row_files.read import checked_format, read_blocks, stem_of
 from bixse.data.row_files.values import FileColumn
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+BLOCKS_OF_A_GROUP = 16
+"""Blocks of rows of a text file that become one row group of a Parquet file."""
 PAIR_COLUMNS = (
     FileColumn("query_id", "id", needed=False),
     FileColumn("query"),
@@ -45,6 +49,8 @@ GRADED_COLUMNS = (
 def load_graded_pairs(path: str | Path) -> GradedPairs:
     r"""Read graded pairs from a .parquet, .jsonl, .csv or .tsv file (text also with .gz) and check every row.
 
+    A folder of Parquet files is read as one file, in the order of their names.
+
     Columns: `query`, `document` (text) and `relevance` (a number in [0, 1]); optional `query_id`, `document_id`
     (made from a hash of the text when absent), `task`, `grade`, `grade_probs` (a list, JSON in CSV), `judge`; other
     columns are ignored. A pair given twice with the same relevance is kept once.
@@ -63,10 +69,11 @@ def load_graded_pairs(path: str | Path) -> GradedPairs:
     return _load(Path(path), GRADED_COLUMNS)
 
 
-def load_pairs(path: str | Path) -> list[Pair]:
+def load_pairs(path: str | Path, rows: range | None = None) -> list[Pair]:
     r"""Read pairs that are still to be graded from a .parquet, .jsonl, .csv or .tsv file and check every row.
 
-    As `load_graded_pairs`, without the column `relevance`, which is not read where there is one.
+    As `load_graded_pairs`, without the column `relevance`, which is not read where there is one. Of Parquet, `rows` are
+    those to read, counted from 0: only they are in memory, and only they are held against each other.
 
     Raises:
         InputError: the file is missing, empty or of another format.
@@ -79,8 +86,36 @@ def load_pairs(path: str | Path) -> list[Pair]:
         >>> load_pairs(path)[0].document
         'shutil.copytree'
     """
-    rows = _load(Path(path), PAIR_COLUMNS).rows()
-    return [Pair(**{field.name: row.get(field.name) for field in fields(Pair)}) for row in rows]  # type: ignore[arg-type]
+    found = open_pairs(path, rows).rows()
+    return [Pair(**{field.name: row.get(field.name) for field in fields(Pair)}) for row in found]  # type: ignore[arg-type]
+
+
+def pairs_to_parquet(path: Path, target: Path) -> None:
+    """Copy pairs that are still to be graded into a Parquet file, a block of rows at a time.
+
+    Raises:
+        InputError, InvalidFileError: as `load_pairs`, but for what only rows together show.
+        StorageError: the disk is full or the folder cannot be written.
+    """
+    errors = InvalidFileError(path)
+    blocks = _batches(path, PAIR_COLUMNS, errors, array("q"), None)
+    first = next(blocks, None)
+    errors.raise_any()
+    if first is None:
+        raise InputError(f"{path}: got no rows; expected at least one; fix: check the export")
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        yield first
+        while some := list(islice(blocks, BLOCKS_OF_A_GROUP)):
+            yield from pa.Table.from_batches(some).combine_chunks().to_batches()
+        errors.raise_any()
+
+    save_table(pa.RecordBatchReader.from_batches(first.schema, batches()), target)
+
+
+def open_pairs(path: str | Path, rows: range | None = None) -> GradedPairs:
+    """As `load_pairs`, but as a table that is memory-mapped where it is large; its relevance says nothing."""
+    return _load(Path(path), PAIR_COLUMNS, rows)
 
 
 def load_several(paths: Sequence[str | Path]) -> GradedPairs:
@@ -116,9 +151,9 @@ def save_graded_pairs(pairs: GradedPairs, path: str | Path) -> None:
     write_rows(pairs.to_arrow(), path)
 
 
-def _load(path: Path, columns: Sequence[FileColumn]) -> GradedPairs:
+def _load(path: Path, columns: Sequence[FileColumn], chosen: range | None = None) -> GradedPairs:
     errors, rows = InvalidFileError(path), array("q")
-    pairs = GradedPairs.from_arrow(_batches(path, columns, errors, rows))
+    pairs = GradedPairs.from_arrow(_batches(path, columns, errors, rows, chosen))
     numbers = {"query": pairs.query_numbers, "document": pairs.document_numbers}
     for kind, texts in numbers.items():
         if f"{kind}_id" in pairs.table.column_names:
@@ -130,11 +165,11 @@ def _load(path: Path, columns: Sequence[FileColumn]) -> GradedPairs:
 
 
 def _batches(
-    path: Path, columns: Sequence[FileColumn], errors: InvalidFileError, rows: array[int]
+    path: Path, columns: Sequence[FileColumn], errors: InvalidFileError, rows: array[int], chosen: range | None
 ) -> Iterator[pa.RecordBatch]:
     names = dict.fromkeys([*(column.name for column in columns), "relevance"])
     schema = pa.schema([SCHEMA.field(name) for name in names])
-    for block in read_blocks(path, columns, errors):
+    for block in read_blocks(path, columns, errors, chosen):
         rows.extend(block.rows)
         yield pa.record_batch([block.columns.get(name, [0.0] * len(block)) for name in names], schema)
 

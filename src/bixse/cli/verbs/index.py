@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import model_validator
 
-from bixse.cli.result import CommandResult
+from bixse.cli.result import CommandResult, waits
 from bixse.cli.verb import Options, Verb
 from bixse.engines.engine_settings import EngineSettings
 from bixse.retrieval.retrieval_settings import IndexSettings
@@ -49,12 +49,7 @@ def run(settings: IndexSettings, options: IndexOptions) -> CommandResult:
     chosen = settings.model_dump(exclude={*EngineSettings.model_fields, "devices", "precision"})
     report = make_index(**chosen, out=options.out, devices=devices, progress=progress_bar, where=settings)
     if report.waiting:
-        text = (
-            f"this rank's parts are encoded; {report.waiting} of other ranks are not: the last one makes the index, or "
-            "the same command again"
-        )
-        metrics = {"seconds": report.seconds, "encoded": report.encoded, "waiting": report.waiting}
-        return CommandResult(text, metrics, {}, warnings)
+        return waits(report.waiting, warnings, seconds=report.seconds, encoded=report.encoded)
     documents = report.manifest.documents
     done = "this index is there already: nothing was done" if report.reused else (
         f"indexed {documents:,} documents in {report.seconds:.1f} s; {report.encoded:,} texts were encoded"
@@ -64,7 +59,9 @@ def run(settings: IndexSettings, options: IndexOptions) -> CommandResult:
     metrics |= {"seconds": report.seconds, "encoded": report.encoded, "reused": report.reused}
     text = "\n".join([done, *report.manifest.lines(options.out), next_step])
     result = CommandResult(text, metrics, {"index": str(options.out)}, [*warnings, *report.warnings])
-    return result if options.to is None else _exported(result, settings, options.out, options.to)
+    if options.to is None or report.elsewhere:
+        return result
+    return _exported(result, settings, options.out, options.to)
 
 
 def _check_reachable(to: str) -> None:

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from bixse.cli.result import CommandResult
+from bixse.cli.result import CommandResult, waits
 from bixse.cli.verb import Folder, Options, Verb
+from bixse.engines.engine_settings import PlaceSettings
 from bixse.studies.engine.study_config import StudyConfig, preset_names
 
 if TYPE_CHECKING:
@@ -42,6 +43,8 @@ def run(config: StudyConfig, options: StudyOptions) -> CommandResult:
     result = run_study(
         config, options.out or Path("runs") / f"study-{config.study}", _command(options.words), progress_bar
     )
+    if result.waiting:
+        return waits(result.waiting)
     outcome = result.outcome
     errors = [f"run {found.label} {found.status}: {found.reason}" for found in outcome.failed]
     metrics = {
@@ -78,7 +81,7 @@ def _known(options: StudyOptions) -> CommandResult:
 def _command(words: Sequence[str]) -> str:
     """The command line without what does not change the findings."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    for flag in ("--out", "--jobs"):
+    for flag in ("--out", "--jobs", *(f"--{name.replace('_', '-')}" for name in PlaceSettings.model_fields)):
         parser.add_argument(flag)
     for flag in ("--keep-models", "--json", "--debug"):
         parser.add_argument(flag, action="store_true")

@@ -6,7 +6,7 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bixse.cli.result import CommandResult
+from bixse.cli.result import CommandResult, waits
 from bixse.cli.verb import Folder, Options, Verb
 from bixse.experiments.sweep.sweep_config import SweepConfig
 
@@ -29,6 +29,8 @@ def run(config: SweepConfig, options: SweepOptions) -> CommandResult:
     from bixse.experiments.sweep.sweep import figures_of, sweep
 
     result = sweep(config, options.out)
+    if result.waiting:
+        return waits(result.waiting)
     errors = [f"arm {row.arm} ({row.label}) {row.status}: {row.reason}" for row in result.failed]
     metrics = {
         "arms": len(result.rows),

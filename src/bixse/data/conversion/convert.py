@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 STATE = ".part"
 """Folder inside the output folder that holds what was read, until all is written."""
-FAULTS_FILE = "faults.jsonl"
+ERRORS_FILE = "errors.jsonl"
 """Rows that could not be read, where they were left out."""
 TRAIN_FILE = "train.yaml"
 """Settings with which `bixse train` takes the pairs."""
@@ -40,7 +40,7 @@ BINS = 10
 """Bins of the histogram of relevance."""
 _WHAT = {
     TRAIN_FILE: "settings for `bixse train`",
-    FAULTS_FILE: "rows that could not be read",
+    ERRORS_FILE: "rows that could not be read",
     "corpus.jsonl": "documents",
     "queries.jsonl": "queries",
 }
@@ -59,7 +59,7 @@ class ConvertResult:
     """Judgements read."""
     statuses: Mapping[str, int]
     """Judgements by status; only "graded" ones are pairs."""
-    faults: int
+    errors: int
     """Errors of rows that could not be read."""
     parts: Mapping[str, Mapping[str, Any]]
     """Part -> rows, queries, rows by task, and a histogram of relevance in tenths."""
@@ -70,8 +70,8 @@ class ConvertResult:
     warnings: list[str] = field(default_factory=list)
     reused: bool = False
     """The same conversion was finished before; nothing was read."""
-    faults_shown: str = ""
-    """In a dry run: the first faults."""
+    errors_shown: str = ""
+    """In a dry run: the first errors."""
 
 
 def convert(settings: ConvertSettings, out: str | Path | None, progress: ProgressBars | None = None) -> ConvertResult:
@@ -119,13 +119,13 @@ def _convert(
     source: Source, settings: ConvertSettings, folder: Path, progress: ProgressBars | None, record: RunRecord | None
 ) -> ConvertResult:
     lap = _laps({} if record is None else record.timings)
-    with closing(FaultsFile(folder / "all-faults", {file: name for name, file in source.inputs().items()})) as faults:
+    with closing(ErrorsFile(folder / "all-errors", {file: name for name, file in source.inputs().items()})) as found:
         bar = _Bar(progress, "read texts", (*source.corpus, *source.queries))
-        mapping = source.open(folder, faults.of, settings.text_ids, bar.reached)
+        mapping = source.open(folder, found.of, settings.text_ids, bar.reached)
         try:
-            pairs, files = _read(source, settings, mapping, faults, folder, progress)
+            pairs, files = _read(source, settings, mapping, found, folder, progress)
             lap("read")
-            shown = _refuse(source, settings, faults, pairs.count, look=record is None)
+            shown = _refuse(source, settings, found, pairs.count, look=record is None)
             parts, applied = pairs.select(settings)
             if settings.form == "collection" and not settings.split:
                 parts = {source.split: parts[WHOLE]}
@@ -142,8 +142,8 @@ def _convert(
                 written[TRAIN_FILE] = _write_train_file(folder / "settings-of-training", source, tasks)
         finally:
             mapping.database.close()
-    if record is not None and faults.total:
-        written[FAULTS_FILE] = faults.path
+    if record is not None and found.total:
+        written[ERRORS_FILE] = found.path
     lap("write")
     result = ConvertResult(
         source={
@@ -155,7 +155,7 @@ def _convert(
         },
         judgements=sum(source.statuses.values()),
         statuses=dict(source.statuses),
-        faults=faults.total,
+        errors=found.total,
         parts={
             name: {
                 "rows": len(rows),
@@ -168,7 +168,7 @@ def _convert(
         transforms=[asdict(done) for done in applied],
         files={name: _WHAT.get(name, "judgements" if name.endswith(".tsv") else "graded pairs") for name in written},
         warnings=[*source.warnings(), *notes],
-        faults_shown=shown,
+        errors_shown=shown,
     )
     if record is not None:
         record.save("running")
@@ -184,7 +184,7 @@ def _read(
     source: Source,
     settings: ConvertSettings,
     mapping: RowMapping,
-    faults: FaultsFile,
+    found: ErrorsFile,
     folder: Path,
     progress: ProgressBars | None,
 ) -> tuple[PairsTable, dict[str, Any]]:
@@ -196,28 +196,28 @@ def _read(
             left = None if settings.limit is None else settings.limit - sum(source.statuses.values())
             if left is not None and left <= 0:
                 break
-            errors, taken, known = faults.of(file), sum(source.statuses.values()), pairs.count
+            errors, taken, known = found.of(file), sum(source.statuses.values()), pairs.count
             for judgements in source.read(mapping, file, errors, left, bar.reached):
                 pairs.add(judgements, settings.task, own_grades="grade" in source.form.own)
             bar.reached(file, file.stat().st_size)
-            files[faults.names[file]] = {
+            files[found.names[file]] = {
                 "judgements": sum(source.statuses.values()) - taken,
                 "graded": pairs.count - known,
-                "faults": errors.total,
+                "errors": errors.total,
             }
     return pairs, files
 
 
-def _refuse(source: Source, settings: ConvertSettings, faults: FaultsFile, rows: int, look: bool) -> str:
+def _refuse(source: Source, settings: ConvertSettings, found: ErrorsFile, rows: int, look: bool) -> str:
     shown = ""
-    if faults.total and (look or not settings.skip_faulty):
-        invalid = [errors for errors in faults.lists if errors.total]
-        told = [str(errors) for errors in invalid[:_FILES_SHOWN]]
+    if found.total and (look or not settings.skip_invalid):
+        invalid = [one for one in found.lists if one.total]
+        told = [str(one) for one in invalid[:_FILES_SHOWN]]
         if rest := invalid[_FILES_SHOWN:]:
-            told.append(f"... and {sum(errors.total for errors in rest)} errors in {len(rest)} more files")
+            told.append(f"... and {sum(one.total for one in rest)} errors in {len(rest)} more files")
         other = [] if rows else [name for name in looks_like(source.files[0]) if name != source.name]
         hint = f"; the first file looks like the source {' or '.join(other)}" if other else ""
-        fix = f"fix: correct these rows, or leave them out and keep a list of them: --skip-faulty{hint}"
+        fix = f"fix: correct these rows, or leave them out and keep a list of them: --skip-invalid{hint}"
         shown = "\n".join([*told, fix])
         if not look or not rows:
             raise InputError(shown)
@@ -314,7 +314,7 @@ def _laps(timings: dict[str, float]) -> Callable[[str], None]:
     return lap
 
 
-class FaultsFile:
+class ErrorsFile:
     """The errors of several files as one file of JSON lines, and the first of each for messages.
 
     Args:

@@ -84,8 +84,8 @@ class ConvertSettings(Settings):
     """Make ids from the texts instead of taking the source's."""
     limit: int | None = Field(default=None, ge=1)
     """Read only so many judgements."""
-    skip_faulty: bool = False
-    """Leave out rows that cannot be read and list them in faults.jsonl, instead of refusing."""
+    skip_invalid: bool = False
+    """Leave out rows that cannot be read and list them in errors.jsonl, instead of refusing."""
     download: bool = False
     """Fetch data sets of the Hub."""
     dedup: bool = False

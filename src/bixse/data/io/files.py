@@ -162,8 +162,10 @@ def write_atomically(path: Path, content: str | bytes) -> None:
 
 
 @contextmanager
-def alone_in(out: Path, lock: str = LOCK_FILE) -> Iterator[None]:
+def alone_in(out: Path, lock: str = LOCK_FILE, wait: bool = False) -> Iterator[None]:
     """Make a folder and hold a lock in it; the operating system releases the lock of a process that is killed.
+
+    With `wait` the lock of another process is waited for.
 
     Raises:
         OutputExistsError: another process holds it.
@@ -171,7 +173,7 @@ def alone_in(out: Path, lock: str = LOCK_FILE) -> Iterator[None]:
     """
     from filelock import FileLock, Timeout
 
-    held = FileLock(out / lock, timeout=0)
+    held = FileLock(out / lock, timeout=-1 if wait else 0)
     with storage_errors(out):
         (out / lock).parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -196,8 +198,16 @@ def put_in_place(part: Path, target: Path) -> None:
 
 
 def file_hash(path: Path, step: Callable[[int], None] | None = None) -> str:
-    """SHA-256 of a file's bytes, in hexadecimal; `step` is told how many more bytes were read."""
+    """SHA-256 of a file's bytes, in hexadecimal; `step` is told how many more bytes were read.
+
+    Of a folder that of the names and hashes of its files; hidden ones do not count.
+    """
     digest = hashlib.sha256()
+    if path.is_dir():
+        for entry in sorted(path.iterdir()):
+            if not entry.name.startswith("."):
+                digest.update(f"{entry.name} {file_hash(entry, step)}\n".encode("utf-8", "surrogateescape"))
+        return digest.hexdigest()
     with path.open("rb") as file:
         while block := file.read(1 << 20):
             digest.update(block)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
+from bisect import bisect_left, bisect_right
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from bixse.data.io.files import atomic_file
@@ -17,11 +21,14 @@ if TYPE_CHECKING:
     from typing import BinaryIO
 
 
-def save_table(table: pa.Table | pa.RecordBatchReader, path: Path) -> None:
-    """Write a table, or one batch after the other, with page checksums; the file appears whole or not at all."""
+def save_table(table: pa.Table | pa.RecordBatchReader, path: Path, group_rows: int | None = None) -> None:
+    """Write a table, or one batch after the other, with page checksums; the file appears whole or not at all.
+
+    `group_rows`: most rows of a row group.
+    """
     with atomic_file(path) as file, table_writer(file, table.schema) as writer:
         if isinstance(table, pa.Table):
-            writer.write_table(table)
+            writer.write_table(table, group_rows)
             return
         for batch in table:
             writer.write_batch(batch)
@@ -70,3 +77,57 @@ def column_names(path: Path) -> list[str]:
     with open_table(path) as file:
         names: list[str] = file.schema_arrow.names
         return names
+
+
+def row_batches(
+    file: pq.ParquetFile, columns: Sequence[str], size: int, rows: range | None = None
+) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """Batches of at most `size` rows, each with the number of its first row from 0; only row groups with `rows`."""
+    start = 0
+    for group in range(file.metadata.num_row_groups):
+        end = start + file.metadata.row_group(group).num_rows
+        if rows is None or (start < rows.stop and rows.start < end):
+            first = start
+            for batch in file.iter_batches(size, row_groups=[group], columns=columns):
+                low, high = (0, len(batch)) if rows is None else (max(0, rows.start - first), rows.stop - first)
+                if low < min(high, len(batch)):
+                    yield first + low, batch.slice(low, high - low)
+                first += len(batch)
+        start = end
+
+
+def row_counts(paths: Sequence[Path]) -> list[int]:
+    """How many rows each Parquet file has, by its footer alone."""
+    counts = []
+    for path in paths:
+        with open_table(path) as file:
+            counts.append(int(file.metadata.num_rows))
+    return counts
+
+
+def keyed_groups(file: pq.ParquetFile, column: str, wanted: Sequence[str] | None = None) -> Iterator[pa.Table]:
+    """The rows of each row group, or those whose value of a text column is `wanted` (sorted).
+
+    A row group whose range of values has none of them is not read, of another first that column alone.
+    """
+    place = file.schema_arrow.names.index(column)
+    for number in range(file.metadata.num_row_groups):
+        if wanted is None:
+            yield file.read_row_group(number)
+            continue
+        ends, near = file.metadata.row_group(number).column(place).statistics, wanted
+        if ends is not None and ends.has_min_max:
+            near = wanted[bisect_left(wanted, ends.min) : bisect_right(wanted, ends.max)]
+        if near:
+            chosen = pc.is_in(file.read_row_group(number, [column])[column], pa.array(near, pa.string()))
+            if pc.any(chosen).as_py():
+                yield file.read_row_group(number).filter(chosen)
+
+
+def footer_hash(path: Path) -> str:
+    """SHA-256 of what a Parquet file says of its columns: their places, sizes, and least and greatest values."""
+    with reading(path), path.open("rb") as file:
+        file.seek(-8, os.SEEK_END)
+        length = int.from_bytes(file.read(4), "little")
+        file.seek(-8 - length, os.SEEK_END)
+        return hashlib.sha256(file.read(length)).hexdigest()

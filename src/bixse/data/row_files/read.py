@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.csv as pacsv
 
 from bixse.data.io.hints import missing_column_hint
-from bixse.data.io.parquet import open_table
+from bixse.data.io.parquet import open_table, row_batches
 from bixse.data.io.strict import RepeatedKeyError, parse_json
 from bixse.data.row_files.values import FileColumn, InvalidValueError
 from bixse.errors import InputError, InvalidFileError, shorten
@@ -69,15 +69,20 @@ def read_rows(
 
 
 def read_blocks(
-    path: str | Path, columns: Sequence[FileColumn], errors: InvalidFileError | None = None
+    path: str | Path,
+    columns: Sequence[FileColumn],
+    errors: InvalidFileError | None = None,
+    rows: range | None = None,
 ) -> Iterator[Block]:
     """The rows of a file in blocks of bounded size; what is wrong is collected, and such rows are left out.
 
     Args:
-        path: .jsonl, .csv, .tsv (each may have .gz behind it) or .parquet.
+        path: .jsonl, .csv, .tsv (each may have .gz behind it) or .parquet, or a folder of Parquet files, whose rows
+            are numbered through in the order of their names.
         columns: the columns to read; others are ignored.
-        errors: takes the errors, for a caller that has checks of its own to add, or that goes on without faulty rows.
+        errors: takes the errors, for a caller that has checks of its own to add, or that goes on without invalid rows.
             None raises them all when the file has been read.
+        rows: of Parquet only these, counted from 0; nothing else is read.
 
     Raises:
         InputError: no such file, a file of another format, one that cannot be read, or one without any row.
@@ -89,7 +94,7 @@ def read_blocks(
     found = errors if errors is not None else InvalidFileError(path)
     seen: dict[str, dict[Any, int]] = {column.name: {} for column in columns if column.unique}
     count = 0
-    for raw in _raw_blocks(path, columns, found):
+    for raw in _raw_blocks(path, columns, found, rows):
         block = _checked(raw, columns, seen, found)
         count += len(block)
         if len(block):
@@ -245,11 +250,13 @@ def _opened(path: Path) -> Iterator[tuple[BinaryIO, BinaryIO]]:
         ) from error
 
 
-def _raw_blocks(path: Path, columns: Sequence[FileColumn] | None, errors: InvalidFileError) -> Iterator[Block]:
-    kind = checked_format(path)
-    files_of(path, ())
+def _raw_blocks(
+    path: Path, columns: Sequence[FileColumn] | None, errors: InvalidFileError, rows: range | None = None
+) -> Iterator[Block]:
+    kind = ".parquet" if path.is_dir() else checked_format(path)
     if kind == ".parquet":
-        return _parquet_blocks(path, columns, errors)
+        return _parquet_blocks(path, columns, errors, rows)
+    files_of(path, ())
     return _csv_blocks(path, columns, errors) if kind != ".jsonl" else _json_blocks(path, columns or (), errors)
 
 
@@ -353,17 +360,25 @@ def _csv_lines(text: TextIO) -> Iterator[str]:
         yield line
 
 
-def _parquet_blocks(path: Path, columns: Sequence[FileColumn] | None, errors: InvalidFileError) -> Iterator[Block]:
-    size = path.stat().st_size
-    number = 0
-    with open_table(path) as file:
-        names = file.schema_arrow.names
-        chosen = _choose(path, names, columns if columns is not None else _all_columns(names), errors)
-        for batch in file.iter_batches(batch_size=BLOCK_ROWS, columns=list(chosen.values())):
-            numbers = range(number + 1, number + batch.num_rows + 1)
-            number += batch.num_rows
-            values = {name: batch.column(found).to_pylist() for name, found in chosen.items()}
-            yield Block(numbers, values, size * number // max(1, file.metadata.num_rows))
+def _parquet_blocks(
+    path: Path, columns: Sequence[FileColumn] | None, errors: InvalidFileError, rows: range | None = None
+) -> Iterator[Block]:
+    number = read = 0
+    for file_path in files_of(path, (".parquet",)):
+        size = file_path.stat().st_size
+        with open_table(file_path) as file:
+            start, length = number, file.metadata.num_rows
+            number += length
+            if rows is not None and not (start < rows.stop and rows.start < number):
+                continue
+            names = file.schema_arrow.names
+            chosen = _choose(file_path, names, columns if columns is not None else _all_columns(names), errors)
+            own = None if rows is None else range(rows.start - start, rows.stop - start)
+            for first, batch in row_batches(file, list(chosen.values()), BLOCK_ROWS, own):
+                values = {name: batch.column(found).to_pylist() for name, found in chosen.items()}
+                numbers = range(start + first + 1, start + first + 1 + batch.num_rows)
+                yield Block(numbers, values, read + size * (first + batch.num_rows) // max(1, length))
+        read += size
 
 
 def _all_columns(names: Sequence[str]) -> list[FileColumn]:
@@ -397,7 +412,7 @@ def _name_in(column: FileColumn, names: Container[str]) -> str | None:
 def _checked(
     raw: Block, columns: Sequence[FileColumn], seen: Mapping[str, dict[Any, int]], errors: InvalidFileError
 ) -> Block:
-    faulty: set[int] = set()
+    invalid: set[int] = set()
     found: dict[str, list[Any]] = {}
     for column in columns:
         values = raw.columns.get(column.name)
@@ -405,12 +420,12 @@ def _checked(
             found[column.name] = [None] * len(raw)
             continue
         at_once = column.read_all(values)
-        found[column.name] = at_once if at_once is not None else _read_each(column, raw.rows, values, faulty, errors)
+        found[column.name] = at_once if at_once is not None else _read_each(column, raw.rows, values, invalid, errors)
         if column.unique:
-            _check_unique(column, raw.rows, found[column.name], seen[column.name], faulty, errors)
-    if not faulty:
+            _check_unique(column, raw.rows, found[column.name], seen[column.name], invalid, errors)
+    if not invalid:
         return Block(raw.rows, found, raw.position)
-    kept = [place for place in range(len(raw)) if place not in faulty]
+    kept = [place for place in range(len(raw)) if place not in invalid]
     columns_kept = {name: [values[place] for place in kept] for name, values in found.items()}
     return Block([raw.rows[place] for place in kept], columns_kept, raw.position)
 
@@ -420,26 +435,26 @@ def _check_unique(
     rows: Sequence[int],
     values: Sequence[Any],
     seen: dict[Any, int],
-    faulty: set[int],
+    invalid: set[int],
     errors: InvalidFileError,
 ) -> None:
     for place, (row, value) in enumerate(zip(rows, values, strict=True)):
-        if place not in faulty and (first := seen.setdefault(value, row)) != row:
+        if place not in invalid and (first := seen.setdefault(value, row)) != row:
             got = f"{shorten(value)} again, after row {first}"
             errors.add(row, column.name, got, "a value used once", "drop or rename the repeat")
-            faulty.add(place)
+            invalid.add(place)
 
 
 def _read_each(
-    column: FileColumn, rows: Sequence[int], values: Sequence[Any], faulty: set[int], errors: InvalidFileError
+    column: FileColumn, rows: Sequence[int], values: Sequence[Any], invalid: set[int], errors: InvalidFileError
 ) -> list[Any]:
-    """The values of a column one by one; places of those that cannot be used are added to `faulty`."""
+    """The values of a column one by one; places of those that cannot be used are added to `invalid`."""
     found: list[Any] = []
     for place, value in enumerate(values):
         try:
             found.append(column.read(value))
         except InvalidValueError as error:
             errors.add(rows[place], column.name, error.got, error.expected, error.fix)
-            faulty.add(place)
+            invalid.add(place)
             found.append(None)
     return found

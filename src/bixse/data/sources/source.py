@@ -285,7 +285,7 @@ class Source:
         if mended:
             mapping.insert(json_table(mended))
 
-    def _tell(self, file: Path, scores: FileScores, faulty: bool) -> None:
+    def _tell(self, file: Path, scores: FileScores, invalid: bool) -> None:
         if not self.form.needs_map:
             return
         if self.score_map is not None and self.score_map.kind != "binary":
@@ -293,7 +293,7 @@ class Source:
             try:
                 told = check_scores(positive, negative, self.score_map, f"scores of {file.name}") if scores.any else []
             except InputError as error:
-                if not faulty:
+                if not invalid:
                     raise
                 told = [str(error)]  # rows are missing for their errors: what is left need not be all alike
             self._told += [f"{file.name}: {warning}" for warning in told]

@@ -39,15 +39,15 @@ def run(settings: ConvertSettings, options: ConvertOptions) -> CommandResult:
 
     result = convert(settings, out, bar)
     warnings = list(result.warnings)
-    if result.faults and out is not None:
-        warnings.append(f"{result.faults} faulty rows were left out: see {out / 'faults.jsonl'}")
+    if result.errors and out is not None:
+        warnings.append(f"{result.errors} invalid rows were left out: see {out / 'errors.jsonl'}")
     if result.reused:
         warnings.append(FINISHED_BEFORE)
-    metrics = {name: getattr(result, name) for name in ("judgements", "statuses", "faults", "parts", "transforms",
+    metrics = {name: getattr(result, name) for name in ("judgements", "statuses", "errors", "parts", "transforms",
                "source")}  # fmt: skip
     files = {**{name: name for name in result.files}, "record": "run.json"}
     artifacts = {name: str(out / file) for name, file in files.items()} if out is not None else {}
-    code = 3 if result.faults else 0
+    code = 3 if result.errors else 0
     return CommandResult(_text(result, settings, out), metrics, artifacts, warnings, exit_code=code)
 
 
@@ -67,7 +67,7 @@ def _text(result: ConvertResult, settings: ConvertSettings, out: Path | None) ->
         if len(part["tasks"]) > 1:
             lines.append("tasks: " + ", ".join(f"{task} {count}" for task, count in part["tasks"].items()))
     if out is None:
-        told = [result.faults_shown] if result.faults else []
+        told = [result.errors_shown] if result.errors else []
         return "\n".join([*lines, "", *told, "dry run: nothing was written"])
     lines += ["", *(f"{what}: {out / name}" for name, what in result.files.items())]
     if settings.form == "pairs":

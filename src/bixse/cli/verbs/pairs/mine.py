@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import model_validator
 
-from bixse.cli.result import CommandResult
-from bixse.cli.verb import FINISHED_BEFORE, ComputingOptions, Folder, Verb
+from bixse.cli.result import CommandResult, waits
+from bixse.cli.verb import FINISHED_BEFORE, Folder, Options, Verb
 from bixse.mining.mine_settings import MineConfig
 from bixse.settings import Flag
 
@@ -20,7 +20,7 @@ LISTED = 10
 """How many queries without candidates the text shows; --json and run.json hold all."""
 
 
-class MineOptions(ComputingOptions):
+class MineOptions(Options):
     """Where the pairs go, and what is shown after grading."""
 
     out: Folder = Path("runs/mined")
@@ -51,6 +51,8 @@ def run(config: MineConfig, options: MineOptions) -> CommandResult:
     from bixse.progress import progress_bar
 
     result = mine(config, options.out, progress_bar)
+    if result.waiting:
+        return waits(result.waiting, result.warnings)
     missing = result.without_candidates
     warnings = [*result.warnings, *([FINISHED_BEFORE] if result.reused else [])]
     if missing:
