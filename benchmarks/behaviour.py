@@ -568,7 +568,7 @@ def grading(record):
         "lightblue": ("--judge", f"replay:lightblue:{write(work / 'lb' / 'train.parquet', files.LIGHTBLUE)}"),
         "flagembedding": ("--judge", f"replay:flagembedding:{scores}", "--score-map", "prob"),
         "qrels": (*replay, "--texts", cranfield),
-        "cross-encoder": ("--judge", f"cross-encoder:{inputs.reranker}", "--pairs", ask, "--regrade", "0.2"),
+        "cross-encoder": ("--judge", f"cross-encoder:{inputs.reranker}", "--pairs", ask, "--ask-twice", "0.2"),
         "local": ("--judge", inputs.decoder, "--pairs", ask, "--rubric", own),
     }
     for name, words in judges.items():

@@ -52,7 +52,7 @@ def test_a_replayed_file_becomes_graded_pairs(judged, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["--regrade", "0.1"], "--regrade"),
+        (["--ask-twice", "0.1"], "--ask-twice"),
         (["--document-characters", "5"], "--document-characters"),
         (["--price-in", "1"], "expected both"),
         (["--samples", "0"], "samples"),

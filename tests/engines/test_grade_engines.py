@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
 import time
 from dataclasses import replace
 
@@ -24,7 +21,7 @@ from bixse.grading.prices import PriceSettings
 from bixse.grading.shards import grade_shards as module
 from bixse.grading.shards.grade_shards import grade_shards
 from helpers.chat_server import chat_server, planted
-from helpers.command import call, refused
+from helpers.command import call, ended, refused, start
 from helpers.scripted_judge import ScriptedJudge
 
 SHARES = [[0.9, 0.05, 0.03, 0.01], [0.1, 0.2, 0.3, 0.3], [0.01, 0.02, 0.05, 0.9]]
@@ -75,19 +72,6 @@ def pairs(tmp_path):
 def words(server, pairs):
     address = server.scenario()
     return server, address, ("grade", "--pairs", pairs, "--judge", address, "--shards", "6")
-
-
-def start(words, out, **environment):
-    command = [sys.executable, "-m", "bixse", *map(str, words), "--out", str(out), "--json"]
-    return subprocess.Popen(
-        command, env={**os.environ, **environment}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-
-
-def ended(process):
-    out, said = process.communicate(timeout=200)
-    found = json.loads(out) if out else {"errors": said}
-    return process.returncode, found["errors"] or found["metrics"]
 
 
 # --- what is refused
@@ -210,9 +194,9 @@ def test_other_files_of_pairs(capsys, words, tmp_path, kind):
 
 def test_processes_of_this_machine(words, tmp_path):
     _, _, flags = words
-    code, found = ended(start((*flags, "--processes", "2"), tmp_path / "two"))
+    code, found = ended(start(*flags, "--processes", "2", "--out", tmp_path / "two"))
     assert (code, found["asked"]) == (0, 120)
-    assert ended(start(flags, tmp_path / "one"))[0] == 0
+    assert ended(start(*flags, "--out", tmp_path / "one"))[0] == 0
     assert files(tmp_path / "two") == files(tmp_path / "one")
 
 
@@ -223,7 +207,7 @@ def test_ranks_of_which_one_is_killed_and_started_again(server, tmp_path):
     address, other = server.scenario(delay=0.04), server.scenario()
     flags = ("grade", "--pairs", tmp_path / "p.parquet", "--shards", "6", "--concurrency", flight, "--judge")
     ranked, out = (*flags, address, "--engine", "ranks"), tmp_path / "out"
-    ranks = [start(ranked, out, RANK=str(rank), WORLD_SIZE="2") for rank in (0, 1)]
+    ranks = [start(*ranked, "--out", out, RANK=str(rank), WORLD_SIZE="2") for rank in (0, 1)]
     until = time.monotonic() + 100
     while time.monotonic() < until and ranks[1].poll() is None:
         if any(f"/{ranks[1].pid}/" in lines[0] and len(lines) > 12 for lines in open_segments(out / "ledger")):
@@ -233,14 +217,14 @@ def test_ranks_of_which_one_is_killed_and_started_again(server, tmp_path):
     ranks[1].communicate()
     code, first = ended(ranks[0])
     assert (code, first["waiting"] > 0) == (0, True), first
-    code, last = ended(start(ranked, out, SLURM_ARRAY_TASK_ID="1", SLURM_ARRAY_TASK_COUNT="2"))
+    code, last = ended(start(*ranked, "--out", out, SLURM_ARRAY_TASK_ID="1", SLURM_ARRAY_TASK_COUNT="2"))
     assert (code, last["pairs"], last["statuses"], last.get("waiting")) == (0, count, {"graded": count}, None)
     assert last["reused"] >= 10
     times = [tries - 2 * (n % 24 == 0) for n, tries in enumerate(answered(server.stats(address), count))]
     assert min(times) == 1
     assert count <= sum(times) <= count + flight
     assert sum(row["answers"] for row in ledger_status([out / "ledger"], PriceSettings())) == count
-    assert ended(start((*flags, other), tmp_path / "local"))[0] == 0
+    assert ended(start(*flags, other, "--out", tmp_path / "local"))[0] == 0
     assert files(out) == files(tmp_path / "local")
     assert json.loads((out / "run.json").read_text())["status"] == "finished"
 
@@ -304,7 +288,7 @@ def test_a_dry_run_looks_at_the_first_shard(capsys, words, tmp_path):
 
 def test_pairs_that_are_asked_twice(tmp_path):
     pq.write_table(rows(60), tmp_path / "p.parquet")
-    config = GradeConfig(judge="scripted", pairs=tmp_path / "p.parquet", shards=3, regrade=0.5)
+    config = GradeConfig(judge="scripted", pairs=tmp_path / "p.parquet", shards=3, ask_twice=0.5)
     found = grade_shards(config, tmp_path / "parts", ScriptedJudge()).summary
     from bixse.data.pairs_files import load_pairs
 
@@ -325,7 +309,7 @@ def test_a_cluster_of_which_a_node_goes(cluster, server, tmp_path):
     flags = ("grade", "--pairs", tmp_path / "p.parquet", "--shards", "20", "--concurrency", "16", "--judge")
     node = cluster.add_node(num_cpus=2)
     engine = ("--engine", "ray", "--ray-address", cluster.address)
-    process = start((*flags, address, *engine), tmp_path / "out")
+    process = start(*flags, address, *engine, "--out", tmp_path / "out")
     shards = tmp_path / "out" / "shards"
     until = time.monotonic() + 200
     while len(list(shards.glob("*.complete")) if shards.exists() else ()) < 4 and time.monotonic() < until:
@@ -337,5 +321,5 @@ def test_a_cluster_of_which_a_node_goes(cluster, server, tmp_path):
     times = [tries - (n % 100 == 0) for n, tries in enumerate(answered(server.stats(address), count))]
     assert min(times) == 1
     assert sum(times) <= count + 2 * 16, "the requests in flight of two processes"
-    assert ended(start((*flags, other), tmp_path / "local"))[0] == 0
+    assert ended(start(*flags, other, "--out", tmp_path / "local"))[0] == 0
     assert files(tmp_path / "out") == files(tmp_path / "local")

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-
 import pytest
 
 from bixse.data.io.files import alone_in
@@ -17,7 +12,7 @@ from bixse.retrieval.index.manifest import read_manifest
 from bixse.retrieval.index.search import load_encoder
 from bixse.retrieval.retrieval_settings import IndexSettings
 from bixse.retrieval.store import EmbeddingStore
-from helpers.command import call
+from helpers.command import call, ended, start
 
 
 @pytest.fixture
@@ -109,13 +104,10 @@ def test_of_ranks_one_writes_into_the_store(capsys, words, tmp_path, monkeypatch
 
 @pytest.mark.slow
 def test_ranks_that_end_at_once(words, local, tmp_path):
-    command = [sys.executable, "-m", "bixse", *map(str, words), "--engine", "ranks", "--out", str(tmp_path / "index")]
-    ranks = []
-    for rank in ("0", "1"):
-        environment = {**os.environ, "RANK": rank, "WORLD_SIZE": "2"}
-        ranks.append(subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True))
-    texts = [process.communicate(timeout=100)[1] for process in ranks]
-    assert [process.returncode for process in ranks] == [0, 0], texts
+    words = (*words, "--engine", "ranks", "--out", tmp_path / "index")
+    ranks = [start(*words, RANK=rank, WORLD_SIZE="2") for rank in ("0", "1")]
+    found = [ended(process) for process in ranks]
+    assert [code for code, _ in found] == [0, 0], found
     assert files(tmp_path / "index") == local
     assert not (tmp_path / "index" / BUILD_FOLDER).exists()
 
@@ -132,10 +124,9 @@ def test_processes_of_a_launcher_that_would_all_do_the_same(capsys, words, tmp_p
 def test_a_cluster_makes_the_same_index(cluster, words, local, tmp_path):
     """In a process of its own: after Ray and torch have worked in one, what is forked from it may hang."""
     engine = ("--engine", "ray", "--ray-address", cluster.address)
-    command = [sys.executable, "-m", "bixse", *map(str, words), "--out", str(tmp_path / "index"), *engine]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["metrics"]["encoded"] == 600
+    code, found = ended(start(*words, "--out", tmp_path / "index", *engine))
+    assert code == 0, found
+    assert found["encoded"] == 600
     assert files(tmp_path / "index") == local
 
 

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 
 import pytest
 
@@ -14,7 +11,7 @@ from bixse.mining.mine import WORK, mine
 from bixse.mining.mine_settings import MineConfig
 from bixse.retrieval.index.make_index import make_index
 from bixse.retrieval.store import EmbeddingStore
-from helpers.command import call
+from helpers.command import call, ended, start
 
 
 @pytest.fixture(autouse=True)
@@ -125,13 +122,10 @@ def test_ranks_mine_one_after_the_other(capsys, words, local, tmp_path, monkeypa
 
 @pytest.mark.slow
 def test_ranks_that_end_at_once(words, local, tmp_path):
-    command = [sys.executable, "-m", "bixse", *map(str, words), "--engine", "ranks", "--out", str(tmp_path / "out")]
-    ranks = []
-    for rank in ("0", "1"):
-        environment = {**os.environ, "RANK": rank, "WORLD_SIZE": "2"}
-        ranks.append(subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True))
-    texts = [process.communicate(timeout=200)[1] for process in ranks]
-    assert [process.returncode for process in ranks] == [0, 0], texts
+    words = (*words, "--engine", "ranks", "--out", tmp_path / "out")
+    ranks = [start(*words, RANK=rank, WORLD_SIZE="2") for rank in ("0", "1")]
+    found = [ended(process) for process in ranks]
+    assert [code for code, _ in found] == [0, 0], found
     assert files(tmp_path / "out") == local
 
 
@@ -139,7 +133,6 @@ def test_ranks_that_end_at_once(words, local, tmp_path):
 def test_a_cluster_mines_the_same(cluster, words, local, tmp_path):
     """In a process of its own: after Ray and torch have worked in one, what is forked from it may hang."""
     engine = ("--engine", "ray", "--ray-address", cluster.address)
-    command = [sys.executable, "-m", "bixse", *map(str, words), "--out", str(tmp_path / "out"), *engine]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    code, found = ended(start(*words, "--out", tmp_path / "out", *engine))
+    assert code == 0, found
     assert files(tmp_path / "out") == local

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import csv
 import json
-import os
-import subprocess
-import sys
 import time
 
 import pytest
 import yaml
+
+from helpers.command import ended, start
 
 pytestmark = pytest.mark.slow
 
@@ -28,24 +27,11 @@ def study(actions, student, tmp_path_factory):
     file = tmp_path_factory.mktemp("settings") / "study.yaml"
     file.write_text(yaml.safe_dump(settings))
 
-    def start(out, *words, **environment):
-        command = ["study", "losses", "--config", str(file), "--out", str(out), "--json", *words]
-        return subprocess.Popen(
-            [sys.executable, "-m", "bixse", *command],
-            env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+    def study(out, *words, **environment):
+        given = ("study", "losses", "--config", file, "--out", out, *words)
+        return start(*given, **{"OMP_NUM_THREADS": "1", **environment})
 
-    return start
-
-
-def ended(process):
-    """Metrics of its envelope."""
-    text, said = process.communicate(timeout=500)
-    assert process.returncode == 0, text + said
-    return json.loads(text)["metrics"] if text else None
+    return study
 
 
 def figures(out):
@@ -60,14 +46,16 @@ def figures(out):
 @pytest.fixture(scope="module")
 def local(study, tmp_path_factory):
     out = tmp_path_factory.mktemp("local") / "study"
-    assert ended(study(out, "--jobs", "1"))["made"] == 6
+    code, found = ended(study(out, "--jobs", "1"))
+    assert code == 0, found
+    assert found["made"] == 6
     return figures(out)
 
 
 def test_ranks_do_a_study_together(study, local, tmp_path):
     ranks = [study(tmp_path / "out", "--engine", "ranks", "--jobs", "1", RANK=str(n), WORLD_SIZE="2") for n in (0, 1)]
-    for process in ranks:
-        ended(process)
+    found = [ended(process) for process in ranks]
+    assert [code for code, _ in found] == [0, 0], found
     assert figures(tmp_path / "out") == local
     assert json.loads((tmp_path / "out" / "run.json").read_text())["status"] == "finished"
 
@@ -78,5 +66,7 @@ def test_a_cluster_does_a_study_though_a_machine_goes(cluster, study, local, tmp
     while process.poll() is None and not list(out.glob("runs/*/*/result.json")):
         time.sleep(0.1)
     cluster.remove_node(node, allow_graceful=False)
-    assert ended(process)["made"] == 6
+    code, found = ended(process)
+    assert code == 0, found
+    assert found["made"] == 6
     assert figures(out) == local

@@ -10,8 +10,7 @@ from bixse.data.collection_files import save_collection
 from bixse.data.trec import read_run
 from bixse.encoders.loading.build import build_encoder
 from bixse.errors import InputError, InvalidFileError, OutputExistsError
-from bixse.evaluation.evaluate import RUN_NAME
-from bixse.evaluation.systems import System
+from bixse.evaluation.systems import RUN_NAME, System
 from bixse.evaluation.tasks import QuerySet, Task
 from bixse.retrieval import store
 

@@ -103,7 +103,7 @@ def test_a_folder_goes_on_with_the_ledger_it_had(tmp_path):
 
 
 def test_repeats_that_were_not_asked_leave_the_run_open(tmp_path):
-    settings = GradeSettings(regrade=1.0)
+    settings = GradeSettings(ask_twice=1.0)
     result = grade(some_pairs(5), ScriptedJudge(), tmp_path / "out", settings, budget=Budget(max_questions=7))
     assert (result.summary["not_asked"], result.summary["repeats_not_asked"]) == (0, 3)
     assert not result.complete
@@ -228,7 +228,7 @@ def test_pairs_asked_again_show_how_far_the_judge_agrees_with_itself(tmp_path):
         return Answer("graded", "verbal", grade=value, low=value, high=value)
 
     judge = ScriptedJudge(rule=rule)
-    result = grade(some_pairs(200), judge, tmp_path / "out", GradeSettings(regrade=0.2))
+    result = grade(some_pairs(200), judge, tmp_path / "out", GradeSettings(ask_twice=0.2))
     again = [judgement for judgement in result.judgements if judgement.repeat]
     assert 20 < len(again) < 60
     assert len(judge.asked) == 200 + len(again)
@@ -238,12 +238,12 @@ def test_pairs_asked_again_show_how_far_the_judge_agrees_with_itself(tmp_path):
     later = ScriptedJudge(rule=rule)
     grade(some_pairs(200), later, tmp_path / "out")  # without: the same run, nothing to ask
     assert not later.asked
-    fewer = GradeSettings(regrade=0.1)
+    fewer = GradeSettings(ask_twice=0.1)
     chosen = {j.pair.document_id for j in again}
     assert {p.document_id for p in some_pairs(200) if fewer.is_repeated(p)} < chosen, "a smaller share is a part"
 
 
-@pytest.mark.parametrize("setting", [{"regrade": 1.5}, {"regrade": -0.1}, {"document_characters": 0}])
+@pytest.mark.parametrize("setting", [{"ask_twice": 1.5}, {"ask_twice": -0.1}, {"document_characters": 0}])
 def test_settings_outside_their_range_are_refused(setting):
     with pytest.raises(InputError, match="fix"):
         GradeSettings.load(None, setting)

@@ -1,6 +1,9 @@
-"""The command `bixse` inside the test's own process."""
+"""The command `bixse`, inside the test's own process or in another one."""
 
 import json
+import os
+import subprocess
+import sys
 
 from bixse.cli.main import main, parse
 
@@ -27,3 +30,18 @@ def result_of(*words):
     """What a verb hands back, or the error it raises."""
     _, verb, args = parse([str(word) for word in words])
     return verb.call(args, tuple(map(str, words)))
+
+
+def start(*words, **environment):
+    """A process of the command; `ended` waits for it."""
+    command = [sys.executable, "-m", "bixse", *map(str, words), "--json"]
+    return subprocess.Popen(
+        command, env={**os.environ, **environment}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def ended(process):
+    """Exit code, and errors or metrics."""
+    out, said = process.communicate(timeout=500)
+    found = json.loads(out) if out else {"errors": said}
+    return process.returncode, found["errors"] or found["metrics"]

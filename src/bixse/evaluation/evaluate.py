@@ -14,7 +14,7 @@ from bixse.data.trec import read_run, write_run
 from bixse.encoders.identity import model_path_settings
 from bixse.errors import InputError
 from bixse.evaluation.metrics import METRICS, evaluate_run, mean
-from bixse.evaluation.systems import open_system
+from bixse.evaluation.systems import RUN_NAME, open_system
 from bixse.evaluation.tasks import Task, collection_task
 from bixse.retrieval.exact import DEPTH
 
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from bixse.progress import ProgressBars
     from bixse.relevance import Run
 
-RUN_NAME = "run.trec"
 PER_QUERY_NAME = "per_query.json"
 PARTIAL_NAME = "best_so_far.json"
 

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from bixse.retrieval.index.search import SearchIndex
 
 HASH_DIGITS = 8
+RUN_NAME = "run.trec"
+"""The run in an output folder of `bixse evaluate`."""
 RUN_SUFFIXES = (".trec", ".run")
 """Files that are read as runs."""
 MOST_KEPT = 1_000_000
@@ -346,9 +348,15 @@ def open_system(
         return model
     if isinstance(model, (str, Path)) and (is_store(str(model)) or is_index(Path(model))):
         return IndexSystem(model, options.get("task"), exact, model_at)
-    if isinstance(model, (str, Path)) and Path(model).suffix in RUN_SUFFIXES and Path(model).is_file():
-        return RunFileSystem(model)
+    if isinstance(model, (str, Path)) and (path := run_file(Path(model))):
+        return RunFileSystem(path)
     return Bm25System() if model == BM25_NAME else EncoderSystem(model, **options)
+
+
+def run_file(path: Path) -> Path | None:
+    """The TREC run of a file with one of `RUN_SUFFIXES` or of an output folder of `bixse evaluate`; else None."""
+    found = path / RUN_NAME if path.is_dir() else path
+    return found if found.suffix in RUN_SUFFIXES and found.is_file() else None
 
 
 @contextmanager

@@ -28,6 +28,7 @@ from bixse.errors import (
 )
 from bixse.experiments.arms import RunResult
 from bixse.training import recipe
+from bixse.training.run_files import ADAPTER_FOLDER, CHECKPOINT_FOLDER, MODEL_FOLDER, TUNED_FOLDER
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -52,7 +53,7 @@ ELSEWHERE = "another rank has not done it yet"
 """What is said of a run of another rank."""
 FIX = "tried twice; fix: fewer jobs, or smaller batches"
 """What is said of a run that ended without a word of its own, such as by the death of its process."""
-PARTS = (recipe.MODEL_FOLDER, recipe.ADAPTER_FOLDER, recipe.TUNED_FOLDER, recipe.CHECKPOINT_FOLDER)
+PARTS = (MODEL_FOLDER, ADAPTER_FOLDER, TUNED_FOLDER, CHECKPOINT_FOLDER)
 """Large parts of a training."""
 
 

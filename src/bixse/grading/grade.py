@@ -143,7 +143,7 @@ def open_grading(
     _tell_doubts(judge, strict)
     folder = Path(out)
     config = {"judge": stored_identity(judge.identity), **settings.config(), **({"shards": shards} if shards else {})}
-    record = open_run(folder, "grade", config, dict(inputs or {}), paths=("regrade", "seed"))  # of repeats alone
+    record = open_run(folder, "grade", config, dict(inputs or {}), paths=("ask_twice", "seed"))  # of repeats alone
     answers = Path(ledger or record.results.get("ledger") or folder / (LEDGER_FOLDER if shards else LEDGER_NAME))
     record.results["ledger"] = str(answers.resolve())
     return record, answers

@@ -95,7 +95,7 @@ class AskSettings(Settings):
 class GradeSettings(AskSettings):
     """What decides the rows, apart from pairs and judge."""
 
-    regrade: Annotated[float, Field(ge=0, le=1), Flag(metavar="SHARE")] = 0.0
+    ask_twice: Annotated[float, Field(ge=0, le=1), Flag(metavar="SHARE")] = 0.0
     """Ask this share of the pairs twice, to see how far the judge agrees with itself."""
     seed: int = 0
     """Of the choice of those pairs."""
@@ -104,7 +104,7 @@ class GradeSettings(AskSettings):
         """Depends on seed and ids alone, not on the other pairs."""
         content = repr((self.seed, pair.query_id, pair.document_id)).encode("utf-8")
         drawn = int.from_bytes(hashlib.sha256(content).digest()[:8], "big") / 2**64
-        return drawn < self.regrade
+        return drawn < self.ask_twice
 
     def with_repeats(self, pairs: Sequence[Pair]) -> Iterator[tuple[Pair, int]]:
         """Every pair with repeat 0, then those asked again with repeat 1."""
@@ -115,7 +115,7 @@ class GradeSettings(AskSettings):
         rubric = None if self.rubric is None else {"name": self.rubric.name, "hash": self.rubric.content_hash}
         return {
             "rubric": rubric,
-            "regrade": self.regrade,
+            "ask_twice": self.ask_twice,
             "seed": self.seed,
             "document_characters": self.document_characters,
         }

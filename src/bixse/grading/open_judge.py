@@ -70,7 +70,7 @@ class GradeConfig(JudgeConfig, GradeSettings, EngineSettings):
 
     @model_validator(mode="after")
     def _read_by_the_judge(self) -> Self:
-        for flag, given in (("--regrade", self.regrade), ("--document-characters", self.document_characters)):
+        for flag, given in (("--ask-twice", self.ask_twice), ("--document-characters", self.document_characters)):
             if given and self.judge[0].startswith(REPLAY):
                 raise ValueError(f"{flag}: got it with judgements that exist already; expected a judge that reads; "
                                  "fix: leave it out")  # fmt: skip

@@ -55,6 +55,14 @@ from bixse.training.loop.suspects import RegradedEpoch
 from bixse.training.loop.trainer import GradedTrainer, GradedTrainingArguments
 from bixse.training.merging.merge import MergeResult, merge, refitted_head
 from bixse.training.preflight import check_disk, check_lengths, check_memory, check_pairs
+from bixse.training.run_files import (
+    ADAPTER_FOLDER,
+    CHECKPOINT_FOLDER,
+    LOG_FILE,
+    MODEL_FOLDER,
+    TENSORBOARD_FOLDER,
+    TUNED_FOLDER,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -67,17 +75,6 @@ if TYPE_CHECKING:
     from bixse.training.config import TrainConfig
     from bixse.training.dev_evaluation import DevEvaluator, Watched
     from bixse.training.regrade import Regrading
-
-MODEL_FOLDER = "model"
-TUNED_FOLDER = "tuned"
-"""Where a run keeps the tuned model as it was before merging, if asked to."""
-ADAPTER_FOLDER = "adapter"
-"""Where a run with low-rank adapters keeps them alone; the model folder holds them merged."""
-TENSORBOARD_FOLDER = "tensorboard"
-LOG_FILE = "log.jsonl"
-"""Every entry of the log as it came, throughput included."""
-CHECKPOINT_FOLDER = "checkpoints"
-"""Where a run keeps what it needs to resume, until it is finished."""
 
 CHECKPOINTING: dict[str, Any] = {
     "gradient_checkpointing": True,

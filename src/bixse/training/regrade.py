@@ -27,6 +27,7 @@ from bixse.grading.grade_settings import GradeSettings
 from bixse.grading.open_judge import JudgeConfig
 from bixse.training.distributed import is_main_process, raise_together, world_size
 from bixse.training.loop.suspects import RegradedEpoch, Suspects
+from bixse.training.run_files import REGRADE_FOLDER
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -42,8 +43,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-REGRADE_FOLDER = "regrade"
-"""Of a run: of each epoch the pairs that are asked, a folder with the answers, and what came of them; the ledger."""
 KEPT_FOR_ONE = 8
 """Suspects that are kept for each that can be asked: some have a grade that the batch is not told of."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import re
 import shlex
@@ -22,7 +21,7 @@ from bixse.data.io.parquet import read_table
 from bixse.data.pairs_files import load_pairs, save_graded_pairs
 from bixse.data.row_files.read import read_rows
 from bixse.data.row_files.values import FileColumn
-from bixse.errors import BixseError, InputError, shorten
+from bixse.errors import InputError, shorten
 from bixse.evaluation.statistics import percentile_estimate
 from bixse.grading.ask import Budget
 from bixse.grading.audit.agreement import cohen_kappa, counts_by_query
@@ -32,6 +31,7 @@ from bixse.grading.grade_settings import GradeSettings
 from bixse.grading.open_judge import JudgeConfig
 from bixse.grading.rubrics import Rubric, load_rubric, rubric_toml
 from bixse.ui.drawing import share_of
+from bixse.ui.ui_page import error_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -39,8 +39,6 @@ if TYPE_CHECKING:
     from bixse.progress import Step
     from bixse.results import IntervalEstimate
     from bixse.ui.workspace import Workspace
-
-log = logging.getLogger(__name__)
 
 PAIRS_FILE, DECISIONS_FILE = "rubric-pairs.parquet", "rubrics.jsonl"
 FILE_NAME = re.compile(r"rubric-(\d+)\.toml")
@@ -225,11 +223,8 @@ class Trial:
                 grade(judge=judge, budget=budget, prices=prices, progress=self._begin, **arguments)
             finally:
                 judge.close()
-        except BixseError as error:
-            self.error = str(error)
         except Exception as error:
-            self.error = f"an error of ours: {error!r}; fix: see the terminal, or run the command below"
-            log.exception("trial of rubric %d", self.number)
+            self.error = error_text(error, f"trial of rubric {self.number}")
 
     def _begin(self, title: str, total: int) -> Step:
         self.total, self.note = total, ""

@@ -16,13 +16,14 @@ from bixse.errors import InputError
 from bixse.grading.grade import JUDGEMENTS_NAME, PAIRS_NAME
 from bixse.grading.open_judge import DEFAULT_RUBRIC
 from bixse.grading.rubrics import load_rubric, rubric_names
+from bixse.training.run_files import LOG_FILE
 from bixse.ui.agreement_so_far import agreement_so_far
 from bixse.ui.drawing import Desk, LabelPlan
 from bixse.ui.label_log import open_labels
 from bixse.ui.run_index import RunIndex, open_index
 from bixse.ui.runs.run_list import runs_below
 from bixse.ui.runs.train_batch import TrainBatches
-from bixse.ui.runs.train_run import LOG_FILE, TrainRun
+from bixse.ui.runs.train_run import TrainRun
 from bixse.ui.systems.two_systems import TwoSystems
 
 if TYPE_CHECKING:

@@ -118,7 +118,6 @@ def choose_thresholds(
     and what was found for every one, the highest first. Arguments and errors as for `held_out_check`; 20 queries at
     least.
     """
-    _check_enough(query_ids)
     probabilities, relevant, ids, weights = _judged(head, cosines, relevance, query_ids, relevant_from, prior, seed)
     points = [
         threshold_at_precision(probabilities, relevant, ids, precision, weights, seed=seed)
@@ -145,18 +144,8 @@ def measure_threshold(
     seed: int = 0,
 ) -> OperatingPoint:
     """What a probability gives as a threshold, on the queries and by the arguments of `choose_thresholds`."""
-    _check_enough(query_ids)
     probabilities, relevant, ids, weights = _judged(head, cosines, relevance, query_ids, relevant_from, prior, seed)
     return operating_point(probabilities, relevant, ids, probability, weights, seed=seed)
-
-
-def _check_enough(query_ids: Sequence[str]) -> None:
-    number = len(set(query_ids))
-    if number < FEWEST_QUERIES:
-        raise InputError(
-            f"thresholds: got pairs of {number} queries; expected at least {FEWEST_QUERIES}, half of which are held "
-            "out; fix: grade documents for more queries, or leave --at-precision out"
-        )
 
 
 def _judged(
@@ -169,6 +158,12 @@ def _judged(
     seed: int,
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_], list[str], NDArray[np.float64] | None]:
     """Of the pairs that are held out: probabilities, whether they are relevant, their queries and weights."""
+    number = len(set(query_ids))
+    if number < FEWEST_QUERIES:
+        raise InputError(
+            f"thresholds: got pairs of {number} queries; expected at least {FEWEST_QUERIES}, half of which are held "
+            "out; fix: grade documents for more queries, or leave --at-precision out"
+        )
     held, ids = _held_out(query_ids, seed)
     weights = reweight_to_prevalence(relevance[held], prior)[0] if prior is not None else None
     return head.probability(cosines[held]), relevance[held] >= relevant_from, ids, weights

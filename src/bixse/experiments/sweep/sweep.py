@@ -24,7 +24,7 @@ from bixse.report.table import format_number, format_table
 from bixse.settings import map_paths, paths_in
 from bixse.training.config import TrainConfig
 from bixse.training.dev_evaluation import dev_figures, split_hashes, watched_splits
-from bixse.training.recipe import MODEL_FOLDER
+from bixse.training.run_files import MODEL_FOLDER
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

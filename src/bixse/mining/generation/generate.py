@@ -14,7 +14,7 @@ from bixse.data.collection_files import read_corpus
 from bixse.data.io.files import hash_files, write_atomically
 from bixse.data.run_record import open_run
 from bixse.errors import BixseError, InputError, InterruptedRunError
-from bixse.grading.ask import AskProgress, Budget, ask, shown_by
+from bixse.grading.ask import AskProgress, Budget, ask, keys_of, shown_by
 from bixse.grading.judge import Completion, Question
 from bixse.grading.ledger import Ledger
 from bixse.grading.prices import Prices
@@ -160,6 +160,7 @@ def _write(
     refused: Counter[str] = Counter()
     kept: dict[tuple[str, ...], MinedPair] = {}
     not_asked, identity = 0, writer.identity
+    ledger.load(keys_of(questions, identity))
     for question in questions:
         answer = ledger.find(question.key(identity))
         if answer is None:

@@ -22,7 +22,7 @@ from bixse.evaluation.tasks import collection_task
 from bixse.experiments.arms import Measured
 from bixse.experiments.runner import PAIRS_FILE, TRAIN_FOLDER, train_run
 from bixse.studies.engine.study_config import train_config
-from bixse.training.recipe import MODEL_FOLDER, TUNED_FOLDER
+from bixse.training.run_files import MODEL_FOLDER, TUNED_FOLDER
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

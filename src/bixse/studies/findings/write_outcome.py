@@ -12,7 +12,7 @@ from bixse.report.page import render_page
 from bixse.report.plots import Point, line_plot, row_plot, save_plot
 from bixse.report.table import format_markdown
 from bixse.studies.findings.outcome import CLAIM_HEADERS
-from bixse.training.recipe import MODEL_FOLDER
+from bixse.training.run_files import MODEL_FOLDER
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

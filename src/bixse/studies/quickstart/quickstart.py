@@ -30,7 +30,8 @@ from bixse.report.training_log import training_curve
 from bixse.retrieval.search_collection import encode_collection
 from bixse.studies.quickstart.comparison import Comparer, ReportedSystem, merge_curve
 from bixse.training.config import MergeConfig, OptimizerConfig, TrainConfig
-from bixse.training.recipe import TUNED_FOLDER, TrainResult, train
+from bixse.training.recipe import TrainResult, train
+from bixse.training.run_files import TUNED_FOLDER
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

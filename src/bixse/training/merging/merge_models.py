@@ -19,7 +19,7 @@ from bixse.training.dev_evaluation import Split, check_not_trained_on, load_watc
 from bixse.training.distributed import first_process_alone_in
 from bixse.training.loop.trainer import GradedTrainer, GradedTrainingArguments
 from bixse.training.merging.merge import MergeResult, merge, refitted_head
-from bixse.training.recipe import MODEL_FOLDER
+from bixse.training.run_files import MODEL_FOLDER
 
 if TYPE_CHECKING:
     from bixse.training.config import MergeModelsConfig

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bixse.errors import BixseError, InputError
+from bixse.errors import InputError
+from bixse.training.run_files import MODEL_FOLDER
+from bixse.ui.ui_page import error_text
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -18,8 +19,6 @@ if TYPE_CHECKING:
     from bixse.encoders.relevance_model import RelevanceModel
     from bixse.ui.runs.train_run import TrainRun
 
-log = logging.getLogger(__name__)
-MODEL_FOLDER = "model"
 MOST_QUERIES, MOST_DOCUMENTS = 64, 256
 """Of a batch that are shown."""
 BATCHES_KEPT = 8
@@ -99,11 +98,8 @@ class TrainBatches:
                 for old in list(self._kept)[: -(BATCHES_KEPT - 1)]:
                     del self._kept[old]
                 self._kept[key] = found
-        except BixseError as error:
-            self.error = str(error)
         except Exception as error:
-            log.exception("batch")
-            self.error = f"{type(error).__name__}: {error}; the terminal of `bixse ui` shows more"
+            self.error = error_text(error, "batch")
         finally:
             self._threads.pop(key, None)
 

@@ -9,17 +9,13 @@ from typing import TYPE_CHECKING, Any
 from bixse.data.run_record import RUN_FILE
 from bixse.report.schema import MergeCurve, MergeScore
 from bixse.report.training_log import training_curve
+from bixse.training.run_files import LOG_FILE, REGRADE_FOLDER
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from bixse.report.plots import Plot
     from bixse.report.schema import TrainingCurve
-
-LOG_FILE = "log.jsonl"
-"""As `bixse.training.recipe` writes it (which imports torch)."""
-REGRADE_FOLDER = "regrade"
-"""As `bixse.training.regrade` writes it."""
 
 
 class TrainRun:

@@ -11,7 +11,7 @@ from bixse.data.trec import ranked, read_run
 from bixse.encoders.encode import encode_texts
 from bixse.encoders.loading.build import build_encoder
 from bixse.errors import InputError
-from bixse.evaluation.evaluate import RUN_NAME
+from bixse.evaluation.systems import run_file
 from bixse.retrieval.bm25 import BM25, BM25_NAME
 from bixse.retrieval.exact import exact_search
 from bixse.retrieval.hits import Hit, check_queries, hits_of
@@ -56,12 +56,7 @@ def kind_of(name: str) -> SystemKind:
         return "bm25"
     if is_store(name) or is_index(path):
         return "index"
-    return "run" if path.is_file() or (path / RUN_NAME).is_file() else "model"
-
-
-def run_file(name: str) -> Path:
-    """The TREC run of a file or of an output folder of `bixse evaluate`."""
-    return Path(name) / RUN_NAME if Path(name).is_dir() else Path(name)
+    return "model" if run_file(path) is None else "run"
 
 
 def open_searcher(name: str, collection: Collection | None, progress: ProgressBars | None = None) -> Searcher:
@@ -85,8 +80,8 @@ def open_searcher(name: str, collection: Collection | None, progress: ProgressBa
             f"{name}: got it without documents; expected --collection DIR for all that is no index; fix: add it"
         )
     corpus = collection.corpus
-    if kind == "run":
-        return Searcher(name, kind, _of_run(run_file(name), corpus))
+    if path := run_file(Path(name)):
+        return Searcher(name, kind, _of_run(path, corpus))
     if kind == "bm25":
         return Searcher(name, kind, _of_bm25(corpus))
     model = build_encoder(name)

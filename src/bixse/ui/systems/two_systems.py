@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from bixse.errors import BixseError, InputError
+from bixse.errors import InputError
+from bixse.ui.ui_page import error_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from bixse.ui.systems.searcher import Searcher
     from bixse.ui.ui_settings import UiSettings
 
-log = logging.getLogger(__name__)
 ANSWERS_KEPT = 64
 
 
@@ -74,11 +73,8 @@ class TwoSystems:
             if self.error is None:
                 self._open() if job == "open" else self._compare()
                 self._ready.add(job)
-        except BixseError as error:
-            self.error = str(error)
         except Exception as error:
-            log.exception("%s", job)
-            self.error = f"{type(error).__name__}: {error}; the terminal of `bixse ui` shows more"
+            self.error = error_text(error, job)
 
     def _open(self) -> None:
         from bixse.data.collection_files import load_collection
@@ -104,11 +100,8 @@ class TwoSystems:
         self.searchers = found
 
     def _compare(self) -> None:
-        from bixse.data.trec import read_run
         from bixse.evaluation.evaluate import evaluate
-        from bixse.evaluation.metrics import METRICS, evaluate_run
         from bixse.evaluation.tasks import collection_task
-        from bixse.ui.systems.searcher import kind_of, run_file
 
         settings = self.settings
         if settings.collection is None:
@@ -116,12 +109,7 @@ class TwoSystems:
         task = collection_task(settings.collection, settings.split, min_relevant_grade=settings.min_relevant_grade)
         for name in self.names:
             self.doing = f"evaluating {name}"
-            if kind_of(name) == "run":
-                (own,) = task.query_sets
-                run = read_run(run_file(name))
-                self.per_query.append(evaluate_run(own.qrels, run, METRICS, task.min_relevant_grade))
-            else:
-                self.per_query.append(evaluate(name, task, progress=self._progress).per_query)
+            self.per_query.append(evaluate(name, task, progress=self._progress).per_query)
 
     def _progress(self, title: str, total: int) -> Callable[[int], None]:
         done = 0
