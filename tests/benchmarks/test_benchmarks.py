@@ -30,8 +30,10 @@ OTHERS = {
     "padding": (["--quick"], "by length"),
     "scaling": (["--batches", "256"], "Mistral-7B"),
     "results": (["--help"], "--cranfield"),
+    "ui_screenshots": (["--help"], "--chromium"),
 }
-"""Script -> its smallest run, and a word of what it prints. That of `results` is `tests/test_results.py`."""
+"""Script -> its smallest run, and a word of what it prints. That of `results` is `tests/test_results.py`, and
+`ui_screenshots` needs a browser."""
 LONG = ("bench_grade_server", "bench_mine", "bench_sharding", "mining_grades")
 """Scripts that take a quarter of a minute and more all the same."""
 

@@ -12,7 +12,6 @@ from itertools import islice, starmap
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import duckdb
 import pyarrow as pa
 from pydantic import Field, model_validator
 
@@ -40,6 +39,8 @@ from bixse.settings import Flag
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
     from typing import Self
+
+    import duckdb
 
 MEMORY_LIMIT = "2GB"
 """Of DuckDB; what does not fit goes to temporary files."""
@@ -241,6 +242,8 @@ def _parts(ledgers: Iterable[Path]) -> list[Path]:
 @contextmanager
 def _opened(ledgers: Sequence[Path], parts: Sequence[Path] = ()) -> Iterator[duckdb.DuckDBPyConnection]:
     """A database with all rows of ledgers and segments as the view `stored`."""
+    import duckdb
+
     parts = [*_parts(ledgers), *parts]
     sealed = [path for path in parts if path.suffix == SEALED]
     for path in sealed:
