@@ -34,8 +34,17 @@ OTHERS = {
 }
 """Script -> its smallest run, and a word of what it prints. That of `results` is `tests/test_results.py`, and
 `ui_screenshots` needs a browser."""
-LONG = ("bench_grade_server", "bench_mine", "bench_sharding", "mining_grades")
-"""Scripts that take a quarter of a minute and more all the same."""
+LONG = (
+    "bench_engines",
+    "bench_grade_server",
+    "bench_jobs",
+    "bench_loss_device",
+    "bench_mine",
+    "bench_sharding",
+    "mining_grades",
+    "padding",
+)
+"""Scripts that take ten seconds and more all the same."""
 
 
 def run(script, *arguments):

@@ -99,6 +99,7 @@ def test_no_process_is_started_without_need(tiny_model):
             assert tiny_model not in POOLS
 
 
+@pytest.mark.slow
 def test_a_killed_process_is_said_and_later_ones_are_started(spread):
     encode_texts(spread, TEXTS, "document")
     for process in psutil.Process().children():

@@ -200,6 +200,7 @@ def test_processes_of_this_machine(words, tmp_path):
     assert files(tmp_path / "two") == files(tmp_path / "one")
 
 
+@pytest.mark.slow
 def test_ranks_of_which_one_is_killed_and_started_again(server, tmp_path):
     """Only what was in flight may be paid for twice."""
     count, flight = 240, 4

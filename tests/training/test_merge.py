@@ -277,6 +277,7 @@ class TestTraining:
         texts = ["copy the file", "move a folder"]
         np.testing.assert_allclose(whole.encode(texts), adapters.encode(texts), atol=1e-4)
 
+    @pytest.mark.slow
     def test_two_processes_choose_and_save_the_same(self, guarded, tiny_model_path, tmp_path, monkeypatch):
         """In float32: rounding to bf16 is not the same for two parts of a batch."""
         import yaml

@@ -91,6 +91,7 @@ print(json.dumps([loss.logit_bias.item(), loss.logit_scale.item(), weights]))
 """A user's own script with the trainer, without the recipe."""
 
 
+@pytest.mark.slow
 def test_beta_and_weights_stay_equal_on_all_ranks_to_the_last_bit(tiny_model_path, tasks_file, tmp_path):
     """The loss stands outside of what DistributedDataParallel wraps: its own parameters would drift apart."""
     ended = finish(start(2, tasks_file, tiny_model_path, tmp_path, script=BETA))

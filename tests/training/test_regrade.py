@@ -222,6 +222,7 @@ def test_a_run_that_is_killed_while_it_asks_asks_the_same_pairs_and_nothing_twic
     assert 0 <= questions - 6 * of_opening - 2 * BUDGET <= 2, "but for what was in flight"
 
 
+@pytest.mark.slow
 @pytest.mark.precision("float32")
 def test_two_processes_ask_what_one_asks(settings, tmp_path):
     config = tmp_path / "run.yaml"

@@ -264,6 +264,7 @@ except Exception as error:
 """
 
 
+@pytest.mark.slow
 def test_what_a_checkpoint_holds(config, tmp_path):
     """Each process its part, in safetensors; without the hashes, written last, it is none; damaged it is refused."""
     ended = finish(start(2, config, tmp_path / "out", script=CHECKPOINT))

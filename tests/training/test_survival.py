@@ -85,6 +85,7 @@ def test_a_disk_that_fills_up_while_a_checkpoint_is_written(config, tmp_path, mo
     assert outcome(out) == outcome(tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_processes_with_different_settings_are_told_apart_before_anything_is_written(config, tmp_path):
     """The first one speaks, once; the others keep quiet and end with the same code."""
     arguments = ("train", "--config", config, "--out", tmp_path / "out")
@@ -126,6 +127,7 @@ def test_other_verbs_refuse_to_be_started_several_times():
     assert silent == ["", ""]
 
 
+@pytest.mark.slow
 def test_an_error_that_only_one_process_sees_is_told_by_it(config, tmp_path):
     """As when one graphics card runs out of memory: without its message nobody knows why the others lost it."""
     script = """
