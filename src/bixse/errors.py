@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import logging
 import unicodedata
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -11,6 +12,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
     from typing import Self
+
+log = logging.getLogger(__name__)
 
 
 def did_you_mean(word: str, known: Iterable[str], otherwise: str = "choose one of them") -> str:
@@ -186,3 +189,11 @@ def shorten(value: object, width: int = 60) -> str:
         return text
     closing = text[-1] if text[-1] in "'\"" else ""
     return text[: width - 2] + "..." + closing
+
+
+def thread_error(error: Exception, what: str) -> str:
+    """What is said of an error in a thread; where it is no `BixseError`, its traceback is logged."""
+    if isinstance(error, BixseError):
+        return str(error)
+    log.error("%s", what, exc_info=error)
+    return f"{type(error).__name__}: {error}; the terminal shows more"

@@ -7,7 +7,7 @@ import pytest
 from bixse import EncoderSystem, collection_task, evaluate
 from bixse.data.collection import Collection, Document
 from bixse.data.collection_files import save_collection
-from bixse.data.trec import read_run
+from bixse.data.trec import read_run, write_run
 from bixse.encoders.loading.build import build_encoder
 from bixse.errors import InputError, InvalidFileError, OutputExistsError
 from bixse.evaluation.systems import RUN_NAME, System
@@ -62,6 +62,18 @@ def test_damaged_results_are_refused(folder, tmp_path, content):
         (tmp_path / "out" / RUN_NAME).write_text(content)
     with pytest.raises(InputError):
         evaluate("bm25", folder, tmp_path / "out")
+
+
+def test_a_run_file_or_the_folder_that_holds_it(folder, tmp_path):
+    own = evaluate("bm25", folder, tmp_path / "out")
+    for given in (tmp_path / "out", tmp_path / "out" / RUN_NAME):
+        assert evaluate(given, folder).per_query == own.per_query
+
+
+def test_a_run_file_of_other_queries_is_refused(folder, tmp_path):
+    write_run(tmp_path / "other.trec", {"another": {"a1": 1.0}}, "other")
+    with pytest.raises(InputError, match="'another'"):
+        evaluate(tmp_path / "other.trec", folder)
 
 
 def test_a_system_that_finds_nothing_leaves_an_empty_run(folder, tmp_path):

@@ -319,10 +319,19 @@ class RunFileSystem(System):
     def search(
         self, task: Task, depth: int, partial: Path | None = None, progress: Callable[[int], None] | None = None
     ) -> dict[str, Run]:
-        """The best documents of the task's queries."""
+        """The best documents of the task's queries.
+
+        Raises:
+            InputError: the run answers none of them.
+        """
         run = read_run(self.path)
         runs: dict[str, Run] = {}
         for own in task.query_sets:
+            if run and not any(query in run for query in own.queries):
+                raise InputError(
+                    f"{self.path}: got queries such as {next(iter(run))!r}; expected those of {own.name}, such as "
+                    f"{next(iter(own.queries))!r}; fix: use the run and the judgements of one collection and split"
+                )
             runs[own.name] = {
                 query: {name: run[query][name] for name in self._best(run, query, depth, task.exclude_self)}
                 for query in own.queries

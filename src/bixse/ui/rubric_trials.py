@@ -21,7 +21,7 @@ from bixse.data.io.parquet import read_table
 from bixse.data.pairs_files import load_pairs, save_graded_pairs
 from bixse.data.row_files.read import read_rows
 from bixse.data.row_files.values import FileColumn
-from bixse.errors import InputError, shorten
+from bixse.errors import InputError, shorten, thread_error
 from bixse.evaluation.statistics import percentile_estimate
 from bixse.grading.ask import Budget
 from bixse.grading.audit.agreement import cohen_kappa, counts_by_query
@@ -31,7 +31,6 @@ from bixse.grading.grade_settings import GradeSettings
 from bixse.grading.open_judge import JudgeConfig
 from bixse.grading.rubrics import Rubric, load_rubric, rubric_toml
 from bixse.ui.drawing import share_of
-from bixse.ui.ui_page import error_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -224,7 +223,7 @@ class Trial:
             finally:
                 judge.close()
         except Exception as error:
-            self.error = error_text(error, f"trial of rubric {self.number}")
+            self.error = thread_error(error, f"trial of rubric {self.number}")
 
     def _begin(self, title: str, total: int) -> Step:
         self.total, self.note = total, ""

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
-
-from bixse.errors import BixseError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -14,9 +11,6 @@ if TYPE_CHECKING:
     from bixse.report.plots import Plot
     from bixse.ui.safety import Session
     from bixse.ui.workspace import Workspace
-
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -74,11 +68,3 @@ class Page:
     """`/NAME/PICTURE.svg`, by GET."""
     news: Callable[[Workspace], str] | None = None
     """What changes when the page has news, such as the size of a file; told by server-sent events at `/NAME/news`."""
-
-
-def error_text(error: Exception, what: str) -> str:
-    """What a page says of an error in a thread; where it is no `BixseError`, its traceback goes to the terminal."""
-    if isinstance(error, BixseError):
-        return str(error)
-    log.error("%s", what, exc_info=error)
-    return f"{type(error).__name__}: {error}; the terminal of `bixse ui` shows more"

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bixse.errors import InputError
+from bixse.errors import InputError, thread_error
 from bixse.training.run_files import MODEL_FOLDER
-from bixse.ui.ui_page import error_text
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -99,7 +98,7 @@ class TrainBatches:
                     del self._kept[old]
                 self._kept[key] = found
         except Exception as error:
-            self.error = error_text(error, "batch")
+            self.error = thread_error(error, "batch")
         finally:
             self._threads.pop(key, None)
 

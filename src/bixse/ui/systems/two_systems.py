@@ -6,8 +6,7 @@ import threading
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from bixse.errors import InputError
-from bixse.ui.ui_page import error_text
+from bixse.errors import InputError, thread_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -74,7 +73,7 @@ class TwoSystems:
                 self._open() if job == "open" else self._compare()
                 self._ready.add(job)
         except Exception as error:
-            self.error = error_text(error, job)
+            self.error = thread_error(error, job)
 
     def _open(self) -> None:
         from bixse.data.collection_files import load_collection
