@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from inspect import get_annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
@@ -38,8 +39,13 @@ def settings_from(args: argparse.Namespace, kind: type[Kind], file: Path | None 
 
 
 def _add(parser: argparse.ArgumentParser, into: Any, kind: type[Settings], keys: str, words: str) -> None:
-    """Add the settings of `kind` to a parser or a group; `keys` and `words` begin their keys and flags."""
-    for name, field in kind.model_fields.items():
+    """Add the settings of `kind` to a parser or a group; `keys` and `words` begin their keys and flags.
+
+    Those that are needed come first, then the verb's own, then what it shares with other verbs.
+    """
+    own = get_annotations(kind)
+    fields = sorted(kind.model_fields.items(), key=lambda item: (not item[1].is_required(), item[0] not in own))
+    for name, field in fields:
         flag = next((entry for entry in field.metadata if isinstance(entry, Flag)), Flag())
         word, section = f"{words}{flag.name or name}".replace("_", "-"), section_of(field)
         if flag.hidden:
