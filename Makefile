@@ -34,10 +34,10 @@ test: $(TESTED)  ## check style and types and run the default tests
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(PARALLEL) $(BIN)/python -m pytest -n $(WORKERS)
+	$(PARALLEL) $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 test-all: $(TESTED)  ## every test, the slow ones too
-	$(PARALLEL) $(BIN)/python -m pytest -n $(WORKERS) -m 'not gpu and not net'
+	$(PARALLEL) $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m 'not gpu and not net'
 
 lint: $(TESTED)  ## style and types alone
 	$(BIN)/ruff check .

@@ -43,6 +43,7 @@ LONG = (
     "bench_sharding",
     "mining_grades",
     "padding",
+    "results",
 )
 """Scripts that take ten seconds and more all the same."""
 
@@ -103,7 +104,8 @@ def test_what_cannot_be_measured_is_refused(script, arguments):
     assert "expected" in refused.stderr
 
 
-@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", [1, 2])
 def test_bench_encode(table, processes):
     rows = table("bench_encode", "--quick", "--processes", processes)
     methods = ["sentence-transformers", "sentence-transformers, best", "bixse", "bixse, 2 processes"]
@@ -126,6 +128,7 @@ def test_bench_eval(table):
 GRADE_METHODS = ["generate, one by one", "generate, 8 tokens", "forward, batches of 8", "bixse"]
 
 
+@pytest.mark.slow
 def test_bench_grade_on_a_tiny_judge(table, tmp_path):
     rows = table("bench_grade", "--quick", "--model", save_judge(tmp_path / "judge"))
     assert [row["method"] for row in rows] == GRADE_METHODS
@@ -164,6 +167,7 @@ def test_bench_loss(table):
         assert memory["plain"] > max(4.0 * 5, memory["fused"])
 
 
+@pytest.mark.slow
 def test_bench_search_index(table):
     pytest.importorskip("faiss")
     rows = table("bench_search_index", "--quick")

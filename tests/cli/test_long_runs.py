@@ -184,7 +184,7 @@ def write(path, rows):
     ("verb", "line"),
     [
         ("generate", "write queries: [1-9]"),
-        ("convert", "(hash|look at|read|write).*: .* of .*B/s"),
+        pytest.param("convert", "(hash|look at|read|write).*: .* of .*B/s", marks=pytest.mark.slow),
         pytest.param("evaluate", "encode documents: [1-9]", marks=pytest.mark.slow),
         pytest.param("index", "encode documents: [1-9]", marks=pytest.mark.slow),
         pytest.param("mine", "encode documents: [1-9]", marks=pytest.mark.slow),

@@ -192,6 +192,7 @@ def test_other_files_of_pairs(capsys, words, tmp_path, kind):
     )
 
 
+@pytest.mark.slow
 def test_processes_of_this_machine(words, tmp_path):
     _, _, flags = words
     code, found = ended(start(*flags, "--processes", "2", "--out", tmp_path / "two"))

@@ -224,6 +224,7 @@ def test_without_models_nothing_is_trained_again(settings, tmp_path, at_step):
     assert steps == []
 
 
+@pytest.mark.slow
 def test_random_arms_can_be_added_later_by_another_process(settings, tmp_path):
     vary = {"optimizer.learning_rate": {"low": 1e-4, "high": 1e-2, "log": True}}
     one = sweep(settings(vary=vary, search="random", trials=1), tmp_path / "out", progress=False)

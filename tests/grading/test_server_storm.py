@@ -56,6 +56,7 @@ def questions(plans):
     return [planted_question(str(number), errors, end, shares) for number, (shares, errors, end) in enumerate(plans)]
 
 
+@pytest.mark.slow
 def test_thousands_of_questions_in_a_storm(monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     plans = storm(random.Random(7))

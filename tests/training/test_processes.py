@@ -27,6 +27,8 @@ CASES = {
         "loss_options": {"gradient_cache": True, "mini_batch_size": 4},
     },
 }
+QUICK = ["bixse, ring", "infonce, cached", "bixse, lora, checkpointing, cached"]
+OTHERS = [name for name in CASES if name not in QUICK]
 
 
 @pytest.fixture(scope="module")
@@ -38,16 +40,22 @@ def configs(tiny_model_path, tasks_file, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def alone(configs):
-    """Every case trained by one process."""
-    for path in configs.values():
-        train(TrainConfig.load(path), path.parent / "one", progress=False)
-    return {name: path.parent / "one" for name, path in configs.items()}
+    """Trains a case by one process, once."""
+    outs = {}
+
+    def of(name):
+        if name not in outs:
+            outs[name] = configs[name].parent / "one"
+            train(TrainConfig.load(configs[name]), outs[name], progress=False)
+        return outs[name]
+
+    return of
 
 
-def train_all(processes, configs):
-    """Every case trained by several processes."""
-    outs = {name: path.parent / f"of {processes}" for name, path in configs.items()}
-    arguments = [part for name in configs for part in (configs[name], outs[name])]
+def train_all(processes, configs, names):
+    """These cases trained by several processes."""
+    outs = {name: configs[name].parent / f"of {processes}" for name in names}
+    arguments = [part for name in names for part in (configs[name], outs[name])]
     ended = finish(start(processes, *arguments, script=TRAIN_ALL))
     assert [code for code, *_ in ended] == [0] * processes, ended
     return outs
@@ -55,23 +63,34 @@ def train_all(processes, configs):
 
 @pytest.fixture(scope="module")
 def by_two(configs):
-    return train_all(2, configs)
+    return train_all(2, configs, QUICK)
+
+
+@pytest.fixture(scope="module")
+def others_by_two(configs):
+    return train_all(2, configs, OTHERS)
 
 
 @pytest.fixture(scope="module")
 def by_four(configs):
-    return train_all(4, configs)
+    return train_all(4, configs, CASES)
 
 
-@pytest.mark.parametrize("name", list(CASES))
+@pytest.mark.parametrize("name", QUICK)
 def test_two_processes_give_the_losses_and_weights_of_one(alone, by_two, name):
-    compare(alone[name], by_two[name])
+    compare(alone(name), by_two[name])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OTHERS)
+def test_two_processes_do_for_other_losses_too(alone, others_by_two, name):
+    compare(alone(name), others_by_two[name])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", list(CASES))
 def test_four_processes_give_the_losses_and_weights_of_one(alone, by_four, name):
-    compare(alone[name], by_four[name])
+    compare(alone(name), by_four[name])
 
 
 BETA = """
@@ -120,7 +139,7 @@ def test_the_launchers_of_torch_and_accelerate(alone, configs, tmp_path, launche
                           check=False, env=environment)  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("trained: ") == 1
-    compare(alone["bixse"], tmp_path / "out")
+    compare(alone("bixse"), tmp_path / "out")
 
 
 @pytest.mark.slow
@@ -138,4 +157,4 @@ def test_two_nodes(alone, configs, tmp_path):
     ended = finish(nodes)
     assert [code for code, *_ in ended] == [0, 0], ended
     assert sum(output.count("trained: ") for _, output, _ in ended) == 1
-    compare(alone["bixse"], tmp_path / "out")
+    compare(alone("bixse"), tmp_path / "out")

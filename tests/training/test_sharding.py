@@ -51,7 +51,7 @@ WITH_DEV, WITH_ADAPTERS, WITH_HEAD = (
     "bixse, lora, checkpointing, cached",
     "bixse, a head, clipped",
 )
-QUICK = [WITH_ADAPTERS, WITH_DEV]
+QUICK = [WITH_DEV]
 OTHERS = [name for name in CASES if name not in QUICK]
 
 
@@ -190,8 +190,9 @@ def test_dev_the_best_checkpoints_the_merge_and_the_card_are_those_of_one_proces
     assert not (by_two[WITH_DEV] / "checkpoints").exists()
 
 
-def test_adapters_are_saved_alone_too(whole, by_two):
-    outs = whole(WITH_ADAPTERS), by_two[WITH_ADAPTERS]
+@pytest.mark.slow
+def test_adapters_are_saved_alone_too(whole, others_by_two):
+    outs = whole(WITH_ADAPTERS), others_by_two[WITH_ADAPTERS]
     one, other = (load_file(out / "adapter" / "adapter_model.safetensors") for out in outs)
     assert set(one) == set(other)
     assert all(torch.allclose(one[name], other[name], atol=TOLERANCE) for name in one)
