@@ -8,12 +8,13 @@ test, and qrels-beir/ with BEIR's (0 to 2); SCIFACT a collection folder. OUT get
 - pairs.parquet: the training pairs, relevance as in `RELEVANCE`, without queries whose text is one of dev or test;
 - nfcorpus and nfcorpus-levels: the test queries with BEIR's and with the authors' levels;
 - nfcorpus-dev: the dev queries with BEIR's levels, as a split test, for studies that choose settings;
-- scifact, pydocs: what must not get worse.
+- scifact, pydocs: what must not get worse; scifact-train: a guard, the first 300 of SciFact's training queries.
 """
 
 from __future__ import annotations
 
 import argparse
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -49,10 +50,15 @@ def main() -> None:
     for name, qrels in judged.items():
         queries = {query: given.queries[query] for query in qrels}
         save_collection(Collection(name, given.corpus, queries, {"test": qrels}), args.out / name)
-    for found in (load_collection(args.scifact, ["test"]), load_pydocs()):
-        own = found.qrels["test"]
+    scifact = load_collection(args.scifact, ["train", "test"])
+    for name, found, split in (
+        ("scifact", scifact, "test"),
+        ("scifact-train", scifact, "train"),
+        ("pydocs", load_pydocs(), "test"),
+    ):
+        own = dict(islice(found.qrels[split].items(), 300))
         queries = {query: found.queries[query] for query in own}
-        save_collection(Collection(found.name, found.corpus, queries, {"test": own}), args.out / found.name)
+        save_collection(Collection(name, found.corpus, queries, {"test": own}), args.out / name)
 
 
 if __name__ == "__main__":
