@@ -14,8 +14,6 @@ least squares over the three largest sizes.
 from __future__ import annotations
 
 import argparse
-import math
-import statistics
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,10 +24,10 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy,
 
 from bixse.losses.catalogue import LOSSES, build_loss
 from bixse.studies.paper.memory import Problem, peak_beyond_gradients
-from measuring import in_a_process_of_its_own, make_parser, middle, show, timed
+from measuring import exponent, in_a_process_of_its_own, make_parser, middle, show, timed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
 WORDS = [word for word in LOSSES if word not in ("bixse-without-bias", "bixse-binarised")]
 """The ablations of BiXSE are the same computation."""
@@ -66,15 +64,6 @@ def measure_memory(word: str, size: int, dim: int) -> float:
     step(word, Problem(64, dim))  # load the kernels
     problem = Problem(size, dim)
     return peak_beyond_gradients(lambda: step(word, problem), (problem.queries, problem.documents))
-
-
-def exponent(sizes: Sequence[float], values: Sequence[float]) -> float:
-    """Slope of log(value) over log(size), least squares over the three largest sizes."""
-    points = sorted(zip(sizes, values, strict=True))[-3:]
-    points = [(math.log(size), math.log(value)) for size, value in points if value > 0]
-    if len(points) < 2:
-        return math.nan
-    return statistics.linear_regression(*zip(*points, strict=True)).slope
 
 
 def draw(rows: list[dict[str, Any]], path: Path) -> None:

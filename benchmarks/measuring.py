@@ -12,8 +12,6 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from bixse.studies.paper.memory import CLEAR_PEAK, freed_at_once
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
@@ -66,11 +64,22 @@ def _ratios(over: Sequence[Timed], under: Sequence[Timed], figure: str) -> list[
 
 def in_a_process_of_its_own(script: str, *arguments: object) -> float:
     """The number that a script prints when called so, rounded; NaN on a system without /proc."""
+    from bixse.studies.paper.memory import CLEAR_PEAK, freed_at_once  # with PyTorch, which not every script needs
+
     if not CLEAR_PEAK.exists():
         return math.nan
     command = [sys.executable, script, *map(str, arguments)]
     done = subprocess.run(command, check=True, capture_output=True, text=True, env=freed_at_once())
     return round(float(done.stdout), 1)
+
+
+def exponent(sizes: Sequence[float], values: Sequence[float], last: int = 3) -> float:
+    """Slope of log(value) over log(size), least squares over the `last` largest sizes; NaN of fewer than two."""
+    points = sorted(zip(sizes, values, strict=True))[-last:]
+    points = [(math.log(size), math.log(value)) for size, value in points if value > 0]
+    if len(points) < 2:
+        return math.nan
+    return statistics.linear_regression(*zip(*points, strict=True)).slope
 
 
 def make_parser(doc: str | None, quick: str = "") -> argparse.ArgumentParser:

@@ -20,7 +20,7 @@ from bixse.retrieval.index import index_files
 from bixse.retrieval.index import make_index as index_module
 from bixse.retrieval.index import search as search_module
 from bixse.retrieval.index.make_index import BUILD_FOLDER, make_index
-from bixse.retrieval.index.manifest import MANIFEST_FILE, read_manifest
+from bixse.retrieval.index.manifest import MANIFEST_FILE, StoredFile, read_manifest
 from bixse.retrieval.index.search import open_index
 
 pytestmark = [pytest.mark.usefixtures("small_shards"), pytest.mark.precision("float32")]
@@ -223,6 +223,12 @@ def test_what_lies_on_the_disk(tiny_model, corpus, documents, folder):
     with open_index(folder, tiny_model) as index:
         index.check()
         assert index.search("move folder", top=1)[0].title in {title for title, _ in documents.values()}
+
+
+def test_the_number_of_a_file_may_have_six_digits(tmp_path):
+    path = tmp_path / "embeddings-100000.safetensors"
+    path.write_bytes(b"content")
+    assert StoredFile.of(path).name.startswith("embeddings-100000-")
 
 
 # --- again, and of a changed corpus

@@ -119,7 +119,7 @@ class DenseSearch:
 
     def answers(self, queries: Mapping[str, str], config: MineConfig) -> Iterator[Run]:
         """The answers to all queries, a block of them at a time, once every shard is done."""
-        ids = read_table(self.job.texts, ["id"])["id"].combine_chunks()
+        ids = read_table(self.job.texts, ["id"])["id"].cast(pa.large_string()).combine_chunks()  # may pass 2 GiB
         shards, start = -(-self.documents // self.job.rows), 0
         for block in _blocks(queries):
             scores, rows = self.job.best(shards, start, start + len(block))

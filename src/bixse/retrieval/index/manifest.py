@@ -12,7 +12,7 @@ from bixse.errors import InputError, OutputExistsError
 if TYPE_CHECKING:
     from pathlib import Path
 
-FILE_NAME = r"(embeddings-\d{5}|documents|faiss)-[0-9a-f]{16}\.[a-z]+"
+FILE_NAME = r"(embeddings-\d{5,}|documents|faiss)-[0-9a-f]{16}\.[a-z]+"
 MANIFEST_FILE = "manifest.json"
 """Written last: a folder without it holds no index."""
 StoredType: TypeAlias = Literal["float32", "float16"]

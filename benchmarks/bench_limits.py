@@ -1,0 +1,176 @@
+"""What grows faster than the data, or ends at a size: the figures of docs/cost.md that no job of moderate size shows.
+
+    python benchmarks/bench_limits.py [--rows 50000] [--out FILE]
+
+Seconds are those of the processor; memory is what Python holds at the peak. One row per figure:
+
+- an answer of an earlier shard that a shard of grading looks through for its own keys;
+- an answer that is claimed and written in a ledger of one SQLite file;
+- a document in the footer of the texts of an index, which each shard of `index` and `mine` reads;
+- a file of embeddings, all of which each shard of `mine --retriever INDEX` opens;
+- a document, a known pair (`--known`) and a chosen pair of `mine`.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+import tracemalloc
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from safetensors import safe_open
+
+from bixse.data.collection import Collection, Document
+from bixse.data.collection_files import save_collection
+from bixse.data.graded_pairs import GradedPairs
+from bixse.data.pairs_files import save_graded_pairs
+from bixse.grading.judge import Answer
+from bixse.grading.ledger import Ledger
+from bixse.grading.ledgers.segment_answers import SegmentAnswers, make_folder
+from bixse.grading.ledgers.segments import SEALED, seal
+from bixse.grading.ledgers.stored_row import StoredRow
+from bixse.mining.mine_inputs import read_inputs
+from bixse.mining.mine_settings import MineConfig
+from bixse.mining.mined_pairs import MinedPair, save_mined_pairs
+from bixse.retrieval.index.index_files import GROUP_ROWS, TENSOR, embeddings_content, read_texts, write_texts
+from measuring import make_parser, show, timed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+TEXT = "says this and that of the matter, and what else there is to say of it, and more. " * 4
+"""Of a document, with its number before it: some 330 bytes."""
+SEGMENTS = 4
+"""Sealed segments that are looked through."""
+FILES = 400
+"""Files of embeddings that are opened."""
+
+
+def key(number: int) -> str:
+    """Of a question."""
+    return sha256(str(number).encode()).hexdigest()
+
+
+def looked_through(folder: Path, rows: int) -> float:
+    """Seconds an answer of others, for a shard of as many rows as a segment has."""
+    make_folder(folder)
+    answer = Answer("graded", "verbal", (0.1, 0.2, 0.3, 0.4), 2.0, 2.0, 2.0, "2").to_json()
+    for segment in range(1, SEGMENTS + 1):
+        numbers = range(segment * rows, (segment + 1) * rows)
+        stored = [StoredRow(key(n), f"q{n}", f"d{n}", "v", 0, "graded", "verbal", answer, 0.0) for n in numbers]
+        seal(stored, folder / f"segment-{segment:016x}{SEALED}")
+    wanted = [key(number) for number in range(rows)]
+    return timed(lambda: SegmentAnswers(folder).load(wanted)).cpu_seconds / (SEGMENTS * rows)
+
+
+def one_file(folder: Path, rows: int) -> float:
+    """Seconds an answer that is claimed and written, on the clock: the disk counts."""
+    answer = Answer("graded", "verbal", grade=2.0)
+    folder.mkdir()
+    with Ledger(folder / "ledger.sqlite") as ledger:
+        started = time.perf_counter()
+        for number in range(rows // 10):
+            ledger.claim(key(number))
+            ledger.write(key(number), answer)
+        return (time.perf_counter() - started) / (rows // 10)
+
+
+def footer(folder: Path, rows: int) -> tuple[float, float]:
+    """Bytes of a document in the footer, and seconds it takes to read them, without the one group that is wanted."""
+    folder.mkdir()
+    path = folder / "documents.parquet"
+    write_texts(path, ((f"d{number}", Document("", f"{number} {TEXT}")) for number in range(rows)))
+    with path.open("rb") as file:
+        file.seek(-8, 2)
+        size = int.from_bytes(file.read(4), "little")
+    few = folder / "few.parquet"
+    write_texts(few, ((f"d{number}", Document("", f"{number} {TEXT}")) for number in range(GROUP_ROWS)))
+    seconds = [timed(lambda path=path: read_texts(path, 0, GROUP_ROWS)).cpu_seconds for path in (few, path, few, path)]
+    return size / rows, max(0.0, min(seconds[1::2]) - min(seconds[::2])) / rows
+
+
+def opened(folder: Path) -> tuple[float, float]:
+    """Seconds a file of embeddings, and places in the memory map of the process that it keeps."""
+    folder.mkdir()
+    content = embeddings_content(np.zeros((GROUP_ROWS, 64), dtype=np.float32), "float16")
+    for number in range(FILES):
+        (folder / f"{number}.safetensors").write_bytes(content)
+    maps, held = Path("/proc/self/maps"), []
+    before = len(maps.read_text().splitlines()) if maps.exists() else 0
+
+    def open_all() -> None:
+        for number in range(FILES):
+            with safe_open(str(folder / f"{number}.safetensors"), framework="pt") as file:
+                held.append(file.get_tensor(TENSOR))
+
+    seconds = timed(open_all).cpu_seconds / FILES
+    return seconds, (len(maps.read_text().splitlines()) - before) / FILES if maps.exists() else 0.0
+
+
+def held_by(work: Callable[[], object]) -> float:
+    """Bytes that Python holds at the peak of a call, beyond those it held before."""
+    tracemalloc.start()
+    work()
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    return float(peak)
+
+
+def mining(folder: Path, rows: int) -> tuple[float, float, float]:
+    """Bytes of memory a document, a known pair and a chosen pair; each pair has a document of its own."""
+    texts = {f"d{number}": Document("", f"{number} {TEXT}") for number in range(rows)}
+    save_collection(Collection("limits", texts, {f"q{n}": f"query {n}" for n in range(rows // 10)}), folder)
+    known = [
+        {"query_id": f"q{number // 10}", "query": f"query {number // 10}", "document_id": f"d{number}"}
+        | {"document": texts[f"d{number}"].content, "relevance": 1.0}
+        for number in range(rows // 10 * 10)
+    ]
+    save_graded_pairs(GradedPairs.from_rows(known), folder / "known.parquet")
+    config = MineConfig(collection=folder)
+    with_known = config.model_copy(update={"known": folder / "known.parquet"})
+    read_inputs(config)  # what is imported then does not count
+    less, more = (held_by(lambda config=config: read_inputs(config)) for config in (config, with_known))
+
+    def chosen() -> None:
+        pairs = [MinedPair(f"q{n}", f"query {n}", f"d{n}", f"{n} {TEXT}", None, "demo:1", 1) for n in range(rows)]
+        save_mined_pairs(pairs, folder / "pairs.parquet")
+
+    return less / rows, (more - less) / rows, held_by(chosen) / rows
+
+
+def rows_of(rows: int, folder: Path) -> Iterator[dict[str, Any]]:
+    """One table row a figure."""
+
+    def row(what: str, value: float, unit: str) -> dict[str, Any]:
+        return {"value": float(f"{value:.3g}"), "unit": unit, "what": what}
+
+    yield row("answer looked through", 1e6 * looked_through(folder / "ledger", rows), "us")
+    yield row("answer in one SQLite file", 1e6 * one_file(folder / "one", rows), "us")
+    size, seconds = footer(folder / "texts", rows)
+    yield row("document in the footer of the texts", size, "bytes")
+    yield row("document in the footer of the texts, read", 1e6 * seconds, "us")
+    seconds, maps = opened(folder / "files")
+    yield row("file of embeddings opened", 1e6 * seconds, "us")
+    yield row("file of embeddings opened, memory maps", maps, "maps")
+    document, known, chosen = mining(folder / "mining", rows)
+    yield row("document of mine", document, "bytes")
+    yield row("known pair of mine", known, "bytes")
+    yield row("chosen pair of mine", chosen, "bytes")
+
+
+def main() -> None:
+    """Measure and show."""
+    parser = make_parser(__doc__)
+    parser.add_argument("--rows", type=int, default=50_000, help="answers of a segment, documents, pairs")
+    options = parser.parse_args()
+    if options.rows < 100:
+        parser.error(f"got {options.rows} rows; expected at least 100")
+    with tempfile.TemporaryDirectory() as folder:
+        show(rows_of(options.rows, Path(folder)), options.out)
+
+
+if __name__ == "__main__":
+    main()
