@@ -2,7 +2,8 @@
 
 python benchmarks/ui_screenshots.py --quickstart runs/quickstart --out docs/ui
 
-Needs playwright and a Chromium (`--chromium PATH`). The folder is read; labels go to a temporary one.
+Needs playwright and a Chromium (`--chromium PATH`). The folder is read; labels go to a temporary one. `--graded` is an
+output folder of `bixse grade` with people's labels: Label and Disagreements are taken too.
 """
 
 import argparse
@@ -25,7 +26,7 @@ from bixse.data.random_negatives import with_random_negatives
 from bixse.relevance import GradeScale
 
 DESKTOP = {"width": 1280, "height": 900}
-READY = ".message, .versus, .matrix-plot, .changes, .panels, figure"
+READY = ".message, .desk, .counts, .versus, .matrix-plot, .changes, .panels, figure"
 SECONDS = 300
 """Models are loaded and a corpus is encoded."""
 
@@ -34,6 +35,7 @@ def main() -> None:
     """Start a server and take the pictures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quickstart", type=Path, required=True)
+    parser.add_argument("--graded", type=Path)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--split", default="dev")
     parser.add_argument("--chromium", default=shutil.which("chromium") or shutil.which("google-chrome"))
@@ -54,18 +56,27 @@ def main() -> None:
         for name in ("run.json", "log.jsonl", "model"):
             (run / name).symlink_to((given.quickstart / "bixse" / name).resolve())
         (Path(scratch) / "my-collection").symlink_to((given.quickstart / "collection").resolve())
-        words = [sys.executable, "-m", "bixse", "ui", "runs/mine", "--port", "0", "--split", given.split, "--held-out",
-                 held_out.name, "--collection", "my-collection", "--systems", "demo", "runs/mine/model"]  # fmt: skip
-        server = subprocess.Popen(words, stderr=subprocess.PIPE, text=True, cwd=scratch)
-        try:
-            address = re.search(r"http://\S+", server.stderr.readline())[0]
-            take(address, shots, given.out, given.chromium)
-        finally:
-            server.kill()
+        words = ["--split", given.split, "--held-out", held_out.name, "--collection", "my-collection", "--systems",
+                 "demo", "runs/mine/model"]  # fmt: skip
+        take("runs/mine", words, shots, Path(scratch), given.out, given.chromium)
+        if given.graded is not None:
+            shutil.copytree(given.graded, Path(scratch) / "runs" / "grade")
+            shots = tuple((name, f"/{name}", DESKTOP, "light") for name in ("label", "disagreements"))
+            take("runs/grade", ["--planned", "120"], shots, Path(scratch), given.out, given.chromium)
 
 
-def take(address: str, shots: tuple, out: Path, chromium: str | None) -> None:
-    """Write NAME.webp of each page."""
+def take(run: str, words: list[str], shots: tuple, scratch: Path, out: Path, chromium: str | None) -> None:
+    """Start a server and write NAME.webp of each page."""
+    command = [sys.executable, "-m", "bixse", "ui", run, "--port", "0", *words]
+    server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=scratch)
+    try:
+        address = re.search(r"http://\S+", server.stderr.readline())[0]
+        _take(address, shots, out, chromium)
+    finally:
+        server.kill()
+
+
+def _take(address: str, shots: tuple, out: Path, chromium: str | None) -> None:
     with sync_playwright() as playwright:
         options = ["--no-sandbox"] if hasattr(os, "geteuid") and os.geteuid() == 0 else []
         browser = playwright.chromium.launch(executable_path=chromium, args=options)

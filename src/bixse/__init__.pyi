@@ -14,6 +14,7 @@ from .evaluation.calibration.calibrate import calibrate as calibrate
 from .evaluation.calibration.calibrate_settings import CalibrateSettings as CalibrateSettings
 from .evaluation.evaluate import Evaluation as Evaluation
 from .evaluation.evaluate import evaluate as evaluate
+from .evaluation.few_labels.evaluate_few_labels import evaluate_few_labels as evaluate_few_labels
 from .evaluation.suites.known_suites import SUITES as SUITES
 from .evaluation.suites.suite_result import SuiteResult as SuiteResult
 from .evaluation.suites.suite_run import evaluate_suite as evaluate_suite

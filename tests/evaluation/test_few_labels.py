@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from bixse import evaluate_few_labels
 from bixse.errors import InputError
-from bixse.evaluation.few_labels.evaluate_few_labels import evaluate_few_labels
 from bixse.evaluation.metrics import evaluate_run
 
 PRECISION = ["precision@2"]

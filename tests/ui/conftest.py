@@ -8,6 +8,7 @@ import pytest
 from bixse.ui.app import Server
 from bixse.ui.ui_settings import UiSettings
 from bixse.ui.workspace import open_workspace
+from helpers.ui_browser import started_chromium
 from helpers.ui_server import PORT, graded_folder
 
 
@@ -27,3 +28,9 @@ def open_server():
     """Servers of run folders, closed at the end of the test."""
     with ExitStack() as stack:
         yield lambda run, **settings: Server(stack.enter_context(open_workspace(UiSettings(run=run, **settings))), PORT)
+
+
+@pytest.fixture(scope="session")
+def chromium():
+    with started_chromium() as browser:
+        yield browser

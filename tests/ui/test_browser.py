@@ -1,78 +1,17 @@
-"""In Chromium, against the server as it is started: keys, kill -9, two browsers, accessibility."""
+"""Labelling in Chromium, against the server as it is started: keys, kill -9, two browsers, no scripts."""
 
 import json
-import os
 import re
-import shutil
 import signal
-import subprocess
-import sys
-from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
 from bixse.grading.audit.labels import read_labels
 from bixse.relevance import GradeScale
+from helpers.ui_browser import needs_chromium, running, tab
 from helpers.ui_server import events_of, graded_folder
 
-sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-AXE = Path(__file__).parents[2] / "node_modules" / "axe-core" / "axe.min.js"
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")]
-
-
-@pytest.fixture(scope="module")
-def chromium():
-    with sync_api.sync_playwright() as playwright:
-        options = ["--no-sandbox"] if os.geteuid() == 0 else []
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=options)
-        yield browser
-        browser.close()
-
-
-class Running:
-    """`bixse ui` in a process of its own."""
-
-    def __init__(self, run, *words, port=0):
-        command = [sys.executable, "-m", "bixse", "ui", str(run), "--port", str(port), *words]
-        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self.address, lines = "", []
-        while not self.address:
-            line = self.process.stderr.readline()
-            assert line, "".join(lines)
-            lines.append(line)
-            self.address = next(iter(re.findall(r"http://\S+", line)), "")
-        self.origin = self.address.partition("/enter")[0]
-        self.port = int(self.origin.rpartition(":")[2])
-
-    def kill(self):
-        self.process.kill()
-        self.process.communicate()
-
-
-@contextmanager
-def running(run, *words, port=0):
-    server = Running(run, *words, port=port)
-    try:
-        yield server
-    finally:
-        server.kill()
-
-
-@contextmanager
-def tab(chromium, server, person, **options):
-    """A page of a browser of its own; nothing may be refused or fail in its scripts."""
-    context = chromium.new_context(**options)
-    page = context.new_page()
-    said = []
-    page.on("console", lambda message: said.append(message.text) if message.type == "error" else None)
-    page.on("pageerror", lambda error: said.append(str(error)))
-    page.goto(f"{server.address}&person={person}")
-    page.wait_for_url(f"{server.origin}/overview")
-    yield page
-    context.close()
-    assert not [text for text in said if "ERR_CONNECTION" not in text and "status of 400" not in text]
+pytestmark = [pytest.mark.slow, needs_chromium]
 
 
 def press(page, key):
@@ -185,49 +124,6 @@ def test_it_works_without_scripts(run, chromium):
         page.goto(f"{server.origin}/disagreements")
         page.locator(".counts a").first.click()
         assert "human=2" in page.url
-
-
-@pytest.mark.skipif(not AXE.is_file(), reason="npm install --no-save axe-core brings the checker")
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_no_page_has_a_serious_issue_of_accessibility(run, chromium, scheme):
-    for number, (person, grade) in enumerate([("Ann", 0), ("Bob", 3)]):
-        rows = [{"event": f"e{number}-{q}", "person": person, "time": "2026-01-01T00:00:00Z", "status": "graded",
-                 "query_id": f"q{q}", "document_id": f"d{q}-1", "grade": grade, "explanation": "why"}
-                for q in range(6)]  # fmt: skip
-        with (run / "labels.jsonl").open("a") as file:
-            file.writelines(json.dumps(row) + "\n" for row in rows)
-    options = {"bypass_csp": True, "color_scheme": scheme}
-    judge = ("--judge", "http://127.0.0.1:9")
-    with running(run, "--overlap", "1", *judge) as server, tab(chromium, server, "Ann", **options) as page:
-        page.goto(f"{server.origin}/rubric")
-        page.get_by_role("button", name="Save as a new version").click()
-        page.get_by_role("button", name="Keep").click()
-        paths = (
-            "overview",
-            "label",
-            "label?query=q1",
-            "adjudicate",
-            "disagreements",
-            "disagreements?human=9",
-            "rubric",
-        )
-        found = {path: serious(page, f"{server.origin}/{path}") for path in paths}
-        page.set_viewport_size({"width": 390, "height": 800})
-        found |= {f"{path} on a phone": serious(page, f"{server.origin}/{path}") for path in paths}
-        wide = "() => document.documentElement.scrollWidth > innerWidth"
-        assert not page.evaluate(wide)
-    assert not {path: issues for path, issues in found.items() if issues}
-
-
-def serious(page, address):
-    page.goto(address)
-    page.add_script_tag(path=AXE)
-    result = page.evaluate("() => axe.run()")
-    return [
-        (issue["id"], issue["impact"], issue["nodes"][0]["html"])
-        for issue in result["violations"]
-        if issue["impact"] in ("serious", "critical", "moderate")
-    ]
 
 
 def test_a_trial_tells_how_far_it_is_without_a_reload(run, chromium):

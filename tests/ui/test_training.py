@@ -48,6 +48,15 @@ def test_a_log_that_grows_is_read_once(trained):
     assert [entry["step"] for entry in run.look()] == [1]
 
 
+def test_a_long_log_is_drawn_by_means_of_neighbours(trained):
+    more = "".join(line(step, loss=float(step % 2)) for step in range(1, 4001))
+    (trained / "log.jsonl").write_text(more + json.dumps({"step": "x", "loss": 9}) + "\n" + '{"epoch": 9}\n')
+    run = TrainRun(trained)
+    points = run.curve().points
+    assert len(points) == 1000 and {point.loss for point in points} == {0.5} and points[-1].step == 3998
+    assert len(run.look()) == 4000 and run.last["step"] == 4000
+
+
 @pytest.mark.parametrize("record", ["", "[]", "{", '{"results": null, "config": null}'])
 def test_a_record_that_is_not_there_yet_or_is_damaged_leaves_the_curves(trained, open_server, record):
     browser = Browser(open_server(trained))

@@ -7,6 +7,7 @@ were computed once per query.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -28,6 +29,21 @@ _BLOCK_SIZE = 1 << 22
 def query_draws(queries: int, samples: int, seed: int) -> Iterator[Floats]:
     """How often each query occurs in bootstrap resamples: blocks of shape (S, queries), `samples` rows in all."""
     check_samples(samples)
+    if queries * samples <= _BLOCK_SIZE:
+        yield _kept_draws(queries, samples, seed)
+    else:
+        yield from _draws(queries, samples, seed)
+
+
+@lru_cache(maxsize=2)
+def _kept_draws(queries: int, samples: int, seed: int) -> Floats:
+    """Several figures of the same queries need the same resamples; whoever gets them may not change them."""
+    found = np.concatenate(list(_draws(queries, samples, seed)))
+    found.flags.writeable = False
+    return found
+
+
+def _draws(queries: int, samples: int, seed: int) -> Iterator[Floats]:
     generator = np.random.default_rng(seed)
     for rows in block_sizes(queries, samples):
         drawn = generator.integers(0, queries, size=(rows, queries)) + np.arange(rows)[:, None] * queries

@@ -43,9 +43,13 @@ class AgreementSoFar:
     def left(self, width: float) -> int | None:
         """About how many labels are missing until the interval of kappa is as narrow; None where it is not known.
 
-        Its width falls with the root of the number of labels.
+        Its width falls with the root of the number of labels. It has none where the judge gives all pairs one grade.
         """
-        if self.kappa.low is None or self.kappa.high is None or self.kappa.high == self.kappa.low:
+        if (
+            self.kappa.low is None
+            or self.kappa.high is None
+            or math.isclose(self.kappa.low, self.kappa.high, abs_tol=1e-9)
+        ):
             return None
         return max(0, math.ceil(self.labels * (((self.kappa.high - self.kappa.low) / width) ** 2 - 1)))
 

@@ -149,4 +149,5 @@ def open_workspace(settings: UiSettings) -> Iterator[Workspace]:
     with open_labels(settings.labels_path) as labels:
         workspace = Workspace(settings, index, labels)
         _ = workspace.desk  # what is refused is refused at the start, not at the first page
+        workspace.training.look()
         yield workspace

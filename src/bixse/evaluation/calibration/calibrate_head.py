@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -156,27 +157,34 @@ def _judged(
     relevant_from: float,
     prior: float | None,
     seed: int,
-) -> tuple[NDArray[np.float64], NDArray[np.bool_], list[str], NDArray[np.float64] | None]:
+) -> tuple[NDArray[np.float64], NDArray[np.bool_], tuple[str, ...], NDArray[np.float64] | None]:
     """Of the pairs that are held out: probabilities, whether they are relevant, their queries and weights."""
-    number = len(set(query_ids))
+    number, held, ids = _halves(tuple(query_ids), seed)
     if number < FEWEST_QUERIES:
         raise InputError(
             f"thresholds: got pairs of {number} queries; expected at least {FEWEST_QUERIES}, half of which are held "
             "out; fix: grade documents for more queries, or leave --at-precision out"
         )
-    held, ids = _held_out(query_ids, seed)
     weights = reweight_to_prevalence(relevance[held], prior)[0] if prior is not None else None
     return head.probability(cosines[held]), relevance[held] >= relevant_from, ids, weights
 
 
-def _held_out(query_ids: Sequence[str], seed: int) -> tuple[NDArray[np.bool_], list[str]]:
+def _held_out(query_ids: Sequence[str], seed: int) -> tuple[NDArray[np.bool_], tuple[str, ...]]:
     """Which of the (M,) pairs belong to the half of the queries that is held out, and the queries of these."""
-    queries = sorted(set(query_ids))
-    if len(queries) < 4:
+    number, held, ids = _halves(tuple(query_ids), seed)
+    if number < 4:
         raise InputError(
-            f"calibration: got pairs of {len(queries)} queries; expected at least 4, so that half can be held out; "
+            f"calibration: got pairs of {number} queries; expected at least 4, so that half can be held out; "
             "fix: grade documents for more queries"
         )
+    return held, ids
+
+
+@lru_cache(maxsize=1)
+def _halves(query_ids: tuple[str, ...], seed: int) -> tuple[int, NDArray[np.bool_], tuple[str, ...]]:
+    """How many queries there are, and `_held_out`; kept, since a slider asks for the same pairs again and again."""
+    queries = sorted(set(query_ids))
     fitting = set(np.random.default_rng(seed).permutation(queries)[: len(queries) // 2].tolist())
-    held = np.array([query not in fitting for query in query_ids])
-    return held, [query for query in query_ids if query not in fitting]
+    held = np.array([query not in fitting for query in query_ids], dtype=bool)
+    held.flags.writeable = False
+    return len(queries), held, tuple(query for query in query_ids if query not in fitting)

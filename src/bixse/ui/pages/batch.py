@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import shlex
 import time
+from functools import lru_cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,8 @@ from bixse.ui.cards import event_of, options
 from bixse.ui.ui_page import Page
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from numpy.typing import NDArray
 
     from bixse.ui.runs.train_batch import BatchMatrix
@@ -91,11 +94,18 @@ def _suspects(workspace: Workspace) -> list[dict[str, Any]]:
     if not files:
         return []
     epoch = max(files)
-    asked = read_table(files[epoch], ["query_id", "query", "document_id", "document", "logit"]).to_pylist()
     answers = folder / f"epoch-{epoch}" / "pairs.parquet"
-    rows = read_table(answers, ["query_id", "document_id", "relevance"]).to_pylist() if answers.is_file() else []
+    changed = tuple(path.stat().st_mtime_ns for path in (files[epoch], answers) if path.is_file())
+    return _read(files[epoch], answers, changed, epoch)
+
+
+@lru_cache(maxsize=1)
+def _read(asked: Path, answers: Path, changed: tuple[int, ...], epoch: int) -> list[dict[str, Any]]:
+    """Read again when a file changed."""
+    found = read_table(asked, ["query_id", "query", "document_id", "document", "logit"]).to_pylist()
+    rows = read_table(answers, ["query_id", "document_id", "relevance"]).to_pylist() if len(changed) > 1 else []
     judged = {(row["query_id"], row["document_id"]): row["relevance"] for row in rows}
-    return [{**row, "epoch": epoch, "judge": judged.get((row["query_id"], row["document_id"]))} for row in asked]
+    return [{**row, "epoch": epoch, "judge": judged.get((row["query_id"], row["document_id"]))} for row in found]
 
 
 def _asked(workspace: Workspace, visit: Visit) -> dict[str, Any]:

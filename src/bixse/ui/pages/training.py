@@ -35,15 +35,13 @@ FIGURES = {
 def show(workspace: Workspace, visit: Visit) -> dict[str, Any]:
     """The state of the files now."""
     run = workspace.training
-    entries, record = run.look(), run.record
-    named = {name for entry in entries for name in entry}
-    last = {name: value for entry in entries for name, value in entry.items() if value is not None}
-    dev = [(entry["step"], entry["eval_dev_ndcg@10"]) for entry in entries if entry.get("eval_dev_ndcg@10") is not None]
+    run.look()
+    record, last = run.record, run.last
     config = record.get("config") or {}
     epochs = (config.get("optimizer") or {}).get("epochs")
     steps = (config.get("optimizer") or {}).get("steps")
     merged = run.merged()
-    panels = [name for name, (_, field) in PANELS.items() if field in named or (name == "merge" and run.merge_curve())]
+    panels = [name for name, (_, field) in PANELS.items() if field in last or (name == "merge" and run.merge_curve())]
     return {
         "run": str(workspace.run),
         "status": record.get("status", "running"),
@@ -53,7 +51,7 @@ def show(workspace: Workspace, visit: Visit) -> dict[str, Any]:
         "share": last.get("step", 0) / steps if steps else (last.get("epoch", 0.0) / epochs if epochs else None),
         "figures": {title: last[field] for title, field in FIGURES.items() if field in last},
         "panels": {name: PANELS[name][0] for name in panels},
-        "dev": dev,
+        "dev": list(zip(*run.logged.get("eval_dev_ndcg@10", ([], [])), strict=False)),
         "best": (record.get("results") or {}).get("best_step"),
         "merged": merged,
         "regraded": run.regraded(),

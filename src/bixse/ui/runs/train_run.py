@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import threading
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from bixse.data.run_record import RUN_FILE
 from bixse.report.schema import MergeCurve, MergeScore
@@ -12,10 +15,14 @@ from bixse.report.training_log import training_curve
 from bixse.training.run_files import LOG_FILE, REGRADE_FOLDER
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from bixse.report.plots import Plot
     from bixse.report.schema import TrainingCurve
+
+LONGEST_CURVE = 1000
+"""Points of a curve; a plot of them is thinned further."""
 
 
 class TrainRun:
@@ -23,9 +30,17 @@ class TrainRun:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.entries: list[dict[str, Any]] = []
-        self._read, self._lock = 0, threading.Lock()
+        self._begin()
+        self._lock = threading.Lock()
         self._drawn: tuple[str, dict[str, Plot]] = ("", {})
+
+    def _begin(self) -> None:
+        self.entries: list[dict[str, Any]] = []
+        self.last: dict[str, Any] = {}
+        """Field -> its newest value."""
+        self.logged: dict[str, tuple[list[int], list[float]]] = {}
+        """Field -> steps and finite values, in the order of the log."""
+        self._read = 0
 
     @property
     def version(self) -> str:
@@ -40,14 +55,23 @@ class TrainRun:
         with self._lock:
             size = path.stat().st_size if path.is_file() else 0
             if size < self._read:  # begun anew
-                self.entries, self._read = [], 0
+                self._begin()
             if size > self._read:
                 with path.open("rb") as file:
                     file.seek(self._read)
                     new = file.read()
                 whole = new.rfind(b"\n") + 1
                 self._read += whole
-                self.entries = [*self.entries, *filter(None, map(_entry, new[:whole].splitlines()))]
+                found = filter(None, map(_entry, new[:whole].splitlines()))
+                added = [entry for entry in found if isinstance(entry.get("step"), int)]
+                self.entries = [*self.entries, *added]
+                for entry in added:
+                    self.last.update((name, value) for name, value in entry.items() if value is not None)
+                    for name, value in entry.items():
+                        if isinstance(value, int | float) and math.isfinite(value):
+                            steps, values = self.logged.setdefault(name, ([], []))
+                            steps.append(entry["step"])
+                            values.append(value)
             return self.entries
 
     @property
@@ -60,8 +84,13 @@ class TrainRun:
         return found if isinstance(found, dict) else {}
 
     def curve(self) -> TrainingCurve:
+        """The log, thinned where it is long: a curve is drawn anew whenever a line comes."""
+        self.look()
         best = (self.record.get("results") or {}).get("best_step")
-        return training_curve(self.folder.resolve().name, self.look(), best)
+        thin = [
+            {"step": step, name: value} for name, own in list(self.logged.items()) for step, value in _thinned(*own)
+        ]
+        return training_curve(self.folder.resolve().name, thin, best)
 
     def merged(self) -> dict[str, Any] | None:
         """What was scored when the weights were merged."""
@@ -97,6 +126,18 @@ class TrainRun:
                 drawn["Dev and guard against the weight of the tuned model"] = merge_plot(merge)
             self._drawn = (version, drawn)
         return self._drawn[1]
+
+
+def _thinned(steps: list[int], values: list[float]) -> Iterator[tuple[int, float]]:
+    """At most LONGEST_CURVE points, by means of neighbours."""
+    if len(steps) <= LONGEST_CURVE:
+        yield from zip(steps, values, strict=False)  # another thread may be adding to them
+        return
+    count = len(values)
+    edges = np.linspace(0, count, LONGEST_CURVE + 1).astype(int)
+    sums = (np.add.reduceat(np.array(own[:count], dtype=np.float64), edges[:-1]) for own in (steps, values))
+    at, mean = (own / np.diff(edges) for own in sums)
+    yield from zip(at.round().astype(int).tolist(), mean.tolist(), strict=True)
 
 
 def _entry(line: bytes) -> dict[str, Any] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import suppress
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -34,6 +35,8 @@ class TwoSystems:
         self.collection: Collection | None = None
         self.searchers: list[Searcher] = []
         self.held_out: GradedPairs | None = None
+        self.query_ids: tuple[str, ...] = ()
+        """Of the held-out pairs."""
         self.cosines: dict[str, Floats] = {}
         """Name of a system with a relevance head -> (M,) cosines of the held-out pairs."""
         self.per_query: list[dict[str, dict[str, float]]] = []
@@ -92,14 +95,21 @@ class TwoSystems:
             found.append(open_searcher(name, self.collection, self._progress))
         if settings.held_out is not None:
             self.held_out = load_graded_pairs(settings.held_out)
+            self.query_ids = tuple(self.held_out.query_ids)
             for searcher in found:
                 if searcher.head is not None:
                     self.doing = f"encoding held-out pairs with {searcher.name}"
                     self.cosines[searcher.name] = pair_cosines(searcher.model, self.held_out, self._progress)
         self.searchers = found
+        for side, searcher in enumerate(found):
+            if searcher.name in self.cosines:
+                self.doing = f"measuring the probabilities of {searcher.name}"
+                with suppress(InputError):  # said on the page
+                    self.check(side, None)
 
     def _compare(self) -> None:
         from bixse.evaluation.evaluate import evaluate
+        from bixse.evaluation.metrics import METRICS
         from bixse.evaluation.tasks import collection_task
 
         settings = self.settings
@@ -109,6 +119,8 @@ class TwoSystems:
         for name in self.names:
             self.doing = f"evaluating {name}"
             self.per_query.append(evaluate(name, task, progress=self._progress).per_query)
+        for metric in METRICS:
+            self.difference(metric)
 
     def _progress(self, title: str, total: int) -> Callable[[int], None]:
         done = 0
@@ -155,7 +167,7 @@ class TwoSystems:
         if (side, prior) not in self._checks:
             searcher, pairs = self.searchers[side], self.held_out
             assert pairs is not None
-            judged = (self.cosines[searcher.name], pairs.relevance, pairs.query_ids)
+            judged = (self.cosines[searcher.name], pairs.relevance, self.query_ids)
             self._checks[side, prior] = held_out_check(searcher.head, *judged, self.settings.seed, prior)
         return self._checks[side, prior]
 
@@ -170,5 +182,5 @@ class TwoSystems:
         if self.held_out is None or searcher.name not in self.cosines:
             return None
         pairs, seed = self.held_out, self.settings.seed
-        judged = (self.cosines[searcher.name], pairs.relevance, pairs.query_ids)
+        judged = (self.cosines[searcher.name], pairs.relevance, self.query_ids)
         return measure_threshold(head, *judged, probability, seed=seed)

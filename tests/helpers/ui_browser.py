@@ -1,0 +1,81 @@
+"""`bixse ui` in a process of its own, and tabs of a real Chromium that it let in."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+AXE = Path(__file__).parents[2] / "node_modules" / "axe-core" / "axe.min.js"
+needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
+needs_axe = pytest.mark.skipif(not AXE.is_file(), reason="npm install --no-save axe-core brings the checker")
+
+
+@contextmanager
+def started_chromium():
+    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    with sync_api.sync_playwright() as playwright:
+        options = ["--no-sandbox"] if os.geteuid() == 0 else []
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=options)
+        yield browser
+        browser.close()
+
+
+class Running:
+    """`bixse ui` in a process of its own."""
+
+    def __init__(self, run, *words, port=0):
+        command = [sys.executable, "-m", "bixse", "ui", str(run), "--port", str(port), *words]
+        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.address, lines = "", []
+        while not self.address:
+            line = self.process.stderr.readline()
+            assert line, "".join(lines)
+            lines.append(line)
+            self.address = next(iter(re.findall(r"http://\S+", line)), "")
+        self.origin = self.address.partition("/enter")[0]
+        self.port = int(self.origin.rpartition(":")[2])
+
+    def kill(self):
+        self.process.kill()
+        self.process.communicate()
+
+
+@contextmanager
+def running(run, *words, port=0):
+    server = Running(run, *words, port=port)
+    try:
+        yield server
+    finally:
+        server.kill()
+
+
+@contextmanager
+def tab(chromium, server, person, **options):
+    """A page of a browser of its own; nothing may be refused or fail in its scripts."""
+    context = chromium.new_context(**options)
+    page = context.new_page()
+    said = []
+    page.on("console", lambda message: said.append(message.text) if message.type == "error" else None)
+    page.on("pageerror", lambda error: said.append(str(error)))
+    page.goto(f"{server.address}&person={person}")
+    page.wait_for_url(f"{server.origin}/overview")
+    yield page
+    context.close()
+    assert not [text for text in said if "ERR_CONNECTION" not in text and "status of 400" not in text]
+
+
+def faults(page):
+    """What axe-core finds on a page as it stands; the page's own policy against foreign scripts stays on."""
+    page.evaluate(AXE.read_text(encoding="utf-8"))
+    result = page.evaluate("() => axe.run()")
+    return [
+        (issue["id"], issue["impact"], issue["nodes"][0]["html"][:300])
+        for issue in result["violations"]
+        if issue["impact"] in ("serious", "critical", "moderate")
+    ]
