@@ -67,6 +67,10 @@ class ModelError(InputError):
     """A model name or folder that cannot be used as an encoder."""
 
 
+class NotFiniteError(InputError):
+    """Embeddings hold NaN or infinity."""
+
+
 class IncompleteError(BixseError):
     """Stopped before the end, and what there is cannot be used yet; the same command goes on."""
 

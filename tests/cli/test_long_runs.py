@@ -185,11 +185,11 @@ def write(path, rows):
     [
         ("generate", "write queries: [1-9]"),
         pytest.param("convert", "(hash|look at|read|write).*: .* of .*B/s", marks=pytest.mark.slow),
-        pytest.param("evaluate", "encode documents: [1-9]", marks=pytest.mark.slow),
+        pytest.param("evaluate", "model: many: [1-9]", marks=pytest.mark.slow),
         pytest.param("index", "encode documents: [1-9]", marks=pytest.mark.slow),
-        pytest.param("mine", "encode documents: [1-9]", marks=pytest.mark.slow),
+        pytest.param("mine", "search with model: [1-9]", marks=pytest.mark.slow),
         pytest.param("calibrate", "encode pairs: [1-9]", marks=pytest.mark.slow),
-        pytest.param("train", "bixse: [1-9].* left", marks=pytest.mark.slow),
+        pytest.param("train", "train: [1-9].* left", marks=pytest.mark.slow),
     ],
 )
 def test_every_long_verb_says_how_far_it_is_and_takes_sigterm_as_ctrl_c(tmp_path, tiny_model_path, request, verb, line):

@@ -41,7 +41,7 @@ def start(*words, **environment):
 
 
 def ended(process):
-    """Exit code, and errors or metrics."""
+    """Exit code, and errors or metrics; None of a rank that prints nothing."""
     out, said = process.communicate(timeout=500)
     found = json.loads(out) if out else {"errors": said}
-    return process.returncode, found["errors"] or found["metrics"]
+    return process.returncode, found["errors"] or found.get("metrics")

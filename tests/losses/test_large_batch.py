@@ -33,7 +33,7 @@ def batch(size):
     features = [{"input_ids": text, "attention_mask": torch.ones_like(text)} for text in texts]
     rows = torch.arange(size).repeat_interleave(2)
     columns = (rows + torch.arange(2).repeat(size)) % size
-    return features, torch.stack([rows.float(), columns.float(), torch.tensor([1.0, 0.3]).repeat(size)], dim=1)
+    return features, {"rows": rows, "columns": columns, "relevance": torch.tensor([1.0, 0.3]).repeat(size)}
 
 
 torch.manual_seed(0)
@@ -42,11 +42,11 @@ options = {"bias": -3.0, "learn_scale": True} if word == "bixse" else {}
 loss = build_loss(word, model, scale=10.0, mini_batch_size=64, gradient_cache=cached, **options)
 loss(*batch(64)).backward()  # load the kernels
 loss.zero_grad()
-features, table = batch(16384)
+features, targets = batch(16384)
 level = resident("VmRSS")
 Path("/proc/self/clear_refs").write_text("5")
 torch.manual_seed(0)
-value = loss(features, table)
+value = loss(features, targets)
 value.backward()
 save_file({name: p.grad for name, p in loss.named_parameters() if p.grad is not None}, out)
 print(json.dumps({"loss": value.item(), "extra_mib": resident("VmHWM") - level}))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import torch
 
-from bixse.errors import InputError
+from bixse.errors import InputError, NotFiniteError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -227,7 +227,7 @@ def _float32(embeddings: Embeddings, name: str, device: torch.device) -> torch.T
     values = embeddings.detach().to(device=device, dtype=torch.float32)
     # a sum is many times faster, and finite only when all its terms are; one that overflows is looked at closely
     if not bool(torch.isfinite(values.sum())) and not bool(torch.isfinite(values).all()):
-        raise InputError(
+        raise NotFiniteError(
             f"{name}: got NaN or infinity; expected finite numbers; fix: check the model (half precision overflow "
             "or a diverged training run)"
         )
