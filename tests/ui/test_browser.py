@@ -6,8 +6,10 @@ import signal
 
 import pytest
 
+from bixse.data.io.parquet import read_table
 from bixse.grading.audit.labels import read_labels
 from bixse.relevance import GradeScale
+from helpers.llama_server import llama_server, missing
 from helpers.ui_browser import needs_chromium, running, tab
 from helpers.ui_server import events_of, graded_folder
 
@@ -126,10 +128,19 @@ def test_it_works_without_scripts(run, chromium):
         assert "human=2" in page.url
 
 
-def test_a_trial_tells_how_far_it_is_without_a_reload(run, chromium):
-    row = {"person": "Ann", "time": "2026-01-01T00:00:00Z", "status": "graded", "grade": 1}
-    rows = [{**row, "event": f"e{q}", "query_id": f"q{q}", "document_id": f"d{q}-1"} for q in range(4)]
+def label_four_queries(run):
+    """Two documents each, one of them relevant."""
+    row = {"person": "Ann", "time": "2026-01-01T00:00:00Z", "status": "graded"}
+    rows = [
+        {**row, "event": f"e{q}-{d}", "query_id": f"q{q}", "document_id": f"d{q}-{d}", "grade": d}
+        for q in range(4)
+        for d in (0, 3)
+    ]
     (run / "labels.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def test_a_trial_tells_how_far_it_is_without_a_reload(run, chromium):
+    label_four_queries(run)
     judge = ("--judge", "http://127.0.0.1:9")
     with running(run, *judge) as server, tab(chromium, server, "Ann") as page:
         page.goto(f"{server.origin}/rubric")
@@ -137,3 +148,22 @@ def test_a_trial_tells_how_far_it_is_without_a_reload(run, chromium):
         page.get_by_role("button", name="Try it").click()
         page.wait_for_selector("#trial .message", timeout=30_000)
         assert "127.0.0.1:9" in page.locator("#trial").inner_text()
+
+
+@pytest.mark.skipif(bool(missing()), reason=missing() or "can run")
+def test_a_rubric_edited_beside_the_disagreements_is_tried_on_a_real_server(run, chromium):
+    label_four_queries(run)
+    with llama_server() as judge, running(run, "--judge", judge) as server, tab(chromium, server, "Ann") as page:
+        page.goto(f"{server.origin}/disagreements")
+        instruction = page.locator("textarea[name=system-0]")
+        instruction.fill(f"{instruction.input_value()} Be strict.")
+        page.get_by_role("button", name="Save as a new version").click()
+        page.get_by_role("button", name="Try it").click()
+        page.get_by_role("link", name="Show what changed").click(timeout=120_000)
+        assert "weighted kappa before, on 8 pairs" in page.locator("#version-2").inner_text()
+        page.get_by_role("button", name="Keep").click()
+        page.goto(f"{server.origin}/disagreements")
+        assert page.locator("textarea[name=system-0]").input_value().endswith("Be strict.")
+    rows = read_table(run / "rubric-2" / "judgements.parquet").to_pylist()
+    assert [row["status"] for row in rows] == ["graded"] * 8
+    assert all(row["judge"].startswith("SmolLM2-135M-Instruct") for row in rows)
