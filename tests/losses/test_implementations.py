@@ -209,7 +209,8 @@ def test_forward_and_backward_without_any_data(products):
 
 
 @TRITON
-@pytest.mark.parametrize("capability", [pytest.param(80, marks=pytest.mark.slow), 90])
+@pytest.mark.slow
+@pytest.mark.parametrize("capability", [80, 90])
 def test_the_kernel_compiles_for_a_gpu_that_is_not_here(capability, tmp_path):
     """To machine code, within the registers and the shared memory of the GPU; in a process without the interpreter."""
     done = subprocess.run(

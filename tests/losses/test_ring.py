@@ -89,7 +89,8 @@ dist.barrier()
 """
 
 
-@pytest.mark.parametrize("processes", [2, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 4))])
+@pytest.mark.slow  # tests/training/test_processes.py trains around a ring by default
+@pytest.mark.parametrize("processes", [1, 2, 4])
 def test_equals_the_gathered_form(processes, tmp_path):
     """Loss, its four gradients, the fitted bias and the figures of the log; shares that are uneven or empty."""
     started = [

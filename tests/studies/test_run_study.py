@@ -140,6 +140,7 @@ def test_two_processes_give_the_table_of_one(study, tmp_path):
         assert float(one["ndcg@10"]) == pytest.approx(float(other["ndcg@10"]), abs=2e-2)
 
 
+@pytest.mark.slow
 def test_kept_models_say_which_study_they_came_from(study, tmp_path):
     for _ in range(2):
         run_study(study(seeds=(3,), keep_models=True), tmp_path / "study", command="bixse study losses")

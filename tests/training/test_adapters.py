@@ -73,7 +73,7 @@ class TestAdapters:
         before = build_encoder(tmp_path / "whole", device="cpu")
         assert not all(torch.equal(a, b) for a, b in zip(before.parameters(), trained[0].parameters(), strict=True))
 
-    @pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16])
+    @pytest.mark.parametrize("stored", [pytest.param(torch.float32, marks=pytest.mark.slow), torch.bfloat16])
     def test_an_interrupted_run_is_bit_equal(self, settings, decoder_path, tmp_path, train_interrupted, stored):
         """Adapters, gradient checkpointing and the cached loss together; encoders stored in bf16 too."""
         shutil.copytree(decoder_path("qwen3"), tmp_path / "base")

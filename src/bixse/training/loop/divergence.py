@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, get_args
 from bixse.data.graded_pairs import Kind
 from bixse.encoders.encode import encode_here
 from bixse.encoders.shards import local_part
-from bixse.errors import DivergedError
+from bixse.errors import DivergedError, NotFiniteError
 from bixse.training.distributed import raise_together
 
 if TYPE_CHECKING:
@@ -99,3 +99,16 @@ def check_finite(model: torch.nn.Module, step: int) -> None:
                 f"training: got weights that are not finite ({name}) after step {step}; expected finite ones; "
                 f"fix: {FIX}"
             )
+
+
+@contextmanager
+def finite_embeddings(step: int) -> Iterator[None]:
+    """Take embeddings that are not finite for divergence, by a DivergedError, once there was a step."""
+    try:
+        yield
+    except NotFiniteError as error:
+        if not step:  # the model came so
+            raise
+        raise DivergedError(
+            f"training: got embeddings that are not finite after step {step}; expected finite ones; fix: {FIX}"
+        ) from error

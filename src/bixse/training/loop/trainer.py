@@ -30,7 +30,7 @@ from bixse.encoders.embedding import number_of_texts, positions_computed, tokens
 from bixse.encoders.instructions import prompt_for
 from bixse.encoders.loading.attention import input_parts
 from bixse.encoders.shards import is_sharded
-from bixse.errors import DivergedError, NotFiniteError
+from bixse.errors import DivergedError
 from bixse.losses.bixse import BiXSELoss
 from bixse.losses.engines.gather import all_reduce_sum
 from bixse.losses.targets import GradedTargets
@@ -46,7 +46,7 @@ from bixse.training.loop.checkpoints import (
     save_loss_state,
     save_suspects,
 )
-from bixse.training.loop.divergence import FIX, check_finite, check_finite_together
+from bixse.training.loop.divergence import FIX, check_finite, check_finite_together, finite_embeddings
 from bixse.training.loop.sharded_checkpoints import load_optimizer, load_weights, save_shards
 from bixse.training.loop.sharding import shard_encoder, whole_copy, whole_tensors
 from bixse.training.loop.suspects import SuspectCollector, Suspects
@@ -276,15 +276,8 @@ class GradedTrainer(SentenceTransformerTrainer):
         """As sentence-transformers does; raises DivergedError where weights or embeddings are NaN or infinite."""
         check_finite_together(self.loss, self.state.global_step)
         given = eval_dataset if eval_dataset is None or isinstance(eval_dataset, str) else _as_datasets(eval_dataset)
-        try:
+        with finite_embeddings(self.state.global_step):
             return super().evaluate(given, *args, **kwargs)
-        except NotFiniteError as error:
-            if not self.state.global_step:  # the model came so
-                raise
-            raise DivergedError(
-                f"training: got embeddings that are not finite after step {self.state.global_step}; expected finite "
-                f"ones; fix: {FIX}"
-            ) from error
 
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:
         """As sentence-transformers does; of a sharded encoder every process runs the evaluator, all on the same texts.
