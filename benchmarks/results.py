@@ -1,6 +1,7 @@
 """Run the studies on a laptop and write their tables, plots and page under docs/results.
 
     python benchmarks/results.py [--run] [--only NAME ...] [--cranfield DIR] [--sick DIR] [--work runs/results]
+    python benchmarks/results.py --store nfcorpus runs/nfcorpus-losses
 
 `--run` trains what is not trained yet (each study resumes run by run), in float32, copies the small tables and plots
 to docs/results/studies/COLLECTION/STUDY, and writes docs/study-results.md from them. Without it the page alone is
@@ -13,6 +14,7 @@ from __future__ import annotations
 import argparse
 import csv
 import hashlib
+import json
 import shutil
 import subprocess
 import sys
@@ -42,13 +44,16 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[1]
 STORED = ROOT / "docs" / "results" / "studies"
 PAGE = ROOT / "docs" / "study-results.md"
-KEPT = ("summary.csv", "findings.csv", "plot.svg", "command.txt")
-"""Files of a study that are committed."""
+KEPT = ("summary.csv", "findings.csv", "plot.svg")
+"""Files of a study that are committed, beside the command that made them."""
+BESIDE = "apart.csv"
+"""Kept too, of a study that measures on other collections beside its own."""
 COLLECTIONS = {
     "pydocs": "[pydocs](pydocs.md), its first edition, static student",
     "cranfield": "Cranfield, static student",
     "sick": "SICK, static student",
     "pydocs-minilm": "[pydocs](pydocs.md), its first edition, all-MiniLM-L6-v2",
+    "nfcorpus": "[NFCorpus](nfcorpus/README.md), all-MiniLM-L6-v2, in bf16",
 }
 """Folder -> heading, in the order of the page."""
 FEW_SEEDS = ("--seeds", "0", "1", "2")
@@ -186,12 +191,17 @@ def run(collection: str, study: str, arguments: Sequence[str], work: Path) -> No
     ended = subprocess.run(command, check=False).returncode
     if ended not in (0, 3):  # 3: some runs failed, which the table says
         raise SystemExit(ended)
+    said = [Path(word).name if "/" in word else word for word in arguments]
+    store(collection, study, out, " ".join(["bixse", "study", study, *preset, *said]))
+
+
+def store(collection: str, study: str, out: Path, command: str) -> None:
+    """The small files of a finished study, into the repository."""
     target = STORED / collection / study
     target.mkdir(parents=True, exist_ok=True)
-    for name in ("summary.csv", "findings.csv", "plot.svg"):
+    for name in (*KEPT, *([BESIDE] if (out / BESIDE).is_file() else [])):
         shutil.copyfile(out / name, target / name)
-    said = [Path(word).name if "/" in word else word for word in arguments]
-    (target / "command.txt").write_text(" ".join(["bixse", "study", study, *preset, *said]) + "\n", encoding="utf-8")
+    (target / "command.txt").write_text(f"{command}\n", encoding="utf-8")
 
 
 def page() -> str:
@@ -248,12 +258,24 @@ def section(collection: str, name: str) -> str:
         table = [[*(row[key] for key in own), number(row["extra_mib"], 0), number(row["pass_seconds"], 2)]
                  for row in summary]  # fmt: skip
     lines += [format_markdown(table, [word.replace("_", " ") for word in head]), ""]
+    if (folder / BESIDE).is_file():
+        lines += [beside(read(folder / BESIDE), own), ""]
     lines += [*study.notes, ""] if study.notes else []
     return "\n".join([*lines, f"![{study.title}](results/studies/{collection}/{name}/plot.svg)", ""])
 
 
-FIGURES = {"seeds", "ndcg@10", "recall@100", "mrr@10", "low", "high", "spread", "pairs", "seconds", "extra_mib",
-           "pass_seconds"}  # fmt: skip
+def beside(rows: Sequence[dict[str, str]], own: Sequence[str]) -> str:
+    """What the arms of a study reach on other collections, against the model that was not trained."""
+    table = [
+        [row["measured_on"], *(row[key] for key in own), number(row["ndcg@10"]),
+         *(_difference({**row, "p_holm": row["p"]}))]
+        for row in rows
+    ]  # fmt: skip
+    return format_markdown(table, ["measured on", *own, "nDCG@10", "− untrained", "95 % interval", "p"])
+
+
+FIGURES = {"seeds", "ndcg@10", "recall@100", "mrr@10", "map@100", "low", "high", "spread", "pairs", "seconds",
+           "extra_mib", "pass_seconds"}  # fmt: skip
 """Columns of a summary that are no labels."""
 
 
@@ -287,6 +309,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--quickstart", type=Path, nargs="+", help="folders of `bixse quickstart`, one per seed, to store their figures"
     )
+    parser.add_argument(
+        "--store", nargs=2, metavar=("COLLECTION", "FOLDER"), help="keep the tables of a study of docs/COLLECTION"
+    )
     parser.add_argument("--minilm", action="store_true", help="all-MiniLM-L6-v2 too: hours on two cores")
     parser.add_argument("--work", type=Path, default=Path("runs/results"), help="where the studies keep their runs")
     options = parser.parse_args(arguments)
@@ -294,6 +319,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         quickstart_table(options.quickstart[0])
         if len(options.quickstart) > 1:
             seeds_table(options.quickstart)
+    if options.store:
+        collection, folder = options.store
+        study = json.loads((Path(folder) / "run.json").read_text(encoding="utf-8"))["command"].removeprefix("study ")
+        store(collection, study, Path(folder), f"bixse study {study} --config docs/{collection}/study.yaml")
     if options.run:
         options.work.mkdir(parents=True, exist_ok=True)
         judge = judge_configuration(options.judge, options.work) if options.judge else None

@@ -74,4 +74,5 @@ def test_a_figure_that_is_in_no_table_is_found():
 def test_every_stored_study_has_all_its_files():
     module = results_module()
     for folder in (path for path in module.STORED.glob("*/*") if path.is_dir()):
-        assert {path.name for path in folder.iterdir()} == set(module.KEPT), folder
+        names = {path.name for path in folder.iterdir()} - {module.BESIDE}
+        assert names == {*module.KEPT, "command.txt"}, folder
