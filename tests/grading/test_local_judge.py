@@ -44,7 +44,7 @@ class TestRefused:
     def test_what_cannot_be_a_judge(self, folder, tmp_path):
         with pytest.raises(InputError, match="device: got 'warp'; expected cpu, cuda"):
             LocalJudge(folder, RUBRIC, "warp")
-        with pytest.raises(ModelError, match="no such folder"):
+        with pytest.raises(ModelError, match="no such file or folder"):
             LocalJudge(tmp_path / "none", RUBRIC)
         with pytest.raises(ModelError, match=r"a folder without config\.json"):
             LocalJudge(tmp_path, RUBRIC)

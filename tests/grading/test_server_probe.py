@@ -72,7 +72,7 @@ def test_token_ids_that_are_ignored_are_not_believed(server, settings):
     ("settings", "parameters"),
     [
         ({"system": False}, {"system_role": False}),
-        ({"system": False, "system_status": 500}, {"system_role": False}),
+        pytest.param({"system": False, "system_status": 500}, {"system_role": False}, marks=pytest.mark.slow),
         ({"system": False, "system_says": "no"}, {"system_role": False, "top_logprobs": 20}),
         ({"thinking": "tags"}, {"thinking_off": True, "max_tokens": 1}),
         ({"thinking": "separate"}, {"thinking_off": True, "max_tokens": 1}),

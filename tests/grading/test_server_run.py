@@ -148,7 +148,8 @@ class TestAnotherModel:
 
 
 class TestDryRun:
-    @pytest.mark.parametrize("concurrency", [pytest.param(8, marks=pytest.mark.slow), 16])
+    @pytest.mark.slow
+    @pytest.mark.parametrize("concurrency", [8, 16])
     def test_the_time_it_tells_is_the_time_it_takes(self, server, tmp_path, capsys, concurrency):
         pairs = pairs_file(tmp_path, 500)
         words = ["--judge", server.scenario(delay=0.15), "--pairs", pairs, "--concurrency", concurrency]

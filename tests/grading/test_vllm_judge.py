@@ -38,7 +38,7 @@ def test_what_vllm_cannot_read(folder, monkeypatch, tmp_path):
     install(monkeypatch)
     with pytest.raises(InputError, match=r"GGUF.*fix"):
         VllmJudge("model.gguf", RUBRIC)
-    with pytest.raises(ModelError, match="no such folder"):
+    with pytest.raises(ModelError, match="no such file or folder"):
         VllmJudge(tmp_path / "none", RUBRIC)
 
     def broken(*given, **named):

@@ -31,7 +31,7 @@ from bixse.studies.engine.study_config import StudyConfig, preset_names
 from bixse.studies.paper.known_studies import STUDIES, find_study
 from helpers.actions import action_collection
 
-QUICK = ("annotation", "cutoff", "rankers")
+QUICK = ("cutoff", "rankers")
 """Studies that are run by default; between them they use every way to make arms."""
 needs_two_cores = pytest.mark.skipif(cores() < 2, reason="needs two cores")
 
@@ -153,6 +153,7 @@ def test_kept_models_say_which_study_they_came_from(study, tmp_path):
     assert str(cards[0].parent) in (tmp_path / "study" / "study.html").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_a_run_stopped_before_the_record_of_its_training_is_made_again(study, tmp_path):
     config, out = study(seeds=(0,), values={"losses": ["bixse"]}), tmp_path / "study"
     run_study(config, out)
@@ -161,6 +162,7 @@ def test_a_run_stopped_before_the_record_of_its_training_is_made_again(study, tm
     assert run_study(config, out).made == 1
 
 
+@pytest.mark.slow
 def test_a_failed_run_is_told_and_tried_again(study, tmp_path):
     config, out = study(per_loss={"infonce": {"instructions": tmp_path / "none.json"}}), tmp_path / "study"
     found = run_study(config, out)

@@ -98,6 +98,7 @@ def test_processes_with_different_settings_are_told_apart_before_anything_is_wri
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_an_error_of_one_process_ends_all_with_its_message(config, tmp_path):
     missing = tmp_path / "none.jsonl"
     ended = finish(start(2, "train", "--config", config, "--out", tmp_path / "o", each={1: ["--pairs", str(missing)]}))

@@ -64,8 +64,9 @@ class JudgeOptions(ServerSettings):
     tokens_per_batch: int | None = Field(default=None, ge=1)
     """Positions in one pass of a local model."""
     score_map: Annotated[str | None, Flag(metavar="MAP")] = None
-    """How the scores of a cross-encoder (default: logit, a sigmoid) or of a replayed file become relevance: prob,
-    percent, logit or platt:SLOPE,INTERCEPT."""
+    """How the scores of a cross-encoder or an encoder with a relevance head (default: logit, a sigmoid), the cosines of
+    an encoder without one, or the scores of a replayed file become relevance: prob, percent, logit or
+    platt:SLOPE,INTERCEPT."""
     scale: tuple[float, float] | None = None
     """Lowest and highest grade of replayed judgements, where the format does not say."""
     texts: Annotated[Path | None, Flag(metavar="DIR")] = None

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from bixse.grading.judge import Judge
 
 CROSS_ENCODER = "cross-encoder:"
+ENCODER = "encoder:"
 REPLAY = "replay:"
 VLLM = "vllm:"
 DEFAULT_RUBRIC = "trec-dl-0-3"
@@ -33,7 +34,7 @@ class JudgeConfig(PriceSettings, JudgeOptions, AskSettings):
 
     judge: Annotated[tuple[str, ...], Field(min_length=1), Flag(metavar="JUDGE")]
     """Address of an OpenAI-compatible server (several addresses: the same model behind each), a local model's name or
-    folder, vllm:NAME (the same, run by vLLM), cross-encoder:NAME, or replay:FORMAT:FILE."""
+    folder, vllm:NAME (the same, run by vLLM), cross-encoder:NAME, encoder:NAME, or replay:FORMAT:FILE."""
     rubric: NamedRubric = Field(default_factory=partial(load_rubric, DEFAULT_RUBRIC))
     """trec-dl-0-3 (default), binary-0-1, relatedness-1-5, umbrela-0-3 or a TOML file."""
     strict: bool = False
@@ -83,7 +84,7 @@ class RankConfig(JudgeConfig, RankSettings):
 
 def reads_rubric(names: Sequence[str]) -> bool:
     """Whether judges of this name are asked with a rubric."""
-    return not any(name.startswith((CROSS_ENCODER, REPLAY)) for name in names)
+    return not any(name.startswith((CROSS_ENCODER, ENCODER, REPLAY)) for name in names)
 
 
 def open_judge(names: Sequence[str], rubric: Rubric, options: JudgeOptions | None = None) -> Judge:
@@ -106,7 +107,8 @@ def open_judge(names: Sequence[str], rubric: Rubric, options: JudgeOptions | Non
     if len(names) != 1 or not names[0].strip():
         raise InputError(
             f"--judge: got {shorten(', '.join(names))}; expected an address (http://...), a model's name or folder, "
-            "vllm:NAME, cross-encoder:NAME or replay:FORMAT:FILE; fix: name one judge (several addresses may serve one)"
+            "vllm:NAME, cross-encoder:NAME, encoder:NAME or replay:FORMAT:FILE; fix: name one judge (several addresses "
+            "may serve one)"
         )
     name = names[0]
     if name.startswith(REPLAY):
@@ -124,6 +126,10 @@ def open_judge(names: Sequence[str], rubric: Rubric, options: JudgeOptions | Non
             dtype=options.dtype,
             revision=options.revision,
         )
+    if name.startswith(ENCODER):
+        from bixse.grading.local.encoder_judge import EncoderJudge
+
+        return EncoderJudge(name.removeprefix(ENCODER), options.score_map, options.device, options.dtype)
     if name.startswith(VLLM):
         from bixse.grading.local.vllm_judge import VllmJudge
 
