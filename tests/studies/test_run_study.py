@@ -32,7 +32,7 @@ from bixse.studies.paper.known_studies import STUDIES, find_study
 from helpers.actions import action_collection
 
 QUICK = ("cutoff", "rankers")
-"""Studies that are run by default; between them they use every way to make arms."""
+"""Studies that are run by default beside losses and memory; the others are slow tests."""
 needs_two_cores = pytest.mark.skipif(cores() < 2, reason="needs two cores")
 
 
