@@ -1,18 +1,15 @@
-"""An encoder whose weights lie in several real processes trains as one process trains it whole."""
+"""Weights that lie in several real processes: types, checkpoints, runs that are killed, and what is refused."""
 
 from __future__ import annotations
 
-import json
 import random
 import signal
 import time
 
 import pytest
 import torch
-from launch import TOLERANCE, TRAIN_ALL, compare, finish, read, settings_file, start
+from launch import TRAIN_ALL, compare, finish, read, settings_file, start
 from safetensors.torch import load_file, save_file
-from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer.modules import Dense
 
 from bixse.errors import InputError, ModelError, OutputExistsError, TrainingError
 from bixse.losses import BiXSELoss
@@ -24,120 +21,6 @@ from bixse.training.loop.trainer import GradedTrainingArguments
 from bixse.training.recipe import train
 
 pytestmark = pytest.mark.precision("float32")
-CACHED = {"gradient_cache": True, "mini_batch_size": 4}
-CASES = {
-    "bixse, clipped": {
-        "loss": "bixse",
-        "loss_options": {"reduction": "mean", "learn_scale": True},
-        "optimizer": {"max_grad_norm": 0.5, "weight_decay": 0.01},
-    },
-    "bixse, a head, clipped": {"loss": "bixse", "optimizer": {"max_grad_norm": 0.5, "weight_decay": 0.01}},
-    "infonce, cached": {"loss": "infonce", "loss_options": CACHED},
-    "lambdaloss, accumulated": {"loss": "lambdaloss-v2", "optimizer": {"gradient_accumulation_steps": 2}},
-    "bixse, lora, checkpointing, cached": {
-        "loss": "bixse",
-        "lora": {"rank": 4},
-        "optimizer": {"gradient_checkpointing": True},
-        "loss_options": CACHED,
-    },
-    "bixse, dev, merged": {
-        "loss": "bixse",
-        "evaluations_per_epoch": 2,
-        "merge": {"weights": [0.3, 0.7, 1.0], "checkpoints": 2, "keep_tuned": True},
-    },
-}
-WITH_DEV, WITH_ADAPTERS, WITH_HEAD = (
-    "bixse, dev, merged",
-    "bixse, lora, checkpointing, cached",
-    "bixse, a head, clipped",
-)
-QUICK = [WITH_DEV]
-OTHERS = [name for name in CASES if name not in QUICK]
-
-
-@pytest.fixture(scope="module")
-def headed_path(tiny_model_path, tmp_path_factory):
-    """Folder of the tiny encoder with a linear layer after the pooling."""
-    tiny = SentenceTransformer(str(tiny_model_path), device="cpu")
-    torch.manual_seed(0)
-    folder = tmp_path_factory.mktemp("headed") / "model"
-    model = SentenceTransformer(modules=[*tiny, Dense(32, 16)], device="cpu")
-    model.save_pretrained(str(folder), create_model_card=False)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def configs(tiny_model_path, headed_path, tasks_file, training_files, tmp_path_factory):
-    """The settings of every case, without and with sharding, each file in a folder of its own."""
-    found = {}
-    for name, changes in CASES.items():
-        collection = {"dev": str(training_files / "collection")} if name == WITH_DEV else {}
-        pairs = training_files / "pairs.jsonl" if name == WITH_DEV else tasks_file
-        model = headed_path if name == WITH_HEAD else tiny_model_path
-        for sharding in (None, "full"):
-            given = {**changes, **collection, **({"sharding": sharding} if sharding else {})}
-            found[name, sharding] = settings_file(tmp_path_factory.mktemp("case"), pairs, model, **given)
-    return found
-
-
-@pytest.fixture(scope="module")
-def whole(configs):
-    """Trains a case by one process that has all weights, once."""
-    outs = {}
-
-    def of(name):
-        if name not in outs:
-            outs[name] = configs[name, None].parent / "whole"
-            train(TrainConfig.load(configs[name, None]), outs[name], progress=False)
-        return outs[name]
-
-    return of
-
-
-def train_all(processes, configs, names):
-    outs = {name: configs[name, "full"].parent / f"by {processes}" for name in names}
-    arguments = [part for name in names for part in (configs[name, "full"], outs[name])]
-    ended = finish(start(processes, *arguments, script=TRAIN_ALL))
-    assert [code for code, *_ in ended] == [0] * processes, ended
-    return outs
-
-
-@pytest.fixture(scope="module")
-def by_two(configs):
-    return train_all(2, configs, QUICK)
-
-
-@pytest.fixture(scope="module")
-def others_by_two(configs):
-    return train_all(2, configs, OTHERS)
-
-
-@pytest.fixture(scope="module")
-def by_four(configs):
-    return train_all(4, configs, CASES)
-
-
-@pytest.mark.parametrize("name", QUICK)
-def test_two_processes_give_the_losses_and_weights_of_one_that_has_all(whole, by_two, name):
-    compare(whole(name), by_two[name])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", OTHERS)
-def test_two_processes_do_for_other_losses_too(whole, others_by_two, name):
-    compare(whole(name), others_by_two[name])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", list(CASES))
-def test_four_processes_give_the_losses_and_weights_of_one_that_has_all(whole, by_four, name):
-    compare(whole(name), by_four[name])
-
-
-@pytest.mark.slow
-def test_one_process_with_the_setting_has_all(whole, configs):
-    for name, out in train_all(1, configs, CASES).items():
-        compare(whole(name), out)
 
 
 @pytest.mark.slow
@@ -155,47 +38,6 @@ def test_frozen_weights_in_bf16_beside_adapters_in_float32(tiny_model, tasks_fil
     assert [code for code, *_ in ended] == [0, 0], ended
     losses = [[entry["loss"] for entry in read(tmp_path / out)[1]] for out in ("whole", "by 2")]
     assert losses[1] == pytest.approx(losses[0], rel=0.02)
-
-
-def results(out):
-    return json.loads((out / "run.json").read_text(encoding="utf-8"))["results"]
-
-
-def close(one, other):
-    """The same JSON, numbers up to rounding."""
-    if isinstance(one, dict):
-        return set(one) == set(other) and all(close(one[name], other[name]) for name in one)
-    if isinstance(one, list):
-        return len(one) == len(other) and all(map(close, one, other))
-    if isinstance(one, float):
-        return other == pytest.approx(one, rel=TOLERANCE, abs=TOLERANCE)
-    return one == other
-
-
-def test_dev_the_best_checkpoints_the_merge_and_the_card_are_those_of_one_process(whole, by_two):
-    outs = whole(WITH_DEV), by_two[WITH_DEV]
-    mine, theirs = map(results, outs)
-    assert mine["best_step"] == theirs["best_step"]
-    assert close(mine["merge"], theirs["merge"])
-    for folder in ("model", "tuned"):
-        files = [sorted(path.name for path in (out / folder).iterdir()) for out in outs]
-        assert files[0] == files[1]
-        one, other = (load_file(out / folder / "model.safetensors") for out in outs)
-        assert {name: own.dtype for name, own in one.items()} == {name: own.dtype for name, own in other.items()}
-        assert all(torch.allclose(one[name], other[name], atol=TOLERANCE) for name in one)
-        configuration = [(out / folder / "config.json").read_text() for out in outs]
-        assert configuration[0] == configuration[1]
-    cards = [(out / "model" / "README.md").read_text().splitlines() for out in outs]
-    assert [line for line in cards[0] if line.startswith("#")] == [line for line in cards[1] if line.startswith("#")]
-    assert not (by_two[WITH_DEV] / "checkpoints").exists()
-
-
-@pytest.mark.slow
-def test_adapters_are_saved_alone_too(whole, others_by_two):
-    outs = whole(WITH_ADAPTERS), others_by_two[WITH_ADAPTERS]
-    one, other = (load_file(out / "adapter" / "adapter_model.safetensors") for out in outs)
-    assert set(one) == set(other)
-    assert all(torch.allclose(one[name], other[name], atol=TOLERANCE) for name in one)
 
 
 @pytest.fixture
