@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import threading
 from contextlib import contextmanager
@@ -10,8 +9,6 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from bixse.data.graded_pairs import GradedPairs
-from bixse.data.io.files import read_text
-from bixse.data.run_record import RUN_FILE
 from bixse.errors import InputError
 from bixse.grading.grade import JUDGEMENTS_NAME, PAIRS_NAME
 from bixse.grading.open_judge import DEFAULT_RUBRIC
@@ -21,7 +18,7 @@ from bixse.ui.agreement_so_far import agreement_so_far
 from bixse.ui.drawing import Desk, LabelPlan
 from bixse.ui.label_log import open_labels
 from bixse.ui.run_index import RunIndex, open_index
-from bixse.ui.runs.run_list import runs_below
+from bixse.ui.runs.run_list import read_record, runs_below
 from bixse.ui.runs.train_batch import TrainBatches
 from bixse.ui.runs.train_run import TrainRun
 from bixse.ui.systems.two_systems import TwoSystems
@@ -52,15 +49,8 @@ class Workspace:
 
     @cached_property
     def record(self) -> dict[str, Any]:
-        """What run.json says; nothing where there is none."""
-        path = self.run / RUN_FILE
-        try:
-            found = json.loads(read_text(path)) if path.is_file() else {}
-        except ValueError:
-            found = None
-        if not isinstance(found, dict):
-            raise InputError(f"{path}: got a damaged record; expected the JSON that bixse wrote; fix: fetch it again")
-        return found
+        """What run.json says; read once."""
+        return read_record(self.run)
 
     @cached_property
     def rubric(self) -> Rubric:

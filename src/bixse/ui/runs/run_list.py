@@ -8,8 +8,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bixse.data.io.files import read_text
 from bixse.data.run_record import RUN_FILE
-from bixse.errors import BixseError
+from bixse.errors import BixseError, InputError
 from bixse.grading.grade import LEDGER_NAME
 from bixse.grading.ledgers.ledger_files import answers_by_status
 
@@ -65,12 +66,27 @@ def runs_below(root: Path) -> Iterator[Path]:
         yield from (path.parent for path in sorted(root.glob(pattern)))
 
 
+def read_record(folder: Path) -> dict[str, Any]:
+    """What run.json of a folder says; nothing where there is none.
+
+    Raises:
+        InputError: it is damaged, or cannot be read.
+    """
+    path = folder / RUN_FILE
+    try:
+        found = json.loads(read_text(path)) if path.is_file() else {}
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise InputError(f"{path}: got a damaged record; expected the JSON that bixse wrote; fix: fetch it again")
+    return found
+
+
 def list_runs(root: Path) -> list[RunState]:
     """The state of each, the last written first; a damaged record is a run with that status."""
     found = []
     for folder in list(runs_below(root))[:MOST_RUNS]:
-        path = folder / RUN_FILE
-        record = _record(path, path.stat().st_mtime_ns)
+        record = _record(folder, (folder / RUN_FILE).stat().st_mtime_ns)
         grading = _grading(folder, record) if record.get("command") == "grade" else None
         command, status, written = (str(record.get(name) or "") for name in ("command", "status", "written"))
         found.append(RunState(folder.relative_to(root).as_posix(), folder, command, status, written, grading))
@@ -78,13 +94,11 @@ def list_runs(root: Path) -> list[RunState]:
 
 
 @lru_cache(MOST_RUNS)
-def _record(path: Path, changed: int) -> dict[str, Any]:
+def _record(folder: Path, changed: int) -> dict[str, Any]:
     """Read again when it changed; without what is long."""
     try:
-        found = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return {"status": "damaged record"}
-    if not isinstance(found, dict):
+        found = read_record(folder)
+    except InputError:
         return {"status": "damaged record"}
     results = found.get("results") if isinstance(found.get("results"), dict) else {}
     kept = {name: found.get(name) for name in ("command", "status", "written")}

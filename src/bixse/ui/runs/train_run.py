@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bixse.data.run_record import RUN_FILE
+from bixse.errors import InputError
 from bixse.report.schema import MergeCurve, MergeScore
 from bixse.report.training_log import training_curve
 from bixse.training.run_files import LOG_FILE, REGRADE_FOLDER
+from bixse.ui.runs.run_list import read_record
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -78,10 +80,9 @@ class TrainRun:
     def record(self) -> dict[str, Any]:
         """run.json; nothing where it is not there or not readable."""
         try:
-            found = json.loads((self.folder / RUN_FILE).read_bytes())
-        except (OSError, ValueError):
+            return read_record(self.folder)
+        except InputError:
             return {}
-        return found if isinstance(found, dict) else {}
 
     def curve(self) -> TrainingCurve:
         """The log, thinned where it is long: a curve is drawn anew whenever a line comes."""
