@@ -2,13 +2,14 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import stat
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from bixse.data.io.files import file_hash, read_settings, read_text, storage_errors, write_atomically
+from bixse.data.io.files import append_line, file_hash, read_settings, read_text, storage_errors, write_atomically
 from bixse.errors import ConfigError, InputError, StorageError
 
 
@@ -226,6 +227,19 @@ def test_torch_on_a_full_disk(numbers):
 
     with pytest.raises(StorageError, match="free disk space"), storage_errors(Path("/dev/full")):
         torch.save({"weight": torch.zeros(numbers)}, "/dev/full")
+
+
+def test_a_line_that_fits_in_part_leaves_nothing(tmp_path):
+    path, before = write(tmp_path, b"first\n"), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (12, before[1]))
+    try:
+        with pytest.raises(StorageError):
+            append_line(path, "of this line the system writes six bytes before it says that there is no more room")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert path.read_text() == "first\n"
+    append_line(path, "second")
+    assert path.read_text() == "first\nsecond\n"
 
 
 def test_hash_is_that_of_sha256sum(tmp_path):

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from bixse.data.io.files import alone_in, storage_errors
+from bixse.data.io.files import alone_in, append_line, storage_errors
 from bixse.data.row_files.read import read_rows
 from bixse.data.row_files.values import FileColumn
 from bixse.errors import InputError, InvalidFileError
@@ -92,15 +92,7 @@ class LabelLog:
         with self._lock:
             if event.event in self._names:
                 return False
-            with storage_errors(self.path), self.path.open("ab") as file:
-                end = file.tell()
-                try:
-                    file.write(f"{line}\n".encode())
-                    file.flush()
-                    os.fsync(file.fileno())
-                except OSError:
-                    os.truncate(self.path, end)
-                    raise
+            append_line(self.path, line)
             self._take(event)
             if event.undoes is None:
                 self._stand(event)

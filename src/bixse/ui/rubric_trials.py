@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
 import threading
@@ -16,7 +15,7 @@ import numpy as np
 from pydantic import ValidationError
 
 from bixse.data.graded_pairs import GradedPairs
-from bixse.data.io.files import file_hash, storage_errors, write_atomically
+from bixse.data.io.files import append_line, file_hash, write_atomically
 from bixse.data.io.parquet import read_table
 from bixse.data.pairs_files import load_pairs, save_graded_pairs
 from bixse.data.row_files.read import read_rows
@@ -280,8 +279,4 @@ def decide(workspace: Workspace, version: Version, decision: str, person: str) -
     now = datetime.now(UTC).isoformat(timespec="seconds")
     row = {"version": version.number, "decision": decision, "person": person or None, "time": now}
     row |= {} if found is None else asdict(found)
-    path = workspace.run / DECISIONS_FILE
-    with storage_errors(path), path.open("ab") as file:
-        file.write(f"{json.dumps(row)}\n".encode())
-        file.flush()
-        os.fsync(file.fileno())
+    append_line(workspace.run / DECISIONS_FILE, json.dumps(row))

@@ -161,6 +161,20 @@ def write_atomically(path: Path, content: str | bytes) -> None:
         file.write(content.encode("utf-8") if isinstance(content, str) else content)
 
 
+def append_line(path: Path, line: str) -> None:
+    """Add a line to a file, or begin one; it is on the disk, or, by a StorageError, nothing of it is in the file."""
+    rest = memoryview(f"{line}\n".encode())
+    with storage_errors(path), path.open("ab", buffering=0) as file:  # a buffer would be written again by close()
+        end = file.tell()
+        try:
+            while rest:
+                rest = rest[file.write(rest) :]
+            os.fsync(file.fileno())
+        except OSError:
+            os.truncate(path, end)
+            raise
+
+
 @contextmanager
 def alone_in(out: Path, lock: str = LOCK_FILE, wait: bool = False) -> Iterator[None]:
     """Make a folder and hold a lock in it; the operating system releases the lock of a process that is killed.
