@@ -29,6 +29,11 @@ class Visit:
     def person(self) -> str:
         return self.session.person
 
+    def number(self, name: str) -> int:
+        """A whole number of the address, 0 where it says none."""
+        text = self.query.get(name, "")
+        return int(text) if text.isdecimal() and len(text) < 10 else 0
+
 
 Show: TypeAlias = "Callable[[Workspace, Visit], dict[str, Any]]"
 """Values of a template; reads files, changes nothing."""

@@ -38,7 +38,7 @@ AT_ONCE = 20
 def show(workspace: Workspace, visit: Visit) -> dict[str, Any]:
     """The batch that the address names, counted from 1, and the suspicious zeros of the run."""
     batches = workspace.batches
-    found = batches.batch(_number(visit, "epoch") - 1, _number(visit, "batch") - 1)
+    found = batches.batch(visit.number("epoch") - 1, visit.number("batch") - 1)
     values: dict[str, Any] = {"loading": None, "error": batches.error, **_asked(workspace, visit)}
     if batches.error is None and found is None:
         values["loading"] = batches.doing
@@ -51,11 +51,6 @@ def show(workspace: Workspace, visit: Visit) -> dict[str, Any]:
         for sigma, row, column in found.highest_zeros(DOUBTED)
     ]  # fmt: skip
     return {**values, "matrix": found, "shades": _shades(found), "zeros": zeros}
-
-
-def _number(visit: Visit, name: str) -> int:
-    text = visit.query.get(name, "")
-    return min(int(text), 10**9) if text.isdecimal() and len(text) < 10 else 0
 
 
 def _shades(matrix: BatchMatrix) -> list[dict[str, Any]]:
@@ -110,7 +105,7 @@ def _read(asked: Path, answers: Path, changed: tuple[int, ...], epoch: int) -> l
 
 def _asked(workspace: Workspace, visit: Visit) -> dict[str, Any]:
     suspects = _suspects(workspace)
-    start = min(_number(visit, "start"), max(0, len(suspects) - 1))
+    start = min(visit.number("start"), max(0, len(suspects) - 1))
     words = workspace.labels.words
     shown = []
     for row in suspects[start : start + AT_ONCE]:
@@ -135,7 +130,7 @@ def _asked(workspace: Workspace, visit: Visit) -> dict[str, Any]:
 
 def grade(workspace: Workspace, visit: Visit) -> str:
     """Write a person's grade of a suspicious zero."""
-    back = f"/batch?start={_number(visit, 'start')}#suspects"
+    back = f"/batch?start={visit.number('start')}#suspects"
     if not visit.person:
         visit.session.said.append("Nothing is saved: give your name first.")
         return back

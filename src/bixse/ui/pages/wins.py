@@ -30,7 +30,7 @@ def show(workspace: Workspace, visit: Visit) -> dict[str, Any]:
     metric = metric if metric in METRICS else METRICS[0]
     found = changes(systems, metric)
     worst = visit.query.get("from") == "losses"
-    start = min(int(text) if (text := visit.query.get("start", "")).isdecimal() else 0, max(0, len(found) - 1))
+    start = min(visit.number("start"), max(0, len(found) - 1))
     ordered = found[::-1] if worst else found
     return {
         "loading": None,
