@@ -37,7 +37,7 @@ def test_what_cannot_be_evaluated_is_said_in_words(compare, tmp_path):
     assert browser.get("/wins/changes.svg", params={"metric": "ndcg@10"}).status_code == 404
 
 
-@pytest.mark.parametrize("query", [{"metric": "nothing"}, {"start": "-1"}, {"start": "9" * 30}, {"from": "x"}])
+@pytest.mark.parametrize("query", [{"metric": "nothing"}, {"start": "-1"}, {"start": "9" * 5000}, {"from": "x"}])
 def test_an_address_with_nonsense_is_a_page(compare, query):
     browser = compare("bm25", "bm25")
     assert browser.get("/wins", params=query).status_code == 200

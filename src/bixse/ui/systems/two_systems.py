@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from bixse.ui.systems.searcher import Searcher
     from bixse.ui.ui_settings import UiSettings
 
-ANSWERS_KEPT = 64
+KEPT = 64
+"""Answers, and checks of calibrations, that are kept: those of a slider's places."""
 
 
 class TwoSystems:
@@ -48,9 +49,9 @@ class TwoSystems:
         self._jobs: dict[str, threading.Thread] = {}
         self._lock = threading.Lock()
         self._ready: set[str] = set()
-        self._checks: dict[tuple[int, float | None], HeldOutCheck] = {}
-        self._differences: dict[str, Difference] = {}
-        self.answer = lru_cache(ANSWERS_KEPT)(self._answer)
+        self.answer = lru_cache(KEPT)(self._answer)
+        self.check = lru_cache(KEPT)(self._check)
+        self.difference = lru_cache(KEPT)(self._difference)
 
     def start(self, job: str = "open") -> bool:
         """Whether a piece of work is done; it is begun where it was not.
@@ -145,18 +146,17 @@ class TwoSystems:
         return {} if self.collection is None else self.collection.qrels[self.settings.split]
 
     def _answer(self, side: int, text: str, query_id: str | None, top: int) -> list[Hit]:
+        """The best documents by one system."""
         return self.searchers[side].find(text, query_id, top)
 
-    def difference(self, metric: str) -> Difference:
+    def _difference(self, metric: str) -> Difference:
         """The second system's mean minus the first one's, over the judged queries."""
         from bixse.evaluation.significance import paired_bootstrap
 
-        if metric not in self._differences:
-            before, after = (own[metric] for own in self.per_query)
-            self._differences[metric] = paired_bootstrap(after, before)
-        return self._differences[metric]
+        before, after = (own[metric] for own in self.per_query)
+        return paired_bootstrap(after, before)
 
-    def check(self, side: int, prior: float | None) -> HeldOutCheck:
+    def _check(self, side: int, prior: float | None) -> HeldOutCheck:
         """What `bixse calibrate` finds on the held-out pairs for a system with a relevance head.
 
         Raises:
@@ -164,12 +164,10 @@ class TwoSystems:
         """
         from bixse.evaluation.calibration.calibrate_head import held_out_check
 
-        if (side, prior) not in self._checks:
-            searcher, pairs = self.searchers[side], self.held_out
-            assert pairs is not None
-            judged = (self.cosines[searcher.name], pairs.relevance, self.query_ids)
-            self._checks[side, prior] = held_out_check(searcher.head, *judged, self.settings.seed, prior)
-        return self._checks[side, prior]
+        searcher, pairs = self.searchers[side], self.held_out
+        assert pairs is not None
+        judged = (self.cosines[searcher.name], pairs.relevance, self.query_ids)
+        return held_out_check(searcher.head, *judged, self.settings.seed, prior)
 
     def measured(self, searcher: Searcher, head: RelevanceHead, probability: float) -> OperatingPoint | None:
         """Precision and recall of a threshold on the held-out pairs; None where there are none.
