@@ -87,24 +87,22 @@ def rows_to_load(numbers: Sequence[int]) -> dict[str, list[Any]]:
     }
 
 
-def write_pairs(folder: Path, size: int, rows: Callable[[Sequence[int]], dict[str, list[Any]]]) -> None:
-    """Pairs as Parquet."""
+def rows_to_convert(numbers: Sequence[int]) -> dict[str, list[Any]]:
+    """The pairs to grade, with grades from 0 to 3."""
+    return rows_to_grade(numbers) | {"grade": [n % 4 for n in numbers]}
+
+
+def write_pairs(
+    folder: Path, size: int, rows: Callable[[Sequence[int]], dict[str, list[Any]]], name: str = "pairs.parquet"
+) -> None:
+    """Pairs in a file whose name says the format."""
     import pyarrow as pa
 
-    from bixse.data.io.parquet import save_table
+    from bixse.data.row_files.write import write_rows
 
     schema = pa.RecordBatch.from_pydict(rows([0])).schema
     batches = (pa.RecordBatch.from_pydict(rows(numbers), schema) for numbers in blocks_of(size))
-    save_table(pa.RecordBatchReader.from_batches(schema, batches), folder / "pairs.parquet")
-
-
-def write_jsonl(folder: Path, size: int) -> None:
-    """The pairs to grade as rows of JSONL, with grades from 0 to 3."""
-    with (folder / "rows.jsonl").open("w", encoding="utf-8") as file:
-        for numbers in blocks_of(size):
-            columns = rows_to_grade(numbers) | {"grade": [n % 4 for n in numbers]}
-            rows = (dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True))
-            file.writelines(json.dumps(row) + "\n" for row in rows)
+    write_rows(pa.RecordBatchReader.from_batches(schema, batches), folder / name)
 
 
 def convert_rows(folder: Path) -> str:
@@ -233,7 +231,7 @@ def graded_before(folder: Path, size: int) -> None:
 
 
 JOBS = {
-    "convert": Work(write_jsonl, convert_rows),
+    "convert": Work(partial(write_pairs, rows=rows_to_convert, name="rows.jsonl"), convert_rows),
     "load": Work(partial(write_pairs, rows=rows_to_load), load_pairs),
     "index": Work(write_corpus, write_index),
     "mine": Work(write_corpus, partial(mine_pairs, retriever="model")),
