@@ -38,7 +38,7 @@ def query_draws(queries: int, samples: int, seed: int) -> Iterator[Floats]:
 @lru_cache(maxsize=2)
 def _kept_draws(queries: int, samples: int, seed: int) -> Floats:
     """Several figures of the same queries need the same resamples; whoever gets them may not change them."""
-    found = np.concatenate(list(_draws(queries, samples, seed)))
+    (found,) = _draws(queries, samples, seed)
     found.flags.writeable = False
     return found
 

@@ -81,7 +81,9 @@ def _from_few_labels(settings: EvaluateSettings, systems: Sequence[System], out:
     assert settings.grades is not None and settings.human is not None
     searched = [system.label for system in systems if not isinstance(system, RunFileSystem)]
     if settings.collection is None and searched:
-        raise InputError(f"{searched[0]}: got no collection to search; expected --collection DIR, or run files alone")
+        raise InputError(
+            f"{searched[0]}: got no collection to search; expected --collection DIR, or run files alone; fix: add it"
+        )
     check_distinct(systems)
     human = read_labels(settings.human, GradeScale(*settings.scale) if settings.scale else None, sampled=True)
     judge = read_labels(settings.grades, otherwise=human.scale)
