@@ -6,7 +6,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bixse.cli.result import CommandResult
+from bixse.cli.result import CommandResult, waits
 from bixse.cli.verb import ComputingOptions, Folder, Verb
 from bixse.errors import InputError
 from bixse.grading.open_judge import GradeConfig
@@ -82,12 +82,8 @@ def _run_shards(config: GradeConfig, options: GradeOptions) -> CommandResult:
     shown = _result(result, judge, config.of(config.model or judge.name) != Prices(), told)
     if not result.waiting:
         return shown
-    text = (
-        f"this rank's shards are done; {result.waiting} of other ranks are not: the last one sums up, or the same "
-        "command again"
-    )
-    metrics = {**shown.metrics, "waiting": result.waiting}
-    return replace(shown, text=f"{text}\n\n{shown.text}", metrics=metrics, exit_code=0)
+    waiting = waits(result.waiting, **shown.metrics)
+    return replace(shown, text=f"{waiting.text}\n\n{shown.text}", metrics=waiting.metrics, exit_code=0)
 
 
 def _told(judge: Judge, options: GradeOptions) -> Sequence[str]:
