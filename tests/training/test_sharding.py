@@ -169,6 +169,7 @@ class TestRefused:
 
     def test_the_same_run_without_it(self, config, tmp_path):
         """Its checkpoints are others."""
-        train(TrainConfig.load(config), tmp_path / "out", progress=False)
+        settings = TrainConfig.load(config).model_copy(update={"evaluations_per_epoch": 1})
+        train(settings, tmp_path / "out", progress=False)
         with pytest.raises(OutputExistsError):
-            train(TrainConfig.load(config).model_copy(update={"sharding": None}), tmp_path / "out", progress=False)
+            train(settings.model_copy(update={"sharding": None}), tmp_path / "out", progress=False)

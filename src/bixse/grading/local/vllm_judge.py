@@ -34,8 +34,8 @@ class VllmJudge(OptionJudge):
 
     Prompts and option tokens are those of the local judge. vLLM gives log-probabilities over the whole vocabulary
     (`logprobs_mode="raw_logprobs"`) of exactly the option tokens (`logprob_token_ids`; tested against the signatures of
-    vLLM 0.33.0) and writes one token. Weights
-    are loaded for the first question, over all graphics cards that the process sees.
+    vLLM 0.33.0) and writes one token. Weights are loaded for the first question, over all graphics cards that the
+    process sees.
 
     Args:
         name_or_path: folder of a model, or its name on the hub.
