@@ -130,7 +130,8 @@ def _resolve(name_or_path: str | Path, gguf_file: str | None) -> tuple[str, str 
                 + (f"name one of its files: {', '.join(files)}" if files else "name the folder that holds it")
             )
         return str(path), gguf_file
-    if path.exists() or path.suffix == ".gguf" or text.count("/") > 1 or text.startswith((".", "/", "~")) or "\\" in text:
+    is_no_hub_name = path.suffix == ".gguf" or text.count("/") > 1 or text.startswith((".", "/", "~")) or "\\" in text
+    if path.exists() or is_no_hub_name:
         what = "a file" if path.exists() else "no such file or folder"
         raise ModelError(
             f"judge {text!r}: got {what}; expected a model folder, a .gguf file or a hub name (owner/name); "
