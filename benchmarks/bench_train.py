@@ -36,6 +36,8 @@ Columns:
 - `cpu_ratio_to_stock`: the same ratio in processor time, from which other programs take less away;
 - `ratio_to_tuned`: how many times as fast as the faster of `stock, tuned` and `stock, cached`;
 - `around_seconds`: the rest of the call: reading, loading, checks and saving the model; bixse does more of these;
+- `of_products`: the time of the bare matrix products of the same shapes and precision, forward and backward, as a share
+  of `seconds`: 1 is the limit;
 - `extra_mib`: peak of the resident memory in `train` beyond weights and gradients, of the first round in a process of
   its own; Adam's two moments (173 MiB) are in it.
 """
@@ -67,7 +69,18 @@ from bixse.encoders.loading.precision import bf16_is_fast, resolve_precision
 from bixse.studies.paper.memory import peak_beyond_gradients
 from bixse.training.config import OptimizerConfig, TrainConfig
 from bixse.training.recipe import train
-from measuring import Timed, in_a_process_of_its_own, make_parser, middle, ratio, ratio_with_ends, show
+from measuring import (
+    Timed,
+    bare_products,
+    in_a_process_of_its_own,
+    linear_shapes,
+    make_parser,
+    middle,
+    ratio,
+    ratio_with_ends,
+    show,
+    timed,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -117,6 +130,8 @@ class Meter:
         self.bf16 = False
         self.tokens = 0
         self.positions = 0
+        self.products_seconds = math.nan
+        """Of the bare matrix products of the same run, forward and backward."""
 
     def __call__(self, trainer: Any, work: Callable[[], Any]) -> Any:
         """Measure the work of a trainer."""
@@ -126,10 +141,12 @@ class Meter:
             if self.memory:
                 self.extra_mib = peak_beyond_gradients(work, list(trainer.model.parameters()))
                 return None
-            start, cpu_start = time.perf_counter(), time.process_time()
-            result = work()
-            self.seconds, self.cpu_seconds = time.perf_counter() - start, time.process_time() - cpu_start
-            return result
+            with linear_shapes(trainer.model, with_gradient=True) as shapes:
+                run = timed(work)
+            self.seconds, self.cpu_seconds = run.seconds, run.cpu_seconds
+            precision = "bfloat16" if self.bf16 else "float32"
+            self.products_seconds = timed(lambda: bare_products(shapes, precision, backward=True)).seconds
+            return run.result
         finally:
             hook.remove()
 
@@ -241,7 +258,7 @@ def run(method: str, groups: Sequence[QueryGroup], case: Case, seed: int, memory
             train_bixse(BIXSE[method], groups, case, seed, Path(name))
         else:
             train_stock(method, groups, case, seed, Path(name))
-        around = time.perf_counter() - start - meter.seconds
+        around = time.perf_counter() - start - meter.seconds - (0.0 if memory else meter.products_seconds)
     gc.collect()  # a trainer and its callbacks refer to each other
     return meter, around
 
@@ -304,6 +321,7 @@ def rows_of(case: Case, rounds: int, quick: bool) -> Iterator[dict[str, object]]
             "ratio_highest": highest,
             "cpu_ratio_to_stock": ratio(runs[STOCK], own, "cpu_seconds"),
             "ratio_to_tuned": ratio(runs[tuned], own),
+            "of_products": round(statistics.median(meter.products_seconds / meter.seconds for meter in meters), 3),
             "around_seconds": round(statistics.median(around for _, around in done[method]), 2),
             "extra_mib": memory_of(method, case) if not quick else math.nan,
         }

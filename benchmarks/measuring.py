@@ -9,11 +9,18 @@ import statistics
 import subprocess
 import sys
 import time
+from collections import Counter
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    import torch
+
+Shapes: TypeAlias = "Counter[tuple[int, int, int]]"
+"""How often a product of (rows, inputs) and (inputs, outputs) was computed."""
 
 
 class Timed(NamedTuple):
@@ -60,6 +67,47 @@ def ratio_with_ends(over: Sequence[Timed], under: Sequence[Timed]) -> list[float
 
 def _ratios(over: Sequence[Timed], under: Sequence[Timed], figure: str) -> list[float]:
     return [getattr(a, figure) / getattr(b, figure) for a, b in zip(over, under, strict=True)]
+
+
+@contextmanager
+def linear_shapes(model: torch.nn.Module, with_gradient: bool = False) -> Iterator[Shapes]:
+    """The shapes of the products that the linear layers of a model compute within this block.
+
+    `with_gradient` leaves out passes without gradients.
+    """
+    import torch
+
+    found: Shapes = Counter()
+
+    def count(layer: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+        if torch.is_grad_enabled() or not with_gradient:
+            found[inputs[0].numel() // inputs[0].shape[-1], layer.in_features, layer.out_features] += 1
+
+    layers = [part for part in model.modules() if isinstance(part, torch.nn.Linear)]
+    hooks = [layer.register_forward_pre_hook(count) for layer in layers]
+    try:
+        yield found
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def bare_products(shapes: Shapes, precision: str, backward: bool = False) -> None:
+    """Compute products of these shapes and nothing else: what no code that uses PyTorch's products can do without.
+
+    With `backward` also the two products of the gradients.
+    """
+    import torch
+
+    with torch.inference_mode():
+        for (rows, inputs, outputs), times in shapes.items():
+            states, weight = (torch.ones(size, inputs, dtype=getattr(torch, precision)) for size in (rows, outputs))
+            gradient = states.new_ones(rows, outputs)
+            for _ in range(times):
+                torch.nn.functional.linear(states, weight)
+                if backward:
+                    gradient @ weight
+                    gradient.T @ states
 
 
 def in_a_process_of_its_own(script: str, *arguments: object) -> float:

