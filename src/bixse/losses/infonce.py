@@ -8,8 +8,9 @@ import torch
 from pydantic import Field
 from torch.nn.functional import softplus
 
+from bixse.losses.engines.known_entries import Terms
 from bixse.losses.engines.row_chunks import ChunkResult
-from bixse.losses.engines.softmax import SoftmaxLoss, SoftmaxOptions, SoftmaxResult, Terms
+from bixse.losses.engines.softmax import SoftmaxLoss, SoftmaxOptions, SoftmaxResult
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -19,7 +19,7 @@ from bixse.losses.engines.tiles import Scored, Tiles
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from bixse.losses.engines.softmax import Terms
+    from bixse.losses.engines.known_entries import Terms
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 """Whether kernels run in Triton's interpreter, on the processor (`TRITON_INTERPRET=1` when this is imported)."""
