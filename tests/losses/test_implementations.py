@@ -20,6 +20,7 @@ from bixse.losses.targets import GradedTargets
 
 TRITON = pytest.mark.skipif(not implementations.find_spec("triton"), reason="triton is missing")
 INTERPRETER = pytest.mark.skipif(torch.cuda.is_available(), reason="where there is a GPU, kernels run on it")
+GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU here")
 SOFTMAX = ["infonce", "infonce-masked", "soft-infonce"]
 FORMS = ["eager", pytest.param("triton", marks=[TRITON, INTERPRETER])]
 
@@ -152,6 +153,7 @@ def test_compiled(random_batch):
             assert max(relative_errors(value_and_gradients(batch.as_type(torch.float32), **options), exact)) < most
 
 
+@GPU
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", ["tiles", "compiled", "triton"])
 @pytest.mark.parametrize("products", ["float32", "bfloat16"])
@@ -439,6 +441,7 @@ class TestSoftmaxKernel:
         assert reads.found == []
 
 
+@GPU
 @pytest.mark.gpu
 @pytest.mark.parametrize("word", SOFTMAX)
 @pytest.mark.parametrize("implementation", ["rows", "triton"])
