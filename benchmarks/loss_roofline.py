@@ -1,4 +1,4 @@
-"""Arithmetic of the graded BCE on a GPU: bytes, operations and expected milliseconds. Nothing is run.
+"""Arithmetic of the losses on a GPU: bytes, operations and expected milliseconds. Nothing is run.
 
     python benchmarks/loss_roofline.py [--batch 65536] [--dims 1024 4096]
 
@@ -11,6 +11,7 @@ import argparse
 from typing import TYPE_CHECKING, NamedTuple
 
 from bixse.losses.engines.products import DEVICE_TILE_BYTES, SHARE_OF_DEVICE, tile_shape
+from bixse.losses.infonce import InfoNCELoss
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -44,6 +45,8 @@ class Traffic(NamedTuple):
     between_products: float
     """While nothing else happens."""
     held: int
+    products: int = 3
+    whole_rows: bool = False
 
 
 PRODUCTS = Traffic(during_products=6, between_products=0, held=2)
@@ -56,19 +59,28 @@ IMPLEMENTATIONS = {
     "compiled": Traffic(4 + 2 + 2, 4 + 2, held=6),
     # bf16 read (which entries are known) and written by the kernel, and read by two products
     "triton": Traffic(2 + 2 + 2 + 2, 0, held=2),
+    # float32 logits written by the product; then the scale (read, write), log-sum-exp (maximum: read; less it, exp:
+    # read, write each; sum: read), less it, exp, times the share (read, write each), rounding (read, write 2); products
+    "InfoNCE, rows": Traffic(
+        4 + 2 + 2, 8 + 4 + 8 + 8 + 4 + 8 + 8 + 8 + 6, held=4 * InfoNCELoss.blocks_held, whole_rows=True
+    ),
+    # as triton, after a product more whose kernel reads bf16 (which entries are left out)
+    "InfoNCE, triton": Traffic(2 + 2 + 2 + 2 + 2, 0, held=2, products=4),
 }
 """Implementation -> traffic, from the operations of `bixse.losses.engines`."""
 
 
-def operations(queries: int, documents: int, dim: int) -> float:
-    """Of the three products."""
-    return 3 * 2.0 * queries * documents * dim
+def operations(traffic: Traffic, queries: int, documents: int, dim: int) -> float:
+    """Of the products."""
+    return traffic.products * 2.0 * queries * documents * dim
 
 
 def memory_bytes(traffic: Traffic, gpu: GPU, queries: int, documents: int, dim: int) -> tuple[float, float]:
     """During products, the float32 gradients of every tile included, and between them."""
     budget = min(DEVICE_TILE_BYTES, int(gpu.memory) // SHARE_OF_DEVICE)
     rows, columns = tile_shape(queries, documents, traffic.held, budget)
+    if traffic.whole_rows:
+        rows, columns = max(1, min(queries, budget // traffic.held // documents)), documents
     entries = float(queries) * documents
     gradients = 8.0 * dim * (entries / rows + entries / columns)  # of documents once a row of tiles, and the reverse
     return entries * traffic.during_products + gradients, entries * traffic.between_products
@@ -78,7 +90,7 @@ def expected_seconds(traffic: Traffic, gpu: GPU, queries: int, documents: int, d
     """Products at what is reached of the operations or, where slower, of the bandwidth; then what lies between them."""
     during, between = memory_bytes(traffic, gpu, queries, documents, dim)
     bandwidth = REACHED_BANDWIDTH * gpu.bandwidth
-    products = operations(queries, documents, dim) / (REACHED_OPERATIONS * gpu.operations)
+    products = operations(traffic, queries, documents, dim) / (REACHED_OPERATIONS * gpu.operations)
     return max(products, during / bandwidth) + between / bandwidth
 
 
@@ -102,7 +114,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             for gpu in GPUS.values():
                 seconds, bare = (expected_seconds(each, gpu, batch, batch, dim) for each in (traffic, PRODUCTS))
                 times.append(f"{1e3 * seconds:.1f} ({bare / seconds:.0%})")
-            done = operations(batch, batch, dim) / 1e12
+            done = operations(traffic, batch, batch, dim) / 1e12
             print(f"| {dim:,} | {name} | {done:.1f} | {moved:.0f} | {' | '.join(times)} |")
 
 

@@ -89,6 +89,13 @@ def test_the_smallest_run(script):
 
 
 @pytest.mark.slow
+def test_a_softmax_loss_on_a_device(table):
+    rows = table("bench_loss_device", "--quick", "--device", "cpu", "--loss", "infonce")
+    assert [row["method"] for row in rows] == ["products", "rows"]
+    assert float(rows[1]["error_documents"]) < 1e-6
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("script", "arguments"),
     [
@@ -96,6 +103,7 @@ def test_the_smallest_run(script):
         ("bench_eval", ["--passages", "100", "--queries", "50"]),
         ("bench_grade", ["--rubrics", "one-to-nine"]),
         ("bench_loss", ["--repeats", "0"]),
+        ("bench_loss_device", ["--quick", "--device", "cpu", "--loss", "infonce", "--implementations", "tiles"]),
         ("bench_train", ["--queries", "8", "--batch-size", "16"]),
         ("bench_train", ["--queries", "10000"]),
     ],

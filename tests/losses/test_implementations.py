@@ -1,4 +1,4 @@
-"""What computes the graded BCE: each form is held to float64, and none waits for a device or is replaced silently."""
+"""What computes a loss: each form is held to float64, and none waits for a device or is replaced silently."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ from bixse.losses.targets import GradedTargets
 
 TRITON = pytest.mark.skipif(not implementations.find_spec("triton"), reason="triton is missing")
 INTERPRETER = pytest.mark.skipif(torch.cuda.is_available(), reason="where there is a GPU, kernels run on it")
+GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU here")
+SOFTMAX = ["infonce", "infonce-masked", "soft-infonce"]
 FORMS = ["eager", pytest.param("triton", marks=[TRITON, INTERPRETER])]
 
 
@@ -151,6 +153,7 @@ def test_compiled(random_batch):
             assert max(relative_errors(value_and_gradients(batch.as_type(torch.float32), **options), exact)) < most
 
 
+@GPU
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", ["tiles", "compiled", "triton"])
 @pytest.mark.parametrize("products", ["float32", "bfloat16"])
@@ -211,10 +214,11 @@ def test_forward_and_backward_without_any_data(products):
 @TRITON
 @pytest.mark.slow
 @pytest.mark.parametrize("capability", [80, 90])
-def test_the_kernel_compiles_for_a_gpu_that_is_not_here(capability, tmp_path):
+@pytest.mark.parametrize("kernel", ["score_tile", "softmax_tile summing", "softmax_tile weighing"])
+def test_the_kernels_compile_for_a_gpu_that_is_not_here(kernel, capability, tmp_path):
     """To machine code, within the registers and the shared memory of the GPU; in a process without the interpreter."""
     done = subprocess.run(
-        [sys.executable, "-c", AHEAD_OF_TIME, str(capability)],
+        [sys.executable, "-c", AHEAD_OF_TIME, str(capability), *kernel.split()],
         capture_output=True,
         text=True,
         env={**implementations.os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)},
@@ -232,16 +236,21 @@ import sys
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from bixse.losses.engines.triton_tiles import GROUP, LAUNCH, SHAPE, score_tile
+from bixse.losses.engines import triton_tiles
+from bixse.losses.engines.triton_tiles import GROUP, LAUNCH, SHAPE
 
-names = score_tile.arg_names
-constants = dict(zip(names[-5:], (*SHAPE, GROUP, False)))
-kinds = dict.fromkeys(names, "i32") | dict.fromkeys(("queries", "documents", "sigmas"), "*bf16")
-kinds |= dict.fromkeys(("values", "totals", "scale", "bias"), "*fp32") | dict.fromkeys(constants, "constexpr")
-aligned = ("queries", "documents", "sigmas", "rows", "columns", "dimensions")
+capability, name, *form = sys.argv[1:]
+kernel = getattr(triton_tiles, name)
+names = kernel.arg_names
+constants = dict(zip(names[-5:], (*SHAPE, GROUP, False))) | {"summing": form == ["summing"] for _ in form}
+kinds = dict.fromkeys(names, "i32") | dict.fromkeys(("queries", "documents", "numbers"), "*bf16")
+kinds |= dict.fromkeys(("values", "totals", "of_terms", "highest"), "*fp32") | dict.fromkeys(("first", "last"), "*i64")
+kinds |= dict.fromkeys(("scale", "bias"), "fp32" if form else "*fp32") | dict.fromkeys(constants, "constexpr")
+kinds = {name: kinds[name] for name in names}
+aligned = ("queries", "documents", "numbers", "rows", "columns", "dimensions")
 attributes = {(names.index(name),): [["tt.divisibility", 16]] for name in aligned}
-source = ASTSource(score_tile, kinds, constants, attributes)
-made = triton.compile(source, target=GPUTarget("cuda", int(sys.argv[1]), 32), options=LAUNCH)
+source = ASTSource(kernel, kinds, constants, attributes)
+made = triton.compile(source, target=GPUTarget("cuda", int(capability), 32), options=LAUNCH)
 kind = next(word for word in ("wgmma", "mma.sync") if word in made.asm["ptx"])
 print(made.metadata.shared, kind, len(made.asm["cubin"]))
 """
@@ -288,6 +297,34 @@ class TestChoice:
         loss = BiXSELoss(tiny_model, products="bfloat16")
         assert loss.computed_by(torch.device("cpu")) == "tiles, products of bfloat16"
         assert build_loss("infonce", tiny_model).computed_by(torch.device("cpu")) == "rows, products of float32"
+        assert build_loss("lambdarank", tiny_model).computed_by(torch.device("cpu")) == "rows, products of float32"
+
+    @TRITON
+    @INTERPRETER
+    @pytest.mark.parametrize("word", SOFTMAX)
+    def test_a_softmax_loss_by_its_kernel(self, tiny_model, word):
+        loss = build_loss(word, tiny_model, implementation="triton", products="bfloat16")
+        assert loss.computed_by(torch.device("cpu")) == "triton, products of bfloat16"
+
+    @TRITON
+    @pytest.mark.parametrize("word", SOFTMAX)
+    def test_a_kernel_that_cannot_run_is_refused(self, tiny_model, random_batch, monkeypatch, word):
+        """By the check before training, and by the loss itself, which takes no other form."""
+        monkeypatch.setenv("TRITON_INTERPRET", "0")
+        batch = random_batch(4, 5).as_type(torch.float32)
+        loss = build_loss(word, tiny_model, implementation="triton")
+        with pytest.raises(InputError, match="implementation: rows"):
+            loss.computed_by(torch.device("cpu"))
+        with pytest.raises(InputError, match="implementation: rows"):
+            loss.compute_loss_from_embeddings(batch.queries, batch.documents, batch.targets)
+
+    @pytest.mark.parametrize(
+        ("word", "name"),
+        [("infonce", "tiles"), ("soft-infonce", "compiled"), ("lambdarank", "triton"), ("bixse", "rows")],
+    )
+    def test_what_a_loss_does_not_have(self, tiny_model, word, name):
+        with pytest.raises(ConfigError, match="implementation"):
+            build_loss(word, tiny_model, implementation=name)
 
     @pytest.mark.parametrize("options", [{"implementation": "cuda"}, {"products": "float16"}])
     def test_unknown_words(self, tiny_model, options):
@@ -316,3 +353,110 @@ def test_rows_with_bf16_products(tiny_model, random_batch, word):
     assert value < 1e-6
     assert max(gradients) < 2**-9
     assert word == "margin-mse" or max(gradients) > 0
+
+
+def softmax_parts(word, batch, **options):
+    """Value and gradients, in tiles that are ragged; without options on whole rows, which are the oracle."""
+    loss = build_loss(word, torch.nn.Identity(), **{"scale": 10.0, **options})
+    tile = {"tile": (40, 33)} if options.get("implementation") == "triton" else {}
+    value, _ = loss.loss_and_denominator(*batch.leaves[:2], batch.targets, **tile)
+    return [value.detach(), *torch.autograd.grad(value, batch.leaves[:2])]
+
+
+@TRITON
+@INTERPRETER
+@pytest.mark.parametrize("word", SOFTMAX)
+class TestSoftmaxKernel:
+    """Several positives a query, queries without one, graded negatives and masks in every tile."""
+
+    @pytest.mark.parametrize("shape", SHAPES)
+    def test_float32_is_exact(self, random_batch, word, shape):
+        batch = random_batch(*shape, dim=40, known=0.2, masked=0.3)
+        exact = softmax_parts(word, batch)
+        found = softmax_parts(word, batch.as_type(torch.float32), implementation="triton", products="float32")
+        assert exact[0] > 0
+        assert max(relative_errors(found, exact)) < 1e-6
+
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+    def test_bf16_rounds_gradients_alone(self, random_batch, word, dtype):
+        """Embeddings that bf16 holds: the value is that of float32, gradients are off by the rounding of weights."""
+        batch = rounded_to_bf16(random_batch(33, 70, dim=40, known=0.2, masked=0.3))
+        exact = softmax_parts(word, batch)
+        found = softmax_parts(word, batch.as_type(dtype), implementation="triton", products="bfloat16")
+        value, *gradients = relative_errors(found, exact)
+        if dtype == torch.float32:
+            assert value < 1e-6
+            assert 0 < max(gradients) < 2**-9
+        assert value < 2**-8
+        assert max(gradients) < 2**-8
+
+    @pytest.mark.parametrize("scale", [1e-3, 2e3])
+    def test_extreme_logits(self, random_batch, word, scale):
+        batch = random_batch(6, 8)
+        exact = softmax_parts(word, batch, scale=scale)
+        options = {"implementation": "triton", "products": "float32", "scale": scale}
+        for own, expected in zip(softmax_parts(word, batch.as_type(torch.float32), **options), exact, strict=True):
+            torch.testing.assert_close(own.double(), expected, rtol=1e-4, atol=1e-3 * min(scale, 1.0))
+
+    @pytest.mark.parametrize(("known", "masked"), [(0.0, 0.0), (1.0, 1.0)])
+    def test_nothing_to_learn_from_is_exactly_zero(self, random_batch, word, known, masked):
+        batch = random_batch(5, 6, known=known, masked=masked).as_type(torch.float32)
+        assert all(float(part.abs().sum()) == 0.0 for part in softmax_parts(word, batch, implementation="triton"))
+
+    def test_without_any_negative(self, random_batch, word):
+        """Every document is a positive: InfoNCE has nothing to tell them from."""
+        batch = random_batch(3, 4).with_entries([(i, j, 1.0) for i in range(3) for j in range(4)])
+        exact = softmax_parts(word, batch)
+        found = softmax_parts(word, batch.as_type(torch.float32), implementation="triton")
+        for own, expected in zip(found, exact, strict=True):
+            torch.testing.assert_close(own.double(), expected, rtol=1e-5, atol=1e-6)
+
+    @pytest.mark.parametrize("alone", [0, 1])
+    def test_one_side_frozen(self, random_batch, word, alone):
+        batch = random_batch(9, 14).as_type(torch.float32)
+        whole = softmax_parts(word, batch, implementation="triton")
+        leaves = [batch.queries.detach(), batch.documents.detach()]
+        leaves[alone].requires_grad_()
+        loss = build_loss(word, torch.nn.Identity(), scale=10.0, implementation="triton")
+        value = loss.compute_loss_from_embeddings(*leaves, batch.targets)
+        torch.testing.assert_close(torch.autograd.grad(value * 2.0, leaves[alone])[0], 2.0 * whole[1 + alone])
+
+    def test_many_small_gradients_are_kept(self, word):
+        """One document is relevant and found; the others' weights are below 2^-12 each, and sum to what pulls on it."""
+        documents, scale = 1024, 10.0
+        q, d = torch.tensor([[1.0, 0.0]], requires_grad=True), torch.zeros(documents, 2)
+        d[1:, 1], d[0, 0] = 1.0, 1.0
+        targets = GradedTargets.from_entries([0], [0], [1.0], (1, documents))
+        loss = build_loss(word, torch.nn.Identity(), scale=scale, implementation="triton", products="bfloat16")
+        (gradient,) = torch.autograd.grad(loss.compute_loss_from_embeddings(q, d, targets), q)
+        share = 1 / (1 + math.exp(scale) / (documents - 1))
+        assert gradient[0].tolist() == pytest.approx([-scale * share, scale * share], rel=2**-8)
+        assert share / documents < 2**-12 < share
+
+    def test_nothing_is_read_from_the_device(self, random_batch, word):
+        batch = random_batch(20, 30, known=0.2).as_type(torch.float32)
+        loss = build_loss(word, torch.nn.Identity(), implementation="triton", products="bfloat16")
+        with HostReads() as reads:
+            loss.loss_and_denominator(*batch.leaves[:2], batch.targets, tile=(8, 16))
+        assert reads.found == []
+
+
+@GPU
+@pytest.mark.gpu
+@pytest.mark.parametrize("word", SOFTMAX)
+@pytest.mark.parametrize("implementation", ["rows", "triton"])
+@pytest.mark.parametrize("products", ["float32", "bfloat16"])
+def test_softmax_on_a_gpu(random_batch, word, implementation, products):
+    """Against float64 on the processor; more than one tile of the kernel, ragged ones too."""
+    batch = rounded_to_bf16(random_batch(700, 1100, dim=96, known=0.01, masked=0.2))
+    exact = softmax_parts(word, batch)
+    device = batch.as_type(torch.float32)
+    device.queries, device.documents = (leaf.detach().cuda().requires_grad_() for leaf in device.leaves[:2])
+    device.targets = batch.targets.to("cuda")
+    loss = build_loss(word, torch.nn.Identity(), scale=10.0, implementation=implementation, products=products)
+    tile = {"tile": (500, 600)} if implementation == "triton" else {}
+    value, _ = loss.loss_and_denominator(*device.leaves[:2], device.targets, **tile)
+    found = [part.cpu() for part in (value.detach(), *torch.autograd.grad(value, device.leaves[:2]))]
+    of_value, *gradients = relative_errors(found, exact)
+    assert of_value < 1e-5
+    assert max(gradients) < (2**-8 if products == "bfloat16" else 1e-4)

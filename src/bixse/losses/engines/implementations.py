@@ -1,4 +1,4 @@
-"""What computes the graded binary cross-entropy, and why it cannot here."""
+"""What computes a loss, and why it cannot here."""
 
 from __future__ import annotations
 
@@ -28,16 +28,20 @@ Implementation: TypeAlias = Literal["auto", "tiles", "compiled", "triton"]
 - "auto": "tiles", as long as no other was measured to be faster on the kind of device.
 """
 
+RowImplementation: TypeAlias = Literal["auto", "rows", "triton"]
+"""What computes a softmax loss: "rows" is PyTorch's own operations on blocks of whole rows, "triton" and "auto" as
+above."""
+
 
 class Chosen(NamedTuple):
     """What computes the loss of one batch."""
 
-    name: Implementation
+    name: Implementation | RowImplementation
     dtype: torch.dtype
     """Of the factors of its matrix products."""
     device: torch.device
     tiles: type[Tiles] | None
-    """None: the tiles of the processor."""
+    """None: the tiles of the processor, or whole rows."""
 
     def tile_shape(self, queries: int, documents: int) -> tuple[int, int]:
         """Rows and columns that suit the device; the last ones may be fewer."""
@@ -49,24 +53,32 @@ class Chosen(NamedTuple):
         return f"{self.name}, products of {str(self.dtype).removeprefix('torch.')}"
 
 
-def choose(implementation: Implementation, products: Setting, device: torch.device, embeddings: torch.dtype) -> Chosen:
+def choose(
+    implementation: Implementation | RowImplementation,
+    products: Setting,
+    device: torch.device,
+    embeddings: torch.dtype,
+    everywhere: Literal["tiles", "rows"] = "tiles",
+) -> Chosen:
     """What computes the loss of float32 or float64 embeddings on a device; nothing else is taken silently.
+
+    `everywhere` is the form that every device has, which "auto" takes.
 
     Raises:
         InputError: what was asked for cannot run here.
     """
     dtype = product_dtype(products, device, embeddings)
-    name: Implementation = "tiles" if implementation == "auto" else implementation
+    name = everywhere if implementation == "auto" else implementation
     missing = _MISSING[name](device, dtype) if name in _MISSING else None
     if missing is not None:
-        raise InputError(f"implementation: got {name!r}; expected {missing}, or implementation: tiles")
+        raise InputError(f"implementation: got {name!r}; expected {missing}, or implementation: {everywhere}")
     if name == "triton":
         from bixse.losses.engines.triton_tiles import TritonTiles
 
         return Chosen(name, dtype, device, TritonTiles)
     if name == "compiled":
         return Chosen(name, dtype, device, CompiledTiles)
-    on_host = device.type == "cpu" and dtype == embeddings
+    on_host = name == "rows" or (device.type == "cpu" and dtype == embeddings)
     return Chosen(name, dtype, device, None if on_host else EagerTiles)
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -11,6 +12,7 @@ from torch.autograd.function import once_differentiable
 
 from bixse.losses.base import GradedLoss
 from bixse.losses.engines.batch_statistics import mean_logits
+from bixse.losses.engines.implementations import choose
 from bixse.losses.engines.known_entries import add_outer
 from bixse.losses.engines.products import add_product, multiply, product_dtype, tile_bytes, without_autocast
 
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from bixse.encoders.loading.precision import Setting
+    from bixse.losses.engines.implementations import Chosen
     from bixse.losses.targets import GradedTargets
 
 ENTRIES_PER_CHUNK = 2**22
@@ -46,10 +49,13 @@ class RowWiseLoss(GradedLoss):
     blocks_held: ClassVar[int] = 20
     """Blocks of float32 that `chunk_result` holds at its peak, as measured: how large they may be on a GPU."""
 
-    def computed_by(self, device: torch.device) -> str:
+    def choice(self, device: torch.device, embeddings: torch.dtype = torch.float32) -> Chosen:
         """Blocks of rows, and the precision of their products."""
-        dtype = product_dtype(self.options.products, device, torch.float32)
-        return f"rows, products of {str(dtype).removeprefix('torch.')}"
+        return choose("rows", self.options.products, device, embeddings, "rows")
+
+    def computed_by(self, device: torch.device) -> str:
+        """The implementation and the precision of its products."""
+        return str(self.choice(device))
 
     @abstractmethod
     def chunk_result(self, logits: Tensor, targets: GradedTargets) -> ChunkResult:
@@ -57,15 +63,19 @@ class RowWiseLoss(GradedLoss):
 
     def compute_loss_from_embeddings(self, queries: Tensor, documents: Tensor, targets: GradedTargets) -> Tensor:
         """As every loss; 0 where there is nothing to learn."""
-        entries = ENTRIES_PER_CHUNK
-        if queries.device.type != "cpu":
-            entries = tile_bytes(queries.device) // (4 * self.blocks_held)
-        loss, self.denominator = row_wise_loss(
-            queries, documents, targets, self.options.scale, self.chunk_result, entries, self.options.products
-        )
+        loss, self.denominator = self.loss_and_denominator(queries, documents, targets)
         relevant, irrelevant = mean_logits(queries, documents, targets, self.options.scale)
         self.statistics = {"mean_logit_relevant": relevant, "mean_logit_irrelevant": irrelevant}
         return loss
+
+    def loss_and_denominator(self, queries: Tensor, documents: Tensor, targets: GradedTargets) -> tuple[Tensor, Tensor]:
+        """The loss alone, without figures for the log, and what its sum was divided by."""
+        entries = ENTRIES_PER_CHUNK
+        if queries.device.type != "cpu":
+            entries = tile_bytes(queries.device) // (4 * self.blocks_held)
+        return row_wise_loss(
+            queries, documents, targets, self.options.scale, self.chunk_result, entries, self.options.products
+        )
 
 
 def row_wise_loss(
@@ -86,18 +96,85 @@ def row_wise_loss(
     Returns:
         Two scalars: the loss, 0 with zero gradients when the counts sum to 0; and the sum of the counts, detached.
     """
-    targets.check_fits("loss", queries, documents)
-    dtype = torch.promote_types(torch.promote_types(queries.dtype, documents.dtype), torch.float32)
+    dtype = wide_dtype(queries, documents)
     rounded = product_dtype(products, queries.device, dtype)
+    blocks = partial(_add_blocks, chunk_result=chunk_result, entries_per_chunk=entries_per_chunk, rounded=rounded)
+    return with_gradients(queries, documents, targets, scale, blocks)
+
+
+def wide_dtype(queries: Tensor, documents: Tensor) -> torch.dtype:
+    """Of logits and sums: float32, or float64 for float64 input."""
+    return torch.promote_types(torch.promote_types(queries.dtype, documents.dtype), torch.float32)
+
+
+Gradients: TypeAlias = tuple[Tensor | None, Tensor | None]
+"""Of queries and documents, to be added to; None where it is not wanted."""
+
+
+def with_gradients(
+    queries: Tensor,
+    documents: Tensor,
+    targets: GradedTargets,
+    scale: float,
+    add: Callable[[Tensor, Tensor, GradedTargets, float, Gradients], tuple[Tensor, Tensor]],
+) -> tuple[Tensor, Tensor]:
+    """Loss and denominator of what `add` computes: the sum of the terms, and what it is divided by.
+
+    `add` also adds the gradients of that sum divided by the scale, with respect to queries and documents.
+    """
+    targets.check_fits("loss", queries, documents)
+    dtype = wide_dtype(queries, documents)
     with without_autocast(queries.device):
         loss, denominator = _RowWise.apply(  # type: ignore[no-untyped-call]
-            queries.to(dtype), documents.to(dtype), targets, scale, chunk_result, entries_per_chunk, rounded
+            queries.to(dtype), documents.to(dtype), targets, scale, add
         )
     return loss, denominator
 
 
+def _add_blocks(
+    queries: Tensor,
+    documents: Tensor,
+    targets: GradedTargets,
+    scale: float,
+    gradients: Gradients,
+    *,
+    chunk_result: Callable[[Tensor, GradedTargets], ChunkResult],
+    entries_per_chunk: int,
+    rounded: torch.dtype,
+) -> tuple[Tensor, Tensor]:
+    grad_queries, grad_documents = gradients
+    rows = max(1, min(len(queries), entries_per_chunk // max(1, len(documents))))
+    buffer = queries.new_empty(rows * len(documents))
+    exact = torch.float32 if queries.device.type == "mps" else torch.float64
+    total = torch.zeros((), dtype=exact, device=queries.device)
+    denominator = torch.zeros((), dtype=exact, device=queries.device)
+    d = documents.to(rounded)
+    for block, known in targets.row_chunks(rows):
+        q = queries[block].to(rounded)
+        logits = buffer[: len(q) * len(d)].view(len(q), len(d))
+        if rounded == buffer.dtype:
+            torch.addmm(logits, q, d.T, beta=0, alpha=scale, out=logits)
+        else:
+            multiply(q, d.T, out=logits).mul_(scale)
+        result = chunk_result(logits, known)
+        total += result.value
+        denominator += result.denominator
+        of_logits = result.gradient
+        own: Tensor | None = None if grad_queries is None else grad_queries[block]
+        if rounded != of_logits.dtype:
+            entries = known.rows, known.columns
+            add_outer((own, grad_documents), (queries[block], documents), entries, of_logits[entries])
+            of_logits[entries] = 0.0
+            of_logits = of_logits.to(rounded)
+        if own is not None:
+            add_product(own, of_logits, d)
+        if grad_documents is not None:
+            add_product(grad_documents, of_logits.T, q)
+    return total, denominator
+
+
 class _RowWise(torch.autograd.Function):
-    """Loss and gradients in one pass over blocks of rows; backward only scales what forward computed."""
+    """Loss and gradients in one pass; backward only scales what forward computed."""
 
     @staticmethod
     def forward(
@@ -106,40 +183,12 @@ class _RowWise(torch.autograd.Function):
         documents: Tensor,
         targets: GradedTargets,
         scale: float,
-        chunk_result: Callable[[Tensor, GradedTargets], ChunkResult],
-        entries_per_chunk: int,
-        rounded: torch.dtype,
+        add: Callable[[Tensor, Tensor, GradedTargets, float, Gradients], tuple[Tensor, Tensor]],
     ) -> tuple[Tensor, Tensor]:
         needs_queries, needs_documents = ctx.needs_input_grad[:2]
-        rows = max(1, min(len(queries), entries_per_chunk // max(1, len(documents))))
-        buffer = queries.new_empty(rows * len(documents))
-        exact = torch.float32 if queries.device.type == "mps" else torch.float64
-        total = torch.zeros((), dtype=exact, device=queries.device)
-        denominator = torch.zeros((), dtype=exact, device=queries.device)
         grad_queries = torch.zeros_like(queries) if needs_queries else None
         grad_documents = torch.zeros_like(documents) if needs_documents else None
-        d = documents.to(rounded)
-        for block, known in targets.row_chunks(rows):
-            q = queries[block].to(rounded)
-            logits = buffer[: len(q) * len(d)].view(len(q), len(d))
-            if rounded == buffer.dtype:
-                torch.addmm(logits, q, d.T, beta=0, alpha=scale, out=logits)
-            else:
-                multiply(q, d.T, out=logits).mul_(scale)
-            result = chunk_result(logits, known)
-            total += result.value
-            denominator += result.denominator
-            of_logits = result.gradient
-            own: Tensor | None = None if grad_queries is None else grad_queries[block]
-            if rounded != of_logits.dtype:
-                entries = known.rows, known.columns
-                add_outer((own, grad_documents), (queries[block], documents), entries, of_logits[entries])
-                of_logits[entries] = 0.0
-                of_logits = of_logits.to(rounded)
-            if own is not None:
-                add_product(own, of_logits, d)
-            if grad_documents is not None:
-                add_product(grad_documents, of_logits.T, q)
+        total, denominator = add(queries, documents, targets, scale, (grad_queries, grad_documents))
         divisor = denominator.clamp(min=1.0)
         for gradient in (grad_queries, grad_documents):
             if gradient is not None:
@@ -152,4 +201,4 @@ class _RowWise(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_output: Tensor, _: Tensor) -> tuple[Any, ...]:
         gradients = [None if gradient is None else gradient * grad_output for gradient in ctx.saved_tensors]
-        return (*gradients, None, None, None, None, None)
+        return (*gradients, None, None, None)
