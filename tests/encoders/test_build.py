@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from bixse.encoders.loading.build import build_encoder, set_dropout
+from bixse.encoders.loading.build import attention_to_train_with, build_encoder, set_dropout
+from bixse.encoders.loading.precision import use_precision
 from bixse.errors import ModelError
 
 
@@ -86,6 +87,15 @@ class TestAttentionImplementation:
         assert asked[0].auto_model.config._attn_implementation == "eager"
         texts = ["copy the file", "sort"]
         assert abs(chosen.encode(texts) - asked.encode(texts)).max() < 1e-5
+
+    @pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU it is transformers' choice")
+    @pytest.mark.parametrize(
+        ("precision", "longest", "kind"),
+        [("bfloat16", 128, "eager"), ("bfloat16", 129, None), ("bfloat16", None, None), ("float32", 64, None)],
+    )
+    def test_to_train_with(self, precision, longest, kind):
+        with use_precision(precision):
+            assert attention_to_train_with(longest) == kind
 
     @pytest.mark.skipif(importlib.util.find_spec("flash_attn") is not None, reason="flash_attn is installed")
     def test_one_whose_package_is_missing_says_so(self, tiny_model_path):
