@@ -201,8 +201,8 @@ class TrainConfig(Settings):
     """Of a bare backbone: mean, cls (the first token) or cls-head (the first token through the pretrained head); null
     takes the head of a ModernBERT that has one, else the mean, and leaves a sentence-transformers model its own."""
     attention: AttentionKind | None = None
-    """Implementation of attention; null: transformers' choice, but eager (faster there) on a processor with bf16 where at
-    most 128 tokens of a text are read while training."""
+    """Implementation of attention; null: transformers' choice, but eager on a processor with bf16 and at most 128
+    tokens of a text read while training, since it is faster there."""
     lora: LoraConfig | None = None
     """Train low-rank adapters instead of all weights; `lora: {}` takes the defaults."""
     loss: str = "bixse"
