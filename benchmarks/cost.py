@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, NamedTuple
 
-from bixse.grading.shards.pair_shards import ROWS
+from bixse.grading.shards.row_shards import ROWS
 from bixse.retrieval.exact import DEPTH
 from bixse.retrieval.index.index_files import shard_rows
 from bixse.studies.engine.model_cost import EncoderSize, operations, weight_bytes

@@ -64,6 +64,11 @@ class EngineSettings(PlaceSettings):
     processes: int | None = Field(default=None, ge=1)
     """Processes at once; null: as many as fit."""
 
+    @property
+    def in_shards(self) -> bool:
+        """Whether anything says that the work is not this process's alone, all at once."""
+        return self.engine != "local" or self.shards is not None or (self.processes or 1) > 1
+
     def chosen_engine(self, here: bool = False) -> Engine:
         """The engine; of one machine it works in this process where the job wants to be `here`; see `engine_of`."""
         return self.engine_of(1 if here and self.engine != "ray" else self.processes)

@@ -64,11 +64,6 @@ class GradeConfig(JudgeConfig, GradeSettings, EngineSettings):
     max_pairs: int | None = Field(default=None, ge=0)
     """Stop when N pairs were asked."""
 
-    @property
-    def in_shards(self) -> bool:
-        """Whether the pairs are graded shard by shard, not all in the memory of this process."""
-        return self.engine != "local" or self.shards is not None or (self.processes or 1) > 1
-
     @model_validator(mode="after")
     def _read_by_the_judge(self) -> Self:
         for flag, given in (("--ask-twice", self.ask_twice), ("--document-characters", self.document_characters)):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,8 +12,9 @@ from bixse.grading.estimate import Estimate, estimate
 from bixse.grading.grade import JUDGEMENTS_NAME, PAIRS_NAME, GradeResult, open_grading
 from bixse.grading.judge import stored_identity
 from bixse.grading.judgements import summarise
-from bixse.grading.ledgers.segment_answers import check_no_file, is_one_file, make_folder, seal_left
-from bixse.grading.shards.pair_shards import content_of, cut_pairs
+from bixse.grading.ledgers.segment_answers import is_one_file, make_folder
+from bixse.grading.shards.ask_shards import asked_shards, with_ledger
+from bixse.grading.shards.row_shards import content_of, cut_pairs
 from bixse.grading.shards.shard_job import NOTHING, OF_THIS_RUN, GradeShards, ShardJudge, total_of
 
 if TYPE_CHECKING:
@@ -62,13 +62,7 @@ def grade_shards(
     """
     place = config.chosen_engine(here=config.processes is None)
     job, record = _opened(config, Path(out), judge)
-    shared = config.engine != "local" or not is_one_file(job.ledger)
-    if shared:
-        check_no_file(job.ledger)
-    record.save("running")  # before anything else is there: other ranks look for it
-    if shared:
-        job = replace(job, ledger_id=make_folder(job.ledger))
-        seal_left(job.ledger)
+    job = with_ledger(job, config.engine, record)
     started, status = time.perf_counter(), "failed"
     try:
         result = _done(job, record, place, judge, progress)
@@ -91,12 +85,12 @@ def estimate_shards(config: GradeConfig, out: str | Path, judge: Judge) -> tuple
     record.save("interrupted")
     if config.pilot != 0 and not is_one_file(job.ledger):
         make_folder(job.ledger)
-    rows = job.pairs.rows(0)
+    rows = job.source.rows(0)
     found = estimate(
-        load_pairs(job.pairs.path, rows), judge, job.folder / ESTIMATE_FOLDER, job.config, job.ledger, job.prices,
-        config.pilot, config.max_usd, {"pairs": job.pairs.content}, config.strict,
+        load_pairs(job.source.path, rows), judge, job.folder / ESTIMATE_FOLDER, job.config, job.ledger, job.prices,
+        config.pilot, config.max_usd, {"pairs": job.source.content}, config.strict,
     )  # fmt: skip
-    return found, job.pairs.total / len(rows)
+    return found, job.source.total / len(rows)
 
 
 def _opened(config: GradeConfig, out: Path, judge: Judge) -> tuple[GradeShards, RunRecord]:
@@ -109,7 +103,7 @@ def _opened(config: GradeConfig, out: Path, judge: Judge) -> tuple[GradeShards, 
     record, ledger = open_grading(range(1), judge, out, settings, config.ledger, inputs, config.strict, cut)
     job = GradeShards(
         folder=out.absolute(),
-        pairs=cut_pairs(config.pairs, config.shards, out / COPY_FOLDER / PAIRS_NAME),
+        source=cut_pairs(config.pairs, config.shards, out / COPY_FOLDER / PAIRS_NAME),
         config=settings,
         identity=stored_identity(judge.identity),
         ledger=ledger.absolute(),
@@ -123,23 +117,8 @@ def _done(
     job: GradeShards, record: RunRecord, place: Engine, judge: Judge, progress: Callable[[str, int], Step] | None
 ) -> GradeResult:
     """Have this engine's share of the shards graded, and sum up what all of them are by then."""
-    shards = range(job.pairs.number)
     variants = len(job.config.rubric.variants) if job.config.rubric is not None else 1
-    sizes = {shard: len(job.pairs.rows(shard)) * variants for shard in place.share(shards)}
-    step = progress("grade", sum(sizes.values())) if progress is not None and sizes else None
-    new, failed = {}, []
-    for ended in place.map(job, shards, ShardJudge(judge, step)):
-        if ended.result is not None:
-            new[ended.shard] = ended.result
-        failed += [f"shard {ended.shard}: {ended.error}"] if ended.error else []
-        if step is not None and (ended.known or not place.here):
-            step(sizes[ended.shard])
-    if failed:
-        raise IncompleteError(
-            f"{job.folder}: got {len(failed)} of {job.pairs.number} shards that failed twice "
-            f"({'; '.join(failed[:3])}); expected all; fix: what is said there, then the same command again"
-        )
-    known = {shard: summary for shard in shards if shard not in new and (summary := job.summary(shard)) is not None}
+    new, known = asked_shards(job, place, lambda step: ShardJudge(judge, step), variants, "grade", progress)
     before = [{**summary, **OF_THIS_RUN} for summary in known.values()]
     summary = total_of([{**summarise((), job.prices), **NOTHING}, *new.values(), *before])
     artifacts = {"judgements": str(job.folder / JUDGEMENTS_NAME), "ledger": str(job.ledger)}
@@ -147,4 +126,4 @@ def _done(
         artifacts["pairs"] = str(job.folder / PAIRS_NAME)
     record.results |= {"summary": summary, "judge": judge.name, "artifacts": sorted(artifacts)}
     artifacts["record"] = str(job.folder / "run.json")
-    return GradeResult((), summary, artifacts, summary["stopped"], len(shards) - len(new) - len(known))
+    return GradeResult((), summary, artifacts, summary["stopped"], job.source.number - len(new) - len(known))

@@ -8,27 +8,19 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from bixse.data.io.files import read_text, write_atomically
 from bixse.data.pairs_files import load_pairs
-from bixse.engines.job import Job
-from bixse.errors import InputError, ModelError
-from bixse.grading.ask import AskProgress, Budget, ask, keys_of, shown_by
+from bixse.grading.ask import AskProgress, ask, keys_of, shown_by
 from bixse.grading.grade import JUDGEMENTS_NAME, PAIRS_NAME, judged, questions_about, save_tables
-from bixse.grading.judge import stored_identity
 from bixse.grading.ledger import Ledger
-from bixse.grading.ledgers.segment_answers import FOLDER_FILE, folder_id
+from bixse.grading.shards.ask_shards import AskShards
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from bixse.grading.judge import Judge
     from bixse.grading.open_judge import GradeConfig
-    from bixse.grading.prices import Prices
-    from bixse.grading.shards.pair_shards import PairShards
     from bixse.progress import Step
 
-SHARDS_FOLDER = "shards"
-"""In the output folder: what came of each shard, and marks of those that are complete."""
 OF_THIS_RUN = {"asked": 0, "reused": 0, "usd_of_this_run": 0.0, "stopped": None}
 """Figures of a summary that are about a run, not about the pairs; as they are of a shard that was complete before."""
 
@@ -52,68 +44,40 @@ class ShardJudge(NamedTuple):
 
 
 @dataclass(frozen=True)
-class GradeShards(Job[int, dict[str, Any]]):
+class GradeShards(AskShards):
     """Shard n becomes the n-th file of `pairs.parquet` and `judgements.parquet`, here folders; gives its summary."""
 
-    folder: Path
-    pairs: PairShards
     config: GradeConfig
     """With the rubric that the judge reads, if any."""
-    identity: dict[str, Any]
-    """Of the judge where the job comes from."""
-    ledger: Path
-    ledger_id: str
-    """Of a ledger in a folder; "" of a file, which processes of one machine share."""
-    prices: Prices
 
     def setup(self) -> ShardJudge:
         """Open the judge, which must be the one it is where the job comes from; so must pairs and ledger."""
-        self.pairs.check()
-        if self.ledger_id and (not (self.ledger / FOLDER_FILE).exists() or folder_id(self.ledger) != self.ledger_id):
-            raise InputError(
-                f"{self.ledger}: got no such ledger on this machine; expected the one that this run was started with; "
-                "fix: a --ledger folder that is mounted on all machines under the same path"
-            )
+        self.check()
         config = self.config
         if "dtype" in self.identity:
             config = config.model_copy(update={"dtype": self.identity["dtype"]})
-        judge = config.open()
-        if stored_identity(judge.identity) != self.identity:
-            judge.close()
-            raise ModelError(
-                f"judge {judge.name!r}: got another one than where this run was started; expected the same model, "
-                "revision and server on every machine; fix: a folder that all share, or the same revision"
-            )
-        return ShardJudge(judge)
+        return ShardJudge(self.same(config.open()))
 
     def run(self, shard: int, kept: ShardJudge) -> dict[str, Any]:
         config, judge = self.config, kept.judge
-        pairs = load_pairs(self.pairs.path, self.pairs.rows(shard))
+        pairs = load_pairs(self.source.path, self.source.rows(shard))
         questions, show, state = questions_about(pairs, config), shown_by(kept.step), AskProgress()
         with Ledger(self.ledger) as book:
             book.load(keys_of(questions, judge.identity))
-            asked = (questions, judge.answers, judge.identity, book, self.prices, self._budget(shard))
+            budget = self.budget(shard, self._most_questions(shard))
+            asked = (questions, judge.answers, judge.identity, book, self.prices, budget)
             for state in ask(*asked, config.retry_failed, config.strict):
                 show(state)
             judgements, summary = judged(pairs, judge, config, state, self.prices, book, config.strict)
         save_tables(judgements, self.prices, self.file(JUDGEMENTS_NAME, shard), self.file(PAIRS_NAME, shard))
-        write_atomically(self.output(shard), json.dumps({"of": self.fingerprint(), "summary": summary}) + "\n")
-        return summary
-
-    def output(self, shard: int) -> Path:
-        return self.folder / SHARDS_FOLDER / f"{shard:05d}.json"
+        return self.leave(shard, summary)
 
     def file(self, name: str, shard: int) -> Path:
         """The part of a table that is this shard's."""
         return self.folder / name / f"{shard:05d}.parquet"
 
     def summary(self, shard: int) -> dict[str, Any] | None:
-        """What came of a shard, now or in an earlier run of the same; None where nothing has yet."""
-        try:
-            found = json.loads(read_text(self.output(shard)))
-            summary = dict(found["summary"]) if found["of"] == self.fingerprint() else None
-        except (InputError, ValueError, KeyError, TypeError):
-            return None
+        summary = super().summary(shard)
         tables = [JUDGEMENTS_NAME] + [PAIRS_NAME] * bool(summary and summary["statuses"].get("graded"))
         return summary if all(self.file(name, shard).exists() for name in tables) else None
 
@@ -125,7 +89,7 @@ class GradeShards(Job[int, dict[str, Any]]):
             super().mark(shard)
 
     def fingerprint(self) -> str:
-        shards = [self.pairs.content, self.pairs.total, self.pairs.number]
+        shards = [self.source.content, self.source.total, self.source.number]
         known = [self.identity, self.config.config(), self.config.strict, shards]
         return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()
 
@@ -136,14 +100,13 @@ class GradeShards(Job[int, dict[str, Any]]):
         statuses = summary["statuses"]
         return not statuses.get("failed") and (not self.config.retry_failed or list(statuses) == ["graded"])
 
-    def _budget(self, shard: int) -> Budget:
-        """The shard's share of what the run may spend."""
-        rows, config = self.pairs.rows(shard), self.config
-        usd = None if config.max_usd is None else config.max_usd * len(rows) / self.pairs.total
+    def _most_questions(self, shard: int) -> int | None:
+        """The shard's share of the pairs that the run may ask about, in questions."""
+        rows, config = self.source.rows(shard), self.config
         if config.max_pairs is None:
-            return Budget(usd)
-        first, end = (config.max_pairs * place // self.pairs.total for place in (rows.start, rows.stop))
-        return Budget(usd, (end - first) * (len(config.rubric.variants) if config.rubric is not None else 1))
+            return None
+        first, end = (config.max_pairs * place // self.source.total for place in (rows.start, rows.stop))
+        return (end - first) * (len(config.rubric.variants) if config.rubric is not None else 1)
 
 
 def total_of(summaries: list[dict[str, Any]]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from bixse.data.io.files import hash_files, write_atomically
 from bixse.data.run_record import open_run
 from bixse.errors import BixseError, InputError, InterruptedRunError
 from bixse.grading.ask import AskProgress, Budget, ask, keys_of, shown_by
+from bixse.grading.grade import LEDGER_FOLDER, LEDGER_NAME
 from bixse.grading.judge import Completion, Question
 from bixse.grading.ledger import Ledger
 from bixse.grading.prices import Prices
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from bixse.data.collection import Document
     from bixse.data.run_record import RunRecord
     from bixse.grading.judge import TextModel
     from bixse.mining.generation.generate_settings import QueryPrompt
@@ -56,11 +56,13 @@ class GenerateResult:
     completion_tokens: int
     usd: float
     stopped: str | None
+    waiting: int = 0
+    """Shards that other ranks have not done yet: nothing is written until they have."""
 
     @property
     def complete(self) -> bool:
         """Every text that was wanted came back, whether it was kept or not."""
-        return not self.not_asked and not self.refused.get("failed")
+        return not self.not_asked and not self.refused.get("failed") and not self.waiting
 
 
 def generate(
@@ -84,7 +86,8 @@ def generate(
         writer: such as `bixse.grading.server.server_judge.ServerTextModel`; not closed here.
         prompt: instructions and examples.
         out: output folder.
-        ledger: file of texts, shared with other runs; `out/ledger.sqlite` when None.
+        ledger: texts shared with other runs, in a file or a folder that is there; None: that of `out`, or
+            `out/ledger.sqlite`.
         prices: 0 when None.
         budget: no limit when None.
         progress: makes a progress callback from a title and a total.
@@ -94,33 +97,24 @@ def generate(
         InterruptedRunError: stopped by Ctrl-C; texts so far are kept.
     """
     prices, budget = prices or Prices(), budget or Budget()
-    if config.per_document > 1 and not writer.identity.get("parameters", {}).get("temperature", 1.0):
-        raise InputError(
-            f"--per-document: got {config.per_document} at a temperature of 0, which writes the same each time; "
-            "expected a temperature above 0; fix: --temperature 0.7"
-        )
-    documents = _chosen(read_corpus(config.corpus), config)
-    settings = config.model_dump(include=set(GenerateConfig.model_fields))
-    settings |= {"writer": dict(writer.identity), "prompt": prompt.model_dump(mode="json")}
-    record = open_run(out, "generate", settings, hash_files({"corpus": config.corpus}), paths=("corpus",))
+    documents, record = open_generation(config, writer, prompt, out)
     record.save("running")
     started = time.perf_counter()
-    questions = list(_questions(documents, config, prompt))
+    questions = list(questions_about(documents, config, prompt))
     show = shown_by(progress("write queries", len(questions)) if progress is not None else None)
     state, interrupted = AskProgress(), False
-    with Ledger(ledger or out / "ledger.sqlite", Completion) as book:
+    with Ledger(ledger or ledger_in(out, LEDGER_NAME), Completion) as book:
         try:
             for state in ask(questions, writer.complete, writer.identity, book, prices, budget):
                 show(state)
         except KeyboardInterrupt:
             interrupted = True
         except BixseError:
-            _write(questions, writer, documents, config, state, record, book)
+            write_queries(questions, writer, documents, config, state, record, book)
             record.save("failed")
             raise
-        result = _write(questions, writer, documents, config, state, record, book)
+        result = write_queries(questions, writer, documents, config, state, record, book)
     record.timings["write queries"] = record.timings.get("write queries", 0.0) + time.perf_counter() - started
-    record.results = asdict(result)
     record.save("finished" if result.complete and not interrupted else "interrupted")
     if interrupted:
         raise InterruptedRunError(
@@ -130,8 +124,30 @@ def generate(
     return result
 
 
-def _chosen(corpus: Mapping[str, Document], config: GenerateConfig) -> dict[str, str]:
+def open_generation(
+    config: GenerateConfig, writer: TextModel, prompt: QueryPrompt, out: Path
+) -> tuple[dict[str, str], RunRecord]:
+    """The chosen documents, and the record of a run, new or to go on with; nothing is written yet."""
+    if config.per_document > 1 and not writer.identity.get("parameters", {}).get("temperature", 1.0):
+        raise InputError(
+            f"--per-document: got {config.per_document} at a temperature of 0, which writes the same each time; "
+            "expected a temperature above 0; fix: --temperature 0.7"
+        )
+    documents = chosen_documents(config)
+    settings = config.model_dump(include=set(GenerateConfig.model_fields))
+    settings |= {"writer": dict(writer.identity), "prompt": prompt.model_dump(mode="json")}
+    return documents, open_run(out, "generate", settings, hash_files({"corpus": config.corpus}), paths=("corpus",))
+
+
+def ledger_in(out: Path, otherwise: str) -> Path:
+    """The ledger that a folder has, of whatever kind, so that nothing is paid for twice; else one of this name."""
+    found = [out / name for name in (LEDGER_FOLDER, LEDGER_NAME) if (out / name).exists()]
+    return found[0] if found else out / otherwise
+
+
+def chosen_documents(config: GenerateConfig) -> dict[str, str]:
     """Documents with text, or so many of them drawn by the seed; more of them hold the fewer."""
+    corpus = read_corpus(config.corpus)
     texts = {name: document.content for name, document in corpus.items() if document.content.strip()}
     if config.documents is None or config.documents >= len(texts):
         return texts
@@ -141,14 +157,15 @@ def _chosen(corpus: Mapping[str, Document], config: GenerateConfig) -> dict[str,
     return {name: text for name, text in texts.items() if name in kept}
 
 
-def _questions(documents: Mapping[str, str], config: GenerateConfig, prompt: QueryPrompt) -> Iterator[Question]:
+def questions_about(documents: Mapping[str, str], config: GenerateConfig, prompt: QueryPrompt) -> Iterator[Question]:
+    """What is asked about the documents, in their order."""
     for name, text in documents.items():
         messages = prompt.messages(text[: config.document_characters])
         for repeat in range(config.per_document):
             yield Question("", name, "", text, "", messages, repeat)
 
 
-def _write(
+def write_queries(
     questions: Sequence[Question],
     writer: TextModel,
     documents: Mapping[str, str],
@@ -157,6 +174,7 @@ def _write(
     record: RunRecord,
     ledger: Ledger[Completion],
 ) -> GenerateResult:
+    """Clean what the ledger holds, keep each query once, and write queries and pairs."""
     refused: Counter[str] = Counter()
     kept: dict[tuple[str, ...], MinedPair] = {}
     not_asked, identity = 0, writer.identity
@@ -179,7 +197,7 @@ def _write(
     rows: list[dict[str, Any]] = [{"_id": pair.query_id, "text": pair.query} for pair in kept.values()]
     write_atomically(record.folder / QUERIES_NAME, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
     save_mined_pairs(list(kept.values()), pairs_path(record.folder, "parquet"))
-    return GenerateResult(
+    result = GenerateResult(
         queries=len(kept),
         documents=len(documents),
         refused=dict(sorted(refused.items())),
@@ -191,3 +209,5 @@ def _write(
         usd=state.usd,
         stopped=state.stopped,
     )
+    record.results = asdict(result)
+    return result

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import Field, field_validator
 
 from bixse.data.io.files import read_text
+from bixse.engines.engine_settings import EngineSettings
 from bixse.errors import ConfigError
 from bixse.grading.grade_settings import ServerSettings
 from bixse.grading.prices import PriceSettings
@@ -17,6 +18,8 @@ from bixse.settings import Flag, Settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from bixse.grading.server.server_judge import ServerTextModel
 
 FIELD = "{document}"
 """Stands for the text of a document in `QueryPrompt.user`."""
@@ -39,7 +42,7 @@ class GenerateConfig(Settings):
     """Of the choice of documents."""
 
 
-class WriterConfig(PriceSettings, ServerSettings, GenerateConfig):
+class WriterConfig(PriceSettings, ServerSettings, GenerateConfig, EngineSettings):
     """Settings of `bixse generate`: what is written, by which model."""
 
     server: Annotated[tuple[str, ...], Field(min_length=1), Flag(metavar="URL")]
@@ -50,8 +53,15 @@ class WriterConfig(PriceSettings, ServerSettings, GenerateConfig):
     """0 to 2; 0 for the most probable text."""
     max_tokens: int = Field(default=64, ge=1)
     """Most tokens of a query."""
-    ledger: Annotated[Path | None, Flag(metavar="FILE")] = None
-    """File of texts to share between runs."""
+    ledger: Annotated[Path | None, Flag(metavar="PATH")] = None
+    """Texts to share between runs: an SQLite file, or a folder that machines share too (default: the one that is in the
+    --out folder; else ledger.sqlite there, of a run in shards the folder ledger)."""
+
+    def open(self) -> ServerTextModel:
+        """The model that writes."""
+        from bixse.grading.server.server_judge import ServerTextModel
+
+        return ServerTextModel(self.server, self, self.temperature, self.max_tokens)
 
 
 class Example(Settings):

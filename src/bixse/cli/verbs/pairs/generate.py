@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from pathlib import Path
 
-from bixse.cli.result import CommandResult
+from bixse.cli.result import CommandResult, waits
 from bixse.cli.verb import Folder, Options, Verb
 from bixse.mining.generation.generate_settings import WriterConfig, load_query_prompt
 
@@ -14,24 +14,31 @@ class GenerateOptions(Options):
     """Where everything goes."""
 
     out: Folder = Path("runs/generate")
-    """Write queries.jsonl, pairs.parquet, ledger.sqlite and run.json here."""
+    """Write queries.jsonl, pairs.parquet, the ledger and run.json here."""
 
 
 def run(config: WriterConfig, options: GenerateOptions) -> CommandResult:
     """Write, clean, keep each once, print counts."""
     from bixse.grading.ask import Budget
-    from bixse.grading.server.server_judge import ServerTextModel
     from bixse.mining.generation.generate import generate
+    from bixse.mining.generation.generate_shards import generate_shards
     from bixse.progress import progress_bar
 
     out = options.out
     prompt = load_query_prompt(config.prompt)
-    writer = ServerTextModel(config.server, config, config.temperature, config.max_tokens)
+    if not config.in_shards:
+        config.chosen_engine(here=True)  # refuses several processes that would all do the same
+    writer = config.open()
     try:
-        prices = config.of(config.model or writer.name)
-        result = generate(config, writer, prompt, out, config.ledger, prices, Budget(config.max_usd), progress_bar)
+        if config.in_shards:
+            result = generate_shards(config, writer, out, progress_bar)
+        else:
+            prices = config.of(config.model or writer.name)
+            result = generate(config, writer, prompt, out, config.ledger, prices, Budget(config.max_usd), progress_bar)
     finally:
         writer.close()
+    if result.waiting:
+        return waits(result.waiting, asked=result.asked, reused=result.reused, usd=result.usd)
     lines = [f"{result.queries} queries for {result.documents} documents, written by {writer.name}"]
     lines += [f"  {count} texts not kept: {reason}" for reason, count in result.refused.items()]
     lines.append(

@@ -1,4 +1,4 @@
-"""A file or folder of pairs, cut into ranges of rows."""
+"""A file of documents, or a file or folder of pairs, cut into ranges of rows."""
 
 from __future__ import annotations
 
@@ -21,15 +21,20 @@ ROWS = 50_000
 """Rows of a shard where nobody says how many shards: some hundred megabytes with the questions about them."""
 
 
+def number_of_shards(wanted: int | None, total: int) -> int:
+    """Shards of so many rows: those that are wanted, or as many as have `ROWS`."""
+    return min(wanted or -(-total // ROWS), total)
+
+
 @dataclass(frozen=True)
-class PairShards:
+class RowShards:
     """Ranges of rows of nearly equal size."""
 
     path: Path
-    """A Parquet file, or a folder of some."""
+    """A Parquet file, a folder of some, or a file of another format."""
     content: str
-    """Hash of the footers of the files, which say where each column lies and what its least and greatest values are:
-    files of any size are known by it at once."""
+    """Of Parquet a hash of the footers of the files, which say where each column lies and what its least and greatest
+    values are: files of any size are known by it at once. Else a hash of the file."""
     total: int
     """Rows."""
     number: int
@@ -46,12 +51,12 @@ class PairShards:
         """Refuse, by an InputError, files that are not those of which the ranges are."""
         if content_of(self.path) != self.content:
             raise InputError(
-                f"{self.path}: got other pairs than on the machine that started this; expected the same; fix: name a "
-                "file or folder that all machines share"
+                f"{self.path}: got other pairs or documents than on the machine that started this; expected the same; "
+                "fix: name a file or folder that all machines share"
             )
 
 
-def cut_pairs(path: Path, number: int | None, copy: Path) -> PairShards:
+def cut_pairs(path: Path, number: int | None, copy: Path) -> RowShards:
     """Cut pairs into a number of shards, or into shards of `ROWS`; of Parquet the footers alone are read.
 
     Of another format a copy in Parquet is made, once for each content.
@@ -68,7 +73,7 @@ def cut_pairs(path: Path, number: int | None, copy: Path) -> PairShards:
     total = sum(row_counts(_files(path)))
     if not total:
         raise InputError(f"{path}: got no rows; expected at least one; fix: check the export")
-    return PairShards(path.absolute(), content_of(path), total, min(number or -(-total // ROWS), total))
+    return RowShards(path.absolute(), content_of(path), total, number_of_shards(number, total))
 
 
 def content_of(path: Path) -> str:
