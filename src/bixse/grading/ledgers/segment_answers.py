@@ -124,6 +124,11 @@ def make_folder(path: Path) -> str:
     return folder_id(path)
 
 
+def has_id(path: Path, identifier: str) -> bool:
+    """Whether this very ledger is in a folder."""
+    return (path / FOLDER_FILE).exists() and folder_id(path) == identifier
+
+
 def folder_id(path: Path) -> str:
     """The id of the ledger in a folder; an empty folder becomes one."""
     names = {entry.name for entry in path.iterdir() if not entry.name.startswith(".")}

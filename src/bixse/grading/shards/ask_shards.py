@@ -4,28 +4,22 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from bixse.data.io.files import read_text, write_atomically
 from bixse.engines.job import Job
 from bixse.errors import IncompleteError, InputError, ModelError
 from bixse.grading.ask import Budget
 from bixse.grading.judge import stored_identity
-from bixse.grading.ledgers.segment_answers import (
-    FOLDER_FILE,
-    check_no_file,
-    folder_id,
-    is_one_file,
-    make_folder,
-    seal_left,
-)
+from bixse.grading.ledgers.segment_answers import check_no_file, has_id, is_one_file, make_folder, seal_left
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
     from pathlib import Path
 
     from bixse.data.run_record import RunRecord
     from bixse.engines.job import Engine
+    from bixse.grading.judge import Judge, TextModel
     from bixse.grading.prices import Prices, PriceSettings
     from bixse.grading.shards.row_shards import RowShards
     from bixse.progress import Step
@@ -34,18 +28,8 @@ SHARDS_FOLDER = "shards"
 """In the output folder: what came of each shard, and marks of those that are complete."""
 
 
-class Asked(Protocol):
-    """A judge or a writer."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def identity(self) -> Mapping[str, Any]: ...
-    def close(self) -> None: ...
-
-
 Own = TypeVar("Own", bound="AskShards")
-Opened = TypeVar("Opened", bound=Asked)
+Opened = TypeVar("Opened", bound="Judge | TextModel")
 
 
 @dataclass(frozen=True)
@@ -67,7 +51,7 @@ class AskShards(Job[int, dict[str, Any]]):
     def check(self) -> None:
         """Refuse, by an InputError, a machine that does not find the same source and ledger."""
         self.source.check()
-        if self.ledger_id and (not (self.ledger / FOLDER_FILE).exists() or folder_id(self.ledger) != self.ledger_id):
+        if self.ledger_id and not has_id(self.ledger, self.ledger_id):
             raise InputError(
                 f"{self.ledger}: got no such ledger on this machine; expected the one that this run was started with; "
                 "fix: a --ledger folder that is mounted on all machines under the same path"
@@ -132,13 +116,8 @@ def asked_shards(
 ) -> tuple[dict[int, dict[str, Any]], dict[int, dict[str, Any]]]:
     """Have this engine's share of the shards done: summaries of those, and of others that are there.
 
-    Args:
-        job: what is asked.
-        place: where.
-        kept: what the shards of this process need, with a progress callback.
-        a_row: questions about a row.
-        title: for the progress.
-        progress: makes a progress callback from a title and a total.
+    `kept` gives what the shards of this process need, with a progress callback that `progress` makes from title and
+    total; `a_row` is the number of questions about a row.
 
     Raises:
         IncompleteError: shards failed twice; the others are kept.

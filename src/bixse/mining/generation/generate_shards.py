@@ -97,11 +97,8 @@ def generate_shards(
     The ledger is a folder, unless an SQLite file is named or there for one machine; each shard has its share, by
     documents, of `max_usd`. Of several ranks the last one cleans the texts, and writes queries and pairs.
 
-    Args:
-        config: documents, writer and engine; without `shards` those of 50,000 documents.
-        writer: what `config` opens, for this process and to know it by; other processes open their own.
-        out: output folder, which all machines share.
-        progress: makes a progress callback from a title and a total.
+    `writer` is what `config` opens, for this process and to know it by: other processes open their own. `out` is a
+    folder that all machines share; `progress` makes a progress callback from a title and a total.
 
     Raises:
         InputError: corpus, ledger or engine cannot be used, or a machine does not find what is here.
@@ -111,8 +108,7 @@ def generate_shards(
     place = config.chosen_engine(here=config.processes is None)
     prompt = load_query_prompt(config.prompt)
     documents, record = open_generation(config, writer, prompt, out)
-    total = len(documents)
-    number = number_of_shards(config.shards, total)
+    number = number_of_shards(config.shards, total := len(documents))
     job = GenerateShards(
         folder=out.absolute(),
         source=RowShards(config.corpus.absolute(), file_hash(config.corpus), total, number),
@@ -129,11 +125,8 @@ def generate_shards(
         new, known = asked_shards(
             job, place, lambda step: ShardWriter(writer, documents, step), config.per_document, TITLE, progress
         )
-    except (KeyboardInterrupt, IncompleteError):
-        record.save("interrupted")
-        raise
-    except BaseException:
-        record.save("failed")
+    except BaseException as error:
+        record.save("interrupted" if isinstance(error, (KeyboardInterrupt, IncompleteError)) else "failed")
         raise
     state = AskProgress()
     for one in new.values():
@@ -143,19 +136,8 @@ def generate_shards(
         state.usage += Usage(**one["usage"])
         state.stopped = state.stopped or one["stopped"]
     if waiting := number - len(new) - len(known):
-        return GenerateResult(
-            queries=0,
-            documents=total,
-            refused={},
-            not_asked=0,
-            asked=state.asked,
-            reused=state.reused,
-            prompt_tokens=state.usage.prompt,
-            completion_tokens=state.usage.completion,
-            usd=state.usd,
-            stopped=state.stopped,
-            waiting=waiting,
-        )
+        figures = (state.asked, state.reused, state.usage.prompt, state.usage.completion, state.usd, state.stopped)
+        return GenerateResult(0, total, {}, 0, *figures, waiting=waiting)
     questions = list(questions_about(documents, config, prompt))
     with Ledger(job.ledger, Completion) as book:
         result = write_queries(questions, writer, documents, config, state, record, book)
