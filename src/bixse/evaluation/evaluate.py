@@ -93,7 +93,7 @@ def evaluate_query_sets(
     system: System, task: Task, out: Path | None = None, progress: ProgressBars | None = None
 ) -> dict[str, Evaluation]:
     """`evaluate` of each query set by its name, the corpus encoded once; several get a folder each in `out`."""
-    record = _open(system, task, out) if out is not None else None
+    record = open_evaluation(system, task, out) if out is not None else None
     reused = record is not None and record.status == "finished"
     if record is not None and reused:
         runs: Mapping[str, Run] = {own.name: _read_run(_folder(record, task, own)) for own in task.query_sets}
@@ -113,7 +113,8 @@ def evaluate_query_sets(
     return found
 
 
-def _open(system: System, task: Task, out: Path) -> RunRecord:
+def open_evaluation(system: System, task: Task, out: Path) -> RunRecord:
+    """The record of an evaluation, new, to go on with or finished; nothing is written yet."""
     config = {
         **system.settings,
         **task.settings,

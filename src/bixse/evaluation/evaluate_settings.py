@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from bixse.data.collection import MissingDocuments
 from bixse.evaluation.suites.known_suites import LOCAL, SUITES
 from bixse.relevance import MIN_RELEVANT_GRADE
-from bixse.retrieval.retrieval_settings import EncodingSettings
+from bixse.retrieval.retrieval_settings import ShardedEncodingSettings
 from bixse.settings import Flag
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ OF_A_COLLECTION = ("collection", "split", "min_relevant_grade", "exclude_self", 
 OF_A_SUITE = ("data", "tasks", "download", "protocol")
 
 
-class EvaluateSettings(EncodingSettings):
+class EvaluateSettings(ShardedEncodingSettings):
     """Settings of `bixse evaluate`.
 
     Example:
@@ -66,6 +66,18 @@ class EvaluateSettings(EncodingSettings):
     """Of an index: its model, where that has moved."""
     protocol: Literal["judged", "full"] = "judged"
     """Suite trec-dl: search the judged passages or the full corpora."""
+
+    @property
+    def encodes_in_shards(self) -> bool:
+        """Whether an engine encodes the corpus before it is searched."""
+        return self.engine != "local" or self.shards is not None
+
+    @model_validator(mode="after")
+    def _shards_of_a_collection(self) -> Self:
+        if self.encodes_in_shards and (self.suite != LOCAL or self.grades is not None):
+            raise ValueError("got engine or shards with a suite or grades; expected them with a collection alone; fix: "
+                             "evaluate the collection by itself, and with grades its run")  # fmt: skip
+        return self
 
     @model_validator(mode="after")
     def _of_the_suite(self) -> Self:

@@ -118,6 +118,8 @@ class EncoderSystem(System):
         self._placed = ExitStack()
         self._given = None if isinstance(model, (str, Path)) else model
         self._loaded: SentenceTransformer | None = None
+        self.encoded: IndexSystem | None = None
+        """An index of the evaluated corpus, whose embeddings are searched; None: they are made by `search`."""
 
     @property
     def encoder(self) -> SentenceTransformer:
@@ -172,13 +174,22 @@ class EncoderSystem(System):
     ) -> dict[str, Run]:
         with self._instructed(task.instructions):
             self.prompts_hash = prompts_hash(self.encoder)
-            cache = "none" if self.cache is None and task.count > MOST_KEPT else self.cache
-            return search_blocks(EmbeddingStore(self.encoder, cache), task, depth, partial, progress)
+            if self.encoded is not None:
+                self.encoded.model_at = self.encoder
+                return self.encoded.search(task, depth, partial, progress)
+            store = EmbeddingStore(self.encoder, self.cache_for(task))
+            return search_blocks(store, task, depth, partial, progress)
+
+    def cache_for(self, task: Task) -> str | Path | None:
+        """Folder in which the embeddings of a task's documents are kept, or "none"; None: the usual one."""
+        return "none" if self.cache is None and task.count > MOST_KEPT else self.cache
 
     def release(self) -> None:
         """A checkpoint is loaded again when it is needed."""
         self._placed.close()
         self._loaded = None
+        if self.encoded is not None:
+            self.encoded.release()
 
     @contextmanager
     def _instructed(self, instructions: Sequence[str]) -> Iterator[None]:
@@ -193,7 +204,7 @@ class IndexSystem(System):
         index: folder of the index, "lancedb:PATH/TABLE" or "qdrant:URL/COLLECTION".
         task: task whose instruction stands before the queries; None: that of the index.
         exact: score every document, also where there is an approximate index.
-        model_at: its model, where that has moved.
+        model_at: its model, where that has moved or is loaded.
 
     Example:
         What an approximate search costs in quality::
@@ -203,7 +214,11 @@ class IndexSystem(System):
     """
 
     def __init__(
-        self, index: str | Path, task: str | None = None, exact: bool = False, model_at: str | None = None
+        self,
+        index: str | Path,
+        task: str | None = None,
+        exact: bool = False,
+        model_at: str | SentenceTransformer | None = None,
     ) -> None:
         self.label = str(index)
         self.task, self.exact, self.model_at = task, exact, model_at

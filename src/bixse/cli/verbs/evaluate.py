@@ -6,7 +6,7 @@ import json
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from bixse.cli.result import CommandResult
+from bixse.cli.result import CommandResult, waits
 from bixse.cli.verb import Folder, Options, Verb
 from bixse.errors import InputError
 from bixse.evaluation.evaluate_settings import EvaluateSettings
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from bixse.evaluation.systems import System
+    from bixse.evaluation.tasks import Task
 
 
 class EvaluateOptions(Options):
@@ -44,15 +45,28 @@ def run(settings: EvaluateSettings, options: EvaluateOptions) -> CommandResult:
 
 
 def _on_collection(settings: EvaluateSettings, systems: Sequence[System], out: Path | None) -> CommandResult:
-    from bixse.evaluation.evaluate import evaluate
-    from bixse.evaluation.suites.suite_result import collection_text, metrics_text
-    from bixse.evaluation.suites.suite_run import compare_on_task
+    from bixse.evaluation.encode_in_shards import encoded_in_shards
     from bixse.evaluation.tasks import collection_task
     from bixse.progress import progress_bar
 
     assert settings.collection is not None
     chosen = settings.model_dump(include={"split", "exclude_self", "min_relevant_grade", "missing_documents"})
     task = collection_task(settings.collection, **chosen)
+    if not settings.encodes_in_shards:
+        return _on_task(settings, systems, task, out)
+    if out is None:
+        raise InputError("--engine or --shards: got no --out; expected a folder that all machines share; fix: name it")
+    places = {out / system.name if len(systems) > 1 else out: system for system in systems}
+    with encoded_in_shards(places, task, out, settings, progress_bar) as waiting:
+        return waits(waiting) if waiting else _on_task(settings, systems, task, out)
+
+
+def _on_task(settings: EvaluateSettings, systems: Sequence[System], task: Task, out: Path | None) -> CommandResult:
+    from bixse.evaluation.evaluate import evaluate
+    from bixse.evaluation.suites.suite_result import collection_text, metrics_text
+    from bixse.evaluation.suites.suite_run import compare_on_task
+    from bixse.progress import progress_bar
+
     where = f"{settings.collection} ({settings.split}, {len(task.query_sets[0].queries)} queries"
     if len(systems) > 1:
         result = compare_on_task(systems, task, out, progress_bar)
