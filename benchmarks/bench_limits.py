@@ -4,9 +4,10 @@
 
 Seconds are those of the processor; memory is what Python holds at the peak. One row per figure:
 
-- an answer of an earlier shard that a shard of grading looks through for its own keys;
+- an answer of an earlier shard that a shard of grading looks through for its own keys, its number the first time, and
+  a key that is looked for;
 - an answer that is claimed and written in a ledger of one SQLite file;
-- a document in the footer of the texts of an index, which each shard of `index` and `mine` reads;
+- a row group in the footer of the texts of an index, of which each shard of `index` and `mine` reads all;
 - a file of embeddings, all of which each shard of `mine --retriever INDEX` opens;
 - a document, a known pair (`--known`) and a chosen pair of `mine`.
 """
@@ -21,21 +22,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow as pa
 from safetensors import safe_open
 
 from bixse.data.collection import Collection, Document
 from bixse.data.collection_files import save_collection
 from bixse.data.graded_pairs import GradedPairs
+from bixse.data.io.parquet import table_writer
 from bixse.data.pairs_files import save_graded_pairs
 from bixse.grading.judge import Answer
 from bixse.grading.ledger import Ledger
-from bixse.grading.ledgers.segment_answers import SegmentAnswers, make_folder
+from bixse.grading.ledgers.key_numbers import WantedKeys
+from bixse.grading.ledgers.segment_answers import SegmentAnswers, make_folder, segments_of
 from bixse.grading.ledgers.segments import SEALED, seal
 from bixse.grading.ledgers.stored_row import StoredRow
 from bixse.mining.mine_inputs import read_inputs
 from bixse.mining.mine_settings import MineConfig
 from bixse.mining.mined_pairs import MinedPair, save_mined_pairs
-from bixse.retrieval.index.index_files import GROUP_ROWS, TENSOR, embeddings_content, read_texts, write_texts
+from bixse.retrieval.index.index_files import GROUP_ROWS, MOST_GROUPS, SCHEMA, TENSOR, embeddings_content, read_texts
 from measuring import make_parser, show, timed
 
 if TYPE_CHECKING:
@@ -43,8 +47,10 @@ if TYPE_CHECKING:
 
 TEXT = "says this and that of the matter, and what else there is to say of it, and more. " * 4
 """Of a document, with its number before it: some 330 bytes."""
-SEGMENTS = 4
+SEGMENTS = 20
 """Sealed segments that are looked through."""
+TRIES = 10
+"""Times that this is done; the fastest counts."""
 FILES = 400
 """Files of embeddings that are opened."""
 
@@ -54,8 +60,8 @@ def key(number: int) -> str:
     return sha256(str(number).encode()).hexdigest()
 
 
-def looked_through(folder: Path, rows: int) -> float:
-    """Seconds an answer of others, for a shard of as many rows as a segment has."""
+def looked_through(folder: Path, rows: int) -> tuple[float, float, float]:
+    """Seconds an answer of others, for a shard of as many rows as a segment; of its number; of a key of the shard."""
     make_folder(folder)
     answer = Answer("graded", "verbal", (0.1, 0.2, 0.3, 0.4), 2.0, 2.0, 2.0, "2").to_json()
     for segment in range(1, SEGMENTS + 1):
@@ -63,7 +69,12 @@ def looked_through(folder: Path, rows: int) -> float:
         stored = [StoredRow(key(n), f"q{n}", f"d{n}", "v", 0, "graded", "verbal", answer, 0.0) for n in numbers]
         seal(stored, folder / f"segment-{segment:016x}{SEALED}")
     wanted = [key(number) for number in range(rows)]
-    return timed(lambda: SegmentAnswers(folder).load(wanted)).cpu_seconds / (SEGMENTS * rows)
+    first = timed(lambda: SegmentAnswers(folder).load(wanted)).cpu_seconds
+    own = min(timed(lambda: WantedKeys(sorted(wanted))).cpu_seconds for _ in range(TRIES))
+    looked_for, sealed = WantedKeys(sorted(wanted)), segments_of(folder)
+    looks = min(timed(lambda: [looked_for.near(path) for path in sealed]).cpu_seconds for _ in range(TRIES))
+    answers = SEGMENTS * rows
+    return looks / answers, (first - own - looks) / answers, own / rows
 
 
 def one_file(folder: Path, rows: int) -> float:
@@ -78,18 +89,19 @@ def one_file(folder: Path, rows: int) -> float:
         return (time.perf_counter() - started) / (rows // 10)
 
 
-def footer(folder: Path, rows: int) -> tuple[float, float]:
-    """Bytes of a document in the footer, and seconds it takes to read them, without the one group that is wanted."""
+def footer(folder: Path, groups: int) -> tuple[float, float]:
+    """Bytes of a row group in the footer, and seconds it takes to read them, without the one group that is wanted."""
     folder.mkdir()
-    path = folder / "documents.parquet"
-    write_texts(path, ((f"d{number}", Document("", f"{number} {TEXT}")) for number in range(rows)))
-    with path.open("rb") as file:
-        file.seek(-8, 2)
-        size = int.from_bytes(file.read(4), "little")
-    few = folder / "few.parquet"
-    write_texts(few, ((f"d{number}", Document("", f"{number} {TEXT}")) for number in range(GROUP_ROWS)))
-    seconds = [timed(lambda path=path: read_texts(path, 0, GROUP_ROWS)).cpu_seconds for path in (few, path, few, path)]
-    return size / rows, max(0.0, min(seconds[1::2]) - min(seconds[::2])) / rows
+    path, few = folder / "documents.parquet", folder / "few.parquet"
+    for file, number in ((path, groups), (few, 1)):
+        with table_writer(file, SCHEMA) as writer:
+            for group in range(number):
+                writer.write_table(pa.table([[f"d{group}"], [""], [f"{group} {TEXT}"]], SCHEMA))
+    with path.open("rb") as written:
+        written.seek(-8, 2)
+        size = int.from_bytes(written.read(4), "little")
+    seconds = [timed(lambda path=path: read_texts(path, 0, 1)).cpu_seconds for path in (few, path, few, path)]
+    return size / groups, max(0.0, min(seconds[1::2]) - min(seconds[::2])) / groups
 
 
 def opened(folder: Path) -> tuple[float, float]:
@@ -147,11 +159,16 @@ def rows_of(rows: int, folder: Path) -> Iterator[dict[str, Any]]:
     def row(what: str, value: float, unit: str) -> dict[str, Any]:
         return {"value": float(f"{value:.3g}"), "unit": unit, "what": what}
 
-    yield row("answer looked through", 1e6 * looked_through(folder / "ledger", rows), "us")
+    seconds, first, own = looked_through(folder / "ledger", rows)
+    yield row("answer looked through", 1e6 * seconds, "us")
+    yield row("answer looked through, once its number", 1e6 * first, "us")
+    yield row("key that is looked for", 1e6 * own, "us")
     yield row("answer in one SQLite file", 1e6 * one_file(folder / "one", rows), "us")
-    size, seconds = footer(folder / "texts", rows)
-    yield row("document in the footer of the texts", size, "bytes")
-    yield row("document in the footer of the texts, read", 1e6 * seconds, "us")
+    groups = MOST_GROUPS if rows >= 50_000 else rows
+    size, seconds = footer(folder / "texts", groups)
+    yield row("row groups of the texts of an index, at most", MOST_GROUPS, "groups")
+    yield row("row group in the footer of the texts", size, "bytes")
+    yield row("row group in the footer of the texts, read", 1e6 * seconds, "us")
     seconds, maps = opened(folder / "files")
     yield row("file of embeddings opened", 1e6 * seconds, "us")
     yield row("file of embeddings opened, memory maps", maps, "maps")

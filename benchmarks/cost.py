@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from bixse.grading.shards.row_shards import ROWS
 from bixse.retrieval.exact import DEPTH
-from bixse.retrieval.index.index_files import shard_rows
+from bixse.retrieval.index.index_files import group_rows, shard_rows
 from bixse.studies.engine.model_cost import EncoderSize, operations, weight_bytes
 from scaling import ACHIEVED, ENCODERS, GATHER_BYTES, GB, TEXTS_PER_PASS, device_bytes, step_seconds, with_adapters
 
@@ -51,9 +51,10 @@ ENCODER = JUDGES["0.6B (Qwen3-0.6B)"].size
 """What encodes the corpus, in float16 of its width."""
 GRADE_SECONDS, INDEX_SECONDS = 210e-6, 73e-6
 """Measured, of a core: a pair (`bench_jobs.py grade`), a document read and written (`bench_jobs.py index`)."""
-LOOK_SECONDS, FOOTER_SECONDS, OPEN_SECONDS = 0.758e-6, 0.00372e-6, 74.1e-6
-"""Measured, of a core (`bench_limits.py`): an answer that a shard looks through, a document in the footer of the texts,
-a file of embeddings."""
+LOOK_SECONDS, KEY_SECONDS = 0.00785e-6, 0.852e-6 + 0.873e-6
+"""Measured, of a core (`bench_limits.py`): an answer of another shard that one looks through; of its own answers each."""
+FOOTER_SECONDS, OPEN_SECONDS = 3.6e-6, 66.1e-6
+"""Measured likewise: a row group in the footer of the texts, a file of embeddings."""
 LEDGER_BYTES, JUDGEMENT_BYTES, PAIR_BYTES = 190, 97, 76
 """Measured, of a pair (`bench_jobs.py grade --sizes 10000`); what stands in the pairs beside the texts."""
 SEARCH_OPERATIONS = 2 * 131072 * 256 * 384 / 0.6892
@@ -87,7 +88,7 @@ def grading(pairs: int) -> None:
     print(f"{pairs:,} pairs of {whole} tokens, {PREFIX_TOKENS} of them shared:\n")
     table(["judge", "GPU hours", "pairs a second of a GPU", "GPU, $", "API, $"], *rows)
     shards, texts = -(-pairs // ROWS), TOKEN_BYTES * (QUERY_TOKENS + DOCUMENT_TOKENS)
-    looks = LOOK_SECONDS * ROWS * shards * (shards - 1) / 2
+    looks = LOOK_SECONDS * ROWS * shards * (shards - 1) / 2 + KEY_SECONDS * pairs
     hours_of = {"reading, questions, tables": GRADE_SECONDS * pairs / HOUR, "look-ups in the ledger": looks / HOUR}
     each = {"ledger": LEDGER_BYTES, "judgements": JUDGEMENT_BYTES, "pairs with texts": PAIR_BYTES + texts}
     stored = {name: pairs * size / TB for name, size in each.items()}
@@ -101,7 +102,7 @@ def mining(documents: int, queries: int) -> None:
     encode = FORWARD * operations(ENCODER, [(DOCUMENT_TOKENS, documents)], False) / ACHIEVED / HOUR
     seconds = {
         "read and write documents": INDEX_SECONDS * documents,
-        "footer of the texts, once a shard": FOOTER_SECONDS * documents * shards,
+        "footer of the texts, once a shard": FOOTER_SECONDS * -(-documents // group_rows(documents)) * shards,
         f"search for {queries:,} queries": 2.0 * documents * queries * ENCODER.hidden / SEARCH_OPERATIONS,
         "open all files of the index, once a shard": OPEN_SECONDS * shards * shards,
     }

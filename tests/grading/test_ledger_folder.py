@@ -15,6 +15,7 @@ from bixse.errors import InputError, StorageError
 from bixse.grading.grade import grade
 from bixse.grading.judge import Answer, Usage
 from bixse.grading.ledger import Ledger
+from bixse.grading.ledgers import segment_answers
 from bixse.grading.ledgers.ledger_files import check_ledgers, export_answers, ledger_status, merge_ledgers
 from bixse.grading.ledgers.segment_answers import seal_left
 from bixse.grading.ledgers.segments import seal
@@ -69,7 +70,7 @@ def grades(folder, numbers):
 
 
 def names(folder):
-    return sorted(path.suffix for path in folder.iterdir())
+    return sorted(path.suffix for path in folder.iterdir() if not path.name.startswith("."))
 
 
 # --- what is refused
@@ -102,6 +103,56 @@ def test_a_damaged_segment_is_named_not_passed_over(folder, sealed):
     with pytest.raises(InputError, match=f"{segment.name}.*fix"):
         grades(folder, range(50))
     assert segment.name in check_ledgers([folder]).unreadable[0]
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[:-8])
+
+
+def changed(path):
+    content = bytearray(path.read_bytes())
+    content[11] ^= 4
+    path.write_bytes(content)
+
+
+def of_another(path):
+    """As beside a copy of a longer segment that was put back."""
+    path.write_bytes((900).to_bytes(8, "little") + (2**64 - 900).to_bytes(8, "little"))
+
+
+def unreadable(path):
+    path.unlink()
+    path.mkdir()
+
+
+@pytest.mark.parametrize(
+    "damage", [Path.unlink, cut, changed, of_another, lambda path: path.write_bytes(b""), unreadable]
+)
+def test_damaged_numbers_of_keys_hide_no_answer(folder, damage):
+    killed(folder, 0, 50)
+    seal_left(folder)
+    assert grades(folder, [3]) == {3: 3.0}
+    (path,) = folder.glob(".*.keys")
+    whole = path.read_bytes()
+    damage(path)
+    assert grades(folder, range(40, 60)) == {number: float(number) for number in range(40, 50)}
+    assert path.is_dir() or path.read_bytes() == whole
+
+
+def test_segments_without_a_wanted_answer_are_not_read(folder, monkeypatch):
+    for first in range(0, 60, 10):
+        killed(folder, first, first + 10)
+        seal_left(folder)
+    assert grades(folder, [100]) == {}, "the first look numbers the keys"
+    read, sealed = [], segment_answers.sealed_rows
+    monkeypatch.setattr(segment_answers, "sealed_rows", lambda *given: read.append(given) or sealed(*given))
+    assert grades(folder, range(100, 10_000)) == {}
+    assert read == []
+    assert grades(folder, [5, 25, 26, 77]) == {5: 5.0, 25: 25.0, 26: 26.0}
+    assert sorted(keys for _, keys in read) == [["key 25", "key 26"], ["key 5"]]
+    merge_ledgers([folder])
+    assert [path.name for path in folder.glob(".*.keys")] == []
+    assert grades(folder, [5, 25, 77]) == {5: 5.0, 25: 25.0}
 
 
 @pytest.mark.parametrize("sealed", [False, True])

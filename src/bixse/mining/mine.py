@@ -133,7 +133,7 @@ def _mine(config: MineConfig, out: Path, progress: ProgressBars | None) -> MineR
     if not (place.shared and (out / RUN_FILE).exists()):
         record.save("running")
     if not is_marked(texts, record.inputs["corpus"]):
-        write_texts(texts, stream_documents(config.files()["corpus"]))
+        write_texts(texts, stream_documents(config.files()["corpus"]), inputs.documents)
         mark(texts, record.inputs["corpus"])
     waiting = 0
     for label, search in dense.items():

@@ -20,6 +20,7 @@ from bixse.data.io.parquet import read_table, save_table
 from bixse.data.row_files.write import write_rows
 from bixse.errors import InputError
 from bixse.grading.judge import Usage
+from bixse.grading.ledgers.key_numbers import numbers_of
 from bixse.grading.ledgers.segment_answers import folder_id, make_folder, seal_left, segments_of
 from bixse.grading.ledgers.segments import (
     GROUP_ROWS,
@@ -167,6 +168,7 @@ def merge_ledgers(ledgers: Sequence[Path], to: Path | None = None) -> tuple[Path
     with storage_errors(target):
         for path in old:
             path.unlink(missing_ok=True)
+            numbers_of(path).unlink(missing_ok=True)
     return target, int(count)
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from bixse.data.io.files import read_text, storage_errors
 from bixse.data.io.parquet import row_counts
 from bixse.errors import InputError
+from bixse.grading.ledgers.key_numbers import WantedKeys
 from bixse.grading.ledgers.segments import OPEN, SEALED, OpenSegment, open_rows, owner_of, seal, sealed_rows
 from bixse.grading.ledgers.stored_row import FORMAT, is_living
 
@@ -181,11 +182,15 @@ def rows_of(path: Path, wanted: list[str] | None = None) -> Iterator[StoredRow]:
 
     A segment that is sealed or merged meanwhile is read under its new name; its rows may come twice.
     """
+    looked_for = None if wanted is None else WantedKeys(wanted)
     done: set[Path] = set()
     while left := [entry for entry in segments_of(path) if entry not in done]:
         for entry in left:
             try:
-                yield from (open_rows if entry.suffix == OPEN else sealed_rows)(entry, wanted)
+                if entry.suffix == OPEN:
+                    yield from open_rows(entry, wanted)
+                elif looked_for is None or (near := looked_for.near(entry)):
+                    yield from sealed_rows(entry, near if looked_for is not None else None)
             except (FileNotFoundError, InputError):
                 if entry.exists():
                     raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import contextmanager
 from itertools import starmap
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,8 @@ from bixse.grading.ledgers.stored_row import FORMAT, StoredRow, this_process
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
+
+    import pyarrow.parquet as pq
 
 OPEN, SEALED = ".jsonl", ".parquet"
 """Suffixes: one JSON list a line after a first line with the format and the writer; sorted by key."""
@@ -113,11 +116,18 @@ def sealed_rows(path: Path, wanted: Sequence[str] | None = None) -> Iterator[Sto
 
 def sealed_tables(path: Path, wanted: Sequence[str] | None = None) -> Iterator[pa.Table]:
     """The same as tables of `SCHEMA`."""
+    with open_sealed(path) as file:
+        yield from keyed_groups(file, "key", wanted)
+
+
+@contextmanager
+def open_sealed(path: Path) -> Iterator[pq.ParquetFile]:
+    """A sealed segment of this version."""
     with open_table(path) as file:
         _check_version(path, (file.schema_arrow.metadata or {}).get(b"bixse_ledger", b"").decode())
         if file.schema_arrow.names != SCHEMA.names:
             raise _damaged(path, f"the columns {', '.join(file.schema_arrow.names)}")
-        yield from keyed_groups(file, "key", wanted)
+        yield file
 
 
 def _owner(path: Path, line: bytes) -> str:

@@ -32,7 +32,9 @@ SHARD_ROWS = 65_536
 SHARD_NUMBERS = 1 << 25
 """Numbers of one file of embeddings, at most: 128 MiB as float32, which are in memory while it is written."""
 GROUP_ROWS = 256
-"""Documents that are read from Parquet together; a shard holds a multiple of it."""
+"""Documents that are read from Parquet together, at least; a shard holds a multiple of it."""
+MOST_GROUPS = 1 << 18
+"""Row groups of the texts: each shard reads what the footer says of all; Parquet with more than 10^6 is not opened."""
 SCHEMA = pa.schema([("id", pa.string()), ("title", pa.string()), ("text", pa.string())])
 
 
@@ -43,19 +45,27 @@ def shard_rows(dimensions: int, documents: int, shards: int = 1) -> int:
     return max(1, min(most, wanted)) * GROUP_ROWS
 
 
-def write_texts(path: Path, documents: Iterable[tuple[str, Document]]) -> None:
-    """Write ids, titles and texts, `GROUP_ROWS` together; the file appears whole or not at all."""
+def group_rows(documents: int) -> int:
+    """Documents of a row group: `GROUP_ROWS`, of a large corpus twice, four times, ... as many."""
+    return GROUP_ROWS << (max(0, documents - 1) // (GROUP_ROWS * MOST_GROUPS)).bit_length()
+
+
+def write_texts(path: Path, documents: Iterable[tuple[str, Document]], number: int) -> None:
+    """Write ids, titles and texts of a number of documents; the file appears whole or not at all."""
+    together = group_rows(number)
     rows = ({"id": name, "title": document.title, "text": document.text} for name, document in documents)
     with atomic_file(path) as file, table_writer(file, SCHEMA) as writer:
-        while group := list(islice(rows, GROUP_ROWS)):
+        while group := list(islice(rows, together)):
             writer.write_table(pa.Table.from_pylist(group, SCHEMA))
 
 
 def read_texts(path: Path, start: int, number: int) -> list[str]:
-    """The texts to be encoded of some documents of such a file; `start` is a multiple of `GROUP_ROWS`."""
+    """The texts to be encoded of some documents of such a file."""
     with open_table(path) as file:
-        groups = range(start // GROUP_ROWS, min(file.num_row_groups, -(-(start + number) // GROUP_ROWS)))
-        columns = file.read_row_groups(list(groups), columns=["title", "text"]).to_pydict()
+        size = file.metadata.row_group(0).num_rows
+        groups = range(start // size, min(file.num_row_groups, -(-(start + number) // size)))
+        table = file.read_row_groups(list(groups), columns=["title", "text"])
+    columns = table.slice(start % size, number).to_pydict()
     return [Document(*found).content for found in zip(columns["title"], columns["text"], strict=True)]
 
 
@@ -115,10 +125,11 @@ class IndexFiles:
     def documents(self, rows: Sequence[int]) -> list[tuple[str, Document]]:
         """Ids and documents of the rows, in their order."""
         found: dict[int, tuple[str, Document]] = {}
-        for group in sorted({row // GROUP_ROWS for row in rows}):
-            wanted = [row for row in set(rows) if row // GROUP_ROWS == group]
+        size = self._texts.metadata.row_group(0).num_rows
+        for group in sorted({row // size for row in rows}):
+            wanted = [row for row in set(rows) if row // size == group]
             with reading(self._texts_path):
-                table = self._texts.read_row_group(group).take([row % GROUP_ROWS for row in wanted])
+                table = self._texts.read_row_group(group).take([row % size for row in wanted])
             for row, values in zip(wanted, table.to_pylist(), strict=True):
                 found[row] = values["id"], Document(values["title"], values["text"])
         return [found[row] for row in rows]

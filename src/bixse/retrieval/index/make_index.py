@@ -137,7 +137,7 @@ def make_index(
     shards = range(-(-corpus.count // job.rows))
     with _building(out, job, place.shared), storage_errors(out), encode_on(encoder, devices):
         if not is_marked(job.texts, job.fingerprint()):
-            write_texts(job.texts, stream_documents(path))
+            write_texts(job.texts, stream_documents(path), corpus.count)
             mark(job.texts, job.fingerprint())
         encoded, waiting = do_shards(job, corpus.count, place, store, progress)
         with alone_in(out, wait=True) if place.shared and not waiting else nullcontext():
