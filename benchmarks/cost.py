@@ -52,7 +52,7 @@ ENCODER = JUDGES["0.6B (Qwen3-0.6B)"].size
 GRADE_SECONDS, INDEX_SECONDS = 210e-6, 73e-6
 """Measured, of a core: a pair (`bench_jobs.py grade`), a document read and written (`bench_jobs.py index`)."""
 LOOK_SECONDS, KEY_SECONDS = 0.00785e-6, 0.852e-6 + 0.873e-6
-"""Measured, of a core (`bench_limits.py`): an answer of another shard that one looks through; of its own answers each."""
+"""Measured, of a core (`bench_limits.py`): an answer of others that a shard looks through; of its own answers each."""
 FOOTER_SECONDS, OPEN_SECONDS = 3.6e-6, 66.1e-6
 """Measured likewise: a row group in the footer of the texts, a file of embeddings."""
 LEDGER_BYTES, JUDGEMENT_BYTES, PAIR_BYTES = 190, 97, 76
