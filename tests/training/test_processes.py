@@ -266,7 +266,7 @@ def on_ray(tmp_path):
         search = os.pathsep.join(entry for entry in sys.path if entry)
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": search, "RAY_USAGE_STATS_ENABLED": "0"}
         command = [sys.executable, str(path), str(config), str(out), "2"]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=300)
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=900)
         return done.returncode, done.stdout + done.stderr
 
     return run
@@ -283,10 +283,6 @@ def test_ray_train_says_what_is_wrong(on_ray, tasks_file, tiny_model_path, tmp_p
 
 @pytest.mark.slow
 def test_ray_train_gives_the_losses_and_weights_of_one(alone, configs, on_ray, tmp_path):
-    """And where it is finished, the same script trains nothing."""
     code, said = on_ray(configs["bixse"], tmp_path / "out")
     assert code == 0, said
     compare(alone("bixse"), tmp_path / "out")
-    before = (tmp_path / "out" / "model" / "model.safetensors").stat().st_mtime_ns
-    assert on_ray(configs["bixse"], tmp_path / "out")[0] == 0
-    assert (tmp_path / "out" / "model" / "model.safetensors").stat().st_mtime_ns == before
