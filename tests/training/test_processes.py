@@ -283,6 +283,6 @@ def test_ray_train_says_what_is_wrong(on_ray, tasks_file, tiny_model_path, tmp_p
 
 @pytest.mark.slow
 def test_ray_train_gives_the_losses_and_weights_of_one(alone, configs, on_ray, tmp_path):
-    code, said = on_ray(configs["bixse"], tmp_path / "out")
+    code, said = on_ray(configs["bixse", "whole"], tmp_path / "out")
     assert code == 0, said
     compare(alone("bixse"), tmp_path / "out")
