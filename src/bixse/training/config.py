@@ -265,6 +265,13 @@ class TrainConfig(Settings):
         """What the loss is built with: `loss_options` and the scale."""
         return {"scale": self.scale, **self.loss_options}
 
+    @property
+    def attention_taken(self) -> AttentionKind | None:
+        """The attention asked for, or the one that trains fastest here; None: transformers' choice."""
+        from bixse.encoders.loading.build import attention_to_train_with
+
+        return self.attention or attention_to_train_with(self.train_max_length or self.max_length)
+
     def identity(self) -> dict[str, Any]:
         """What makes two runs the same."""
         regrade = None if self.regrade is None else self.regrade.identity()

@@ -21,13 +21,7 @@ from bixse.data.task_instructions import load_instructions
 from bixse.encoders.identity import model_hashes, model_path_settings
 from bixse.encoders.instructions import set_instructions, use_task
 from bixse.encoders.interpolation import check_can_be_scaled, mean_weights, trained_weights
-from bixse.encoders.loading.build import (
-    attention_to_train_with,
-    build_encoder,
-    no_library_bars,
-    quiet_loading,
-    set_dropout,
-)
+from bixse.encoders.loading.build import build_encoder, no_library_bars, quiet_loading, set_dropout
 from bixse.encoders.loading.precision import default_device, upcast_trainable_to_float32, use_precision
 from bixse.encoders.lora import add_lora, has_lora, merge_lora
 from bixse.encoders.relevance_model import RelevanceModel, save_whole
@@ -204,7 +198,7 @@ def make_model(config: TrainConfig, table: Instructions | None) -> tuple[Relevan
         trust_remote_code=config.trust_remote_code,
         bidirectional=config.bidirectional,
         pooling=config.pooling,
-        attention=config.attention or attention_to_train_with(config.train_max_length or config.max_length),
+        attention=config.attention_taken,
     )
     if table is not None:
         set_instructions(model, table)
