@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
-    import pyarrow.parquet as pq
+    from pyarrow.parquet import ParquetFile
 
 OPEN, SEALED = ".jsonl", ".parquet"
 """Suffixes: one JSON list a line after a first line with the format and the writer; sorted by key."""
@@ -121,7 +121,7 @@ def sealed_tables(path: Path, wanted: Sequence[str] | None = None) -> Iterator[p
 
 
 @contextmanager
-def open_sealed(path: Path) -> Iterator[pq.ParquetFile]:
+def open_sealed(path: Path) -> Iterator[ParquetFile]:
     """A sealed segment of this version."""
     with open_table(path) as file:
         _check_version(path, (file.schema_arrow.metadata or {}).get(b"bixse_ledger", b"").decode())
