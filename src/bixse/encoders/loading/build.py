@@ -129,8 +129,8 @@ def build_encoder(
 def attention_to_train_with(longest: int | None) -> AttentionKind | None:
     """The attention that trains fastest here on texts of at most `longest` tokens; None: transformers' choice does.
 
-    On processors, "sdpa" goes backward slowly: in bf16 plain attention is up to a quarter faster up to 128 tokens, and
-    no slower than it at 256 (`docs/training.md`). In float32 it is not faster.
+    On processors "sdpa" goes backward slowly: in bf16 a step with plain attention is faster up to 128 tokens
+    (`docs/results.md`). In float32 it is not.
     """
     device = default_device()
     short = longest is not None and longest <= LONGEST_FOR_EAGER
