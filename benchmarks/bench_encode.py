@@ -1,6 +1,6 @@
 """Texts encoded a second: bixse beside sentence-transformers, with its defaults and with its best settings.
 
-    python benchmarks/bench_encode.py [--documents 512] [--rounds 4] [--processes 2] [--ndcg] [--out FILE] [--quick]
+    python benchmarks/bench_encode.py [--documents 512] [--rounds 4] [--processes 2] [--ndcg DIR] [--out FILE] [--quick]
 
 One row a method, on the same documents of the sample collection (Python's own documentation: many short entries, some
 of hundreds of words) and the same model (all-MiniLM-L6-v2, 256 tokens at most):
@@ -18,7 +18,7 @@ Times are wall times of methods interleaved in one run, the order turned from ro
 the machine slows all alike; the ratio is the median over rounds of the time of sentence-transformers' defaults to a
 method's in the same round. `padding` is the share of token positions computed that are padding, in one process.
 `difference` is the largest of a coordinate to that of sentence-transformers' defaults: above 1e-5 in float32 the run
-fails (int8 is left out of this). With `--ndcg` a method also ranks the whole collection for its test queries:
+fails (int8 is left out of this). With `--ndcg` a method also ranks that collection for its test queries:
 `ndcg`, and `ndcg_change`, `ndcg_low`, `ndcg_high`, its difference from sentence-transformers' defaults with the 95 %
 interval over queries. The number of threads is PyTorch's: set OMP_NUM_THREADS to change it.
 """
@@ -42,7 +42,6 @@ from bixse.encoders.loading.build import build_encoder, no_library_bars
 from bixse.encoders.loading.precision import autocast, resolve_precision, use_precision
 from bixse.evaluation.evaluate import Evaluation, evaluate
 from bixse.evaluation.significance import paired_bootstrap
-from bixse.evaluation.tasks import collection_task
 from measuring import bare_products, in_turn, linear_shapes, make_parser, middle, ratio_with_ends, show, timed
 
 if TYPE_CHECKING:
@@ -114,12 +113,12 @@ def in_int8(model: SentenceTransformer) -> SentenceTransformer:
         return torch.ao.quantization.quantize_dynamic(copy.deepcopy(model), layers)
 
 
-def ndcg_of(models: Mapping[str, tuple[SentenceTransformer, str]]) -> dict[str, Evaluation]:
-    """What models reach on the test queries of the sample collection, each in its precision."""
+def ndcg_of(models: Mapping[str, tuple[SentenceTransformer, str]], collection: str) -> dict[str, Evaluation]:
+    """What models reach on the test queries of a collection, each in its precision."""
     found = {}
     for name, (model, precision) in models.items():
         with use_precision(precision):
-            found[name] = evaluate(model, collection_task(load_pydocs()))
+            found[name] = evaluate(model, collection)
     return found
 
 
@@ -166,7 +165,7 @@ def rows_of(options: argparse.Namespace) -> Iterator[dict[str, object]]:
         print(f"{precision}, best batch size of sentence-transformers {size}; load before: {os.getloadavg()[0]:.1f}")
         runs = in_turn(methods, options.rounds)
         compared = {PLAIN: (model, "float32"), OURS: (model, precision), INT8: (quantised, "float32")}
-        reached = ndcg_of(compared) if options.ndcg else {}
+        reached = ndcg_of(compared, options.ndcg) if options.ndcg else {}
     for name in methods:
         median, lowest, highest = ratio_with_ends(runs[PLAIN], runs[name])
         difference = float(np.abs(found[name] - found[PLAIN]).max()) if name in found else 0.0
@@ -195,7 +194,7 @@ def main() -> None:
     parser.add_argument("--documents", type=int, default=512)
     parser.add_argument("--rounds", type=int, default=4, help="the median counts")
     parser.add_argument("--processes", type=int, default=1, help="above 1: measure so many processes too")
-    parser.add_argument("--ndcg", action="store_true", help="rank the whole collection too: some minutes")
+    parser.add_argument("--ndcg", metavar="DIR", help="rank this collection too, which may take minutes")
     options = parser.parse_args()
     if min(options.documents, options.rounds, options.processes) < 1:
         parser.error("expected documents, rounds and processes of at least 1")
