@@ -5,6 +5,10 @@ from __future__ import annotations
 import json
 from types import SimpleNamespace
 
+import pytest
+import torch
+
+from bixse.encoders.encode import encode_texts
 from bixse.encoders.identity import embeddings_key
 from bixse.encoders.loading.precision import resolve_precision, use_precision
 from bixse.encoders.relevance_model import RelevanceModel
@@ -83,3 +87,12 @@ def test_the_key_sees_behind_a_router(tiny_model_path):
 def test_the_key_is_that_of_a_saved_copy(tiny_model, tmp_path):
     tiny_model.save_pretrained(str(tmp_path / "copy"))
     assert embeddings_key(RelevanceModel(str(tmp_path / "copy"), device="cpu")) == embeddings_key(tiny_model)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_quantised_model_has_a_key_of_its_own(tiny_model):
+    plain = embeddings_key(tiny_model)
+    quantised = [torch.ao.quantization.quantize_dynamic(tiny_model, {torch.nn.Linear}) for _ in range(2)]
+    keys = [embeddings_key(model) for model in quantised]
+    assert keys[0] == keys[1] != plain
+    assert encode_texts(quantised[0], ["copy the file"], "document", "float32").shape == (1, 32)

@@ -44,10 +44,15 @@ def embeddings_key(model: SentenceTransformer, portable: bool = False) -> str:
     that are stored in half precision were loaded as float32.
     """
     digest = hashlib.sha256()
-    for name, tensor in sorted(model.state_dict().items()):
-        dtype = torch.float32 if portable and tensor.is_floating_point() else tensor.dtype
-        digest.update(f"{name} {dtype}".encode())
-        digest.update(tensor.detach().cpu().contiguous().view(-1).float().numpy().tobytes())
+    for name, state in sorted(model.state_dict().items()):
+        for part in state if isinstance(state, tuple) else (state,):  # a quantised layer keeps weight and bias as one
+            if not isinstance(part, torch.Tensor):
+                digest.update(f"{name} {part!r}".encode())
+                continue
+            dtype = torch.float32 if portable and part.is_floating_point() else part.dtype
+            tensor = part.dequantize() if part.is_quantized else part
+            digest.update(f"{name} {dtype}".encode())
+            digest.update(tensor.detach().cpu().contiguous().view(-1).float().numpy().tobytes())
     for module in parts_of(model):
         backbone = getattr(getattr(module, "auto_model", None), "config", None)
         own: dict[str, Any] = getattr(module, "get_config_dict", dict)()
