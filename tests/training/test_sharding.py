@@ -126,6 +126,38 @@ def test_what_a_checkpoint_holds(config, tmp_path):
         train(TrainConfig.load(config), tmp_path / "out", progress=False)
 
 
+WHEN_REDUCED = """
+import sys
+import torch
+from torch.distributed.tensor import DTensor
+from bixse.encoders.embedding import embed_features
+from bixse.encoders.loading.build import build_encoder
+from bixse.training.distributed import init_distributed
+from bixse.training.loop.sharding import shard_encoder
+from bixse.training.loop.trainer import GradedTrainingArguments
+
+init_distributed()
+model = build_encoder(sys.argv[1], device="cpu").train()
+shard_encoder(model, GradedTrainingArguments(sys.argv[2], sharding="full", use_cpu=True))
+layers = model[0].auto_model.encoder.layer
+own = next(part for part in layers[-1].parameters() if isinstance(part, DTensor))
+reduced = []
+layers[-1].register_full_backward_pre_hook(lambda *given: reduced.append(own.grad is not None))
+features = model.preprocess(["a query", "another one that is longer", "and one more"])
+embed_features(model, features, mini_batch_size=1, gradient_cache=sys.argv[3] == "cached").sum().backward()
+print(reduced)
+"""
+"""Before each backward pass through the last block: whether the one before it was reduced to this process's part."""
+
+
+@pytest.mark.parametrize("gradient_cache", ["cached", "kept"])
+def test_no_process_holds_the_gradient_of_whole_weights_for_longer_than_a_pass(
+    tiny_model_path, tmp_path, gradient_cache
+):
+    ended = finish(start(2, tiny_model_path, tmp_path, gradient_cache, script=WHEN_REDUCED))
+    assert [output.strip() for _, output, _ in ended] == ["[False, True, True]"] * 2, ended
+
+
 def test_parts_of_more_processes_that_were_killed_are_not_read(tiny_model, tmp_path):
     loss = BiXSELoss(tiny_model)
     optimizer = torch.optim.AdamW(loss.parameters())

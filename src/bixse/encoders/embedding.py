@@ -60,11 +60,19 @@ def embed_features(
         embeddings = model(dict(given))["sentence_embedding"]  # the encoder adds its states to the dictionary
         return embeddings[:, :dimensions]
 
-    def embed(given: dict[str, Any]) -> Tensor:
+    def kept_or_not(given: dict[str, Any]) -> Tensor:
         if gradient_cache and torch.is_grad_enabled():
             embedded: Tensor = checkpoint(one_pass, given, use_reentrant=False)
             return embedded
         return one_pass(given)
+
+    def embed(given: dict[str, Any]) -> Tensor:
+        if is_sharded(model) and torch.is_grad_enabled():
+            apart: Tensor = _BackwardOfItsOwn.apply(  # type: ignore[no-untyped-call]
+                torch.empty(0, requires_grad=True), kept_or_not, given
+            )
+            return apart
+        return kept_or_not(given)
 
     mask = features.get("attention_mask")
     if not isinstance(mask, Tensor) or mask.ndim != 2:
@@ -74,6 +82,27 @@ def embed_features(
     parts = [embed(take_rows(features, mask, rows)) for rows in (order.split(numbers) if numbers else [])]
     parts += [embed(_one_token(features, mask))[:0] for _ in range(missing)]
     return torch.cat(parts)[torch.argsort(order)]
+
+
+class _BackwardOfItsOwn(torch.autograd.Function):
+    """A pass through a sharded encoder that goes backward alone.
+
+    Of several passes in one graph, autograd would hold the gradient of every whole weight until it has that of all
+    passes; so each is reduced to this process's part as soon as its block is done.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, taken: Tensor, encode: Callable[[dict[str, Any]], Tensor], given: dict[str, Any]) -> Tensor:
+        """`taken` is a tensor with a gradient, without which there would be no backward pass."""
+        with torch.enable_grad():
+            ctx.embedded = encode(given)
+        detached: Tensor = ctx.embedded.detach()
+        return detached
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, None, None]:
+        torch.autograd.backward(ctx.embedded, gradients)
+        return None, None, None
 
 
 def _one_token(features: Features, mask: Tensor) -> dict[str, Any]:
