@@ -226,6 +226,27 @@ def test_values_that_have_to_be_unique(tmp_path):
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("name", ["rows.parquet", "rows.tsv", "rows.jsonl", "rows.jsonl.gz"])
+def test_repeats_are_found_blocks_apart_with_the_row_they_repeat(tmp_path, name):
+    values = [f"d{number}" for number in range(5 * read.BLOCK_ROWS)]
+    values[4000], values[4500], values[4501] = values[3], values[3999], values[3]
+    write_rows(pa.table({"value": values}), tmp_path / name)
+    with pytest.raises(InvalidFileError) as caught:
+        list(read_blocks(tmp_path / name, [FileColumn("value", "id", unique=True)]))
+    found = [(error.row, error.got.rpartition(" ")[2]) for error in caught.value.errors]
+    expected = [(4001, 4), (4501, 4000), (4502, 4)]
+    assert found == [(row, str(first)) for row, first in expected]
+
+
+def test_ids_that_differ_take_a_few_bytes_each(tmp_path):
+    ids = [f"a-document-{number:09}" for number in range(100_000)]
+    write_rows(pa.table({"value": ids}), tmp_path / "rows.parquet")
+    tracemalloc.start()
+    assert sum(len(block) for block in read_blocks(tmp_path / "rows.parquet", [FileColumn("value", "id", unique=True)]))
+    assert tracemalloc.get_traced_memory()[1] < 4e6, "where ids and rows are kept it is 15e6"
+    tracemalloc.stop()
+
+
 def test_bytes_in_parquet_are_no_text(tmp_path):
     write_rows(pa.table({"text": [b"a"], "number": [b"1"]}), tmp_path / "rows.parquet")
     assert places(tmp_path / "rows.parquet", TEXT, NUMBER) == [(1, "text"), (1, "number")]

@@ -7,7 +7,8 @@ import gzip
 import io
 import zlib
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, TextIO, cast
 
@@ -17,6 +18,7 @@ import pyarrow.csv as pacsv
 from bixse.data.io.hints import missing_column_hint
 from bixse.data.io.parquet import open_table, row_batches
 from bixse.data.io.strict import RepeatedKeyError, parse_json
+from bixse.data.row_files.first_rows import FirstRows
 from bixse.data.row_files.values import FileColumn, InvalidValueError
 from bixse.errors import InputError, InvalidFileError, shorten
 
@@ -92,7 +94,7 @@ def read_blocks(
     """
     path = Path(path)
     found = errors if errors is not None else InvalidFileError(path)
-    seen: dict[str, dict[Any, int]] = {column.name: {} for column in columns if column.unique}
+    seen = {column.name: FirstRows(partial(_values_of, path, column, rows)) for column in columns if column.unique}
     count = 0
     for raw in _raw_blocks(path, columns, found, rows):
         block = _checked(raw, columns, seen, found)
@@ -410,7 +412,7 @@ def _name_in(column: FileColumn, names: Container[str]) -> str | None:
 
 
 def _checked(
-    raw: Block, columns: Sequence[FileColumn], seen: Mapping[str, dict[Any, int]], errors: InvalidFileError
+    raw: Block, columns: Sequence[FileColumn], seen: Mapping[str, FirstRows], errors: InvalidFileError
 ) -> Block:
     invalid: set[int] = set()
     found: dict[str, list[Any]] = {}
@@ -434,15 +436,24 @@ def _check_unique(
     column: FileColumn,
     rows: Sequence[int],
     values: Sequence[Any],
-    seen: dict[Any, int],
+    seen: FirstRows,
     invalid: set[int],
     errors: InvalidFileError,
 ) -> None:
-    for place, (row, value) in enumerate(zip(rows, values, strict=True)):
-        if place not in invalid and (first := seen.setdefault(value, row)) != row:
-            got = f"{shorten(value)} again, after row {first}"
+    places = [place for place in range(len(rows)) if place not in invalid]
+    own = [rows[place] for place in places]
+    for place, row, first in zip(places, own, seen.add([values[place] for place in places], own), strict=True):
+        if first != row:
+            got = f"{shorten(values[place])} again, after row {first}"
             errors.add(row, column.name, got, "a value used once", "drop or rename the repeat")
             invalid.add(place)
+
+
+def _values_of(path: Path, column: FileColumn, rows: range | None) -> Iterator[tuple[Any, int]]:
+    """The values of a column as they are used, and their rows, without those that cannot be used."""
+    alone = replace(column, unique=False)
+    for block in read_blocks(path, [alone], InvalidFileError(path), rows):
+        yield from zip(block.columns[column.name], block.rows, strict=True)
 
 
 def _read_each(
