@@ -315,7 +315,10 @@ class TestModelsThatExist:
         found = merged([tiny_model_path, tuned[0]], tmp_path / "out", weights=[0.25, 0.75])
         assert_between(weights(found.model_path), weights(tiny_model_path), weights(tuned[0]), 0.75)
         assert build_encoder(found.model_path).head is None and found.warnings
-        assert merged([tiny_model_path, tuned[0]], tmp_path / "out", weights=[0.25, 0.75]).reused
+        again = merged([tiny_model_path, tuned[0]], tmp_path / "out", weights=[0.25, 0.75])
+        assert again.reused
+        assert again.result.given == found.result.given == (0.25, 0.75)
+        assert "0.25 + 0.75" in again.result.lines()[0]
 
     def test_a_soup_is_chosen_on_dev_with_its_head(self, guarded_files, tiny_model_path, tuned, tmp_path):
         found = merged(

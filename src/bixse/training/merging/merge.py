@@ -82,6 +82,8 @@ class MergeResult:
     """Checkpoints of which the tuned weights are the mean."""
     checkpoints_wanted: int = 1
     """How many were asked for; a short run has fewer."""
+    given: tuple[float, ...] = ()
+    """The weight of each model, where all were given; `weight` is 1 then."""
 
     @property
     def keeps_guard(self) -> bool:
@@ -118,7 +120,10 @@ class MergeResult:
         """The choice in words, one fact per line."""
         chosen = f"chosen on dev among {self.candidates}" if self.candidates > 1 else "as given"
         soup = f", tuned is the mean of {self.checkpoints} checkpoints" if self.checkpoints_wanted > 1 else ""
-        lines = [f"merged weights: {1 - self.weight:g} base + {self.weight:g} tuned ({chosen}){soup}"]
+        what = f"{1 - self.weight:g} base + {self.weight:g} tuned ({chosen})"
+        if self.given:
+            what = f"{' + '.join(f'{weight:g}' for weight in self.given)} of the models in their order (as given)"
+        lines = [f"merged weights: {what}{soup}"]
         base = self.points[0].scores if self.points else {}
         for name in dict.fromkeys(change.collection for change in self.changes):
             of = {change.model: change for change in self.changes if change.collection == name}
