@@ -238,6 +238,12 @@ def test_repeats_are_found_blocks_apart_with_the_row_they_repeat(tmp_path, name)
     assert found == [(row, str(first)) for row, first in expected]
 
 
+def test_a_row_that_is_left_out_is_not_repeated(tmp_path):
+    rows = [{"value": "a"}, {"value": "a", "text": "b"}, {"value": "c", "text": 7}, {"value": "c", "text": "d"}]
+    path = put(tmp_path, "rows.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+    assert places(path, FileColumn("value", "id", unique=True), TEXT) == [(1, "text"), (3, "text"), (4, "value")]
+
+
 def test_ids_that_differ_take_a_few_bytes_each(tmp_path):
     ids = [f"a-document-{number:09}" for number in range(100_000)]
     write_rows(pa.table({"value": ids}), tmp_path / "rows.parquet")

@@ -55,6 +55,7 @@ def embed_features(
     """
     # a distributed wrapper keeps the encoder as its `module`
     dimensions: int | None = getattr(getattr(model, "module", model), "truncate_dim", None)
+    sharded = is_sharded(model)
 
     def one_pass(given: dict[str, Any]) -> Tensor:
         embeddings = model(dict(given))["sentence_embedding"]  # the encoder adds its states to the dictionary
@@ -67,7 +68,7 @@ def embed_features(
         return one_pass(given)
 
     def embed(given: dict[str, Any]) -> Tensor:
-        if is_sharded(model) and torch.is_grad_enabled():
+        if sharded and torch.is_grad_enabled():
             apart: Tensor = _BackwardOfItsOwn.apply(  # type: ignore[no-untyped-call]
                 torch.empty(0, requires_grad=True), kept_or_not, given
             )
@@ -78,7 +79,7 @@ def embed_features(
     if not isinstance(mask, Tensor) or mask.ndim != 2:
         return embed(dict(features))
     order, numbers = passes_by_length(mask, mini_batch_size)
-    missing = most_of_all(len(numbers), mask.device) - len(numbers) if is_sharded(model) else 0
+    missing = most_of_all(len(numbers), mask.device) - len(numbers) if sharded else 0
     parts = [embed(take_rows(features, mask, rows)) for rows in (order.split(numbers) if numbers else [])]
     parts += [embed(_one_token(features, mask))[:0] for _ in range(missing)]
     return torch.cat(parts)[torch.argsort(order)]

@@ -37,6 +37,8 @@ class FirstRows:
 
     def add(self, values: Sequence[Hashable], rows: Sequence[int]) -> Sequence[int]:
         """The first row of each of these values, which stand behind all that were added before."""
+        if not values:
+            return []
         if self._rows is None:
             hashes = np.fromiter(map(hash, values), dtype=np.int64, count=len(values))
             hashes.sort()
@@ -50,16 +52,13 @@ class FirstRows:
         return [self._rows.setdefault(value, row) for value, row in zip(values, rows, strict=True)]
 
     def _repeats(self, hashes: npt.NDArray[np.int64]) -> bool:
-        if len(hashes) == 0:
-            return False
         if (hashes[1:] == hashes[:-1]).any():
             return True
         places = ((part, np.searchsorted(part, hashes)) for part in self._hashes)
         return any((part[np.minimum(place, len(part) - 1)] == hashes).any() for part, place in places)
 
     def _keep(self, hashes: npt.NDArray[np.int64]) -> None:
-        if len(hashes):
-            self._hashes.append(hashes)
+        self._hashes.append(hashes)
         while len(self._hashes) > 1 and len(self._hashes[-2]) < 2 * len(self._hashes[-1]):
             joined = np.concatenate([self._hashes.pop(), self._hashes.pop()])
             joined.sort()

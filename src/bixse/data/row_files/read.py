@@ -94,7 +94,8 @@ def read_blocks(
     """
     path = Path(path)
     found = errors if errors is not None else InvalidFileError(path)
-    seen = {column.name: FirstRows(partial(_values_of, path, column, rows)) for column in columns if column.unique}
+    again = partial(_values_of, path, columns, rows)
+    seen = {column.name: FirstRows(partial(again, column)) for column in columns if column.unique}
     count = 0
     for raw in _raw_blocks(path, columns, found, rows):
         block = _checked(raw, columns, seen, found)
@@ -449,10 +450,13 @@ def _check_unique(
             invalid.add(place)
 
 
-def _values_of(path: Path, column: FileColumn, rows: range | None) -> Iterator[tuple[Any, int]]:
-    """The values of a column as they are used, and their rows, without those that cannot be used."""
-    alone = replace(column, unique=False)
-    for block in read_blocks(path, [alone], InvalidFileError(path), rows):
+def _values_of(
+    path: Path, columns: Sequence[FileColumn], rows: range | None, column: FileColumn
+) -> Iterator[tuple[Any, int]]:
+    """The values of one of the columns as they are used, and their rows, without those that cannot be used."""
+    errors = InvalidFileError(path)
+    for raw in _raw_blocks(path, columns, errors, rows):
+        block = _checked(raw, [replace(column, unique=False)], {}, errors)
         yield from zip(block.columns[column.name], block.rows, strict=True)
 
 

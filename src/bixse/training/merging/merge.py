@@ -120,10 +120,10 @@ class MergeResult:
         """The choice in words, one fact per line."""
         chosen = f"chosen on dev among {self.candidates}" if self.candidates > 1 else "as given"
         soup = f", tuned is the mean of {self.checkpoints} checkpoints" if self.checkpoints_wanted > 1 else ""
-        what = f"{1 - self.weight:g} base + {self.weight:g} tuned ({chosen})"
+        what = f"{1 - self.weight:g} base + {self.weight:g} tuned"
         if self.given:
-            what = f"{' + '.join(f'{weight:g}' for weight in self.given)} of the models in their order (as given)"
-        lines = [f"merged weights: {what}{soup}"]
+            what = f"{' + '.join(f'{weight:g}' for weight in self.given)} of the models in their order"
+        lines = [f"merged weights: {what} ({chosen}){soup}"]
         base = self.points[0].scores if self.points else {}
         for name in dict.fromkeys(change.collection for change in self.changes):
             of = {change.model: change for change in self.changes if change.collection == name}

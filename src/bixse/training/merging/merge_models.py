@@ -75,8 +75,8 @@ def merge_models(config: MergeModelsConfig, out: str | Path, progress: bool = Fa
     with first_process_alone_in(folder), storage_errors(folder):
         record.save("running")
         if config.weights is not None:
-            given = tuple(config.weights)
-            result = replace(merge(base, states[0], mean_weights(states, given), [1.0], []), given=given)
+            result = merge(base, states[0], mean_weights(states, config.weights), [1.0], [])
+            result = replace(result, given=config.weights)
         else:
             tuned = mean_weights(states[1:])
             result = merge(base, states[0], tuned, config.candidates, watched, config.guard_tolerance, progress)
