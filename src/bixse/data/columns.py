@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
+KEYS_AT_ONCE = 2**18
+"""About so many keys are told apart in one table."""
+
+
 class Column(Sequence[Any]):
     """A column as a read-only sequence: equal to a list of the same values, and never one in memory.
 
@@ -58,11 +62,24 @@ class Column(Sequence[Any]):
 def numbered(keys: NDArray[np.int64]) -> NDArray[np.int32]:
     """(M,) numbers from 0 up in order of first appearance, equal where the keys are.
 
+    A part of the keys is looked at at a time, so that no table of all different keys is in memory.
+
     Example:
         >>> numbered(np.array([70, 30, 70, 10])).tolist()
         [0, 1, 0, 2]
     """
-    numbers: NDArray[np.int32] = pa.array(keys).dictionary_encode().indices.to_numpy(zero_copy_only=False)
+    parts = 1 + len(keys) // KEYS_AT_ONCE
+    part_of = (keys % parts).astype(np.uint16)
+    first_rows = np.empty(len(keys), dtype=np.int32)  # (M,) row at which each key first stands
+    for part in range(parts):
+        rows = np.flatnonzero(part_of == part).astype(np.int32)
+        encoded = pa.array(keys[rows]).dictionary_encode()
+        codes = encoded.indices.to_numpy()
+        first_of_code = np.empty(len(encoded.dictionary), dtype=np.int32)
+        first_of_code[codes[::-1]] = rows[::-1]  # the last to be assigned stays
+        first_rows[rows] = first_of_code[codes]
+    is_first = first_rows == np.arange(len(keys), dtype=np.int32)
+    numbers: NDArray[np.int32] = (np.cumsum(is_first, dtype=np.int32) - 1)[first_rows]
     return numbers
 
 

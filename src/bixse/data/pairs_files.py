@@ -179,7 +179,7 @@ def _check_texts(
     errors: InvalidFileError,
 ) -> None:  # fmt: skip
     """Every row whose id stands for another text than in an earlier row is an error."""
-    if len(np.unique(_joined(ids, texts))) == len(np.unique(ids)):
+    if numbered(_joined(ids, texts)).max(initial=-1) == ids.max(initial=-1):
         return
     first: dict[str, tuple[int, str]] = {}
     identifiers, column = (pairs.query_ids, pairs.queries) if kind == "query" else (pairs.document_ids, pairs.documents)
@@ -195,10 +195,12 @@ def _each_pair_once(
     errors: InvalidFileError,
 ) -> GradedPairs:  # fmt: skip
     """The first row of every pair of a task; another relevance in a later one is an error."""
-    keys = _joined(numbered(_joined(queries, documents)), pairs.tasks[1])
-    _, first, of_row = np.unique(keys, return_index=True, return_inverse=True)
-    if len(first) == len(pairs):
+    numbers, (names, tasks) = numbered(_joined(queries, documents)), pairs.tasks
+    if len(names) > 1:
+        numbers = numbered(_joined(numbers, tasks))
+    if numbers.max(initial=-1) == len(pairs) - 1:
         return pairs
+    _, first, of_row = np.unique(numbers, return_index=True, return_inverse=True)
     earlier = first[of_row]
     for index in np.flatnonzero(pairs.relevance != pairs.relevance[earlier]).tolist():
         before = int(earlier[index])

@@ -90,7 +90,7 @@ class PairColumns:
     def numbered(cls, relevance: NDArray[np.float64], keys: Mapping[Key, NDArray[np.uint64]]) -> PairColumns:
         """The columns of all rows of a table, from the first to the last."""
         rows = np.arange(len(relevance), dtype=np.int64)
-        return cls(rows, rows.copy(), relevance, keys)
+        return cls(rows, rows, relevance, keys)
 
     def take(self, places: NDArray[Any]) -> PairColumns:
         keys = {key: values[places] for key, values in self.keys.items()}

@@ -159,8 +159,8 @@ def _convert(
         parts={
             name: {
                 "rows": len(rows),
-                "queries": len(np.unique(rows.groups("query_id", "task"))),
-                "tasks": tasks[name],
+                "queries": sum(queries for _, queries in tasks[name].values()),
+                "tasks": {task: count for task, (count, _) in tasks[name].items()},
                 "histogram": np.histogram(rows.relevance, bins=BINS, range=(0.0, 1.0))[0].tolist(),
             }
             for name, rows in parts.items()
@@ -230,7 +230,7 @@ def _refuse(source: Source, settings: ConvertSettings, found: ErrorsFile, rows: 
     return shown
 
 
-def _write_train_file(target: Path, source: Source, tasks: Mapping[str, dict[str, int]]) -> Path:
+def _write_train_file(target: Path, source: Source, tasks: Mapping[str, Mapping[str, object]]) -> Path:
     part = "train" if "train" in tasks else next(iter(tasks))
     content: dict[str, Any] = {"pairs": f"{part}.parquet"}
     shares = {task: share for task, share in source.form.task_shares.items() if task in tasks[part]}

@@ -87,15 +87,12 @@ class PairsTable:
         for kind in ("query", "document"):
             self._check_ids(kind)
         transforms, split = settings.transforms(), settings.parts()
-        keys: list[Key] = ["query_id", "task"]
-        keys += [key for step in (*transforms, split) if step is not None for key in step.needs]
+        keys = [key for step in (*transforms, split) if step is not None for key in step.needs]
         columns = self._columns(list(dict.fromkeys(keys)))
         applied: list[TransformReport] = []
-        if not settings.dedup:
-            once = columns.take(self._firsts())
-            if len(once) < len(columns):
-                applied.append(TransformReport("repeats written once", {}, len(columns), len(once)))
-            columns = once
+        if not settings.dedup and (once := self._firsts()) is not None:
+            applied.append(TransformReport("repeats written once", {}, len(columns), len(once)))
+            columns = columns.take(once)
         for transform in transforms:
             found, notes = transform.apply(columns)
             applied.append(reported(transform, columns, found, notes))
@@ -115,15 +112,14 @@ class PairsTable:
             )
         return parts, [*applied, reported(split, columns, columns, {name: len(part) for name, part in parts.items()})]
 
-    def tasks(self, columns: PairColumns) -> dict[str, int]:
-        """Rows by task; rows without a task are under "-"."""
+    def tasks(self, columns: PairColumns) -> dict[str, tuple[int, int]]:
+        """Task -> its rows and queries; rows without a task are under "-"."""
         self._use(columns)
-        return dict(
-            self._database.execute(
-                "SELECT coalesce(task, '-') AS task, count(*) FROM selected JOIN pairs USING (n) GROUP BY ALL "
-                "ORDER BY ALL"
-            ).fetchall()
-        )
+        found = self._database.execute(
+            "SELECT task, sum(rows)::BIGINT, count(*) FROM (SELECT coalesce(task, '-') AS task, count(*) AS rows "
+            "FROM selected JOIN pairs USING (n) GROUP BY coalesce(task, '-'), query_id) GROUP BY task ORDER BY task"
+        ).fetchall()
+        return {task: (rows, queries) for task, rows, queries in found}
 
     def write(
         self, parts: Mapping[str, PairColumns], folder: Path, step: Callable[[int], None] | None = None
@@ -213,7 +209,7 @@ class PairsTable:
     def _columns(self, keys: Sequence[Key]) -> PairColumns:
         relevance, found = np.zeros(self.count), {key: np.zeros(self.count, dtype=np.uint64) for key in keys}
         start = 0
-        rows = self._database.sql(f"SELECT relevance, {', '.join(keys)} FROM pairs ORDER BY n")
+        rows = self._database.sql(f"SELECT {', '.join(['relevance', *keys])} FROM pairs ORDER BY n")
         for batch in rows.to_arrow_reader(ROWS_AT_ONCE):
             end = start + batch.num_rows
             relevance[start:end] = batch["relevance"].to_numpy()
@@ -238,8 +234,8 @@ class PairsTable:
             "expected one text per id; fix: --text-ids makes ids from the texts, or give each text its own id"
         )
 
-    def _firsts(self) -> np.ndarray:
-        """The first row of each pair of a task; rows that repeat a pair with another relevance are refused."""
+    def _firsts(self) -> np.ndarray | None:
+        """The first row of each pair of a task, None where none is repeated; with another relevance it is refused."""
         self._database.execute(
             "CREATE OR REPLACE TEMP TABLE firsts AS SELECT min(n) AS n, min(relevance) AS low, max(relevance) AS high "
             "FROM pairs GROUP BY query_id, document_id, task"
@@ -254,6 +250,9 @@ class PairsTable:
                 f"and document {document}; expected one relevance per pair; fix: --dedup takes their mean, or "
                 "correct the file"
             )
+        ((count,),) = self._database.execute("SELECT count(*) FROM firsts").fetchall()
+        if count == self.count:
+            return None
         return np.asarray(self._database.execute("SELECT n FROM firsts ORDER BY n").fetchnumpy()["n"])
 
 

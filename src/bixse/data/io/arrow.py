@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import tempfile
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
 BYTES_IN_MEMORY = 2**26
 """A table up to this size is kept in memory."""
+BYTES_PER_BATCH = 2**23
+"""About so much of a spooled table stands in a record batch: opening the file reads pages of every batch."""
 ROWS_PER_BLOCK = 2**16
 """Rows that are turned into Python objects at a time."""
 
@@ -58,13 +61,26 @@ def _on_disk(held: list[pa.RecordBatch], rest: Iterator[pa.RecordBatch], schema:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder) as file:
             with pa.ipc.new_file(file, schema) as writer:
-                while held:
-                    writer.write_batch(held.pop(0))
-                for batch in rest:
-                    writer.write_batch(batch)
+                first = (held.pop(0) for _ in range(len(held)))
+                for table in _of_some_size(chain(first, rest)):
+                    writer.write_table(table)
             file.flush()
             mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     return Spool(pa.ipc.open_file(pa.py_buffer(mapping)).read_all(), mapping)
+
+
+def _of_some_size(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
+    """The rows in tables of about `BYTES_PER_BATCH`, each of one chunk."""
+    group: list[pa.RecordBatch] = []
+    size = 0
+    for batch in batches:
+        group.append(batch)
+        size += batch.nbytes
+        if size >= BYTES_PER_BATCH:
+            yield pa.Table.from_batches(group).combine_chunks()
+            group, size = [], 0
+    if group:
+        yield pa.Table.from_batches(group).combine_chunks()
 
 
 def blocks(column: pa.ChunkedArray) -> Iterator[pa.Array]:

@@ -162,7 +162,7 @@ class KnownGrades:
         queries = np.repeat(self.query_of_group, np.diff(groups.offsets)).astype(np.int64)
         documents = pairs.document_numbers[groups.order]
         entries = numbered(queries * (int(documents.max(initial=0)) + 1) + documents)
-        first = np.unique(entries, return_index=True)[1]
+        first = np.flatnonzero(np.diff(np.maximum.accumulate(entries), prepend=-1))  # numbers are in order
         means = np.bincount(entries, weights=pairs.relevance[groups.order]) / np.bincount(entries)
         by_query = np.argsort(queries[first], kind="stable")
         self.documents: NDArray[np.int32] = documents[first][by_query]
