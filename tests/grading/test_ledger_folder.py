@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import fsspec
 import pyarrow.parquet as pq
 import pytest
 
@@ -194,6 +195,25 @@ def test_a_segment_that_cannot_be_made_is_told_before_anything_is_paid_for(folde
 
 
 # --- answers
+
+
+def test_folders_that_exchange_sealed_segments_through_an_object_store_know_each_others_answers(tmp_path):
+    store = fsspec.filesystem("memory")
+    folders = [tmp_path / name for name in ("here", "there")]
+    for place, folder in enumerate(folders):
+        folder.mkdir()
+        if place:
+            store.get("/ledger/ledger.json", str(folder / "ledger.json"))
+        killed(folder, 10 * place, 10 * place + 10)
+        seal_left(folder)
+        store.put([str(path) for path in folder.glob("[!.]*")], "/ledger/")
+    for folder in folders:
+        store.get("/ledger/*", str(folder))
+        assert grades(folder, range(20)) == {number: float(number) for number in range(20)}
+    merge_ledgers([folders[0]])
+    store.get("/ledger/*", str(folders[0]))  # what was merged comes back, and is there twice
+    assert grades(folders[0], range(20)) == grades(folders[1], range(20))
+    assert merge_ledgers([folders[0]])[1] == 20
 
 
 def test_answers_of_other_processes_at_work_killed_and_done(folder):
