@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from bixse.data.collection import Collection
     from bixse.relevance import GradeScale
 
-TEXTS_HELD = 2**9
+TEXTS_HELD = 2**6
 """Texts that are looked up before the pages they were read from are given back."""
 
 Kind: TypeAlias = Literal["query", "document"]
@@ -304,12 +304,13 @@ class GradedPairs:
 
     def texts(self, kind: Kind, rows: Iterable[int]) -> list[str]:
         """The query or document texts of some rows."""
-        column = self.table[kind]
-        found = [column[int(row)].as_py() for row in rows]
-        self._looked_up += len(found)
-        if self._looked_up > TEXTS_HELD:
-            self._looked_up = 0
-            self.release()
+        column, found = self.table[kind], []
+        for row in rows:
+            if self._looked_up == TEXTS_HELD:
+                self._looked_up = 0
+                self.release()
+            found.append(column[int(row)].as_py())
+            self._looked_up += 1
         return found
 
     def release(self) -> None:
