@@ -1,7 +1,7 @@
 """Run the studies on a laptop and write their tables, plots and page under docs/results.
 
     python benchmarks/results.py [--run] [--only NAME ...] [--cranfield DIR] [--sick DIR] [--work runs/results]
-    python benchmarks/results.py --store nfcorpus runs/nfcorpus-losses
+    python benchmarks/results.py --store nfcorpus runs/nfcorpus-losses docs/nfcorpus/study.yaml
 
 `--run` trains what is not trained yet (each study resumes run by run), in float32, copies the small tables and plots
 to docs/results/studies/COLLECTION/STUDY, and writes docs/study-results.md from them. Without it the page alone is
@@ -54,6 +54,7 @@ COLLECTIONS = {
     "sick": "SICK, static student",
     "pydocs-minilm": "[pydocs](pydocs.md), its first edition, all-MiniLM-L6-v2",
     "nfcorpus": "[NFCorpus](nfcorpus/README.md), all-MiniLM-L6-v2, in bf16",
+    "nfcorpus-objectives": "[NFCorpus](nfcorpus/README.md), every objective, merged and as trained, in bf16",
 }
 """Folder -> heading, in the order of the page."""
 FEW_SEEDS = ("--seeds", "0", "1", "2")
@@ -310,7 +311,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "--quickstart", type=Path, nargs="+", help="folders of `bixse quickstart`, one per seed, to store their figures"
     )
     parser.add_argument(
-        "--store", nargs=2, metavar=("COLLECTION", "FOLDER"), help="keep the tables of a study of docs/COLLECTION"
+        "--store", nargs=3, metavar=("COLLECTION", "FOLDER", "CONFIG"), help="keep the tables of a study and its config"
     )
     parser.add_argument("--minilm", action="store_true", help="all-MiniLM-L6-v2 too: hours on two cores")
     parser.add_argument("--work", type=Path, default=Path("runs/results"), help="where the studies keep their runs")
@@ -320,9 +321,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if len(options.quickstart) > 1:
             seeds_table(options.quickstart)
     if options.store:
-        collection, folder = options.store
+        collection, folder, config = options.store
         study = json.loads((Path(folder) / "run.json").read_text(encoding="utf-8"))["command"].removeprefix("study ")
-        store(collection, study, Path(folder), f"bixse study {study} --config docs/{collection}/study.yaml")
+        store(collection, study, Path(folder), f"bixse study {study} --config {config}")
     if options.run:
         options.work.mkdir(parents=True, exist_ok=True)
         judge = judge_configuration(options.judge, options.work) if options.judge else None

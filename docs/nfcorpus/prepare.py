@@ -6,6 +6,7 @@ NFCORPUS holds BEIR's corpus.jsonl and queries.jsonl, qrels/ with the authors' l
 test, and qrels-beir/ with BEIR's (0 to 2); SCIFACT a collection folder. OUT gets
 
 - pairs.parquet: the training pairs, relevance as in `RELEVANCE`, without queries whose text is one of dev or test;
+- titles.parquet: more pairs to train on, each document's title with its text;
 - nfcorpus and nfcorpus-levels: the test queries with BEIR's and with the authors' levels;
 - nfcorpus-dev: the dev queries with BEIR's levels, as a split test, for studies that choose settings;
 - scifact, pydocs: what must not get worse; scifact-train: a guard, the first 300 of SciFact's training queries.
@@ -47,6 +48,9 @@ def main() -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     save_graded_pairs(train.select(kept), args.out / "pairs.parquet")
     print(f"{kept.sum()} training pairs; {(~kept).sum()} left out, whose query has the text of a dev or test query")
+    texts = [(document.title, document.text) for document in given.corpus.values() if document.title not in held_out]
+    titles = ({"query": title, "document": text, "relevance": 1.0} for title, text in texts if title and text)
+    save_graded_pairs(GradedPairs.from_rows(titles), args.out / "titles.parquet")
     for name, qrels in judged.items():
         queries = {query: given.queries[query] for query in qrels}
         save_collection(Collection(name, given.corpus, queries, {"test": qrels}), args.out / name)
