@@ -89,4 +89,4 @@ def test_spreads_are_float32_after_training_in_bfloat16(tiny_model_path, graded_
     fresh = build_encoder(str(tiny_model_path))
     make_weights_float32(fresh)
     fresh.load_state_dict(model.state_dict())
-    assert found == embedding_spreads(fresh, graded_pairs)
+    assert found == pytest.approx(embedding_spreads(fresh, graded_pairs), rel=1e-5)  # bfloat16 rounds by 4e-3
