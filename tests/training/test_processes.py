@@ -54,7 +54,7 @@ RUNS = [
     *((name, "in parts") for name in ("bixse, clipped", WITH_HEAD, WITH_DEV, *BOTH_WAYS)),
 ]
 """Cases, with all weights in every process or a part of them in each."""
-QUICK = [("bixse, ring", "whole"), (WITH_ADAPTERS, "whole"), (WITH_DEV, "in parts")]
+QUICK = [("bixse, ring", "whole"), ("infonce, cached", "whole"), (WITH_ADAPTERS, "whole"), (WITH_DEV, "in parts")]
 OTHERS = [run for run in RUNS if run not in QUICK]
 
 
