@@ -311,7 +311,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "--quickstart", type=Path, nargs="+", help="folders of `bixse quickstart`, one per seed, to store their figures"
     )
     parser.add_argument(
-        "--store", nargs=3, metavar=("COLLECTION", "FOLDER", "CONFIG"), help="keep the tables of a study and its config"
+        "--store", nargs=3, metavar=("COLLECTION", "FOLDER", "CONFIG"), help="keep the tables of a study of CONFIG"
     )
     parser.add_argument("--minilm", action="store_true", help="all-MiniLM-L6-v2 too: hours on two cores")
     parser.add_argument("--work", type=Path, default=Path("runs/results"), help="where the studies keep their runs")

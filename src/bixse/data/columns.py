@@ -70,17 +70,27 @@ def numbered(keys: NDArray[np.int64]) -> NDArray[np.int32]:
     """
     parts = 1 + len(keys) // KEYS_AT_ONCE
     part_of = (keys % parts).astype(np.uint16)
-    first_rows = np.empty(len(keys), dtype=np.int32)  # (M,) row at which each key first stands
+    first_of_row = np.empty(len(keys), dtype=np.int32)  # (M,) row at which each key first stands
     for part in range(parts):
         rows = np.flatnonzero(part_of == part).astype(np.int32)
         encoded = pa.array(keys[rows]).dictionary_encode()
         codes = encoded.indices.to_numpy()
         first_of_code = np.empty(len(encoded.dictionary), dtype=np.int32)
         first_of_code[codes[::-1]] = rows[::-1]  # the last to be assigned stays
-        first_rows[rows] = first_of_code[codes]
-    is_first = first_rows == np.arange(len(keys), dtype=np.int32)
-    numbers: NDArray[np.int32] = (np.cumsum(is_first, dtype=np.int32) - 1)[first_rows]
+        first_of_row[rows] = first_of_code[codes]
+    is_first = first_of_row == np.arange(len(keys), dtype=np.int32)
+    numbers: NDArray[np.int32] = (np.cumsum(is_first, dtype=np.int32) - 1)[first_of_row]
     return numbers
+
+
+def first_rows(numbers: NDArray[np.int32]) -> NDArray[np.intp]:
+    """Row at which each number first stands, in order of the numbers, which are those of `numbered`.
+
+    Example:
+        >>> first_rows(np.array([0, 1, 0, 2])).tolist()
+        [0, 1, 3]
+    """
+    return np.flatnonzero(np.diff(np.maximum.accumulate(numbers), prepend=-1))
 
 
 def numbered_texts(column: pa.ChunkedArray, release: Callable[[], None]) -> NDArray[np.int32]:

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from bixse.data.columns import Column, numbered, numbered_texts
+from bixse.data.columns import Column, first_rows, numbered, numbered_texts
 from bixse.data.io.arrow import ROWS_PER_BLOCK, Spool, spool
 from bixse.data.pair_schema import OPTIONAL_COLUMNS as OPTIONAL_COLUMNS
 from bixse.data.pair_schema import (
@@ -293,9 +293,7 @@ class GradedPairs:
 
     def distinct(self, kind: Kind) -> NDArray[np.intp]:
         """Rows at which each query or document text first stands, in order."""
-        numbers = self.query_numbers if kind == "query" else self.document_numbers
-        rows: NDArray[np.intp] = np.unique(numbers, return_index=True)[1]
-        return rows
+        return first_rows(self.query_numbers if kind == "query" else self.document_numbers)
 
     def bytes_per_text(self, kind: Kind) -> NDArray[np.int64]:
         """(M,) length of the query or document texts in UTF-8."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from bixse.data.columns import numbered, numbered_texts
+from bixse.data.columns import first_rows, numbered, numbered_texts
 from bixse.data.graded_pairs import GradedPairs, Pair
 from bixse.data.io.parquet import save_table
 from bixse.data.pair_schema import SCHEMA
@@ -200,13 +200,13 @@ def _each_pair_once(
         numbers = numbered(_joined(numbers, tasks))
     if numbers.max(initial=-1) == len(pairs) - 1:
         return pairs
-    _, first, of_row = np.unique(numbers, return_index=True, return_inverse=True)
-    earlier = first[of_row]
+    first = first_rows(numbers)
+    earlier = first[numbers]
     for index in np.flatnonzero(pairs.relevance != pairs.relevance[earlier]).tolist():
         before = int(earlier[index])
         got = f"{pairs.relevance[index]} where row {rows[before]} has {pairs.relevance[before]} for the same pair"
         errors.add(rows[index], "relevance", got, "one relevance per pair", "keep one of the two rows")
-    return pairs.select(np.sort(first))
+    return pairs.select(first)
 
 
 def _joined(high: NDArray[np.int32], low: NDArray[np.int32]) -> NDArray[np.int64]:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset, Sampler
 
-from bixse.data.columns import numbered
+from bixse.data.columns import first_rows, numbered
 from bixse.data.task_instructions import Instructions
 from bixse.errors import InputError, did_you_mean
 from bixse.losses.targets import GradedTargets
@@ -162,7 +162,7 @@ class KnownGrades:
         queries = np.repeat(self.query_of_group, np.diff(groups.offsets)).astype(np.int64)
         documents = pairs.document_numbers[groups.order]
         entries = numbered(queries * (int(documents.max(initial=0)) + 1) + documents)
-        first = np.flatnonzero(np.diff(np.maximum.accumulate(entries), prepend=-1))  # numbers are in order
+        first = first_rows(entries)
         means = np.bincount(entries, weights=pairs.relevance[groups.order]) / np.bincount(entries)
         by_query = np.argsort(queries[first], kind="stable")
         self.documents: NDArray[np.int32] = documents[first][by_query]
