@@ -28,6 +28,7 @@ from bixse.relevance import GradeScale
 from bixse.studies.engine.run_study import run_study
 from bixse.studies.engine.study import chosen_values
 from bixse.studies.engine.study_config import StudyConfig, preset_names
+from bixse.studies.engine.study_plan import plan_study
 from bixse.studies.paper.known_studies import STUDIES, find_study
 from helpers.actions import action_collection
 
@@ -341,6 +342,15 @@ class TestCommand:
         assert figures["device_hours"] > 1
         assert 1 < figures["weights_gib"] < 60
         assert figures["missing"]
+
+    def test_the_plan_of_annotation_counts_the_steps_that_its_training_makes(self):
+        config = StudyConfig.load(None, {"study": "annotation", "preset": "laptop"})
+        plan = plan_study(config)
+        few, *_, many = chosen_values(find_study("annotation"), config)["labels_per_query"]
+        assert len({arm.steps for arm in plan.arms}) == 1, "every arm makes as many steps as the first"
+        assert len({arm.rows for arm in plan.arms}) == 1, "and has as many labels"
+        tokens = {arm.name: arm.tokens for arm in plan.arms}
+        assert tokens[f"bixse, {few}"] < tokens[f"bixse, {many}"], "a step of more labels per query reads more"
 
     @pytest.mark.parametrize(
         "words",

@@ -99,10 +99,13 @@ def plan_study(config: StudyConfig, teraflops: float = 400.0, utilisation: float
             "those of your machine"
         )
     study = find_study(config.study)
-    arms = study.arms(config, chosen_values(study, config), None)
-    trained = [arm for arm in arms if arm.trained]
     size = config.size or (STATIC if config.model == "static" else DEMO)
     rows, queries, missing = _rows_of(config, size)
+    values = chosen_values(study, config)
+    if "labels" in values:
+        values["labels"] = values["labels"] or int(queries)
+    arms = study.arms(config, values, None)
+    trained = [arm for arm in arms if arm.trained]
     plans = [_plan(arm, config, size, rows, queries) for arm in trained]
     if config.model not in ("demo", "static") and not Path(config.model).exists():
         missing.append(f"{config.model} (fetched from the hub at the first run)")
@@ -124,13 +127,13 @@ def _plan(arm: Arm, config: StudyConfig, size: EncoderSize, rows: float, queries
     settings = train_config({**merged(config.shared, arm.train or {}), "pairs": Path("pairs.parquet")})
     optimizer = settings.optimizer
     if "labels_per_query" in arm.pairs:  # what its budget of labels buys
-        rows = arm.pairs["labels"] or queries
+        rows = arm.pairs["labels"]
         queries = rows / arm.pairs["labels_per_query"]
     documents = min(rows / max(queries, 1), optimizer.documents_per_query or math.inf)
     batch = optimizer.batch_size * optimizer.gradient_accumulation_steps
     per_epoch = math.ceil(queries / optimizer.batch_size / optimizer.gradient_accumulation_steps)
-    steps = min(optimizer.steps or math.inf, per_epoch * optimizer.epochs)
-    seen = min(steps * batch, queries * optimizer.epochs)
+    steps = optimizer.steps or per_epoch * optimizer.epochs
+    seen = steps * batch if optimizer.steps else queries * optimizer.epochs
     longest = min(settings.max_length or math.inf, settings.train_max_length or math.inf)
     texts = [(min(size.query_tokens, longest), seen), (min(size.document_tokens, longest), seen * documents)]
     in_batch = optimizer.batch_size * (size.query_tokens + documents * size.document_tokens)

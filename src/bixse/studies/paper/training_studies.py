@@ -167,8 +167,7 @@ def _annotation_arms(config: StudyConfig, values: Choices, pairs: GradedPairs | 
     def settings(loss: str, count: int) -> tuple[dict[str, Any], dict[str, Any]]:
         own = train_config({**merged(config.train, of_loss(config, loss)), "pairs": "pairs.parquet"}).optimizer
         passes = math.ceil(labels / values["labels_per_query"][0] / own.batch_size) * own.epochs
-        steps = {"steps": max(1, own.steps or passes)} if pairs is not None else {}
-        optimizer = {"documents_per_query": None, **steps}
+        optimizer = {"documents_per_query": None, "steps": max(1, own.steps or passes)}
         return {"optimizer": optimizer}, {"labels_per_query": count, "labels": labels}
 
     return arms_by("labels_per_query", values["labels_per_query"], config, values, settings)
