@@ -55,6 +55,7 @@ COLLECTIONS = {
     "pydocs-minilm": "[pydocs](pydocs.md), its first edition, all-MiniLM-L6-v2",
     "nfcorpus": "[NFCorpus](nfcorpus/README.md), all-MiniLM-L6-v2, in bf16",
     "nfcorpus-objectives": "[NFCorpus](nfcorpus/README.md), every objective, merged and as trained, in bf16",
+    "nfcorpus-four": "[NFCorpus](nfcorpus/README.md), four labels of each query, in bf16",
 }
 """Folder -> heading, in the order of the page."""
 FEW_SEEDS = ("--seeds", "0", "1", "2")
@@ -200,7 +201,7 @@ def store(collection: str, study: str, out: Path, command: str) -> None:
     """The small files of a finished study, into the repository."""
     target = STORED / collection / study
     target.mkdir(parents=True, exist_ok=True)
-    for name in (*KEPT, *([BESIDE] if (out / BESIDE).is_file() else [])):
+    for name in (*KEPT, *([BESIDE] if (out / BESIDE).is_file() and read(out / BESIDE) else [])):
         shutil.copyfile(out / name, target / name)
     (target / "command.txt").write_text(f"{command}\n", encoding="utf-8")
 

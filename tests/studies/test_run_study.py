@@ -256,6 +256,38 @@ class TestUnhappyPaths:
         with pytest.raises(ConfigError, match="did you mean 'losses'"):
             chosen_values(find_study("losses"), StudyConfig(study="losses", values={"loses": []}))
 
+    @pytest.mark.parametrize(
+        ("name", "values"),
+        [
+            ("noise", {"noise": [0, 2]}),
+            ("noise", {"noise": [True]}),
+            ("noise", {"labels_per_query": [4]}),
+            ("noise", {"labels_per_query": -2}),
+            ("cutoff", {"cutoffs": [0.5, "x"]}),
+            ("cutoff", {"cutoffs": [float("nan")]}),
+            ("batch-size", {"batch_sizes": [4.5]}),
+            ("bias-rate", {"multipliers": [0]}),
+            ("bias-rate", {"starts": [1]}),
+            ("hard-negatives", {"hard_negatives": [-1]}),
+            ("hard-negatives", {"documents": None}),
+            ("annotation", {"labels_per_query": [0]}),
+            ("annotation", {"labels": -4}),
+            ("memory", {"dim": "x"}),
+            ("rankers", {"depth": 0}),
+            ("losses", {"losses": [3]}),
+        ],
+    )
+    def test_values_that_mean_nothing(self, name, values):
+        with pytest.raises(ConfigError, match=next(iter(values))):
+            chosen_values(find_study(name), StudyConfig(study=name, values=values))
+
+    @pytest.mark.parametrize(
+        ("name", "values"),
+        [("noise", {"noise": [0, 1], "labels_per_query": 2}), ("annotation", {"labels": None}), ("rankers", {})],
+    )
+    def test_values_at_the_edge(self, name, values):
+        assert chosen_values(find_study(name), StudyConfig(study=name, values=values)).items() >= values.items()
+
     def test_another_study_or_other_inputs_are_refused(self, study, actions, tmp_path):
         folder = shutil.copytree(actions, tmp_path / "actions")
         config = study(data={"collection": str(folder), "scale": (0, 3), "min_relevant_grade": 2}, seeds=(0,))

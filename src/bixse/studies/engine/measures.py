@@ -133,12 +133,13 @@ def run_config(run: ArmRun, inputs: StudyInputs, pairs: Path) -> TrainConfig:
 def transformed(pairs: GradedPairs, settings: Mapping[str, Any], seed: int) -> GradedPairs:
     """Training pairs after an arm's transforms, in this order; refuses settings that leave none.
 
-    `settings` holds any of `labels_per_query` with `labels` (the labels that the budget buys), `cutoff` (keep relevance
-    from it), `size` (pairs to keep, stratified), `binarise` (relevance 1 from it, else 0), `noise` (probability of
-    swapped labels). The draws of a `seed` are the same for every loss.
+    `settings` holds any of `labels_per_query` (documents to keep of a query, None for all) with `labels` (how many the
+    budget buys, None for those of every query), `cutoff` (keep relevance from it), `size` (pairs to keep, stratified),
+    `binarise` (relevance 1 from it, else 0), `noise` (probability of swapped labels). The draws of a `seed` are the
+    same for every loss.
     """
-    if "labels" in settings:
-        pairs = sample_label_budget(pairs, settings["labels_per_query"], settings["labels"], seed)
+    if settings.get("labels_per_query"):
+        pairs = sample_label_budget(pairs, settings["labels_per_query"], settings.get("labels"), seed)
     if "cutoff" in settings:
         pairs = transforms.transformed(pairs, transforms.KeepFrom(settings["cutoff"]))
     if "size" in settings:
@@ -152,13 +153,16 @@ def transformed(pairs: GradedPairs, settings: Mapping[str, Any], seed: int) -> G
     return pairs
 
 
-def sample_label_budget(pairs: GradedPairs, per_query: int, labels: int, seed: int) -> GradedPairs:
+def sample_label_budget(pairs: GradedPairs, per_query: int, labels: int | None, seed: int) -> GradedPairs:
     """The pairs that a budget of labels buys: queries in random order, `per_query` random documents of each.
 
     A label is bought before it is known, so documents are drawn without regard to their relevance. Queries with fewer
-    candidates give what they have, and queries drawn for a small budget are also in a larger one.
+    candidates give what they have, and queries drawn for a small budget are also in a larger one. Without `labels`
+    the budget is enough for every query.
     """
     groups = pairs.groups()
+    if labels is None:
+        labels = sum(min(per_query, len(group.documents)) for group in groups)
     taken: list[dict[str, Any]] = []
     for number in np.random.default_rng(seed).permutation(len(groups)):
         if len(taken) >= labels:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 
 from bixse.errors import ConfigError, did_you_mean
 from bixse.evaluation.metrics import PRIMARY_METRIC
@@ -20,6 +20,29 @@ if TYPE_CHECKING:
 
 Choices: TypeAlias = Mapping[str, Any]
 """What a study goes through: key -> list of values, or one value."""
+
+
+def _is_number(value: object) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_share(value: object) -> bool:
+    return _is_number(value) and 0 <= value <= 1
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+VALUES: Mapping[str, tuple[Callable[[object], bool], str]] = {
+    **dict.fromkeys(("noise", "cutoffs"), (_is_share, "numbers from 0 to 1")),
+    **dict.fromkeys(
+        ("batch_sizes", "dim", "documents", "labels", "labels_per_query", "depth"), (_is_count, "integers above 0")
+    ),
+    "hard_negatives": (lambda value: value == 0 or _is_count(value), "integers from 0"),
+    "multipliers": (lambda value: _is_number(value) and value > 0, "numbers above 0"),
+}
+"""What the values of a key may be: a test, and words for it. Other keys hold names."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +84,17 @@ def chosen_values(study: Study, config: StudyConfig) -> dict[str, Any]:
             )
         if isinstance(study.defaults[key], list) and (not isinstance(value, list) or not value):
             raise ConfigError(f"values: got {value!r} for {key!r}; expected a list; fix: write [a, b, c]")
+        _check_values(key, value, study.defaults[key])
     return {**study.defaults, **config.values}
+
+
+def _check_values(key: str, value: object, default: object) -> None:
+    allowed, expected = VALUES.get(key, (lambda part: isinstance(part, str), "names"))
+    for part in value if isinstance(default, list) and isinstance(value, list) else [value]:
+        if not allowed(part) and not (part is None and default is None):
+            raise ConfigError(
+                f"values: got {part!r} for {key!r}; expected {expected}; fix: leave the key out for {default!r}"
+            )
 
 
 def of_loss(config: StudyConfig, loss: str) -> dict[str, Any]:

@@ -126,9 +126,9 @@ def plan_study(config: StudyConfig, teraflops: float = 400.0, utilisation: float
 def _plan(arm: Arm, config: StudyConfig, size: EncoderSize, rows: float, queries: float) -> ArmPlan:
     settings = train_config({**merged(config.shared, arm.train or {}), "pairs": Path("pairs.parquet")})
     optimizer = settings.optimizer
-    if "labels_per_query" in arm.pairs:  # what its budget of labels buys
-        rows = arm.pairs["labels"]
-        queries = rows / arm.pairs["labels_per_query"]
+    if kept := arm.pairs.get("labels_per_query"):  # what its budget of labels buys
+        rows = arm.pairs.get("labels") or min(rows, queries * kept)
+        queries = min(queries, rows / kept)
     documents = min(rows / max(queries, 1), optimizer.documents_per_query or math.inf)
     batch = optimizer.batch_size * optimizer.gradient_accumulation_steps
     per_epoch = math.ceil(queries / optimizer.batch_size / optimizer.gradient_accumulation_steps)

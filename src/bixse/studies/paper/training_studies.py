@@ -35,7 +35,10 @@ def _losses_contrasts(values: Choices) -> list[Contrast]:
 
 
 def _noise_arms(config: StudyConfig, values: Choices, pairs: GradedPairs | None) -> list[Arm]:
-    return arms_by("noise", values["noise"], config, values, lambda _, share: ({}, {"noise": share}))
+    kept = values["labels_per_query"]
+    return arms_by(
+        "noise", values["noise"], config, values, lambda _, share: ({}, {"noise": share, "labels_per_query": kept})
+    )
 
 
 def _noise_contrasts(values: Choices) -> list[Contrast]:
@@ -207,10 +210,18 @@ STUDIES = (
         name="noise",
         title="Swapped labels",
         paper="Fig. landmark, right: with swapped labels BiXSE loses less than InfoNCE",
-        defaults={"noise": [0, 0.1, 0.2, 0.3, 0.4, 0.5], "losses": ["bixse", "infonce"]},
+        defaults={
+            "noise": [0, 0.1, 0.2, 0.3, 0.4, 0.5],
+            "labels_per_query": None,
+            "losses": ["bixse", "infonce"],
+        },
         arms=_noise_arms,
         contrasts=_noise_contrasts,
         axis="noise",
+        notes=(
+            "Two labels of a query are swapped, which is little where it has many; `labels_per_query` keeps so many "
+            "random ones first.",
+        ),
     ),
     Study(
         name="cutoff",
