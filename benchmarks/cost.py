@@ -49,7 +49,7 @@ JUDGES = {
 """Name -> size, from its model card and config.json, and price; an answer is one token."""
 ENCODER = JUDGES["0.6B (Qwen3-0.6B)"].size
 """What encodes the corpus, in float16 of its width."""
-GRADE_SECONDS, INDEX_SECONDS = 210e-6, 73e-6
+GRADE_SECONDS, INDEX_SECONDS = 210e-6, 117e-6
 """Measured, of a core: a pair (`bench_jobs.py grade`), a document read and written (`bench_jobs.py index`)."""
 LOOK_SECONDS, KEY_SECONDS = 0.00785e-6, 0.852e-6 + 0.873e-6
 """Measured, of a core (`bench_limits.py`): an answer of others that a shard looks through; of its own answers each."""
