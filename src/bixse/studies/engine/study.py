@@ -93,7 +93,8 @@ def _check_values(key: str, value: object, default: object) -> None:
     for part in value if isinstance(default, list) and isinstance(value, list) else [value]:
         if not allowed(part) and not (part is None and default is None):
             raise ConfigError(
-                f"values: got {part!r} for {key!r}; expected {expected}; fix: leave the key out for {default!r}"
+                f"values: got {part!r} for {key!r}; expected {expected}; "
+                f"fix: change it, or leave the key out for the default, {default!r}"
             )
 
 
