@@ -9,10 +9,13 @@ from bixse.cli.flags import settings_from
 from bixse.cli.main import main, parse
 from bixse.data.trec import read_run
 from bixse.encoders.head import RelevanceHead
+from bixse.encoders.loading.build import build_encoder
 from bixse.errors import OutputExistsError
 from bixse.studies.quickstart import quickstart as module
 from bixse.studies.quickstart.quickstart_config import QuickstartConfig
 from bixse.training.config import TrainConfig
+
+SETTINGS = QuickstartConfig(fast=True, compare=("infonce",))
 
 
 @pytest.fixture(scope="module")
@@ -21,12 +24,12 @@ def finished(tiny_model_path, tmp_path_factory):
     out = tmp_path_factory.mktemp("quickstart") / "run"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "MODEL", str(tiny_model_path))
-        patch.setattr(module, "FAST_MAX_LENGTH", 16)
+        patch.setattr(module, "FAST_TRAIN_LENGTH", 16)
         lines: list[str] = []
-        result = module.quickstart(QuickstartConfig(fast=True), out, say=lines.append)
-        again = module.quickstart(QuickstartConfig(fast=True), out)
+        result = module.quickstart(SETTINGS, out, say=lines.append)
+        again = module.quickstart(SETTINGS, out)
         with pytest.raises(OutputExistsError, match="changed: seed"):
-            module.quickstart(QuickstartConfig(fast=True, seed=1), out)
+            module.quickstart(SETTINGS.model_copy(update={"seed": 1}), out)
     return out, result, again, lines
 
 
@@ -66,10 +69,46 @@ def test_the_guard_is_measured_and_the_merge_is_in_the_report(finished):
         (system, "base", 45) for system in ("bixse", "infonce", "bixse-tuned", "infonce-tuned")
     }
     for curve in result.report.merges:
-        assert [point.weight for point in curve.points] == [0.0, 0.3, 0.5, 1.0]
+        assert [point.weight for point in curve.points] == [0.0, *module.MERGE.weights]
         assert curve.guards == ["collection/guard"]
-        assert curve.weight in (0.3, 0.5, 1.0)
+        assert curve.weight in module.MERGE.weights and "standard error" in curve.reason
+        assert curve.reason in (out / "report.html").read_text(encoding="utf-8")
     assert "weight of the tuned model" in (out / "report.html").read_text(encoding="utf-8")
+
+
+def test_its_rows_are_those_of_evaluate_and_of_the_page(finished, tiny_model_path, capsys):
+    """Each with an empty store of embeddings: to the last bit, and with no other option."""
+    from bixse.ui.systems.two_systems import TwoSystems
+    from bixse.ui.ui_settings import UiSettings
+
+    out, result, _, _ = finished
+    rows = {system.name: system.metrics for system in result.report.systems}
+    models = {"base": str(tiny_model_path), "bixse": str(out / "bixse" / "model")}
+    for name, model in models.items():
+        assert main(["evaluate", model, "--collection", str(out / "collection"), "--split", "test", "--json"]) == 0
+        said = json.loads(capsys.readouterr().out)["metrics"]
+        assert {metric: said[metric] for metric in rows[name]} == rows[name]
+    two = TwoSystems(UiSettings(run=out, collection=out / "collection", systems=tuple(models.values())))
+    two.wait("compare")
+    assert two.error is None
+    for name, values in zip(models, two.per_query, strict=True):
+        assert {metric: sum(per.values()) / len(per) for metric, per in values.items()} == pytest.approx(
+            rows[name], abs=1e-12
+        )
+
+
+def test_what_it_saves_reads_as_much_as_the_base_model(finished, tiny_model_path):
+    out, _, _, _ = finished
+    longest = build_encoder(tiny_model_path).max_seq_length
+    assert longest > 16, "training read less"
+    assert all(build_encoder(out / "bixse" / name).max_seq_length == longest for name in ("model", "tuned"))
+
+
+def test_without_compare_it_trains_bixse_alone():
+    assert module.compared(()) == [("bixse", "base"), ("bixse-tuned", "base")]
+    for wrong in (("bixse",), ("infonce", "infonce"), ("no-such",)):
+        with pytest.raises(ValueError, match="fix:"):
+            QuickstartConfig(compare=wrong)
 
 
 def test_the_saved_head_is_calibrated_on_dev_and_never_on_test(finished):
@@ -110,7 +149,7 @@ def test_the_report_shows_the_command_that_made_it(finished):
     words = shlex.split(result.report.facts["command"])
     name, verb, args = parse(words[1:])
     assert (words[0], name, args.out) == ("bixse", "quickstart", str(out))
-    assert settings_from(args, verb.settings) == QuickstartConfig(fast=True)
+    assert settings_from(args, verb.settings) == SETTINGS
 
 
 def test_the_report_opens_without_a_network(finished):
@@ -124,7 +163,7 @@ def test_the_report_opens_without_a_network(finished):
 def test_the_command_prints_table_verdict_report_and_what_to_do_next(finished, tiny_model_path, capsys, monkeypatch):
     out, result, _, _ = finished
     monkeypatch.setattr(module, "MODEL", str(tiny_model_path))
-    assert main(["quickstart", "--fast", "--out", str(out)]) == 0
+    assert main(["quickstart", "--fast", "--compare", "infonce", "--out", str(out)]) == 0
     text, errors = capsys.readouterr()
     assert "BM25" in text
     assert text.startswith(result.verdicts[0])

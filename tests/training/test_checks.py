@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from bixse.data.graded_pairs import GradedPairs
+from bixse.encoders.loading.build import build_encoder
 from bixse.errors import InputError, TrainingError
 from bixse.losses import build_loss
 from bixse.training import preflight
@@ -52,6 +53,13 @@ class TestLengths:
         pairs = GradedPairs.from_rows({"query": "copy", "document": text, "relevance": 1.0} for text in texts)
         (warning,) = preflight.check_lengths("p.csv", tiny_model, pairs, "cut")
         assert warning.startswith("about ")
+
+
+def test_a_max_length_below_the_models_own_is_a_warning_with_both_numbers(tiny_model_path):
+    for length in (None, 32):
+        assert preflight.check_max_length(build_encoder(tiny_model_path, length)) == []
+    (warning,) = preflight.check_max_length(build_encoder(tiny_model_path, 16))
+    assert all(said in warning for said in ("16", "32", "train_max_length: 16"))
 
 
 class TestPairs:

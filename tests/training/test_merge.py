@@ -12,15 +12,17 @@ import torch
 from launch import TRAIN_ALL, finish, start
 from safetensors.torch import load_file
 
-from bixse.data.collection import Collection
+from bixse.data.collection import Collection, Document
 from bixse.data.collection_files import save_collection
 from bixse.encoders.head import RelevanceHead
+from bixse.encoders.identity import embeddings_key
+from bixse.encoders.interpolation import interpolate, trained_weights
 from bixse.encoders.loading.build import build_encoder, load_relevance_model
 from bixse.errors import InputError, InterruptedRunError, ModelError, OutputExistsError
 from bixse.training.config import MergeConfig, MergeModelsConfig, TrainConfig
 from bixse.training.dev_evaluation import Split, dev_figures, load_watched
 from bixse.training.loop.callbacks import StopOnInterrupt
-from bixse.training.merging.merge import MergeResult, _choose
+from bixse.training.merging.merge import MergeResult, _choose, merge
 from bixse.training.merging.merge_models import merge_models
 from bixse.training.recipe import train
 
@@ -146,11 +148,111 @@ class TestChoice:
     @pytest.mark.parametrize(("tolerance", "chosen"), [(0.01, 0.3), (0.02, 0.5), (0.2, 0.5), (0.001, 0.3)])
     def test_the_best_on_dev_that_keeps_guard(self, tolerance, chosen):
         """With .001 none does: the one that loses least is kept."""
-        assert _choose(self.scores, self.roles, [0.3, 0.5, 1.0], tolerance + 1e-9) == chosen
+        assert _choose(self.scores, self.roles, [0.3, 0.5, 1.0], tolerance + 1e-9)[1] == chosen
 
     def test_the_better_of_two_equal_ones_is_the_smaller(self):
         even = {weight: {"dev": {"q": 0.5}} for weight in (0.0, 0.2, 0.7)}
-        assert _choose(even, {"dev": "dev"}, [0.7, 0.2], 0.0) == 0.2
+        assert _choose(even, {"dev": "dev"}, [0.7, 0.2], 0.0)[1] == 0.2
+
+    @staticmethod
+    def per_query(means, spreads):
+        """Four queries per weight: at weight 0.7 all score 0.5, at the others around their mean."""
+        return {
+            weight: {"dev": {f"q{n}": means[weight] + sign * spreads.get(weight, 0.0) for n, sign in enumerate(signs)}}
+            for weight in means
+            for signs in [(1, -1, 1, -1)]
+        }
+
+    def test_the_smallest_weight_within_one_standard_error_of_the_best(self):
+        """Differences from the best of .01 +- s have the standard error s * sqrt(4 / 3) / 2 over four queries."""
+        means = {0.0: 0.3, 0.3: 0.48, 0.5: 0.49, 0.7: 0.5, 1.0: 0.495}
+        near, far = 0.0174, 0.0172  # errors of .01005 and .00993, beside a difference of .01
+        for spread, chosen in ((near, 0.5), (far, 0.7)):
+            points, weight = _choose(self.per_query(means, {0.5: spread}), {"dev": "dev"}, [0.3, 0.5, 0.7, 1.0], 0.01)
+            assert weight == chosen
+            point = next(point for point in points if point.weight == 0.5)
+            assert point.error == pytest.approx(spread * (4 / 3) ** 0.5 / 2)
+            assert point.below_best == pytest.approx(0.01)
+        assert next(point for point in points if point.weight == 0.7).error == 0.0
+
+    def test_the_error_is_paired_over_queries(self):
+        """Queries differ much, weights do not: the difference from the best is the same for each query."""
+        levels = {"a": 0.1, "b": 0.9, "c": 0.5}
+        scores = {
+            w: {"dev": {q: s + gain for q, s in levels.items()}} for w, gain in ((0.0, 0), (0.5, 0.01), (1.0, 0.03))
+        }
+        assert _choose(scores, {"dev": "dev"}, [0.5, 1.0], 0.01)[1] == 1.0
+
+    def test_collections_count_the_same_in_the_error(self):
+        """The variance of a mean of two means is the sum of their variances over four."""
+        one, two = np.array([0.02, -0.01, 0.05]), np.array([0.0, 0.04])
+        flat = {"x": dict.fromkeys("abc", 0.5), "y": dict.fromkeys("de", 0.5)}
+        less = {"x": dict(zip("abc", 0.5 - one, strict=True)), "y": dict(zip("de", 0.5 - two, strict=True))}
+        points, _ = _choose({0.0: less, 0.5: less, 1.0: flat}, {"x": "dev", "y": "dev"}, [0.5, 1.0], 0.01)
+        expected = ((one.var(ddof=1) / 3 + two.var(ddof=1) / 2) / 4) ** 0.5
+        assert [point.error for point in points] == pytest.approx([expected, expected, 0.0])
+
+    def test_the_best_weight_that_breaks_guard_is_not_what_others_are_compared_with(self):
+        means = {0.0: 0.3, 0.3: 0.45, 0.5: 0.49, 1.0: 0.6}
+        scores = self.per_query(means, {})
+        for weight, values in scores.items():
+            values["guard"] = {"g": 0.5 - (0.2 if weight == 1.0 else 0.0)}
+        points, weight = _choose(scores, {"dev": "dev", "guard": "guard"}, [0.3, 0.5, 1.0], 0.01)
+        assert weight == 0.5
+        assert [point.below_best for point in points] == pytest.approx([0.19, 0.04, 0.0, -0.11])
+
+
+class TestPool:
+    """A tuned model that ranks one unjudged, unrelated document first for every query."""
+
+    @pytest.fixture
+    def hub(self, graded_collection, student, tmp_path):
+        """The encoder, base and tuned weights, and a function that reads the collection, each weight searching `most`.
+
+        Of the tuned model the words that only queries have, and the word of the unrelated document, have one vector.
+        """
+        rng = np.random.default_rng(0)
+        words = ["stone", "river", "cloud", "horse", "green", "seven", "music", "bread", "glass", "night"]
+        others = {f"x{n}": Document("", " ".join(rng.choice(words, 4))) for n in range(300)}
+        corpus = {**others, "hub": Document("", "zebra"), **graded_collection.corpus}
+        qrels = {"dev": graded_collection.qrels["dev"]}
+        save_collection(Collection("hub", corpus, graded_collection.queries, qrels), tmp_path / "hub")
+        model = build_encoder(student)
+        base = trained_weights(model)
+        ((name, table),) = base.items()
+        tuned = table.clone()
+        rows = model.tokenizer.encode("how do i zebra", add_special_tokens=False).ids
+        tuned[rows] = 100 * torch.nn.functional.normalize(torch.ones(table.shape[1]), dim=0)
+        return model, base, {name: tuned}, lambda most: load_watched([Split(tmp_path / "hub", "dev", "dev")], most)
+
+    def test_the_pool_holds_it_and_the_scores_are_those_over_the_corpus(self, hub):
+        model, base, tuned, watch = hub
+        pooled = merge(model, base, tuned, [0.5, 1.0], watch(130))
+        whole = merge(model, base, tuned, [0.5, 1.0], watch(None))
+        assert pooled.documents == {"hub": (130, 361)} and whole.documents == {"hub": (361, 361)}
+        for mine, other in zip(pooled.points, whole.points, strict=True):
+            assert mine.scores == pytest.approx(other.scores, abs=1e-6), mine.weight
+        assert whole.points[-1].scores["hub"] < whole.points[0].scores["hub"]
+
+    def test_each_query_has_it_first(self, hub):
+        model, base, tuned, watch = hub
+        (watched,) = watch(130)
+        interpolate(model, base, tuned, 1.0)
+        (run,) = watched.hits(model).values()
+        assert all(max(scores, key=scores.get) == "hub" for scores in run.values())
+        judged = {document for grades in watched.sets[0].qrels.values() for document in grades}
+        assert "hub" not in judged and "hub" not in watched.pool([])
+        pool = watched.pool([{"dev": run}])
+        assert "hub" in pool and judged <= pool.keys() and len(pool) <= 130
+
+    def test_embeddings_of_weights_that_were_not_taken_leave_the_store(self, hub, cache_path):
+        model, base, tuned, watch = hub
+        for keep, expected in ((False, 2), (True, 3)):
+            shutil.rmtree(cache_path, ignore_errors=True)
+            taken = merge(model, base, tuned, [0.2, 0.5, 0.8, 1.0], watch(None), keep_tuned=keep).weight
+            files = {path.stem for path in (cache_path / "embeddings").iterdir()}
+            assert taken < 1 and len(files) == expected
+            assert embeddings_key(model) in files, "the model is left at the chosen weight"
 
 
 class TestTraining:
@@ -196,9 +298,10 @@ class TestTraining:
         result = train_guarded()
         found = result.merge
         assert [point.weight for point in found.points] == [step / 10 for step in range(11)]
-        scores = {weight: {n: {"q": s} for n, s in p.scores.items()} for p in found.points for weight in [p.weight]}
-        roles = {"collection/dev": "dev", "collection/guard": "guard"}
-        assert found.weight == _choose(scores, roles, [p.weight for p in found.points if p.weight], 0.01)
+        guard = {p.weight: p.scores["collection/guard"] for p in found.points}
+        near = [p.weight for p in found.points if p.weight and p.below_best <= p.error]
+        assert found.weight == min(weight for weight in near if guard[weight] >= guard[0.0] - 0.01)
+        assert "standard error" in "".join(found.lines())
         assert {(change.role, change.model) for change in found.changes} == {
             (role, model) for role in ("dev", "guard") for model in ("tuned", "merged")
         }
@@ -250,7 +353,7 @@ class TestTraining:
             return merge(model, base, tuned, *rest)
 
         monkeypatch.setattr(recipe, "merge", keep)
-        result = train_toy(merge=MergeConfig(weights=(1.0,), checkpoints=2), optimizer={"epochs": 4})
+        result = train_toy(max_length=None, merge=MergeConfig(weights=(1.0,), checkpoints=2), optimizer={"epochs": 4})
         assert len(kept) == 2
         assert_between(weights(result.model_path), kept[0], kept[1], 0.5)
         assert (result.merge.checkpoints, result.warnings) == (2, [])
@@ -343,13 +446,16 @@ class TestModelsThatExist:
         assert main(["merge", str(tiny_model_path), str(tuned[0]), "--weights", "2", "--out", str(tmp_path / "o")]) == 2
 
 
-def test_a_sample_of_the_documents_holds_all_judged_ones(guarded_files):
-    splits = [Split(guarded_files / "collection", split, role) for split, role in (("dev", "dev"), ("guard", "guard"))]
-    (whole,), (few,) = load_watched(splits, None), load_watched(splits, 50)
-    judged = {d for own in whole.sets for grades in own.qrels.values() for d in grades}
-    assert len(whole.documents) == len(whole.collection.corpus) == len(few.collection.corpus)
-    assert judged <= few.documents.keys() and len(few.documents) == max(50, len(judged))
-    assert load_watched(splits, 50)[0].documents == few.documents
+def test_the_ends_are_the_models_themselves_to_the_last_bit(tiny_model, tmp_path):
+    """Of a weight that is -0 too."""
+    base = trained_weights(tiny_model)
+    next(iter(base.values())).view(-1)[0] = -0.0
+    other = {name: torch.randn_like(value) for name, value in base.items()}
+    next(iter(other.values())).view(-1)[1] = -0.0
+    for weight, end in ((0.0, base), (1.0, other)):
+        interpolate(tiny_model, base, other, weight)
+        for name, value in tiny_model.named_parameters():
+            assert value.detach().numpy().tobytes() == end[name].numpy().tobytes()
 
 
 def test_a_run_says_what_was_merged(guarded_files, tiny_model_path, tmp_path, capsys):

@@ -51,7 +51,10 @@ def interpolate(model: SentenceTransformer, base: Weights, tuned: Weights, weigh
             down_projection = ".lora_A." in name or ".lora_embedding_A." in name
             start = tuned[name] if down_projection else base[name]
             own = local_part(parameter)
-            own.copy_(torch.lerp(start.to(own), tuned[name].to(own), weight))
+            if weight in (0, 1):  # bit-equal to a saved model: lerp makes +0 of -0, and its embeddings another key
+                own.copy_(tuned[name] if weight else start)
+            else:
+                own.copy_(torch.lerp(start.to(own), tuned[name].to(own), weight))
 
 
 def check_can_be_scaled(base: Weights) -> None:

@@ -36,6 +36,8 @@ class RelevanceModel(SentenceTransformer):
     backbone_files: dict[str, Any] | None = None
     """What `from_pretrained` takes to read a bare backbone again, whose pooling sentence-transformers chose while
     loading; None for a sentence-transformers model."""
+    own_max_length: int | None = None
+    """Tokens of a text that the model reads as it comes, where another limit was set; else None."""
 
     def __init__(self, model_name_or_path: str | None = None, **kwargs: Any) -> None:
         # sentence-transformers imports no modules but its own unless told to trust: these are given by name

@@ -159,9 +159,16 @@ def merge_plot(curve: MergeCurve, label: Callable[[str], str] = str) -> Plot:
             style = {"color": SERIES[i % len(SERIES)], "marker": MARKERS[i % len(MARKERS)]}
             dashes = "--" if name in curve.guards else "-"
             lines += axes.plot(*zip(*points, strict=True), linestyle=dashes, markersize=4, linewidth=1.5, **style)
-        axes.set(xlabel="weight of the tuned model (dotted: kept)", ylabel="change of nDCG@10", xlim=(-0.03, 1.03))
-        words = [f"{clean(name, 24)} ({'guard' if name in curve.guards else 'dev'})" for name in changes]
-        figure.legend(lines, words, loc="outside lower left", ncols=1)
+            if name not in curve.guards and len(changes) - len(curve.guards) == 1:  # the error is of the mean over dev
+                errors = [point.error for point in curve.points]
+                axes.errorbar(*zip(*points, strict=True), yerr=errors, fmt="none", capsize=3, color=style["color"])
+        axes.set(
+            xlabel="weight of the tuned model (dotted: kept; bars: error of the difference from the best)",
+            ylabel="change of nDCG@10",
+            xlim=(-0.03, 1.03),
+        )
+        names = [f"{clean(name, 24)} ({'guard' if name in curve.guards else 'dev'})" for name in changes]
+        figure.legend(lines, names, loc="outside lower left", ncols=1)
         said = "; ".join(
             f"{name} {format_difference(change)}"
             for name, points in changes.items()

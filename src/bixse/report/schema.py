@@ -79,6 +79,10 @@ class MergeScore(_Plain):
     """0 is the base model, 1 the tuned one."""
     scores: dict[Text, UnitInterval]
     """Name of a dev or guard collection -> nDCG@10."""
+    below_best: float = 0.0
+    """nDCG@10 on dev by which the best weight is above this one."""
+    error: Positive = 0.0
+    """Standard error of `below_best`."""
 
 
 class MergeCurve(_Plain):
@@ -89,6 +93,8 @@ class MergeCurve(_Plain):
     """The one that was kept."""
     points: list[MergeScore]
     """By weight, the base model first."""
+    reason: Text = ""
+    """Sentence that says why the weight was kept."""
     guards: list[Text] = Field(default_factory=list)
     """Names of the collections that must not get worse; the others are dev."""
 

@@ -99,7 +99,7 @@ WEIGHTS: tuple[float, ...] = tuple(step / 10 for step in range(1, 11))
 TOLERANCE = 0.01
 """nDCG@10 by which a guard collection may fall below the base model."""
 SEARCHED = 10_000
-"""Documents of a collection that are searched to score a weight."""
+"""Documents of a collection that each weight searches."""
 
 
 class MergeConfig(Settings):
@@ -108,8 +108,8 @@ class MergeConfig(Settings):
     weights: Annotated[tuple[Weight, ...], Field(min_length=1)] = WEIGHTS
     """Weights that are scored on dev and guard; a single one is taken without a dev collection too."""
     documents: int | None = Field(default=SEARCHED, ge=1)
-    """Documents of a dev or guard collection that are searched: all judged ones, then others, always the same; null
-    searches the whole corpus."""
+    """Documents of a dev or guard collection that each weight searches. A smaller corpus is searched whole; of a larger
+    one the judged documents and the best hits of the base and the tuned model. Null: always the whole corpus."""
     checkpoints: int = Field(default=1, ge=1)
     """Checkpoints whose mean is merged: the best ones on dev (1: the best)."""
     keep_tuned: bool = False
@@ -185,12 +185,14 @@ class TrainConfig(Settings):
     model: str = "demo"
     """Folder or hub name of the encoder; "demo" is the one of the extra `bixse[demo]`."""
     max_length: int | None = Field(default=None, ge=4)
-    """Tokens of a text that are read; saved with the model; null keeps the model's own."""
+    """Tokens of a text that the saved model reads, in training too; null keeps the model's own limit. To train faster
+    lower `train_max_length` instead."""
     long_texts: LongTexts = "cut"
     """Texts longer than that: "cut" reads their beginning and says how many there are, "refuse" stops before training.
     """
     train_max_length: int | None = Field(default=None, ge=4)
-    """Tokens of a text that are read while training, never above max_length; null: the same."""
+    """Tokens of a text that are read while training, never above max_length; null: the same. The saved model still
+    reads up to max_length."""
     dropout: float | None = Field(default=None, ge=0, lt=1)
     """Dropout of the encoder while training; null keeps the model's own."""
     trust_remote_code: bool = False
@@ -325,7 +327,8 @@ class MergeModelsConfig(Settings):
     candidates: Annotated[tuple[Weight, ...], Field(min_length=1)] = WEIGHTS
     """Values of w that are tried."""
     documents: int | None = Field(default=SEARCHED, ge=1)
-    """Documents of a collection that are searched, judged ones first; null for all."""
+    """Documents of a collection that each weight searches: the judged ones and the best hits of the base and the tuned
+    model. Null: the whole corpus."""
     pairs: Path | None = None
     """Graded pairs to which scale and bias of the merged model are fitted; null leaves it without a relevance head."""
     max_length: int | None = Field(default=None, ge=4)

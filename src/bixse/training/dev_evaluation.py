@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain, zip_longest
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
@@ -11,6 +12,7 @@ from sentence_transformers.base.evaluation import BaseEvaluator
 
 from bixse.data.collection_files import check_split, files_of_split, load_collection, warn_of_missing
 from bixse.data.io.files import hash_files
+from bixse.data.trec import ranked
 from bixse.encoders.instructions import prompt_for
 from bixse.errors import InputError
 from bixse.evaluation.evaluate import evaluate, evaluate_query_sets
@@ -39,6 +41,10 @@ Scores: TypeAlias = "dict[str, dict[str, float]]"
 """Name of a query set -> query id -> nDCG@10."""
 
 
+HITS_FROM = 100_000
+"""Documents of a dev or guard corpus that the base and the tuned model encode, at most, to find hits for the pool."""
+
+
 class Split(NamedTuple):
     """A split of a collection folder, and what it is for."""
 
@@ -62,29 +68,66 @@ class Watched:
     collection: Collection
     sets: tuple[WatchedQueries, ...]
     most: int | None
-    """Documents that are searched to score merged weights; None for all."""
+    """Documents that each merged weight searches, if the corpus has more; None searches the whole corpus."""
 
-    @cached_property
-    def documents(self) -> dict[str, str]:
-        """Document id -> text: all judged ones, then others up to `most`, the same ones each time."""
-        corpus = self.collection.corpus
-        together = {f"{own.name}/{query}": dict(grades) for own in self.sets for query, grades in own.qrels.items()}
-        kept: Iterable[str] = corpus
-        if self.most is not None and self.most < len(corpus):
-            size = max(self.most, len({document for grades in together.values() for document in grades}))
-            kept = cut_collection(self.collection.name, together, corpus, len(together), size).documents
-        return {document: corpus[document].content for document in kept}
+    @property
+    def is_sampled(self) -> bool:
+        return self.most is not None and self.most < len(self.collection.corpus)
+
+    def pool(self, runs: Sequence[Mapping[str, Run]]) -> dict[str, str]:
+        """Return the documents that a merged weight searches: document id -> text.
+
+        A small corpus is searched whole. Of a larger one the judged documents are searched, and the hits of `runs`
+        (name of a query set -> run), rank by rank until there are `most`. Without such hits a document that a model
+        wrongly ranks high would be missing, and the model would look better than it is.
+        """
+        if not self.is_sampled:
+            return self._texts(self.collection.corpus)
+        rankings = [ranked(scores) for run in runs for queries in run.values() for scores in queries.values()]
+        by_rank = (name for hits in zip_longest(*rankings) for name in hits if name is not None)
+        pool = dict.fromkeys(chain(self._judged, by_rank))
+        return self._texts(list(pool)[: max(self.most or 0, len(self._judged))])
+
+    def encoded_for(self, weights: int) -> int:
+        """Return the number of documents that are encoded to score so many weights."""
+        documents = len(self.collection.corpus)
+        if not self.is_sampled:
+            return weights * documents
+        return weights * max(self.most or 0, len(self._judged)) + 2 * min(documents, HITS_FROM)
+
+    def hits(self, model: SentenceTransformer, cache: str | None = "none") -> dict[str, Run]:
+        """Search the corpus, or `HITS_FROM` documents of a larger one: name of a query set -> run."""
+        task = self._task(self._texts(self._searched_for_hits))
+        return {name: found.run for name, found in evaluate_query_sets(EncoderSystem(model, cache=cache), task).items()}
 
     def warnings(self) -> list[str]:
         qrels, missing = self.collection.qrels, self.collection.missing
         splits = {own.split for own in self.sets}
         return [line for name in sorted(splits) for line in warn_of_missing(missing.get(name, 0), qrels[name], name)]
 
-    def scores(self, model: SentenceTransformer, cache: str | None = "none") -> Scores:
-        """nDCG@10 of every judged query; the documents are encoded once for all query sets, or are in the cache."""
-        task = Task("watched", lambda: iter(self.documents.items()), len(self.documents), self.sets)
-        found = evaluate_query_sets(EncoderSystem(model, cache=cache), task)
+    def scores(self, model: SentenceTransformer, pool: Mapping[str, str], cache: str | None = "none") -> Scores:
+        """Return nDCG@10 of every judged query over a pool, whose documents are encoded once for all query sets."""
+        found = evaluate_query_sets(EncoderSystem(model, cache=cache), self._task(pool))
         return {name: own.per_query[PRIMARY_METRIC] for name, own in found.items()}
+
+    @cached_property
+    def _judged(self) -> dict[str, None]:
+        return dict.fromkeys(name for own in self.sets for grades in own.qrels.values() for name in grades)
+
+    @property
+    def _searched_for_hits(self) -> Iterable[str]:
+        corpus = self.collection.corpus
+        if len(corpus) <= HITS_FROM:
+            return corpus
+        together = {f"{own.name}/{query}": grades for own in self.sets for query, grades in own.qrels.items()}
+        size = max(HITS_FROM, len(self._judged))
+        return cut_collection(self.collection.name, together, corpus, len(together), size).documents
+
+    def _texts(self, ids: Iterable[str]) -> dict[str, str]:
+        return {name: self.collection.corpus[name].content for name in ids}
+
+    def _task(self, documents: Mapping[str, str]) -> Task:
+        return Task("watched", lambda: iter(documents.items()), len(documents), self.sets)
 
 
 def watched_splits(config: TrainConfig) -> list[Split]:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from bixse.encoders.relevance_model import RelevanceModel
     from bixse.grading.estimate import Estimate
     from bixse.training.config import TrainConfig
+    from bixse.training.dev_evaluation import Watched
     from bixse.training.loop.trainer import GradedTrainer
 
 TIMED_STEPS = 5
@@ -108,9 +109,8 @@ def _plan(config: TrainConfig, out: Path) -> TrainPlan:
         evaluators = [] if evaluator is None else getattr(evaluator, "evaluators", [evaluator])
         dev_texts = [text for one in evaluators for text in (*one.corpus.values(), *one.queries.values())]
         weights = {0.0, 1.0, *config.merge.weights} if config.merge is not None else {}
-        watched_texts = [text for corpus in inputs.watched for text in corpus.documents.values()] if weights else []
         seconds_of_dev = _seconds_to_encode(model, dev_texts)
-        seconds_of_merge = len(weights) * _seconds_to_encode(model, watched_texts)
+        seconds_of_merge = sum(_seconds_to_merge(model, corpus, len(weights)) for corpus in inputs.watched)
         steps, per_epoch, every = steps_of(config, len(trainer.get_train_dataloader()))
         regrade = None
         if config.regrade is not None:
@@ -151,6 +151,12 @@ def _step_times(trainer: GradedTrainer) -> list[float]:
     trainer.train()
     times = [end - start for start, end in pairwise(ends)]
     return times[1:] or times
+
+
+def _seconds_to_merge(model: RelevanceModel, corpus: Watched, weights: int) -> float:
+    """Seconds to score so many weights on a dev or guard corpus."""
+    texts = [document.content for document in corpus.collection.corpus.values()] if weights else []
+    return _seconds_to_encode(model, texts) * corpus.encoded_for(weights) / max(1, len(texts))
 
 
 def _seconds_to_encode(model: RelevanceModel, texts: Sequence[str]) -> float:

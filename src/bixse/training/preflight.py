@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from bixse.data.graded_pairs import GradedPairs, Kind
     from bixse.data.task_instructions import Instructions
+    from bixse.encoders.relevance_model import RelevanceModel
     from bixse.losses.base import GradedLoss
     from bixse.training.config import LongTexts
     from bixse.training.loop.trainer import GradedTrainer
@@ -62,6 +63,18 @@ def _best_batch(relevance: Sequence[float], documents: int | None) -> list[float
     """The documents of a query that teach most: its best one and its least relevant ones."""
     ordered = sorted(relevance)
     return [*ordered[-1:], *ordered[:-1]][:documents]
+
+
+def check_max_length(model: RelevanceModel) -> list[str]:
+    """Warn of a limit below the one that the model comes with: base and saved model then read less than they could."""
+    own, limit = model.own_max_length, model.max_seq_length
+    if own is None or limit is None or limit >= own:
+        return []
+    return [
+        f"max_length: got {limit} tokens for a model that reads {own} as it comes; the saved model reads {limit} for "
+        f"ever, and the base model of the figures here is not the model as it comes; fix: set `train_max_length: "
+        f"{limit}` to train as fast, and leave max_length out"
+    ]
 
 
 def check_lengths(where: object, model: SentenceTransformer, pairs: GradedPairs, policy: LongTexts) -> list[str]:

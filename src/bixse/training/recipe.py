@@ -21,6 +21,7 @@ from bixse.data.task_instructions import load_instructions
 from bixse.encoders.identity import model_hashes, model_path_settings
 from bixse.encoders.instructions import set_instructions, use_task
 from bixse.encoders.interpolation import check_can_be_scaled, mean_weights, trained_weights
+from bixse.encoders.loading.attention import switch_attention
 from bixse.encoders.loading.build import build_encoder, no_library_bars, quiet_loading, set_dropout
 from bixse.encoders.loading.precision import default_device, upcast_trainable_to_float32, use_precision
 from bixse.encoders.lora import add_lora, has_lora, merge_lora
@@ -54,7 +55,7 @@ from bixse.training.loop.divergence import check_finite_together, check_learned,
 from bixse.training.loop.suspects import RegradedEpoch
 from bixse.training.loop.trainer import GradedTrainer, GradedTrainingArguments
 from bixse.training.merging.merge import MergeResult, merge, refitted_head
-from bixse.training.preflight import check_disk, check_lengths, check_memory, check_pairs
+from bixse.training.preflight import check_disk, check_lengths, check_max_length, check_memory, check_pairs
 from bixse.training.run_files import (
     ADAPTER_FOLDER,
     CHECKPOINT_FOLDER,
@@ -219,6 +220,7 @@ def check_training(
     where, pairs = _pairs_named(config), inputs.pairs
     warnings = check_not_trained_on(queries_of(inputs.watched), pairs.queries, config.allow_shared_queries)
     warnings += check_pairs(where, config.loss, loss, pairs, config.optimizer.documents_per_query)
+    warnings += check_max_length(model)
     warnings += check_lengths(where, model, pairs, config.long_texts)
     warnings += [said for corpus in inputs.watched for said in corpus.warnings()]
     averaged = config.merge is not None and config.merge.checkpoints > 1  # then all checkpoints are kept
@@ -426,8 +428,11 @@ def _merge(
                 trainer._load_from_checkpoint(str(out / CHECKPOINT_FOLDER / f"checkpoint-{step}"))
                 tuned.append(trained_weights(model))
         model.eval()
+        # as a saved model computes: eager attention, which trains faster, rounds differently and is slow on long texts
+        switch_attention(model, config.attention)
         mean = mean_weights(tuned) if len(tuned) > 1 else tuned[0]
-        found = merge(model, base, mean, settings.weights, inputs.watched, config.guard_tolerance, progress)
+        among, watched = settings.weights, inputs.watched
+        found = merge(model, base, mean, among, watched, config.guard_tolerance, progress, settings.keep_tuned)
         merged = replace(found, checkpoints=len(tuned), checkpoints_wanted=settings.checkpoints)
         if head is not None and (merged.weight < 1 or settings.checkpoints > 1):
             with raise_together():

@@ -11,6 +11,8 @@ from bixse.cli.verb import FINISHED_BEFORE, ComputingOptions, Folder, Verb
 from bixse.studies.quickstart.quickstart_config import QuickstartConfig
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from bixse.report.schema import ReportData
 
 
@@ -29,10 +31,12 @@ def run(settings: QuickstartConfig, options: QuickstartOptions) -> CommandResult
 
     result = quickstart(settings, options.out, _say, progress_bar)
     report = result.report
+    baselines = [name for name in report.baselines if report.comparison("bixse", name) is not None]
     rows: list[list[str | float]] = [
-        [s.label, *(s.metrics[name] for name in report.metrics), *_differences(report, s.name)] for s in report.systems
+        [s.label, *(s.metrics[name] for name in report.metrics), *_differences(report, s.name, baselines)]
+        for s in report.systems
     ]
-    table = format_table(rows, ["system", *report.metrics, "against base", "against InfoNCE"])
+    table = format_table(rows, ["system", *report.metrics, *(f"vs {report.label(name)}" for name in baselines)])
     lines = [*result.verdicts, "", table, ""]
     lines += [f"probabilities, {name}: Brier {c.brier:.3f} (a constant: {c.base_rate_brier:.3f}), ECE {c.ece:.3f}"
               for name, c in report.calibrations.items() if name.startswith("BiXSE")]  # fmt: skip
@@ -50,10 +54,10 @@ def _say(line: str) -> None:
     sys.stderr.write(f"{line}\n")
 
 
-def _differences(report: ReportData, system: str) -> list[str]:
+def _differences(report: ReportData, system: str, baselines: Sequence[str]) -> list[str]:
     from bixse.report.table import format_difference
 
-    found = [report.comparison(system, baseline) for baseline in ("base", "infonce")]
+    found = [report.comparison(system, baseline) for baseline in baselines]
     return [format_difference(c.difference.mean) if c is not None else "" for c in found]
 
 

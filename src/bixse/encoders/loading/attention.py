@@ -56,6 +56,13 @@ def backbones(model: SentenceTransformer) -> list[Any]:
     return [part for part in input_parts(model) if getattr(part, "auto_model", None) is not None]
 
 
+def switch_attention(model: SentenceTransformer, implementation: str | None) -> None:
+    """Compute attention by another implementation of transformers; None takes the one that loading chooses."""
+    for part in backbones(model):
+        backbone = part.auto_model
+        backbone.set_attn_implementation(implementation or backbone.get_correct_attn_implementation(None))
+
+
 def set_attention(model: SentenceTransformer, name: str, bare: bool, bidirectional: bool | None) -> None:
     """Make a bare decoder an encoder, and switch its attention as asked; what is there already is tried out.
 

@@ -122,7 +122,7 @@ def build_encoder(
                 f"max_length: got {max_length}; expected 4 to {longest or 'the context of the model'} tokens for model "
                 f"{name!r}; fix: lower it or leave it out"
             )
-        model.max_seq_length = max_length
+        model.own_max_length, model.max_seq_length = model.max_seq_length, max_length
     return model
 
 

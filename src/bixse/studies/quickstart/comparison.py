@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -219,6 +220,7 @@ def merge_curve(system: str, merged: MergeResult) -> MergeCurve:
     return MergeCurve(
         system=system,
         weight=merged.weight,
-        points=[MergeScore(weight=point.weight, scores=point.scores) for point in merged.points],
+        points=[MergeScore(**asdict(point)) for point in merged.points],
+        reason=". ".join(merged.reason()),
         guards=sorted({change.collection for change in merged.changes if change.role == "guard"}),
     )

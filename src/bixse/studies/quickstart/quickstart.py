@@ -7,7 +7,7 @@ import time
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib import metadata
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import yaml
 
@@ -15,7 +15,7 @@ from bixse.data.collection_files import save_collection
 from bixse.data.graded_pairs import GradedPairs
 from bixse.data.io.files import write_atomically
 from bixse.data.pairs_files import save_graded_pairs
-from bixse.data.pydocs.load_pydocs import PYDOCS_PYTHON, PYDOCS_RELEVANT_GRADE, PYDOCS_SCALE, load_pydocs, query_kinds
+from bixse.data.pydocs.load_pydocs import PYDOCS_PYTHON, PYDOCS_SCALE, load_pydocs, query_kinds
 from bixse.data.run_record import open_run
 from bixse.data.trec import write_run
 from bixse.encoders.head import RelevanceHead
@@ -34,7 +34,7 @@ from bixse.training.recipe import TrainResult, train
 from bixse.training.run_files import TUNED_FOLDER
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from bixse.data.collection import Collection
@@ -44,34 +44,21 @@ if TYPE_CHECKING:
 
 MODEL = "demo"
 """all-MiniLM-L6-v2, carried by the extra `bixse[demo]`."""
-BIXSE = ReportedSystem("bixse", "BiXSE")
-INFONCE = ReportedSystem("infonce", "InfoNCE")
-TUNED = {
-    "bixse": ReportedSystem("bixse-tuned", "BiXSE, not merged"),
-    "infonce": ReportedSystem("infonce-tuned", "InfoNCE, not merged"),
-}
-"""The trained systems as they were before their weights were merged with the base model's."""
-COMPARED = (
-    ("bixse", "base"), ("bixse", "infonce"), ("infonce", "base"), ("bixse-tuned", "base"), ("infonce-tuned", "base"),
-    ("bixse-tuned", "infonce-tuned"),
-)  # fmt: skip
-"""Differences that are reported, system and baseline."""
-INFONCE_OPTIONS: dict[str, Any] = {"cutoff": 0.5}
-"""Options of the InfoNCE baseline; the search on dev chose scale, rate and passes the same as for BiXSE."""
-MAX_LENGTH = 64
-"""Tokens of a text that are read, by every system: the main job has to end in minutes on two cores."""
+LABELS = {"bixse": "BiXSE", "infonce": "InfoNCE"}
+"""Loss -> its name in tables; other losses keep the word of the catalogue."""
 PASSES = 1
-"""Passes over the queries, for the same reason."""
+"""Passes over the queries: the main job has to end in minutes on two cores."""
 DOCUMENTS_PER_QUERY = 3
 """Documents of a query in a batch, for the same reason."""
-MERGE = MergeConfig(weights=(0.3, 0.5, 1.0), documents=1_700, keep_tuned=True)
-"""Fewer weights and documents than by default, for the same reason: the judged documents and a few others."""
-FAST_MAX_LENGTH = 32
-"""Tokens of a text that are read with `--fast`."""
+TRAIN_LENGTH = 64
+"""Tokens of a text that are read while training, for the same reason. Every other text is read whole."""
+FAST_DOCUMENTS, FAST_TRAIN_LENGTH = 2, 32
+"""The same with `--fast`."""
+MERGE = MergeConfig(weights=(0.3, 0.5, 1.0), keep_tuned=True)
+"""Fewer weights than by default, for the same reason."""
 NOTES = [
-    "The merge weight is chosen over the judged documents and a sample of the others: these figures are higher than "
-    "those over the full corpus.",
-    "Every system reads the first 64 tokens of a text (32 with --fast), so that this ends in minutes.",
+    "Every system reads texts up to the model's own limit. Training alone reads the first 64 tokens (32 with --fast), "
+    "so that this ends in minutes.",
     "Guard queries are about modules that the training queries hardly aim at (numbers, dates, text). They choose the "
     "merge weight, as dev does, and there are few of them.",
     "The same language model wrote the queries and graded the documents; an independent second reading agrees with "
@@ -87,7 +74,7 @@ class QuickstartResult:
 
     report: ReportData
     verdicts: list[str]
-    """Better, no difference or worse, against the base model and against InfoNCE, with the interval."""
+    """Better, no difference or worse, with the interval: BiXSE against the base model and each other loss; guard."""
     artifacts: dict[str, str]
     warnings: list[str]
     reused: bool = False
@@ -121,21 +108,21 @@ def quickstart(
 ) -> QuickstartResult:
     """Train BiXSE on graded queries over Python's own documentation and compare it on held-out queries.
 
-    BM25, the base encoder, InfoNCE and BiXSE trained on the same pairs (both before and after their weights were merged
-    with the base encoder's) are searched on the test queries, and on guard queries about other modules, which training
-    must not harm. The probabilities are calibrated on dev and measured on test. Everything lands in `out`; a second
-    call continues an interrupted run or shows the finished one.
+    BM25, the base encoder and BiXSE (before and after its weights were merged with the base encoder's) are searched on
+    the test queries, and on guard queries about other modules, which training must not harm. The losses of
+    `settings.compare` are trained on the same pairs. The probabilities are calibrated on dev and measured on test.
+    Everything lands in `out`; a second call continues an interrupted run or shows the finished one.
 
     Raises:
         OutputExistsError: `out` holds another run.
         ModelError: the extra `bixse[demo]` is not installed.
         InterruptedRunError: stopped by Ctrl-C; the same call goes on.
     """
-    fast, seed, cache = settings.fast, settings.seed, settings.cache
+    fast, seed, losses = settings.fast, settings.seed, settings.compare
     config = train_settings(out, fast, seed).resolved()
     demo_model_path()
     collection = load_pydocs()
-    identity = {"fast": fast, "seed": seed, "model": MODEL, "precision": config.precision}
+    identity = {**settings.model_dump(mode="json"), "model": MODEL, "precision": config.precision}
     record = open_run(out, "quickstart", identity, {"python": PYDOCS_PYTHON})
     if record.status == "finished":
         report, done = load_report_data(out / "results.json"), record.results
@@ -151,41 +138,37 @@ def quickstart(
         notes.append(f"{len(pairs)} training pairs of {len(set(pairs.query_ids))} queries")
     write_atomically(out / "train.yaml", user_config(config))
 
-    tests, guards = (
-        collection_task(folder, split, min_relevant_grade=PYDOCS_RELEVANT_GRADE) for split in ("test", "guard")
-    )
+    tests, guards = (collection_task(folder, split) for split in ("test", "guard"))
     sets = [replace(task.query_sets[0], name=name) for name, task in (("test", tests), ("guard", guards))]
     task = replace(tests, query_sets=tuple(sets))
     comparer, guard = (Comparer(collection, split, PYDOCS_SCALE, seed) for split in ("test", "guard"))
     trained: dict[str, TrainResult] = {}
 
-    def search(shown: ReportedSystem, system: EncoderSystem) -> None:
+    def search(shown: ReportedSystem, model: str | Path) -> None:
         with stages.stage(f"search with {shown.label}") as notes:
-            found = evaluate_query_sets(system, task, progress=progress)
+            found = evaluate_query_sets(EncoderSystem(model), task, progress=progress)
             notes.append(f"nDCG@10 {comparer.add(shown, found['test']):.3f}")
             notes.append(f"guard {guard.add(shown, found['guard']):.3f}")
 
-    def encoder(model: str | Path) -> EncoderSystem:
-        return EncoderSystem(model, config.max_length, cache=cache)
-
     def calibrate(label: str, model: str | Path, head: RelevanceHead | None) -> RelevanceHead:
         judged = [query for split in ("dev", "test") for query in collection.qrels[split]]
-        encoded = encode_collection(build_encoder(model, config.max_length), collection, judged, progress, cache)
+        encoded = encode_collection(build_encoder(model), collection, judged, progress)
         return comparer.calibrate(label, encoded, head, "dev")
 
     with stages.stage("search with BM25") as notes:
         notes.append(f"nDCG@10 {comparer.add(ReportedSystem('bm25', 'BM25'), evaluate('bm25', tests)):.3f}")
-    search(ReportedSystem("base", "base model"), encoder(config.model))
-    for system, chosen in ((INFONCE, infonce_config(config)), (BIXSE, config)):
-        with stages.stage(f"train {system.label}") as notes:
-            trained[system.name] = train(chosen, out / system.name, progress is not None, system.label)
-            merged = trained[system.name].merge
+    search(ReportedSystem("base", "base model"), config.model)
+    for loss in (*losses, "bixse"):
+        label = LABELS.get(loss, loss)
+        with stages.stage(f"train {label}") as notes:
+            trained[loss] = train(config.model_copy(update={"loss": loss}), out / loss, progress is not None, label)
+            merged = trained[loss].merge
             notes += [f"weight {merged.weight:g} of the tuned model is kept"] if merged is not None else []
-        search(TUNED[system.name], encoder(out / system.name / TUNED_FOLDER))
-        search(system, encoder(trained[system.name].model_path))
+        search(ReportedSystem(f"{loss}-tuned", f"{label}, not merged"), out / loss / TUNED_FOLDER)
+        search(ReportedSystem(loss, label), trained[loss].model_path)
 
     with stages.stage("compare, calibrate and write the report"):
-        for system_name, baseline in COMPARED:
+        for system_name, baseline in compared(losses):
             comparer.compare(system_name, baseline)
             if baseline == "base":
                 guard.compare(system_name, baseline, [PRIMARY_METRIC])
@@ -194,22 +177,23 @@ def quickstart(
             trained_head = replace(trained_head, slope=1.0, intercept=0.0, calibrated_on=None)
         head = calibrate("BiXSE", trained["bixse"].model_path, trained_head)
         head.save(trained["bixse"].model_path)
-        calibrate("InfoNCE", trained["infonce"].model_path, None)
+        for loss in losses:
+            calibrate(LABELS.get(loss, loss), trained[loss].model_path, None)
         calibrate("base model", config.model, None)
         warnings = [f"{name}: {warning}" for name, result in trained.items() for warning in result.warnings]
         report = comparer.report(
             title="bixse quickstart: search over Python's documentation",
-            description="BM25, the base model and two trained ones on the same held-out queries, graded by a language "
+            description="BM25, the base model and the trained one on the same held-out queries, graded by a language "
             "model.",
             system="bixse",
             baseline="base",
-            against=["base", "infonce"],
+            against=["base", *losses],
             head=head,
             training=[training_curve(name, result.history, result.best_step) for name, result in trained.items()],
             kinds=query_kinds(),
             merges=[merge_curve(name, result.merge) for name, result in trained.items() if result.merge is not None],
             guard=guard.comparisons,
-            facts=_facts(collection, config, out, fast, seed),
+            facts=_facts(collection, config, out, settings),
             timings=record.timings,
             commands=next_commands(out),
             notes=[*NOTES, *warnings],
@@ -222,7 +206,7 @@ def quickstart(
     record.results = {
         "warnings": warnings,
         "verdicts": [
-            *(comparer.verdict_line("bixse", baseline) for baseline in ("base", "infonce")),
+            *(comparer.verdict_line("bixse", baseline) for baseline in ("base", *losses)),
             *(guard.verdict_line(system, "base", "guard queries") for system in ("bixse", "bixse-tuned")),
         ],
         "metrics": {entry.name: entry.metrics for entry in report.systems},
@@ -240,17 +224,25 @@ def train_settings(out: Path, fast: bool, seed: int) -> TrainConfig:
         guard_split="guard",
         merge=MERGE,
         evaluations_per_epoch=0,
-        min_relevant_grade=PYDOCS_RELEVANT_GRADE,
         model=MODEL,
-        max_length=FAST_MAX_LENGTH if fast else MAX_LENGTH,
+        train_max_length=FAST_TRAIN_LENGTH if fast else TRAIN_LENGTH,
         seed=seed,
-        optimizer=OptimizerConfig(epochs=PASSES, documents_per_query=2 if fast else DOCUMENTS_PER_QUERY),
+        optimizer=OptimizerConfig(epochs=PASSES, documents_per_query=FAST_DOCUMENTS if fast else DOCUMENTS_PER_QUERY),
     )
 
 
-def infonce_config(config: TrainConfig) -> TrainConfig:
-    """The same run with InfoNCE."""
-    return config.model_copy(update={"loss": "infonce", "loss_options": INFONCE_OPTIONS})
+def compared(losses: Sequence[str]) -> list[tuple[str, str]]:
+    """Return the differences that are reported, as system and baseline.
+
+    Each trained system is compared with the base model, and BiXSE with each other loss, merged and as trained.
+
+    Example:
+        >>> compared([])
+        [('bixse', 'base'), ('bixse-tuned', 'base')]
+    """
+    kinds = ("", "-tuned")
+    against_base = [(f"{loss}{kind}", "base") for kind in kinds for loss in ("bixse", *losses)]
+    return against_base + [(f"bixse{kind}", f"{loss}{kind}") for kind in kinds for loss in losses]
 
 
 def user_config(config: TrainConfig) -> str:
@@ -274,17 +266,20 @@ def next_commands(out: Path) -> list[str]:
     ]
 
 
-def _facts(collection: Collection, config: TrainConfig, out: Path, fast: bool, seed: int) -> dict[str, str]:
+def _facts(collection: Collection, config: TrainConfig, out: Path, settings: QuickstartConfig) -> dict[str, str]:
+    words = ["bixse", "quickstart", *(["--fast"] if settings.fast else []), "--seed", str(settings.seed)]
+    words += [*(["--compare", *settings.compare] if settings.compare else []), "--out", str(out)]
     counts = {split: len(qrels) for split, qrels in collection.qrels.items()}
     return {
         "corpus": f"{len(collection.corpus)} documents: docstrings of Python {PYDOCS_PYTHON}",
         "queries": f"{counts['train']} train, {counts['dev']} dev, {counts['test']} test, {counts['guard']} guard",
         "base model": "sentence-transformers/all-MiniLM-L6-v2",
         "chosen on": "dev and guard alone; test is read for the verdict only",
-        "recall and MRR count": f"documents of grade {PYDOCS_RELEVANT_GRADE} and up",
-        "seed": str(seed),
+        "recall and MRR count": f"documents of grade {config.min_relevant_grade:g} and up",
+        "tokens read": f"the model's own limit; {config.train_max_length} while training",
+        "seed": str(settings.seed),
         "precision": config.precision,
-        "command": f"bixse quickstart{' --fast' if fast else ''} --seed {seed} --out {shlex.quote(str(out))}",
+        "command": shlex.join(words),
         "bixse": metadata.version("bixse"),
         "torch": metadata.version("torch"),
     }

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
-from bixse.errors import SEEDS
+from bixse.errors import SEEDS, did_you_mean
+from bixse.losses.catalogue import LOSSES
 from bixse.settings import Flag, Settings
 
 
@@ -17,6 +18,15 @@ class QuickstartConfig(Settings):
     """A smaller run for a quick look."""
     seed: int = Field(default=0, ge=0, lt=SEEDS)
     """Of training."""
-    cache: Annotated[str | None, Flag(metavar="DIR")] = None
-    """Folder for document embeddings, so that a corpus is encoded once a model; "none" keeps nothing. Null:
-    BIXSE_CACHE_DIR, else the user's cache folder, see `bixse doctor`."""
+    compare: Annotated[tuple[str, ...], Flag(metavar="LOSS")] = ()
+    """Losses of `bixse.losses.LOSSES`, such as infonce, that are trained on the same pairs beside BiXSE."""
+
+    @field_validator("compare")
+    @classmethod
+    def _other_losses(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        others = [word for word in LOSSES if word != "bixse"]
+        wrong = [word for word in value if word not in others]
+        if wrong or len(set(value)) < len(value):
+            hint = did_you_mean(wrong[0], others) if wrong else "name each once"
+            raise ValueError(f"expected one or more of {', '.join(others)}, each once; fix: {hint}")
+        return value

@@ -16,19 +16,23 @@ from bixse.encoders.loading.precision import autocast
 from bixse.encoders.lora import has_lora
 from bixse.encoders.shards import is_sharded
 from bixse.evaluation.calibration.platt import fit_platt
-from bixse.evaluation.significance import paired_bootstrap
+from bixse.evaluation.significance import paired_bootstrap, paired_differences
 from bixse.progress import Progress
+from bixse.retrieval.store import EmbeddingStore
 from bixse.training.config import TOLERANCE
 from bixse.training.dev_evaluation import Role, sets_of
 from bixse.training.distributed import is_main_process, raise_together, rank, world_size
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
     from sentence_transformers import SentenceTransformer
 
     from bixse.encoders.head import RelevanceHead
     from bixse.encoders.interpolation import Weights
+    from bixse.evaluation.statistics import Floats
+    from bixse.relevance import Run
     from bixse.training.dev_evaluation import Scores, Watched
     from bixse.training.loop.trainer import GradedTrainer
 
@@ -38,12 +42,16 @@ HEAD_ENTRIES = 60_000
 
 @dataclass(frozen=True)
 class MergePoint:
-    """What one weight reaches."""
+    """The scores of one weight."""
 
     weight: float
     """w in [0, 1]; 0 is the base model, 1 the tuned one."""
     scores: dict[str, float]
     """Name of a dev or guard collection -> mean nDCG@10."""
+    below_best: float = 0.0
+    """nDCG@10 on dev by which the best weight that keeps guard is above this one; the mean over the dev collections."""
+    error: float = 0.0
+    """Standard error of `below_best`, paired over queries."""
 
 
 @dataclass(frozen=True)
@@ -123,7 +131,7 @@ class MergeResult:
         what = f"{1 - self.weight:g} base + {self.weight:g} tuned"
         if self.given:
             what = f"{' + '.join(f'{weight:g}' for weight in self.given)} of the models in their order"
-        lines = [f"merged weights: {what} ({chosen}){soup}"]
+        lines = [f"merged weights: {what} ({chosen}){soup}", *self.reason()]
         base = self.points[0].scores if self.points else {}
         for name in dict.fromkeys(change.collection for change in self.changes):
             of = {change.model: change for change in self.changes if change.collection == name}
@@ -135,6 +143,21 @@ class MergeResult:
             )
         if self.points and not self.has_guard:
             lines.append("guard: none given, so what training did to other queries is unknown (`guard: DIR`)")
+        return lines
+
+    def reason(self) -> list[str]:
+        """Say which weights reach how much on dev, and why the chosen one was taken."""
+        if self.candidates < 2:
+            return []
+        shown = [(point, self.dev(point.weight)) for point in self.points]
+        curve = ", ".join(f"{p.weight:g}: {dev:.4f} ({-p.below_best:+.4f} +- {p.error:.4f})" for p, dev in shown)
+        lines = [f"dev by weight (difference from the best weight +- its standard error): {curve}"]
+        taken = next(point for point in self.points if point.weight == self.weight)
+        if self.keeps_guard and taken.below_best > 0:
+            lines.append(
+                f"{self.weight:g} is the smallest weight within one standard error of the best: it changes the base "
+                "model least"
+            )
         return lines
 
     def card(self) -> str:
@@ -159,21 +182,30 @@ def merge(
     watched: Sequence[Watched],
     tolerance: float = TOLERANCE,
     progress: bool = False,
+    keep_tuned: bool = False,
 ) -> MergeResult:
     """Set an encoder to the best weights between base and tuned.
 
-    Every weight, 0 and 1 among them, is scored on all dev and guard collections; several processes share them. The
-    best mean over the dev collections wins among the weights that leave no guard collection more than `tolerance`
-    below the base model. Where there is none, the one whose worst guard collection loses least; without a collection
-    the first one.
+    Every weight, 0 and 1 among them, is scored on all dev and guard collections; several processes share the weights.
+    Candidates are the weights that leave no guard collection more than `tolerance` below the base model. The smallest
+    candidate whose mean over the dev collections lies within one standard error of the best candidate's is taken: a
+    smaller weight changes the base model less (Breiman et al. 1984, Classification and Regression Trees, section
+    3.4.3). The error is that of the difference, paired over queries. If no weight keeps guard, the one whose worst
+    guard collection loses least is taken; without a collection the first one.
+
+    The embeddings of the chosen encoder stay in the embedding store, and with `keep_tuned` those of the tuned one.
     """
-    scores = _score(model, base, tuned, weights, watched, progress) if watched else {}
+    pools = _pools(model, base, tuned, watched)
+    scores, stored = _score(model, base, tuned, weights, watched, pools, progress)
     roles = {own.name: own.role for _, own in sets_of(watched)}
-    chosen = _choose(scores, roles, weights, tolerance)
+    points, chosen = _choose(scores, roles, weights, tolerance)
+    for weight, path in stored.items():  # every candidate of every run would fill the disk
+        if weight not in (0.0, chosen, 1.0 if keep_tuned else chosen):
+            path.unlink(missing_ok=True)
     interpolate(model, base, tuned, chosen)
     return MergeResult(
         weight=chosen,
-        points=[MergePoint(weight, {n: _mean(own) for n, own in values.items()}) for weight, values in scores.items()],
+        points=points,
         changes=[
             _change(name, role, kind, scores[weight][name], scores[0.0][name])
             for name, role in roles.items()
@@ -182,9 +214,27 @@ def merge(
         tolerance=tolerance,
         candidates=len(set(weights)) if watched else 1,
         documents={
-            own.name: (len(corpus.documents), len(corpus.collection.corpus)) for corpus, own in sets_of(watched)
+            own.name: (len(pools[number]), len(corpus.collection.corpus))
+            for number, corpus in enumerate(watched)
+            for own in corpus.sets
         },
     )
+
+
+def _pools(
+    model: SentenceTransformer, base: Weights, tuned: Weights, watched: Sequence[Watched]
+) -> list[dict[str, str]]:
+    """The documents of each collection that every weight searches: document id -> text."""
+    sampled = [number for number, corpus in enumerate(watched) if corpus.is_sampled]
+    runs: dict[int, list[Mapping[str, Run]]] = {number: [] for number in sampled}
+    with raise_together():
+        for weight in _share([0.0, 1.0], model) if sampled else []:
+            interpolate(model, base, tuned, weight)
+            for number in sampled:
+                runs[number].append(watched[number].hits(model, _cache(model)))
+    parts = gather_object([runs]) if sampled else []
+    found = {number: [run for part in parts for run in part[number]] for number in sampled}
+    return [corpus.pool(found.get(number, [])) for number, corpus in enumerate(watched)]
 
 
 def _score(
@@ -193,41 +243,78 @@ def _score(
     tuned: Weights,
     weights: Sequence[float],
     watched: Sequence[Watched],
+    pools: Sequence[Mapping[str, str]],
     progress: bool,
-) -> dict[float, Scores]:
-    """Weight, 0 and 1 among them -> its scores; leaves the encoder at one of the weights."""
-    found: dict[float, Scores] = {}
-    together = is_sharded(model)  # then all processes score each weight; else they share the weights out
-    own_share = sorted({0.0, 1.0, *weights})[slice(None) if together else slice(rank(), None, world_size())]
-    bar = Progress("merge: score weights", len(own_share)) if progress and is_main_process() else None
+) -> tuple[dict[float, Scores], dict[float, Path]]:
+    """Weight, 0 and 1 among them -> its scores, and weight -> file of embeddings that was new in the store.
+
+    Leaves the encoder at one of the weights.
+    """
+    scores: dict[float, Scores] = {}
+    stored: dict[float, Path] = {}
+    share = _share(sorted({0.0, 1.0, *weights}), model) if watched else []
+    bar = Progress("merge: score weights", len(share)) if progress and is_main_process() else None
     with raise_together():
-        for weight in own_share:
+        for weight in share:
             interpolate(model, base, tuned, weight)
-            kept = weight == 0 and not has_lora(model) and not together  # every run searches the base model
-            cache = None if kept else "none"
-            found[weight] = {name: own for corpus in watched for name, own in corpus.scores(model, cache).items()}
+            cache = _cache(model)
+            path = EmbeddingStore(model, cache).path
+            if path is not None and not path.exists():
+                stored[weight] = path
+            scores[weight] = {
+                name: values
+                for corpus, pool in zip(watched, pools, strict=True)
+                for name, values in corpus.scores(model, pool, cache).items()
+            }
             if bar is not None:
                 bar(1)
-    return dict(sorted((weight, values) for part in gather_object([found]) for weight, values in part.items()))
+    parts = gather_object([(scores, stored)])
+    every = {weight: values for part, _ in parts for weight, values in part.items()}
+    return dict(sorted(every.items())), {weight: path for _, part in parts for weight, path in part.items()}
+
+
+def _share(weights: Sequence[float], model: SentenceTransformer) -> list[float]:
+    """The weights that this process scores; the processes of a sharded encoder score each one together."""
+    return list(weights[slice(None) if is_sharded(model) else slice(rank(), None, world_size())])
+
+
+def _cache(model: SentenceTransformer) -> str | None:
+    """The embedding store, or "none" for weights that no saved model has: adapters, and parts of a sharded encoder."""
+    return "none" if has_lora(model) or is_sharded(model) else None
 
 
 def _choose(
     scores: Mapping[float, Scores], roles: Mapping[str, Role], weights: Sequence[float], tolerance: float
-) -> float:
-    """The candidate with the best dev figure that keeps guard; of equals the smaller, which changes the base less."""
+) -> tuple[list[MergePoint], float]:
+    """The scored weights, compared with the best one that keeps guard, and the weight that is taken."""
     if not scores:
-        return weights[0]
+        return [], weights[0]
+    dev = [name for name, role in roles.items() if role == "dev"]
+    guards = [name for name, role in roles.items() if role == "guard"]
 
-    def dev(weight: float) -> float:
-        return float(np.mean([_mean(scores[weight][name]) for name, role in roles.items() if role == "dev"]))
+    def figure(weight: float) -> float:
+        return float(np.mean([_mean(scores[weight][name]) for name in dev]))
 
     def worst_guard(weight: float) -> float:
-        guards = [name for name, role in roles.items() if role == "guard"]
         return min((_mean(scores[weight][name]) - _mean(scores[0.0][name]) for name in guards), default=0.0)
 
     candidates = sorted(set(weights))
-    kept = [weight for weight in candidates if worst_guard(weight) >= -tolerance]
-    return max(kept, key=dev) if kept else max(candidates, key=worst_guard)
+    keeping = [weight for weight in candidates if worst_guard(weight) >= -tolerance]
+    best = max(keeping or candidates, key=figure)  # the first of equals, which is the smallest
+    points = []
+    for weight, values in scores.items():
+        differences = [paired_differences(scores[best][name], values[name]) for name in dev]
+        means = {name: _mean(own) for name, own in values.items()}
+        points.append(MergePoint(weight, means, figure(best) - figure(weight), _standard_error(differences)))
+    if not keeping:
+        return points, max(candidates, key=worst_guard)
+    return points, next(p.weight for p in points if p.weight in keeping and p.below_best <= p.error)
+
+
+def _standard_error(differences: Sequence[Floats]) -> float:
+    """The standard error of the mean over collections of their mean over queries; a single query has none."""
+    variances = [values.var(ddof=1) / len(values) if len(values) > 1 else 0.0 for values in differences]
+    return float(np.sqrt(np.sum(variances))) / len(differences)
 
 
 def _change(name: str, role: Role, model: Any, scores: Mapping[str, float], base: Mapping[str, float]) -> Change:

@@ -19,6 +19,7 @@ from bixse.training.dev_evaluation import Split, check_not_trained_on, load_watc
 from bixse.training.distributed import first_process_alone_in
 from bixse.training.loop.trainer import GradedTrainer, GradedTrainingArguments
 from bixse.training.merging.merge import MergeResult, merge, refitted_head
+from bixse.training.preflight import check_max_length
 from bixse.training.run_files import MODEL_FOLDER
 
 if TYPE_CHECKING:
@@ -65,6 +66,7 @@ def merge_models(config: MergeModelsConfig, out: str | Path, progress: bool = Fa
         found = record.results
         return MergedModel(folder / MODEL_FOLDER, MergeResult.from_json(found["merge"]), found["warnings"], reused=True)
     base = build_encoder(names[0], config.max_length, trust_remote_code=config.trust_remote_code).float()
+    warnings += check_max_length(base)
     states, heads = [trained_weights(base)], [base.head]
     for name in names[1:]:
         other = build_encoder(name, trust_remote_code=config.trust_remote_code)
