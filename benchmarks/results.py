@@ -34,7 +34,7 @@ from bixse.report.schema import load_report_data
 from bixse.report.table import format_difference, format_interval, format_markdown, format_number, format_p_value
 from bixse.studies.findings.contrasts import crossed_interval
 from bixse.studies.paper.known_studies import STUDIES, find_study
-from bixse.studies.quickstart.quickstart import COMPARED
+from bixse.studies.quickstart.quickstart import compared
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -162,10 +162,9 @@ def seeds_table(folders: Sequence[Path]) -> None:
             system: np.array([ndcg(qrels, folder / place / f"{system}.trec") for folder in folders])
             for system in systems
         }
-        pairs = [(system, "") for system in systems] + [
-            (system, baseline)
-            for system, baseline in [*COMPARED, ("bixse", "bixse-tuned"), ("infonce", "infonce-tuned")]
-        ]
+        losses = [name.removesuffix("-tuned") for name in systems if name.endswith("-tuned")]
+        pairs = [(system, "") for system in systems]
+        pairs += compared([loss for loss in losses if loss != "bixse"]) + [(loss, f"{loss}-tuned") for loss in losses]
         for system, baseline in pairs:
             values = scores[system] - (scores[baseline] if baseline else 0.0)
             found = crossed_interval(values, [0] * values.shape[1])

@@ -30,7 +30,7 @@ def checkpoints(out):
 
 @pytest.fixture(scope="module")
 def settings(run_config, training_files, tiny_model_path):
-    return run_config(training_files, tiny_model_path, evaluations_per_epoch=4, dev=None)
+    return run_config(training_files, tiny_model_path, max_length=None, evaluations_per_epoch=4, dev=None)
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ def test_a_damaged_best_checkpoint_is_refused_before_the_run_goes_on(
     run_config, training_files, tiny_model_path, tmp_path, train_interrupted
 ):
     """sentence-transformers only logs that it could not load it, and ends with the last weights."""
-    settings = run_config(training_files, tiny_model_path, evaluations_per_epoch=4)
+    settings = run_config(training_files, tiny_model_path, max_length=None, evaluations_per_epoch=4)
     train_interrupted(settings, tmp_path)
     best, last = checkpoints(tmp_path)
     state = json.loads((last / STATE_FILE).read_bytes())
@@ -112,7 +112,7 @@ def test_checkpoints_of_before_are_resumed(settings, cut, whole):
 
 def test_a_run_that_was_moved_goes_on(run_config, training_files, tiny_model_path, tmp_path, train_interrupted):
     """Where the best checkpoint lies is written into the checkpoint, and its hash with it."""
-    settings = run_config(training_files, tiny_model_path, evaluations_per_epoch=4)
+    settings = run_config(training_files, tiny_model_path, max_length=None, evaluations_per_epoch=4)
     train_interrupted(settings, tmp_path / "there")
     (tmp_path / "there").rename(tmp_path / "here")
     assert train(settings, tmp_path / "here", progress=False).warnings == []

@@ -217,7 +217,7 @@ def check_training(
 ) -> list[str]:
     """Refuse what cannot be trained, and return what the user should know."""
     loss.computed_by(model.device)  # refuses an implementation that cannot run here
-    where, pairs = _pairs_named(config), inputs.pairs
+    where, pairs = ", ".join(map(str, paths_in(config.pairs))), inputs.pairs
     warnings = check_not_trained_on(queries_of(inputs.watched), pairs.queries, config.allow_shared_queries)
     warnings += check_pairs(where, config.loss, loss, pairs, config.optimizer.documents_per_query)
     warnings += check_max_length(model)
@@ -241,7 +241,7 @@ def make_trainer(
     """With a bar of our own instead of the library's."""
     arguments = training_arguments(config, out / CHECKPOINT_FOLDER, evaluator)
     trainer = GradedTrainer(model, arguments, pairs, loss=loss, evaluator=evaluator)
-    trainer.plan.check_sizes(_pairs_named(config))
+    trainer.plan.check_sizes(", ".join(map(str, paths_in(config.pairs))))
     *_, every = steps_of(config, len(trainer.plan))
     trainer.args.save_steps = trainer.args.eval_steps = every
     if is_main_process():
@@ -431,8 +431,8 @@ def _merge(
         # as a saved model computes: eager attention, which trains faster, rounds differently and is slow on long texts
         switch_attention(model, config.attention)
         mean = mean_weights(tuned) if len(tuned) > 1 else tuned[0]
-        among, watched = settings.weights, inputs.watched
-        found = merge(model, base, mean, among, watched, config.guard_tolerance, progress, settings.keep_tuned)
+        tolerance, keep = config.guard_tolerance, settings.keep_tuned
+        found = merge(model, base, mean, settings.weights, inputs.watched, tolerance, progress, keep)
         merged = replace(found, checkpoints=len(tuned), checkpoints_wanted=settings.checkpoints)
         if head is not None and (merged.weight < 1 or settings.checkpoints > 1):
             with raise_together():
@@ -496,7 +496,3 @@ def _add_timings(record: RunRecord, started: float, trainer: GradedTrainer) -> N
     """Add the seconds of this process to those of the ones before it, whole and in training steps."""
     for name, seconds in (("train", time.perf_counter() - started), ("steps", trainer.seconds_in_steps)):
         record.timings[name] = record.timings.get(name, 0.0) + seconds
-
-
-def _pairs_named(config: TrainConfig) -> str:
-    return ", ".join(map(str, paths_in(config.pairs)))
