@@ -163,7 +163,7 @@ def merge_plot(curve: MergeCurve, label: Callable[[str], str] = str) -> Plot:
                 errors = [point.error for point in curve.points]
                 axes.errorbar(*zip(*points, strict=True), yerr=errors, fmt="none", capsize=3, color=style["color"])
         axes.set(
-            xlabel="weight of the tuned model (dotted: kept; bars: error of the difference from the best)",
+            xlabel="weight of the tuned model (dotted: kept)\nbars: error of the difference from the best",
             ylabel="change of nDCG@10",
             xlim=(-0.03, 1.03),
         )

@@ -149,15 +149,13 @@ class MergeResult:
         """Say which weights reach how much on dev, and why the chosen one was taken."""
         if self.candidates < 2:
             return []
-        shown = [(point, self.dev(point.weight)) for point in self.points]
-        curve = ", ".join(f"{p.weight:g}: {dev:.4f} ({-p.below_best:+.4f} +- {p.error:.4f})" for p, dev in shown)
-        lines = [f"dev by weight (difference from the best weight +- its standard error): {curve}"]
+        curve = ", ".join(f"{point.weight:g}: {self.dev(point.weight):.4f}{_below(point)}" for point in self.points)
+        lines = [f"dev by weight (difference from the best weight, its standard error): {curve}"]
         taken = next(point for point in self.points if point.weight == self.weight)
-        if self.keeps_guard and taken.below_best > 0:
-            lines.append(
-                f"{self.weight:g} is the smallest weight within one standard error of the best: it changes the base "
-                "model least"
-            )
+        if self.keeps_guard:
+            best = "is the best candidate on dev, and no smaller one lies within one standard error of it"
+            near = "is the smallest candidate within one standard error of the best: it changes the base model least"
+            lines.append(f"{self.weight:g} {near if taken.below_best > 0 else best}")
         return lines
 
     def card(self) -> str:
@@ -309,6 +307,10 @@ def _choose(
     if not keeping:
         return points, max(candidates, key=worst_guard)
     return points, next(p.weight for p in points if p.weight in keeping and p.below_best <= p.error)
+
+
+def _below(point: MergePoint) -> str:
+    return f" ({-point.below_best:+.4f}, {point.error:.4f})" if point.error > 0 else ""
 
 
 def _standard_error(differences: Sequence[Floats]) -> float:
