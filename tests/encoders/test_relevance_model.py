@@ -8,7 +8,9 @@ from sentence_transformers import SentenceTransformer
 
 from bixse.encoders.head import RelevanceHead, Threshold
 from bixse.encoders.loading.build import load_relevance_model
+from bixse.encoders.relevance_model import save_whole
 from bixse.errors import InputError, ModelError
+from helpers.modes import odd_modes
 
 TEXTS = ["copy a file", "sleep in a thread", "move a folder"]
 
@@ -46,6 +48,16 @@ def test_the_head_is_saved_in_the_folder_and_plain_sentence_transformers_loads_i
     np.testing.assert_array_equal(again.relevance("copy", TEXTS), tiny_model.relevance("copy", TEXTS))
     plain = SentenceTransformer(str(tmp_path), device="cpu")
     np.testing.assert_array_equal(plain.encode(TEXTS), tiny_model.encode(TEXTS))
+
+
+def test_files_of_a_model_have_the_mode_of_a_new_file_or_keep_theirs(tiny_model, tmp_path):
+    tiny_model.head = RelevanceHead(10.0, -5.0)
+    tiny_model.save_pretrained(str(tmp_path / "model"))
+    save_whole(tiny_model, tmp_path / "whole")
+    assert odd_modes(tmp_path) == {}
+    (tmp_path / "model" / "model.safetensors").chmod(0o640)
+    tiny_model.save_pretrained(str(tmp_path / "model"))
+    assert odd_modes(tmp_path) == {"model/model.safetensors": "0o640"}
 
 
 def test_a_head_is_read_as_it_was_saved_and_of_an_older_version_without_priors(tmp_path):

@@ -14,6 +14,7 @@ from safetensors.numpy import load_file, save_file
 from bixse.data.task_instructions import Instructions
 from bixse.data.trec import read_run
 from bixse.encoders.instructions import set_instructions
+from bixse.retrieval.index.manifest import read_manifest
 from helpers.command import call, refused, result_of
 
 DOCUMENTS = {
@@ -103,7 +104,8 @@ def test_what_is_said_of_a_new_index(capsys, tmp_path, model, collection):
     words = ("index", model, "--collection", collection, "--out", tmp_path / "index")
     text = result_of(*words).text
     assert "4 texts were encoded" in text
-    assert f"{tmp_path / 'index'}: 4 documents, exact, float32, 0.0 MB" in text.splitlines()
+    stored = f"{read_manifest(tmp_path / 'index').size / 1000:.1f} kB"
+    assert f"{tmp_path / 'index'}: 4 documents, exact, float32, {stored}" in text.splitlines()
     assert f"model: {model}, 32 dimensions" in text.splitlines()
     code, envelope = call(capsys, *words)
     assert (code, envelope["metrics"]["reused"], envelope["metrics"]["encoded"]) == (0, True, 0)

@@ -6,13 +6,13 @@ The launcher's environment says which process this is, before torch is imported;
 from __future__ import annotations
 
 import atexit
-import os
 import warnings
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from bixse.data.io.files import alone_in
+from bixse.engines.engine_settings import launched_number
 from bixse.errors import BixseError, InputError
 
 if TYPE_CHECKING:
@@ -28,18 +28,18 @@ PATIENCE = timedelta(hours=6)
 
 
 def world_size() -> int:
-    """As the launcher (torchrun, accelerate launch) said in the environment; 1 without one."""
-    return int(os.environ.get("WORLD_SIZE", "1"))
+    """The number of processes that the launcher (torchrun, accelerate launch) started; 1 without one."""
+    return launched_number("WORLD_SIZE", 1)
 
 
 def rank() -> int:
-    """The number of this process as the launcher said, from 0."""
-    return int(os.environ.get("RANK", "0"))
+    """The number that the launcher gave this process, from 0."""
+    return launched_number("RANK", 0)
 
 
 def is_main_process() -> bool:
     """Whether this process is the one that writes files and talks to the user."""
-    return world_size() == 1 or rank() == 0
+    return rank() == 0 or world_size() == 1
 
 
 def init_distributed() -> None:

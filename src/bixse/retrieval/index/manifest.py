@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from bixse.data.io.files import file_hash, read_text
 from bixse.errors import InputError, OutputExistsError
+from bixse.progress import size
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -141,9 +142,9 @@ class Manifest(_Record):
 
     def lines(self, folder: Path | str) -> list[str]:
         kind = "exact" if self.ann is None else f"{self.ann.factory} ({self.ann.parameters})"
-        size = f", {self.size / 1e6:,.1f} MB" if self.files else ""
+        stored = f", {size(self.size)}" if self.files else ""
         found = [
-            f"{folder}: {self.documents:,} documents, {kind}, {self.dtype}{size}",
+            f"{folder}: {self.documents:,} documents, {kind}, {self.dtype}{stored}",
             f"model: {self.encoder.name}, {self.encoder.dimensions} dimensions",
         ]
         return [*found, *self.recall_lines()]
