@@ -203,16 +203,19 @@ def _key_of(error: Mapping[str, Any], values: Any) -> str:
 
 def _line(kind: type[Settings], key: str, errors: Sequence[Mapping[str, Any]]) -> str:
     error = errors[0]
+    field = kind.model_fields.get(key.partition(".")[0])
     if error["type"] == "extra_forbidden":
         known = {name.rpartition(".")[2]: name for name in known_keys(kind)}
         close = difflib.get_close_matches(str(error["loc"][-1]), known, n=1)
         hint = f"did you mean {known[close[0]]!r}?" if close else f"known keys: {', '.join(known.values())}"
-        return f"  {key}: got an unknown key; expected a known one; fix: {kind.renamed.get(key, hint)}"
+        hint = {"out": "give --out on the command line", **kind.renamed}.get(key, hint)
+        return f"  {key}: got an unknown key; expected a known one; fix: {hint}"
     if error["type"] == "missing":
         return f"  {key}: got nothing; expected a value; fix: set {key!r} in the file or with its flag"
     first, *others = dict.fromkeys(map(_expected, errors))
     message = " or ".join([first, *(other.removeprefix("expected ") for other in others)])
-    field = kind.model_fields.get(key.partition(".")[0])
+    if error["type"] == "model_type" and field is not None and type(None) in types_in(field.annotation):
+        message += ", or null to leave it out"
     otherwise = "" if field is not None and field.is_required() else ", or leave it out for the default"
     fix = "" if "fix:" in message else f"; fix: correct it{otherwise}"
     if not key:

@@ -38,6 +38,11 @@ def test_utf16_is_named(tmp_path):
         read_text(write(tmp_path, "text".encode("utf-16")))
 
 
+def test_utf16_without_its_mark_is_named(tmp_path):
+    with pytest.raises(InputError, match="iconv -f utf-16le "):
+        read_text(write(tmp_path, "é text".encode("utf-16-le")))
+
+
 @pytest.mark.parametrize(
     ("packed", "fix"), [(gzip.compress, "gunzip"), (bz2.compress, "bunzip2"), (lzma.compress, "unxz")]
 )

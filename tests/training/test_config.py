@@ -48,6 +48,7 @@ def test_no_yaml_mapping(tmp_path, text):
         ("optimiser: {epochs: 3}", "optimiser", "did you mean 'optimizer'?"),
         ("max-length: 64", "max-length", "did you mean 'max_length'?"),
         ("zzzz: 1", "zzzz", "known keys: pairs, task_shares,"),
+        ("out: runs/mine", "out", "--out on the command line"),
     ],
 )
 def test_an_unknown_key_says_the_closest(tmp_path, text, key, hint):
@@ -65,6 +66,7 @@ def test_an_unknown_key_says_the_closest(tmp_path, text, key, hint):
         ("bf16: true", "  bf16: got an unknown key; expected a known one; fix: write precision: bfloat16 for true"),
         ("min_relevant_grade: .nan", "  min_relevant_grade: got nan; expected"),
         ("optimizer: 5", "  optimizer: got 5; expected lines of the form"),
+        ("merge: false", "  merge: got False; expected lines of the form `key: value`, or null"),
         ("pairs: {a: 1}", "  pairs: got {'a': 1}; expected a path or a list"),
         ("pairs: []", "  pairs: got []; expected a path or at least 1"),
         ("dev: [1, dev]", "  dev.0: got 1; expected a path"),

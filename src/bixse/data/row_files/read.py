@@ -179,11 +179,12 @@ def files_of(path: Path, suffixes: Sequence[str] = FORMATS, what: str = "a file 
     if path.is_dir() and suffixes:
         rows = sorted(file for file in path.rglob("*") if file.is_file() and kind_of(file) in {*FORMATS, *suffixes})
         found = [file for file in rows if kind_of(file) in suffixes]
-        if found and len(found) < len(rows):
-            other = next(file for file in rows if kind_of(file) not in suffixes)
+        if len(found) < len(rows):
+            other = next(file for file in rows if kind_of(file) not in suffixes).relative_to(path)
+            got = f"{other} next to {found[0].relative_to(path)}" if found else f"{other}"
             raise InputError(
-                f"{path}: got {found[0].relative_to(path)} next to {other.relative_to(path)}; expected a folder of "
-                f"{' or '.join(suffixes)} files alone; fix: name the file that is meant, or move the other one"
+                f"{path}: got a folder with {got}; expected one of {' or '.join(suffixes)} files alone; "
+                "fix: name the file that is meant"
             )
         if found:
             return found
@@ -192,7 +193,9 @@ def files_of(path: Path, suffixes: Sequence[str] = FORMATS, what: str = "a file 
         )
     if not path.is_file():
         got = "a folder" if path.is_dir() else "no such file"
-        raise InputError(f"{path}: got {got}; expected {what}; fix: check the path")
+        packed = path.with_name(f"{path.name}.gz")
+        fix = f"unpack it with `gunzip -k {packed}`" if packed.is_file() else "check the path"
+        raise InputError(f"{path}: got {got}; expected {what}; fix: {fix}")
     return [path]
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from bixse.data.io.files import file_hash, read_text
-from bixse.errors import InputError, OutputExistsError
+from bixse.errors import InputError, OutputExistsError, first_fault
 from bixse.progress import size
 
 if TYPE_CHECKING:
@@ -172,7 +172,7 @@ def read_manifest(folder: Path) -> Manifest:
     try:
         return Manifest.model_validate_json(read_text(path))
     except ValidationError as error:
-        raise damaged(path, " ".join(str(error).split())[:200], "the JSON that this version writes") from error
+        raise damaged(path, first_fault(error), "the JSON that this version writes") from error
 
 
 def is_index(folder: Path) -> bool:
