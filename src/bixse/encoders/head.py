@@ -168,8 +168,8 @@ class RelevanceHead:
         except (OSError, ValueError) as error:
             raise ModelError(
                 f"{path}: got no readable relevance head ({first_fault(error)}); expected a finite logit_scale "
-                "above 0, logit_bias, slope and intercept, and priors and thresholds between 0 and 1; fix: delete the file "
-                "and run `bixse calibrate` on the model"
+                "above 0, logit_bias, slope and intercept, and priors and thresholds between 0 and 1; fix: delete the "
+                "file and run `bixse calibrate` on the model"
             ) from error
 
 

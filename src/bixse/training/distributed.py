@@ -34,7 +34,13 @@ def world_size() -> int:
 
 def rank() -> int:
     """The number that the launcher gave this process, from 0."""
-    return launched_number("RANK", 0)
+    number = launched_number("RANK", 0)
+    if number >= world_size() > 1:  # torch would wait for a process that never comes
+        raise InputError(
+            f"RANK: got {number} of WORLD_SIZE={world_size()} processes; expected a number below that; "
+            "fix: count the processes from 0"
+        )
+    return number
 
 
 def is_main_process() -> bool:
@@ -49,7 +55,13 @@ def init_distributed() -> None:
         from accelerate import PartialState
 
         if not torch.distributed.is_initialized():
-            PartialState(cpu=not torch.cuda.is_available(), timeout=PATIENCE)
+            try:
+                PartialState(cpu=not torch.cuda.is_available(), timeout=PATIENCE)
+            except ValueError as error:  # a variable that a launcher sets, such as MASTER_ADDR, is missing
+                raise InputError(
+                    f"WORLD_SIZE={world_size()}: got an environment in which processes cannot meet ({error}); expected "
+                    "that of a launcher; fix: start the command with torchrun or accelerate, or unset WORLD_SIZE"
+                ) from error
             atexit.register(torch.distributed.destroy_process_group)
             # torch 2.13 has new names for both; older ones do not know them
             names = "all_gather_into_tensor|reduce_scatter_tensor"
