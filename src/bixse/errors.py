@@ -195,6 +195,13 @@ def shorten(value: object, width: int = 60) -> str:
     return text[: width - 2] + "..." + closing
 
 
+def first_fault(error: Exception) -> str:
+    """The first fault that pydantic names, with its place; an error of another library on one line."""
+    faults = error.errors() if hasattr(error, "errors") else []
+    text = f"{'.'.join(map(str, faults[0]['loc']))}: {faults[0]['msg']}" if faults else str(error)
+    return " ".join(text.split()).removeprefix(": ")[:200]
+
+
 def thread_error(error: Exception, what: str) -> str:
     """What is said of an error in a thread; where it is no `BixseError`, its traceback is logged."""
     if isinstance(error, BixseError):

@@ -92,6 +92,19 @@ progress_bar = Progress
 """What makes a `Progress` from a title and a total."""
 
 
+def size(number: float) -> str:
+    """Write a number of bytes in the unit that suits it.
+
+    Example:
+        >>> size(312), size(2_400_000), size(96e9)
+        ('312 bytes', '2.4 MB', '96.0 GB')
+    """
+    if number < 1000:
+        return f"{number:.0f} bytes"
+    unit = next(unit for unit in ("kB", "MB", "GB", "TB", "PB") if (number := number / 1000) < 999.95 or unit == "PB")
+    return f"{number:.1f} {unit}"
+
+
 def duration(seconds: float) -> str:
     """Seconds in the unit a person would use.
 

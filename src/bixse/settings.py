@@ -8,16 +8,29 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Union, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator, model_validator
 
 from bixse.data.io.files import read_settings
 from bixse.errors import ConfigError, shorten
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
     from typing import Self
 
     from pydantic.fields import FieldInfo
+
+
+EXPECTED = {
+    "path_type": "a path",
+    "tuple_type": "a list",
+    "list_type": "a list",
+    "dict_type": "lines of the form `key: value`",
+    "model_type": "lines of the form `key: value`",
+    "too_short": "at least {min_length} of them",
+    "too_long": "at most {max_length} of them",
+    "string_too_short": "a text that is not empty",
+}
+"""Type of an error of pydantic, whose own message names classes of Python -> what was expected."""
 
 
 class Flag(NamedTuple):
@@ -67,7 +80,7 @@ class Settings(BaseModel):
         try:
             return cls.model_validate(values)
         except ValidationError as error:
-            lines = [_explain(cls, found) for found in error.errors()]
+            lines = _explain(cls, error, values)
             count = f"{len(lines)} error{'s' if len(lines) != 1 else ''}"
             raise ConfigError("\n".join([f"{path or 'settings'}: {count}", *lines])) from error
 
@@ -89,6 +102,17 @@ class Settings(BaseModel):
             ):
                 changed[name] = [value]
         return {**values, **changed}
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_bool_for_a_number(cls, value: Any, info: ValidationInfo) -> Any:
+        """Refuse true and false where a number belongs: pydantic takes them for 1 and 0."""
+        kinds = types_in(cls.model_fields[info.field_name or ""].annotation)
+        kinds += [kind for table in kinds if get_origin(table) is dict for kind in types_in(get_args(table)[1])]
+        entries = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else [value]
+        if {int, float} & {*kinds} and bool not in kinds and any(isinstance(entry, bool) for entry in entries):
+            raise ValueError("expected a number")
+        return value
 
     def at_most_one(self, *names: str) -> Self:
         """Refuse settings of which only one can be given, for a validator."""
@@ -156,20 +180,53 @@ def _set(values: dict[str, Any], key: str, value: Any) -> None:
     section[last] = value
 
 
-def _explain(kind: type[Settings], error: Mapping[str, Any]) -> str:
-    key = ".".join(str(part) for part in error["loc"])
+def _explain(kind: type[Settings], error: ValidationError, values: Mapping[str, Any]) -> list[str]:
+    """One line per key: pydantic reports each member of a union by itself."""
+    errors: dict[str, list[Mapping[str, Any]]] = {}
+    for one in error.errors():
+        errors.setdefault(_key_of(one, values), []).append(one)
+    # a setting that takes one value or a list of them: where an entry is wrong, the list was meant
+    keys = [key for key in errors if not any(other.startswith(f"{key}.") for other in errors)]
+    return [_line(kind, key, errors[key]) for key in keys]
+
+
+def _key_of(error: Mapping[str, Any], values: Any) -> str:
+    """The dotted key of an error, without the words by which pydantic names the members of a union."""
+    parts = []
+    for part in error["loc"]:
+        in_list = isinstance(values, (list, tuple)) and isinstance(part, int) and part < len(values)
+        if in_list or (isinstance(values, dict) and part in values):
+            values = values[part]
+            parts.append(str(part))
+    return ".".join(parts if error["type"] != "missing" else [*parts, str(error["loc"][-1])])
+
+
+def _line(kind: type[Settings], key: str, errors: Sequence[Mapping[str, Any]]) -> str:
+    error = errors[0]
+    field = kind.model_fields.get(key.partition(".")[0])
     if error["type"] == "extra_forbidden":
         known = {name.rpartition(".")[2]: name for name in known_keys(kind)}
         close = difflib.get_close_matches(str(error["loc"][-1]), known, n=1)
         hint = f"did you mean {known[close[0]]!r}?" if close else f"known keys: {', '.join(known.values())}"
-        return f"  {key}: got an unknown key; expected a known one; fix: {kind.renamed.get(key, hint)}"
+        hint = {"out": "give --out on the command line", **kind.renamed}.get(key, hint)
+        return f"  {key}: got an unknown key; expected a known one; fix: {hint}"
     if error["type"] == "missing":
         return f"  {key}: got nothing; expected a value; fix: set {key!r} in the file or with its flag"
-    message = error["msg"].removeprefix("Value error, ").replace("Input should be", "expected")
-    fix = "" if "fix:" in message else "; fix: correct it, or leave it out for the default"
+    first, *others = dict.fromkeys(map(_expected, errors))
+    message = " or ".join([first, *(other.removeprefix("expected ") for other in others)])
+    if error["type"] == "model_type" and field is not None and type(None) in types_in(field.annotation):
+        message += ", or null to leave it out"
+    otherwise = "" if field is not None and field.is_required() else ", or leave it out for the default"
+    fix = "" if "fix:" in message else f"; fix: correct it{otherwise}"
     if not key:
         return f"  {message}{fix}"
     return f"  {key}: got {shorten(error['input'])}; {message}{fix}"
+
+
+def _expected(error: Mapping[str, Any]) -> str:
+    if error["type"] in EXPECTED:
+        return f"expected {EXPECTED[error['type']].format(**error.get('ctx', {}))}"
+    return str(error["msg"]).removeprefix("Value error, ").replace("Input should be", "expected")
 
 
 def known_keys(kind: type[Settings]) -> Iterable[str]:

@@ -49,6 +49,7 @@ def raising(error):
         (["search", "demo", "x", "too", "--collection", "y"], "too"),
         (["train", "--epochs"], "--epochs"),
         (["train", "train"], "train"),
+        (["train", "--config", "a.yaml", "--pairs", "p.csv", "--config", "b.yaml"], "got a.yaml and b.yaml"),
     ],
 )
 def test_wrong_usage_says_what_is_right(capsys, words, said):
@@ -56,6 +57,24 @@ def test_wrong_usage_says_what_is_right(capsys, words, said):
     shown = capsys.readouterr()
     assert (shown.out, shown.err.startswith("error: bixse"), "Traceback" in shown.err) == ("", True, False)
     assert said in shown.err and "fix: " in shown.err and "--help`" in shown.err
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("RANK", "x"), ("RANK", "-1"), ("WORLD_SIZE", "two"), ("WORLD_SIZE", "0"), ("WORLD_SIZE", "")]
+)
+def test_a_launchers_variable_that_is_no_number(capsys, monkeypatch, name, value):
+    monkeypatch.setenv(name, value)
+    assert command.main(["doctor", "--json"]) == 2
+    (error,) = json.loads(capsys.readouterr().out)["errors"]
+    assert error.startswith(f"{name}: got {value!r}") and "expected " in error and "fix: " in error
+
+
+def test_a_rank_beyond_the_number_of_processes(capsys, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "2")
+    assert command.main(["train", "--json"]) == 2
+    (error,) = json.loads(capsys.readouterr().out)["errors"]
+    assert error.startswith("RANK: got 2 ")
 
 
 def test_wrong_usage_with_json_is_one_envelope(capsys):

@@ -78,7 +78,7 @@ def no_tokenizer(model):
     [
         (no_config, "expected a sentence-transformers or transformers encoder"),
         (damaged_weights, "config.json and model.safetensors"),
-        (other_weights(lambda name, value: (name, np.full_like(value, np.nan))), "one finite embedding"),
+        (other_weights(lambda name, value: (name, np.full_like(value, np.nan))), "got NaN or infinity"),
         (other_weights(lambda name, value: (f"other.{name}", value)), "embeddings.LayerNorm.bias"),
         (no_tokenizer, "tokenizer"),
     ],

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import bz2
 import errno
+import gzip
+import lzma
 import os
 import resource
 import stat
@@ -33,6 +36,20 @@ def test_latin1_names_the_byte_and_its_line(tmp_path, bom):
 def test_utf16_is_named(tmp_path):
     with pytest.raises(InputError, match="iconv -f utf-16 "):
         read_text(write(tmp_path, "text".encode("utf-16")))
+
+
+def test_utf16_without_its_mark_is_named(tmp_path):
+    with pytest.raises(InputError, match="iconv -f utf-16le "):
+        read_text(write(tmp_path, "é text".encode("utf-16-le")))
+
+
+@pytest.mark.parametrize(
+    ("packed", "fix"), [(gzip.compress, "gunzip"), (bz2.compress, "bunzip2"), (lzma.compress, "unxz")]
+)
+def test_a_packed_file_is_named(tmp_path, packed, fix):
+    with pytest.raises(InputError, match=fix) as caught:
+        read_text(write(tmp_path, packed(b"text")))
+    assert "iconv" not in str(caught.value)
 
 
 def test_bom_and_line_ends(tmp_path):

@@ -111,6 +111,44 @@ def test_other_encodings(tmp_path, name):
         list(read_rows(put(tmp_path, f"rows{name}", row.encode("utf-16")), [TEXT]))
 
 
+@pytest.mark.parametrize("name", PACKED)
+def test_utf16_without_its_mark(tmp_path, name):
+    with pytest.raises(InputError, match="utf-16le"):
+        list(read_rows(put(tmp_path, f"rows{name}", '{"text": "x"}\n'.encode("utf-16-le")), [TEXT]))
+
+
+@pytest.mark.parametrize("name", PACKED)
+def test_gzip_under_another_name(tmp_path, name):
+    path = put(tmp_path, f"rows{name}", gzip.compress(b'{"text": "x"}\n'))
+    with pytest.raises(InputError, match="got gzip") as caught:
+        list(read_rows(path, [TEXT]))
+    assert "gunzip" in str(caught.value) and "iconv" not in str(caught.value)
+
+
+def test_a_file_that_is_there_packed(tmp_path):
+    packed = put(tmp_path, "rows.jsonl.gz", "{}")
+    with pytest.raises(InputError) as caught:
+        list(read_rows(tmp_path / "rows.jsonl", [TEXT]))
+    assert f"gunzip -k {packed}" in str(caught.value)
+
+
+def test_a_folder_without_parquet_names_the_file_that_it_has(tmp_path):
+    put(tmp_path, "rows.csv", "text\na\n")
+    with pytest.raises(InputError, match=r"rows\.csv"):
+        list(read_rows(tmp_path, [TEXT]))
+
+
+@pytest.mark.parametrize("other", PACKED)
+def test_a_folder_of_parquet_and_other_rows_names_both(tmp_path, other):
+    write_rows(pa.table({"text": ["a"]}), tmp_path / "1.parquet")
+    (tmp_path / "README.md").write_text("of no rows")
+    assert [row["text"] for _, row in read_rows(tmp_path, [TEXT])] == ["a"]
+    write_rows(pa.table({"text": ["b"]}), tmp_path / f"2{other}")
+    with pytest.raises(InputError) as caught:
+        list(read_rows(tmp_path, [TEXT]))
+    assert "1.parquet" in str(caught.value) and f"2{other}" in str(caught.value)
+
+
 def test_lines_that_are_no_objects(tmp_path):
     lines = '["a"]\n{"text": \n"text"\n' + "[" * 100_000 + "\nnull\n" + "1" * 5000 + '\n{"text": "a", "text": "b"}\n'
     found = places(put(tmp_path, "rows.jsonl", lines), TEXT)

@@ -9,9 +9,15 @@ import pytest
 import torch
 
 from bixse.encoders.encode import encode_texts
-from bixse.encoders.identity import embeddings_key
+from bixse.encoders.identity import embeddings_key, model_hashes
 from bixse.encoders.loading.precision import resolve_precision, use_precision
 from bixse.encoders.relevance_model import RelevanceModel
+
+
+def test_files_of_a_folder_without_a_model_are_not_hashed(tiny_model_path, tmp_path):
+    assert "model/model.safetensors" in model_hashes(tiny_model_path)
+    (tmp_path / "large.txt").write_text("of no model")
+    assert model_hashes(tmp_path) == {}
 
 
 def test_the_key_sees_everything_embeddings_depend_on(tiny_model):

@@ -8,7 +8,9 @@ from sentence_transformers import SentenceTransformer
 
 from bixse.encoders.head import RelevanceHead, Threshold
 from bixse.encoders.loading.build import load_relevance_model
+from bixse.encoders.relevance_model import save_whole
 from bixse.errors import InputError, ModelError
+from helpers.modes import odd_modes
 
 TEXTS = ["copy a file", "sleep in a thread", "move a folder"]
 
@@ -48,6 +50,16 @@ def test_the_head_is_saved_in_the_folder_and_plain_sentence_transformers_loads_i
     np.testing.assert_array_equal(plain.encode(TEXTS), tiny_model.encode(TEXTS))
 
 
+def test_files_of_a_model_have_the_mode_of_a_new_file_or_keep_theirs(tiny_model, tmp_path):
+    tiny_model.head = RelevanceHead(10.0, -5.0)
+    tiny_model.save_pretrained(str(tmp_path / "model"))
+    save_whole(tiny_model, tmp_path / "whole")
+    assert odd_modes(tmp_path) == {}
+    (tmp_path / "model" / "model.safetensors").chmod(0o640)
+    tiny_model.save_pretrained(str(tmp_path / "model"))
+    assert odd_modes(tmp_path) == {"model/model.safetensors": "0o640"}
+
+
 def test_a_head_is_read_as_it_was_saved_and_of_an_older_version_without_priors(tmp_path):
     found = Threshold(0.9, 0.62, 0.91, 0.85, 0.95, 0.4, 120, 60, 0.5)
     head = RelevanceHead(20.0, -15.0, 0.5, 1.0, "100 pairs", 0.03, 0.01, (found,))
@@ -73,8 +85,9 @@ def test_a_damaged_head(tmp_path, key, value):
     path = tmp_path / "relevance_head.json"
     content = json.loads(path.read_text())
     path.write_text(json.dumps({**content, key: value}))
-    with pytest.raises(ModelError, match=r"relevance_head\.json: got no readable relevance head"):
+    with pytest.raises(ModelError, match=rf"relevance_head\.json: got no readable relevance head \({key}") as caught:
         RelevanceHead.load(tmp_path)
+    assert "https://" not in str(caught.value)
 
 
 def test_probabilities_stay_in_range_at_the_ends():

@@ -74,9 +74,9 @@ def test_fractional_grades_and_a_level_between_them():
 @pytest.mark.parametrize(
     ("name", "hint"),
     [
-        ("nDCG@10", "did you mean 'ndcg'"),
+        ("nDCG@10", "fix: write ndcg@10"),
         ("recal@100", "did you mean 'recall'"),
-        ("precision", "a cut-off such as @10"),
+        ("precision", "fix: write precision@10"),
         ("ndcg@0", "a cut-off such as @10"),
         ("ndcg@-1", "a cut-off such as @10"),
         ("", "write a known name"),
@@ -92,7 +92,10 @@ def test_unknown_metric_is_refused_with_a_hint(name, hint):
     [
         ({}, {}, {}, "none with a grade above 0"),
         ({"q": {"d": 0}}, {"q": {"d": 1.0}}, {}, "none with a grade above 0"),
-        ({"q": {"d": math.nan}}, {}, {}, "not finite"),
+        ({"q": {"d": math.nan}}, {}, {}, "query 'q': grade of document 'd': got nan"),
+        ({"q": {"c": 1, "d": "1"}}, {"q": {"d": 1.0}}, {}, "query 'q': grade of document 'd': got '1'"),
+        ({"q": {"d": None}}, {"q": {"d": 1.0}}, {}, "query 'q': grade of document 'd': got None"),
+        ({"q": {"d": 1}}, {"q": {"c": 1.0, "d": "1"}}, {}, "score of document 'd': got '1'"),
         ({"q": {"d": 1}}, {"q": {"d": math.nan}}, {}, "score of document 'd'"),
         ({"q": {"d": 1}}, {"other": {"d": 1.0}}, {}, "queries such as 'other'"),
         ({"q": {"d": 1}}, {}, {"metrics": []}, "got none"),

@@ -8,12 +8,16 @@ import shutil
 import subprocess
 import sys
 
+import pyarrow as pa
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from bixse.data.row_files.write import write_rows
 from bixse.data.task_instructions import Instructions
 from bixse.data.trec import read_run
 from bixse.encoders.instructions import set_instructions
+from bixse.retrieval.hits import read_queries
+from bixse.retrieval.index.manifest import read_manifest
 from helpers.command import call, refused, result_of
 
 DOCUMENTS = {
@@ -103,7 +107,8 @@ def test_what_is_said_of_a_new_index(capsys, tmp_path, model, collection):
     words = ("index", model, "--collection", collection, "--out", tmp_path / "index")
     text = result_of(*words).text
     assert "4 texts were encoded" in text
-    assert f"{tmp_path / 'index'}: 4 documents, exact, float32, 0.0 MB" in text.splitlines()
+    stored = f"{read_manifest(tmp_path / 'index').size / 1000:.1f} kB"
+    assert f"{tmp_path / 'index'}: 4 documents, exact, float32, {stored}" in text.splitlines()
     assert f"model: {model}, 32 dimensions" in text.splitlines()
     code, envelope = call(capsys, *words)
     assert (code, envelope["metrics"]["reused"], envelope["metrics"]["encoded"]) == (0, True, 0)
@@ -134,6 +139,12 @@ def test_an_approximate_index(capsys, index, model, collection):
 
 
 # --- many queries
+
+
+@pytest.mark.parametrize("name", ["queries.jsonl", "queries.jsonl.gz", "queries.csv", "queries.parquet"])
+def test_a_table_of_queries_is_read_as_one(tmp_path, name):
+    write_rows(pa.table({"_id": ["q1", "q2"], "text": ["copy a file", "sort"]}), tmp_path / name)
+    assert read_queries(tmp_path / name) == {"q1": "copy a file", "q2": "sort"}
 
 
 def test_a_file_of_queries_becomes_a_run(capsys, index):

@@ -21,6 +21,7 @@ from bixse.encoders.loading.build import build_encoder, load_relevance_model
 from bixse.encoders.loading.precision import use_precision
 from bixse.training.config import TrainConfig
 from bixse.training.recipe import train
+from helpers.modes import odd_modes
 
 
 class TestAdapters:
@@ -33,6 +34,7 @@ class TestAdapters:
 
     def test_a_decoder_is_trained_saved_merged_and_as_adapters(self, settings, decoder_path, tmp_path):
         result = train(settings(decoder_path("llama")), tmp_path / "out", progress=False)
+        assert odd_modes(tmp_path) == {}
         whole = load_relevance_model(result.model_path, device="cpu")
         adapters = load_relevance_model(tmp_path / "out" / "adapter", device="cpu")
         plain = SentenceTransformer(str(result.model_path), device="cpu")

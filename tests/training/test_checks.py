@@ -8,7 +8,7 @@ import torch
 
 from bixse.data.graded_pairs import GradedPairs
 from bixse.encoders.loading.build import build_encoder
-from bixse.errors import InputError, TrainingError
+from bixse.errors import InputError, StorageError, TrainingError
 from bixse.losses import build_loss
 from bixse.training import preflight
 from bixse.training.loop.divergence import check_finite
@@ -95,6 +95,14 @@ class TestPairs:
 def make_trainer(model, pairs, folder, batch_size, **options):
     arguments = GradedTrainingArguments(output_dir=str(folder), per_device_train_batch_size=batch_size)
     return GradedTrainer(model, arguments, pairs, loss=build_loss("bixse", model, mini_batch_size=4, **options))
+
+
+def test_a_disk_without_room_for_the_checkpoints_is_refused_with_exact_numbers(tiny_model, tmp_path):
+    weights = sum(parameter.nbytes for parameter in tiny_model.parameters())
+    preflight.check_disk(tmp_path / "out", tiny_model)
+    with pytest.raises(StorageError) as caught:
+        preflight.check_disk(tmp_path / "out", tiny_model, checkpoints=10**12)
+    assert f"({weights * (3 * (10**12 + 1) + 1):,} bytes)" in str(caught.value)
 
 
 class TestMemory:

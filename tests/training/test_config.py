@@ -48,6 +48,7 @@ def test_no_yaml_mapping(tmp_path, text):
         ("optimiser: {epochs: 3}", "optimiser", "did you mean 'optimizer'?"),
         ("max-length: 64", "max-length", "did you mean 'max_length'?"),
         ("zzzz: 1", "zzzz", "known keys: pairs, task_shares,"),
+        ("out: runs/mine", "out", "--out on the command line"),
     ],
 )
 def test_an_unknown_key_says_the_closest(tmp_path, text, key, hint):
@@ -64,7 +65,18 @@ def test_an_unknown_key_says_the_closest(tmp_path, text, key, hint):
         ("precision: half", "  precision: got 'half'; expected 'auto', 'float32' or 'bfloat16'"),
         ("bf16: true", "  bf16: got an unknown key; expected a known one; fix: write precision: bfloat16 for true"),
         ("min_relevant_grade: .nan", "  min_relevant_grade: got nan; expected"),
-        ("optimizer: 5", "  optimizer: got 5; expected a valid dictionary"),
+        ("optimizer: 5", "  optimizer: got 5; expected lines of the form"),
+        ("merge: false", "  merge: got False; expected lines of the form `key: value`, or null"),
+        ("pairs: {a: 1}", "  pairs: got {'a': 1}; expected a path or a list"),
+        ("pairs: []", "  pairs: got []; expected a path or at least 1"),
+        ("dev: [1, dev]", "  dev.0: got 1; expected a path"),
+        ("guard_split: 5", "  guard_split: got 5; expected a valid string or a list"),
+        ("merge: {weights: []}", "  merge.weights: got []; expected at least 1"),
+        ("seed: true", "  seed: got True; expected a number"),
+        ("optimizer: {learning_rate: false}", "  optimizer.learning_rate: got False; expected a number"),
+        ("merge: {weights: [true, 0.5]}", "  merge.weights: got [True, 0.5]; expected a number"),
+        ("task_shares: {a: true}", "  task_shares: got {'a': True}; expected a number"),
+        ("max_length: yes", "  max_length: got True; expected a number"),
         ("loss_options: {scale: 5}", "  loss_options: got {'scale': 5}; expected no scale"),
         ("loss_options: {learn_scale: 3}", "  loss_options.learn_scale: got 3; expected a valid boolean"),
         ("loss: bixse-without-bias\nloss_options: {bias: 1}", "  loss_options: got 'bias'; expected it left out"),
@@ -75,7 +87,7 @@ def test_an_unknown_key_says_the_closest(tmp_path, text, key, hint):
     ],
 )
 def test_a_wrong_value(tmp_path, text, start):
-    (line,) = errors(yaml_file(tmp_path, f"pairs: p.csv\n{text}\n"))
+    (line,) = errors(yaml_file(tmp_path, text if text.startswith("pairs") else f"pairs: p.csv\n{text}\n"))
     assert line.startswith(start), line
 
 

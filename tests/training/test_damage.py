@@ -13,6 +13,7 @@ from bixse.encoders.loading.build import build_encoder, load_relevance_model
 from bixse.errors import ModelError, TrainingError
 from bixse.training.loop.checkpoints import STATE_FILE
 from bixse.training.recipe import train
+from helpers.modes import odd_modes
 
 PARTS = ["model.safetensors", "optimizer.pt", STATE_FILE]
 
@@ -45,6 +46,11 @@ def cut(settings, tmp_path, train_interrupted):
 def whole(settings, tmp_path_factory):
     """The model of the run that was never stopped."""
     return train(settings, tmp_path_factory.mktemp("whole"), progress=False).model_path
+
+
+def test_files_of_checkpoints_and_models_have_the_mode_of_a_new_file(cut, whole):
+    assert odd_modes(cut) == {}
+    assert odd_modes(whole) == {}
 
 
 @pytest.mark.parametrize("part", PARTS)

@@ -286,3 +286,22 @@ def test_ray_train_gives_the_losses_and_weights_of_one(alone, configs, on_ray, t
     code, said = on_ray(configs["bixse", "whole"], tmp_path / "out")
     assert code == 0, said
     compare(alone("bixse"), tmp_path / "out")
+
+
+def test_processes_without_a_launcher_are_told_to_use_one(tasks_file, tiny_model_path, tmp_path):
+    environment = {name: value for name, value in os.environ.items() if name != "MASTER_ADDR"} | {"WORLD_SIZE": "2"}
+    command = [
+        sys.executable,
+        "-m",
+        "bixse",
+        "train",
+        "--pairs",
+        tasks_file,
+        "--model",
+        tiny_model_path,
+        "--out",
+        "out",
+    ]
+    ended = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert ended.returncode == 2
+    assert "WORLD_SIZE" in ended.stderr and "torchrun" in ended.stderr and "Traceback" not in ended.stderr

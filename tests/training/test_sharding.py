@@ -19,6 +19,7 @@ from bixse.training.loop.sharded_checkpoints import load_weights, save_shards
 from bixse.training.loop.sharding import check_can_be_sharded
 from bixse.training.loop.trainer import GradedTrainingArguments
 from bixse.training.recipe import train
+from helpers.modes import odd_modes
 
 pytestmark = pytest.mark.precision("float32")
 
@@ -113,6 +114,7 @@ def test_what_a_checkpoint_holds(config, tmp_path):
     ended = finish(start(2, config, tmp_path / "out", script=CHECKPOINT))
     assert ["InterruptedRunError" in output for _, output, _ in ended] == [True, True], ended
     checkpoint = tmp_path / "out" / "checkpoints" / "checkpoint-3"
+    assert odd_modes(checkpoint.parent) == {}
     parts = sorted((checkpoint / "shards").iterdir())
     assert len(parts) == 2
     sizes = [sum(own.numel() for own in load_file(part).values()) for part in parts]

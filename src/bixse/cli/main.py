@@ -84,6 +84,15 @@ class _Help(argparse.HelpFormatter):
         super().__init__(prog, max_help_position=32)
 
 
+class _Once(argparse.Action):
+    """Refuse a flag that is given twice: argparse would take the last one."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        if getattr(namespace, self.dest) is not None:
+            raise argparse.ArgumentError(self, f"got {getattr(namespace, self.dest)} and {values}; expected one")
+        setattr(namespace, self.dest, values)
+
+
 def verb_parser(name: str, verb: Verb[Any, Any]) -> argparse.ArgumentParser:
     """The parser of one verb's words, to be used by `parse_intermixed_args`."""
     summary = VERBS[name][1]
@@ -92,7 +101,7 @@ def verb_parser(name: str, verb: Verb[Any, Any]) -> argparse.ArgumentParser:
     add_settings(parser, verb.options)
     if verb.settings.model_fields:
         file_help = "YAML file of these settings; flags override it"
-        parser.add_argument("--config", type=Path, metavar="FILE", help=file_help)
+        parser.add_argument("--config", type=Path, metavar="FILE", action=_Once, help=file_help)
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an unexpected error")
     return parser
@@ -136,8 +145,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
-    known_to_all = False
+    known_to_all, is_main = False, True
     try:
+        is_main = is_main_process()
         with _sigterm_as_interrupt(), _logged_plainly():
             result = _run(words)
     except BixseError as error:
@@ -149,7 +159,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if "--debug" in words:
             sys.stderr.write(printable(traceback.format_exc()))
         result = CommandResult(text="", errors=[_unexpected(error)], exit_code=1)
-    if not is_main_process():  # rank 0 prints shared errors; other ranks print only their own
+    if not is_main:  # rank 0 prints shared errors; other ranks print only their own
         for said in [] if known_to_all else result.errors:
             sys.stderr.write(printable(f"error: process {rank()}: {said}\n"))
         return result.exit_code

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from numbers import Real
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,6 +16,8 @@ from bixse.errors import InputError, InvalidFileError, shorten
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+
+    from numpy.typing import NDArray
 
     from bixse.relevance import Qrels, Run
 
@@ -40,13 +43,22 @@ def ranked(scores: Mapping[str, float]) -> list[str]:
         ['b', 'c', 'a']
     """
     with np.errstate(over="ignore"):
-        values = np.fromiter(scores.values(), dtype=np.float64, count=len(scores)).astype(np.float32)
-    if np.isnan(values).any():
-        document_id = list(scores)[int(np.flatnonzero(np.isnan(values))[0])]
-        raise InputError(
-            f"score of document {document_id!r}: got nan; expected a number; fix: check the system that scored it"
-        )
+        values = numbers(scores, "score", infinite=True).astype(np.float32)
     return [document_id for _, document_id in sorted(zip(values.tolist(), scores, strict=True), reverse=True)]
+
+
+def numbers(entries: Mapping[str, Any], what: str, infinite: bool = False) -> NDArray[np.float64]:
+    """The values of documents as an array; raises InputError for NaN, text, and infinity unless `infinite`."""
+    if all(issubclass(kind, Real) for kind in {*map(type, entries.values())}):
+        values = np.fromiter(entries.values(), dtype=np.float64, count=len(entries))
+        if not (np.isnan(values) if infinite else ~np.isfinite(values)).any():
+            return values
+    valid = (lambda value: not math.isnan(value)) if infinite else math.isfinite
+    wrong = next(name for name, value in entries.items() if not isinstance(value, Real) or not valid(value))
+    raise InputError(
+        f"{what} of document {wrong!r}: got {shorten(entries[wrong])}; expected a {'' if infinite else 'finite '}"
+        "number; fix: drop it, or make it a number with float()"
+    )
 
 
 def read_run(path: str | Path) -> dict[str, dict[str, float]]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias, TypeVar
 from pydantic import Field, TypeAdapter
 
 from bixse.data.io.hashes import write_with_hash
-from bixse.errors import InputError, ModelError
+from bixse.errors import InputError, ModelError, first_fault
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -166,11 +166,10 @@ class RelevanceHead:
         try:
             return TypeAdapter(cls).validate_json(path.read_bytes(), strict=True)
         except (OSError, ValueError) as error:
-            found = " ".join(str(error).split())[:200]
             raise ModelError(
-                f"{path}: got no readable relevance head ({found}); expected a finite logit_scale above 0, logit_bias, "
-                "slope and intercept, and priors and thresholds between 0 and 1; fix: delete the file and run "
-                "`bixse calibrate` on the model"
+                f"{path}: got no readable relevance head ({first_fault(error)}); expected a finite logit_scale "
+                "above 0, logit_bias, slope and intercept, and priors and thresholds between 0 and 1; fix: delete the "
+                "file and run `bixse calibrate` on the model"
             ) from error
 
 

@@ -15,6 +15,7 @@ from bixse.encoders.encode import encoding_device
 from bixse.encoders.head import HEAD_FILE
 from bixse.encoders.instructions import prompt_for
 from bixse.encoders.loading.attention import parts_of
+from bixse.encoders.loading.build import MODEL_FILES
 from bixse.encoders.loading.precision import resolve_precision
 
 if TYPE_CHECKING:
@@ -25,8 +26,11 @@ MODEL_SUFFIXES = (".safetensors", ".bin", ".json", ".txt", ".model", ".py", ".ji
 
 
 def model_hashes(model: str | Path) -> dict[str, str]:
-    """Content hashes of what a model folder's ranking depends on (not its relevance head); {} for a hub name."""
-    if not Path(model).is_dir():
+    """Content hashes of what a model folder's ranking depends on (not its relevance head).
+
+    Returns {} for a hub name, and for a folder without a model, which may be as large as a disk.
+    """
+    if not any((Path(model) / name).is_file() for name in MODEL_FILES):
         return {}
     files = sorted(path for path in Path(model).rglob("*") if path.suffix in MODEL_SUFFIXES)
     return {f"model/{path.relative_to(model)}": file_hash(path) for path in files if path.name != HEAD_FILE}

@@ -10,7 +10,7 @@ import numpy as np
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.util import fullname, load_file_path
 
-from bixse.data.io.files import write_atomically
+from bixse.data.io.files import usual_modes, write_atomically
 from bixse.data.io.hashes import drop_hashes, write_hashes
 from bixse.data.task_instructions import RESERVED
 from bixse.encoders.encode import encode_texts
@@ -103,7 +103,8 @@ class RelevanceModel(SentenceTransformer):
             others = {name: text for name, text in prompts.items() if name not in RESERVED}
             self.prompts = {**others, **self.instructions.prompts()}
         try:
-            super().save_pretrained(path, *args, **kwargs)
+            with usual_modes(Path(path)):
+                super().save_pretrained(path, *args, **kwargs)
         finally:
             self.prompts = prompts
         if self.instructions is not None:
@@ -112,7 +113,7 @@ class RelevanceModel(SentenceTransformer):
             self.head.save(Path(path))
 
 
-def save_whole(model: SentenceTransformer, folder: Path, card: str = "") -> None:
+def save_whole(model: RelevanceModel, folder: Path, card: str = "") -> None:
     """Write a model and its hashes beside its place, then rename it; what was there is replaced.
 
     `card` is a section (Markdown) for the end of its model card. Errors are those of the operating system, see

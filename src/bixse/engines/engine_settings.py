@@ -14,6 +14,21 @@ if TYPE_CHECKING:
     from bixse.engines.job import Engine
 
 
+def launched_number(name: str, least: int) -> int:
+    """A whole number that a launcher (torchrun, accelerate launch) sets in the environment; the least without one.
+
+    Raises:
+        InputError: the variable holds something else.
+    """
+    text = os.environ.get(name, str(least))
+    if not text.isdecimal() or int(text) < least:
+        raise InputError(
+            f"{name}: got {text!r} in the environment; expected a whole number from {least} on, as torchrun sets it; "
+            f"fix: unset {name}, or let a launcher set it"
+        )
+    return int(text)
+
+
 class PlaceSettings(Settings):
     """Which machines work."""
 
@@ -33,9 +48,9 @@ class PlaceSettings(Settings):
         Raises:
             InputError: there is no such place: no rank in the environment, no graphics card, Ray is not installed.
         """
-        if self.engine != "ranks" and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        if self.engine != "ranks" and (size := launched_number("WORLD_SIZE", 1)) > 1:
             raise InputError(
-                f"engine {self.engine}: got WORLD_SIZE={os.environ['WORLD_SIZE']}, processes of a launcher that would "
+                f"engine {self.engine}: got WORLD_SIZE={size}, processes of a launcher that would "
                 "all do the same; expected one; fix: --engine ranks, or start it without the launcher"
             )
         if self.engine == "ray":

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from bixse.data.trec import ranked
+from bixse.data.trec import numbers, ranked
 from bixse.errors import InputError, did_you_mean
 from bixse.relevance import MIN_RELEVANT_GRADE
 
@@ -99,12 +99,7 @@ def mean(per_query: PerQuery) -> dict[str, float]:
 
 
 def _has_relevant(query_id: str, judged: Mapping[str, float]) -> bool:
-    grades = np.fromiter(judged.values(), dtype=np.float64, count=len(judged))
-    if not np.isfinite(grades).all():
-        raise InputError(
-            f"qrels of query {query_id!r}: got a grade not finite; expected a number; fix: drop the judgement"
-        )
-    return bool((grades > 0).any())
+    return bool((numbers(judged, f"qrels of query {query_id!r}: grade") > 0).any())
 
 
 def _judge(grades: Mapping[str, float], scores: Mapping[str, float], min_relevant_grade: float) -> _Judged:
@@ -166,5 +161,6 @@ def _parse(name: str) -> tuple[_Measure, int | None]:
     match = re.fullmatch(r"([a-z]+)(?:@([1-9][0-9]*))?", name)
     if match is not None and match[1] in _MEASURES and not (match[1] == "precision" and match[2] is None):
         return _MEASURES[match[1]], int(match[2]) if match[2] else None
-    hint = did_you_mean(name.lower().partition("@")[0], _MEASURES, "write a known name")
+    base = name.lower().partition("@")[0]
+    hint = f"write {base}@10" if base in _MEASURES else did_you_mean(base, _MEASURES, "write a known name")
     raise InputError(f"metric: got {name!r}; expected {', '.join(_MEASURES)} with a cut-off such as @10; fix: {hint}")

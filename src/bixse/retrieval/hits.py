@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from bixse.data import collection_files
 from bixse.data.io.files import is_unicode
-from bixse.data.row_files.read import text_lines
+from bixse.data.row_files.read import kind_of, text_lines
 from bixse.errors import InputError, InvalidFileError, shorten
 
 if TYPE_CHECKING:
@@ -87,8 +87,9 @@ def chosen_threshold(
 def read_queries(path: Path) -> dict[str, str]:
     r"""Queries from a file: query id -> text, in file order.
 
-    The file is JSONL of {_id, text}, or has one query per line, after its id and a tab or without (then the ids are
-    q1, q2, ... by line). Raises InputError where it holds no query, InvalidFileError with every invalid line.
+    The file has the columns _id and text (.jsonl, .csv, .parquet), or one query per line, after its id and a tab or
+    without (then the ids are q1, q2, ... by line). Raises InputError where it holds no query, InvalidFileError with
+    every invalid line.
 
     Example:
         >>> import tempfile, pathlib
@@ -97,7 +98,7 @@ def read_queries(path: Path) -> dict[str, str]:
         >>> read_queries(file)
         {'q1': 'copy a file', 't7': 'sort a list'}
     """
-    if path.suffix.lower() == ".jsonl":
+    if kind_of(path) in (".jsonl", ".csv", ".parquet"):
         return collection_files.read_queries(path)
     errors = InvalidFileError(path)
     queries: dict[str, str] = {}

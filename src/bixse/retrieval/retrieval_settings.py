@@ -116,7 +116,7 @@ class SearchSettings(EncodingSettings):
     """Show only documents from the probability on at which this share was relevant, a threshold that `bixse calibrate
     --at-precision P` found."""
     queries: Annotated[str | None, Flag(metavar="FILE")] = None
-    """With an index: answer each query of a file (.jsonl of {_id, text}, or one per line); - reads the terminal."""
+    """With an index: answer each query of a file (columns _id and text, or one per line); - reads the terminal."""
     exact: bool = False
     """With an index: score every document, whatever the type of the index."""
     model_at: str | None = None

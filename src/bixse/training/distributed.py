@@ -6,13 +6,13 @@ The launcher's environment says which process this is, before torch is imported;
 from __future__ import annotations
 
 import atexit
-import os
 import warnings
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from bixse.data.io.files import alone_in
+from bixse.engines.engine_settings import launched_number
 from bixse.errors import BixseError, InputError
 
 if TYPE_CHECKING:
@@ -28,18 +28,24 @@ PATIENCE = timedelta(hours=6)
 
 
 def world_size() -> int:
-    """As the launcher (torchrun, accelerate launch) said in the environment; 1 without one."""
-    return int(os.environ.get("WORLD_SIZE", "1"))
+    """The number of processes that the launcher (torchrun, accelerate launch) started; 1 without one."""
+    return launched_number("WORLD_SIZE", 1)
 
 
 def rank() -> int:
-    """The number of this process as the launcher said, from 0."""
-    return int(os.environ.get("RANK", "0"))
+    """The number that the launcher gave this process, from 0."""
+    number = launched_number("RANK", 0)
+    if number >= world_size() > 1:  # torch would wait for a process that never comes
+        raise InputError(
+            f"RANK: got {number} of WORLD_SIZE={world_size()} processes; expected a number below that; "
+            "fix: count the processes from 0"
+        )
+    return number
 
 
 def is_main_process() -> bool:
     """Whether this process is the one that writes files and talks to the user."""
-    return world_size() == 1 or rank() == 0
+    return rank() == 0 or world_size() == 1
 
 
 def init_distributed() -> None:
@@ -49,7 +55,13 @@ def init_distributed() -> None:
         from accelerate import PartialState
 
         if not torch.distributed.is_initialized():
-            PartialState(cpu=not torch.cuda.is_available(), timeout=PATIENCE)
+            try:
+                PartialState(cpu=not torch.cuda.is_available(), timeout=PATIENCE)
+            except ValueError as error:  # a variable that a launcher sets, such as MASTER_ADDR, is missing
+                raise InputError(
+                    f"WORLD_SIZE={world_size()}: got an environment in which processes cannot meet ({error}); expected "
+                    "that of a launcher; fix: start the command with torchrun or accelerate, or unset WORLD_SIZE"
+                ) from error
             atexit.register(torch.distributed.destroy_process_group)
             # torch 2.13 has new names for both; older ones do not know them
             names = "all_gather_into_tensor|reduce_scatter_tensor"

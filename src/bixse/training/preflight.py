@@ -15,6 +15,7 @@ from bixse.encoders.embedding import embed_features, number_of_texts, take_rows
 from bixse.encoders.instructions import prompt_for
 from bixse.encoders.shards import is_sharded, local_part
 from bixse.errors import InputError, StorageError
+from bixse.progress import size
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -127,7 +128,8 @@ def check_disk(out: Path, model: torch.nn.Module, checkpoints: int = 2) -> None:
     free = shutil.disk_usage(existing).free
     if free < needed:
         raise StorageError(
-            f"{out}: got {free / 1e9:.2f} GB free; expected {needed / 1e9:.2f} GB for checkpoints and the model; "
+            f"{out}: got {size(free)} free ({free:,} bytes); expected {size(needed)} ({needed:,} bytes) for "
+            "checkpoints and the model; "
             "fix: free disk space or choose another --out folder"
         )
 
@@ -153,15 +155,15 @@ def check_memory(trainer: GradedTrainer) -> int:
             for part, number in zip(features, texts_held, strict=True)
         ]
     weights = sum(local_part(p).numel() * p.element_size() for p in model.parameters() if p.requires_grad)
-    size = model.get_embedding_dimension() or 0
-    needed = (max(states) if cached else sum(states)) + 3 * weights + 3 * sum(texts) * size * 4
+    dimensions = model.get_embedding_dimension() or 0
+    needed = (max(states) if cached else sum(states)) + 3 * weights + 3 * sum(texts) * dimensions * 4
     free = free_memory(model.device)
     if needed > free:
         smaller = "a smaller batch_size or train_max_length" if cached else "`gradient_cache: true` under loss_options"
         raise InputError(
             f"training: got a batch of {texts[0]} queries and {sum(texts[1:])} documents that needs at least "
-            f"{needed:,} bytes ({needed / 1e9:.1f} GB); expected at most the {free:,} bytes that are free "
-            f"({free / 1e9:.1f} GB); fix: set {smaller}"
+            f"{size(needed)} ({needed:,} bytes); expected at most the {size(free)} that are free ({free:,} bytes); "
+            f"fix: set {smaller}"
         )
     return needed
 

@@ -50,7 +50,7 @@ def run(config: TrainConfig, options: TrainOptions) -> CommandResult:
 
 
 def _plan(config: TrainConfig, out: Path) -> CommandResult:
-    from bixse.progress import duration
+    from bixse.progress import duration, size
     from bixse.training.dry_run import plan_training
 
     plan = plan_training(config, out)
@@ -59,8 +59,8 @@ def _plan(config: TrainConfig, out: Path) -> CommandResult:
         f"{plan.pairs:,} pairs of {plan.queries:,} queries",
         f"{plan.steps:,} steps, {config.optimizer.batch_size} queries per batch",
         _rate(config.optimizer),
-        f"memory: at least {needed / 1e9:.2f} GB ({plan.weights_bytes / 1e9:.2f} GB weights, "
-        f"{plan.step_bytes / 1e9:.2f} GB for a step); {plan.free_bytes / 1e9:.2f} GB are free beside the weights",
+        f"memory: at least {size(needed)} ({size(plan.weights_bytes)} weights, {size(plan.step_bytes)} for a step); "
+        f"{size(plan.free_bytes)} are free beside the weights",
         f"time: about {duration(plan.seconds)} ({plan.seconds_per_step:.2f} s a step, the median of "
         f"{plan.timed_steps}; {plan.evaluations} evaluations on dev of {plan.seconds_of_dev:.1f} s; "
         f"{duration(plan.seconds_of_merge)} to score merge weights)",

@@ -56,7 +56,6 @@ class ConvertSettings(Settings):
     """
 
     renamed: ClassVar[Mapping[str, str]] = {
-        "out": "give --out on the command line",
         **{f"{name}_column": f"write columns: {{{name}: NAME}}" for name in TableColumns.model_fields},
     }
 

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+from bixse.data.io.hints import not_text
 from bixse.data.io.strict import parse_yaml
 from bixse.errors import BixseError, ConfigError, InputError, OutputExistsError, StorageError, shorten
 
@@ -47,11 +48,11 @@ def read_text(path: Path, keep_line_ends: bool = False) -> str:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         rest, line = error.object[error.start], error.object[: error.start].count(b"\n") + 1
-        guess = "utf-16" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else "latin1"
-        raise InputError(
-            f"{path}: got byte {rest:#04x} in line {line}; expected UTF-8 text; "
-            f"fix: convert it, for example with `iconv -f {guess} -t utf-8`"
-        ) from error
+        message = (
+            f"got byte {rest:#04x} in line {line}; expected UTF-8 text; "
+            "fix: convert it, for example with `iconv -f latin1 -t utf-8`"
+        )
+        raise InputError(f"{path}: {not_text(data) or message}") from error
     return text if keep_line_ends else text.replace("\r\n", "\n").replace("\r", "\n")
 
 
@@ -201,6 +202,23 @@ def alone_in(out: Path, lock: str = LOCK_FILE, wait: bool = False) -> Iterator[N
         yield
     finally:
         held.release()
+
+
+@contextmanager
+def usual_modes(folder: Path) -> Iterator[None]:
+    """Make a folder; give weights that a library writes below it the mode they had, or that the umask leaves.
+
+    safetensors writes a temporary file, which nobody else may read, and renames it.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    before = {path: path.stat().st_mode for path in folder.rglob("*.safetensors")}
+    yield
+    probe = folder / f".{secrets.token_hex(4)}"
+    probe.touch(exist_ok=False)
+    usual = probe.stat().st_mode
+    probe.unlink()
+    for path in folder.rglob("*.safetensors"):
+        path.chmod(stat.S_IMODE(before.get(path, usual)))
 
 
 def put_in_place(part: Path, target: Path) -> None:

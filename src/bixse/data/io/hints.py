@@ -13,6 +13,17 @@ if TYPE_CHECKING:
 
 SEPARATORS = {";": "semicolons", "\t": "tabs", ",": "commas", "|": "vertical bars"}
 """What may stand between columns, in words."""
+PACKED = {
+    b"\x1f\x8b": ("gzip", "unpack it with `gunzip < FILE > NEW`"),
+    b"\xff\xfe": ("UTF-16", "convert it with `iconv -f utf-16 -t utf-8`"),
+    b"\xfe\xff": ("UTF-16", "convert it with `iconv -f utf-16 -t utf-8`"),
+    b"PK\x03\x04": ("a ZIP archive or a spreadsheet", "unpack it, or save the sheet as .csv"),
+    b"PAR1": ("Parquet", "name it with the suffix .parquet"),
+    b"BZh": ("bzip2", "unpack it with `bunzip2 < FILE > NEW`"),
+    b"\xfd7zXZ": ("xz", "unpack it with `unxz < FILE > NEW`"),
+    b"\x28\xb5\x2f\xfd": ("Zstandard", "unpack it with `unzstd < FILE > NEW`"),
+}
+"""First bytes of a file -> what it holds instead of UTF-8 text, and how to make that text."""
 DECIMAL_COMMA = re.compile(r"\s*[+-]?\d*,\d+\s*")
 OTHER_NAMES = {
     "query": ("search", "search_query", "search_term", "question", "query_text", "anchor", "sentence1", "text1"),
@@ -21,6 +32,21 @@ OTHER_NAMES = {
     "relevance": ("grade", "label", "score", "rating", "stars", "judgement", "judgment", "relevance_score", "rel"),
 }  # fmt: skip
 """Column of graded pairs -> what others call it."""
+
+
+def not_text(start: bytes) -> str | None:
+    """Say what the first bytes of a file tell of its format, and how to make it text; None where it may be text.
+
+    Example:
+        >>> not_text(b"BZh91AY")
+        'got bzip2; expected UTF-8 text; fix: unpack it with `bunzip2 < FILE > NEW`'
+    """
+    for magic, (name, fix) in PACKED.items():
+        if start.startswith(magic):
+            return f"got {name}; expected UTF-8 text; fix: {fix}"
+    if b"\0" in start[:6]:
+        return "got bytes of 0; expected UTF-8 text; fix: if it is UTF-16, convert it with `iconv -f utf-16le -t utf-8`"
+    return None
 
 
 def number_hint(value: object, otherwise: str) -> str:

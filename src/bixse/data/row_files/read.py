@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, TextIO, cast
 import pyarrow as pa
 import pyarrow.csv as pacsv
 
-from bixse.data.io.hints import missing_column_hint
+from bixse.data.io.hints import missing_column_hint, not_text
 from bixse.data.io.parquet import open_table, row_batches
 from bixse.data.io.strict import RepeatedKeyError, parse_json
 from bixse.data.row_files.first_rows import FirstRows
@@ -177,7 +177,15 @@ def stem_of(path: Path) -> str:
 def files_of(path: Path, suffixes: Sequence[str] = FORMATS, what: str = "a file of rows") -> list[Path]:
     """The file itself, or those of a folder with one of these suffixes, by name."""
     if path.is_dir() and suffixes:
-        found = sorted(file for file in path.rglob("*") if file.is_file() and kind_of(file) in suffixes)
+        rows = sorted(file for file in path.rglob("*") if file.is_file() and kind_of(file) in {*FORMATS, *suffixes})
+        found = [file for file in rows if kind_of(file) in suffixes]
+        if len(found) < len(rows):
+            other = next(file for file in rows if kind_of(file) not in suffixes).relative_to(path)
+            got = f"{other} next to {found[0].relative_to(path)}" if found else f"{other}"
+            raise InputError(
+                f"{path}: got a folder with {got}; expected one of {' or '.join(suffixes)} files alone; "
+                "fix: name the file that is meant"
+            )
         if found:
             return found
         raise InputError(
@@ -185,7 +193,9 @@ def files_of(path: Path, suffixes: Sequence[str] = FORMATS, what: str = "a file 
         )
     if not path.is_file():
         got = "a folder" if path.is_dir() else "no such file"
-        raise InputError(f"{path}: got {got}; expected {what}; fix: check the path")
+        packed = path.with_name(f"{path.name}.gz")
+        fix = f"unpack it with `gunzip -k {packed}`" if packed.is_file() else "check the path"
+        raise InputError(f"{path}: got {got}; expected {what}; fix: {fix}")
     return [path]
 
 
@@ -240,10 +250,8 @@ def _opened(path: Path) -> Iterator[tuple[BinaryIO, BinaryIO]]:
         with path.open("rb") as raw:
             packed = path.suffix.lower() == ".gz"
             file = cast("BinaryIO", gzip.GzipFile(fileobj=raw)) if packed else cast("BinaryIO", raw)
-            if file.read(2) in (b"\xff\xfe", b"\xfe\xff"):
-                raise InputError(
-                    f"{path}: got UTF-16; expected UTF-8 text; fix: convert it with `iconv -f utf-16 -t utf-8`"
-                )
+            if (wrong := not_text(file.read(6))) is not None:
+                raise InputError(f"{path}: {wrong}")
             file.seek(0)
             yield file, raw
     except (OSError, EOFError, zlib.error) as error:

@@ -353,10 +353,15 @@ def _check_is_encoder(model: SentenceTransformer, name: str) -> None:
             f"model {name!r}: got {type(error).__name__} on a first sentence ({_first_line(error)}); expected an "
             "encoder of text; fix: choose an embedding model"
         ) from error
-    if vectors.ndim != 2 or vectors.shape[1] < 2 or not np.isfinite(vectors).all():
+    if not np.isfinite(vectors).all():
         raise ModelError(
-            f"model {name!r}: got an output of shape {vectors.shape} on two texts; expected one finite embedding per "
-            "text; fix: choose an embedding model (a cross-encoder or a classifier is none)"
+            f"model {name!r}: got NaN or infinity as the embedding of a word; expected finite numbers; fix: train or "
+            "fetch the model again: its weights are damaged, or too large for half precision"
+        )
+    if vectors.ndim != 2 or vectors.shape[1] < 2:
+        raise ModelError(
+            f"model {name!r}: got an output of shape {vectors.shape} on two texts; expected one embedding per text; "
+            "fix: choose an embedding model (a cross-encoder or a classifier is none)"
         )
     if np.abs(vectors[0] - vectors[1]).max() <= 1e-5 * np.abs(vectors).max():
         raise ModelError(

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from bixse.data.io.files import file_hash, read_text
-from bixse.errors import InputError, OutputExistsError
+from bixse.errors import InputError, OutputExistsError, first_fault
+from bixse.progress import size
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -141,9 +142,9 @@ class Manifest(_Record):
 
     def lines(self, folder: Path | str) -> list[str]:
         kind = "exact" if self.ann is None else f"{self.ann.factory} ({self.ann.parameters})"
-        size = f", {self.size / 1e6:,.1f} MB" if self.files else ""
+        stored = f", {size(self.size)}" if self.files else ""
         found = [
-            f"{folder}: {self.documents:,} documents, {kind}, {self.dtype}{size}",
+            f"{folder}: {self.documents:,} documents, {kind}, {self.dtype}{stored}",
             f"model: {self.encoder.name}, {self.encoder.dimensions} dimensions",
         ]
         return [*found, *self.recall_lines()]
@@ -171,7 +172,7 @@ def read_manifest(folder: Path) -> Manifest:
     try:
         return Manifest.model_validate_json(read_text(path))
     except ValidationError as error:
-        raise damaged(path, " ".join(str(error).split())[:200], "the JSON that this version writes") from error
+        raise damaged(path, first_fault(error), "the JSON that this version writes") from error
 
 
 def is_index(folder: Path) -> bool:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from pydantic import ValidationError
 
-from bixse.errors import InputError, shorten
+from bixse.errors import InputError, first_fault, shorten
 from bixse.retrieval.index.manifest import Manifest
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ def manifest_of(address: StoreAddress, content: str | None) -> Manifest:
     try:
         return Manifest.model_validate_json(content or "")
     except ValidationError as error:
-        found = "no manifest" if content is None else f"one that is not valid ({' '.join(str(error).split())[:200]})"
+        found = "no manifest" if content is None else f"one that is not valid ({first_fault(error)})"
         raise InputError(
             f"{address}: got {found}; expected what this version of `bixse index --to` writes; fix: another name, or "
             "delete it"

@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
-from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 
 from bixse.encoders.loading.attention import backbones
 from bixse.encoders.loading.build import build_encoder, quiet_loading
-from bixse.encoders.relevance_model import save_whole
+from bixse.encoders.relevance_model import RelevanceModel, save_whole
 from bixse.errors import ModelError, OutputExistsError
 
 if TYPE_CHECKING:
@@ -47,5 +46,5 @@ def save_static_student(folder: Path, model: str = "demo", dimensions: int = 128
     vectors /= np.linalg.norm(vectors, axis=1).mean()
     with quiet_loading():
         module = StaticEmbedding(source.tokenizer, embedding_weights=vectors.astype(np.float32))
-        student = SentenceTransformer(modules=[module], device="cpu")
+        student = RelevanceModel(modules=[module], device="cpu")
         save_whole(student, folder)

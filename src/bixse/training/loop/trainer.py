@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from bixse.data.graded_pairs import GradedPairs
-from bixse.data.io.files import write_atomically
+from bixse.data.io.files import usual_modes, write_atomically
 from bixse.data.io.hashes import write_hashes
 from bixse.encoders.embedding import number_of_texts, positions_computed, tokens_without_padding
 from bixse.encoders.instructions import prompt_for
@@ -331,9 +331,9 @@ class GradedTrainer(SentenceTransformerTrainer):
 
     def _save_files(self, model: SentenceTransformer | None, output_dir: str | None) -> None:
         folder = Path(output_dir or self.args.output_dir or "tmp_trainer")
-        folder.mkdir(parents=True, exist_ok=True)
-        if model is not None:
-            model.save_pretrained(str(folder), create_model_card=False)
+        with usual_modes(folder):
+            if model is not None:
+                model.save_pretrained(str(folder), create_model_card=False)
         save_loss_state(self.loss, folder)
         if self.suspects is not None:
             save_suspects(self.suspects.found, folder)
