@@ -203,6 +203,39 @@ def test_the_model_gives_probabilities_and_loads_in_plain_sentence_transformers(
     assert (plain.encode(["copy"]) == model.encode(["copy"])).all()
 
 
+def test_every_folder_that_is_saved_is_read_alike_by_older_servers(
+    tiny_model_path, graded_pairs, tmp_path, train_toy
+):
+    from sentence_transformers import SentenceTransformer
+
+    from bixse.data.io.hashes import damage
+    from bixse.encoders.serving import ModelFiles, older_settings
+    from bixse.losses import BiXSELoss
+    from bixse.training.config import MergeModelsConfig
+    from bixse.training.loop.trainer import GradedTrainer, GradedTrainingArguments
+    from bixse.training.merging.merge_models import merge_models
+    from helpers.server_readers import text_embeddings_inference, vllm_before_september_2026
+
+    trained = train_toy(merge={"keep_tuned": True}).model_path
+    plain = SentenceTransformer(str(tiny_model_path), device="cpu")
+    arguments = GradedTrainingArguments(str(tmp_path / "plain"), max_steps=1, save_steps=1, report_to="none")
+    trainer = GradedTrainer(plain, arguments, graded_pairs, loss=BiXSELoss(plain))
+    trainer.train()
+    trainer.save_model()
+    average = MergeModelsConfig(models=[str(trained), str(tiny_model_path)], weights=[0.5, 0.5])
+    folders = {
+        trained: 16,
+        trained.parent / "tuned": 16,
+        merge_models(average, tmp_path / "merged").model_path: 16,
+        tmp_path / "plain" / "checkpoint-1": 32,
+        tmp_path / "plain": 32,
+    }
+    for folder, length in folders.items():
+        assert older_settings(ModelFiles(folder)) == {}
+        assert damage(folder) is None
+        assert text_embeddings_inference(folder)[:2] == vllm_before_september_2026(folder)[:2] == ("mean", length)
+
+
 class TestPooling:
     def test_the_head_is_trained_saved_and_resumed(
         self, run_config, training_files, tiny_model_path, tmp_path, train_interrupted

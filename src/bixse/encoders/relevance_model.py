@@ -17,6 +17,7 @@ from bixse.encoders.encode import encode_texts
 from bixse.encoders.head import HEAD_FILE, RelevanceHead
 from bixse.encoders.instructions import INSTRUCTIONS_FILE, read_instructions, save_instructions
 from bixse.encoders.loading.attention import BidirectionalTransformer
+from bixse.encoders.serving import add_older_settings
 from bixse.errors import InputError, ModelError
 
 if TYPE_CHECKING:
@@ -95,17 +96,21 @@ class RelevanceModel(SentenceTransformer):
         features: dict[str, Any] = super().preprocess(inputs, prompt=prompt, **kwargs)
         return features
 
-    def save_pretrained(self, path: str, *args: Any, **kwargs: Any) -> None:
-        """Save relevance head and instructions too; hashes that the folder has are deleted: they are of older files."""
+    def save(self, path: str, *args: Any, **kwargs: Any) -> None:
+        """Save relevance head, instructions and the settings that older servers need too.
+
+        `save_pretrained` calls this. Hashes that the folder has are deleted: they belong to older files.
+        """
         drop_hashes(Path(path))
         prompts = self.prompts
         if self.instructions is not None and self.task is not None:  # the choice of a task is not part of the model
             others = {name: text for name, text in prompts.items() if name not in RESERVED}
             self.prompts = {**others, **self.instructions.prompts()}
         try:
-            super().save_pretrained(path, *args, **kwargs)
+            super().save(path, *args, **kwargs)
         finally:
             self.prompts = prompts
+        add_older_settings(Path(path))
         if self.instructions is not None:
             save_instructions(self.instructions, Path(path))
         if self.head is not None:

@@ -227,6 +227,16 @@ def _reads_pooler(model: SentenceTransformer) -> bool:
     return any("pooler_output" in ([output] if isinstance(output, str) else output or []) for output in outputs)
 
 
+def model_folder(name_or_path: str | Path) -> Path:
+    """Return the folder of a model on this machine; the hub is not asked. Raises ModelError where there is none."""
+    if str(name_or_path) != "demo" and not Path(name_or_path).exists():
+        raise ModelError(
+            f"model {str(name_or_path)!r}: got no such folder; expected the folder of a model; fix: check the path, or "
+            "download a model of the hub with `hf download NAME --local-dir DIR`"
+        )
+    return Path(_resolve(name_or_path))
+
+
 def _resolve(name_or_path: str | Path) -> str | Path:
     if str(name_or_path) == "demo":
         return demo_model_path()

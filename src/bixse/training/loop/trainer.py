@@ -29,6 +29,7 @@ from bixse.data.io.hashes import write_hashes
 from bixse.encoders.embedding import number_of_texts, positions_computed, tokens_without_padding
 from bixse.encoders.instructions import prompt_for
 from bixse.encoders.loading.attention import input_parts
+from bixse.encoders.serving import add_older_settings
 from bixse.encoders.shards import is_sharded
 from bixse.errors import DivergedError
 from bixse.losses.bixse import BiXSELoss
@@ -334,6 +335,7 @@ class GradedTrainer(SentenceTransformerTrainer):
         folder.mkdir(parents=True, exist_ok=True)
         if model is not None:
             model.save_pretrained(str(folder), create_model_card=False)
+            add_older_settings(folder)  # a plain SentenceTransformer does not by itself
         save_loss_state(self.loss, folder)
         if self.suspects is not None:
             save_suspects(self.suspects.found, folder)
