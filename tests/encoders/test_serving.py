@@ -20,7 +20,7 @@ from bixse.encoders.serving import NEW_TYPE, READERS, ModelFiles, add_older_sett
 from bixse.errors import ModelError
 from helpers.command import call, refused
 from helpers.server_readers import (
-    Refused,
+    RefusedError,
     Served,
     llama_cpp_before_april_2026,
     text_embeddings_inference,
@@ -64,7 +64,7 @@ def test_servers_agree_with_sentence_transformers_and_it_loads_the_same_vectors(
     assert vllm_before_september_2026(tmp_path / "ours") == right._replace(prompts={})  # the client writes them
     assert llama_cpp_before_april_2026(tmp_path / "ours") == Served(right.pooling, 64, True, {})
     assert vllm_of_2024(tmp_path / "ours") == right.pooling
-    with pytest.raises(Refused):
+    with pytest.raises(RefusedError):
         text_embeddings_inference(tmp_path / "plain")
     assert vllm_before_september_2026(tmp_path / "plain").pooling is None
     assert llama_cpp_before_april_2026(tmp_path / "plain").pooling is None
@@ -88,7 +88,7 @@ def test_the_report_is_what_the_servers_do(parts, tmp_path, saved_by):
         reading = found[name]
         try:
             expected = read(tmp_path)
-        except Refused:
+        except RefusedError:
             assert reading.refused and saved_by == "plain"
         else:
             none = {"default", ""}
@@ -110,9 +110,9 @@ def test_a_pooling_that_a_server_lacks_is_refused_or_named(tiny_model, tmp_path,
         if name != "sentence-transformers":
             assert any("pooling" in word for word in read(files).differs_from(right, files)), name
     if isinstance(pooling, str):
-        with pytest.raises(Refused):
+        with pytest.raises(RefusedError):
             text_embeddings_inference(tmp_path)
-        with pytest.raises(Refused):
+        with pytest.raises(RefusedError):
             llama_cpp_before_april_2026(tmp_path)
 
 

@@ -1,6 +1,6 @@
 """Three servers' readers of a model's folder, from the field lists of their own sources; each returns what it serves.
 
-A server that refuses the folder raises `Refused`. They share nothing with `bixse.encoders.serving`.
+A server that refuses the folder raises `RefusedError`. They share nothing with `bixse.encoders.serving`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import NamedTuple
 from pydantic import BaseModel, Field, ValidationError
 
 
-class Refused(Exception):
+class RefusedError(Exception):
     pass
 
 
@@ -50,9 +50,9 @@ def text_embeddings_inference(folder) -> Served:
         limit = STConfig.model_validate_json((folder / "sentence_bert_config.json").read_bytes())
         new = NewSTConfig.model_validate_json((folder / "config_sentence_transformers.json").read_bytes())
     except (ValidationError, OSError) as error:
-        raise Refused(str(error)) from error
+        raise RefusedError(str(error)) from error
     if not (folder / "tokenizer.json").is_file() or config.max_position_embeddings is None:
-        raise Refused("tokenizer or positions")
+        raise RefusedError("tokenizer or positions")
     chosen = [
         name
         for name, is_set in (
@@ -63,7 +63,7 @@ def text_embeddings_inference(folder) -> Served:
         if is_set
     ]
     if not chosen:
-        raise Refused("Pooling config is not supported")
+        raise RefusedError("Pooling config is not supported")
     return Served(chosen[0], limit.max_seq_length, True, new.prompts or {})
 
 
@@ -105,6 +105,6 @@ def llama_cpp_before_april_2026(folder) -> Served:
                     if pooling[f"pooling_mode_{key}"]:
                         return Served(name, length, True, {})
             except KeyError as error:
-                raise Refused(str(error)) from error
-            raise Refused("Only MEAN, CLS, and LAST pooling types supported")
+                raise RefusedError(str(error)) from error
+            raise RefusedError("Only MEAN, CLS, and LAST pooling types supported")
     return Served(None, length, True, {})

@@ -139,6 +139,26 @@ class TestUnhappyPaths:
             train_toy(optimizer={"batch_size": 500})
         assert not (tmp_path / "out").exists()
 
+    @pytest.mark.parametrize("changes", [{"lora": {}}, {"attention": "flash_attention_2"}, {"attention": "eager"}])
+    def test_what_a_static_model_cannot_have_leaves_no_folder_behind(self, student, tmp_path, train_toy, changes):
+        with pytest.raises(ModelError, match=r"(lora|attention): .*fix:"):
+            train_toy(model=student, max_length=None, **changes)
+        assert not (tmp_path / "out").exists()
+
+
+def test_the_learning_rate_is_for_the_queries_that_a_step_holds(training_files, tiny_model_path, tmp_path, capsys):
+    words = ["train", "--pairs", str(training_files / "pairs.jsonl"), "--model", str(tiny_model_path)]
+    words += ["--epochs", "1", "--batch-size", "10", "--gradient-accumulation-steps", "100"]
+    rate = 1e-4 * (30 / 16) ** 0.5
+    for more in (["--out", str(tmp_path / "out")], ["--out", str(tmp_path / "other"), "--dry-run"]):
+        assert main([*words, *more]) == 0
+        shown = capsys.readouterr().out
+        assert f"learning rate: {rate:.3g} = 0.0001 * sqrt(30 / 16); 30 queries in all" in shown
+        assert "1000" in shown
+    log = [json.loads(line) for line in (tmp_path / "out" / "log.jsonl").read_text().splitlines()]
+    assert max(entry.get("learning_rate", 0) for entry in log) <= rate
+    assert json.loads((tmp_path / "out" / "run.json").read_text())["results"]["learning_rate"] == pytest.approx(rate)
+
 
 def test_a_run_trains_records_and_is_reused(tmp_path, train_toy):
     result = train_toy()
@@ -203,9 +223,7 @@ def test_the_model_gives_probabilities_and_loads_in_plain_sentence_transformers(
     assert (plain.encode(["copy"]) == model.encode(["copy"])).all()
 
 
-def test_every_folder_that_is_saved_is_read_alike_by_older_servers(
-    tiny_model_path, graded_pairs, tmp_path, train_toy
-):
+def test_every_folder_that_is_saved_is_read_alike_by_older_servers(tiny_model_path, graded_pairs, tmp_path, train_toy):
     from sentence_transformers import SentenceTransformer
 
     from bixse.data.io.hashes import damage

@@ -1,14 +1,16 @@
 from __future__ import annotations
 
 import json
+import resource
 
 import pytest
 import torch
 from datasets import Dataset
+from sentence_transformers import SentenceTransformer
 from transformers import TrainerCallback, set_seed
 
 from bixse.encoders.loading.build import set_dropout
-from bixse.errors import DivergedError, InputError, TrainingError
+from bixse.errors import DivergedError, InputError, StorageError, TrainingError
 from bixse.losses import BiXSELoss
 from bixse.training.dev_evaluation import GradedRetrievalEvaluator
 from bixse.training.loop.checkpoints import LOSS_STATE_FILE, load_loss_state, save_loss_state
@@ -230,6 +232,19 @@ class TestLossState:
         assert torch.equal(other.logit_bias, loss.logit_bias)
         assert torch.equal(other.logit_scale, loss.logit_scale)
         assert bool(other.bias_is_set)
+
+
+@pytest.mark.parametrize("room", [20_000, 150_000], ids=["weights", "optimizer"])
+def test_a_checkpoint_without_room_is_blamed_on_the_disk(tiny_model_path, graded_pairs, tmp_path, room):
+    """The limit on a file's size stands for a full disk: 95 kB of weights, 190 kB of Adam's moments."""
+    trainer = make_trainer(SentenceTransformer(str(tiny_model_path), device="cpu"), graded_pairs, tmp_path, max_steps=1)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, before[1]))
+    try:
+        with pytest.raises(StorageError, match=f"{tmp_path}.*fix:"):
+            trainer.train()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 class TestFittedBias:

@@ -29,6 +29,8 @@ POOLING_KEYS = {
     "lasttoken": "pooling_mode_lasttoken",
 }
 """Pooling -> its older key."""
+NEEDED_KEYS = ("pooling_mode_cls_token", "pooling_mode_mean_tokens")
+"""Keys without which text-embeddings-inference refuses a pooling."""
 NEW_TYPE = re.compile(
     r"sentence_transformers\.(?:base|sentence_transformer)\.modules\.\w+\.(Transformer|Pooling|Dense|Normalize)"
 )
@@ -151,15 +153,16 @@ def text_embeddings_inference(files: ModelFiles) -> Reading:
             return Reading(refused="sentence_bert_config.json without max_seq_length")
     if pooling is None and "bert" not in files.config.get("model_type", ""):
         return Reading(refused="no 1_Pooling/config.json")
-    missing = [key for key in (POOLING_KEYS["cls"], POOLING_KEYS["mean"]) if pooling is not None and key not in pooling]
+    missing = [key for key in NEEDED_KEYS if pooling is not None and key not in pooling]
     if missing:
         return Reading(refused=f"1_Pooling/config.json without {' and '.join(missing)}")
     mode = "cls" if pooling is None else _first_old(pooling, "cls", "mean", "lasttoken")
     if mode is None:
         return Reading(refused="a pooling other than cls, mean and lasttoken")
-    # one type that it does not know, and it reads nothing of modules.json
-    known = all(m["type"] == OLD_TYPE + m["type"].rpartition(".")[2] for m in files.modules) and not files.left_out("Dense")
-    return Reading(mode, length, True, () if known else files.left_out(), prompts=True)
+    # with one type that it does not know, it applies no module after the pooling
+    known = {OLD_TYPE + name for name in ("Transformer", "Pooling", "Dense", "Normalize")}
+    left_out = () if {module["type"] for module in files.modules} <= known else files.left_out()
+    return Reading(mode, length, True, left_out, prompts=True)
 
 
 def vllm(files: ModelFiles, new: bool) -> Reading:
@@ -218,14 +221,14 @@ def older_settings(files: ModelFiles) -> dict[str, Any]:
     """
     changed: dict[str, Any] = {}
     right = sentence_transformers(files)
-    if files.pooling is not None and files.pooling_file and not set(list(POOLING_KEYS.values())[:2]) <= set(files.pooling):
-        older = {key: mode in right.pooling.split("+") for mode, key in POOLING_KEYS.items()}
-        # No word_embedding_dimension: beside embedding_dimension it makes sentence-transformers warn. The new keys stand
-        # last: vLLM of 2024 took the first key that is true, include_prompt too, for the pooling.
-        changed[files.pooling_file] = {**older, **files.pooling}
-    older = {"max_seq_length": right.length, "do_lower_case": False}
-    if files.text is not None and right.length is not None and not older.keys() <= files.text.keys():
-        changed["sentence_bert_config.json"] = {**older, **files.text}
+    if files.pooling is not None and files.pooling_file and not set(NEEDED_KEYS) <= files.pooling.keys():
+        modes = {key: mode in right.pooling.split("+") for mode, key in POOLING_KEYS.items()}
+        # No word_embedding_dimension: next to embedding_dimension it makes sentence-transformers warn. The new keys
+        # come last: vLLM of 2024 took the first key that is true, include_prompt too, for the pooling.
+        changed[files.pooling_file] = {**modes, **files.pooling}
+    limits = {"max_seq_length": right.length, "do_lower_case": False}
+    if files.text is not None and right.length is not None and not limits.keys() <= files.text.keys():
+        changed["sentence_bert_config.json"] = {**limits, **files.text}
     modules = [{**module, "type": NEW_TYPE.sub(rf"{OLD_TYPE}\1", module["type"])} for module in files.modules]
     if modules != files.modules:
         changed["modules.json"] = modules

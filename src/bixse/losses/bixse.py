@@ -114,7 +114,8 @@ class BiXSELoss(GradedLoss):
 
     def compute_loss_from_embeddings(self, queries: Tensor, documents: Tensor, targets: GradedTargets) -> Tensor:
         """As every loss; sets the bias on the first call."""
-        targets, bias = self._targets(targets), self.logit_bias
+        targets = self._targets(targets)
+        bias: Tensor = self.logit_bias
         if not bool(self.bias_is_set):
             self.start_bias(queries, documents, targets)
             bias = self._bias_at_start()
@@ -136,7 +137,8 @@ class BiXSELoss(GradedLoss):
 
     def compute_loss_around_ring(self, queries: Tensor, ring: Ring, targets: GradedTargets) -> Tensor:
         """The same with documents that travel; the mean over processes is the loss of the whole batch."""
-        targets, bias = self._targets(targets), self.logit_bias
+        targets = self._targets(targets)
+        bias: Tensor = self.logit_bias
         if not bool(self.bias_is_set):
             self._start_bias(*_cosines_around_ring(queries, ring, targets))
             bias = self._bias_at_start()
