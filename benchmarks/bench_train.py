@@ -233,7 +233,7 @@ def train_stock(method: str, groups: Sequence[QueryGroup], case: Case, seed: int
         output_dir=str(folder / "checkpoints"),
         num_train_epochs=case.epochs,
         per_device_train_batch_size=case.batch_size,
-        learning_rate=case.optimizer.scaled_learning_rate,
+        learning_rate=case.optimizer.scaled_learning_rate(),
         adam_beta2=case.optimizer.adam_beta2,
         warmup_steps=case.optimizer.warmup,
         seed=seed,

@@ -95,7 +95,7 @@ class TestRefused:
             ({"query": ["a"], "document": ["x"], "label": ["high"]}, "label"),
             ({"query": ["a", None], "document": ["x", "y"], "label": [1.0, 1.0]}, "row 2"),
             ({"query": ["a", "b"], "document": ["x", "y"], "label": [1.0, 1.5]}, "row 2"),
-            ({"query": ["a", "b"], "document": ["x", "y"], "label": [None, 1.0]}, "row 1"),
+            ({"query": ["a", "b"], "document": ["x", "y"], "label": [None, 1.0]}, "row 1: got no relevance"),
         ],
     )
     def test_columns_that_are_missing_or_hold_something_else(self, columns, said):

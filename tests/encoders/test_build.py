@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import shutil
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 from bixse.encoders.loading.build import attention_to_train_with, build_encoder, set_dropout
@@ -51,6 +53,39 @@ class TestPositionsOfRoberta:
         assert build_encoder(tmp_path / "bert", 64, device="cpu").max_seq_length == 64
         with pytest.raises(ModelError, match="got 65; expected 4 to 64 tokens"):
             build_encoder(tmp_path / "bert", 65, device="cpu")
+
+
+class TestFilesThatDoNotBelongTogether:
+    @pytest.fixture
+    def folder(self, tiny_model_path, tmp_path):
+        shutil.copytree(tiny_model_path, tmp_path / "model")
+        return tmp_path / "model"
+
+    def change(self, path, **settings):
+        path.write_text(json.dumps({**json.loads(path.read_bytes()), **settings}))
+
+    @pytest.mark.parametrize("head", ["", "bert."], ids=["encoder", "with a language model's prefix"])
+    def test_fewer_layers_than_the_weights_have(self, folder, head):
+        weights = load_file(folder / "model.safetensors")
+        save_file(
+            {head + name: value for name, value in weights.items()}, folder / "model.safetensors", {"format": "pt"}
+        )
+        build_encoder(folder, device="cpu")
+        self.change(folder / "config.json", num_hidden_layers=1)
+        with pytest.raises(ModelError, match=r"weights of 2 layers .*config\.json with 1; .*fix:"):
+            build_encoder(folder, device="cpu")
+
+    def test_a_pooling_of_other_dimensions(self, folder, capsys):
+        self.change(folder / "1_Pooling" / "config.json", embedding_dimension=16)
+        with pytest.raises(ModelError, match=r"of 32 dimensions.*say 16.*1_Pooling/config\.json"):
+            build_encoder(folder, device="cpu")
+
+
+@pytest.mark.parametrize("kind", ["eager", "sdpa", "flash_attention_2"])
+def test_static_embeddings_have_no_attention(student, kind):
+    with pytest.raises(ModelError, match=r"attention: got .*fix:"):
+        build_encoder(student, device="cpu", attention=kind)
+    assert build_encoder(student, device="cpu").encode("copy").shape == (16,)
 
 
 class TestDropout:

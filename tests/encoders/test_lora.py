@@ -102,3 +102,10 @@ def test_adapters_upon_adapters_and_merging_none(decoder_path):
     add_lora(model)
     with pytest.raises(ModelError, match="got a model that has adapters"):
         add_lora(model)
+
+
+def test_static_embeddings_have_no_layers_for_adapters(student):
+    model = build_encoder(student, device="cpu")
+    with pytest.raises(ModelError, match=r"lora: .*without a transformer.*fix:"):
+        add_lora(model)
+    assert all(parameter.requires_grad for parameter in model.parameters())

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import resource
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,7 +11,7 @@ from sentence_transformers import SentenceTransformer
 from bixse.encoders.head import RelevanceHead, Threshold
 from bixse.encoders.loading.build import load_relevance_model
 from bixse.encoders.relevance_model import save_whole
-from bixse.errors import InputError, ModelError
+from bixse.errors import InputError, ModelError, StorageError
 from helpers.modes import odd_modes
 
 TEXTS = ["copy a file", "sleep in a thread", "move a folder"]
@@ -26,6 +28,13 @@ def test_one_string_is_no_list_of_documents(tiny_model):
     tiny_model.head = RelevanceHead(20.0, -10.0)
     with pytest.raises(InputError, match=r"write \[document\]"):
         tiny_model.relevance("copy", "one document")
+
+
+@pytest.mark.parametrize(("query", "documents"), [("copy", [None]), (None, TEXTS), ("copy", ["a file", 3])], ids=str)
+def test_what_is_no_text_is_refused(tiny_model, query, documents):
+    tiny_model.head = RelevanceHead(20.0, -10.0)
+    with pytest.raises(InputError, match=r"relevance: got (None|3) as a text"):
+        tiny_model.relevance(query, documents)
 
 
 def test_no_documents(tiny_model):
@@ -94,3 +103,17 @@ def test_probabilities_stay_in_range_at_the_ends():
     head = RelevanceHead(1000.0, 0.0)
     assert (head.probability(1.0), head.probability(-1.0)) == (1.0, 0.0)
     np.testing.assert_array_equal(head.probability(np.array([-1.0, 0.0, 1.0])), [0.0, 0.5, 1.0])
+
+
+@pytest.mark.parametrize("saved_by", ["save", "save_pretrained", "save_whole"])
+def test_a_disk_without_room_for_the_weights_is_blamed_on_the_disk(tiny_model, tmp_path, saved_by):
+    """safetensors raises an error of its own; the limit on a file's size stands for a full disk."""
+    save = {"save_whole": lambda folder: save_whole(tiny_model, Path(folder))}
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, before[1]))
+    try:
+        with pytest.raises(StorageError, match=rf"{tmp_path}.*File too large .*fix:"):
+            save.get(saved_by, getattr(tiny_model, saved_by, None))(str(tmp_path / "model"))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert not (tmp_path / "model" / "model.safetensors").exists()

@@ -135,10 +135,16 @@ def test_a_configuration_is_frozen_and_survives_json():
 
 class TestLearningRate:
     def test_grows_with_the_square_root_of_the_queries_of_a_step(self):
-        assert OptimizerConfig().scaled_learning_rate == 1e-4
-        assert OptimizerConfig(batch_size=256).scaled_learning_rate == pytest.approx(4e-4)
-        assert OptimizerConfig(batch_size=16, gradient_accumulation_steps=4).scaled_learning_rate == 2e-4
-        assert OptimizerConfig(batch_size=256, learning_rate_scaling="none").scaled_learning_rate == 1e-4
+        assert OptimizerConfig().scaled_learning_rate() == 1e-4
+        assert OptimizerConfig(batch_size=256).scaled_learning_rate() == pytest.approx(4e-4)
+        assert OptimizerConfig(batch_size=16, gradient_accumulation_steps=4).scaled_learning_rate() == 2e-4
+        assert OptimizerConfig(batch_size=256, learning_rate_scaling="none").scaled_learning_rate() == 1e-4
+
+    def test_counts_no_more_queries_than_there_are(self):
+        optimizer = OptimizerConfig(batch_size=16, gradient_accumulation_steps=250)
+        assert optimizer.queries_per_step(20) == 20
+        assert optimizer.scaled_learning_rate(20) == pytest.approx(1e-4 * (20 / 16) ** 0.5)
+        assert optimizer.scaled_learning_rate(10**6) == optimizer.scaled_learning_rate()
 
     def test_the_trainer_gets_the_scaled_rate_and_beta_a_multiple_of_it(self, tmp_path):
         optimizer = OptimizerConfig(batch_size=64, bias_lr_multiplier=10)

@@ -139,6 +139,26 @@ class TestUnhappyPaths:
             train_toy(optimizer={"batch_size": 500})
         assert not (tmp_path / "out").exists()
 
+    @pytest.mark.parametrize("changes", [{"lora": {}}, {"attention": "flash_attention_2"}, {"attention": "eager"}])
+    def test_what_a_static_model_cannot_have_leaves_no_folder_behind(self, student, tmp_path, train_toy, changes):
+        with pytest.raises(ModelError, match=r"(lora|attention): .*fix:"):
+            train_toy(model=student, max_length=None, **changes)
+        assert not (tmp_path / "out").exists()
+
+
+def test_the_learning_rate_is_for_the_queries_that_a_step_holds(training_files, tiny_model_path, tmp_path, capsys):
+    words = ["train", "--pairs", str(training_files / "pairs.jsonl"), "--model", str(tiny_model_path)]
+    words += ["--epochs", "1", "--batch-size", "10", "--gradient-accumulation-steps", "100"]
+    rate = 1e-4 * (30 / 16) ** 0.5
+    for more in (["--out", str(tmp_path / "out")], ["--out", str(tmp_path / "other"), "--dry-run"]):
+        assert main([*words, *more]) == 0
+        shown = capsys.readouterr().out
+        assert f"learning rate: {rate:.3g} = 0.0001 * sqrt(30 / 16); 30 queries in all" in shown
+        assert "1000" in shown
+    log = [json.loads(line) for line in (tmp_path / "out" / "log.jsonl").read_text().splitlines()]
+    assert max(entry.get("learning_rate", 0) for entry in log) <= rate
+    assert json.loads((tmp_path / "out" / "run.json").read_text())["results"]["learning_rate"] == pytest.approx(rate)
+
 
 def test_a_run_trains_records_and_is_reused(tmp_path, train_toy):
     result = train_toy()
@@ -201,6 +221,37 @@ def test_the_model_gives_probabilities_and_loads_in_plain_sentence_transformers(
     assert model.max_seq_length == 16
     plain = SentenceTransformer(str(result.model_path), device="cpu")
     assert (plain.encode(["copy"]) == model.encode(["copy"])).all()
+
+
+def test_every_folder_that_is_saved_is_read_alike_by_older_servers(tiny_model_path, graded_pairs, tmp_path, train_toy):
+    from sentence_transformers import SentenceTransformer
+
+    from bixse.data.io.hashes import damage
+    from bixse.encoders.serving import ModelFiles, older_settings
+    from bixse.losses import BiXSELoss
+    from bixse.training.config import MergeModelsConfig
+    from bixse.training.loop.trainer import GradedTrainer, GradedTrainingArguments
+    from bixse.training.merging.merge_models import merge_models
+    from helpers.server_readers import text_embeddings_inference, vllm_before_september_2026
+
+    trained = train_toy(merge={"keep_tuned": True}).model_path
+    plain = SentenceTransformer(str(tiny_model_path), device="cpu")
+    arguments = GradedTrainingArguments(str(tmp_path / "plain"), max_steps=1, save_steps=1, report_to="none")
+    trainer = GradedTrainer(plain, arguments, graded_pairs, loss=BiXSELoss(plain))
+    trainer.train()
+    trainer.save_model()
+    average = MergeModelsConfig(models=[str(trained), str(tiny_model_path)], weights=[0.5, 0.5])
+    folders = {
+        trained: 16,
+        trained.parent / "tuned": 16,
+        merge_models(average, tmp_path / "merged").model_path: 16,
+        tmp_path / "plain" / "checkpoint-1": 32,
+        tmp_path / "plain": 32,
+    }
+    for folder, length in folders.items():
+        assert older_settings(ModelFiles(folder)) == {}
+        assert damage(folder) is None
+        assert text_embeddings_inference(folder)[:2] == vllm_before_september_2026(folder)[:2] == ("mean", length)
 
 
 class TestPooling:

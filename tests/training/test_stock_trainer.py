@@ -8,24 +8,29 @@ from pathlib import Path
 
 import pytest
 import torch
+from datasets import Dataset
 from sentence_transformers import (
     CrossEncoder,
     SentenceTransformer,
     SentenceTransformerTrainer,
     SentenceTransformerTrainingArguments,
+    losses,
 )
 from sentence_transformers.base.evaluation import BaseEvaluator
 from transformers import AutoModel
 
 from bixse import (
     BiXSELoss,
+    DistillKLLoss,
     InfoNCELoss,
+    MarginMSELoss,
     SaveRelevanceHead,
     build_encoder,
     load_relevance_model,
     save_relevance_head,
 )
 from bixse.encoders.head import HEAD_FILE, RelevanceHead
+from bixse.encoders.loading.build import set_dropout
 from bixse.encoders.relevance_model import RelevanceModel
 from bixse.errors import InputError, ModelError
 
@@ -162,6 +167,112 @@ def test_the_example_of_the_documentation(tiny_model_path, training_files, tmp_p
     assert name in code
     exec(textwrap.dedent(code).replace(name, str(tiny_model_path)), names)
     assert scale_and_bias(tmp_path / "my-model") == own(names["loss"])
+
+
+class TestFlatRows:
+    """One document per row: nothing to compare, for losses that compare the documents of a query."""
+
+    @pytest.mark.parametrize("kind", [MarginMSELoss, DistillKLLoss])
+    def test_are_refused_with_the_columns_that_teach(self, model, graded_pairs, tmp_path, kind):
+        groups = [graded_pairs.groups()[number] for number in range(12)]
+        flat = Dataset.from_dict(
+            {
+                "query": [group.query for group in groups],
+                "document": [group.documents[0] for group in groups],
+                "label": [group.relevance[0] for group in groups],
+            }
+        )
+        with pytest.raises(InputError, match=r"a column for each document .* label a list") as caught:
+            stock(model, flat, tmp_path, kind(model), learning_rate_mapping={}).train()
+        assert kind.__name__ in str(caught.value)
+        columns = {f"document_{number}": [group.documents[number] for group in groups] for number in range(3)}
+        labels = [list(group.relevance[:3]) for group in groups]
+        wide = Dataset.from_dict({"query": flat["query"], **columns, "label": labels})
+        trainer = stock(model, wide, tmp_path, kind(model), learning_rate_mapping={}, logging_steps=1)
+        trainer.train()
+        assert all(entry["loss"] > 0 for entry in trainer.state.log_history if "loss" in entry)
+
+    def test_a_batch_without_a_pair_after_one_with_is_no_error(self, tiny_model):
+        loss = MarginMSELoss(tiny_model)
+        two = [tiny_model.preprocess(texts) for texts in (["copy", "copy"], ["copy a file", "sort a list"])]
+        one = [tiny_model.preprocess(texts) for texts in (["copy"], ["copy a file"])]
+        with pytest.raises(InputError):
+            loss(one, torch.tensor([1.0]))
+        assert loss(two, torch.tensor([1.0, 0.0])) > 0
+        assert loss(one, torch.tensor([1.0])) == 0
+
+    def test_a_loss_that_takes_the_other_documents_of_the_batch_learns_from_them(self, model, graded_pairs, tmp_path):
+        loss = MarginMSELoss(model, in_batch_negatives=True)
+        trainer = stock(
+            model,
+            graded_pairs.to_dataset().select(range(0, 60, 5)),
+            tmp_path,
+            loss,
+            learning_rate_mapping={},
+            logging_steps=1,
+        )
+        trainer.train()
+        assert all(entry["loss"] > 0 for entry in trainer.state.log_history if "loss" in entry)
+
+
+class TestWrappers:
+    """Losses of sentence-transformers around one of ours, which replace the encoder's `forward` while they call it."""
+
+    QUERIES = ("copy a file", "sort a list", "open the name", "move in the tree")
+    DOCUMENTS = ("copy the file", "sort the list or the tree", "open", "a path to move")
+
+    @pytest.fixture
+    def quiet_model(self, model):
+        set_dropout(model, 0.0)
+        return model
+
+    def loss_at(self, states, mask, dimensions) -> torch.Tensor:
+        """BiXSE with scale 10 and bias -3 of mean-pooled states (8, T, 32): 4 queries, then 4 documents."""
+        pooled = (states * mask.unsqueeze(-1)).sum(1) / mask.sum(1, keepdim=True)
+        pooled = torch.nn.functional.normalize(pooled[:, :dimensions], dim=1)
+        logits = 10 * pooled[:4] @ pooled[4:].T - 3
+        return torch.nn.functional.binary_cross_entropy_with_logits(logits, torch.eye(4) * 0.75, reduction="sum") / 4
+
+    @pytest.mark.parametrize("dimensions", [[32], [32, 16]], ids=["layers", "layers and dimensions"])
+    def test_every_layer_and_dimension_counts(self, quiet_model, dimensions):
+        loss = BiXSELoss(quiet_model, bias=-3.0, mini_batch_size=2)
+        options = {"n_layers_per_step": -1, "kl_temperature": 0.0}
+        if len(dimensions) > 1:
+            wrapped = losses.Matryoshka2dLoss(quiet_model, loss, dimensions, n_dims_per_step=-1, **options)
+        else:
+            wrapped = losses.AdaptiveLayerLoss(quiet_model, loss, **options)
+        found = wrapped(
+            [quiet_model.preprocess(list(texts)) for texts in (self.QUERIES, self.DOCUMENTS)], torch.full((4,), 0.75)
+        )
+        features = quiet_model.preprocess([*self.QUERIES, *self.DOCUMENTS])
+        mask = features["attention_mask"]
+        states = (
+            quiet_model[0]
+            .auto_model(input_ids=features["input_ids"], attention_mask=mask, output_hidden_states=True)
+            .hidden_states
+        )
+        *earlier, last = [sum(self.loss_at(state, mask, size) for size in dimensions) for state in states]
+        expected = last + sum(earlier) / len(earlier)
+        assert found.item() == pytest.approx(expected.item(), rel=1e-5)
+        gradient, wanted = (torch.autograd.grad(value, quiet_model[0].auto_model.embeddings.word_embeddings.weight)
+                            for value in (found, expected))  # fmt: skip
+        assert torch.allclose(gradient[0], wanted[0], atol=1e-5)
+
+    @pytest.mark.parametrize("wrapper", [losses.AdaptiveLayerLoss, losses.Matryoshka2dLoss, losses.MatryoshkaLoss])
+    def test_the_stock_trainer_trains_with_them_and_gradient_cache_is_refused(
+        self, model, graded_pairs, tmp_path, wrapper
+    ):
+        def wrapped(**options):
+            dimensions = [] if wrapper is losses.AdaptiveLayerLoss else [[32, 16]]
+            return wrapper(model, BiXSELoss(model, **options), *dimensions)
+
+        rates = {"learning_rate_mapping": {}, "logging_steps": 1}
+        trainer = stock(model, graded_pairs.to_dataset(), tmp_path, wrapped(), **rates)
+        trainer.train()
+        figures = [entry for entry in trainer.state.log_history if "loss" in entry]
+        assert all(entry["loss"] > 0 and entry["grad_norm"] > 0 for entry in figures)
+        with pytest.raises(InputError, match=r"gradient_cache: .*fix:"):
+            stock(model, graded_pairs.to_dataset(), tmp_path, wrapped(gradient_cache=True), **rates).train()
 
 
 class TestRefused:

@@ -1,13 +1,16 @@
 from __future__ import annotations
 
 import json
+import resource
 
 import pytest
 import torch
 from datasets import Dataset
+from sentence_transformers import SentenceTransformer
 from transformers import TrainerCallback, set_seed
 
-from bixse.errors import DivergedError, InputError, TrainingError
+from bixse.encoders.loading.build import set_dropout
+from bixse.errors import DivergedError, InputError, StorageError, TrainingError
 from bixse.losses import BiXSELoss
 from bixse.training.dev_evaluation import GradedRetrievalEvaluator
 from bixse.training.loop.checkpoints import LOSS_STATE_FILE, load_loss_state, save_loss_state
@@ -229,3 +232,41 @@ class TestLossState:
         assert torch.equal(other.logit_bias, loss.logit_bias)
         assert torch.equal(other.logit_scale, loss.logit_scale)
         assert bool(other.bias_is_set)
+
+
+@pytest.mark.parametrize("room", [20_000, 150_000], ids=["weights", "optimizer"])
+def test_a_checkpoint_without_room_is_blamed_on_the_disk(tiny_model_path, graded_pairs, tmp_path, room):
+    """The limit on a file's size stands for a full disk: 95 kB of weights, 190 kB of Adam's moments."""
+    trainer = make_trainer(SentenceTransformer(str(tiny_model_path), device="cpu"), graded_pairs, tmp_path, max_steps=1)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, before[1]))
+    try:
+        with pytest.raises(StorageError, match=f"{tmp_path}.*fix:"):
+            trainer.train()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+class TestFittedBias:
+    """Without a warm-up, where the gradient of a bias that was just fitted is 0 but for rounding."""
+
+    def test_the_batch_that_it_was_fitted_to_does_not_move_it(self, tiny_model, graded_pairs, tmp_path):
+        loss = BiXSELoss(tiny_model)
+        trainer = make_trainer(tiny_model, graded_pairs, tmp_path, loss, max_steps=1, warmup_steps=0)
+        trainer.train()
+        assert loss.logit_bias.item() == trainer.state.log_history[0]["logit_bias"]
+
+    def test_runs_with_and_without_gradient_cache_are_equal_up_to_rounding(
+        self, tiny_model_path, graded_pairs, tmp_path
+    ):
+        biases = []
+        for cached in (True, False):
+            model = fresh(tiny_model_path)
+            set_dropout(model, 0.0)  # passes of other sizes draw other dropout
+            loss = BiXSELoss(model, gradient_cache=cached, mini_batch_size=3 if cached else 32)
+            settings = {"max_steps": 6, "warmup_steps": 0, "bias_lr_multiplier": 100.0}
+            trainer = make_trainer(model, graded_pairs, tmp_path / str(cached), loss, **settings)
+            trainer.train()
+            biases.append([entry["logit_bias"] for entry in trainer.state.log_history if "logit_bias" in entry])
+        assert biases[0] == pytest.approx(biases[1], abs=1e-4)
+        assert abs(biases[0][2] - biases[0][1]) > 1e-2  # it learns from the second batch on

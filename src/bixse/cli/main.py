@@ -52,7 +52,7 @@ VERBS = {
     "index": ("index", "make a search index of a collection"),
     "search": ("search", "search a collection, with probabilities of relevance"),
     "ui": ("ui", "pages in the browser: label pairs, look where judge and people differ, edit the rubric"),
-    "doctor": ("doctor", "show what this machine can do and what is missing"),
+    "doctor": ("doctor", "show what this machine can do and what is missing, or how servers read a model"),
 }
 """Verb -> its module below `bixse.cli.verbs`, which holds a `VERB`, and one line of help."""
 

@@ -78,11 +78,11 @@ def checked(table: pa.Table, rows_before: int = 0) -> pa.Table:
                 f"graded pairs: got column {source!r} of type {table[source].type}; expected {kind}; "
                 "fix: convert the column"
             ) from error
-    for kind in ("query", "document"):
-        texts = columns[kind]
-        if texts.null_count:
-            row = rows_before + int(np.flatnonzero(texts.is_null().to_numpy())[0]) + 1
-            raise InputError(f"graded pairs: row {row}: got no {kind}; expected a text; fix: drop the row")
+    for name, wanted in {"query": "a text", "document": "a text", "relevance": "a number in [0, 1]"}.items():
+        values = columns[name]
+        if values.null_count:
+            row = rows_before + int(np.flatnonzero(values.is_null().to_numpy())[0]) + 1
+            raise InputError(f"graded pairs: row {row}: got no {name}; expected {wanted}; fix: drop the row")
     relevance = columns["relevance"].to_numpy()
     invalid = np.flatnonzero(~((relevance >= 0) & (relevance <= 1)))
     if len(invalid):

@@ -39,7 +39,7 @@ def add_lora(
 
     Raises:
         InputError: peft is not installed, or does not take an option.
-        ModelError: the encoder has adapters already, or none of its layers is a target.
+        ModelError: the encoder has no transformer, has adapters already, or none of its layers is a target.
     """
     try:
         from peft import LoraConfig
@@ -47,6 +47,11 @@ def add_lora(
         raise InputError(
             "lora: got no package peft; expected it to be installed; fix: pip install 'bixse[lora]'"
         ) from error
+    if not backbones(model):
+        raise ModelError(
+            "lora: got a model without a transformer, such as static embeddings; expected one whose layers can have "
+            "adapters; fix: leave lora out, all weights of such a model are trained"
+        )
     if has_lora(model):
         raise ModelError("lora: got a model that has adapters; expected one without; fix: call merge_lora first")
     scale = 2 * rank if alpha is None else alpha

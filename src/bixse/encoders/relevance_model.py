@@ -10,14 +10,15 @@ import numpy as np
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.util import fullname, load_file_path
 
-from bixse.data.io.files import usual_modes, write_atomically
+from bixse.data.io.files import storage_errors, usual_modes, write_atomically
 from bixse.data.io.hashes import drop_hashes, write_hashes
 from bixse.data.task_instructions import RESERVED
 from bixse.encoders.encode import encode_texts
 from bixse.encoders.head import HEAD_FILE, RelevanceHead
 from bixse.encoders.instructions import INSTRUCTIONS_FILE, read_instructions, save_instructions
 from bixse.encoders.loading.attention import BidirectionalTransformer
-from bixse.errors import InputError, ModelError
+from bixse.encoders.serving import add_older_settings
+from bixse.errors import InputError, ModelError, shorten
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -73,10 +74,13 @@ class RelevanceModel(SentenceTransformer):
 
         Raises:
             ModelError: the model has no relevance head.
-            InputError: the documents are one string instead of a list.
+            InputError: the documents are one string instead of a list, or a text is no string.
         """
         if isinstance(documents, str):
             raise InputError("relevance: got one string as documents; expected a list of texts; fix: write [document]")
+        others = [text for text in (query, *documents) if not isinstance(text, str)]
+        if others:
+            raise InputError(f"relevance: got {shorten(others[0])} as a text; expected strings; fix: leave it out")
         if self.head is None:
             raise ModelError(
                 "relevance: got a model without a relevance head; expected one trained or calibrated by bixse; "
@@ -95,18 +99,24 @@ class RelevanceModel(SentenceTransformer):
         features: dict[str, Any] = super().preprocess(inputs, prompt=prompt, **kwargs)
         return features
 
-    def save_pretrained(self, path: str, *args: Any, **kwargs: Any) -> None:
-        """Save relevance head and instructions too; hashes that the folder has are deleted: they are of older files."""
+    def save(self, path: str, *args: Any, **kwargs: Any) -> None:
+        """Save relevance head, instructions and the settings that older servers need too.
+
+        `save_pretrained` calls this. Hashes that the folder has are deleted: they belong to older files. Raises
+        StorageError.
+        """
         drop_hashes(Path(path))
         prompts = self.prompts
         if self.instructions is not None and self.task is not None:  # the choice of a task is not part of the model
             others = {name: text for name, text in prompts.items() if name not in RESERVED}
             self.prompts = {**others, **self.instructions.prompts()}
         try:
-            with usual_modes(Path(path)):
-                super().save_pretrained(path, *args, **kwargs)
+            # safetensors has an error of its own for a full disk
+            with storage_errors(Path(path)), usual_modes(Path(path)):
+                super().save(path, *args, **kwargs)
         finally:
             self.prompts = prompts
+        add_older_settings(Path(path))
         if self.instructions is not None:
             save_instructions(self.instructions, Path(path))
         if self.head is not None:
@@ -116,17 +126,17 @@ class RelevanceModel(SentenceTransformer):
 def save_whole(model: RelevanceModel, folder: Path, card: str = "") -> None:
     """Write a model and its hashes beside its place, then rename it; what was there is replaced.
 
-    `card` is a section (Markdown) for the end of its model card. Errors are those of the operating system, see
-    `bixse.data.io.files.storage_errors`.
+    `card` is a section (Markdown) for the end of its model card. Raises StorageError.
     """
     part = folder.with_name(f".{folder.name}.part")
     shutil.rmtree(part, ignore_errors=True)
-    part.parent.mkdir(parents=True, exist_ok=True)
-    model.save_pretrained(str(part))
-    if card:
-        path = part / "README.md"
-        text = path.read_text(encoding="utf-8") if path.is_file() else ""
-        write_atomically(path, f"{text.rstrip()}\n\n{card}".lstrip())
-    write_hashes(part)
-    shutil.rmtree(folder, ignore_errors=True)
-    part.rename(folder)
+    with storage_errors(folder):
+        part.parent.mkdir(parents=True, exist_ok=True)
+        model.save_pretrained(str(part))
+        if card:
+            path = part / "README.md"
+            text = path.read_text(encoding="utf-8") if path.is_file() else ""
+            write_atomically(path, f"{text.rstrip()}\n\n{card}".lstrip())
+        write_hashes(part)
+        shutil.rmtree(folder, ignore_errors=True)
+        part.rename(folder)

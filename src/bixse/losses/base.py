@@ -69,6 +69,7 @@ class GradedLoss(nn.Module, ABC):
         """Figures of the last batch for the log, over all processes, detached."""
         self.denominator = torch.zeros(())
         """What the last batch's sum was divided by on this rank, detached; 0 where there was nothing."""
+        self._has_compared = False  # documents of one query, in any batch so far
         self.observer: Callable[[Tensor, Tensor, GradedTargets], None] | None = None
         """Called with what the loss is computed from: (B, D) queries, (N, D) documents and their targets."""
 
@@ -159,15 +160,40 @@ class GradedLoss(nn.Module, ABC):
         targets = GradedTargets.from_ids(
             query_ids.tolist(), range(len(first)), graded, columns.tolist(), self.options.in_batch_labels
         )
+        if not self._has_compared and not self.is_informative([1.0]):
+            self._has_compared = bool((targets.rows.bincount() > 1).any())
+            if not self._has_compared:  # later batches may: a last one is small
+                raise InputError(
+                    f"{type(self).__name__}: got a batch with one graded document for each of its {rows} queries; "
+                    "expected two or more, whose order it learns; fix: give the data set a column for each document "
+                    "of a query and as label a list with the relevance of each, or flat rows to GradedTrainer"
+                )
         return first, targets.to(labels.device)
 
     def _embed(self, features: Features) -> Tensor:
+        wrapper = type(vars(self.model).get("forward"))
+        if wrapper.__module__.startswith("sentence_transformers."):
+            return self._embed_for(wrapper.__module__.rpartition(".")[2], features)
         if number_of_texts(features) == 0 and not is_sharded(
             self.model
         ):  # a process that got no text of a batch takes part all the same
             size = self.model.get_embedding_dimension()
             return torch.zeros(0, size or 0, device=features["input_ids"].device, requires_grad=True)
         return embed_features(self.model, features, self.options.mini_batch_size, self.options.gradient_cache)
+
+    def _embed_for(self, wrapper: str, features: Features) -> Tensor:
+        """Embed for a loss of sentence-transformers around this one, which replaces the encoder's `forward`.
+
+        MatryoshkaLoss and AdaptiveLayerLoss count the calls, and keep what they need of one in the dictionary that they
+        gave: no passes of copied rows, and nothing that is computed again later.
+        """
+        if self.options.gradient_cache:
+            raise InputError(
+                f"gradient_cache: got it inside sentence-transformers' {wrapper} loss, which replaces the encoder's "
+                "forward only until the backward pass; expected one of the two; fix: leave gradient_cache out"
+            )
+        embeddings: Tensor = self.model(features)["sentence_embedding"]
+        return embeddings
 
     def logits(self, cosines: Tensor) -> Tensor:
         """What the loss makes of cosines, without gradients."""

@@ -115,15 +115,17 @@ class BiXSELoss(GradedLoss):
     def compute_loss_from_embeddings(self, queries: Tensor, documents: Tensor, targets: GradedTargets) -> Tensor:
         """As every loss; sets the bias on the first call."""
         targets = self._targets(targets)
+        bias: Tensor = self.logit_bias
         if not bool(self.bias_is_set):
             self.start_bias(queries, documents, targets)
+            bias = self._bias_at_start()
         self._note(targets, mean_logits(queries, documents, targets, self.logit_scale, self.logit_bias))
         return graded_bce(
             queries,
             documents,
             targets,
             self.logit_scale,
-            self.logit_bias,
+            bias,
             self.options.reduction,
             implementation=self.options.implementation,
             products=self.options.products,
@@ -136,14 +138,16 @@ class BiXSELoss(GradedLoss):
     def compute_loss_around_ring(self, queries: Tensor, ring: Ring, targets: GradedTargets) -> Tensor:
         """The same with documents that travel; the mean over processes is the loss of the whole batch."""
         targets = self._targets(targets)
+        bias: Tensor = self.logit_bias
         if not bool(self.bias_is_set):
             self._start_bias(*_cosines_around_ring(queries, ring, targets))
+            bias = self._bias_at_start()
         loss, cosines = ring_bce(
             queries,
             ring,
             targets,
             self.logit_scale,
-            self.logit_bias,
+            bias,
             self.options.reduction,
             self.options.implementation,
             self.options.products,
@@ -180,6 +184,14 @@ class BiXSELoss(GradedLoss):
         """
         queries, targets = _sample(queries, targets)
         self._start_bias(queries.float() @ documents.float().T, *targets.dense())
+
+    def _bias_at_start(self) -> Tensor:
+        """The bias of the batch that set it; a fitted one has the gradient 0 there.
+
+        By its definition the gradient is 0 but for rounding, of which Adam would make a step of the full rate.
+        """
+        fitted = self.options.bias == "fit"
+        return self.logit_bias.detach() + 0.0 * self.logit_bias if fitted else self.logit_bias
 
     @torch.no_grad()
     def _start_bias(self, cosines: Tensor, relevance: Tensor, weight: Tensor) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from bixse.encoders.head import RelevanceHead
+from bixse.encoders.serving import add_older_settings
 from bixse.errors import InputError
 
 if TYPE_CHECKING:
@@ -78,6 +79,7 @@ def save_relevance_head(loss: nn.Module, folder: str | Path, prior: float | None
             "fix: call this after trainer.train(), with the loss that the trainer was given"
         )
     head.save(Path(folder))
+    add_older_settings(Path(folder))  # plain sentence-transformers, which saved the folder, does not
     model = getattr(loss, "model", None)
     if isinstance(model, RelevanceModel):
         model.head = head

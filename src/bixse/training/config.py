@@ -54,7 +54,8 @@ class OptimizerConfig(Settings):
     bias_lr_multiplier: float = Field(default=100.0, ge=0)
     """Rate of the logit bias over the encoder's."""
     learning_rate_scaling: Literal["sqrt", "none"] = "sqrt"
-    """"sqrt": the rate is for 16 queries per step, and multiplied by sqrt(queries per step / 16), as in the paper."""
+    """"sqrt": the rate is for 16 queries per step, and multiplied by sqrt(queries per step / 16), as in the paper. A
+    step holds batch_size * gradient_accumulation_steps queries, but never more than there are."""
     epochs: int = Field(default=3, ge=1)
     """Passes over the queries."""
     steps: int | None = Field(default=None, ge=1)
@@ -79,17 +80,21 @@ class OptimizerConfig(Settings):
     rate_batch: ClassVar[int] = 16
     """Queries a step that `learning_rate` is meant for."""
 
-    @property
-    def scaled_learning_rate(self) -> float:
-        """The encoder's peak rate at this batch size (BiXSE paper, appendix: base * sqrt(total batch / 16)).
+    def queries_per_step(self, queries: int | None = None) -> int:
+        """Return the number of queries in a step; a run on so many `queries` cannot have more."""
+        asked = self.batch_size * self.gradient_accumulation_steps
+        return asked if queries is None else min(asked, queries)
+
+    def scaled_learning_rate(self, queries: int | None = None) -> float:
+        """Return the encoder's peak rate (BiXSE paper, appendix: base * sqrt(total batch / 16)).
 
         Example:
-            >>> OptimizerConfig(learning_rate=1e-4, batch_size=64).scaled_learning_rate
+            >>> OptimizerConfig(learning_rate=1e-4, batch_size=1024).scaled_learning_rate(queries=64)
             0.0002
         """
         if self.learning_rate_scaling == "none":
             return self.learning_rate
-        return self.learning_rate * math.sqrt(self.batch_size * self.gradient_accumulation_steps / self.rate_batch)
+        return self.learning_rate * math.sqrt(self.queries_per_step(queries) / self.rate_batch)
 
 
 Weight = Annotated[float, Field(ge=0, le=1)]

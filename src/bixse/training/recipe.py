@@ -97,7 +97,7 @@ class TrainResult:
     warnings: list[str]
     """What the user should know."""
     learning_rate: float
-    """The encoder's peak rate, scaled to the batch size."""
+    """The encoder's peak rate, scaled to the queries of a step."""
     reused: bool
     """The run was finished before; nothing was trained."""
     merge: MergeResult | None = None
@@ -199,8 +199,10 @@ def make_model(config: TrainConfig, table: Instructions | None) -> tuple[Relevan
         trust_remote_code=config.trust_remote_code,
         bidirectional=config.bidirectional,
         pooling=config.pooling,
-        attention=config.attention_taken,
+        attention=config.attention,
     )
+    if config.attention is None and config.attention_taken is not None:
+        switch_attention(model, config.attention_taken)
     if table is not None:
         set_instructions(model, table)
     use_task(model, config.dev_task)
@@ -240,10 +242,10 @@ def make_trainer(
 ) -> GradedTrainer:
     """With a bar of our own instead of the library's."""
     arguments = training_arguments(config, out / CHECKPOINT_FOLDER, evaluator)
+    arguments.learning_rate = config.optimizer.scaled_learning_rate(len(pairs.groups()))
     trainer = GradedTrainer(model, arguments, pairs, loss=loss, evaluator=evaluator)
     trainer.plan.check_sizes(", ".join(map(str, paths_in(config.pairs))))
-    *_, every = steps_of(config, len(trainer.plan))
-    trainer.args.save_steps = trainer.args.eval_steps = every
+    trainer.args.save_steps = trainer.args.eval_steps = steps_of(config, len(trainer.plan))[2]
     if is_main_process():
         trainer.add_callback(StepLog(out / LOG_FILE))
         if progress:
@@ -292,7 +294,7 @@ def training_arguments(config: TrainConfig, folder: Path, evaluator: DevEvaluato
         train_max_length=config.train_max_length,
         task_shares=dict(config.task_shares),
         sharding=config.sharding,
-        learning_rate=optimizer.scaled_learning_rate,
+        learning_rate=optimizer.scaled_learning_rate(),
         bias_lr_multiplier=optimizer.bias_lr_multiplier,
         lr_scheduler_type="linear",
         warmup_steps=optimizer.warmup,
@@ -457,7 +459,7 @@ def _results(config: TrainConfig, trainer: GradedTrainer, warnings: list[str]) -
             f"on dev the best checkpoint (nDCG@10 {figures[best]:.4f}) is below the untrained encoder "
             f"({figures[0]:.4f}): a lower learning_rate or more graded queries may help"
         )
-    rate = config.optimizer.scaled_learning_rate
+    rate = trainer.args.learning_rate
     return {"history": history, "best_step": best, "warnings": warnings, "learning_rate": rate, "merge": None}
 
 
@@ -478,7 +480,7 @@ def _save_model(
 ) -> None:
     """Adapters are written alone first, then merged into the model."""
     model.head = head  # one that came with the base model is not this encoder's
-    with storage_errors(out), quiet_loading():
+    with quiet_loading():
         if has_lora(model):
             if folder == MODEL_FOLDER:
                 save_whole(model, out / ADAPTER_FOLDER)

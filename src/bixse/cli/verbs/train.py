@@ -31,7 +31,8 @@ def run(config: TrainConfig, options: TrainOptions) -> CommandResult:
     figures = dev_figures(result.history)
     precision = config.resolved().precision
     metrics: dict[str, Any] = {"best_step": result.best_step, "precision": precision}
-    lines = [f"{'already trained' if result.reused else 'trained'}: {result.model_path}", _rate(config.optimizer)]
+    lines = [f"{'already trained' if result.reused else 'trained'}: {result.model_path}"]
+    lines.append(_rate(config.optimizer, result.learning_rate))
     lines.append(f"precision: {precision}")
     if result.best_step in figures and 0 in figures:
         before, best = figures[0], figures[result.best_step]
@@ -58,7 +59,7 @@ def _plan(config: TrainConfig, out: Path) -> CommandResult:
     lines = [
         f"{plan.pairs:,} pairs of {plan.queries:,} queries",
         f"{plan.steps:,} steps, {config.optimizer.batch_size} queries per batch",
-        _rate(config.optimizer),
+        _rate(config.optimizer, config.optimizer.scaled_learning_rate(plan.queries)),
         f"memory: at least {size(needed)} ({size(plan.weights_bytes)} weights, {size(plan.step_bytes)} for a step); "
         f"{size(plan.free_bytes)} are free beside the weights",
         f"time: about {duration(plan.seconds)} ({plan.seconds_per_step:.2f} s a step, the median of "
@@ -73,13 +74,15 @@ def _plan(config: TrainConfig, out: Path) -> CommandResult:
     return CommandResult("\n".join(lines), {**metrics, "seconds": plan.seconds}, {}, plan.warnings)
 
 
-def _rate(optimizer: OptimizerConfig) -> str:
+def _rate(optimizer: OptimizerConfig, rate: float) -> str:
     """The learning rate as a number, and how it came about."""
-    rate = f"learning rate: {optimizer.scaled_learning_rate:.3g}"
-    if optimizer.scaled_learning_rate == optimizer.learning_rate:
-        return rate
-    total = optimizer.batch_size * optimizer.gradient_accumulation_steps
-    return f"{rate} = {optimizer.learning_rate:.3g} * sqrt({total} / {optimizer.rate_batch})"
+    text = f"learning rate: {rate:.3g}"
+    if rate != optimizer.learning_rate:
+        queries = round(optimizer.rate_batch * (rate / optimizer.learning_rate) ** 2)
+        text += f" = {optimizer.learning_rate:.3g} * sqrt({queries} / {optimizer.rate_batch})"
+        if queries < optimizer.queries_per_step():
+            text += f"; {queries} queries in all, fewer than the {optimizer.queries_per_step()} asked for in a step"
+    return text
 
 
 VERB = Verb(TrainConfig, TrainOptions, run)

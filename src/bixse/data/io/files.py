@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import re
 import secrets
 import stat
 from contextlib import contextmanager
@@ -24,12 +25,13 @@ NO_SPACE = (
     "No space left",
     "Not enough free space",
     "Disk quota exceeded",
-    "os error 28",  # safetensors
     "PytorchStreamWriter",  # torch.save
     "unexpected pos",  # torch.save, when it closes the file
     "iostream error",  # torch.save of a small file
 )
 """What libraries that raise errors of their own say of a full disk."""
+OS_ERROR = re.compile(r"\(os error (\d+)\)")
+"""Number of an operating system's error in those of safetensors, which are no OSError."""
 
 
 def read_text(path: Path, keep_line_ends: bool = False) -> str:
@@ -93,21 +95,21 @@ def is_unicode(text: str) -> bool:
 def storage_errors(path: Path) -> Iterator[None]:
     """Turn a failed write below `path` into a StorageError that says how to fix it.
 
-    A full disk is also recognised in the errors of torch and safetensors, which are no OSError.
+    A full disk is also recognised in the errors of torch, and all of the system's errors in those of safetensors,
+    which are no OSError.
     """
     try:
         yield
     except BixseError:
         raise
     except Exception as error:
-        known = isinstance(error, OSError)
-        full = (isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)) or any(
-            sign in str(error) for sign in NO_SPACE
-        )
-        if not known and not full:
+        quoted = OS_ERROR.search(str(error))
+        number = error.errno if isinstance(error, OSError) else int(quoted[1]) if quoted else None
+        full = number in (errno.ENOSPC, errno.EDQUOT) or any(sign in str(error) for sign in NO_SPACE)
+        if not isinstance(error, OSError) and number is None and not full:
             raise
         raise StorageError(
-            f"{path}: got {_found(error, path)}; expected to write there; fix: {_mend(error, full)} "
+            f"{path}: got {_found(error, path)}; expected to write there; fix: {_mend(number, full)} "
             "or choose another --out folder"
         ) from error
 
@@ -118,10 +120,10 @@ def _found(error: Exception, path: Path) -> str:
     return found if name is None or Path(str(name)) == path else f"{found} ({name})"
 
 
-def _mend(error: Exception, full: bool) -> str:
+def _mend(number: int | None, full: bool) -> str:
     if full:
         return "free disk space"
-    if isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+    if number in (errno.EACCES, errno.EPERM, errno.EROFS):
         return "make the folder writable"
     return "check that the path is right"
 

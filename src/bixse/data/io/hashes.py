@@ -48,22 +48,24 @@ def damage(folder: Path) -> str | None:
     return None
 
 
-def write_with_hash(path: Path, content: str) -> None:
-    """Replace a file as `write_atomically` does, and its hash where the folder has hashes.
+def write_with_hash(path: Path, content: str, folder: Path | None = None) -> None:
+    """Replace a file as `write_atomically` does, and its hash where `folder` (default: the file's own) has hashes.
 
     Stopped between the two, the file has no hash, and the folder is still read.
     """
+    folder = folder or path.parent
+    name = path.relative_to(folder).as_posix()
     try:
-        hashes = _load(path.parent)
+        hashes = _load(folder)
     except (OSError, ValueError):
         hashes = None  # damaged: whoever reads the folder says so
     if hashes is None:
         write_atomically(path, content)
         return
-    if hashes.pop(path.name, None) is not None:
-        _save(path.parent, hashes)
+    if hashes.pop(name, None) is not None:
+        _save(folder, hashes)
     write_atomically(path, content)
-    _save(path.parent, {**hashes, path.name: file_hash(path)})
+    _save(folder, {**hashes, name: file_hash(path)})
 
 
 def drop_hashes(folder: Path) -> None:

@@ -82,7 +82,7 @@ def build_encoder(
     source = str(_resolve(name_or_path))  # before the heavy import, so that a wrong path is said at once
     _check_undamaged(source)
 
-    from bixse.encoders.loading.attention import set_attention
+    from bixse.encoders.loading.attention import backbones, set_attention
     from bixse.encoders.relevance_model import RelevanceModel
 
     try:
@@ -93,7 +93,7 @@ def build_encoder(
                 trust_remote_code=trust_remote_code,
                 model_kwargs={} if attention is None else {"attn_implementation": attention},
             )
-            missing = _missing_weights(model, trust_remote_code)
+            missing, left_over = _missing_weights(model, trust_remote_code)
     except ModelError:
         raise  # a damaged relevance head says so itself
     except Exception as error:
@@ -108,6 +108,12 @@ def build_encoder(
         raise ModelError(
             f"model {name!r}: got no weights for {len(lacking)} of its parameters ({shown}); expected all in the "
             "model's files; fix: check that config.json and the weights belong together"
+        )
+    _check_all_layers(model, name, left_over)
+    if attention is not None and not backbones(model):
+        raise ModelError(
+            f"attention: got {attention!r} for model {name!r}, which has no transformer (static embeddings have no "
+            "attention); expected none; fix: leave it out"
         )
     if resolve_precision(device=model.device) == "float32":
         make_weights_float32(model)
@@ -193,14 +199,16 @@ def no_library_bars() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def _missing_weights(model: SentenceTransformer, trust_remote_code: bool) -> set[str]:
-    """Names of weights that the files lack; transformers fills them at random with only a warning.
+def _missing_weights(model: SentenceTransformer, trust_remote_code: bool) -> tuple[set[str], set[str]]:
+    """Names of weights that the files lack, and of those that they hold in vain.
 
-    On PyTorch's meta device names and shapes are read, no weights.
+    transformers fills the former at random and drops the latter with only a warning. On PyTorch's meta device names and
+    shapes are read, no weights.
     """
     from bixse.encoders.loading.attention import backbones
 
     missing: set[str] = set()
+    left_over: set[str] = set()
     for part in backbones(model):
         backbone = part.auto_model
         _, found = type(backbone).from_pretrained(
@@ -212,7 +220,27 @@ def _missing_weights(model: SentenceTransformer, trust_remote_code: bool) -> set
             output_loading_info=True,
         )
         missing.update(found["missing_keys"])
-    return missing
+        left_over.update(found["unexpected_keys"])
+    return missing, left_over
+
+
+def _check_all_layers(model: SentenceTransformer, name: str, left_over: set[str]) -> None:
+    """Refuse a config.json with fewer layers than the weights have; heads that are left over are usual."""
+    from torch.nn import ModuleList
+
+    from bixse.encoders.loading.attention import backbones
+
+    for part in backbones(model):
+        for layers, module in part.auto_model.named_modules():
+            if not isinstance(module, ModuleList):
+                continue
+            numbered = re.compile(rf"(?:^|\.){re.escape(layers)}\.(\d+)\.")
+            stored = max((int(found[1]) + 1 for key in left_over if (found := numbered.search(key))), default=0)
+            if stored > len(module):
+                raise ModelError(
+                    f"model {name!r}: got weights of {stored} layers ({layers}), and a config.json with {len(module)}; "
+                    "expected the same number; fix: restore the config.json that belongs to the weights"
+                )
 
 
 def _reads_pooler(model: SentenceTransformer) -> bool:
@@ -225,6 +253,16 @@ def _reads_pooler(model: SentenceTransformer) -> bool:
         for modality in getattr(part, "modality_config", {}).values()
     ]
     return any("pooler_output" in ([output] if isinstance(output, str) else output or []) for output in outputs)
+
+
+def model_folder(name_or_path: str | Path) -> Path:
+    """Return the folder of a model on this machine; the hub is not asked. Raises ModelError where there is none."""
+    if str(name_or_path) != "demo" and not Path(name_or_path).exists():
+        raise ModelError(
+            f"model {str(name_or_path)!r}: got no such folder; expected the folder of a model; fix: check the path, or "
+            "download a model of the hub with `hf download NAME --local-dir DIR`"
+        )
+    return Path(_resolve(name_or_path))
 
 
 def _resolve(name_or_path: str | Path) -> str | Path:
@@ -362,6 +400,12 @@ def _check_is_encoder(model: SentenceTransformer, name: str) -> None:
         raise ModelError(
             f"model {name!r}: got an output of shape {vectors.shape} on two texts; expected one embedding per text; "
             "fix: choose an embedding model (a cross-encoder or a classifier is none)"
+        )
+    if vectors.shape[1] != model.get_embedding_dimension():
+        raise ModelError(
+            f"model {name!r}: got embeddings of {vectors.shape[1]} dimensions, and modules that say "
+            f"{model.get_embedding_dimension()}; expected the same number; fix: correct embedding_dimension in "
+            "1_Pooling/config.json"
         )
     if np.abs(vectors[0] - vectors[1]).max() <= 1e-5 * np.abs(vectors).max():
         raise ModelError(

@@ -10,7 +10,7 @@ import numpy as np
 from pydantic import TypeAdapter
 
 from bixse.data.collection_files import load_collection
-from bixse.data.io.files import file_hash, storage_errors
+from bixse.data.io.files import file_hash
 from bixse.data.pairs_files import load_graded_pairs
 from bixse.data.random_negatives import with_random_negatives
 from bixse.data.run_record import open_run
@@ -169,7 +169,7 @@ def _save(encoder: RelevanceModel, head: RelevanceHead | None, model: str | None
         head.save(Path(model))
         return {"model": model}
     encoder.head = head
-    with storage_errors(out), quiet_loading():
+    with quiet_loading():
         save_whole(encoder, out / "model")
     return {"model": str(out / "model")}
 

@@ -24,11 +24,12 @@ from torch.utils.data import DataLoader
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from bixse.data.graded_pairs import GradedPairs
-from bixse.data.io.files import usual_modes, write_atomically
+from bixse.data.io.files import storage_errors, usual_modes, write_atomically
 from bixse.data.io.hashes import write_hashes
 from bixse.encoders.embedding import number_of_texts, positions_computed, tokens_without_padding
 from bixse.encoders.instructions import prompt_for
 from bixse.encoders.loading.attention import input_parts
+from bixse.encoders.serving import add_older_settings
 from bixse.encoders.shards import is_sharded
 from bixse.errors import DivergedError
 from bixse.losses.bixse import BiXSELoss
@@ -331,9 +332,10 @@ class GradedTrainer(SentenceTransformerTrainer):
 
     def _save_files(self, model: SentenceTransformer | None, output_dir: str | None) -> None:
         folder = Path(output_dir or self.args.output_dir or "tmp_trainer")
-        with usual_modes(folder):
+        with storage_errors(folder), usual_modes(folder):
             if model is not None:
                 model.save_pretrained(str(folder), create_model_card=False)
+                add_older_settings(folder)  # a plain SentenceTransformer does not by itself
         save_loss_state(self.loss, folder)
         if self.suspects is not None:
             save_suspects(self.suspects.found, folder)
@@ -344,7 +346,8 @@ class GradedTrainer(SentenceTransformerTrainer):
         if self.suspects is not None:  # the first process keeps them for all
             everyone = Suspects.joined(gather_object([self.suspects.found]), self.suspects.most)
             self.suspects.found = everyone if self.args.process_index == 0 else Suspects.none()
-        super()._save_checkpoint(model, trial)
+        with storage_errors(Path(self.args.output_dir or ".")):
+            super()._save_checkpoint(model, trial)
         self.accelerator.wait_for_everyone()  # the other processes have written their random states
         if self.args.should_save:
             write_hashes(Path(self.args.output_dir or ".") / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}")
@@ -385,12 +388,9 @@ class GradedTrainer(SentenceTransformerTrainer):
         Adapters beside an encoder that is stored in bf16 would be rounded to bf16 on the way.
         """
         classes = {fullname(part): type(part) for part in self.model.modules() if isinstance(part, Module)}
+        wide = {"dtype": torch.float32}
         loaded = type(self.model)._load_with_module_classes(
-            checkpoint_path,
-            classes,
-            trust_remote_code=self.model.trust_remote_code,
-            device="cpu",
-            model_kwargs={"dtype": torch.float32},
+            checkpoint_path, classes, trust_remote_code=self.model.trust_remote_code, device="cpu", model_kwargs=wide
         )
         self.model.load_state_dict(loaded.state_dict())
 
@@ -400,8 +400,7 @@ class Throughput:
 
     def __init__(self) -> None:
         self.counts = [0] * len(COUNTS)
-        self.tokens, self.positions = 0, 0  # without padding; all that went through the encoder
-        self.seconds = 0.0
+        self.tokens, self.positions, self.seconds = 0, 0, 0.0  # without padding; all that went through the encoder
 
     def add(
         self, counts: torch.Tensor, features: Sequence[Mapping[str, Any]], mini_batch_size: int, seconds: float

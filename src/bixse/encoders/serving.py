@@ -1,0 +1,246 @@
+"""What servers of embeddings read of a model's folder, and the older keys that some of them need.
+
+sentence-transformers 5.4 renamed keys and module types in the folders it saves. The rules here are those of
+text-embeddings-inference (`router/src/lib.rs` and `backends/src/lib.rs` of July 2026), vLLM (`get_pooling_config`, pull
+request 54533) and llama.cpp (`_try_set_pooling_type`, pull request 22087).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from bixse.data.io.hashes import write_with_hash
+from bixse.errors import ModelError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+POOLING_KEYS = {
+    "cls": "pooling_mode_cls_token",
+    "mean": "pooling_mode_mean_tokens",
+    "max": "pooling_mode_max_tokens",
+    "mean_sqrt_len_tokens": "pooling_mode_mean_sqrt_len_tokens",
+    "weightedmean": "pooling_mode_weightedmean_tokens",
+    "lasttoken": "pooling_mode_lasttoken",
+}
+"""Pooling -> its older key."""
+NEEDED_KEYS = ("pooling_mode_cls_token", "pooling_mode_mean_tokens")
+"""Keys without which text-embeddings-inference refuses a pooling."""
+NEW_TYPE = re.compile(
+    r"sentence_transformers\.(?:base|sentence_transformer)\.modules\.\w+\.(Transformer|Pooling|Dense|Normalize)"
+)
+"""Type in modules.json since sentence-transformers 5.4, of the modules that servers know."""
+OLD_TYPE = "sentence_transformers.models."
+"""What such a type began with before; later versions of sentence-transformers load it too."""
+NO_LIMIT = 2**31
+"""Tokens from which a limit stands for none: transformers saves 10^30, which servers cannot read."""
+POSITIONS_BEFORE = ("roberta", "xlm-roberta", "camembert")
+"""Kinds of models whose tokens count positions from the number of the padding token + 1 on."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What one reader makes of a model's folder."""
+
+    pooling: str = ""
+    """Pooling (several are joined by "+"); "default" for the architecture's own, "" for none."""
+    length: int | None = None
+    """Tokens of a text that are read; None where nothing limits them."""
+    normalised: bool = True
+    """Whether embeddings have length 1."""
+    left_out: tuple[str, ...] = ()
+    """Folders of modules after the pooling that are not applied."""
+    prompts: bool = False
+    """Whether the reader knows the model's prompts; else the client writes them before the text."""
+    refused: str = ""
+    """The reason for which the reader refuses the folder."""
+
+    def differs_from(self, right: Reading, files: ModelFiles) -> list[str]:
+        """Return what a user of this reader must know, in words; `right` is the reading of sentence-transformers."""
+        if self.refused:
+            return [f"refuses the folder: {self.refused}"]
+        found = []
+        if self.pooling != right.pooling:
+            found.append(f"pooling {self.pooling or 'none'} instead of {right.pooling or 'none'}")
+        if self.length != right.length:
+            found.append(f"reads {self.length or 'any number of'} tokens instead of {right.length or 'any number'}")
+        if right.normalised and not self.normalised:
+            found.append("does not normalise")
+        if self.left_out:
+            found.append(f"leaves out {', '.join(self.left_out)}")
+        if files.prompts and not self.prompts:
+            found.append("the client must write the prompts")
+        if files.prompts and files.pooling and not files.pooling.get("include_prompt", True):
+            found.append("pools the prompt too")
+        return found
+
+
+class ModelFiles:
+    """The settings in a model's folder; raises ModelError for a file that is not JSON of the right kind."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.config: dict[str, Any] = self.read("config.json") or {}
+        self.text: dict[str, Any] | None = self.read("sentence_bert_config.json")
+        self.modules: list[dict[str, Any]] = self.read("modules.json", list) or []
+        prompts = (self.read("config_sentence_transformers.json") or {}).get("prompts") or {}
+        self.prompts = {name: text for name, text in prompts.items() if text}
+        """Name -> text of the prompts that are not empty."""
+        module = self.module("Pooling")
+        self.pooling_file = f"{module['path']}/config.json" if module else None
+        self.pooling: dict[str, Any] | None = self.read(self.pooling_file) if self.pooling_file else None
+
+    def read(self, name: str, kind: type = dict) -> Any:
+        """Return the content of a JSON file, None where there is no such file."""
+        path = self.folder / name
+        try:
+            content = json.loads(path.read_bytes()) if path.is_file() else None
+        except ValueError as error:
+            raise ModelError(f"{path}: got no JSON ({error}); expected settings; fix: restore the file") from error
+        if content is not None and not isinstance(content, kind):
+            raise ModelError(f"{path}: got a {type(content).__name__}; expected a {kind.__name__}; fix: restore it")
+        return content
+
+    def module(self, name: str, *, old: bool = True, new: bool = True) -> dict[str, Any] | None:
+        """Return the entry of modules.json whose type names this class, as older or newer versions write it."""
+        for module in self.modules:
+            kind = NEW_TYPE.fullmatch(module["type"])
+            if (old and module["type"] == OLD_TYPE + name) or (new and kind is not None and kind[1] == name):
+                return module
+        return None
+
+    def left_out(self, *types: str) -> tuple[str, ...]:
+        """Return the folders of the modules after the pooling whose class is not one of these."""
+        return tuple(m["path"] for m in self.modules[2:] if m["type"].rpartition(".")[2] not in ("Normalize", *types))
+
+    @property
+    def positions(self) -> int | None:
+        """Tokens that have a position, as config.json tells."""
+        number = self.config.get("max_position_embeddings", self.config.get("max_trained_positions"))
+        before = self.config.get("model_type") in POSITIONS_BEFORE and (self.config.get("pad_token_id") or 0) + 1
+        return number - before if number and number > 0 else None
+
+
+def sentence_transformers(files: ModelFiles) -> Reading:
+    """Read a folder as sentence-transformers 6 does."""
+    pooling = files.pooling or {}
+    mode = pooling.get("pooling_mode") or [name for name, key in POOLING_KEYS.items() if pooling.get(key)] or "mean"
+    modes = [] if files.pooling is None else [mode] if isinstance(mode, str) else mode
+    length = (files.text or {}).get("max_seq_length")
+    if length is None:
+        tokenizer = files.read("tokenizer_config.json") or {}
+        limits = (files.config.get("max_position_embeddings"), tokenizer.get("model_max_length"))
+        length = min((limit for limit in limits if limit and 0 < limit < NO_LIMIT), default=None)
+    return Reading("+".join(modes), length, files.module("Normalize") is not None, prompts=True)
+
+
+def text_embeddings_inference(files: ModelFiles) -> Reading:
+    """Read a folder as text-embeddings-inference does, which normalises unless a request says otherwise."""
+    for name in ("config.json", "tokenizer.json"):
+        if not (files.folder / name).is_file():
+            return Reading(refused=f"no {name}")
+    pooling, length = files.read("1_Pooling/config.json"), files.positions
+    if length is None:
+        return Reading(refused="config.json without max_position_embeddings")
+    if files.text is not None:
+        length = files.text.get("max_seq_length")
+        if length is None:
+            return Reading(refused="sentence_bert_config.json without max_seq_length")
+    if pooling is None and "bert" not in files.config.get("model_type", ""):
+        return Reading(refused="no 1_Pooling/config.json")
+    missing = [key for key in NEEDED_KEYS if pooling is not None and key not in pooling]
+    if missing:
+        return Reading(refused=f"1_Pooling/config.json without {' and '.join(missing)}")
+    mode = "cls" if pooling is None else _first_old(pooling, "cls", "mean", "lasttoken")
+    if mode is None:
+        return Reading(refused="a pooling other than cls, mean and lasttoken")
+    # with one type that it does not know, it applies no module after the pooling
+    known = {OLD_TYPE + name for name in ("Transformer", "Pooling", "Dense", "Normalize")}
+    left_out = () if {module["type"] for module in files.modules} <= known else files.left_out()
+    return Reading(mode, length, True, left_out, prompts=True)
+
+
+def vllm(files: ModelFiles, new: bool) -> Reading:
+    """Read a folder as vLLM does, since or before September 2026."""
+    length = files.positions
+    if files.text is not None and {"max_seq_length", "do_lower_case"} <= files.text.keys():
+        length = files.text["max_seq_length"]
+    left_out = files.left_out("Dense") if new or files.module("Dense", new=False) else files.left_out()
+    if not files.config:
+        return Reading(refused="no config.json")
+    if files.module("Pooling", new=new) is None or files.pooling is None:
+        return Reading("default", length, left_out=left_out)
+    mode = "default"
+    for key, value in files.pooling.items():  # the last one counts
+        name = value if new and key == "pooling_mode" else key.removeprefix("pooling_mode_") if value is True else ""
+        mode = next((known for known in ("mean", "cls", "lasttoken") if str(name).split("_")[0] == known), mode)
+    return Reading(mode, length, files.module("Normalize", new=new) is not None, left_out)
+
+
+def llama_cpp(files: ModelFiles, new: bool) -> Reading:
+    """Read a folder as llama.cpp's converter does, since or before April 2026; its server normalises."""
+    left_out = files.left_out()
+    if not files.config:
+        return Reading(refused="no config.json")
+    if files.module("Pooling", new=new) is None or files.pooling is None:
+        return Reading("", files.positions, left_out=left_out)
+    mode = _first_old(files.pooling, "mean", "cls", "lasttoken")
+    if not new and POOLING_KEYS["mean"] not in files.pooling:
+        return Reading(refused=f"{files.pooling_file} without {POOLING_KEYS['mean']}")
+    if new and mode is None and files.pooling.get("pooling_mode") in ("mean", "cls", "lasttoken"):
+        mode = files.pooling["pooling_mode"]
+    if mode is None:
+        return Reading(refused="a pooling other than mean, cls and lasttoken")
+    return Reading(mode, files.positions, left_out=left_out)
+
+
+def _first_old(pooling: Mapping[str, Any], *modes: str) -> str | None:
+    return next((mode for mode in modes if pooling.get(POOLING_KEYS[mode])), None)
+
+
+READERS: dict[str, Callable[[ModelFiles], Reading]] = {
+    "sentence-transformers": sentence_transformers,
+    "text-embeddings-inference": text_embeddings_inference,
+    "vLLM before September 2026": partial(vllm, new=False),
+    "vLLM since": partial(vllm, new=True),
+    "llama.cpp before April 2026": partial(llama_cpp, new=False),
+    "llama.cpp since": partial(llama_cpp, new=True),
+}
+"""Name of a reader -> its rules."""
+
+
+def older_settings(files: ModelFiles) -> dict[str, Any]:
+    """Return file name -> content, for the files that lack what a server needs and can have it.
+
+    Keys are added, none is changed; types in modules.json get the name of the same class that all versions know.
+    """
+    changed: dict[str, Any] = {}
+    right = sentence_transformers(files)
+    if files.pooling is not None and files.pooling_file and not set(NEEDED_KEYS) <= files.pooling.keys():
+        modes = {key: mode in right.pooling.split("+") for mode, key in POOLING_KEYS.items()}
+        # No word_embedding_dimension: next to embedding_dimension it makes sentence-transformers warn. The new keys
+        # come last: vLLM of 2024 took the first key that is true, include_prompt too, for the pooling.
+        changed[files.pooling_file] = {**modes, **files.pooling}
+    limits = {"max_seq_length": right.length, "do_lower_case": False}
+    if files.text is not None and right.length is not None and not limits.keys() <= files.text.keys():
+        changed["sentence_bert_config.json"] = {**limits, **files.text}
+    modules = [{**module, "type": NEW_TYPE.sub(rf"{OLD_TYPE}\1", module["type"])} for module in files.modules]
+    if modules != files.modules:
+        changed["modules.json"] = modules
+    return changed
+
+
+def add_older_settings(folder: Path) -> list[str]:
+    """Write into a model's folder what older servers need; return the names of the files that changed.
+
+    Hashes that the folder has are kept up to date. A later `save` of plain sentence-transformers drops it all again.
+    """
+    changed = older_settings(ModelFiles(folder))
+    for name, content in changed.items():
+        write_with_hash(folder / name, json.dumps(content, indent=2) + "\n", folder)
+    return list(changed)

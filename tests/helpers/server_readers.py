@@ -1,0 +1,110 @@
+"""Three servers' readers of a model's folder, from the field lists of their own sources; each returns what it serves.
+
+A server that refuses the folder raises `RefusedError`. They share nothing with `bixse.encoders.serving`.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import NamedTuple
+
+from pydantic import BaseModel, Field, ValidationError
+
+
+class RefusedError(Exception):
+    pass
+
+
+class Served(NamedTuple):
+    pooling: str | None
+    """None: the default of the architecture, or no pooling at all."""
+    length: int
+    normalised: bool
+    prompts: dict[str, str]
+
+
+class PoolConfig(BaseModel):  # text-embeddings-inference, router/src/lib.rs: the first two fields have no default
+    pooling_mode_cls_token: bool
+    pooling_mode_mean_tokens: bool
+    pooling_mode_lasttoken: bool = False
+
+
+class STConfig(BaseModel):
+    max_seq_length: int = Field(ge=0, lt=2**64)  # usize
+
+
+class NewSTConfig(BaseModel):
+    prompts: dict[str, str] | None = None
+
+
+class ModelConfig(BaseModel):
+    architectures: list[str]
+    model_type: str
+    max_position_embeddings: int | None = None
+
+
+def text_embeddings_inference(folder) -> Served:
+    try:
+        config = ModelConfig.model_validate_json((folder / "config.json").read_bytes())
+        pool = PoolConfig.model_validate_json((folder / "1_Pooling" / "config.json").read_bytes())
+        limit = STConfig.model_validate_json((folder / "sentence_bert_config.json").read_bytes())
+        new = NewSTConfig.model_validate_json((folder / "config_sentence_transformers.json").read_bytes())
+    except (ValidationError, OSError) as error:
+        raise RefusedError(str(error)) from error
+    if not (folder / "tokenizer.json").is_file() or config.max_position_embeddings is None:
+        raise RefusedError("tokenizer or positions")
+    chosen = [
+        name
+        for name, is_set in (
+            ("cls", pool.pooling_mode_cls_token),
+            ("mean", pool.pooling_mode_mean_tokens),
+            ("lasttoken", pool.pooling_mode_lasttoken),
+        )
+        if is_set
+    ]
+    if not chosen:
+        raise RefusedError("Pooling config is not supported")
+    return Served(chosen[0], limit.max_seq_length, True, new.prompts or {})
+
+
+def vllm_before_september_2026(folder) -> Served:
+    def content(name):
+        return json.loads((folder / name).read_bytes())
+
+    modules = content("modules.json")
+    length = content("config.json")["max_position_embeddings"]
+    text = content("sentence_bert_config.json")
+    if "max_seq_length" in text and "do_lower_case" in text:
+        length = text["max_seq_length"]
+    places = [module["path"] for module in modules if module["type"] == "sentence_transformers.models.Pooling"]
+    if not places:
+        return Served(None, length, True, {})
+    pooling = None
+    for key, value in content(f"{places[0]}/config.json").items():
+        word = key.replace("pooling_mode_", "").split("_", 1)[0].upper()
+        word = "LAST" if "LASTTOKEN" in word else word
+        if value is True and word in ("CLS", "LAST", "MEAN"):
+            pooling = {"CLS": "cls", "LAST": "lasttoken", "MEAN": "mean"}[word]
+    normalised = any(module["type"] == "sentence_transformers.models.Normalize" for module in modules)
+    return Served(pooling, length, normalised, {})
+
+
+def vllm_of_2024(folder) -> str | None:
+    """The pooling alone: the first key that is true, whatever it is."""
+    first = next((k for k, v in json.loads((folder / "1_Pooling/config.json").read_bytes()).items() if v is True), None)
+    return first and {"cls": "cls", "mean": "mean", "lasttoken": "lasttoken"}.get(first.split("_")[2])
+
+
+def llama_cpp_before_april_2026(folder) -> Served:
+    length = json.loads((folder / "config.json").read_bytes())["max_position_embeddings"]
+    for module in json.loads((folder / "modules.json").read_bytes()):
+        if module["type"] == "sentence_transformers.models.Pooling":
+            pooling = json.loads((folder / module["path"] / "config.json").read_bytes())
+            try:
+                for key, name in (("mean_tokens", "mean"), ("cls_token", "cls"), ("lasttoken", "lasttoken")):
+                    if pooling[f"pooling_mode_{key}"]:
+                        return Served(name, length, True, {})
+            except KeyError as error:
+                raise RefusedError(str(error)) from error
+            raise RefusedError("Only MEAN, CLS, and LAST pooling types supported")
+    return Served(None, length, True, {})
