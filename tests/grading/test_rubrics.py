@@ -69,6 +69,8 @@ GOOD = '[mine]\nlabels = ["0", "1"]\n[[mine.orders]]\nname = "one"\nuser = "{que
         (GOOD.replace('["0", "1"]', '["0", "0"]'), "each once"),
         (GOOD.replace('["0", "1"]', '["1", "0"]'), "rising"),
         (GOOD.replace('["0", "1"]', '["0"]'), "labels"),
+        (GOOD.replace('["0", "1"]', '["no", "yes"]\nvalues = [0, inf]'), "finite"),
+        (GOOD.replace('["0", "1"]', '["-inf", "1"]'), "finite"),
         (GOOD.replace('["0", "1"]', '[" 0", "1"]'), "spaces"),
         (GOOD + "colour = 3\n", "colour"),
         (GOOD.replace("labels", "lables"), "lables"),

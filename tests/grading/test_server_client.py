@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+import tracemalloc
 
 import pytest
 
@@ -18,6 +19,7 @@ from bixse.grading.judge import Question
 from bixse.grading.server import client as client_module
 from bixse.grading.server.client import ChatClient
 from bixse.grading.server.failure import ServerDownError
+from bixse.grading.server.secret import STAND_IN
 from bixse.grading.server.server_judge import ServerJudge, ServerTextModel
 from helpers.chat_server import planted
 from helpers.server_questions import GRADE, RUBRIC, SHARES, ask_all, planted_question
@@ -72,6 +74,67 @@ def test_it_waits_as_long_as_a_server_asks(server):
         took = time.monotonic() - started
     assert all(answer.status == "graded" for answer in found.values())
     assert took > 1.0
+
+
+def test_a_pause_longer_than_a_downtime_is_waited_for(server):
+    """A server that says when to come back is not down."""
+    address = server.scenario()
+    with ServerJudge([address], RUBRIC, JudgeOptions(max_downtime=0.3)) as judge:
+        started = time.monotonic()
+        found = ask_all(judge, [planted_question("a", ["429-after-1", "429-after-1"]), planted_question("b")])
+    assert [found[name].status for name in "ab"] == ["graded", "graded"]
+    assert time.monotonic() - started > 2.0
+
+
+def test_a_pause_sends_the_work_to_another_server(server, monkeypatch):
+    monkeypatch.setattr(client_module, "LONGEST_WAIT", 0.5)
+    resting, ready = server.scenario(group="pause"), server.scenario(group="pause")
+    with ServerJudge([resting, ready], RUBRIC, JudgeOptions(concurrency=1)) as judge:
+        before = {address: server.stats(address)["counts"]["chat"] for address in (resting, ready)}
+        started = time.monotonic()
+        questions = [planted_question("0", ["429-after-60"]), *(planted_question(str(n)) for n in range(1, 20))]
+        found = ask_all(judge, questions)
+        asked = sorted(server.stats(address)["counts"]["chat"] - before[address] for address in (resting, ready))
+    assert {answer.status for answer in found.values()} == {"graded"}
+    assert time.monotonic() - started < 30
+    assert sum(asked) == 21
+    assert asked[0] <= 3, "the resting server is left alone"
+
+
+def test_a_pause_beyond_the_limit_costs_pairs_and_not_the_run(server, monkeypatch):
+    monkeypatch.setattr(client_module, "LONGEST_BUSY", 1.0)
+    monkeypatch.setattr(client_module, "LONGEST_WAIT", 0.5)
+    address = server.scenario()
+    with ServerJudge([address], RUBRIC, JudgeOptions(concurrency=1)) as judge:
+        before = server.stats(address)["counts"]["chat"]
+        questions = [planted_question("a", ["429-after-2.5"]), planted_question("b")]
+        found = ask_all(judge, questions)
+        assert [found[name].status for name in "ab"] == ["failed", "failed"]
+        assert server.stats(address)["counts"]["chat"] == before + 1, "nothing is asked during the pause"
+        time.sleep(2.5)
+        assert ask_all(judge, [planted_question("b")])["b"].status == "graded"
+
+
+def test_a_server_that_is_always_busy_costs_a_pair_and_not_the_run(server, monkeypatch):
+    monkeypatch.setattr(client_module, "LONGEST_BUSY", 1.0)
+    address = server.scenario()
+    with ServerJudge([address], RUBRIC, JudgeOptions(max_downtime=0.2)) as judge:
+        found = ask_all(judge, [planted_question("a", ["429-bare"] * 99), planted_question("b")])
+    assert [found[name].status for name in "ab"] == ["failed", "graded"]
+
+
+@pytest.mark.parametrize("end", ["huge", "huge-error"])
+def test_what_is_read_of_a_reply_is_bounded(server, end):
+    """The body is a hundred kilobytes of gzip that hold 100 MiB, or the message of an error as long."""
+    address = server.scenario(huge=100 * 2**20)
+    with ServerJudge([address], RUBRIC) as judge:
+        tracemalloc.start()
+        found = ask_all(judge, [planted_question("a", end=end), planted_question("b")])
+        _, most = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+    assert (found["a"].status, found["a"].tries, found["b"].status) == ("failed", 1, "graded")
+    assert most < 2 * client_module.MAX_REPLY
+    assert found["a"].detail
 
 
 # --- pace -----------------------------------------------------------------------------------------------------------
@@ -160,7 +223,7 @@ def test_a_wrong_key_stops_at_once_and_names_the_variable(server, monkeypatch, c
     with pytest.raises(InputError, match="MY_KEY") as caught:
         ServerJudge([server.scenario(key="another", echo_key=True)], RUBRIC, JudgeOptions(api_key_variable="MY_KEY"))
     assert KEY not in str(caught.value) + caplog.text
-    assert "[key]" in str(caught.value)
+    assert f"HTTP 401: {STAND_IN}" in str(caught.value)
     monkeypatch.delenv("MY_KEY")
     with pytest.raises(InputError, match="MY_KEY: got no key"):
         ServerJudge([server.scenario(key="another")], RUBRIC, JudgeOptions(api_key_variable="MY_KEY"))
@@ -184,24 +247,26 @@ def test_the_key_is_nowhere(server, monkeypatch, caplog):
     monkeypatch.setattr(client_module, "FIRST_WAIT", 0.01)
     caplog.set_level(logging.DEBUG)
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
-    address = server.scenario(key=KEY, prefix=f"Bearer {KEY} says\n")
+    address = server.scenario(key=KEY)
     seen = []
-    with ServerJudge([address, closed_port()], RUBRIC) as judge:
+    with ServerJudge([address, closed_port()], RUBRIC, JudgeOptions(max_tokens=32)) as judge:
+        server.change(address, prefix=f"Bearer {KEY} says\n")
         plans = {"a": ([], ""), "b": (["garbage"] * 6, ""), "c": ([], "odd-400")}
         answers = ask_all(judge, [planted_question(name, *plan) for name, plan in plans.items()])
         seen += [answer.to_json() for answer in answers.values()]
         seen += [repr(judge), str(judge), repr(dict(judge.identity)), repr(judge._client), repr(judge.warnings)]
         seen += [repr(vars(judge)), repr(vars(judge._client)), repr(judge._client.endpoints)]
-    assert [answers[name].status for name in "abc"] == ["graded", "failed", "failed"]
-    assert "[key]" in answers["a"].text
+    assert [answers[name].status for name in "abc"] == ["refused", "failed", "failed"]
+    assert (answers["a"].text, answers["a"].detail) == ("", STAND_IN)
     assert KEY not in "".join(seen) + caplog.text
 
 
 def test_the_key_is_not_in_what_the_probe_says(server, monkeypatch):
     key = "sk/with/slashes+and=more"
     monkeypatch.setenv("OPENAI_API_KEY", key)
-    with pytest.raises(InputError, match=r"\[key\] says") as caught:
+    with pytest.raises(InputError) as caught:
         ServerJudge([server.scenario(key=key, prefix=f"{key} says nothing ", suffix="and more")], RUBRIC)
+    assert STAND_IN in str(caught.value)
     assert key not in str(caught.value)
 
 

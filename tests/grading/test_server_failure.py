@@ -6,7 +6,9 @@ from email.utils import formatdate
 import pytest
 
 from bixse.grading.server.failure import error_message, refusal
-from bixse.grading.server.secret import Secret
+from bixse.grading.server.secret import STAND_IN, Secret
+
+KEY = "sk-very-secret-0123456789"
 
 
 def error_of(status, told, headers=None):
@@ -48,6 +50,26 @@ def test_kinds_of_failure(status, message, failure):
     found = error_of(status, message)
     assert found.failure == failure
     assert f"HTTP {status}" in found.detail
+
+
+def test_of_a_body_its_code_and_beginning_are_kept():
+    found = error_of(400, {"code": "odd_request", "message": "x" * 1000})
+    assert found.detail.startswith("HTTP 400: odd_request: xxx")
+    assert len(found.detail) <= len("HTTP 400: ") + 200
+
+
+@pytest.mark.parametrize("part", [KEY, KEY[3:15], KEY[-12:], KEY.upper()])
+def test_a_body_that_holds_a_run_of_the_key_is_dropped(part):
+    """The kind of failure is still known."""
+    body = {"error": {"code": part, "message": f"too many tokens for {part}"}}
+    found = refusal(400, {}, body, Secret(KEY))
+    assert (found.failure, found.detail) == ("too-long", f"HTTP 400: {STAND_IN}")
+    few = refusal(400, {}, {"error": {"message": f"too many tokens for {KEY[:11]}"}}, Secret(KEY))
+    assert few.detail == f"HTTP 400: too many tokens for {KEY[:11]}"
+
+
+def test_a_503_that_says_when_to_come_back_is_busy_and_not_away():
+    assert error_of(503, "loading", {"retry-after": "30"}).failure == "busy"
 
 
 def test_a_server_that_says_when_to_come_back_does_not_lack_money():

@@ -64,8 +64,10 @@ def test_token_ids_where_they_are_honoured(server):
 def test_token_ids_that_are_ignored_are_not_believed(server, settings):
     with ServerJudge([server.scenario(**settings)], RUBRIC) as judge:
         assert judge.identity["mode"] == "top-logprobs"
-    with pytest.raises(InputError, match="no probabilities of tokens chosen by id"):
+    with pytest.raises(InputError, match="no probabilities of tokens chosen by id") as caught:
         ServerJudge([server.scenario(**settings)], RUBRIC, JudgeOptions(mode="token-ids"))
+    assert "--mode top-logprobs" in str(caught.value), "the next best mode works here"
+    assert "--mode sample" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -146,6 +148,7 @@ def test_verbal(server):
     with ServerJudge([server.scenario(no_logprobs=True)], RUBRIC, JudgeOptions(mode="verbal")) as judge:
         answer = ask_one(judge, planted("a", [0.1, 0.2, 0.4, 0.3]))
         assert judge.identity["mode"] == "verbal"
+        assert "last line" in judge.identity["parameters"]["answer_line"]
     assert (answer.probabilities, answer.grade, answer.mode) == ((0.0, 0.0, 1.0, 0.0), 2.0, "verbal")
 
 
@@ -182,7 +185,7 @@ def test_a_judge_that_knows_nothing_is_named(server):
     ("end", "status"),
     [
         ("none", "truncated"),
-        ("off", "off-scale"),
+        ("off", "no-option"),
         ("refuse", "truncated"),
         ("message-refusal", "refused"),
         ("filter", "filtered"),
@@ -203,7 +206,7 @@ def test_every_end_without_a_grade_has_its_status(server, end, status):
 
 
 @pytest.mark.parametrize(
-    ("end", "status"), [("none", "no-option"), ("refuse", "refused"), ("ambiguous", "ambiguous"), ("think", "graded")]
+    ("end", "status"), [("none", "no-option"), ("refuse", "refused"), ("ambiguous", "no-option"), ("think", "graded")]
 )
 def test_with_room_to_write_the_text_is_read(server, end, status):
     with ServerJudge([server.scenario()], RUBRIC, JudgeOptions(max_tokens=32)) as judge:

@@ -1,6 +1,7 @@
 """Replies and requests of every dialect, without a network."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -127,12 +128,32 @@ def test_a_body_holds_what_the_form_says():
     assert (body["logprobs"], body["top_logprobs"], body["max_tokens"], body["temperature"]) == (True, 20, 16, 0.0)
     assert body["messages"] == MESSAGES
     assert "seed" not in request_body(FORM, MESSAGES, seed=3)
-    merged = request_body(RequestForm("m", "verbal", system_role=False, logprobs="none"), MESSAGES)
+    merged = request_body(replace(FORM, system_role=False, logprobs="none"), MESSAGES)
     assert merged["messages"] == [{"role": "user", "content": "judge\n\nq and d"}]
     assert MESSAGES[1]["content"] == "q and d"
     assert "logprobs" not in merged
     sample = RequestForm("m", "sample", samples=5, seeded=True, logprobs="none", temperature=1.0)
     assert {"n": 5, "seed": 3, "temperature": 1.0}.items() <= request_body(sample, MESSAGES, seed=3).items()
+
+
+@pytest.mark.parametrize("mode", ["verbal", "sample"])
+def test_a_written_grade_is_asked_for_alone_on_the_last_line(mode):
+    form = RequestForm("m", mode, LABELS, logprobs="none")
+    system, user = request_body(form, MESSAGES)["messages"]
+    assert system == MESSAGES[0], "the rubric's own words stay"
+    asked, _, line = user["content"].rpartition("\n\n")
+    assert asked == MESSAGES[1]["content"]
+    assert "last line" in line and "0, 1, 2, 3" in line
+    assert form.parameters["answer_line"] == line, "it decides the answer, so the ledger's key holds it"
+
+
+@pytest.mark.parametrize("mode", ["token-ids", "top-logprobs", "constrained"])
+def test_requests_and_keys_of_other_modes_are_what_they_were(mode):
+    form = RequestForm("m", mode, LABELS)
+    assert request_body(form, MESSAGES)["messages"] == MESSAGES
+    assert set(form.parameters) == {
+        "temperature", "top_logprobs", "max_tokens", "samples", "constraint", "system_role", "thinking_off",
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(

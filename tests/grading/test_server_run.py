@@ -7,12 +7,14 @@ from collections import Counter
 
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from bixse.cli.main import main
 from bixse.grading.ledger import Ledger
 from bixse.grading.server.client import REFUSALS
-from bixse.grading.server.secret import Secret
-from helpers.chat_server import planted, spellings_of
+from bixse.grading.server.secret import RUN, STAND_IN, Secret
+from helpers.chat_server import planted, spellings_of, urlsafe_b64
 from helpers.key_search import holds_key
 from helpers.server_questions import SHARES
 from helpers.tiny_judges import save_judge
@@ -91,7 +93,7 @@ class TestKey:
         assert Counter(statuses(tmp_path / "o").values()) == {"refused": count / 2, "failed": count / 2, "graded": 1}
         assert not holds_key(json.dumps(found), KEY)
         rows = pq.read_table(tmp_path / "o" / "judgements.parquet").to_pylist()
-        assert sum("[key]" in row["text"] + row["detail"] for row in rows) == count
+        assert sum(STAND_IN in row["detail"] for row in rows) == count
         with Ledger(tmp_path / "o" / "ledger.sqlite") as ledger:
             kept = [line for (line,) in ledger.store._file.execute("SELECT answer FROM answers")]
         for text in [*kept, *(str(row) for row in rows)]:
@@ -100,21 +102,25 @@ class TestKey:
             assert KEY.encode() not in path.read_bytes()
 
     @pytest.mark.parametrize("spelled", spellings_of(KEY))
-    def test_every_spelling_is_found_inside_a_text(self, spelled):
+    def test_a_text_with_a_spelling_of_it_is_dropped(self, spelled):
         assert holds_key(f"it was {spelled}, said the server", KEY)
-        said = Secret(KEY).redact(f"it was {spelled}, said the server")
-        assert not holds_key(said, KEY)
-        assert said.startswith("it was ")
-        assert said.endswith(", said the server")
+        assert Secret(KEY).keep(f"it was {spelled}, said the server") == STAND_IN
 
-    def test_letters_escaped_each_in_its_own_way(self):
-        ways = ["{}", "%{:02x}", "%{:02X}", "\\u00{:02x}", "&#{:d};", "%25{:02X}"]
-        mixed = "".join(ways[i % 6].format(c if i % 6 == 0 else ord(c)) for i, c in enumerate(KEY))
-        assert Secret(KEY).redact(mixed) == "[key]"
+    @given(
+        st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=RUN, max_size=60),
+        st.data(),
+        st.sampled_from([str, str.upper, str.lower]),
+    )
+    def test_a_run_of_it_drops_a_text_and_a_shorter_part_does_not(self, key, data, case):
+        start = data.draw(st.integers(0, len(key) - RUN))
+        run = key[start : start + RUN]
+        for spelled in (*spellings_of(run), urlsafe_b64(f"{key[:start]}{run}, and more")):
+            assert Secret(key).keep(f"it was {case(spelled)}, said the server") == STAND_IN
+        assert Secret(key).keep(key[: RUN - 1]) == key[: RUN - 1]
 
     def test_placeholders_and_other_words_stay(self):
-        assert Secret("EMPTY").redact("EMPTY") == "EMPTY"
-        assert Secret(KEY).redact("sk/very long secret words") == "sk/very long secret words"
+        assert Secret("EMPTY").keep("EMPTY") == "EMPTY"
+        assert Secret(KEY).keep("sk/very long secret words") == "sk/very long secret words"
 
 
 class TestUsage:

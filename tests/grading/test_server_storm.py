@@ -18,10 +18,10 @@ ENDS = {  # what is planted -> the status it ends with
     **dict.fromkeys(["", "think", "left-out", "left-out-of-few", "twice", "other-model", "usage 1e999", "usage -3000",
                      "usage NaN", "usage 12.5", "usage 1e15"], "graded"),
     **dict.fromkeys(["9999", "null", "no-logprobs", "written-nan", "written-null", "written-9999"], "no-probabilities"),
-    **dict.fromkeys(["none", "negated", "compared"], "no-option"),
+    **dict.fromkeys(["none", "negated", "compared", "ambiguous", "off"], "no-option"),
     **dict.fromkeys(["refuse", "message-refusal", "echo-text"], "refused"),
     **dict.fromkeys(["403", "django", "no-such", "402", "echo-error"], "failed"),
-    "ambiguous": "ambiguous", "off": "off-scale", "filter": "filtered", "too-long": "too-long",
+    "filter": "filtered", "too-long": "too-long",
 }  # fmt: skip
 BOUNDED = ("left-out-of-few", "twice")
 """Ends whose grade is not that of all that is known, but has it within its bounds."""

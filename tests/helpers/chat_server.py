@@ -6,13 +6,13 @@ before, is planted in the question's document as `plan={...}`.
 
 import asyncio
 import base64
+import gzip
 import json
 import math
 import random
 import re
 import subprocess
 import sys
-import textwrap
 import urllib.request
 from collections import Counter, defaultdict
 from contextlib import contextmanager
@@ -46,23 +46,20 @@ def planted(identifier, probabilities, errors=None, end=""):
 
 
 def spellings_of(key):
-    """A key as servers repeat it: plain, escaped for JSON, addresses and pages, and in base64 at every alignment."""
+    """A key as servers repeat it: plain, escaped for JSON and addresses, in hex and base64 at every alignment."""
     code = "".join(f"%{ord(c):02x}" for c in key)
     basic = [base64.b64encode(f"{user}:{key}".encode()).decode() for user in ("", "u", "us", "use")]
     return [
         key,
+        json.dumps(key)[1:-1],
         "".join(f"\\u{ord(c):04X}" for c in key),  # escaped twice: the text itself holds the escapes
-        "".join(f"\\\\x{ord(c):02x}" for c in key),
         code,
         code.upper(),
-        code.replace("%", "%25"),
         quote(key, safe=""),
         quote(key, safe="").lower(),
-        "".join(f"&#{ord(c)};" for c in key),
         key.encode().hex(),
         *basic,
         *(urlsafe_b64(f"{text}?>~{key}??>") for text in ("", "a", "ab")),
-        "\n".join(textwrap.wrap(basic[0], 8)),
     ]
 
 
@@ -421,6 +418,9 @@ def application():
         if error == "429-quota":
             told = {"error": {"message": "You exceeded your current quota (insufficient_quota): 3 requests per minute"}}
             return web.json_response(told, status=429, headers={"Retry-After": "0.05"})
+        if error.startswith("429-after-"):
+            wait = error.removeprefix("429-after-")
+            return web.json_response({"error": "slow down"}, status=429, headers={"Retry-After": wait})
         if error.startswith("429"):
             headers = {"429": {"Retry-After": "0.05"}, "429-date": {"Retry-After": formatdate(time(), usegmt=True)}}
             return web.json_response({"error": "slow down"}, status=429, headers=headers.get(error, {}))
@@ -452,6 +452,11 @@ def application():
         if plan["end"] == "echo-error":
             return web.json_response({"error": {"message": f"I do not like {spelled} at all"}}, status=400)
         reply = scenario.reply(body, plan)
+        if plan["end"] == "huge":  # a small body of gzip: what it holds is sent as it is made
+            body = gzip.compress(json.dumps(reply).encode() + b" " * scenario.get("huge"))
+            return web.Response(body=body, headers={"Content-Encoding": "gzip"}, content_type="application/json")
+        if plan["end"] == "huge-error":
+            return web.Response(status=400, text="no " * scenario.get("huge"))
         if plan["end"] == "other-model" or scenario.get("answers_as") is not None:
             reply["model"] = scenario.get("answers_as", "cheap-model")
         if plan["end"].startswith("usage "):

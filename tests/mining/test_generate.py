@@ -54,6 +54,13 @@ def names(out):
         ("what does `foo` mean in `bar`", "what does `foo` mean in `bar`"),
         ("*args and **kwargs", "*args and **kwargs"),
         ("wie kopiere ich Ordner?", "wie kopiere ich Ordner?"),
+        ("Here is a query:\n\nhow to copy a folder", "how to copy a folder"),
+        ("Here is a query:", ""),
+        ("Sure! Here's a search query for this page: how to copy a folder", "how to copy a folder"),
+        ("Certainly.\n**Here are some queries:**\n1. how to copy a folder", "how to copy a folder"),
+        ("Query:\nhow to copy a folder", "how to copy a folder"),
+        ("sure shot camera manual", "sure shot camera manual"),
+        ("here comes the sun chords", "here comes the sun chords"),
     ],
 )
 def test_what_a_model_wrote_becomes_a_query(text, query):
@@ -68,6 +75,19 @@ def test_what_a_model_wrote_becomes_a_query(text, query):
         ("quick brown fox jumps over the lazy dog", "copied"),
         ("why does the fox jump over a dog", None),
         ("what is 日本語", None),
+        ("I'm sorry, I can't help with that.", "declined"),
+        ("I\u2019m sorry, but this text holds nothing to ask for.", "declined"),
+        ("Sorry, I cannot do that", "declined"),
+        ("I cannot generate a query for this text.", "declined"),
+        ("As an AI language model, I have no query.", "declined"),
+        ("Unfortunately, I am unable to write a query.", "declined"),
+        ("i can't log in to my account", None),
+        ("how to say I'm sorry, in French", None),
+        ("sorry seems to be the hardest word", None),
+        ("null", "placeholder"),
+        ("None.", "placeholder"),
+        ("N/A", "placeholder"),
+        ("null pointer exception", None),
     ],
 )
 def test_what_is_no_query_is_refused(query, reason):
@@ -104,6 +124,16 @@ def test_texts_without_an_end_and_refusals_are_counted(corpus, tmp_path):
 
     result = generate(GenerateConfig(corpus=corpus), ScriptedModel(rule=rule), load_query_prompt(), tmp_path / "out")
     assert result.refused == {"failed": 1, "filtered": 1, "truncated": 1}
+
+
+def test_what_a_chat_model_says_beside_queries_is_counted_and_not_kept(corpus, tmp_path):
+    texts = {name: f"how does thing {i} work" for i, name in enumerate(DOCUMENTS)}
+    texts |= {"d0": "I'm sorry, I can't help with that.", "d1": "null", "d2": "N/A", "d3": "Here is a query:"}
+    texts["d4"] = "Here is a query:\nwhat does tool 4 do"
+    result = generate(GenerateConfig(corpus=corpus), writer(texts), load_query_prompt(), tmp_path / "out")
+    assert result.refused == {"declined": 1, "empty": 1, "placeholder": 2}
+    assert names(tmp_path / "out")[0] == "what does tool 4 do"
+    assert len(names(tmp_path / "out")) == len(DOCUMENTS) - 4
 
 
 def test_a_rerun_writes_nothing_again_and_a_budget_stops(corpus, tmp_path):

@@ -29,9 +29,10 @@ Status = Literal[
 """How an answer ended. Only "graded" carries relevance.
 
 refused: the judge declined; filtered: a content filter;
-truncated: the length limit came before an option; no-option: no option was answered; ambiguous: several options were
-named; off-scale: a number outside the rubric; no-probabilities: the server gave none where they are needed; too-long:
-the pair does not fit the judge; failed: no answer after all tries.
+truncated: the length limit came before the end; no-option: no option was answered in the form that was asked for;
+ambiguous: existing judgements of one pair differ; off-scale: an existing judgement or a score outside the scale;
+no-probabilities: the server gave none where they are needed; too-long: the pair does not fit the judge; failed: no
+answer after all tries.
 """
 STATUSES: tuple[str, ...] = get_args(Status)
 CompletionStatus = Literal["written", "filtered", "truncated", "too-long", "failed"]

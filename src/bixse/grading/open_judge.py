@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -27,6 +28,8 @@ ENCODER = "encoder:"
 REPLAY = "replay:"
 VLLM = "vllm:"
 DEFAULT_RUBRIC = "trec-dl-0-3"
+_BARE_ADDRESS = re.compile(r"localhost(?:/.*)?|(?:[\w.-]+|\[[\da-fA-F:]+\]):\d+(?:/.*)?")
+"""A host with a port; names of the hub hold no colon."""
 
 
 class JudgeConfig(PriceSettings, JudgeOptions, AskSettings):
@@ -94,6 +97,12 @@ def open_judge(names: Sequence[str], rubric: Rubric, options: JudgeOptions | Non
         InputError: no such judge, several that are not all addresses, or an extra that is not installed.
     """
     options = options or JudgeOptions()
+    for name in names:
+        if _BARE_ADDRESS.fullmatch(name) and not Path(name).exists():
+            raise InputError(
+                f"--judge: got {shorten(name)}; expected the address of a server with http:// or https:// before it; "
+                f"fix: --judge http://{name}"
+            )
     servers = [name for name in names if name.startswith(("http://", "https://"))]
     if servers and len(servers) == len(names):
         from bixse.grading.server.server_judge import ServerJudge

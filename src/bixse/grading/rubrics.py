@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 import tomllib
 from functools import cache
 from importlib import resources
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -86,10 +88,12 @@ class Rubric(BaseModel):
             raise ValueError("labels: expected texts without spaces around them")
         if len(set(self.labels)) != len(self.labels):
             raise ValueError("labels: expected each once")
-        if len(self.values) != len(self.labels) or any(
-            not low < high for low, high in zip(self.values, self.values[1:], strict=False)
-        ):
-            raise ValueError("values: expected one per label, rising from irrelevant to perfectly relevant")
+        rising = all(low < high for low, high in pairwise(self.values))
+        if len(self.values) != len(self.labels) or not rising or not all(map(math.isfinite, self.values)):
+            raise ValueError(
+                f"values: got {list(self.values)}; expected a finite number per label, rising from irrelevant to "
+                "perfectly relevant"
+            )
         if len({variant.name for variant in self.variants}) != len(self.variants):
             raise ValueError("variants: expected names of their own")
         return self

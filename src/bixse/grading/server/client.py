@@ -47,6 +47,8 @@ REFUSALS = 5
 """Requests refused in a row as every request may be, before it is looked whether every request is."""
 FIRST_WAIT, LONGEST_WAIT = 0.5, 8.0
 """Seconds before the second try, doubled with each further one, where a server does not say how long to wait."""
+LONGEST_BUSY = 3600.0
+"""Seconds after which a request to busy servers is given up."""
 LONGEST_ABSENCE = 30.0
 """Seconds between two looks at an endpoint that is away."""
 CONNECT_SECONDS = 10.0
@@ -54,6 +56,8 @@ IDLE_SECONDS = 4.0
 """How long an unused connection is kept: less than servers keep theirs (uvicorn and llama.cpp: 5 s)."""
 POLL_SECONDS = 0.1
 """How often a request looks whether an endpoint is back, and a caller whether the client still works."""
+MAX_REPLY, MAX_ERROR = 64 * 2**20, 64 * 2**10
+"""Bytes, decompressed, of a reply and of an error that are read; 32,000 tokens with 20 alternatives each are 50 MiB."""
 CLOSING_SECONDS = 10.0
 """How long closing waits for requests that are being cancelled."""
 
@@ -69,6 +73,8 @@ class Endpoint:
     in_flight: int = 0
     missed: int = 0
     refusals: int = 0
+    rests_until: float = 0.0
+    """Until this moment of the monotonic clock it asked to be left alone."""
     watch: asyncio.Task[None] | None = field(default=None, repr=False)
     """While it is away: looks whether it is back."""
 
@@ -193,18 +199,32 @@ class ChatClient:
                 reply = await self._ask(place, body)
                 return replace(reply, tries=tries, seconds=time.monotonic() - started)
             except RequestError as error:
-                failed += error.failure != "busy"  # a server that is busy is waited for
-                if error.failure not in TRANSIENT or failed >= TRIES:
+                busy = error.failure == "busy"  # a server that is busy is waited for
+                failed += not busy
+                seconds, now = _pause(error, tries), time.monotonic()
+                late = busy and now + seconds - started > LONGEST_BUSY
+                if seconds > LONGEST_WAIT and place.rests_until < now:
+                    log.warning("%s asks for a pause of %.0f s", place.address.api, seconds)
+                    place.rests_until = now + seconds
+                if error.failure not in TRANSIENT or failed >= TRIES or late:
                     await self._stop_if_all_fail(error, place, body, endpoint is not None)
-                    raise replace(error, tries=tries, seconds=time.monotonic() - started) from None
-                await self._wait(error, tries)
+                    raise replace(error, tries=tries, seconds=now - started) from None
+                if not busy:
+                    self._stop_if_down(error.detail)
+                await asyncio.sleep(seconds if endpoint or seconds <= LONGEST_WAIT else 0.0)
 
     async def _free_endpoint(self) -> Endpoint:
+        """The endpoint with the fewest requests, as soon as one neither is away nor rests."""
         while True:
+            now = time.monotonic()
             present = [endpoint for endpoint in self.endpoints if endpoint.watch is None]
-            if present:
-                return min(present, key=lambda endpoint: endpoint.in_flight)
-            self._stop_if_down("every endpoint is away", 0.0)
+            ready = [endpoint for endpoint in present if endpoint.rests_until <= now]
+            if ready:
+                return min(ready, key=lambda endpoint: endpoint.in_flight)
+            if not present:
+                self._stop_if_down("every endpoint is away")
+            elif (rest := min(endpoint.rests_until for endpoint in present) - now) > LONGEST_BUSY:
+                raise RequestError("busy", f"not asked: the servers ask for a pause of {rest:.0f} s")
             await asyncio.sleep(POLL_SECONDS)
 
     async def _ask(self, endpoint: Endpoint, body: Mapping[str, Any]) -> Reply:
@@ -213,7 +233,7 @@ class ChatClient:
             async with endpoint.places:
                 content = await self._send(f"{endpoint.address.api}/chat/completions", body)
         except RequestError as error:
-            silent = error.failure in TRANSIENT
+            silent = error.failure in ("away", "broken")
             self._silent_since = (self._silent_since or time.monotonic()) if silent else None
             endpoint.missed = endpoint.missed + 1 if error.failure == "away" else 0
             if endpoint.missed >= AWAY_AFTER:
@@ -223,9 +243,9 @@ class ChatClient:
             endpoint.in_flight -= 1
         self._silent_since, endpoint.missed = None, 0
         try:
-            reply = parse_reply(content, self._secret.redact)
+            reply = parse_reply(content, self._secret.keep)
         except (ValueError, TypeError, OverflowError):
-            said = shorten(self._secret.redact(json.dumps(content))[:80])
+            said = shorten(self._secret.keep(json.dumps(content)[:80]))
             raise RequestError("broken", f"no whole reply: {said}") from None
         self._answered = self._answered or body
         endpoint.refusals = 0
@@ -233,8 +253,8 @@ class ChatClient:
 
     async def post(self, path: str, body: Mapping[str, Any]) -> Any:
         """JSON of a path below the root of an endpoint, None where it has no such path."""
-        endpoint = await self._free_endpoint()
         try:
+            endpoint = await self._free_endpoint()
             return await self._send_patiently(endpoint.address.root + path, body)
         except RequestError:
             return None
@@ -244,9 +264,12 @@ class ChatClient:
             try:
                 return await self._send(url, body)
             except RequestError as error:
-                if error.failure not in TRANSIENT:
+                seconds = _pause(error, made)
+                if error.failure not in TRANSIENT or seconds > LONGEST_BUSY:
                     raise
-                await self._wait(error, made)
+                if error.failure != "busy":
+                    self._stop_if_down(error.detail)
+                await asyncio.sleep(seconds)
         return await self._send(url, body)
 
     async def _send(self, url: str, body: Mapping[str, Any] | None = None) -> Any:
@@ -255,14 +278,14 @@ class ChatClient:
         method = "GET" if body is None else "POST"
         try:
             async with self._session.request(method, url, data=data, allow_redirects=False) as response:
-                raw = await response.read()
+                raw = await _body(response)
         except (aiohttp.ClientError, TimeoutError) as error:
             connected = not isinstance(error, (aiohttp.ConnectionTimeoutError, aiohttp.ClientConnectorError))
             late = connected and isinstance(error, TimeoutError)
             what = "no reply in time" if late else "the connection broke" if connected else "no connection"
-            detail = self._secret.redact(f"{what} ({type(error).__name__}: {error})")
+            detail = self._secret.keep(f"{what} ({type(error).__name__}: {error})"[:DETAIL_WIDTH])
             broken = late or isinstance(error, aiohttp.ClientPayloadError)
-            raise RequestError("broken" if broken else "away", detail[:DETAIL_WIDTH]) from None
+            raise RequestError("broken" if broken else "away", detail) from None
         try:
             content = json.loads(raw)
         except (ValueError, RecursionError):
@@ -310,19 +333,13 @@ class ChatClient:
 
     # --- endpoints that are away, and failures that all requests share ----------------------------------------------
 
-    async def _wait(self, error: RequestError, tries: int) -> None:
-        backoff = random.uniform(0.5, 1.0) * min(LONGEST_WAIT, FIRST_WAIT * 2 ** min(tries - 1, 10))
-        seconds = error.retry_after or backoff
-        self._stop_if_down(error.detail, seconds)
-        await asyncio.sleep(seconds)
-
-    def _stop_if_down(self, detail: str, wait: float) -> None:
+    def _stop_if_down(self, detail: str) -> None:
         now = time.monotonic()
         silent = now - (self._silent_since or now)
-        if max(silent, wait) > self._max_downtime:
+        if silent > self._max_downtime:
             names = ", ".join(endpoint.address.api for endpoint in self.endpoints)
             raise ServerDownError(
-                f"{names}: got no answer for {silent:.0f} s, and {wait:.0f} s to wait ({detail}); expected an answer "
+                f"{names}: got no answer for {silent:.0f} s ({detail}); expected an answer "
                 f"within {self._max_downtime:.0f} s; fix: see that the server runs, then give the same command again "
                 "(answers so far are kept)"
             )
@@ -376,6 +393,24 @@ class ChatClient:
             "model": f"got {error.detail}; expected a model that is served; fix: correct its name or the address",
         }[error.failure]
         raise InputError(f"{'endpoint' if error.failure == 'model' else self._key_variable}: {told}") from error
+
+
+def _pause(error: RequestError, tries: int) -> float:
+    """Seconds before the next try: as a busy server says, else longer with each try."""
+    backoff = random.uniform(0.5, 1.0) * min(LONGEST_WAIT, FIRST_WAIT * 2 ** min(tries - 1, 10))
+    return (error.retry_after if error.failure == "busy" else None) or backoff
+
+
+async def _body(response: aiohttp.ClientResponse) -> bytearray:
+    """The body, decompressed; of an error its beginning."""
+    body = bytearray()
+    async for part in response.content.iter_chunked(MAX_ERROR):
+        body += part
+        if response.status >= 300 and len(body) > MAX_ERROR:
+            break
+        if len(body) > MAX_REPLY:
+            raise RequestError("too-large", f"a reply of more than {MAX_REPLY / 2**20:g} MiB")
+    return body
 
 
 async def _open_session(key: str, timeout: float) -> aiohttp.ClientSession:

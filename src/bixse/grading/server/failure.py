@@ -16,18 +16,20 @@ if TYPE_CHECKING:
 
     from bixse.grading.server.secret import Secret
 
-Failure = Literal["busy", "away", "broken", "key", "quota", "model", "too-long", "filtered", "no-logprobs", "refused"]
-"""busy: ask later (429); away: no connection, or a gateway that finds nobody; broken: an error of the server, half
-a reply, a time-out; key, quota, model: an invalid key, an account without quota, a model that is not there;
-the others are about this request alone."""
+Failure = Literal[
+    "busy", "away", "broken", "key", "quota", "model", "too-long", "too-large", "filtered", "no-logprobs", "refused"
+]
+"""busy: ask later (429, or a 503 that says when); away: no connection, or a gateway that finds nobody; broken: an error
+of the server, half a reply, a time-out; key, quota, model: an invalid key, an account without quota, a model that is
+not there; too-large: a reply beyond the limit; the others are about this request alone."""
 TRANSIENT: tuple[Failure, ...] = ("busy", "away", "broken")
 """Failures after which another try makes sense."""
 SHARED: tuple[Failure, ...] = ("key", "quota", "model")
 """Failures that every further request may share, or that one request has for its own text (a web firewall's 403)."""
-DETAIL_WIDTH = 300
+DETAIL_WIDTH = 200
 """Characters of a server's message that are kept."""
 _READ_WIDTH = 20_000
-"""Characters of a message that the key is looked for in before it is cut."""
+"""Characters of a message in which the kind of failure is looked for."""
 _TOO_LONG = re.compile(
     r"context.{0,12}(?:length|size|window)|maximum.{0,20}(?:input|prompt|sequence) length|too many (?:input )?tokens"
     r"|prompt is too long|exceed_context|(?:string|input is) too long|longer than the (?:model|maximum)",
@@ -68,11 +70,13 @@ def refusal(status: int, headers: Mapping[str, str], content: Any, secret: Secre
 
     `content` is the parsed JSON of the body, or its text.
     """
-    message = secret.redact(error_message(content)[:_READ_WIDTH])
+    message = error_message(content)[:_READ_WIDTH]
     inner = content.get("error") if isinstance(content, dict) else None
     code = inner.get("code") if isinstance(inner, dict) else None
     wait = _seconds_to_wait(headers.get("retry-after", ""))
-    return RequestError(_kind(status, code, message, wait), f"HTTP {status}: {message}"[:DETAIL_WIDTH], wait)
+    shown = f"{code}: {message}" if isinstance(code, str) and code else message
+    detail = f"HTTP {status}: {secret.keep(shown[:DETAIL_WIDTH])}"
+    return RequestError(_kind(status, code, message, wait), detail, wait)
 
 
 def error_message(content: Any) -> str:
@@ -94,7 +98,8 @@ def _kind(status: int, code: object, message: str, wait: float | None) -> Failur
     if status == 429:
         return "quota" if code == "insufficient_quota" and wait is None else "busy"
     if status >= 500 or status in (408, 409, 425):
-        return "busy" if status == 529 else "away" if status in (502, 503, 504, 521, 522, 523) else "broken"
+        busy = status == 529 or (status == 503 and wait is not None)
+        return "busy" if busy else "away" if status in (502, 503, 504, 521, 522, 523) else "broken"
     if status in (400, 403, 413, 422):
         if status == 413 or code == "context_length_exceeded" or _TOO_LONG.search(message):
             return "too-long"

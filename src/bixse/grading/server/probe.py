@@ -15,6 +15,7 @@ from bixse.grading.server.request import (
     CONSTRAINTS,
     OWN_CONSTRAINT,
     TOP_LOGPROBS,
+    WRITTEN,
     RequestForm,
     chat_messages,
     next_logprobs,
@@ -40,6 +41,7 @@ _ODD_WORD, _ODD_TOKENS = "zebra", 4
 OTHER_MODES = (
     "`--mode sample` (the share of each option in several samples) or `--mode verbal` (the one grade that is written)"
 )
+TOP_TOKENS = "`--mode top-logprobs`, whose probabilities this server gives"
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,7 @@ class Probe:
             BixseError: it does not work now.
         """
         wanted = self._wanted
-        if wanted in ("sample", "verbal"):
+        if wanted in WRITTEN:
             return await self._finish(await self._written())
         form = RequestForm(
             self._model.id, "top-logprobs", self._rubric.labels, max_tokens=self._max_tokens or ANSWER_TOKENS
@@ -88,12 +90,14 @@ class Probe:
             if constrained is not None:
                 return await self._finish(constrained)
         if wanted == "constrained":
-            raise self._unusable("no way to allow only the options", "one of vLLM, SGLang or llama.cpp")
+            fix = OTHER_MODES if answer.status != "graded" else TOP_TOKENS
+            raise self._unusable("no way to allow only the options", "one of vLLM, SGLang or llama.cpp", fix)
         if answer.status != "graded":
             raise self._unanswered(answer)
         by_id = await self._by_id(form) if wanted != "top-logprobs" else None
         if wanted == "token-ids" and by_id is None:
-            raise self._unusable("no probabilities of tokens chosen by id", "vLLM with `logprob_token_ids`")
+            found, expected = "no probabilities of tokens chosen by id", "vLLM with `logprob_token_ids`"
+            raise self._unusable(found, expected, TOP_TOKENS)
         one_token = self._place(reply) == 0 and self._max_tokens is None
         return await self._finish(replace(by_id or form, max_tokens=1) if one_token else by_id or form)
 
@@ -256,7 +260,7 @@ class Probe:
 
     async def _check_labels(self, form: RequestForm) -> None:
         """Raise where an option of several letters is not known to be one token."""
-        if form.mode in ("sample", "verbal"):
+        if form.mode in WRITTEN:
             return
         for label in self._rubric.labels:
             if len(label) == 1 or label in self._seen:
@@ -269,8 +273,8 @@ class Probe:
                     f"letters as labels, or choose {OTHER_MODES}"
                 )
 
-    def _unusable(self, found: str, expected: str) -> InputError:
-        return InputError(f"{self._endpoint.address.api}: got {found}; expected {expected}; fix: choose {OTHER_MODES}")
+    def _unusable(self, found: str, expected: str, fix: str = OTHER_MODES) -> InputError:
+        return InputError(f"{self._endpoint.address.api}: got {found}; expected {expected}; fix: choose {fix}")
 
     def _unanswered(self, answer: Answer) -> InputError:
         return InputError(

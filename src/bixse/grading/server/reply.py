@@ -15,6 +15,7 @@ from bixse.grading.reading.expected_grade import (
     expected_grade,
     option_probabilities,
 )
+from bixse.grading.server.request import WRITTEN
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -57,11 +58,11 @@ class Reply:
     """Wall time from the first wait for a free place to the end."""
 
 
-def parse_reply(content: Any, redact: Callable[[str], str] = str) -> Reply:
+def parse_reply(content: Any, keep: Callable[[str], str] = str) -> Reply:
     """Read a reply of any dialect.
 
-    Known are OpenAI's shape of probabilities (also with dictionaries of alternatives) and Together's. `redact` takes
-    the key out of what may be kept or shown. What is no whole reply raises a ValueError.
+    Known are OpenAI's shape of probabilities (also with dictionaries of alternatives) and Together's. `keep` replaces a
+    text that may not be kept or shown (`Secret.keep`). What is no whole reply raises a ValueError.
 
     Example:
         >>> reply = parse_reply({"choices": [{"message": {"content": "3"}, "finish_reason": "stop", "logprobs":
@@ -72,8 +73,8 @@ def parse_reply(content: Any, redact: Callable[[str], str] = str) -> Reply:
     raw = content.get("choices") if isinstance(content, dict) else None
     if not isinstance(raw, list) or not raw:
         raise ValueError("no choices")
-    choices = tuple(_choice(choice, redact) for choice in raw)
-    return Reply(choices, _usage(content), redact(str(content.get("model") or "")))
+    choices = tuple(_choice(choice, keep) for choice in raw)
+    return Reply(choices, _usage(content), keep(str(content.get("model") or "")))
 
 
 def read_choices(choices: Sequence[Choice], form: RequestForm, rubric: Rubric) -> Answer:
@@ -88,7 +89,7 @@ def read_choices(choices: Sequence[Choice], form: RequestForm, rubric: Rubric) -
     """
     labels = rubric.labels
     text = " | ".join(choice.text for choice in choices)[:TEXT_WIDTH]
-    by_place = form.mode not in ("sample", "verbal")
+    by_place = form.mode not in WRITTEN
     found = [find_answer(choice.text, labels, choice.finish_reason, choice.refusal, by_place) for choice in choices]
     counts = Counter(answer.label for answer in found if answer.status == "graded")
     if not counts:
@@ -129,20 +130,22 @@ def read_position(position: Position, form: RequestForm, labels: Sequence[str]) 
     if len({token for token, _ in usable}) < 2:
         return None
     by_id = bool(form.token_ids)
-    if by_id and sum(token.text.strip() in labels for token in distinct_tokens(usable, by_id)) < len(form.token_ids):
-        return None
     forced = bool(form.constraint) and form.temperature == 0
     options = option_probabilities(labels, position.alternatives, by_id, position.token, forced)
-    return options if options is not None and options.mass > 0 else None
+    if options is None or not options.mass > 0:
+        return None
+    counted = sum(token.text.strip() in labels for token in distinct_tokens(usable, by_id)) if by_id else 0
+    return options if counted >= len(form.token_ids) else None
 
 
-def _choice(choice: Any, redact: Callable[[str], str]) -> Choice:
+def _choice(choice: Any, keep: Callable[[str], str]) -> Choice:
     if not isinstance(choice, dict) or choice.get("error") or not isinstance(choice.get("message"), dict):
         raise ValueError("a choice without a message, or with an error")
     message, finish = choice["message"], str(choice.get("finish_reason") or "stop")
-    positions = tuple(Position(redact(token), top) for token, top in _positions(choice.get("logprobs")))
-    text, refusal = redact(_text(message.get("content"))), redact(_text(message.get("refusal")))
-    return Choice(text, "length" if finish == "max_tokens" else finish, positions, refusal)
+    text, refusal = _text(message.get("content")), keep(_text(message.get("refusal")))
+    if keep(text) != text:
+        text, refusal = "", keep(text)
+    return Choice(text, "length" if finish == "max_tokens" else finish, _positions(choice.get("logprobs")), refusal)
 
 
 def _text(content: Any) -> str:

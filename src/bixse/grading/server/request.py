@@ -16,6 +16,8 @@ ANSWER_TOKENS = 16
 """Tokens a judge may write where its first one is not the answer and nothing else is asked for."""
 TOP_LOGPROBS = (20, 10, 5)
 """How many alternatives are asked for per position: the most that a server accepts."""
+WRITTEN: tuple[Mode, ...] = ("sample", "verbal")
+"""Modes whose grade is the option that is written, and not the probability of its token."""
 CONSTRAINTS = ("structured_outputs", "guided_choice", "grammar", "regex")
 """Names under which servers take a fixed set of answers: vLLM, vLLM before 0.12, llama.cpp, SGLang."""
 OWN_CONSTRAINT = {"vllm": "structured_outputs", "llama.cpp": "grammar", "sglang": "regex"}
@@ -32,7 +34,7 @@ class RequestForm:
     model: str
     mode: Mode
     labels: tuple[str, ...] = ()
-    """For a constraint."""
+    """For a constraint, and for `answer_line`."""
     max_tokens: int = ANSWER_TOKENS
     logprobs: Logprobs = "flag"
     top_logprobs: int = TOP_LOGPROBS[0]
@@ -51,6 +53,12 @@ class RequestForm:
     limit_name: str = "max_tokens"
 
     @property
+    def answer_line(self) -> str:
+        """Our words after the rubric's, in which an answer is asked for that can be read; empty where none is read."""
+        words = f"Write your answer alone on the last line: one of {', '.join(self.labels)}."
+        return words if self.mode in WRITTEN else ""
+
+    @property
     def parameters(self) -> dict[str, Any]:
         """What decides an answer besides the model, as plain JSON values."""
         return {
@@ -61,15 +69,19 @@ class RequestForm:
             "constraint": self.constraint or None,
             "system_role": self.system_role,
             "thinking_off": self.thinking_off,
+            **({"answer_line": self.answer_line} if self.answer_line else {}),
         }
 
 
 def chat_messages(form: RequestForm, messages: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
     """The messages as the server takes them: system texts merged into the user's where it has no such role."""
+    asked = [dict(message) for message in messages]
+    if asked and form.answer_line:
+        asked[-1]["content"] += f"\n\n{form.answer_line}"
     if form.system_role:
-        return [dict(message) for message in messages]
-    system = [message["content"] for message in messages if message["role"] == "system"]
-    others = [dict(message) for message in messages if message["role"] != "system"]
+        return asked
+    system = [message["content"] for message in asked if message["role"] == "system"]
+    others = [message for message in asked if message["role"] != "system"]
     if others and system:
         others[0]["content"] = "\n\n".join([*system, others[0]["content"]])
     return others
@@ -154,6 +166,6 @@ def simpler_form(form: RequestForm, refusal: str) -> RequestForm | None:
     if form.logprobs != "none":
         return next_logprobs(form, refused=True)
     if form.system_role:
-        asks: Logprobs = "none" if form.mode in ("sample", "verbal") else "flag"
+        asks: Logprobs = "none" if form.mode in WRITTEN else "flag"
         return replace(form, system_role=False, logprobs=asks)  # the system text was in the way, so begin again
     return None

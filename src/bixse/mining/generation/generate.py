@@ -44,8 +44,9 @@ class GenerateResult:
     queries: int
     documents: int
     refused: Mapping[str, int]
-    """Why other texts were not kept -> how many: a status of the model's answer, "empty", "too long", "copied" (from
-    the document) or "repeated" (another query says the same)."""
+    """Why other texts were not kept -> how many: a status of the model's answer, "empty", "declined" (the model writes
+    that it cannot help), "placeholder" ("null"), "too long", "copied" (from the document) or "repeated" (another query
+    says the same)."""
     not_asked: int
     """Queries not asked for, since a limit was reached."""
     asked: int
