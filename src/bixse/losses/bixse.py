@@ -9,6 +9,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
+from bixse.errors import InputError
 from bixse.losses.base import GradedLoss
 from bixse.losses.engines.batch_statistics import mean_logits, mean_logits_of, mean_target
 from bixse.losses.engines.gather import all_reduce_sum
@@ -43,6 +44,12 @@ class BiXSEOptions(LossOptions):
     """"query" divides by B (the paper's sum), "mean" by the number of entries."""
     binarise_at: float | None = Field(default=None, gt=0, le=1)
     """None keeps the grades; a number replaces z by 1[z >= number] (the paper's ablation)."""
+    unlabelled: Literal["zero", "base"] = "zero"
+    """Target of an entry without a grade: "zero" (the paper's), or "base": the probability of relevance by the model as
+    it was before training, which keeps it where it was on everything that nobody graded. `bixse train` and
+    `GradedTrainer` compute it."""
+    unlabelled_weight: float = Field(default=1.0, ge=0, le=1)
+    """What "base" is multiplied by: 0 is "zero"."""
     between_devices: Literal["gather", "ring"] = "gather"
     """How the documents of several processes meet: "gather" gives all documents to every process, "ring" passes them
     on from one to the next, so that none holds those of all."""
@@ -59,12 +66,24 @@ class BiXSEOptions(LossOptions):
             )
         return self
 
+    @model_validator(mode="after")
+    def _base_is_tiled(self) -> BiXSEOptions:
+        if self.unlabelled == "base" and (
+            self.between_devices == "ring" or self.implementation in ("compiled", "triton")
+        ):
+            raise ValueError(
+                f"got unlabelled: base with between_devices: {self.between_devices} and implementation: "
+                f"{self.implementation}; expected gather and tiles; fix: leave both out"
+            )
+        return self
+
 
 class BiXSELoss(GradedLoss):
     """Pointwise sigmoid loss against graded relevance, every other document of the batch a negative.
 
     L = -(1/B) sum_ij [ z_ij log sigma(s_ij) + (1 - z_ij) log sigma(-s_ij) ], s_ij = alpha cos(q_i, d_j) + beta
-    (BiXSE paper, equation 2). alpha is the logit scale, fixed unless `learn_scale`; beta the logit bias, learned at
+    (BiXSE paper, equation 2); z_ij of an entry without a grade is 0, or the base model's probability
+    (`unlabelled="base"`). alpha is the logit scale, fixed unless `learn_scale`; beta the logit bias, learned at
     a much higher rate than the encoder (`GradedTrainer` gives it one). Computed tile by tile: the B x N matrix is
     never kept. See `BiXSEOptions` for the keywords.
 
@@ -154,6 +173,11 @@ class BiXSELoss(GradedLoss):
         return loss
 
     def _targets(self, targets: GradedTargets) -> GradedTargets:
+        if self.options.unlabelled == "base" and targets.unlabelled is None and self.model.training:
+            raise InputError(
+                "unlabelled: got base for a batch without embeddings by the base model; expected those that "
+                "GradedTrainer adds; fix: train with GradedTrainer or `bixse train`, or unlabelled: zero"
+            )
         if self.options.binarise_at is not None:
             return targets.binarised(self.options.binarise_at)
         return targets
@@ -168,6 +192,8 @@ class BiXSELoss(GradedLoss):
             "mean_logit_irrelevant": means[1],
             "mean_target": mean_target(targets),
         }
+        if targets.unlabelled is not None:
+            self.statistics |= zip(("base_scale", "base_bias"), targets.unlabelled.curve[:2].clone(), strict=True)
         self.denominator = means[0].new_full((), targets.shape[0], dtype=torch.float32)
         if self.options.reduction == "mean":
             self.denominator = targets.number_counted().float()

@@ -12,7 +12,7 @@ from bixse.errors import InputError
 from bixse.losses.engines.host_tiles import add_host_tiles
 from bixse.losses.engines.implementations import Chosen, Implementation, choose
 from bixse.losses.engines.products import without_autocast
-from bixse.losses.engines.tiles import Sums, add_tiles
+from bixse.losses.engines.tiles import EagerTiles, Sums, add_tiles
 
 if TYPE_CHECKING:
     from bixse.encoders.loading.precision import Setting
@@ -44,7 +44,8 @@ def graded_bce(
     Args:
         queries: (B, D).
         documents: (N, D).
-        targets: known relevance; masked entries count neither way.
+        targets: known relevance; masked entries count neither way. z of an entry that is not known is 0, or as
+            `GradedTargets.unlabelled` says: its product is one more per tile.
         logit_scale: alpha, a number or a tensor of one element.
         logit_bias: beta, likewise.
         reduction: "query" divides by B, "mean" by the number of entries that count.
@@ -72,6 +73,11 @@ def graded_bce(
     choice = choose(implementation, products, queries.device, dtype)
     scale = torch.as_tensor(logit_scale, dtype=dtype, device=queries.device).reshape(())
     bias = torch.as_tensor(logit_bias, dtype=dtype, device=queries.device).reshape(())
+    if targets.unlabelled is not None and choice.tiles not in (None, EagerTiles):
+        raise InputError(
+            f"implementation: got {choice.name!r} with the base model's probability for unlabelled entries; expected "
+            "tiles; fix: implementation: tiles"
+        )
     suited = choice.tile_shape(len(queries), len(documents))
     shape = (tile_rows or suited[0], tile_columns or suited[1])
     with without_autocast(queries.device):

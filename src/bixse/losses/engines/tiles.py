@@ -85,10 +85,14 @@ class Tiles(ABC):
         """Buffers for tiles of so many entries."""
 
     @abstractmethod
-    def score(self, queries: Tensor, documents: Tensor, scale: Tensor, bias: Tensor, known: Tensor) -> Scored:
+    def score(
+        self, queries: Tensor, documents: Tensor, scale: Tensor, bias: Tensor, known: Tensor, base: Tensor | None = None
+    ) -> Scored:
         """Of (R, D) queries and (C, D) documents.
 
         `known`: places of known entries in the flat tile; for those of other tiles the number of the buffers' entries.
+        `base`: (R, C) targets of the other entries, which `EagerTiles` alone takes; None: 0. Scored then holds the sums
+        of softplus(s) - base s and of sigma(s) - base.
         """
 
 
@@ -103,15 +107,24 @@ class EagerTiles(Tiles):
         self._softplus = torch.empty(entries, dtype=wide, device=device)
         self._rounded = self._logits if dtype == wide else torch.empty(entries, dtype=dtype, device=device)
 
-    def score(self, queries: Tensor, documents: Tensor, scale: Tensor, bias: Tensor, known: Tensor) -> Scored:
+    def score(
+        self, queries: Tensor, documents: Tensor, scale: Tensor, bias: Tensor, known: Tensor, base: Tensor | None = None
+    ) -> Scored:
         shape = (len(queries), len(documents))
         entries = math.prod(shape)
         logits = multiply(queries, documents.T, out=self._logits[:entries].view(shape))
         torch.addcmul(bias, logits, scale, out=logits)
+        expected = logits.new_zeros(())
+        if base is not None:  # `known` may name the place behind the last entry, so that there has to be one
+            padded = torch.nn.functional.pad(base.to(logits.dtype).view(-1), (0, len(self._logits) - entries))
+            base = padded.index_fill_(0, known, 0.0)[:entries].view(shape)
+            expected = (base * logits).sum(dim=1)  # before known logits are -inf, which times 0 is NaN
         self._logits.index_fill_(0, known, -math.inf)
         softplus = torch.logaddexp(logits, logits.new_zeros(()), out=self._softplus[:entries].view(shape))
-        value = softplus.sum(dim=1)
+        value = softplus.sum(dim=1) - expected
         sigma = logits.sigmoid_()
+        if base is not None:
+            sigma -= base
         total = sigma.sum(dim=1)
         if self._rounded is not self._logits:
             sigma = self._rounded[:entries].view(shape).copy_(sigma)
@@ -126,7 +139,9 @@ class CompiledTiles(Tiles):
     def __init__(self, entries: int, dtype: torch.dtype, device: torch.device) -> None:
         self._products = torch.empty(entries + 1, dtype=torch.promote_types(dtype, torch.float32), device=device)
 
-    def score(self, queries: Tensor, documents: Tensor, scale: Tensor, bias: Tensor, known: Tensor) -> Scored:
+    def score(
+        self, queries: Tensor, documents: Tensor, scale: Tensor, bias: Tensor, known: Tensor, base: Tensor | None = None
+    ) -> Scored:
         shape = (len(queries), len(documents))
         entries = math.prod(shape)
         products = multiply(queries, documents.T, out=self._products[:entries].view(shape))
@@ -167,7 +182,8 @@ def add_tiles(
     entries = min(shape[0], len(q)) * min(shape[1], len(d))
     buffers = tiles(entries, dtype, q.device)
     for rows, columns in blocks(len(q), len(d), shape):
-        scored = buffers.score(q[rows], d[columns], scale, bias, places(targets, rows, columns, entries))
+        base = None if targets.unlabelled is None else targets.unlabelled.block(rows, columns)
+        scored = buffers.score(q[rows], d[columns], scale, bias, places(targets, rows, columns, entries), base)
         sums.value += scored.value.sum(dtype=sums.value.dtype)
         sums.bias += scored.sigma.sum(dtype=sums.bias.dtype)
         if sums.queries is not None:

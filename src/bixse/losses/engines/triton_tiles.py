@@ -38,7 +38,9 @@ class TritonTiles(Tiles):
     def __init__(self, entries: int, dtype: torch.dtype, device: torch.device) -> None:
         self._numbers = torch.zeros(entries + 1, dtype=dtype, device=device)
 
-    def score(self, queries: Tensor, documents: Tensor, scale: Tensor, bias: Tensor, known: Tensor) -> Scored:
+    def score(
+        self, queries: Tensor, documents: Tensor, scale: Tensor, bias: Tensor, known: Tensor, base: Tensor | None = None
+    ) -> Scored:
         sigma = self._marked(queries, documents, known)
         sums = torch.empty(2, math.prod(_programs(sigma)), dtype=torch.float32, device=queries.device)
         _launch(score_tile, queries, documents, sigma, sums[0], sums[1], scale, bias)
