@@ -57,8 +57,10 @@ class BaseProbability:
     def block(self, rows: slice, columns: slice) -> Tensor:
         """Return p of some queries and documents, (R, C) float32."""
         scale, bias, weight = self.curve.unbind()
-        logits = self.queries[rows] @ self.documents[columns].T
-        return torch.addcmul(bias, logits, scale, out=logits).sigmoid_().mul_(weight)
+        logits = torch.addmm(bias, self.queries[rows] * scale, self.documents[columns].T)
+        if weight.device.type == "cpu" and float(weight) == 1.0:  # a number of a GPU would make the processor wait
+            return logits.sigmoid_()
+        return logits.sigmoid_().mul_(weight)
 
     def of_queries(self, rows: slice) -> BaseProbability:
         """Return the same for some of the queries."""
