@@ -10,10 +10,8 @@ import torch
 
 from bixse.errors import ConfigError, InputError
 from bixse.losses import BiXSELoss
-from bixse.losses.engines import implementations
 from bixse.losses.engines.batch_statistics import mean_target
 from bixse.losses.engines.graded_bce import graded_bce
-from bixse.losses.engines.tiles import EagerTiles
 from bixse.losses.targets import BaseProbability, GradedTargets
 
 CURVE = (12.9, -6.2)
@@ -55,13 +53,9 @@ def value_and_gradients(batch, **options):
 
 
 @pytest.fixture
-def eager(monkeypatch):
-    """What "tiles" is on a GPU."""
-
-    def choose(implementation, products, device, embeddings):
-        return implementations.Chosen("tiles", embeddings, device, EagerTiles)
-
-    monkeypatch.setattr("bixse.losses.engines.graded_bce.choose", choose)
+def as_on_a_gpu(monkeypatch):
+    """Take the tiles that other devices have."""
+    monkeypatch.setattr("bixse.losses.engines.graded_bce._on_host", lambda embeddings, rounded: False)
 
 
 @pytest.mark.parametrize("reduction", ["query", "mean"])
@@ -77,7 +71,7 @@ def test_loss_and_all_four_gradients_equal_two_python_loops(random_batch, naive,
         torch.testing.assert_close(gradient, other, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.usefixtures("eager")
+@pytest.mark.usefixtures("as_on_a_gpu")
 @pytest.mark.parametrize("shape", [(5, 17), (17, 5), (70, 45)])
 def test_the_form_of_a_gpu_gives_the_same(random_batch, naive, shape):
     batch = with_base(random_batch(*shape, known=0.2, masked=0.3, scale=9.0, bias=-2.0))
@@ -136,7 +130,6 @@ class TestTargets:
         for changed in (
             batch.targets.binarised(0.5),
             batch.targets.without_false_negatives(batch.queries.detach(), batch.documents.detach(), 0.0),
-            batch.targets.taken(torch.tensor([0, 1])),
         ):
             assert changed.unlabelled is base
 
@@ -160,8 +153,8 @@ class TestRefused:
 
     @pytest.mark.parametrize(
         "options",
-        [{"between_devices": "ring"}, {"implementation": "triton"}, {"unlabelled_weight": 1.5}, {"unlabelled": "own"}],
+        [{"unlabelled_weight": 1.5}, {"unlabelled": "own"}],
     )
-    def test_options_that_do_not_go_together(self, tiny_model, options):
+    def test_values_out_of_range(self, tiny_model, options):
         with pytest.raises(ConfigError, match=r"unlabelled|less than"):
             BiXSELoss(tiny_model, **{"unlabelled": "base", **options})

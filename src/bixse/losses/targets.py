@@ -206,11 +206,6 @@ class GradedTargets:
         base = None if self.unlabelled is None else self.unlabelled.of_queries(slice(None, None, stride))
         return GradedTargets(self.rows[kept] // stride, self.columns[kept], self.relevance[kept], shape, base)
 
-    def taken(self, entries: Tensor) -> GradedTargets:
-        """The known entries of these indices, in their order."""
-        rows, columns, relevance = (part[entries] for part in (self.rows, self.columns, self.relevance))
-        return replace(self, rows=rows, columns=columns, relevance=relevance)
-
     def binarised(self, threshold: float) -> GradedTargets:
         """Relevance replaced by 1[z >= threshold], compared in float32; masked entries stay masked."""
         reached = (self.relevance.float() >= threshold).to(self.relevance)

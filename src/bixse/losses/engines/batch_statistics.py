@@ -31,21 +31,8 @@ def mean_logits(
     The mean over all entries needs only the mean query and the mean document. NaN where there is no such entry.
     """
     cosines = known_cosines(queries, documents, targets)
-    return mean_logits_of(cosines, queries, documents.float().sum(dim=0), targets, logit_scale, logit_bias)
-
-
-@torch.no_grad()
-def mean_logits_of(
-    cosines: Tensor,
-    queries: Tensor,
-    sum_of_documents: Tensor,
-    targets: GradedTargets,
-    logit_scale: Tensor | float,
-    logit_bias: Tensor | float,
-) -> tuple[Tensor, Tensor]:
-    """`mean_logits` from the (M,) cosines of the known entries and the (D,) sum of all documents."""
     relevant, masked = targets.relevance >= 0.5, targets.relevance.isnan()
-    total = queries.float().sum(dim=0) @ sum_of_documents
+    total = queries.float().sum(dim=0) @ documents.float().sum(dim=0)
     number = targets.shape[0] * targets.shape[1] - relevant.sum() - masked.sum()
     found = [cosines[relevant].sum(), total - cosines[relevant | masked].sum(), relevant.sum(), number]
     sums, numbers = all_reduce_sum(torch.stack([part.float() for part in found])).chunk(2)
