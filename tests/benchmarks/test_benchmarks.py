@@ -170,16 +170,6 @@ def test_bench_loss(table):
 
 
 @pytest.mark.slow
-def test_bench_search_index(table):
-    pytest.importorskip("faiss")
-    rows = table("bench_search_index", "--quick")
-    assert [row["kind"] for row in rows] == ["exact", "hnsw", "ivf"]
-    assert all(0 < float(row["query_ms"]) <= float(row["query_ms_p95"]) for row in rows)
-    assert (float(rows[0]["recall_at_10"]), float(rows[0]["recall_at_100"])) == (1.0, 1.0)
-    assert all(0.5 < float(row["recall_at_10"]) <= 1 for row in rows)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["bfloat16", "float32"])
 def test_bench_train(table, monkeypatch, precision):
     monkeypatch.setenv(PRECISION_VARIABLE, precision)

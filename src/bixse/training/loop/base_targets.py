@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ from bixse.encoders.identity import embeddings_key
 from bixse.encoders.instructions import prompt_for
 from bixse.encoders.loading.precision import resolve_precision
 from bixse.evaluation.calibration.platt import fit_platt
-from bixse.losses.targets import BaseProbability
+from bixse.losses.targets import BaseProbability, GradedTargets
 from bixse.retrieval.store import EmbeddingStore
 
 if TYPE_CHECKING:
@@ -24,12 +24,23 @@ if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
     from bixse.data.graded_pairs import GradedPairs, Kind
-    from bixse.training.loop.batches import KnownEntries
 
 TEXTS_AT_ONCE = 65_536
 """Texts between two writes: 100 MB of embeddings of 384 dimensions."""
 FIT_ENTRIES = 2**20
 """Entries of a task to which its curve is fitted, about; its two numbers hardly change with more."""
+
+
+class KnownEntries(NamedTuple):
+    """What is known of the entries of a batch."""
+
+    task: int
+    """Number of its task."""
+    groups: NDArray[np.int64]
+    """(B,) numbers of its query groups."""
+    documents: NDArray[np.int32]
+    """(N,) numbers of its documents."""
+    targets: GradedTargets
 
 
 @dataclass

@@ -16,6 +16,7 @@ from bixse.data.task_instructions import Instructions
 from bixse.encoders.loading.attention import input_parts
 from bixse.errors import InputError, did_you_mean
 from bixse.losses.targets import GradedTargets
+from bixse.training.loop.base_targets import KnownEntries
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -122,18 +123,6 @@ class DrawnGroup(NamedTuple):
     number: int
     rows: NDArray[np.intp]
     """(K,) rows of the table."""
-
-
-class KnownEntries(NamedTuple):
-    """What is known of the entries of a batch."""
-
-    task: int
-    """Number of its task."""
-    groups: NDArray[np.int64]
-    """(B,) numbers of its query groups."""
-    documents: NDArray[np.int32]
-    """(N,) numbers of its documents."""
-    targets: GradedTargets
 
 
 class GroupDataset(Dataset[DrawnGroup]):
