@@ -23,7 +23,6 @@ OTHERS = {
     "bench_sharding": (["--quick"], "full"),
     "bench_stores": (["--quick"], "SQ8"),
     "bench_ui": (["--quick"], "slider moved"),
-    "config_path": ([], "modules"),
     "cost": ([], "all weights, shared out"),
     "mining_grades": (["--quick"], "hard-negatives"),
     "padding": (["--quick"], "by length"),
