@@ -7,7 +7,7 @@ TESTED := $(VENV)/.ready-for-tests
 PARALLEL := OMP_NUM_THREADS=1  # tests run on all cores, each on one thread
 WORKERS = $(shell $(BIN)/python -c 'import os; print(1 + (os.cpu_count() or 1))')  # one more: some only wait
 
-.PHONY: quickstart test test-all lint bench-loss bench-train bench-grade bench-eval bench-encode bench-search-index results clean help
+.PHONY: quickstart test test-all lint bench-loss bench-train bench-grade bench-eval bench-encode results clean help
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
@@ -44,14 +44,9 @@ lint: $(TESTED)  ## style and types alone
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench-loss: $(TESTED)  ## the fused loss against plain PyTorch and the bare matrix products; every loss against batch size; DEVICE=cuda: on a GPU
-ifdef DEVICE
-	$(BIN)/python benchmarks/bench_loss_device.py --device $(DEVICE) --out docs/results/bench-loss-$(DEVICE).csv $(ARGS)
-	$(BIN)/python benchmarks/bench_loss_device.py --device $(DEVICE) --loss infonce --out docs/results/bench-infonce-$(DEVICE).csv $(ARGS)
-else
+bench-loss: $(TESTED)  ## the fused loss against plain PyTorch and the bare matrix products; every loss against batch size
 	$(BIN)/python benchmarks/bench_loss.py $(ARGS)
 	$(BIN)/python benchmarks/bench_growth.py $(GROWTH_ARGS)
-endif
 
 bench-train: $(TESTED)  ## training speed against the stock trainer of sentence-transformers
 	$(BIN)/python benchmarks/bench_train.py $(ARGS)
@@ -65,9 +60,6 @@ bench-eval: $(TESTED)  ## exact search and metrics against the bare matrix produ
 
 bench-encode: $(TESTED)  ## texts encoded a second against sentence-transformers
 	$(BIN)/python benchmarks/bench_encode.py $(ARGS)
-
-bench-search-index: $(TESTED)  ## exact and approximate indexes: time to build, time of a query, recall, disk
-	$(BIN)/python benchmarks/bench_search_index.py $(ARGS)
 
 results: $(TESTED)  ## the laptop studies, their tables and plots, and the page written from them
 	$(BIN)/python benchmarks/results.py --run $(ARGS)

@@ -27,10 +27,10 @@ import numpy as np
 
 from bixse.data.collection import Document
 from bixse.retrieval.exact import exact_search
-from bixse.retrieval.index.approximate import SAME_SCORE, Rescored
 from bixse.retrieval.index.manifest import EncoderIdentity, Manifest
 from bixse.retrieval.stores import lance
 from bixse.retrieval.stores.opening import connect
+from bixse.retrieval.stores.recall import SAME_SCORE, Rescored
 from measuring import make_parser, show
 
 if TYPE_CHECKING:

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 from bixse.losses.engines.products import DEVICE_TILE_BYTES
 from bixse.studies.engine.model_cost import EncoderSize, operations, state_bytes, weight_bytes
-from loss_roofline import GPUS, IMPLEMENTATIONS, expected_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,8 +22,8 @@ GB = 1e9
 TEXTS_PER_PASS = 32
 ACHIEVED = 400e12
 """Floating point operations a second that a device reaches in bf16 products: 40 % of an H100's 989e12."""
-LOSS = "tiles"
-"""What computes the loss: that of `auto`; its time is `loss_roofline`'s for an H100."""
+TILE_BYTES_PER_ENTRY = 10
+"""Of the loss's buffers with bf16 products."""
 GATHER_BYTES = 200e9
 """Bytes a second between devices: half of NVLink's on an H100."""
 ENCODERS = {
@@ -45,23 +44,21 @@ def with_adapters(size: EncoderSize) -> EncoderSize:
     return size.model_copy(update={"parameters": size.parameters + adapters, "trained": adapters})
 
 
-def device_bytes(size: EncoderSize, batch: int, devices: int, document_tokens: int, ring: bool = False) -> float:
+def device_bytes(size: EncoderSize, batch: int, devices: int, document_tokens: int) -> float:
     """Peak bytes of one device: weights, gradients and Adam, one pass, embeddings, and the loss's tiles.
 
-    Gathered are all documents, their gradient and its sum, and half as much again in bf16; around a ring two shares of
-    the documents travel, three of their gradient, and one is in bf16.
+    Gathered are all documents, their gradient and its sum, and half as much again in bf16.
     """
-    shares = 5.5 if ring else 3.5 * devices
-    embeddings = 4 * size.hidden * (shares + 4) * batch / devices
+    embeddings = 4 * size.hidden * (3.5 * devices + 4) * batch / devices
     states = state_bytes(size, TEXTS_PER_PASS * document_tokens, checkpointing=True)
-    tile = min(DEVICE_TILE_BYTES, IMPLEMENTATIONS[LOSS].held * batch * batch / devices)
+    tile = min(DEVICE_TILE_BYTES, TILE_BYTES_PER_ENTRY * batch * batch / devices)
     return weight_bytes(size) + states + embeddings + tile
 
 
 def step_seconds(size: EncoderSize, batch: int, devices: int, lengths: Sequence[int]) -> tuple[float, float, float]:
     """Seconds of encoding, of the loss (three products of B / W queries by B documents), and between devices."""
     encoding = operations(size, [(length, batch) for length in lengths], True, gradient_cache=True) / devices / ACHIEVED
-    loss = expected_seconds(IMPLEMENTATIONS[LOSS], GPUS["H100"], -(-batch // devices), batch, size.hidden)
+    loss = 3 * 2.0 * -(-batch // devices) * batch * size.hidden / ACHIEVED
     between = (2 * 4 * batch * size.hidden + 2 * 4 * (size.trained or size.parameters)) * (devices > 1) / GATHER_BYTES
     return encoding, loss, between
 
@@ -76,18 +73,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     if min(options.devices, options.query_tokens, options.document_tokens, *options.batches) < 1:
         parser.error("expected numbers of at least 1")
-    memory, time = "full, GB | LoRA, GB | LoRA, ring, GB", "encode, s | loss, s | between devices, s (full / LoRA)"
+    memory, time = "full, GB | LoRA, GB", "encode, s | loss, s | between devices, s (full / LoRA)"
     print(f"| encoder | batch | {memory} | {time} |")
-    print("|---|---|---|---|---|---|---|---|")
+    print("|---|---|---|---|---|---|---|")
     lengths = (options.query_tokens, options.document_tokens)
     for name, size in ENCODERS.items():
         for batch in options.batches:
             both = (size, with_adapters(size))
             full, lora = (device_bytes(size, batch, options.devices, options.document_tokens) / GB for size in both)
-            ring = device_bytes(both[1], batch, options.devices, options.document_tokens, ring=True) / GB
             encoding, loss, between = step_seconds(both[0], batch, options.devices, lengths)
             less = step_seconds(both[1], batch, options.devices, lengths)[2]
-            print(f"| {name} | {batch:,} | {full:.1f} | {lora:.1f} | {ring:.1f} | {encoding:.2f} | {loss:.3f} | "
+            print(f"| {name} | {batch:,} | {full:.1f} | {lora:.1f} | {encoding:.2f} | {loss:.3f} | "
                   f"{between:.3f} / {less:.3f} |")  # fmt: skip
 
 

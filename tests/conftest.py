@@ -11,9 +11,6 @@ from bixse.encoders.loading.precision import PRECISION_VARIABLE, use_precision
 os.environ["HF_HUB_OFFLINE"] = "1"
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts its background jobs with SIGINT ignored
 os.environ.setdefault(PRECISION_VARIABLE, "float32")
-if not torch.cuda.is_available():  # before any test's module imports triton: its kernels then run on the processor
-    os.environ["TRITON_INTERPRET"] = "1"
-
 
 CACHES = tempfile.TemporaryDirectory(prefix="bixse-test-caches-")
 os.environ["BIXSE_CACHE_DIR"] = CACHES.name  # never the user's own
@@ -61,7 +58,6 @@ def cache_path(request, monkeypatch):
 @pytest.fixture(scope="session")
 def tiny_model_path(tmp_path_factory):
     """Folder of a random two-layer BERT encoder with its own vocabulary; made once, loads in 50 ms."""
-    import torch
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
     from transformers import BertConfig, BertModel, BertTokenizerFast
@@ -131,7 +127,6 @@ def decoder_path(tiny_model_path, tmp_path_factory):
     """Folder of a random two-layer decoder as a causal language model leaves it: no sentence-transformers files."""
 
     def make(kind):
-        import torch
         import transformers
 
         folder = tmp_path_factory.mktemp(kind)

@@ -19,14 +19,11 @@ OTHERS = {
     "bench_engines": (["--quick"], "plain loop"),
     "bench_grade_server": (["--quick"], "bixse_per_second"),
     "bench_jobs": (["--sizes", "200"], "grade from ledger"),
-    "bench_loss_device": (["--quick", "--device", "cpu"], "of the bare products"),
     "bench_limits": (["--rows", "200"], "chosen pair of mine"),
     "bench_sharding": (["--quick"], "full"),
     "bench_stores": (["--quick"], "SQ8"),
     "bench_ui": (["--quick"], "slider moved"),
-    "config_path": ([], "modules"),
     "cost": ([], "all weights, shared out"),
-    "loss_roofline": (["--batch", "1024"], "triton"),
     "mining_grades": (["--quick"], "hard-negatives"),
     "padding": (["--quick"], "by length"),
     "scaling": (["--batches", "256"], "Mistral-7B"),
@@ -39,7 +36,6 @@ LONG = (
     "bench_engines",
     "bench_grade_server",
     "bench_jobs",
-    "bench_loss_device",
     "bench_limits",
     "bench_sharding",
     "bench_ui",
@@ -89,13 +85,6 @@ def test_the_smallest_run(script):
 
 
 @pytest.mark.slow
-def test_a_softmax_loss_on_a_device(table):
-    rows = table("bench_loss_device", "--quick", "--device", "cpu", "--loss", "infonce")
-    assert [row["method"] for row in rows] == ["products", "rows"]
-    assert float(rows[1]["error_documents"]) < 1e-6
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("script", "arguments"),
     [
@@ -103,7 +92,6 @@ def test_a_softmax_loss_on_a_device(table):
         ("bench_eval", ["--passages", "100", "--queries", "50"]),
         ("bench_grade", ["--rubrics", "one-to-nine"]),
         ("bench_loss", ["--repeats", "0"]),
-        ("bench_loss_device", ["--quick", "--device", "cpu", "--loss", "infonce", "--implementations", "tiles"]),
         ("bench_train", ["--queries", "8", "--batch-size", "16"]),
         ("bench_train", ["--queries", "10000"]),
     ],
@@ -178,16 +166,6 @@ def test_bench_loss(table):
     if sys.platform == "linux":
         memory = {row["method"]: float(row["extra_mib"]) for row in rows}
         assert memory["plain"] > max(4.0 * 5, memory["fused"])
-
-
-@pytest.mark.slow
-def test_bench_search_index(table):
-    pytest.importorskip("faiss")
-    rows = table("bench_search_index", "--quick")
-    assert [row["kind"] for row in rows] == ["exact", "hnsw", "ivf"]
-    assert all(0 < float(row["query_ms"]) <= float(row["query_ms_p95"]) for row in rows)
-    assert (float(rows[0]["recall_at_10"]), float(rows[0]["recall_at_100"])) == (1.0, 1.0)
-    assert all(0.5 < float(row["recall_at_10"]) <= 1 for row in rows)
 
 
 @pytest.mark.slow

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import shutil
 import subprocess
@@ -26,7 +25,6 @@ DOCUMENTS = {
     "d3": ("sleep", "wait in a thread"),
     "d4": ("", "sort a list of words"),
 }
-needs_faiss = pytest.mark.skipif(importlib.util.find_spec("faiss") is None, reason="needs bixse[faiss]")
 
 
 @pytest.fixture
@@ -123,19 +121,6 @@ def test_an_index_answers_as_its_collection(index, model, collection):
             result_of("search", index, query),
         )
         assert (indexed.text, indexed.metrics) == (alone.text, alone.metrics)
-
-
-@needs_faiss
-def test_an_approximate_index(capsys, index, model, collection):
-    words = ("index", model, "--collection", collection, "--out", index, "--index-type", "hnsw")
-    text = result_of(*words, "--parameters", "efSearch=9").text
-    assert "HNSW32 (efConstruction=200,efSearch=9)" in text
-    assert "1.000 at 10, 1.000 at 100 (4 titles" in text
-    (index.parent / "queries.txt").write_text("copy a file\nsort words\n")
-    recall = call(capsys, *words, "--recall-queries", index.parent / "queries.txt")[1]["metrics"]["recall"]
-    assert (recall["at_10"], recall["queries"], recall["source"]) == (1.0, 2, "queries of queries.txt")
-    found = call(capsys, "search", index, "copy a file")[1]["metrics"]["results"]
-    assert found == call(capsys, "search", index, "copy a file", "--exact")[1]["metrics"]["results"]
 
 
 # --- many queries

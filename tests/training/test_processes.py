@@ -26,7 +26,7 @@ LEARNED = {"reduction": "mean", "learn_scale": True}
 CASES = {
     "bixse": {"loss": "bixse"},
     "bixse, mean": {"loss": "bixse", "loss_options": LEARNED},
-    "bixse, ring": {"loss": "bixse", "loss_options": {"between_devices": "ring", "learn_scale": True}},
+    "bixse, base": {"loss": "bixse", "loss_options": {"unlabelled": "base", "learn_scale": True}},
     "bixse, clipped": {"loss": "bixse", "loss_options": LEARNED, "optimizer": CLIPPED},
     "bixse, a head, clipped": {"loss": "bixse", "optimizer": CLIPPED},
     "infonce, cached": {"loss": "infonce", "loss_options": CACHED},
@@ -50,11 +50,11 @@ WITH_DEV, WITH_ADAPTERS, WITH_HEAD = (
 )
 BOTH_WAYS = ("infonce, cached", "lambdaloss, accumulated", WITH_ADAPTERS)
 RUNS = [
-    *((name, "whole") for name in ("bixse", "bixse, mean", "bixse, ring", *BOTH_WAYS)),
+    *((name, "whole") for name in ("bixse", "bixse, mean", "bixse, base", *BOTH_WAYS)),
     *((name, "in parts") for name in ("bixse, clipped", WITH_HEAD, WITH_DEV, *BOTH_WAYS)),
 ]
 """Cases, with all weights in every process or a part of them in each."""
-QUICK = [("bixse, ring", "whole"), ("infonce, cached", "whole"), (WITH_ADAPTERS, "whole"), (WITH_DEV, "in parts")]
+QUICK = [("bixse, base", "whole"), ("infonce, cached", "whole"), (WITH_ADAPTERS, "whole"), (WITH_DEV, "in parts")]
 OTHERS = [run for run in RUNS if run not in QUICK]
 
 

@@ -167,7 +167,7 @@ def test_a_run_trains_records_and_is_reused(tmp_path, train_toy):
     assert set(figures) == {0, 4, 8}
     assert result.best_step == max((4, 8), key=lambda step: (figures[step], -step))
     record = json.loads((tmp_path / "out" / "run.json").read_text())
-    assert record["results"]["loss_computed_by"] == "tiles, products of float32"
+    assert record["results"]["loss_computed_by"] == "products of float32"
     assert record["status"] == "finished"
     of_the_model = {name for name in record["inputs"] if name.startswith("model/")}
     assert "model/model.safetensors" in of_the_model

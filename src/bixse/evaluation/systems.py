@@ -203,7 +203,7 @@ class IndexSystem(System):
     Args:
         index: folder of the index, "lancedb:PATH/TABLE" or "qdrant:URL/COLLECTION".
         task: task whose instruction stands before the queries; None: that of the index.
-        exact: score every document, also where there is an approximate index.
+        exact: score every document of a vector database too.
         model_at: its model, where that has moved or is loaded.
 
     Example:

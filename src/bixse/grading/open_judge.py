@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 CROSS_ENCODER = "cross-encoder:"
 ENCODER = "encoder:"
 REPLAY = "replay:"
-VLLM = "vllm:"
 DEFAULT_RUBRIC = "trec-dl-0-3"
 _BARE_ADDRESS = re.compile(r"localhost(?:/.*)?|(?:[\w.-]+|\[[\da-fA-F:]+\]):\d+(?:/.*)?")
 """A host with a port; names of the hub hold no colon."""
@@ -37,7 +36,7 @@ class JudgeConfig(PriceSettings, JudgeOptions, AskSettings):
 
     judge: Annotated[tuple[str, ...], Field(min_length=1), Flag(metavar="JUDGE")]
     """Address of an OpenAI-compatible server (several addresses: the same model behind each), a local model's name or
-    folder, vllm:NAME (the same, run by vLLM), cross-encoder:NAME, encoder:NAME, or replay:FORMAT:FILE."""
+    folder, cross-encoder:NAME, encoder:NAME, or replay:FORMAT:FILE."""
     rubric: NamedRubric = Field(default_factory=partial(load_rubric, DEFAULT_RUBRIC))
     """trec-dl-0-3 (default), binary-0-1, relatedness-1-5, umbrela-0-3 or a TOML file."""
     strict: bool = False
@@ -111,7 +110,7 @@ def open_judge(names: Sequence[str], rubric: Rubric, options: JudgeOptions | Non
     if len(names) != 1 or not names[0].strip():
         raise InputError(
             f"--judge: got {shorten(', '.join(names))}; expected an address (http://...), a model's name or folder, "
-            "vllm:NAME, cross-encoder:NAME, encoder:NAME or replay:FORMAT:FILE; fix: name one judge (several addresses "
+            "cross-encoder:NAME, encoder:NAME or replay:FORMAT:FILE; fix: name one judge (several addresses "
             "may serve one)"
         )
     name = names[0]
@@ -134,10 +133,6 @@ def open_judge(names: Sequence[str], rubric: Rubric, options: JudgeOptions | Non
         from bixse.grading.local.encoder_judge import EncoderJudge
 
         return EncoderJudge(name.removeprefix(ENCODER), options.score_map, options.device, options.dtype)
-    if name.startswith(VLLM):
-        from bixse.grading.local.vllm_judge import VllmJudge
-
-        return VllmJudge(name.removeprefix(VLLM), rubric, options.dtype, options.revision)
     from bixse.grading.local.local_judge import LocalJudge
 
     return LocalJudge(

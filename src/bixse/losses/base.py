@@ -20,7 +20,7 @@ from bixse.encoders.embedding import (
 from bixse.encoders.shards import is_sharded
 from bixse.errors import InputError, ModelError, shorten
 from bixse.losses.engines.gather import all_gather_rows, global_mean_weight, world_size
-from bixse.losses.engines.ring import Ring
+from bixse.losses.engines.products import product_dtype
 from bixse.losses.options import LossOptions
 from bixse.losses.targets import GradedTargets, mean_grades
 
@@ -103,8 +103,6 @@ class GradedLoss(nn.Module, ABC):
         chosen = documents if first is None else documents[first]
         with torch.autocast(queries.device.type, enabled=False):
             queries, chosen = _unit_length(queries), _unit_length(chosen)
-            if order is not None and self.around_ring:
-                return self._around_ring(queries, chosen, order, targets)
             if order is not None:
                 chosen = all_gather_rows(chosen, -(-len(order) // world_size()))[order]
             targets = self.masked(queries.detach(), chosen.detach(), targets)
@@ -115,23 +113,6 @@ class GradedLoss(nn.Module, ABC):
             if is_sharded(self.model):  # every process runs backward through all its passes, as each gathers weights
                 loss = loss + 0.0 * sum(part.to(loss).sum() for part in embedded)
             return loss
-
-    @property
-    def around_ring(self) -> bool:
-        """Whether the documents of several processes travel instead of being gathered."""
-        return False
-
-    def _around_ring(self, queries: Tensor, documents: Tensor, order: Tensor, targets: GradedTargets) -> Tensor:
-        if self.observer is not None:
-            raise InputError(
-                "between_devices: got ring where all documents are looked at (suspicious zeros); expected gather; "
-                "fix: between_devices: gather, or no regrade"
-            )
-        return self.compute_loss_around_ring(queries, Ring(documents, order), targets)
-
-    def compute_loss_around_ring(self, queries: Tensor, ring: Ring, targets: GradedTargets) -> Tensor:
-        """The loss of this process's queries, weighed so that the mean over processes is that of the whole batch."""
-        raise NotImplementedError
 
     def masked(self, queries: Tensor, documents: Tensor, targets: GradedTargets) -> GradedTargets:
         """The targets without likely false negatives, where `false_negative_margin` asks for that."""
@@ -199,9 +180,10 @@ class GradedLoss(nn.Module, ABC):
         """What the loss makes of cosines, without gradients."""
         return self.options.scale * cosines
 
-    @abstractmethod
     def computed_by(self, device: torch.device) -> str:
-        """What computes the loss on a device, in words; InputError where the options ask for what cannot run there."""
+        """Return the dtype of the loss's matrix products on a device; InputError where it cannot be had there."""
+        dtype = product_dtype(self.options.products, device, torch.float32)
+        return f"products of {str(dtype).removeprefix('torch.')}"
 
     @property
     def positive_threshold(self) -> float | None:

@@ -6,21 +6,19 @@ import math
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import Tensor, nn
 
+from bixse.errors import InputError
 from bixse.losses.base import GradedLoss
-from bixse.losses.engines.batch_statistics import mean_logits, mean_logits_of, mean_target
+from bixse.losses.engines.batch_statistics import mean_logits, mean_target
 from bixse.losses.engines.gather import all_reduce_sum
 from bixse.losses.engines.graded_bce import Reduction, graded_bce
-from bixse.losses.engines.implementations import Implementation, choose
-from bixse.losses.engines.ring import ring_bce
 from bixse.losses.options import LossOptions
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
-    from bixse.losses.engines.ring import Ring
     from bixse.losses.targets import GradedTargets
 
 ENTRIES_FOR_START = 2**22
@@ -43,28 +41,20 @@ class BiXSEOptions(LossOptions):
     """"query" divides by B (the paper's sum), "mean" by the number of entries."""
     binarise_at: float | None = Field(default=None, gt=0, le=1)
     """None keeps the grades; a number replaces z by 1[z >= number] (the paper's ablation)."""
-    between_devices: Literal["gather", "ring"] = "gather"
-    """How the documents of several processes meet: "gather" gives all documents to every process, "ring" passes them
-    on from one to the next, so that none holds those of all."""
-    implementation: Implementation = "auto"
-    """What computes the loss: "tiles" runs everywhere, "compiled" needs a compiler, "triton" an NVIDIA GPU; "auto" is
-    "tiles", as long as no other was measured to be faster on the kind of device. One that cannot run is an error."""
-
-    @model_validator(mode="after")
-    def _a_ring_masks_nothing(self) -> BiXSEOptions:
-        if self.between_devices == "ring" and self.false_negative_margin is not None:
-            raise ValueError(
-                "got between_devices: ring with a false_negative_margin, which looks at all documents at once; "
-                "expected one of them; fix: between_devices: gather"
-            )
-        return self
+    unlabelled: Literal["zero", "base"] = "zero"
+    """Target of an entry without a grade: "zero" (the paper's), or "base": the probability of relevance by the model as
+    it was before training, which keeps it where it was on everything that nobody graded. `bixse train` and
+    `GradedTrainer` compute it."""
+    unlabelled_weight: float = Field(default=1.0, ge=0, le=1)
+    """What "base" is multiplied by: 0 is "zero"."""
 
 
 class BiXSELoss(GradedLoss):
     """Pointwise sigmoid loss against graded relevance, every other document of the batch a negative.
 
     L = -(1/B) sum_ij [ z_ij log sigma(s_ij) + (1 - z_ij) log sigma(-s_ij) ], s_ij = alpha cos(q_i, d_j) + beta
-    (BiXSE paper, equation 2). alpha is the logit scale, fixed unless `learn_scale`; beta the logit bias, learned at
+    (BiXSE paper, equation 2); z_ij of an entry without a grade is 0, or the base model's probability
+    (`unlabelled="base"`). alpha is the logit scale, fixed unless `learn_scale`; beta the logit bias, learned at
     a much higher rate than the encoder (`GradedTrainer` gives it one). Computed tile by tile: the B x N matrix is
     never kept. See `BiXSEOptions` for the keywords.
 
@@ -104,10 +94,6 @@ class BiXSELoss(GradedLoss):
     def positive_threshold(self) -> float | None:
         return self.options.binarise_at
 
-    def computed_by(self, device: torch.device) -> str:
-        """The implementation and the precision of its products."""
-        return str(choose(self.options.implementation, self.options.products, device, torch.float32))
-
     def logits(self, cosines: Tensor) -> Tensor:
         """Alpha cos + beta."""
         return self.logit_scale.detach() * cosines + self.logit_bias.detach()
@@ -127,40 +113,26 @@ class BiXSELoss(GradedLoss):
             self.logit_scale,
             bias,
             self.options.reduction,
-            implementation=self.options.implementation,
             products=self.options.products,
         )
 
-    @property
-    def around_ring(self) -> bool:
-        return self.options.between_devices == "ring"
-
-    def compute_loss_around_ring(self, queries: Tensor, ring: Ring, targets: GradedTargets) -> Tensor:
-        """The same with documents that travel; the mean over processes is the loss of the whole batch."""
-        targets = self._targets(targets)
-        bias: Tensor = self.logit_bias
-        if not bool(self.bias_is_set):
-            self._start_bias(*_cosines_around_ring(queries, ring, targets))
-            bias = self._bias_at_start()
-        loss, cosines = ring_bce(
-            queries,
-            ring,
-            targets,
-            self.logit_scale,
-            bias,
-            self.options.reduction,
-            self.options.implementation,
-            self.options.products,
-        )
-        documents = all_reduce_sum(ring.own.float().sum(dim=0))
-        ordered = targets.taken(ring.by_owner(targets)[1])
-        self._note(targets, mean_logits_of(cosines, queries, documents, ordered, self.logit_scale, self.logit_bias))
-        return loss
-
     def _targets(self, targets: GradedTargets) -> GradedTargets:
+        if self.options.unlabelled == "base" and targets.unlabelled is None and self.model.training:
+            raise InputError(
+                "unlabelled: got base for a batch without embeddings by the base model; expected those that "
+                "GradedTrainer adds; fix: train with GradedTrainer or `bixse train`, or unlabelled: zero"
+            )
         if self.options.binarise_at is not None:
             return targets.binarised(self.options.binarise_at)
         return targets
+
+    def _bias_at_start(self) -> Tensor:
+        """Return the bias for the batch that set it; a fitted bias has the gradient 0 there.
+
+        The gradient is 0 by definition but for rounding, of which Adam would make a step of the full rate.
+        """
+        fitted = self.options.bias == "fit"
+        return self.logit_bias.detach() + 0.0 * self.logit_bias if fitted else self.logit_bias
 
     @torch.no_grad()
     def _note(self, targets: GradedTargets, means: tuple[Tensor, Tensor]) -> None:
@@ -172,6 +144,8 @@ class BiXSELoss(GradedLoss):
             "mean_logit_irrelevant": means[1],
             "mean_target": mean_target(targets),
         }
+        if targets.unlabelled is not None:
+            self.statistics |= zip(("base_scale", "base_bias"), targets.unlabelled.curve[:2].clone(), strict=True)
         self.denominator = means[0].new_full((), targets.shape[0], dtype=torch.float32)
         if self.options.reduction == "mean":
             self.denominator = targets.number_counted().float()
@@ -183,18 +157,7 @@ class BiXSELoss(GradedLoss):
         Of a batch of more than 4 million entries a sample of its queries, evenly spaced, is looked at.
         """
         queries, targets = _sample(queries, targets)
-        self._start_bias(queries.float() @ documents.float().T, *targets.dense())
-
-    def _bias_at_start(self) -> Tensor:
-        """The bias of the batch that set it; a fitted one has the gradient 0 there.
-
-        By its definition the gradient is 0 but for rounding, of which Adam would make a step of the full rate.
-        """
-        fitted = self.options.bias == "fit"
-        return self.logit_bias.detach() + 0.0 * self.logit_bias if fitted else self.logit_bias
-
-    @torch.no_grad()
-    def _start_bias(self, cosines: Tensor, relevance: Tensor, weight: Tensor) -> None:
+        cosines, (relevance, weight) = queries.float() @ documents.float().T, targets.dense()
         if self.options.bias == "fit":
             start = fit_bias(cosines, relevance, weight, float(self.logit_scale))
         else:
@@ -207,19 +170,6 @@ def _sample(queries: Tensor, targets: GradedTargets) -> tuple[Tensor, GradedTarg
     """Evenly spaced queries, so that their entries are at most `ENTRIES_FOR_START`."""
     stride = -(-targets.shape[0] * targets.shape[1] // ENTRIES_FOR_START)
     return (queries[::stride], targets.every(stride)) if stride > 1 else (queries, targets)
-
-
-@torch.no_grad()
-def _cosines_around_ring(queries: Tensor, ring: Ring, targets: GradedTargets) -> tuple[Tensor, Tensor, Tensor]:
-    """Cosines of a sample, their relevance and weight, a column for every place of the documents; none counts twice."""
-    queries, targets = _sample(queries, targets)
-    relevance, weight = ring.in_places(targets).dense()
-    cosines = torch.zeros_like(relevance)
-    for owner, documents in ring.visits():
-        start = owner * ring.number
-        cosines[:, start : start + len(documents)] = queries.float() @ documents.float().T
-        weight[:, start + len(documents) : start + ring.number] = 0.0
-    return cosines, relevance, weight
 
 
 def fit_bias(cosines: Tensor, relevance: Tensor, weight: Tensor, scale: float) -> float:

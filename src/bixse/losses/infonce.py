@@ -8,9 +8,8 @@ import torch
 from pydantic import Field
 from torch.nn.functional import softplus
 
-from bixse.losses.engines.known_entries import Terms
-from bixse.losses.engines.row_chunks import ChunkResult
-from bixse.losses.engines.softmax import SoftmaxLoss, SoftmaxOptions, SoftmaxResult
+from bixse.losses.engines.row_chunks import ChunkResult, RowWiseLoss
+from bixse.losses.options import LossOptions
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
     from bixse.losses.targets import GradedTargets
 
 
-class InfoNCEOptions(SoftmaxOptions):
+class InfoNCEOptions(LossOptions):
     """Options of `InfoNCELoss`."""
 
     cutoff: float = Field(default=0.5, gt=0, le=1)
@@ -28,7 +27,7 @@ class InfoNCEOptions(SoftmaxOptions):
     null leaves out none. Qwen3 Embedding takes 0.1 (Zhang et al. 2025, arXiv:2506.05176, section 3.1)."""
 
 
-class InfoNCELoss(SoftmaxLoss):
+class InfoNCELoss(RowWiseLoss):
     """Softmax cross-entropy of each positive against the batch's documents (BiXSE paper, equation 1).
 
     L = -(1/P) sum over the P positive entries of log [ exp(s_ij) / (exp(s_ij) + sum_k exp(s_ik)) ], s = scale * cos,
@@ -72,25 +71,6 @@ class InfoNCELoss(SoftmaxLoss):
         gradient[rows, columns] = -share
         return ChunkResult(softplus(gap).sum(dtype=torch.float64), len(rows), gradient)
 
-    def terms(self, known: Tensor, targets: GradedTargets) -> tuple[Terms, Tensor]:
-        """The negatives of a query, or with the mask those of each positive."""
-        positive = targets.relevance >= self.options.cutoff
-        apart = positive | targets.relevance.isnan()
-        margin = self.options.false_negative_margin
-        if margin is None:
-            return Terms.of_queries(targets), apart
-        return Terms.of_entries(targets, positive, known + self.options.scale * margin), apart
-
-    def result(self, log_sums: Tensor, known: Tensor, terms: Terms, targets: GradedTargets) -> SoftmaxResult:
-        """As `chunk_result`: a share goes into the offset as its logarithm."""
-        positive = targets.relevance >= self.options.cutoff
-        gap = log_sums[terms.of_entry] - known
-        value = softplus(gap).masked_fill(~positive, 0.0).sum(dtype=torch.float64)
-        share = gap.sigmoid().masked_fill(~positive, 0.0)
-        push = torch.zeros_like(log_sums).index_add_(0, terms.of_entry, share)
-        offsets = torch.where(push > 0, log_sums - push.log(), torch.inf)
-        return SoftmaxResult(value, positive.sum(), offsets, -share)
-
 
 def _own_negatives(logits: Tensor, rows: Tensor, columns: Tensor, chosen: Tensor, highest: Tensor) -> ChunkResult:
     """One term per positive, each with the negatives of its row that are not above `highest`.
@@ -113,7 +93,7 @@ def _own_negatives(logits: Tensor, rows: Tensor, columns: Tensor, chosen: Tensor
     return ChunkResult(value, len(rows), gradient)
 
 
-class SoftInfoNCELoss(SoftmaxLoss):
+class SoftInfoNCELoss(RowWiseLoss):
     """Softmax cross-entropy against the graded relevance of a row, normalised to sum 1.
 
     L = -(1/R) sum_i sum_j t_ij log softmax_j(s_ij), t_ij = z_ij / sum_k z_ik, over the R rows with a relevant
@@ -137,22 +117,3 @@ class SoftInfoNCELoss(SoftmaxLoss):
         gradient = logits.sub_(whole.unsqueeze(1)).exp_()
         gradient[rows, columns] -= share
         return ChunkResult(whole.sum(dtype=torch.float64) - expected, usable.sum(), gradient)
-
-    def terms(self, known: Tensor, targets: GradedTargets) -> tuple[Terms, Tensor]:
-        """The documents of a query without a grade."""
-        return Terms.of_queries(targets), torch.ones_like(targets.rows, dtype=torch.bool)
-
-    def result(self, log_sums: Tensor, known: Tensor, terms: Terms, targets: GradedTargets) -> SoftmaxResult:
-        """As `chunk_result`; graded documents join the log-sum-exp of the others."""
-        rows, masked = targets.rows, targets.relevance.isnan()
-        relevance = targets.relevance.nan_to_num(0.0).to(known.dtype)
-        total = torch.zeros_like(log_sums).index_add_(0, rows, relevance)
-        share = relevance / total.clamp_min(torch.finfo(known.dtype).tiny)[rows]
-        graded = known.masked_fill(masked, -torch.inf)
-        top = log_sums.scatter_reduce(0, rows, graded, "amax")
-        top = top.masked_fill(top.isinf(), 0.0)
-        summed = (log_sums - top).exp().index_add_(0, rows, (graded - top[rows]).exp())
-        whole = torch.where(total > 0, top + summed.log(), torch.inf)
-        expected = (share * known.masked_fill(masked, 0.0)).sum(dtype=torch.float64)
-        value = whole.masked_fill(total <= 0, 0.0).sum(dtype=torch.float64) - expected
-        return SoftmaxResult(value, (total > 0).sum(), whole, (graded - whole[rows]).exp() - share)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
     from bixse.losses.options import InBatchLabels
+
+
+BASE_TENSORS = ("base_queries", "base_documents", "base_curve")
+"""Names of the parts of a `BaseProbability` among the tensors of a batch."""
 
 
 def mean_grades(given: Iterable[tuple[Hashable, Hashable, float]]) -> dict[Hashable, dict[Hashable, float]]:
@@ -36,8 +40,39 @@ def mean_grades(given: Iterable[tuple[Hashable, Hashable, float]]) -> dict[Hasha
 
 
 @dataclass(frozen=True)
+class BaseProbability:
+    """The relevance of entries without a grade: the base model's calibrated probability, times a weight.
+
+    p_ij = weight * sigma(scale * cos0_ij + bias), cos0 the cosine of the base model. Kept as its factors, so that the
+    (B, N) matrix is made block by block.
+    """
+
+    queries: Tensor
+    """(B, D0) embeddings by the base model, L2-normalised."""
+    documents: Tensor
+    """(N, D0), likewise."""
+    curve: Tensor
+    """(3,) scale, bias and weight."""
+
+    def block(self, rows: slice, columns: slice) -> Tensor:
+        """Return p of some queries and documents, (R, C) float32."""
+        scale, bias, weight = self.curve.unbind()
+        logits = torch.addmm(bias, self.queries[rows] * scale, self.documents[columns].T)
+        if weight.device.type == "cpu" and float(weight) == 1.0:  # a number of a GPU would make the processor wait
+            return logits.sigmoid_()
+        return logits.sigmoid_().mul_(weight)
+
+    def of_queries(self, rows: slice) -> BaseProbability:
+        """Return the same for some of the queries."""
+        return replace(self, queries=self.queries[rows])
+
+    def to(self, device: torch.device | str) -> BaseProbability:
+        return BaseProbability(self.queries.to(device), self.documents.to(device), self.curve.to(device))
+
+
+@dataclass(frozen=True)
 class GradedTargets:
-    """Known relevance of the (B, N) entries of one batch; every entry not listed is 0 (irrelevant).
+    """Known relevance of the (B, N) entries of one batch; every entry not listed is 0, or as `unlabelled` says.
 
     Example:
         >>> targets = GradedTargets.from_ids(["q1", "q2"], ["d1", "d2"], {"q1": {"d1": 1.0}, "q2": {"d1": 0.5}})
@@ -53,6 +88,8 @@ class GradedTargets:
     """(M,) float in [0, 1]; NaN marks a masked entry: it counts neither way."""
     shape: tuple[int, int]
     """(B, N)."""
+    unlabelled: BaseProbability | None = None
+    """Relevance of the entries that are not listed; None: 0."""
 
     @classmethod
     def from_entries(
@@ -127,11 +164,19 @@ class GradedTargets:
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor], shape: tuple[int, int]) -> GradedTargets:
         """What `tensors` gave, on whatever device it is now; nothing is checked again."""
-        return cls(tensors["rows"], tensors["columns"], tensors["relevance"], shape)
+        base = [tensors[name] for name in BASE_TENSORS if name in tensors]
+        unlabelled = BaseProbability(*base) if base else None
+        return cls(tensors["rows"], tensors["columns"], tensors["relevance"], shape, unlabelled)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Rows, columns and relevance by name, as a batch carries them to any device."""
-        return {"rows": self.rows, "columns": self.columns, "relevance": self.relevance}
+        """Return all tensors by name, as a batch carries them to any device."""
+        own = {"rows": self.rows, "columns": self.columns, "relevance": self.relevance}
+        base = self.unlabelled
+        return (
+            own
+            if base is None
+            else own | dict(zip(BASE_TENSORS, (base.queries, base.documents, base.curve), strict=True))
+        )
 
     def number_counted(self) -> Tensor:
         """How many entries are not masked."""
@@ -151,23 +196,21 @@ class GradedTargets:
             )
 
     def to(self, device: torch.device | str) -> GradedTargets:
-        return GradedTargets(self.rows.to(device), self.columns.to(device), self.relevance.to(device), self.shape)
+        base = None if self.unlabelled is None else self.unlabelled.to(device)
+        return GradedTargets(self.rows.to(device), self.columns.to(device), self.relevance.to(device), self.shape, base)
 
     def every(self, stride: int) -> GradedTargets:
         """The targets of queries 0, stride, 2 stride, ... against all documents."""
         kept = self.rows % stride == 0
         shape = (-(-self.shape[0] // stride), self.shape[1])
-        return GradedTargets(self.rows[kept] // stride, self.columns[kept], self.relevance[kept], shape)
-
-    def taken(self, entries: Tensor) -> GradedTargets:
-        """The known entries of these indices, in their order."""
-        return GradedTargets(self.rows[entries], self.columns[entries], self.relevance[entries], self.shape)
+        base = None if self.unlabelled is None else self.unlabelled.of_queries(slice(None, None, stride))
+        return GradedTargets(self.rows[kept] // stride, self.columns[kept], self.relevance[kept], shape, base)
 
     def binarised(self, threshold: float) -> GradedTargets:
         """Relevance replaced by 1[z >= threshold], compared in float32; masked entries stay masked."""
         reached = (self.relevance.float() >= threshold).to(self.relevance)
         hard = torch.where(self.relevance.isnan(), self.relevance, reached)
-        return GradedTargets(self.rows, self.columns, hard, self.shape)
+        return replace(self, relevance=hard)
 
     def without_false_negatives(
         self, queries: Tensor, documents: Tensor, margin: float, entries_at_once: int = 2**22
@@ -192,7 +235,7 @@ class GradedTargets:
             columns.append(column)
         row, column = torch.cat(rows), torch.cat(columns)
         masked = self.relevance.new_full((len(row) - len(self.rows),), torch.nan)
-        return GradedTargets(row, column, torch.cat([self.relevance, masked]), self.shape)
+        return replace(self, rows=row, columns=column, relevance=torch.cat([self.relevance, masked]))
 
     def row_chunks(self, rows: int) -> Iterator[tuple[slice, GradedTargets]]:
         """The targets cut into blocks of `rows` queries, rows counted from each block's first."""
@@ -203,11 +246,14 @@ class GradedTargets:
         for start, low, high in zip(starts, cuts[:-1], cuts[1:], strict=True):
             block = slice(start, min(start + rows, self.shape[0]))
             row, column, relevance = (part[low:high] for part in known)
-            yield block, GradedTargets(row - start, column, relevance, (block.stop - start, self.shape[1]))
+            base = None if self.unlabelled is None else self.unlabelled.of_queries(block)
+            yield block, GradedTargets(row - start, column, relevance, (block.stop - start, self.shape[1]), base)
 
     def dense(self, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
         """(z, weight), both (B, N): relevance, and 1 for entries that count, 0 for masked ones."""
         z = torch.zeros(self.shape, dtype=dtype, device=self.relevance.device)
+        if self.unlabelled is not None:
+            z.copy_(self.unlabelled.block(slice(None), slice(None)))
         weight = torch.ones(self.shape, dtype=dtype, device=self.relevance.device)
         masked = self.relevance.isnan()
         z[self.rows, self.columns] = self.relevance.nan_to_num(0.0).to(dtype)

@@ -71,8 +71,8 @@ class IndexSettings(ShardedEncodingSettings):
     """Settings of `bixse index`.
 
     Example:
-        >>> IndexSettings(model="demo", collection="data").index_type
-        'exact'
+        >>> IndexSettings(model="demo", collection="data").dtype
+        'float32'
     """
 
     model: Annotated[str, Flag(metavar="MODEL", positional=True)]
@@ -83,14 +83,10 @@ class IndexSettings(ShardedEncodingSettings):
     """Of stored embeddings: float32, or float16 for half the disk."""
     max_length: Annotated[int | None, Flag(metavar="TOKENS")] = None
     """Read only the first TOKENS of a text."""
-    index_type: str = "exact"
-    """exact: all are scored; hnsw, ivf or a string of faiss.index_factory: most are found, faster, by FAISS."""
-    parameters: Annotated[str | None, Flag(metavar="NAME=N,...")] = None
-    """Of FAISS: efSearch=256 for hnsw, nprobe=64 for ivf; more finds more, slower."""
     recall_target: float = Field(default=RECALL_TARGET, ge=0, le=1)
-    """Warn where fewer of the exact 10 or 100 best are found."""
+    """With a vector database: warn where its approximate search finds fewer of the exact 10 or 100 best documents."""
     recall_queries: Annotated[Path | None, Flag(metavar="FILE")] = None
-    """Queries to measure that on; null: titles of documents."""
+    """Queries on which that recall is measured; null: titles of documents."""
 
 
 class SearchSettings(EncodingSettings):
@@ -118,7 +114,7 @@ class SearchSettings(EncodingSettings):
     queries: Annotated[str | None, Flag(metavar="FILE")] = None
     """With an index: answer each query of a file (columns _id and text, or one per line); - reads the terminal."""
     exact: bool = False
-    """With an index: score every document, whatever the type of the index."""
+    """With a vector database: score every document."""
     model_at: str | None = None
     """With an index: its model, where that has moved."""
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from transformers import TrainerCallback
 from transformers.trainer_utils import SaveStrategy
@@ -19,6 +19,7 @@ from bixse.encoders.loading.precision import use_precision
 from bixse.errors import InputError
 from bixse.training.dev_evaluation import dev_evaluator
 from bixse.training.distributed import world_size
+from bixse.training.loop.base_targets import BaseTargets
 from bixse.training.preflight import check_memory, free_memory
 from bixse.training.recipe import check_training, make_model, make_trainer, open_training, steps_of
 from bixse.training.regrade import estimate_regrading
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from bixse.grading.estimate import Estimate
     from bixse.training.config import TrainConfig
     from bixse.training.dev_evaluation import Watched
+    from bixse.training.loop.batches import GradedCollator
     from bixse.training.loop.trainer import GradedTrainer
 
 TIMED_STEPS = 5
@@ -61,6 +63,8 @@ class TrainPlan:
     """Wall time of one evaluation on dev; 0 without dev."""
     evaluations: int
     """Evaluations on dev, the one before training included."""
+    seconds_of_base: float
+    """Wall time of embedding the training texts by the base model; 0 where their probabilities are not used."""
     seconds_of_merge: float
     """Wall time of scoring the merge weights on dev and guard; 0 where nothing is chosen."""
     regrade: Estimate | None
@@ -70,7 +74,8 @@ class TrainPlan:
     @property
     def seconds(self) -> float:
         """Expected wall time of steps, evaluations and merging; loading and saving come on top."""
-        return self.steps * self.seconds_per_step + self.evaluations * self.seconds_of_dev + self.seconds_of_merge
+        once = self.seconds_of_base + self.seconds_of_merge
+        return self.steps * self.seconds_per_step + self.evaluations * self.seconds_of_dev + once
 
 
 def plan_training(config: TrainConfig, out: Path) -> TrainPlan:
@@ -116,6 +121,7 @@ def _plan(config: TrainConfig, out: Path) -> TrainPlan:
         if config.regrade is not None:
             rounds, scratch_ledger = (steps - 1) // per_epoch, Path(scratch) / "regrade"
             regrade = estimate_regrading(config.regrade, inputs.pairs, rounds, scratch_ledger)
+        seconds_of_base = _seconds_of_base(trainer)
         times = _step_times(trainer)
     return TrainPlan(
         pairs=len(inputs.pairs),
@@ -128,6 +134,7 @@ def _plan(config: TrainConfig, out: Path) -> TrainPlan:
         timed_steps=len(times),
         seconds_of_dev=seconds_of_dev,
         evaluations=1 + -(-steps // every) if evaluator is not None else 0,
+        seconds_of_base=seconds_of_base,
         seconds_of_merge=seconds_of_merge,
         regrade=regrade,
         warnings=warnings,
@@ -151,6 +158,17 @@ def _step_times(trainer: GradedTrainer) -> list[float]:
     trainer.train()
     times = [end - start for start, end in pairwise(ends)]
     return times[1:] or times
+
+
+def _seconds_of_base(trainer: GradedTrainer) -> float:
+    """Seconds to embed the training texts by the base model; leaves targets without content, to time steps with."""
+    if getattr(trainer.loss.options, "unlabelled", "zero") == "zero":
+        return 0.0
+    model, collator = cast("RelevanceModel", trainer.loss.model), cast("GradedCollator", trainer.data_collator)
+    collator.base = BaseTargets.unknown(trainer.pairs, model.get_embedding_dimension() or 0)
+    rows = trainer.pairs.distinct("document")
+    sample = trainer.pairs.texts("document", rows[:: -(-len(rows) // TEXTS_TIMED)])
+    return _seconds_to_encode(model, sample) * len(rows) / len(sample)
 
 
 def _seconds_to_merge(model: RelevanceModel, corpus: Watched, weights: int) -> float:

@@ -41,12 +41,16 @@ class IndexOptions(Options):
 def run(settings: IndexSettings, options: IndexOptions) -> CommandResult:
     """Make an index."""
     from bixse.progress import progress_bar
+    from bixse.retrieval.hits import read_queries
     from bixse.retrieval.index.make_index import make_index
 
     if options.to is not None:
         _check_reachable(options.to)
+        if settings.recall_queries is not None:
+            read_queries(settings.recall_queries)  # refused before anything is encoded
     devices, warnings = settings.chosen_devices()
-    chosen = settings.model_dump(exclude={*EngineSettings.model_fields, "devices", "precision"})
+    of_export = {"recall_target", "recall_queries"}
+    chosen = settings.model_dump(exclude={*EngineSettings.model_fields, "devices", "precision", *of_export})
     report = make_index(**chosen, out=options.out, devices=devices, progress=progress_bar, where=settings)
     if report.waiting:
         return waits(report.waiting, warnings, seconds=report.seconds, encoded=report.encoded)

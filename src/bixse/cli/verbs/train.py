@@ -64,6 +64,7 @@ def _plan(config: TrainConfig, out: Path) -> CommandResult:
         f"{size(plan.free_bytes)} are free beside the weights",
         f"time: about {duration(plan.seconds)} ({plan.seconds_per_step:.2f} s a step, the median of "
         f"{plan.timed_steps}; {plan.evaluations} evaluations on dev of {plan.seconds_of_dev:.1f} s; "
+        f"{duration(plan.seconds_of_base)} to embed the training texts by the base model; "
         f"{duration(plan.seconds_of_merge)} to score merge weights)",
     ]
     if config.regrade is not None and plan.regrade is not None:

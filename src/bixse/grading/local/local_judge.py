@@ -5,31 +5,34 @@ from __future__ import annotations
 import time
 from functools import cached_property
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from bixse.errors import ModelError
+from bixse.errors import InputError, ModelError
+from bixse.grading.judge import Answer, Usage
 from bixse.grading.local.local_model import LocalModel, longest_input
-from bixse.grading.local.option_judge import OptionJudge
+from bixse.grading.local.local_prompts import PromptRenderer
 from bixse.grading.local.prompt_reader import PromptReader
+from bixse.grading.reading.expected_grade import OptionProbabilities, expected_grade, spellings
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from torch import Tensor
 
-    from bixse.grading.judge import Answer, Dtype, Question
+    from bixse.grading.judge import Dtype, Question
     from bixse.grading.local.prompt_reader import Sharing
     from bixse.grading.rubrics import Rubric
 
+MODE: Final = "token-ids"
 TOKENS_PER_THREAD, TOKENS_ON_DEVICE = 256, 16_384
 """Positions of one forward pass: of a processor per thread (more only adds padding), and of another device."""
 WINDOW, WINDOW_ON_DEVICE = 512, 2048
 
 
-class LocalJudge(OptionJudge):
+class LocalJudge:
     """Reads each question once, and grades by the probabilities of the options as the next token (mode "token-ids").
 
     Probabilities are from the softmax over the whole vocabulary in float32, and a label has those of all its spellings
@@ -61,7 +64,7 @@ class LocalJudge(OptionJudge):
             with_questions = LocalJudge("Qwen/Qwen2.5-1.5B-Instruct", load_rubric("trec-dl-0-3")).answers(questions)
     """
 
-    kind = "transformers"
+    at_once = 1
 
     def __init__(
         self,
@@ -81,13 +84,38 @@ class LocalJudge(OptionJudge):
             if isinstance(model_name_or_path, LocalModel)
             else LocalModel(model_name_or_path, device, dtype, revision, gguf_file, trust_remote_code)
         )
-        super().__init__(loaded, rubric, min_mass)
+        self.rubric, self.min_mass = rubric, min_mass
+        self._loaded = loaded
+        self._renderer = PromptRenderer(loaded.tokenizer)
+        example = [rubric.variants[0].messages("query", "document")]
+        prompt, ids = self._renderer.texts(example)[0], self._renderer.encode(example)[0]
+        self._option_ids = option_token_ids(loaded.tokenizer, rubric.labels, prompt, ids)
+        self.name, self.scale = loaded.name, rubric.scale
+        self.warnings = list(self._renderer.notes)
         self._own = loaded is not model_name_or_path
         if loaded.device.startswith("cpu"):
             passes, ahead = TOKENS_PER_THREAD * max(2, torch.get_num_threads()), WINDOW
         else:
             passes, ahead = TOKENS_ON_DEVICE, WINDOW_ON_DEVICE
         self._tokens_per_batch, self.window = tokens_per_batch or passes, window or ahead
+
+    @property
+    def identity(self) -> Mapping[str, Any]:
+        """All that decides an answer besides the question."""
+        return {
+            "kind": "transformers",
+            "model": self.name,
+            "revision": self._loaded.revision,
+            "mode": MODE,
+            "dtype": self._loaded.dtype,
+            "template": self._renderer.template_hash,
+            "labels": list(self.rubric.labels),
+            "values": list(self.rubric.values),
+            "min_mass": self.min_mass,
+        }
+
+    def count_tokens(self, questions: Sequence[Question]) -> list[int]:
+        return [len(ids) for ids in self._prompts(questions)]
 
     @cached_property
     def _reader(self) -> PromptReader:
@@ -146,3 +174,58 @@ class LocalJudge(OptionJudge):
         written = self._loaded.tokenizer.batch_decode(logits.argmax(dim=-1)[:, None])
         rows = zip(options.double().tolist(), written, lengths, strict=True)
         return [self._answer(tuple(row), text, length, seconds / len(lengths)) for row, text, length in rows]
+
+    def _prompts(self, questions: Sequence[Question]) -> list[list[int]]:
+        return self._renderer.encode([self._messages(question) for question in questions])
+
+    def _messages(self, question: Question) -> Sequence[Mapping[str, str]]:
+        """By the rubric where the question comes without messages."""
+        if question.messages:
+            return question.messages
+        variants = {variant.name: variant for variant in self.rubric.variants}
+        return variants.get(question.variant, self.rubric.variants[0]).messages(question.query, question.document)
+
+    def _without_grade(self, tokens: int, detail: str) -> Answer:
+        return Answer(
+            "too-long", MODE, usage=Usage(prompt=tokens), judge=self.name, detail=f"prompt of {tokens} tokens: {detail}"
+        )
+
+    def _answer(self, options: tuple[float, ...], text: str, length: int, seconds: float) -> Answer:
+        common: dict[str, Any] = {"usage": Usage(prompt=length), "seconds": seconds, "judge": self.name}
+        found = OptionProbabilities(options)
+        if not all(0 <= share <= 1.001 for share in options):
+            return Answer("failed", MODE, detail="the model gave no numbers (NaN or infinity)", **common)
+        if found.mass < max(self.min_mass, 1e-30):
+            detail = f"the options have probability {found.mass:.2g} together"
+            return Answer("no-option", MODE, text=text[:200], detail=detail, **common)
+        return Answer("graded", MODE, options, *expected_grade(self.rubric.values, found), text=text[:200], **common)
+
+
+def option_token_ids(
+    tokenizer: Any, labels: Sequence[str], prompt: str = "", prompt_ids: Sequence[int] = ()
+) -> tuple[tuple[int, ...], ...]:
+    """For each label the ids, one or more, of the tokens that spell it, with and without a space before it.
+
+    A label counts as far as one token spells it, alone or as what follows the rendered prompt: SentencePiece writes a
+    label that begins a text in another way than one that goes on from a prompt.
+    """
+    found = tuple(_single_tokens(tokenizer, label, prompt, prompt_ids) for label in labels)
+    for label, ids in zip(labels, found, strict=True):
+        if not ids:
+            tokens = tokenizer.convert_ids_to_tokens(tokenizer.encode(label, add_special_tokens=False))
+            raise InputError(
+                f"label {label!r}: got the tokens {tokens} of the judge; expected a single token that spells it; "
+                "fix: use labels of one digit or letter, as 0, 1, 2, 3 or A, B, C"
+            )
+    return found
+
+
+def _single_tokens(tokenizer: Any, label: str, prompt: str, prompt_ids: Sequence[int]) -> tuple[int, ...]:
+    known = list(prompt_ids)
+    found = set()
+    for spelling in spellings(label):
+        alone = tokenizer.encode(spelling, add_special_tokens=False)
+        following = tokenizer.encode(prompt + spelling, add_special_tokens=False) if prompt else []
+        rest = following[len(known) :] if following[: len(known)] == known else []
+        found |= {ids[0] for ids in (alone, rest) if len(ids) == 1}
+    return tuple(sorted(token for token in found if tokenizer.decode([token]).strip() == label))

@@ -10,9 +10,8 @@ from torch.autograd.function import once_differentiable
 
 from bixse.errors import InputError
 from bixse.losses.engines.host_tiles import add_host_tiles
-from bixse.losses.engines.implementations import Chosen, Implementation, choose
-from bixse.losses.engines.products import without_autocast
-from bixse.losses.engines.tiles import Sums, add_tiles
+from bixse.losses.engines.products import TILE_SIDE, product_dtype, tile_bytes, tile_shape, without_autocast
+from bixse.losses.engines.tiles import DeviceTiles, Sums, add_tiles
 
 if TYPE_CHECKING:
     from bixse.encoders.loading.precision import Setting
@@ -31,7 +30,6 @@ def graded_bce(
     reduction: Reduction = "query",
     tile_rows: int | None = None,
     tile_columns: int | None = None,
-    implementation: Implementation = "auto",
     products: Setting = "auto",
 ) -> Tensor:
     """Binary cross-entropy of graded relevance over all B x N entries (BiXSE paper, equation 2).
@@ -44,18 +42,18 @@ def graded_bce(
     Args:
         queries: (B, D).
         documents: (N, D).
-        targets: known relevance; masked entries count neither way.
+        targets: known relevance; masked entries count neither way. z of an entry that is not known is 0, or as
+            `GradedTargets.unlabelled` says: its product is one more per tile.
         logit_scale: alpha, a number or a tensor of one element.
         logit_bias: beta, likewise.
         reduction: "query" divides by B, "mean" by the number of entries that count.
         tile_rows: queries of a tile; changes speed and memory only. None: as suits the device.
         tile_columns: documents of a tile, likewise.
-        implementation: what computes it, see `Implementation`.
         products: what the factors of the three matrix products are rounded to: embeddings, and sigma of entries
             without a grade. "auto": float32 on the processor, elsewhere the precision of the process.
 
     Raises:
-        InputError: the shapes do not fit together, a tile is empty, or the implementation cannot run here.
+        InputError: the shapes do not fit together, a tile is empty, or products of bfloat16 cannot be had here.
 
     Example:
         >>> from bixse.losses import GradedTargets
@@ -69,33 +67,28 @@ def graded_bce(
     if any(side is not None and side < 1 for side in (tile_rows, tile_columns)):
         raise InputError(f"graded_bce: got tiles of {tile_rows} x {tile_columns}; expected at least 1 x 1")
     dtype = torch.promote_types(torch.promote_types(queries.dtype, documents.dtype), torch.float32)
-    choice = choose(implementation, products, queries.device, dtype)
+    rounded = product_dtype(products, queries.device, dtype)
     scale = torch.as_tensor(logit_scale, dtype=dtype, device=queries.device).reshape(())
     bias = torch.as_tensor(logit_bias, dtype=dtype, device=queries.device).reshape(())
-    suited = choice.tile_shape(len(queries), len(documents))
+    suited = _tile_shape(len(queries), len(documents), queries.device, rounded)
     shape = (tile_rows or suited[0], tile_columns or suited[1])
     with without_autocast(queries.device):
         loss: Tensor = _GradedBCE.apply(  # type: ignore[no-untyped-call]
-            queries.to(dtype), documents.to(dtype), scale, bias, targets, reduction, shape, choice
+            queries.to(dtype), documents.to(dtype), scale, bias, targets, reduction, shape, rounded
         )
     return loss
 
 
-def add_entries(
-    sums: Sums,
-    queries: Tensor,
-    documents: Tensor,
-    scale: Tensor,
-    bias: Tensor,
-    targets: GradedTargets,
-    shape: tuple[int, int],
-    choice: Chosen,
-) -> None:
-    """Add loss and gradients of all entries of a batch, or of a part of it, as was chosen."""
-    if choice.tiles is None:
-        add_host_tiles(sums, queries, documents, scale, bias, targets, shape)
-    else:
-        add_tiles(sums, queries, documents, scale, bias, targets, choice.tiles, choice.dtype, shape)
+def _tile_shape(queries: int, documents: int, device: torch.device, rounded: torch.dtype) -> tuple[int, int]:
+    """Rows and columns of a tile that suit the device; the last ones may be fewer."""
+    if device.type == "cpu":
+        return TILE_SIDE, TILE_SIDE
+    return tile_shape(queries, documents, DeviceTiles.bytes_per_entry[rounded], tile_bytes(device))
+
+
+def _on_host(embeddings: Tensor, rounded: torch.dtype) -> bool:
+    """Return True where the tiles of the processor, which reads numbers at no cost, are faster and as exact."""
+    return embeddings.device.type == "cpu" and rounded == embeddings.dtype
 
 
 class _GradedBCE(torch.autograd.Function):
@@ -111,10 +104,13 @@ class _GradedBCE(torch.autograd.Function):
         targets: GradedTargets,
         reduction: Reduction,
         shape: tuple[int, int],
-        choice: Chosen,
+        rounded: torch.dtype,
     ) -> Tensor:
         sums = Sums.zeros(queries, documents, ctx.needs_input_grad[:4])
-        add_entries(sums, queries, documents, scale, bias, targets, shape, choice)
+        if _on_host(queries, rounded):
+            add_host_tiles(sums, queries, documents, scale, bias, targets, shape)
+        else:
+            add_tiles(sums, queries, documents, scale, bias, targets, rounded, shape)
         count: Tensor | int = max(1, len(queries))
         if reduction == "mean":
             count = targets.number_counted().clamp(min=1)

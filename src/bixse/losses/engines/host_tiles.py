@@ -56,11 +56,17 @@ def add_host_tiles(
         masked = relevance.isnan()
         z = relevance.nan_to_num(0.0).to(logits.dtype)
         sums.value -= (z * picked).sum(dtype=sums.value.dtype)
+        base = None if targets.unlabelled is None else targets.unlabelled.block(tile.rows, tile.columns).to(logits)
+        if base is not None:  # before known logits become -inf, which times 0 would be NaN
+            base[rows, columns] = 0.0
+            sums.value -= torch.linalg.vecdot(base, logits).sum(dtype=sums.value.dtype)
         logits[rows, columns] = torch.where(masked, -math.inf, picked)  # softplus and sigma are 0 there
         sigma = _softplus_and_sigma(logits, sigma_buffer, half_buffer, largest, sums.value)
         if not sums.with_gradients:
             continue
         sigma[rows, columns] -= z
+        if base is not None:
+            sigma -= base
         sums.bias += sigma.sum()
         if sums.queries is not None:
             sums.queries[tile.rows].addmm_(sigma, d)

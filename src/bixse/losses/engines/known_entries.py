@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -45,42 +44,3 @@ def add_outer(
         gradients[0].index_add_(0, rows, weight[:, None] * embeddings[1][columns])
     if gradients[1] is not None:
         gradients[1].index_add_(0, columns, weight[:, None] * embeddings[0][rows])
-
-
-class Terms(NamedTuple):
-    """The log-sum-exps that a loss is made of: T of them, those of a query side by side."""
-
-    first: Tensor
-    """(B,) the first of each query."""
-    last: Tensor
-    """(B,) behind its last."""
-    highest: Tensor
-    """(T,) logit up to which an entry counts."""
-    of_entry: Tensor
-    """(M,) that of each known entry."""
-    one_a_query: bool
-
-    @classmethod
-    def of_queries(cls, targets: GradedTargets) -> Terms:
-        """One a query, over all its logits."""
-        first = torch.arange(targets.shape[0], device=targets.rows.device)
-        return cls(first, first + 1, torch.full_like(first, math.inf, dtype=torch.float32), targets.rows, True)
-
-    @classmethod
-    def of_entries(cls, targets: GradedTargets, chosen: Tensor, highest: Tensor) -> Terms:
-        """One for each of the (M,) known entries that is chosen; the others have a place that is in no query's range.
-
-        Nobody tells the processor how many are chosen.
-        """
-        key = 2 * targets.rows + (~chosen).long()
-        key, order = key.sort()
-        queries = 2 * torch.arange(targets.shape[0], device=key.device)
-        of_entry = torch.empty_like(order).index_copy_(0, order, torch.arange(len(order), device=key.device))
-        first, last = torch.searchsorted(key, queries), torch.searchsorted(key, queries + 1)
-        return cls(first, last, highest[order], of_entry, False)
-
-    def of_rows(self, rows: slice) -> tuple[Terms, slice]:
-        """Those of some queries, and where they stand among all."""
-        span = rows if self.one_a_query else slice(0, len(self.highest))
-        first, last = self.first[rows] - span.start, self.last[rows] - span.start
-        return self._replace(first=first, last=last, highest=self.highest[span]), span

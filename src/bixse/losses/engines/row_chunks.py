@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,7 +11,6 @@ from torch.autograd.function import once_differentiable
 
 from bixse.losses.base import GradedLoss
 from bixse.losses.engines.batch_statistics import mean_logits
-from bixse.losses.engines.implementations import choose
 from bixse.losses.engines.known_entries import add_outer
 from bixse.losses.engines.products import add_product, multiply, product_dtype, tile_bytes, without_autocast
 
@@ -20,7 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from bixse.encoders.loading.precision import Setting
-    from bixse.losses.engines.implementations import Chosen
     from bixse.losses.targets import GradedTargets
 
 ENTRIES_PER_CHUNK = 2**22
@@ -48,14 +45,6 @@ class RowWiseLoss(GradedLoss):
 
     blocks_held: ClassVar[int] = 20
     """Blocks of float32 that `chunk_result` holds at its peak, as measured: how large they may be on a GPU."""
-
-    def choice(self, device: torch.device, embeddings: torch.dtype = torch.float32) -> Chosen:
-        """Blocks of rows, and the precision of their products."""
-        return choose("rows", self.options.products, device, embeddings, "rows")
-
-    def computed_by(self, device: torch.device) -> str:
-        """The implementation and the precision of its products."""
-        return str(self.choice(device))
 
     @abstractmethod
     def chunk_result(self, logits: Tensor, targets: GradedTargets) -> ChunkResult:
@@ -96,37 +85,12 @@ def row_wise_loss(
     Returns:
         Two scalars: the loss, 0 with zero gradients when the counts sum to 0; and the sum of the counts, detached.
     """
-    dtype = wide_dtype(queries, documents)
-    rounded = product_dtype(products, queries.device, dtype)
-    blocks = partial(_add_blocks, chunk_result=chunk_result, entries_per_chunk=entries_per_chunk, rounded=rounded)
-    return with_gradients(queries, documents, targets, scale, blocks)
-
-
-def wide_dtype(queries: Tensor, documents: Tensor) -> torch.dtype:
-    """Of logits and sums: float32, or float64 for float64 input."""
-    return torch.promote_types(torch.promote_types(queries.dtype, documents.dtype), torch.float32)
-
-
-Gradients: TypeAlias = tuple[Tensor | None, Tensor | None]
-"""Of queries and documents, to be added to; None where it is not wanted."""
-
-
-def with_gradients(
-    queries: Tensor,
-    documents: Tensor,
-    targets: GradedTargets,
-    scale: float,
-    add: Callable[[Tensor, Tensor, GradedTargets, float, Gradients], tuple[Tensor, Tensor]],
-) -> tuple[Tensor, Tensor]:
-    """Loss and denominator of what `add` computes: the sum of the terms, and what it is divided by.
-
-    `add` also adds the gradients of that sum divided by the scale, with respect to queries and documents.
-    """
     targets.check_fits("loss", queries, documents)
-    dtype = wide_dtype(queries, documents)
+    dtype = torch.promote_types(torch.promote_types(queries.dtype, documents.dtype), torch.float32)
+    rounded = product_dtype(products, queries.device, dtype)
     with without_autocast(queries.device):
         loss, denominator = _RowWise.apply(  # type: ignore[no-untyped-call]
-            queries.to(dtype), documents.to(dtype), targets, scale, add
+            queries.to(dtype), documents.to(dtype), targets, scale, chunk_result, entries_per_chunk, rounded
         )
     return loss, denominator
 
@@ -136,12 +100,12 @@ def _add_blocks(
     documents: Tensor,
     targets: GradedTargets,
     scale: float,
-    gradients: Gradients,
-    *,
     chunk_result: Callable[[Tensor, GradedTargets], ChunkResult],
     entries_per_chunk: int,
     rounded: torch.dtype,
+    gradients: tuple[Tensor | None, Tensor | None],
 ) -> tuple[Tensor, Tensor]:
+    """Return the sum of the terms and its denominator; add the gradients of the sum divided by the scale."""
     grad_queries, grad_documents = gradients
     rows = max(1, min(len(queries), entries_per_chunk // max(1, len(documents))))
     buffer = queries.new_empty(rows * len(documents))
@@ -183,12 +147,17 @@ class _RowWise(torch.autograd.Function):
         documents: Tensor,
         targets: GradedTargets,
         scale: float,
-        add: Callable[[Tensor, Tensor, GradedTargets, float, Gradients], tuple[Tensor, Tensor]],
+        chunk_result: Callable[[Tensor, GradedTargets], ChunkResult],
+        entries_per_chunk: int,
+        rounded: torch.dtype,
     ) -> tuple[Tensor, Tensor]:
         needs_queries, needs_documents = ctx.needs_input_grad[:2]
         grad_queries = torch.zeros_like(queries) if needs_queries else None
         grad_documents = torch.zeros_like(documents) if needs_documents else None
-        total, denominator = add(queries, documents, targets, scale, (grad_queries, grad_documents))
+        gradients = (grad_queries, grad_documents)
+        total, denominator = _add_blocks(
+            queries, documents, targets, scale, chunk_result, entries_per_chunk, rounded, gradients
+        )
         divisor = denominator.clamp(min=1.0)
         for gradient in (grad_queries, grad_documents):
             if gradient is not None:
@@ -201,4 +170,4 @@ class _RowWise(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_output: Tensor, _: Tensor) -> tuple[Any, ...]:
         gradients = [None if gradient is None else gradient * grad_output for gradient in ctx.saved_tensors]
-        return (*gradients, None, None, None)
+        return (*gradients, None, None, None, None, None)

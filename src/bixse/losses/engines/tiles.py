@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from functools import cache
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import torch
 
@@ -14,7 +12,7 @@ from bixse.losses.engines.known_entries import add_outer, known_parts
 from bixse.losses.engines.products import add_product, multiply
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from torch import Tensor
 
@@ -74,28 +72,14 @@ class Scored(NamedTuple):
     """(R, C) sigma(s), rounded to the type of the products, 0 at known entries; overwritten by the next tile."""
 
 
-class Tiles(ABC):
-    """Scores tile after tile in buffers of its own; nothing waits for the device."""
+class DeviceTiles:
+    """Scores tile after tile in buffers of its own: two of float32 and one of the products' type.
 
-    bytes_per_entry: ClassVar[dict[torch.dtype, int]]
-    """Of its buffers, by the type of the products."""
-
-    @abstractmethod
-    def __init__(self, entries: int, dtype: torch.dtype, device: torch.device) -> None:
-        """Buffers for tiles of so many entries."""
-
-    @abstractmethod
-    def score(self, queries: Tensor, documents: Tensor, scale: Tensor, bias: Tensor, known: Tensor) -> Scored:
-        """Of (R, D) queries and (C, D) documents.
-
-        `known`: places of known entries in the flat tile; for those of other tiles the number of the buffers' entries.
-        """
-
-
-class EagerTiles(Tiles):
-    """PyTorch's own operations one after the other: two buffers of float32 and one of the products' type."""
+    PyTorch's own operations one after the other; nothing waits for the device.
+    """
 
     bytes_per_entry: ClassVar[dict[torch.dtype, int]] = {torch.bfloat16: 10, torch.float32: 8, torch.float64: 16}
+    """Of its buffers, by the type of the products."""
 
     def __init__(self, entries: int, dtype: torch.dtype, device: torch.device) -> None:
         wide = torch.promote_types(dtype, torch.float32)
@@ -103,48 +87,39 @@ class EagerTiles(Tiles):
         self._softplus = torch.empty(entries, dtype=wide, device=device)
         self._rounded = self._logits if dtype == wide else torch.empty(entries, dtype=dtype, device=device)
 
-    def score(self, queries: Tensor, documents: Tensor, scale: Tensor, bias: Tensor, known: Tensor) -> Scored:
+    def score(
+        self, queries: Tensor, documents: Tensor, scale: Tensor, bias: Tensor, known: Tensor, base: Tensor | None = None
+    ) -> Scored:
+        """Score (R, D) queries and (C, D) documents.
+
+        Args:
+            queries: of the tile.
+            documents: of the tile.
+            scale: alpha.
+            bias: beta.
+            known: positions of known entries in the flat tile; for those of other tiles the number of the buffers'
+                entries.
+            base: (R, C) targets of the other entries; None: 0.
+        """
         shape = (len(queries), len(documents))
         entries = math.prod(shape)
         logits = multiply(queries, documents.T, out=self._logits[:entries].view(shape))
         torch.addcmul(bias, logits, scale, out=logits)
+        expected = logits.new_zeros(())
+        if base is not None:  # `known` may name the place behind the last entry, so that there has to be one
+            padded = torch.nn.functional.pad(base.to(logits.dtype).view(-1), (0, len(self._logits) - entries))
+            base = padded.index_fill_(0, known, 0.0)[:entries].view(shape)
+            expected = (base * logits).sum(dim=1)  # before known logits are -inf, which times 0 is NaN
         self._logits.index_fill_(0, known, -math.inf)
         softplus = torch.logaddexp(logits, logits.new_zeros(()), out=self._softplus[:entries].view(shape))
-        value = softplus.sum(dim=1)
+        value = softplus.sum(dim=1) - expected
         sigma = logits.sigmoid_()
+        if base is not None:
+            sigma -= base
         total = sigma.sum(dim=1)
         if self._rounded is not self._logits:
             sigma = self._rounded[:entries].view(shape).copy_(sigma)
         return Scored(value, total, sigma)
-
-
-class CompiledTiles(Tiles):
-    """The product by PyTorch, and all that follows it in one pass that torch.compile writes."""
-
-    bytes_per_entry: ClassVar[dict[torch.dtype, int]] = {torch.bfloat16: 6, torch.float32: 8, torch.float64: 16}
-
-    def __init__(self, entries: int, dtype: torch.dtype, device: torch.device) -> None:
-        self._products = torch.empty(entries + 1, dtype=torch.promote_types(dtype, torch.float32), device=device)
-
-    def score(self, queries: Tensor, documents: Tensor, scale: Tensor, bias: Tensor, known: Tensor) -> Scored:
-        shape = (len(queries), len(documents))
-        entries = math.prod(shape)
-        products = multiply(queries, documents.T, out=self._products[:entries].view(shape))
-        self._products.index_fill_(0, known, -math.inf)
-        return Scored(*_compiled()(products, scale, bias, queries.dtype))
-
-
-@cache
-def _compiled() -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
-    compiled: Any = torch.compile(_sums_and_sigma, dynamic=True)
-    return compiled  # type: ignore[no-any-return]
-
-
-def _sums_and_sigma(products: Tensor, scale: Tensor, bias: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    logits = torch.where(products == -math.inf, -math.inf, products * scale + bias)
-    sigma = torch.sigmoid(logits)
-    softplus = torch.clamp_min(logits, 0.0) + torch.log1p(torch.exp(-logits.abs()))
-    return softplus.sum(dim=1), sigma.sum(dim=1), sigma.to(dtype)
 
 
 def add_tiles(
@@ -154,7 +129,6 @@ def add_tiles(
     scale: Tensor,
     bias: Tensor,
     targets: GradedTargets,
-    tiles: type[Tiles],
     dtype: torch.dtype,
     shape: tuple[int, int],
 ) -> None:
@@ -165,9 +139,10 @@ def add_tiles(
     """
     q, d = queries.to(dtype), documents.to(dtype)
     entries = min(shape[0], len(q)) * min(shape[1], len(d))
-    buffers = tiles(entries, dtype, q.device)
+    buffers = DeviceTiles(entries, dtype, q.device)
     for rows, columns in blocks(len(q), len(d), shape):
-        scored = buffers.score(q[rows], d[columns], scale, bias, places(targets, rows, columns, entries))
+        base = None if targets.unlabelled is None else targets.unlabelled.block(rows, columns)
+        scored = buffers.score(q[rows], d[columns], scale, bias, places(targets, rows, columns, entries), base)
         sums.value += scored.value.sum(dtype=sums.value.dtype)
         sums.bias += scored.sigma.sum(dtype=sums.bias.dtype)
         if sums.queries is not None:

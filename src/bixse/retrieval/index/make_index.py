@@ -6,7 +6,7 @@ import contextlib
 import re
 import shutil
 import time
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,25 +14,15 @@ from typing import TYPE_CHECKING, get_args
 
 from bixse.data.collection_files import check_corpus, stream_documents, warn_of_empty
 from bixse.data.io.files import alone_in, file_hash, storage_errors, write_atomically
-from bixse.encoders.encode import encode_on, encode_texts
+from bixse.encoders.encode import encode_on
 from bixse.encoders.loading.precision import resolve_precision
 from bixse.engines.engine_settings import EngineSettings
 from bixse.engines.job import MARK, is_marked, mark
 from bixse.errors import InputError, OutputExistsError
-from bixse.retrieval.hits import read_queries
-from bixse.retrieval.index.approximate import (
-    ApproximateSearch,
-    ann_settings,
-    build_faiss,
-    measure_recall,
-    recall_questions,
-    warn_of_recall,
-)
 from bixse.retrieval.index.encode_shards import EncodeShards, do_shards
-from bixse.retrieval.index.index_files import IndexFiles, shard_rows, write_texts
+from bixse.retrieval.index.index_files import shard_rows, write_texts
 from bixse.retrieval.index.manifest import FILE_NAME, MANIFEST_FILE, Manifest, StoredFile, StoredType, read_manifest
 from bixse.retrieval.index.search import load_encoder
-from bixse.retrieval.retrieval_settings import RECALL_TARGET
 from bixse.retrieval.store import EmbeddingStore
 
 if TYPE_CHECKING:
@@ -65,13 +55,9 @@ def make_index(
     model: str | Path | SentenceTransformer,
     collection: str | Path,
     out: str | Path,
-    index_type: str = "exact",
-    parameters: str | None = None,
     dtype: StoredType = "float32",
     task: str | None = None,
     max_length: int | None = None,
-    recall_target: float = RECALL_TARGET,
-    recall_queries: str | Path | None = None,
     progress: ProgressBars | None = None,
     devices: Sequence[str] | None = None,
     cache: str | Path | None = None,
@@ -79,7 +65,7 @@ def make_index(
 ) -> IndexReport:
     """Encode a corpus once and keep it for searching.
 
-    An index is never changed: for another corpus or index type a new one takes its place, whole or not at all.
+    An index is never changed: for another corpus a new one takes its place, whole or not at all.
     Embeddings are kept in the cache too, by text: what was encoded before, also by a process that was killed, is not
     encoded again.
 
@@ -89,7 +75,7 @@ def make_index(
     report says how many parts are waited for.
 
     Raises:
-        InputError: corpus, model, index type or settings cannot be used.
+        InputError: corpus, model or settings cannot be used.
         OutputExistsError: `out` holds an index of another encoder, or something else.
         StorageError: the disk is full, or another process writes the same index.
         IncompleteError: a part failed twice; the others are kept.
@@ -103,13 +89,8 @@ def make_index(
     if dtype not in get_args(StoredType):
         expected = " or ".join(get_args(StoredType))
         raise InputError(f"--dtype: got {dtype!r}; expected {expected}; fix: leave it out for float32")
-    if not 0 <= recall_target <= 1:
-        raise InputError(f"--recall-target: got {recall_target}; expected 0 to 1; fix: leave it out for 0.95")
     path = Path(collection) / "corpus.jsonl"
     corpus = check_corpus(path, {})
-    ann = ann_settings(index_type, parameters, corpus.count)
-    if recall_queries is not None:
-        read_queries(Path(recall_queries))  # refused before anything is encoded
     encoder, identity = load_encoder(model, task, max_length)
     manifest = Manifest(
         created=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -118,7 +99,6 @@ def make_index(
         dtype=dtype,
         precision=resolve_precision(device=devices[0] if devices else None),
         documents=corpus.count,
-        ann=ann,
     )
     place = (where or EngineSettings()).chosen_engine(here=True)
     if (present := _present(out, manifest)) is not None:
@@ -147,25 +127,20 @@ def make_index(
             if waiting:
                 return IndexReport(manifest, encoded, time.perf_counter() - started, waiting=waiting)
             folder, manifest = _gathered(job, shards, manifest)
-            if ann is not None:
-                with closing(IndexFiles(folder, manifest)) as files:
-                    step = progress("build the FAISS index", corpus.count) if progress is not None else None
-                    faiss = build_faiss(folder, files, ann, step)
-                    asked, source = recall_questions(files, recall_queries)
-                manifest = manifest.model_copy(update={"faiss": faiss})
-                with closing(IndexFiles(folder, manifest)) as files:
-                    recall = measure_recall(ApproximateSearch(files), encode_texts(encoder, asked, "query"), source)
-                manifest = manifest.model_copy(update={"recall": recall})
             _publish(folder, out, manifest)
             shutil.rmtree(job.folder, ignore_errors=True)
-    warnings = [*warn_of_empty(corpus.empty, corpus.count), *_warnings(manifest, recall_target, store)]
+    warnings = warn_of_empty(corpus.empty, corpus.count)
+    if store.failure is not None:
+        warnings.append(
+            f"embeddings were not kept in the cache ({store.failure}): the next index encodes all texts again"
+        )
     return IndexReport(manifest, encoded, time.perf_counter() - started, warnings=tuple(warnings))
 
 
 def _present(out: Path, wanted: Manifest) -> Manifest | None:
     """The index that is wanted, where the folder holds it already."""
     found = _found_in(out, wanted)
-    return found if found is not None and (found.corpus, found.ann) == (wanted.corpus, wanted.ann) else None
+    return found if found is not None and found.corpus == wanted.corpus else None
 
 
 def _found_in(out: Path, wanted: Manifest) -> Manifest | None:
@@ -230,13 +205,3 @@ def _publish(folder: Path, out: Path, manifest: Manifest) -> None:
         if path.name not in named and re.fullmatch(FILE_NAME, path.name):
             with contextlib.suppress(OSError):  # one that is held open under Windows goes with the next index
                 path.unlink()
-
-
-def _warnings(manifest: Manifest, target: float, store: EmbeddingStore) -> list[str]:
-    found = []
-    if manifest.ann is not None:
-        fix = f"higher --parameters than {manifest.ann.parameters!r} (slower; nothing is encoded again), or "
-        found += warn_of_recall(manifest.recall, target, f"{fix}--index-type exact")
-    if store.failure is not None:
-        found.append(f"embeddings were not kept in the cache ({store.failure}): the next index encodes all texts again")
-    return found

@@ -13,7 +13,7 @@ from bixse.progress import size
 if TYPE_CHECKING:
     from pathlib import Path
 
-FILE_NAME = r"(embeddings-\d{5,}|documents|faiss)-[0-9a-f]{16}\.[a-z]+"
+FILE_NAME = r"(embeddings-\d{5,}|documents)-[0-9a-f]{16}\.[a-z]+"
 MANIFEST_FILE = "manifest.json"
 """Written last: a folder without it holds no index."""
 StoredType: TypeAlias = Literal["float32", "float16"]
@@ -75,12 +75,12 @@ class EncoderIdentity(_Record):
 
 
 class AnnSettings(_Record):
-    """An approximate index in FAISS's own words."""
+    """The approximate index of a vector database, in its own words."""
 
     factory: str
-    """What `faiss.index_factory` takes: "HNSW32", "IVF1024,Flat", ..."""
+    """Kind of index: "HNSW32", "IVF316,SQ8", ..."""
     parameters: str
-    """What `faiss.ParameterSpace` takes: "efSearch=128", "nprobe=64", ..."""
+    """How far it is searched: "hnsw_ef=128", "nprobe=79", ..."""
 
 
 class Recall(_Record):
@@ -112,12 +112,11 @@ class Manifest(_Record):
     """Ids, titles and texts; None only while the index is made."""
     ann: AnnSettings | None = None
     """None: every document is scored."""
-    faiss: StoredFile | None = None
     recall: Recall | None = None
 
     @property
     def files(self) -> list[StoredFile]:
-        return [*self.embeddings, *(file for file in (self.texts, self.faiss) if file is not None)]
+        return [*self.embeddings, *([self.texts] if self.texts is not None else [])]
 
     @property
     def size(self) -> int:

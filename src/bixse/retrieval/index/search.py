@@ -13,10 +13,10 @@ from bixse.encoders.instructions import prompt_for, prompts_hash, use_task
 from bixse.encoders.loading.build import build_encoder
 from bixse.errors import InputError, ModelError, shorten
 from bixse.retrieval.hits import Hit, check_queries, check_top, chosen_threshold, hits_of, probable
-from bixse.retrieval.index.approximate import ApproximateSearch, Rescored
 from bixse.retrieval.index.index_files import IndexFiles, open_files
 from bixse.retrieval.index.manifest import EncoderIdentity
 from bixse.retrieval.stores.opening import open_store
+from bixse.retrieval.stores.recall import Rescored
 from bixse.retrieval.stores.vector_store import is_store
 
 if TYPE_CHECKING:
@@ -51,10 +51,8 @@ class SearchIndex:
         self.manifest: Manifest = files.manifest
         self._files = files
         self._approximate: Rescored | None = None
-        if self.manifest.ann is not None and not exact:
-            self._approximate = (
-                ApproximateSearch(files) if isinstance(files, IndexFiles) else Rescored(files, files.nearest)
-            )
+        if self.manifest.ann is not None and not exact and not isinstance(files, IndexFiles):
+            self._approximate = Rescored(files, files.nearest)
 
     @property
     def head(self) -> RelevanceHead | None:
@@ -170,10 +168,10 @@ def open_index(
             "qdrant:URL/COLLECTION".
         model: its model, where that has moved or is loaded; None loads it from where it was.
         task: task whose instruction stands before the queries; None: that of the index.
-        exact: score every document, also where there is an approximate index.
+        exact: score every document of a vector database too.
 
     Raises:
-        InputError: no index, a damaged one, an unknown task, or FAISS is needed and not installed.
+        InputError: no index, a damaged one, or an unknown task.
         ModelError: another model than the one the index was made with.
 
     Example:

@@ -12,11 +12,11 @@ import numpy as np
 
 from bixse.data.io.files import alone_in
 from bixse.encoders.encode import encode_texts
-from bixse.retrieval.index.approximate import Rescored, measure_recall, recall_questions, warn_of_recall
 from bixse.retrieval.index.index_files import open_files
 from bixse.retrieval.index.search import open_index
 from bixse.retrieval.retrieval_settings import RECALL_TARGET
 from bixse.retrieval.stores.opening import connect
+from bixse.retrieval.stores.recall import Rescored, measure_recall, recall_questions, warn_of_recall
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from bixse.retrieval.index.manifest import Manifest
     from bixse.retrieval.stores.vector_store import VectorStore
 
-UNKNOWN_BEFORE: dict[str, Any] = {"embeddings": (), "texts": None, "faiss": None, "ann": None, "recall": None}
+UNKNOWN_BEFORE: dict[str, Any] = {"embeddings": (), "texts": None, "ann": None, "recall": None}
 """What a manifest in a database does not take over from the local index."""
 
 

@@ -13,8 +13,8 @@ from qdrant_client.http.exceptions import ApiException
 
 from bixse.data.collection import Document
 from bixse.errors import InputError
-from bixse.retrieval.index.approximate import score_rows
 from bixse.retrieval.index.manifest import AnnSettings, Manifest
+from bixse.retrieval.stores.recall import score_rows
 from bixse.retrieval.stores.vector_store import KEY, StoreAddress, incomplete, manifest_of, nothing_there
 
 if TYPE_CHECKING:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import zlib
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -11,16 +13,20 @@ from torch.utils.data import Dataset, Sampler
 
 from bixse.data.columns import first_rows, numbered
 from bixse.data.task_instructions import Instructions
+from bixse.encoders.loading.attention import input_parts
 from bixse.errors import InputError, did_you_mean
 from bixse.losses.targets import GradedTargets
+from bixse.training.loop.base_targets import KnownEntries
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
+    from sentence_transformers import SentenceTransformer
 
     from bixse.data.graded_pairs import GradedPairs, Kind
     from bixse.losses.options import InBatchLabels
+    from bixse.training.loop.base_targets import BaseTargets
 
 EpochIndex: TypeAlias = tuple[int, int]
 """(epoch, group): which documents of a group are drawn depends on both and on the seed alone."""
@@ -61,6 +67,12 @@ class BatchPlan(Sampler[list[EpochIndex]]):
     def set_epoch(self, epoch: int) -> None:
         """Called by the trainer at the start of each epoch, also after a resume."""
         self.epoch = epoch
+
+    def of_epoch(self, epoch: int) -> BatchPlan:
+        """Return the same plan at an epoch."""
+        plan = copy.copy(self)
+        plan.set_epoch(epoch)
+        return plan
 
     def __len__(self) -> int:
         return sum(-(-self.queries_per_epoch(task) // self.batch_size) for task in self.members)
@@ -218,6 +230,8 @@ class GradedCollator:
         self.rank = rank
         self.world_size = world_size
         self.valid_label_columns = ["label"]
+        self.base: BaseTargets | None = None
+        """Targets of unlabelled entries; None: 0."""
         self.take(pairs)
 
     def take(self, pairs: GradedPairs) -> None:
@@ -230,6 +244,10 @@ class GradedCollator:
         first = np.sort(np.unique(numbers, return_index=True)[1])
         own = groups[self.rank :: self.world_size]
         targets, own_entries = self._targets(own, numbers[first])
+        if self.base is not None:
+            own_numbers = np.array([group.number for group in own], dtype=np.int64)
+            base = self.base.of(self.task_of(groups), own_numbers, numbers[first])
+            targets = replace(targets, unlabelled=base)
         shares = self._shares(rows[first])
         texts: dict[Kind, list[str]] = {
             "query": self.pairs.texts("query", self._first_rows(own)),
@@ -253,6 +271,22 @@ class GradedCollator:
             torch.from_numpy(numbers[first]).long(),
         )
         return {**batch, "label": targets.tensors(), "counts": torch.tensor(counts), "numbers": entries}
+
+    def known_entries(self, groups: Sequence[DrawnGroup]) -> KnownEntries:
+        """Return what is known of a whole batch, without its texts."""
+        documents = np.unique(self.pairs.document_numbers[np.concatenate([group.rows for group in groups])])
+        numbers = np.array([group.number for group in groups], dtype=np.int64)
+        return KnownEntries(self.task_of(groups), numbers, documents, self._targets(groups, documents)[0])
+
+    def task_of(self, groups: Sequence[DrawnGroup]) -> int:
+        """Return the number of a batch's task."""
+        return int(self.pairs.groups().tasks[groups[0].number])
+
+    def first_prompt(self, task: int, kind: Kind) -> str | None:
+        """Return what stands before a text of a task, by its first instruction where there are several."""
+        if not isinstance(self.prompts, Instructions):
+            return self.prompts.get(kind)
+        return self.prompts.prompt(self.pairs.tasks[0][task], kind) or None
 
     def _targets(self, own: Sequence[DrawnGroup], columns: NDArray[np.int32]) -> tuple[GradedTargets, int]:
         """The known entries of this process's queries, and how many are a query's own; `columns`: (N,) documents."""
@@ -296,7 +330,7 @@ class GradedCollator:
     def _prompt(self, groups: Sequence[DrawnGroup], kind: Kind) -> str | None:
         if not isinstance(self.prompts, Instructions):
             return self.prompts.get(kind)
-        task = self.pairs.tasks[0][self.pairs.groups().tasks[groups[0].number]]
+        task = self.pairs.tasks[0][self.task_of(groups)]
         ids = "\n".join(self.pairs.query_ids[row] for row in self._first_rows(groups))
         choice = zlib.crc32(ids.encode()) % self.prompts.choices(task)
         return self.prompts.prompt(task, kind, choice) or None
@@ -314,3 +348,21 @@ def _order(shares: Sequence[Sequence[int]]) -> torch.Tensor:
     for process, columns in enumerate(shares):
         order[torch.tensor(columns, dtype=torch.long)] = process * len(shares[0]) + torch.arange(len(columns))
     return order
+
+
+def shortened_preprocess(model: SentenceTransformer, max_length: int | None) -> Callable[..., Mapping[str, Any]]:
+    """The model's tokenisation, reading at most `max_length` tokens of a text."""
+
+    def preprocess(texts: list[str], prompt: str | None = None, task: str | None = None) -> Mapping[str, Any]:
+        parts: list[Any] = input_parts(model) if max_length is not None else []
+        own = [part.max_seq_length for part in parts]
+        try:
+            for part, length in zip(parts, own, strict=True):
+                part.max_seq_length = max_length if length is None else min(length, max_length)
+            features: Mapping[str, Any] = model.preprocess(texts, prompt=prompt, task=task)
+            return features
+        finally:
+            for part, length in zip(parts, own, strict=True):
+                part.max_seq_length = length
+
+    return preprocess

@@ -28,16 +28,16 @@ from bixse.data.io.files import storage_errors, usual_modes, write_atomically
 from bixse.data.io.hashes import write_hashes
 from bixse.encoders.embedding import number_of_texts, positions_computed, tokens_without_padding
 from bixse.encoders.instructions import prompt_for
-from bixse.encoders.loading.attention import input_parts
 from bixse.encoders.serving import add_older_settings
 from bixse.encoders.shards import is_sharded
-from bixse.errors import DivergedError
-from bixse.losses.bixse import BiXSELoss
+from bixse.errors import DivergedError, InputError
+from bixse.losses.bixse import BiXSELoss, BiXSEOptions
 from bixse.losses.engines.gather import all_reduce_sum
 from bixse.losses.targets import GradedTargets
 from bixse.training.config import OptimizerConfig, Sharding
 from bixse.training.distributed import any_process, average_gradients
-from bixse.training.loop.batches import COUNTS, BatchPlan, GradedCollator, GroupDataset
+from bixse.training.loop.base_targets import BaseTargets, base_embeddings
+from bixse.training.loop.batches import COUNTS, BatchPlan, GradedCollator, GroupDataset, shortened_preprocess
 from bixse.training.loop.checkpoints import (
     check_checkpoint,
     load_loss_state,
@@ -53,7 +53,7 @@ from bixse.training.loop.sharding import shard_encoder, whole_copy, whole_tensor
 from bixse.training.loop.suspects import SuspectCollector, Suspects
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
@@ -65,6 +65,8 @@ if TYPE_CHECKING:
     from bixse.data.task_instructions import Instructions
     from bixse.losses.base import GradedLoss
 
+BASE_FOLDER = "base"
+"""Folder of the base model's embeddings, among the checkpoints."""
 TrainingData: TypeAlias = GradedPairs | Dataset | Mapping[str, Dataset]
 """Graded pairs, a data set with their columns, or several data sets by task."""
 
@@ -173,7 +175,24 @@ class GradedTrainer(SentenceTransformerTrainer):
     def train(self, *args: Any, **kwargs: Any) -> TrainOutput:
         """As sentence-transformers does; all processes begin with the weights of the first."""
         broadcast(whole_tensors(self.loss))
+        self.add_base_targets()
         return super().train(*args, **kwargs)
+
+    def add_base_targets(self) -> None:
+        """Take the model as it is now for the base model of a loss that asks for its probabilities (`unlabelled`)."""
+        collator: Any = self.data_collator
+        options = self.loss.options
+        if not isinstance(options, BiXSEOptions) or options.unlabelled == "zero" or collator.base is not None:
+            return
+        if self.outline is not None:
+            raise InputError("sharding: got full with unlabelled: base; expected one of them; fix: leave one out")
+        folder = Path(self.args.output_dir or ".") / BASE_FOLDER
+        with self.args.main_process_first(local=False, desc="embeddings by the base model"):
+            embeddings = base_embeddings(self.model, self.pairs, folder, collator.first_prompt)
+        base = BaseTargets(*embeddings, options.unlabelled_weight, {})
+        draw = GroupDataset(self.pairs, self.args.documents_per_query, self.args.seed)
+        base.fit(collator.known_entries([draw[index] for index in batch]) for batch in self.plan.of_epoch(0))
+        collator.base = base
 
     def whole_model(self) -> SentenceTransformer:
         """The encoder that is trained; of a sharded one a whole copy in main memory.
@@ -227,9 +246,7 @@ class GradedTrainer(SentenceTransformerTrainer):
         """Features and targets of the batches of the first epoch, whole in every process."""
         collator: Any = copy.copy(self.data_collator)
         collator.rank, collator.world_size = 0, 1
-        plan = copy.copy(self.plan)
-        plan.set_epoch(0)
-        for batch in self._loader(self.pairs, plan, collator):
+        for batch in self._loader(self.pairs, self.plan.of_epoch(0), collator):
             features, labels = self.collect_features(self._prepare_inputs(batch))
             shape = (number_of_texts(features[0]), number_of_texts(features[1]))
             yield features, GradedTargets.from_tensors(labels, shape)  # type: ignore[arg-type]
@@ -462,24 +479,6 @@ def _prompts_of(
     own = {"query": prompt_for(model, "query"), "document": prompt_for(model, "document")}
     given = {**own, **(args.prompts if isinstance(args.prompts, dict) else {})}
     return {name: text for name, text in given.items() if isinstance(text, str)}
-
-
-def shortened_preprocess(model: SentenceTransformer, max_length: int | None) -> Callable[..., Mapping[str, Any]]:
-    """The model's tokenisation, reading at most `max_length` tokens of a text."""
-
-    def preprocess(texts: list[str], prompt: str | None = None, task: str | None = None) -> Mapping[str, Any]:
-        parts: list[Any] = input_parts(model) if max_length is not None else []
-        own = [part.max_seq_length for part in parts]
-        try:
-            for part, length in zip(parts, own, strict=True):
-                part.max_seq_length = max_length if length is None else min(length, max_length)
-            features: Mapping[str, Any] = model.preprocess(texts, prompt=prompt, task=task)
-            return features
-        finally:
-            for part, length in zip(parts, own, strict=True):
-                part.max_seq_length = length
-
-    return preprocess
 
 
 def _own_rates(args: GradedTrainingArguments, loss: GradedLoss) -> dict[str, float]:

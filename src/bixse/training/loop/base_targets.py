@@ -1,0 +1,153 @@
+"""Targets of unlabelled entries from the model as it was before training: its embeddings, and a curve from cosines."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+
+from bixse.encoders.encode import encode_here, encoding_device
+from bixse.encoders.identity import embeddings_key
+from bixse.encoders.instructions import prompt_for
+from bixse.encoders.loading.precision import resolve_precision
+from bixse.evaluation.calibration.platt import fit_platt
+from bixse.losses.targets import BaseProbability, GradedTargets
+from bixse.retrieval.store import EmbeddingStore
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+    from sentence_transformers import SentenceTransformer
+
+    from bixse.data.graded_pairs import GradedPairs, Kind
+
+TEXTS_AT_ONCE = 65_536
+"""Texts between two writes: 100 MB of embeddings of 384 dimensions."""
+FIT_ENTRIES = 2**20
+"""Entries of a task to which its curve is fitted, about; its two numbers hardly change with more."""
+
+
+class KnownEntries(NamedTuple):
+    """What is known of the entries of a batch."""
+
+    task: int
+    """Number of its task."""
+    groups: NDArray[np.int64]
+    """(B,) numbers of its query groups."""
+    documents: NDArray[np.int32]
+    """(N,) numbers of its documents."""
+    targets: GradedTargets
+
+
+@dataclass
+class BaseTargets:
+    """What a batch needs of the base model: its embeddings of the texts, and per task a curve from cosine to relevance.
+
+    The embeddings lie in files and are mapped, not read: they may be larger than memory, and a resumed run finds the
+    same bits.
+    """
+
+    queries: NDArray[np.float32]
+    """(G, D0) embedding of each query group, L2-normalised."""
+    documents: NDArray[np.float32]
+    """(N, D0) embedding of each distinct document."""
+    weight: float
+    """What the probabilities are multiplied by."""
+    curves: dict[int, tuple[float, float]]
+    """Task, by its number -> scale and bias of sigma(scale * cos + bias)."""
+
+    def of(self, task: int, groups: NDArray[np.int64], documents: NDArray[Any]) -> BaseProbability:
+        """Return the targets of a batch's unlabelled entries."""
+        curve = torch.tensor([*self.curves[task], self.weight], dtype=torch.float32)
+        return BaseProbability(self._rows(self.queries, groups), self._rows(self.documents, documents), curve)
+
+    @classmethod
+    def unknown(cls, pairs: GradedPairs, dimensions: int) -> BaseTargets:
+        """Return targets of the right shapes with nothing in them, to time a step without the base model."""
+        zero = np.zeros((1, dimensions), dtype=np.float32)
+        shapes = ((len(pairs.groups()), dimensions), (len(pairs.distinct("document")), dimensions))
+        queries, documents = (np.broadcast_to(zero, shape) for shape in shapes)
+        return cls(queries, documents, 1.0, dict.fromkeys(range(len(pairs.tasks[0])), (1.0, 0.0)))
+
+    def fit(self, batches: Iterable[KnownEntries]) -> None:
+        """Fit each task's curve to batches: grades are targets, and 0 is the target of every other entry.
+
+        Logistic regression on one cosine (Platt 1999).
+        """
+        cosines: dict[int, list[NDArray[np.float32]]] = {}
+        relevance: dict[int, list[NDArray[np.float32]]] = {}
+        for task, groups, documents, targets in batches:
+            if sum(map(len, cosines.get(task, []))) >= FIT_ENTRIES:
+                continue
+            z, counts = (part.numpy() for part in targets.dense())
+            product = (self._rows(self.queries, groups) @ self._rows(self.documents, documents).T).numpy()
+            cosines.setdefault(task, []).append(product[counts > 0])
+            relevance.setdefault(task, []).append(z[counts > 0])
+        self.curves = {
+            task: fit_platt(np.concatenate(cosines[task]), np.concatenate(relevance[task])) for task in cosines
+        }
+
+    @staticmethod
+    def _rows(table: NDArray[np.float32], rows: NDArray[Any]) -> torch.Tensor:
+        return torch.from_numpy(np.asarray(table[rows]))
+
+
+def base_embeddings(
+    model: SentenceTransformer, pairs: GradedPairs, folder: Path, prompt: Callable[[int, Kind], str | None]
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Embed the query of each group and each distinct document by a model, at its own length, or read what is there.
+
+    Args:
+        model: the base model.
+        pairs: graded pairs with G groups and N distinct documents.
+        folder: where the files of this model and these pairs are kept.
+        prompt: task and kind -> what stands before a text. A document of several tasks has the prompt of its first.
+
+    Returns:
+        (G, D0) and (N, D0), mapped read-only.
+    """
+    key = f"{embeddings_key(model)}-{pairs.content_hash()[:16]}"
+    groups = pairs.groups()
+    rows: dict[Kind, NDArray[np.intp]] = {"query": groups.first_rows, "document": pairs.distinct("document")}
+    folder.mkdir(parents=True, exist_ok=True)
+    tables = []
+    for kind, chosen in rows.items():
+        path = folder / f"{key}-{kind}.npy"
+        if not path.is_file():
+            _write(path, model, pairs, kind, chosen, prompt)
+        tables.append(np.load(path, mmap_mode="r"))
+    return tables[0], tables[1]
+
+
+def _write(
+    path: Path,
+    model: SentenceTransformer,
+    pairs: GradedPairs,
+    kind: Kind,
+    rows: NDArray[np.intp],
+    prompt: Callable[[int, Kind], str | None],
+) -> None:
+    """Write embeddings part by part; the file has its name when it is whole."""
+    unfinished = path.with_suffix(".part")
+    shape = (len(rows), model.get_embedding_dimension() or 0)
+    table = np.lib.format.open_memmap(unfinished, mode="w+", dtype=np.float32, shape=shape)
+    tasks = pairs.tasks[1][rows]
+    for task in np.unique(tasks).tolist():
+        own = np.flatnonzero(tasks == task)
+        for part in np.array_split(own, max(1, -(-len(own) // TEXTS_AT_ONCE))):
+            table[part] = _embed(model, pairs.texts(kind, rows[part]), kind, prompt(task, kind))
+    table.flush()
+    unfinished.replace(path)
+
+
+def _embed(model: SentenceTransformer, texts: Sequence[str], kind: Kind, prompt: str | None) -> NDArray[np.float32]:
+    if kind == "document" and (prompt or None) == prompt_for(model, kind):  # what evaluation keeps too
+        return EmbeddingStore(model).encode(texts)
+    distinct = list(dict.fromkeys(texts))
+    row_of = {text: row for row, text in enumerate(distinct)}
+    precision = resolve_precision(device=encoding_device(model))
+    return encode_here(model, distinct, kind, prompt or None, precision)[[row_of[text] for text in texts]]
