@@ -18,7 +18,6 @@ from bixse.grading.grade import grade
 from bixse.grading.grade_settings import GradeSettings
 from bixse.grading.judge import Answer, Completion, Question, Usage
 from bixse.grading.ledger import Ledger
-from bixse.grading.ledgers.stored_row import started, this_process
 from helpers.scripted_judge import ScriptedJudge, planted, some_pairs
 
 HERE = Path(__file__).parents[1] / "helpers"
@@ -114,30 +113,6 @@ def test_what_an_earlier_version_paid_for_is_found(tmp_path):
         ledger.write("key", Completion("failed"))
         ledger.store._file.execute("UPDATE answers SET answer = ?", (json.dumps(kept),))
         assert ledger.find("key") == Completion("written", "how to copy", Usage(9, 0, 3), 0.5, "m")
-
-
-def test_a_question_is_claimed_by_one_living_process(tmp_path):
-    path = tmp_path / "l.sqlite"
-    sleeper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
-    try:
-        with Ledger(path) as first, Ledger(path) as second:
-            second.store.owner = f"{this_process().split('/')[0]}/{sleeper.pid}/{started(sleeper.pid)}"
-            assert second.claim("key")
-            assert not first.claim("key")
-            assert first.claim("other key")
-            sleeper.kill()
-            sleeper.wait()
-            assert first.claim("key"), "its owner is gone"
-    finally:
-        sleeper.kill()
-
-
-def test_a_claim_of_another_machine_runs_out(tmp_path, monkeypatch):
-    with Ledger(tmp_path / "l.sqlite") as here:
-        here.store._file.execute("INSERT INTO claims VALUES ('key', 'elsewhere/1/2.00', ?)", (time.time() - 10,))
-        assert not here.claim("key")
-        here.store._file.execute("UPDATE claims SET written = ?", (time.time() - 1000,))
-        assert here.claim("key")
 
 
 def test_killed_at_any_moment_nothing_answered_is_asked_again(tmp_path):

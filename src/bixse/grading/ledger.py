@@ -74,14 +74,8 @@ class Ledger(Generic[Kept]):
         self.store.write(StoredRow(*row))
 
     def give_back(self, key: str) -> None:
+        """Leave a claimed question to others."""
         self.store.give_back(key)
-
-    def release(self) -> None:
-        self.store.release()
-
-    def renew(self) -> None:
-        """Say that this process still works on its claims."""
-        self.store.renew()
 
     def __len__(self) -> int:
         """Answers; in a folder those that were replaced count too."""
