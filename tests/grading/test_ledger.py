@@ -18,14 +18,15 @@ from bixse.grading.grade import grade
 from bixse.grading.grade_settings import GradeSettings
 from bixse.grading.judge import Answer, Completion, Question, Usage
 from bixse.grading.ledger import Ledger
+from helpers.ledger_worker import elsewhere, here
 from helpers.scripted_judge import ScriptedJudge, planted, some_pairs
 
 HERE = Path(__file__).parents[1] / "helpers"
 
 
-def start(out, ledger, log, count, pause):
+def start(out, ledger, log, count, pause, prefix=()):
     words = [sys.executable, str(HERE / "scripted_judge.py"), str(out), str(ledger), str(log), str(count), str(pause)]
-    return subprocess.Popen(words, stderr=subprocess.PIPE)
+    return subprocess.Popen([*prefix, *words], stderr=subprocess.PIPE)
 
 
 def asked(log):
@@ -143,10 +144,11 @@ def test_killed_at_any_moment_nothing_answered_is_asked_again(tmp_path):
     assert all(row["grade"] == planted(Question("", "", "", row["document"])) for row in table)
 
 
-def test_processes_share_a_ledger_and_the_work(tmp_path):
+@pytest.mark.parametrize("prefix", [here, elsewhere])
+def test_processes_share_a_ledger_and_the_work(tmp_path, prefix):
     ledger, count = tmp_path / "l.sqlite", 60
     logs = [tmp_path / f"{i}.txt" for i in range(3)]
-    all_three = [start(tmp_path / f"out{i}", ledger, log, count, 0.05) for i, log in enumerate(logs)]
+    all_three = [start(tmp_path / f"out{i}", ledger, log, count, 0.05, prefix) for i, log in enumerate(logs)]
     assert [process.wait(timeout=120) for process in all_three] == [0, 0, 0]
     assert sum(sum(asked(log).values()) for log in logs) == count, "every question is paid for once"
     with sqlite3.connect(ledger) as file:

@@ -17,13 +17,9 @@ from bixse.grading.ledgers.segment_answers import seal_left
 from bixse.grading.ledgers.writer_files import LEASE
 from helpers.chat_server import chat_server, planted
 from helpers.command import ended, start
-from helpers.ledger_worker import FLOCK, NAMESPACE, namespaces_allowed, worker
+from helpers.ledger_worker import FLOCK, elsewhere, here, worker
 
 SHARE = [0.9, 0.05, 0.03, 0.01]
-elsewhere = pytest.param(
-    NAMESPACE, id="namespace", marks=pytest.mark.skipif(not namespaces_allowed(), reason="needs the right to unshare")
-)
-here = pytest.param((), id="here")
 lockless = pytest.mark.skipif(FLOCK is None, reason="the number of flock is not known here")
 
 

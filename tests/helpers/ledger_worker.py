@@ -12,6 +12,8 @@ import time
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 NAMESPACE = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
 """A process namespace of its own, as a container has; host name and files are shared."""
 FLOCK = {"x86_64": 73, "aarch64": 32}.get(platform.machine())
@@ -22,6 +24,13 @@ def namespaces_allowed():
     if shutil.which(NAMESPACE[0]) is None:
         return False
     return subprocess.run([*NAMESPACE, "true"], capture_output=True, check=False).returncode == 0
+
+
+here = pytest.param((), id="here")
+elsewhere = pytest.param(
+    NAMESPACE, id="namespace", marks=pytest.mark.skipif(not namespaces_allowed(), reason="needs the right to unshare")
+)
+"""What to start a process with, as a parameter of tests."""
 
 
 def refuse_locks():

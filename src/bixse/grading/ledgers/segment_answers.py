@@ -37,8 +37,10 @@ FOLDER_FILE = "ledger.json"
 """Says that a folder is a ledger, and which."""
 SQLITE_SUFFIX = ".sqlite"
 """A path that ends so is one file where there is nothing yet."""
+LOOK_FREE = 2e-4
+"""Seconds: a look at what others have written that is over by then is taken before every claim."""
 LOOK_SHARE = 20.0
-"""A look at what others have written comes so many times its own duration after the last, but within `LOOK_AFTER`."""
+"""Of what it takes beyond, a look comes so many times after the last one, but within `LOOK_AFTER` seconds."""
 LOOK_AFTER = 1.0
 _TRIES = 50
 """Looks at that file while another process writes it."""
@@ -60,7 +62,7 @@ class SegmentAnswers:
         """Bytes that were read of segments and writers' files of others; of a sealed segment 0."""
         self._claimed: dict[str, Path] = {}
         """Key -> the file of the writer that is asking."""
-        self._next_look = 0.0
+        self._next_look, self._look_takes = 0.0, 1e-4
         self._own: list[StoredRow] = []
         self._open: OpenSegment | None = None
 
@@ -78,12 +80,13 @@ class SegmentAnswers:
 
     def claim(self, key: str) -> bool:
         segment = self._segment()  # before anything is paid for that could not be kept
+        segment.writer.add(f"+{key}")  # before the look: of two processes at once, one at least sees the other
         self._look()
         if (writer := self._claimed.get(key)) is not None:
             with without_writer(writer) as gone:
                 if not gone and not is_quiet(writer):  # an NFS server may hold the lock of a machine that crashed
+                    segment.writer.add(f"-{key}")
                     return False
-        segment.writer.add(f"+{key}")
         return True
 
     def write(self, row: StoredRow) -> None:
@@ -106,7 +109,7 @@ class SegmentAnswers:
     def _segment(self) -> OpenSegment:
         if self._open is not None and not self._open.writer.held:  # in a forked child: the segment is its parent's
             self._open, self._own = None, []
-        if self._open is None or not self._open.path.exists():  # deleted, or sealed after a halt beyond the lease
+        if self._open is None or not self._open.is_there:  # another process sealed it after a halt beyond the lease
             self._open = OpenSegment(self.path)
             for row in self._own:
                 self._open.add(row)
@@ -125,7 +128,8 @@ class SegmentAnswers:
             self._claimed.pop(row.key, None)
             self._take(row)
         now = time.monotonic()
-        self._next_look = now + min(LOOK_AFTER, LOOK_SHARE * (now - began))
+        self._look_takes = min(now - began, 2 * self._look_takes)  # one that waited for the CPU counts little
+        self._next_look = now + min(LOOK_AFTER, LOOK_SHARE * max(0.0, self._look_takes - LOOK_FREE))
 
     def _take_claims(self, writer: Path) -> None:
         with suppress(OSError):  # it has ended, or may be read by its owner alone

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from contextlib import contextmanager, suppress
 from itertools import starmap
 from typing import TYPE_CHECKING, Any
@@ -53,6 +54,13 @@ class OpenSegment:
         with storage_errors(self.path):
             self._file = self.path.open("xb", buffering=0)
             self._put({"bixse_ledger": FORMAT, "owner": self.writer.owner})
+
+    @property
+    def is_there(self) -> bool:
+        """Whether nobody has deleted it."""
+        with suppress(OSError):  # NFS, where another machine has deleted it
+            return os.fstat(self._file.fileno()).st_nlink > 0
+        return False
 
     def add(self, row: StoredRow) -> None:
         self._put(row)
