@@ -18,15 +18,15 @@ from bixse.grading.grade import grade
 from bixse.grading.grade_settings import GradeSettings
 from bixse.grading.judge import Answer, Completion, Question, Usage
 from bixse.grading.ledger import Ledger
-from bixse.grading.ledgers.stored_row import started, this_process
+from helpers.ledger_worker import elsewhere, here
 from helpers.scripted_judge import ScriptedJudge, planted, some_pairs
 
 HERE = Path(__file__).parents[1] / "helpers"
 
 
-def start(out, ledger, log, count, pause):
+def start(out, ledger, log, count, pause, prefix=()):
     words = [sys.executable, str(HERE / "scripted_judge.py"), str(out), str(ledger), str(log), str(count), str(pause)]
-    return subprocess.Popen(words, stderr=subprocess.PIPE)
+    return subprocess.Popen([*prefix, *words], stderr=subprocess.PIPE)
 
 
 def asked(log):
@@ -116,30 +116,6 @@ def test_what_an_earlier_version_paid_for_is_found(tmp_path):
         assert ledger.find("key") == Completion("written", "how to copy", Usage(9, 0, 3), 0.5, "m")
 
 
-def test_a_question_is_claimed_by_one_living_process(tmp_path):
-    path = tmp_path / "l.sqlite"
-    sleeper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
-    try:
-        with Ledger(path) as first, Ledger(path) as second:
-            second.store.owner = f"{this_process().split('/')[0]}/{sleeper.pid}/{started(sleeper.pid)}"
-            assert second.claim("key")
-            assert not first.claim("key")
-            assert first.claim("other key")
-            sleeper.kill()
-            sleeper.wait()
-            assert first.claim("key"), "its owner is gone"
-    finally:
-        sleeper.kill()
-
-
-def test_a_claim_of_another_machine_runs_out(tmp_path, monkeypatch):
-    with Ledger(tmp_path / "l.sqlite") as here:
-        here.store._file.execute("INSERT INTO claims VALUES ('key', 'elsewhere/1/2.00', ?)", (time.time() - 10,))
-        assert not here.claim("key")
-        here.store._file.execute("UPDATE claims SET written = ?", (time.time() - 1000,))
-        assert here.claim("key")
-
-
 def test_killed_at_any_moment_nothing_answered_is_asked_again(tmp_path):
     """kill -9 again and again: each time at most the questions in flight (4) are lost."""
     ledger, log, count, kills = tmp_path / "l.sqlite", tmp_path / "asked.txt", 60, 0
@@ -168,10 +144,11 @@ def test_killed_at_any_moment_nothing_answered_is_asked_again(tmp_path):
     assert all(row["grade"] == planted(Question("", "", "", row["document"])) for row in table)
 
 
-def test_processes_share_a_ledger_and_the_work(tmp_path):
+@pytest.mark.parametrize("prefix", [here, elsewhere])
+def test_processes_share_a_ledger_and_the_work(tmp_path, prefix):
     ledger, count = tmp_path / "l.sqlite", 60
     logs = [tmp_path / f"{i}.txt" for i in range(3)]
-    all_three = [start(tmp_path / f"out{i}", ledger, log, count, 0.05) for i, log in enumerate(logs)]
+    all_three = [start(tmp_path / f"out{i}", ledger, log, count, 0.05, prefix) for i, log in enumerate(logs)]
     assert [process.wait(timeout=120) for process in all_three] == [0, 0, 0]
     assert sum(sum(asked(log).values()) for log in logs) == count, "every question is paid for once"
     with sqlite3.connect(ledger) as file:

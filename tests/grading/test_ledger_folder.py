@@ -91,8 +91,8 @@ def test_a_ledger_of_a_later_version_or_a_damaged_one(folder, content, said):
         Ledger(folder)
 
 
-@pytest.mark.parametrize("sealed", [False, True])
-def test_a_damaged_segment_is_named_not_passed_over(folder, sealed):
+def damaged(folder, sealed):
+    """The segment of a process that wrote 50 answers."""
     killed(folder, 0, 50)
     if sealed:
         seal_left(folder)
@@ -101,9 +101,27 @@ def test_a_damaged_segment_is_named_not_passed_over(folder, sealed):
     place = 200 if sealed else content.index(b"\n", len(content) // 2) + 1
     content[place : place + 3] = b"\0\0\0"
     segment.write_bytes(content)
+    return segment
+
+
+@pytest.mark.parametrize("sealed", [False, True])
+def test_a_damaged_segment_is_named_not_passed_over(folder, sealed):
+    segment = damaged(folder, sealed)
     with pytest.raises(InputError, match=f"{segment.name}.*fix"):
         grades(folder, range(50))
     assert segment.name in check_ledgers([folder]).unreadable[0]
+
+
+def test_what_to_do_about_a_damaged_segment_is_the_same_for_open_and_sealed_ones(folder):
+    advice = []
+    for sealed in (False, True):
+        segment = damaged(folder, sealed)
+        for read in (lambda: grades(folder, range(50)), lambda: ledger_status([folder], PriceSettings())):
+            with pytest.raises(InputError, match=segment.name) as raised:
+                read()
+            advice.append(str(raised.value).split("fix: ")[1])
+        segment.unlink()
+    assert len(set(advice)) == 1, advice
 
 
 def cut(path):

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
 WAIT = 1.0
 """Seconds between two looks at questions that another process is asking."""
-RENEWAL = 60.0
-"""Seconds between two renewals of the claims."""
 _CHARACTERS_A_TOKEN = 2.0
 """For a first guess of a price, before an answer told the tokens: low, so that the guess is high."""
 _FIRST_COMPLETION = 16
@@ -168,7 +166,6 @@ class _Run(Generic[Kept]):
     highest_price: float = 0.0
     guessed: float = 0.0
     """Dollars of answers that came without a number of tokens."""
-    renewed: float = field(default_factory=time.monotonic)
     started: int = 0
 
     def to_ask(self, questions: Iterable[Question]) -> Iterator[Question]:
@@ -210,9 +207,6 @@ class _Run(Generic[Kept]):
         self.state.usage += answer.usage
         self.state.usd += price
         self.state.statuses[answer.status] += 1
-        if time.monotonic() - self.renewed > RENEWAL:
-            self.ledger.renew()
-            self.renewed = time.monotonic()
 
     def _reuse(self, key: str, known: Kept | None) -> bool:
         if known is None or (not known.usable and (self.retry_failed or known.status == "failed")):

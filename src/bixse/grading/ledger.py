@@ -29,11 +29,13 @@ class Ledger(Generic[Kept]):
     An answer is written the moment it arrives, so a process that is killed loses only the requests in flight. An answer
     without a grade can be replaced by a later one; the first is kept too. A ledger is one of two things:
 
-    - One SQLite file, on a disk of this machine. Processes that share it claim each question before they ask it; the
-      claims of a process that is gone count no longer.
+    - One SQLite file, on a disk of this machine.
     - A folder, where `path` is one: for machines that share it, also over a network. Each process writes a file of its
-      own, and takes over what all others had written when it began. Nothing is claimed: a question that two processes
-      come to at the same time is asked twice.
+      own, and reads those of the others before it claims a question.
+
+    Processes that share a ledger claim each question before they ask it; the claims of a process that is gone count no
+    longer. In a folder a claim may be seen up to a second later, on a network file system up to a minute; two
+    processes that claim the same question within that time both get it.
 
     Raises:
         InputError: the file or folder is no ledger, damaged, or of a later version.
@@ -75,13 +77,6 @@ class Ledger(Generic[Kept]):
 
     def give_back(self, key: str) -> None:
         self.store.give_back(key)
-
-    def release(self) -> None:
-        self.store.release()
-
-    def renew(self) -> None:
-        """Say that this process still works on its claims."""
-        self.store.renew()
 
     def __len__(self) -> int:
         """Answers; in a folder those that were replaced count too."""

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import BinaryIO
 
+REPLACE = "write or fetch it again, or name it by its real format"
+"""What to do about a Parquet file that cannot be read."""
+
 
 def save_table(table: pa.Table | pa.RecordBatchReader, path: Path, group_rows: int | None = None) -> None:
     """Write a table, or one batch after the other, with page checksums; the file appears whole or not at all.
@@ -46,22 +49,22 @@ def checked_file(path: Path) -> pq.ParquetFile:
 
 
 @contextmanager
-def open_table(path: Path) -> Iterator[pq.ParquetFile]:
+def open_table(path: Path, fix: str = REPLACE) -> Iterator[pq.ParquetFile]:
     """Open a Parquet file; the checksums of the pages that are read, where it has any, are verified."""
-    with reading(path), checked_file(path) as file:
+    with reading(path, fix), checked_file(path) as file:
         yield file
 
 
 @contextmanager
-def reading(path: Path) -> Iterator[None]:
-    """Explain what goes wrong while a Parquet file is read."""
+def reading(path: Path, fix: str = REPLACE) -> Iterator[None]:
+    """Explain what goes wrong while a Parquet file is read, and say what to do about it."""
     try:
         yield
     except (pa.ArrowException, OSError, ValueError) as error:
         found = " ".join(str(error).split()) or type(error).__name__
         raise InputError(
             f"{path}: got unreadable Parquet ({found[:200]}); expected a whole Parquet file, every byte as it was "
-            "written; fix: write or fetch it again, or name it by its real format"
+            f"written; fix: {fix}"
         ) from error
 
 

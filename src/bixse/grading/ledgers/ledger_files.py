@@ -16,7 +16,7 @@ import pyarrow as pa
 from pydantic import Field, model_validator
 
 from bixse.data.io.files import storage_errors
-from bixse.data.io.parquet import read_table, save_table
+from bixse.data.io.parquet import save_table
 from bixse.data.row_files.write import write_rows
 from bixse.errors import InputError
 from bixse.grading.judge import Usage
@@ -28,12 +28,14 @@ from bixse.grading.ledgers.segments import (
     SCHEMA,
     SEALED,
     open_rows,
+    open_sealed,
     sealed_rows,
     sealed_tables,
     table_of,
 )
 from bixse.grading.ledgers.sqlite_answers import SqliteAnswers
 from bixse.grading.ledgers.stored_row import USABLE, StoredRow
+from bixse.grading.ledgers.writer_files import alone
 from bixse.grading.prices import PriceSettings
 from bixse.settings import Flag
 
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
 
 MEMORY_LIMIT = "2GB"
 """Of DuckDB; what does not fit goes to temporary files."""
+MERGE_LOCK = ".merge.lock"
 _EARLIER = """
 SELECT old.key, coalesce(query_id, ''), coalesce(document_id, ''), coalesce(order_name, ''), coalesce(repeat, 0),
     json_extract(old.answer, '$.status'), coalesce(mode, ''), old.answer, old.written
@@ -115,9 +118,11 @@ def answers_by_status(path: Path) -> dict[str, int]:
     if path.is_dir():
         counts: Counter[str] = Counter()
         for part in segments_of(path):
-            sealed = part.suffix == SEALED
-            counts.update(read_table(part, ["status"])["status"].to_pylist() if sealed else
-                          (row.status for row in open_rows(part)))  # fmt: skip
+            try:
+                counts.update(_statuses(part))
+            except (FileNotFoundError, InputError):  # sealed or merged meanwhile
+                if part.exists():
+                    raise
         return dict(counts.most_common())
     try:
         with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True, timeout=5.0)) as file:
@@ -149,7 +154,8 @@ def merge_ledgers(ledgers: Sequence[Path], to: Path | None = None) -> tuple[Path
     """Put the answers of ledgers into a folder as one sealed segment: the folder, and how many rows that has.
 
     Without `to` the one ledger, a folder, gets one segment in place of all that are sealed. Nothing else is deleted;
-    rows that are equal are written once. Segments of living processes stay as they are.
+    rows that are equal are written once. Segments of living processes stay as they are. Of several merges at once each
+    waits for the one before.
 
     Raises:
         InputError: a path is no ledger, a segment is damaged, or a file is to be merged into itself.
@@ -157,18 +163,19 @@ def merge_ledgers(ledgers: Sequence[Path], to: Path | None = None) -> tuple[Path
     """
     target = to or ledgers[0]
     make_folder(target)
-    seal_left(target)
-    old = [path for path in segments_of(target) if path.suffix == SEALED]
-    new = target / f"segment-{secrets.token_hex(8)}{SEALED}"
-    with _opened([path for path in ledgers if path != target], old) as database:
-        reader = database.sql("SELECT DISTINCT * FROM stored ORDER BY key, written").to_arrow_reader(GROUP_ROWS)
-        batches = (batch.cast(SCHEMA) for batch in reader)
-        save_table(pa.RecordBatchReader.from_batches(SCHEMA, batches), new)
-        ((count,),) = database.execute("SELECT count(*) FROM (SELECT DISTINCT * FROM stored)").fetchall()
-    with storage_errors(target):
-        for path in old:
-            path.unlink(missing_ok=True)
-            numbers_of(path).unlink(missing_ok=True)
+    with alone(target / MERGE_LOCK):
+        seal_left(target)
+        old = [path for path in segments_of(target) if path.suffix == SEALED]
+        new = target / f"segment-{secrets.token_hex(8)}{SEALED}"
+        with _opened([path for path in ledgers if path != target], old) as database:
+            reader = database.sql("SELECT DISTINCT * FROM stored ORDER BY key, written").to_arrow_reader(GROUP_ROWS)
+            batches = (batch.cast(SCHEMA) for batch in reader)
+            save_table(pa.RecordBatchReader.from_batches(SCHEMA, batches), new)
+            ((count,),) = database.execute("SELECT count(*) FROM (SELECT DISTINCT * FROM stored)").fetchall()
+        with storage_errors(target):
+            for path in old:
+                path.unlink(missing_ok=True)
+                numbers_of(path).unlink(missing_ok=True)
     return target, int(count)
 
 
@@ -215,10 +222,9 @@ def check_ledgers(ledgers: Sequence[Path]) -> LedgerCheck:
             for _ in _rows(path):
                 pass
             readable.append(path)
-        except InputError as error:
-            unreadable.append(str(error))
-        except FileNotFoundError:  # sealed meanwhile
-            continue
+        except (InputError, FileNotFoundError) as error:
+            if path.exists():  # else it was sealed or merged meanwhile
+                unreadable.append(str(error))
     with _opened((), readable) as database:
         found = database.execute(
             "SELECT key FROM stored WHERE status = 'graded' GROUP BY key "
@@ -244,9 +250,23 @@ def _parts(ledgers: Iterable[Path]) -> list[Path]:
 @contextmanager
 def _opened(ledgers: Sequence[Path], parts: Sequence[Path] = ()) -> Iterator[duckdb.DuckDBPyConnection]:
     """A database with all rows of ledgers and segments as the view `stored`."""
+    parts = [*_parts(ledgers), *parts]
+    try:
+        with _database(parts) as database:
+            yield database
+    except Exception as error:
+        if all(path.exists() for path in parts):
+            raise
+        raise InputError(
+            f"{', '.join(sorted({str(path.parent) for path in parts if not path.exists()}))}: got segments that were "
+            "sealed or merged while they were read; expected them to stay; fix: the same command again"
+        ) from error
+
+
+@contextmanager
+def _database(parts: Sequence[Path]) -> Iterator[duckdb.DuckDBPyConnection]:
     import duckdb
 
-    parts = [*_parts(ledgers), *parts]
     sealed = [path for path in parts if path.suffix == SEALED]
     for path in sealed:
         for _ in sealed_tables(path):  # DuckDB holds no page against its checksum
@@ -264,6 +284,14 @@ def _opened(ledgers: Sequence[Path], parts: Sequence[Path] = ()) -> Iterator[duc
         both = f" UNION ALL SELECT * FROM read_parquet([{names}])" if sealed else ""
         database.execute(f"CREATE VIEW stored AS SELECT * FROM others{both}")
         yield database
+
+
+def _statuses(segment: Path) -> list[str]:
+    if segment.suffix == OPEN:
+        return [row.status for row in open_rows(segment)]
+    with open_sealed(segment) as file:
+        statuses: list[str] = file.read(["status"])["status"].to_pylist()
+    return statuses
 
 
 def _rows(path: Path) -> Iterator[StoredRow]:

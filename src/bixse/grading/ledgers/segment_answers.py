@@ -3,19 +3,32 @@
 from __future__ import annotations
 
 import json
+import os
 import secrets
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from bixse.data.io.files import read_text, storage_errors
 from bixse.data.io.parquet import row_counts
 from bixse.errors import InputError
 from bixse.grading.ledgers.key_numbers import WantedKeys
-from bixse.grading.ledgers.segments import OPEN, SEALED, OpenSegment, open_rows, owner_of, seal, sealed_rows
-from bixse.grading.ledgers.stored_row import FORMAT, is_living
+from bixse.grading.ledgers.segments import (
+    OPEN,
+    SEALED,
+    OpenSegment,
+    new_lines,
+    open_rows,
+    seal,
+    sealed_rows,
+    writer_of,
+)
+from bixse.grading.ledgers.stored_row import FORMAT
+from bixse.grading.ledgers.writer_files import is_of_this_machine, is_quiet, without_writer
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
+    from collections.abc import Set as AbstractSet
     from pathlib import Path
 
     from bixse.grading.ledgers.stored_row import StoredRow
@@ -24,6 +37,11 @@ FOLDER_FILE = "ledger.json"
 """Says that a folder is a ledger, and which."""
 SQLITE_SUFFIX = ".sqlite"
 """A path that ends so is one file where there is nothing yet."""
+LOOK_FREE = 2e-4
+"""Seconds: a look at what others have written that is over by then is taken before every claim."""
+LOOK_SHARE = 20.0
+"""Of what it takes beyond, a look comes so many times after the last one, but within `LOOK_AFTER` seconds."""
+LOOK_AFTER = 1.0
 _TRIES = 50
 """Looks at that file while another process writes it."""
 
@@ -40,14 +58,19 @@ class SegmentAnswers:
         """What tells this ledger from all others."""
         self._known: dict[str, StoredRow] = {}
         self._looked_for: set[str] = set()
+        self._read: dict[Path, int] = {}
+        """Bytes that were read of segments and writers' files of others; of a sealed segment 0."""
+        self._claimed: dict[str, Path] = {}
+        """Key -> the file of the writer that is asking."""
+        self._next_look, self._look_takes = 0.0, 1e-4
         self._own: list[StoredRow] = []
         self._open: OpenSegment | None = None
 
     def load(self, keys: Iterable[str]) -> None:
-        wanted = sorted(set(keys) - self._looked_for)
-        for row in rows_of(self.path, wanted) if wanted else ():
-            self._take(row)
-        self._looked_for.update(wanted)
+        if wanted := set(keys) - self._looked_for:
+            for row in rows_of(self.path, wanted, {} if self._looked_for else self._read):
+                self._take(row)
+            self._looked_for |= wanted
 
     def find(self, key: str) -> str | None:
         if key not in self._looked_for:
@@ -56,7 +79,14 @@ class SegmentAnswers:
         return None if found is None else found.answer
 
     def claim(self, key: str) -> bool:
-        self._segment()  # before anything is paid for that could not be kept
+        segment = self._segment()  # before anything is paid for that could not be kept
+        segment.writer.add(f"+{key}")  # before the look: of two processes at once, one at least sees the other
+        self._look()
+        if (writer := self._claimed.get(key)) is not None:
+            with without_writer(writer) as gone:
+                if not gone and not is_quiet(writer):  # an NFS server may hold the lock of a machine that crashed
+                    segment.writer.add(f"-{key}")
+                    return False
         return True
 
     def write(self, row: StoredRow) -> None:
@@ -65,31 +95,50 @@ class SegmentAnswers:
         self._take(row)
 
     def give_back(self, key: str) -> None:
-        """Nothing was claimed."""
-
-    def release(self) -> None:
-        """Nothing was claimed."""
-
-    def renew(self) -> None:
-        """Nothing was claimed."""
+        self._segment().writer.add(f"-{key}")
 
     def __len__(self) -> int:
         sealed = sum(row_counts([path for path in segments_of(self.path) if path.suffix == SEALED]))
         return sealed + sum(1 for path in segments_of(self.path) if path.suffix == OPEN for _ in open_rows(path))
 
     def close(self) -> None:
-        if self._open is None:
-            return
-        self._open.close()
-        if self._own:
-            seal(self._own, self._open.path.with_suffix(SEALED))
-        self._open.path.unlink(missing_ok=True)
+        if self._open is not None and self._open.writer.held:
+            self._open.close(self._own)
         self._open, self._own = None, []
 
     def _segment(self) -> OpenSegment:
-        if self._open is None:
-            self._open = OpenSegment(self.path / f"segment-{secrets.token_hex(8)}{OPEN}")
+        if self._open is not None and not self._open.writer.held:  # in a forked child: the segment is its parent's
+            self._open, self._own = None, []
+        if self._open is None or not self._open.is_there:  # another process sealed it after a halt beyond the lease
+            self._open = OpenSegment(self.path)
+            for row in self._own:
+                self._open.add(row)
         return self._open
+
+    def _look(self) -> None:
+        """Read what other processes have written since the last look, and which questions they are asking."""
+        if (began := time.monotonic()) < self._next_look:
+            return
+        own = self._open.path if self._open is not None else None
+        entries = [entry for entry in segments_of(self.path) if entry != own]
+        for entry in entries:
+            if entry.suffix == OPEN:
+                self._take_claims(writer_of(entry))
+        for row in rows_in(entries, self._looked_for, self._read):
+            self._claimed.pop(row.key, None)
+            self._take(row)
+        now = time.monotonic()
+        self._look_takes = min(now - began, 2 * self._look_takes)  # one that waited for the CPU counts little
+        self._next_look = now + min(LOOK_AFTER, LOOK_SHARE * max(0.0, self._look_takes - LOOK_FREE))
+
+    def _take_claims(self, writer: Path) -> None:
+        with suppress(OSError):  # it has ended, or may be read by its owner alone
+            for line in new_lines(writer, self._read):
+                sign, key = chr(line[0]), line[1:-1].decode("utf-8", "replace")
+                if sign == "+" and key in self._looked_for:
+                    self._claimed[key] = writer
+                elif sign == "-" and self._claimed.get(key) == writer:
+                    del self._claimed[key]
 
     def _take(self, row: StoredRow) -> None:
         known = self._known.get(row.key)
@@ -171,45 +220,56 @@ def segments_of(path: Path) -> list[Path]:
 
     One that is there sealed too, since its process was killed before it could delete the other, is there once.
     """
-    found = {entry for entry in path.iterdir() if not entry.name.startswith(".")}
-    sealed = {entry for entry in found if entry.suffix == SEALED}
-    left = {entry for entry in found if entry.suffix == OPEN and entry.with_suffix(SEALED) not in sealed}
-    return [*sorted(left), *sorted(sealed)]
+    with os.scandir(path) as entries:  # many times as fast as `Path.iterdir`, and every look at a ledger takes it
+        names = {entry.name for entry in entries if not entry.name.startswith(".")}
+    sealed = {name for name in names if name.endswith(SEALED)}
+    left = {name for name in names if name.endswith(OPEN) and name.removesuffix(OPEN) + SEALED not in sealed}
+    return [path / name for name in (*sorted(left), *sorted(sealed))]
 
 
-def rows_of(path: Path, wanted: list[str] | None = None) -> Iterator[StoredRow]:
-    """All rows of a ledger, or those of the `wanted` keys (sorted).
+def rows_of(
+    path: Path, wanted: AbstractSet[str] | None = None, read: dict[Path, int] | None = None
+) -> Iterator[StoredRow]:
+    """All rows of a ledger, or those of the `wanted` keys; `read` counts what was read of each segment.
 
     A segment that is sealed or merged meanwhile is read under its new name; its rows may come twice.
     """
-    looked_for = None if wanted is None else WantedKeys(wanted)
-    done: set[Path] = set()
-    while left := [entry for entry in segments_of(path) if entry not in done]:
-        for entry in left:
-            try:
-                if entry.suffix == OPEN:
-                    yield from open_rows(entry, wanted)
-                elif looked_for is None or (near := looked_for.near(entry)):
-                    yield from sealed_rows(entry, near if looked_for is not None else None)
-            except (FileNotFoundError, InputError):
-                if entry.exists():
-                    raise
-            done.add(entry)
+    read = {} if read is None else read
+    while left := [entry for entry in segments_of(path) if entry not in read]:
+        yield from rows_in(left, wanted, read)
+
+
+def rows_in(segments: Iterable[Path], wanted: AbstractSet[str] | None, read: dict[Path, int]) -> Iterator[StoredRow]:
+    """The rows that segments have beyond what was `read`; those that are gone are passed over."""
+    looked_for = None
+    for entry in segments:
+        try:
+            if entry.suffix == OPEN:
+                yield from open_rows(entry, wanted, read)
+            elif entry not in read:
+                if wanted is None:
+                    yield from sealed_rows(entry)
+                else:
+                    looked_for = looked_for or WantedKeys(sorted(wanted))
+                    yield from sealed_rows(entry, near) if (near := looked_for.near(entry)) else ()
+                read[entry] = 0
+        except (FileNotFoundError, InputError):
+            if entry.exists():
+                raise
 
 
 def seal_left(path: Path) -> list[Path]:
     """Seal the open segments of processes that are gone; gives those that are left, whose writers may live."""
-    living = []
-    for entry in sorted(path.glob(f"*{OPEN}")):
-        try:
-            owner = owner_of(entry)
-            if owner and is_living(owner, entry.stat().st_mtime):
+    living, files = [], path.glob(".segment-*.writer")
+    for entry in sorted({*path.glob(f"*{OPEN}"), *(path / f"{file.stem[1:]}{OPEN}" for file in files)}):
+        writer = writer_of(entry)
+        with suppress(FileNotFoundError), without_writer(writer) as gone:  # sealed by another process
+            if not gone or not (is_of_this_machine(writer) or is_quiet(writer, entry)):
                 living.append(entry)
                 continue
-            if (rows := list(open_rows(entry))) and not entry.with_suffix(SEALED).exists():
+            if entry.exists() and (rows := list(open_rows(entry))) and not entry.with_suffix(SEALED).exists():
                 seal(rows, entry.with_suffix(SEALED))
             with storage_errors(path):
                 entry.unlink(missing_ok=True)
-        except FileNotFoundError:  # sealed by another process
-            continue
+                writer.unlink(missing_ok=True)
     return living

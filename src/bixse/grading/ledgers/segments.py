@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from contextlib import contextmanager
+import os
+from contextlib import contextmanager, suppress
 from itertools import starmap
 from typing import TYPE_CHECKING, Any
 
@@ -12,10 +13,12 @@ import pyarrow as pa
 from bixse.data.io.files import storage_errors
 from bixse.data.io.parquet import keyed_groups, open_table, save_table
 from bixse.errors import InputError
-from bixse.grading.ledgers.stored_row import FORMAT, StoredRow, this_process
+from bixse.grading.ledgers.stored_row import FORMAT, StoredRow
+from bixse.grading.ledgers.writer_files import WriterFile, writer_path
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Set as AbstractSet
     from pathlib import Path
 
     from pyarrow.parquet import ParquetFile
@@ -31,6 +34,8 @@ SCHEMA = pa.schema(
     ],
     {"bixse_ledger": str(FORMAT)},
 )
+_FIX = "put back a copy, or move it away (its answers are then asked again); `bixse grade ledger check` looks at all"
+"""What to do about a damaged segment of either kind."""
 GROUP_ROWS = 16_384
 """Rows of a row group, which is read as a whole where it has an answer that is looked for."""
 _KINDS: tuple[type | tuple[type, ...], ...] = (*[str] * 4, int, *[str] * 3, (float, int))
@@ -43,17 +48,30 @@ class OpenSegment:
         StorageError: the folder cannot be written.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        with storage_errors(path):
-            self._file = path.open("xb", buffering=0)
-            self._put({"bixse_ledger": FORMAT, "owner": this_process()})
+    def __init__(self, folder: Path) -> None:
+        self.writer = WriterFile(folder, "segment-")  # locked before the segment is there for others to see
+        self.path = folder / f"{self.writer.name}{OPEN}"
+        with storage_errors(self.path):
+            self._file = self.path.open("xb", buffering=0)
+            self._put({"bixse_ledger": FORMAT, "owner": self.writer.owner})
+
+    @property
+    def is_there(self) -> bool:
+        """Whether nobody has deleted it."""
+        with suppress(OSError):  # NFS, where another machine has deleted it
+            return os.fstat(self._file.fileno()).st_nlink > 0
+        return False
 
     def add(self, row: StoredRow) -> None:
         self._put(row)
 
-    def close(self) -> None:
+    def close(self, rows: Sequence[StoredRow]) -> None:
+        """Seal it with the rows that were added; without any it is deleted."""
         self._file.close()
+        if rows:
+            seal(rows, self.path.with_suffix(SEALED))
+        self.path.unlink(missing_ok=True)
+        self.writer.close()
 
     def _put(self, line: Any) -> None:
         with storage_errors(self.path):
@@ -73,32 +91,42 @@ def seal(rows: Iterable[StoredRow], path: Path) -> None:
     save_table(table_of(sorted(rows)), path, GROUP_ROWS)
 
 
-def owner_of(path: Path) -> str:
-    """Who writes an open segment; "" where the writer was killed before it could say."""
-    with path.open("rb") as file:
-        return _owner(path, file.readline())
+def writer_of(segment: Path) -> Path:
+    """The hidden file that the writer of an open segment holds."""
+    return writer_path(segment.parent, segment.stem)
 
 
-def open_rows(path: Path, wanted: Sequence[str] | None = None) -> Iterator[StoredRow]:
-    """The rows of an open segment, of `wanted` keys alone where they are given.
+def new_lines(path: Path, read: dict[Path, int]) -> Iterator[bytes]:
+    """The lines of a file beyond the bytes that were read before, which `read` counts.
 
-    A last line without its end, which a killed process leaves, is none.
-
-    Raises:
-        InputError: another line cannot be read, or the segment is of another version.
-        FileNotFoundError: there is none any more.
+    A last line without its end, which is being written or was left by a killed process, is none.
     """
-    starts = None if wanted is None else {json.dumps(key, ensure_ascii=False).encode() for key in wanted}
     with path.open("rb") as file:
-        if not _owner(path, file.readline()):
-            return
-        for number, line in enumerate(file, 2):
+        file.seek(read.setdefault(path, 0))
+        for line in file:
             if not line.endswith(b"\n"):
                 return
-            if starts is None or line[1 : line.find(b'", ') + 1] in starts:
-                yield _row(path, number, line)
-            elif not line.startswith(b'["'):
-                raise _damaged(path, f"in line {number} no answer")
+            read[path] += len(line)
+            yield line
+
+
+def open_rows(
+    path: Path, wanted: AbstractSet[str] | None = None, read: dict[Path, int] | None = None
+) -> Iterator[StoredRow]:
+    """The rows of an open segment, of `wanted` keys alone where they are given, beyond what was `read` of it before.
+
+    Raises:
+        InputError: a line cannot be read, or the segment is of another version.
+        FileNotFoundError: there is none any more.
+    """
+    read = {} if read is None else read
+    for line in new_lines(path, read):
+        if read[path] == len(line):
+            _check_header(path, line)
+        elif wanted is None or _key(line) in wanted:
+            yield _row(path, read[path], line)
+        elif not line.startswith(b'["'):
+            raise _damaged_line(path, read[path])
 
 
 def sealed_rows(path: Path, wanted: Sequence[str] | None = None) -> Iterator[StoredRow]:
@@ -123,33 +151,37 @@ def sealed_tables(path: Path, wanted: Sequence[str] | None = None) -> Iterator[p
 @contextmanager
 def open_sealed(path: Path) -> Iterator[ParquetFile]:
     """A sealed segment of this version."""
-    with open_table(path) as file:
+    with open_table(path, _FIX) as file:
         _check_version(path, (file.schema_arrow.metadata or {}).get(b"bixse_ledger", b"").decode())
         if file.schema_arrow.names != SCHEMA.names:
             raise _damaged(path, f"the columns {', '.join(file.schema_arrow.names)}")
         yield file
 
 
-def _owner(path: Path, line: bytes) -> str:
-    if not line.endswith(b"\n"):
-        return ""
+def _check_header(path: Path, line: bytes) -> None:
     try:
-        header = json.loads(line)
-        version, owner = str(header["bixse_ledger"]), str(header["owner"])
+        version = str(json.loads(line)["bixse_ledger"])
     except (ValueError, KeyError, TypeError) as error:
         raise _damaged(path, "a first line that is no segment's") from error
     _check_version(path, version)
-    return owner
 
 
-def _row(path: Path, number: int, line: bytes) -> StoredRow:
+def _key(line: bytes) -> str:
+    """The key of a row's line, without reading the rest."""
+    key = line[1 : line.find(b'", ') + 1]
+    with suppress(ValueError):  # a damaged line has none
+        return str(json.loads(key)) if b"\\" in key else key[1:-1].decode()
+    return ""
+
+
+def _row(path: Path, end: int, line: bytes) -> StoredRow:
     try:
         values = json.loads(line)
         if len(values) == len(SCHEMA) and all(map(isinstance, values, _KINDS)):
             return StoredRow(*values)
     except (ValueError, TypeError):
         pass
-    raise _damaged(path, f"in line {number} no answer")
+    raise _damaged_line(path, end)
 
 
 def _check_version(path: Path, found: str) -> None:
@@ -158,8 +190,10 @@ def _check_version(path: Path, found: str) -> None:
         raise InputError(f"{path}: got {got}; expected one of format {FORMAT}; fix: a newer bixse, or another --ledger")
 
 
+def _damaged_line(path: Path, end: int) -> InputError:
+    number = path.read_bytes()[:end].count(b"\n")
+    return _damaged(path, f"in line {number} no answer")
+
+
 def _damaged(path: Path, got: str) -> InputError:
-    return InputError(
-        f"{path}: got a damaged segment ({got}); expected it as it was written; fix: put back a copy, or move it "
-        "away (its answers are then asked again); `bixse grade ledger check` looks at all"
-    )
+    return InputError(f"{path}: got a damaged segment ({got}); expected it as it was written; fix: {_FIX}")

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import glob
+import os
 import sqlite3
 import time
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bixse.errors import InputError, StorageError
-from bixse.grading.ledgers.stored_row import FORMAT, StoredRow, is_living, this_process
+from bixse.grading.ledgers.stored_row import FORMAT, StoredRow
+from bixse.grading.ledgers.writer_files import WriterFile, is_quiet, without_writer, writer_path
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
-    from pathlib import Path
 
 _TABLES = """
 CREATE TABLE IF NOT EXISTS answers (
@@ -33,7 +36,8 @@ class SqliteAnswers:
     """
 
     def __init__(self, path: Path) -> None:
-        self.path, self.owner = path, this_process()
+        self.path = Path(os.path.realpath(path))  # writers' files are beside the file, not beside a link to it
+        self._writer: WriterFile | None = None
         with self._errors():
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._file = sqlite3.connect(self.path, timeout=60.0, isolation_level=None)
@@ -77,11 +81,26 @@ class SqliteAnswers:
 
     def claim(self, key: str) -> bool:
         with self._errors(), self._transaction():
-            row = self._file.execute("SELECT owner, written FROM claims WHERE key = ?", (key,)).fetchone()
-            if row is not None and row[0] != self.owner and is_living(*row):
+            row = self._file.execute("SELECT owner FROM claims WHERE key = ?", (key,)).fetchone()
+            if row is not None and row[0] != self._owner() and self._lives(row[0]):
                 return False
-            self._file.execute("INSERT OR REPLACE INTO claims VALUES (?, ?, ?)", (key, self.owner, time.time()))
+            self._file.execute("INSERT OR REPLACE INTO claims VALUES (?, ?, ?)", (key, self._owner(), time.time()))
         return True
+
+    def _owner(self) -> str:
+        """The name of this process's claims, which count for as long as it holds its file."""
+        if self._writer is None or not self._writer.held:
+            for left in self.path.parent.glob(f".{glob.escape(self.path.name)}-*.writer"):
+                with without_writer(left) as gone:
+                    if gone:
+                        left.unlink(missing_ok=True)
+            self._writer = WriterFile(self.path.parent, f"{self.path.name}-")
+        return self._writer.owner
+
+    def _lives(self, owner: str) -> bool:
+        writer = writer_path(self.path.parent, owner.rsplit("/", 1)[-1])
+        with without_writer(writer) as gone:
+            return not gone and not is_quiet(writer)
 
     def write(self, row: StoredRow) -> None:
         with self._errors(), self._transaction():
@@ -91,15 +110,7 @@ class SqliteAnswers:
 
     def give_back(self, key: str) -> None:
         with self._errors():
-            self._file.execute("DELETE FROM claims WHERE key = ? AND owner = ?", (key, self.owner))
-
-    def release(self) -> None:
-        with self._errors():
-            self._file.execute("DELETE FROM claims WHERE owner = ?", (self.owner,))
-
-    def renew(self) -> None:
-        with self._errors():
-            self._file.execute("UPDATE claims SET written = ? WHERE owner = ?", (time.time(), self.owner))
+            self._file.execute("DELETE FROM claims WHERE key = ? AND owner = ?", (key, self._owner()))
 
     def __len__(self) -> int:
         with self._errors():
@@ -107,7 +118,10 @@ class SqliteAnswers:
 
     def close(self) -> None:
         try:
-            self.release()
+            if self._writer is not None and self._writer.held:
+                with self._errors():
+                    self._file.execute("DELETE FROM claims WHERE owner = ?", (self._writer.owner,))
+                self._writer.close()
         finally:
             self._file.close()
 
