@@ -147,7 +147,6 @@ def quickstart_table(folder: Path) -> None:
                 ["merge", curve.system, "", f"w = {point.weight:g}{kept}, {name}", f"{score:.6g}", "", ""]
                 for name, score in point.scores.items()
             ]
-    rows += [["seconds", stage, "", "", f"{seconds:.1f}", "", ""] for stage, seconds in data.timings.items()]
     write_table("quickstart.csv", rows)
 
 
