@@ -199,8 +199,9 @@ class TestDoctor:
         (folder / "modules.json").write_text("{")
         with pytest.raises(ModelError):
             ModelFiles(folder)
-        (folder / "modules.json").write_text("{}")
-        refused(capsys, "doctor", folder)
+        for content in ("{}", "[{}]", '[{"type": "a.Pooling", "path": "../outside"}]'):
+            (folder / "modules.json").write_text(content)
+            refused(capsys, "doctor", folder)
 
     def test_a_bare_backbone_has_nothing_to_be_added(self, capsys, tiny_model_path):
         code, envelope = call(capsys, "doctor", tiny_model_path.parent / "backbone", "--fix")

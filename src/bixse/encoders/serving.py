@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from bixse.data.io.hashes import write_with_hash
-from bixse.errors import ModelError
+from bixse.errors import ModelError, shorten
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -64,20 +64,24 @@ class Reading:
         """Return what a user of this reader must know, in words; `right` is the reading of sentence-transformers."""
         if self.refused:
             return [f"refuses the folder: {self.refused}"]
-        found = []
+        differences: list[str] = []
+        if self is right:
+            return differences
         if self.pooling != right.pooling:
-            found.append(f"pooling {self.pooling or 'none'} instead of {right.pooling or 'none'}")
+            differences.append(f"pooling {self.pooling or 'none'} instead of {right.pooling or 'none'}")
         if self.length != right.length:
-            found.append(f"reads {self.length or 'any number of'} tokens instead of {right.length or 'any number'}")
+            differences.append(
+                f"reads {self.length or 'any number of'} tokens instead of {right.length or 'any number'}"
+            )
         if right.normalised and not self.normalised:
-            found.append("does not normalise")
+            differences.append("does not normalise")
         if self.left_out:
-            found.append(f"leaves out {', '.join(self.left_out)}")
+            differences.append(f"leaves out {', '.join(self.left_out)}")
         if files.prompts and not self.prompts:
-            found.append("the client must write the prompts")
+            differences.append("the client must write the prompts")
         if files.prompts and files.pooling and not files.pooling.get("include_prompt", True):
-            found.append("pools the prompt too")
-        return found
+            differences.append("pools the prompt too")
+        return differences
 
 
 class ModelFiles:
@@ -88,11 +92,17 @@ class ModelFiles:
         self.config: dict[str, Any] = self.read("config.json") or {}
         self.text: dict[str, Any] | None = self.read("sentence_bert_config.json")
         self.modules: list[dict[str, Any]] = self.read("modules.json", list) or []
+        for module in self.modules:
+            if not {"type", "path"} <= set(module) or ".." in module["path"].split("/"):
+                raise ModelError(
+                    f"{folder}/modules.json: got {shorten(module)}; expected a type and a path inside; "
+                    "fix: restore the file"
+                )
         prompts = (self.read("config_sentence_transformers.json") or {}).get("prompts") or {}
         self.prompts = {name: text for name, text in prompts.items() if text}
         """Name -> text of the prompts that are not empty."""
-        module = self.module("Pooling")
-        self.pooling_file = f"{module['path']}/config.json" if module else None
+        pooling = self.module("Pooling")
+        self.pooling_file = f"{pooling['path']}/config.json" if pooling else None
         self.pooling: dict[str, Any] | None = self.read(self.pooling_file) if self.pooling_file else None
 
     def read(self, name: str, kind: type = dict) -> Any:
@@ -151,7 +161,7 @@ def text_embeddings_inference(files: ModelFiles) -> Reading:
         length = files.text.get("max_seq_length")
         if length is None:
             return Reading(refused="sentence_bert_config.json without max_seq_length")
-    if pooling is None and "bert" not in files.config.get("model_type", ""):
+    if pooling is None and "bert" not in str(files.config.get("model_type")):
         return Reading(refused="no 1_Pooling/config.json")
     missing = [key for key in NEEDED_KEYS if pooling is not None and key not in pooling]
     if missing:
