@@ -234,6 +234,16 @@ class TestLossState:
         assert bool(other.bias_is_set)
 
 
+def test_one_process_alone_writes_a_checkpoint(tiny_model_path, graded_pairs, tmp_path, monkeypatch):
+    trainer = make_trainer(fresh(tiny_model_path), graded_pairs, tmp_path)
+    for rank, names in ((1, []), (0, ["model.safetensors"])):
+        monkeypatch.setattr(type(trainer.args), "process_index", rank)
+        trainer.save_model(str(tmp_path / "checkpoint-1"), _internal_call=True)
+        assert [
+            path.name for path in (tmp_path / "checkpoint-1").glob("*.safetensors") if "loss" not in path.name
+        ] == names
+
+
 @pytest.mark.parametrize("room", [20_000, 150_000], ids=["weights", "optimizer"])
 def test_a_checkpoint_without_room_is_blamed_on_the_disk(tiny_model_path, graded_pairs, tmp_path, room):
     """The limit on a file's size stands for a full disk: 95 kB of weights, 190 kB of Adam's moments."""

@@ -345,7 +345,8 @@ class GradedTrainer(SentenceTransformerTrainer):
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
         """Encoder, tokenizer and loss state, all as safetensors or JSON (no pickled arguments)."""
         check_finite(self.loss, self.state.global_step)
-        self._save_files(self.model, output_dir)
+        if self.args.should_save:  # transformers calls this in every process, which would all write the same files
+            self._save_files(self.model, output_dir)
 
     def _save_files(self, model: SentenceTransformer | None, output_dir: str | None) -> None:
         folder = Path(output_dir or self.args.output_dir or "tmp_trainer")
