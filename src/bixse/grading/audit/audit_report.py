@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from bixse.grading.audit.labels import impossible_lines
 from bixse.report.table import format_interval, format_number, format_table
+from bixse.results import FEW_QUERIES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -15,8 +16,6 @@ if TYPE_CHECKING:
     from bixse.grading.audit.system_ranking import SystemRanking
     from bixse.results import CalibrationReport, IntervalEstimate
 
-FEW_QUERIES = 30
-"""With fewer, intervals by resampling are somewhat too narrow."""
 MEASURES = {
     "exact": "same grade",
     "one_off": "one level apart",
