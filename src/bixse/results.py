@@ -8,6 +8,8 @@ from typing import Literal, TypeAlias
 Verdict: TypeAlias = Literal["better", "no difference", "worse"]
 """What an interval says of the first system; "no difference" means none shown."""
 Interval: TypeAlias = tuple[float, float]
+FEW_QUERIES = 30
+"""With fewer, resampled intervals are too narrow, and no usual one is safe where a few queries make the difference."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,11 @@ class Difference:
         if self.low > 0:
             return "better"
         return "worse" if self.high < 0 else "no difference"
+
+    @property
+    def few(self) -> bool:
+        """Fewer than 30 queries: said beside the verdict, since the interval may miss the truth more often than 5 %."""
+        return self.queries < FEW_QUERIES
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """`bixse calibrate --prior --at-precision` and `bixse search --at-precision` on a tiny model, unhappy paths first."""
 
 import json
+from pathlib import Path
 from xml.etree import ElementTree
 
 import numpy as np
@@ -142,6 +143,31 @@ def test_thresholds_of_probabilities_that_stay_as_they_were(capsys, model, tmp_p
     head.save(model)
     assert main([str(word) for word in words]) == 0
     assert "thresholds of the probabilities as they were" in capsys.readouterr().out
+
+
+def test_what_is_no_better_than_a_constant_is_saved_only_on_purpose(capsys, model, tmp_path):
+    """Relevance that no cosine tells: the calibrated probabilities are about the base rate, and worse by chance."""
+    generator = np.random.default_rng(3)
+    rows = [
+        {"query": query, "document": WORDS[place], "relevance": float(generator.random() < 0.15)}
+        for query in WORDS
+        for place in generator.permutation(len(WORDS))[:6]
+    ]
+    save_graded_pairs(GradedPairs.from_rows(rows), tmp_path / "pairs.csv")
+    for out in (None, tmp_path / "out"):
+        words = ["calibrate", model, "--pairs", tmp_path / "pairs.csv", *(["--out", out] if out else [])]
+        code, envelope = call(capsys, *words, "--at-precision", "0.5")
+        figures = envelope["metrics"]["calibrated"]
+        assert figures["brier"] >= figures["constant"] and envelope["metrics"]["kept"] is False
+        assert code == 1 and "--anyway" in envelope["errors"][0] and not envelope["artifacts"]
+        assert not (model / "relevance_head.json").exists() and not (tmp_path / "out").exists()
+        share = np.mean([row["relevance"] for row in rows])
+        assert "always answering 0.1" in envelope["errors"][0] and 0.1 < share < 0.2
+        code, envelope = call(capsys, *words, "--anyway")
+        assert code == 0 and envelope["metrics"]["kept"] and "anyway" in envelope["warnings"][0]
+        saved = Path(envelope["artifacts"]["model"])
+        assert RelevanceHead.load(saved).prior == pytest.approx(share)
+        (saved / "relevance_head.json").unlink()
 
 
 def test_random_documents_are_added_and_counted(capsys, model, tmp_path):

@@ -9,6 +9,7 @@ from scipy import stats
 
 from bixse import evaluate_few_labels
 from bixse.errors import InputError
+from bixse.evaluation.few_labels.few_labels_text import few_labels_text
 from bixse.evaluation.metrics import evaluate_run
 
 PRECISION = ["precision@2"]
@@ -91,13 +92,56 @@ def test_one_label_where_the_metric_looks_gives_no_interval():
 def test_labels_that_are_all_alike_give_no_interval():
     runs, grades, labels = population(6, 4)
     drawn = dict.fromkeys(some(labels, 10), 0.0)
-    found = evaluate_few_labels(runs, grades, drawn, metrics=["ndcg@2", "precision@2"])
+    found = evaluate_few_labels(runs, grades, drawn, metrics=["precision@2"])
     assert all(own.labels.low is None and own.labels_to_decide is None for own in found.estimates)
+
+
+def rare(generator, queries, documents, rate):
+    """A population whose documents are relevant at a rate, a judge that is somewhat right, and a good ranking."""
+    pairs = [(f"q{q:02}", f"d{d:02}") for q in range(queries) for d in range(documents)]
+    labels = {pair: float(generator.random() < rate) for pair in pairs}
+    grades = {pair: float(np.clip(0.15 + 0.5 * z + generator.normal(0, 0.2), 0, 1)) for pair, z in labels.items()}
+    run = {query: {} for query, _ in pairs}
+    for (query, document), z in labels.items():
+        run[query][document] = z + float(generator.normal(0, 0.7))
+    return run, grades, labels
+
+
+def test_ndcg_from_pairs_is_refused_where_relevance_is_rare():
+    """7 % of 300 pairs, 40 labels: the interval covered .6 to .8 of the truth, with a bias of -.1."""
+    generator = np.random.default_rng(1)
+    for _ in range(20):
+        run, grades, labels = rare(generator, 25, 12, 0.07)
+        drawn = some(labels, 40, int(generator.integers(99)))
+        relevant = sum(drawn.values())
+        with pytest.raises(InputError, match=f"got {relevant:g} labels of relevant.* at least 14"):
+            evaluate_few_labels({"a": run}, grades, drawn, metrics=["ndcg@10"])
+        found = evaluate_few_labels({"a": run}, grades, drawn)
+        assert {own.metric for own in found.estimates} == {"precision@10"} and "at least 14" in found.left_out
+        assert found.left_out in few_labels_text(found)
+    whole = {pair: z for pair, z in labels.items() if pair[0] in ("q03", "q07", "q11", "q19")}
+    assert evaluate_few_labels({"a": run}, grades, whole, metrics=["ndcg@10"]).left_out is None
+
+
+@pytest.mark.parametrize(("documents", "rate", "metric"), [(20, 0.25, "ndcg@10"), (12, 0.07, "precision@10")])
+def test_what_is_not_refused_covers_the_truth(documents, rate, metric):
+    generator = np.random.default_rng(2)
+    covered, errors = [], []
+    for _ in range(250):
+        run, grades, labels = rare(generator, 25, documents, rate)
+        drawn = some(labels, 40, int(generator.integers(9999)))
+        found = evaluate_few_labels({"a": run}, grades, drawn)
+        for own in found.estimates:
+            if own.metric == metric and own.labels.low is not None:
+                truth = sum(evaluate_run(qrels_of(labels), run, [metric], 0.5)[metric].values()) / 25
+                covered.append(own.labels.low <= truth <= own.labels.high)
+                errors.append(own.labels.value - truth)
+    assert len(covered) > 150 and 0.9 < np.mean(covered) < 0.995 and abs(np.mean(errors)) < 0.02
 
 
 @pytest.mark.parametrize("constant", [0.0, 0.5, 1.0])
 def test_a_constant_judge_is_worth_no_label(constant):
-    runs, grades, labels = population(12, 5)
+    runs, grades, labels = population(12, 8)
     drawn = some(labels, 25)
     found = evaluate_few_labels(runs, dict.fromkeys(grades, constant), drawn, metrics=["ndcg@3", "precision@3"])
     for own in found.estimates:
@@ -105,8 +149,8 @@ def test_a_constant_judge_is_worth_no_label(constant):
 
 
 def test_one_label_per_query():
-    runs, grades, labels = population(30, 4)
-    drawn = {(f"q{q:02}", f"d{q % 4}"): labels[f"q{q:02}", f"d{q % 4}"] for q in range(30)}
+    runs, grades, labels = population(30, 8)
+    drawn = {(f"q{q:02}", f"d{q % 8}"): labels[f"q{q:02}", f"d{q % 8}"] for q in range(30)}
     found = evaluate_few_labels(runs, grades, drawn, metrics=["ndcg@2", "precision@2"])
     assert (found.drawn, found.labelled_queries) == ("pairs", 30)
     assert all(own.labels.low < own.labels.value < own.labels.high for own in found.estimates)
@@ -195,10 +239,10 @@ def test_whole_queries_without_a_judge_are_a_plain_sample_of_them():
 
 
 def test_a_good_judge_narrows_the_interval_and_few_labels_of_pairs_are_nearly_right():
-    runs, grades, labels = population(25, 6, seed=8)
-    truth = np.mean(list(evaluate_run(qrels_of(labels), runs["a"], ["ndcg@3"])["ndcg@3"].values()))
+    runs, grades, labels = population(25, 8, seed=8)
+    truth = np.mean(list(evaluate_run(qrels_of(labels), runs["a"], ["ndcg@5"])["ndcg@5"].values()))
     found = [
-        only(evaluate_few_labels(runs, grades, some(labels, 50, seed), metrics=["ndcg@3"]), "ndcg@3")
+        only(evaluate_few_labels(runs, grades, some(labels, 50, seed), metrics=["ndcg@5"]), "ndcg@5")
         for seed in range(60)
     ]
     assert np.mean([own.labels.value for own in found]) == pytest.approx(truth, abs=0.03)

@@ -3,8 +3,9 @@ import pytest
 import scipy.stats
 
 from bixse.errors import InputError
-from bixse.evaluation.significance import paired_bootstrap, randomisation_test
+from bixse.evaluation.significance import bootstrap_mean, paired_bootstrap, randomisation_test
 from bixse.evaluation.statistics import holm, query_draws, wilson_interval
+from bixse.report.table import format_verdict
 from bixse.results import Difference
 
 
@@ -28,6 +29,36 @@ def test_interval_agrees_with_scipy(confidence):
     assert ours.mean == pytest.approx(differences.mean(), abs=1e-15)
     assert (ours.low, ours.high) == pytest.approx((oracle.low, oracle.high), abs=spread)
     assert (ours.queries, ours.confidence) == (60, confidence)
+
+
+@pytest.mark.parametrize(("queries", "few"), [(5, True), (29, True), (30, False)])
+def test_few_queries_have_students_t_and_say_so(queries, few):
+    a, b = systems(0, queries=queries)
+    found = paired_bootstrap(a, b)
+    oracle = scipy.stats.ttest_rel(list(a.values()), list(b.values()))
+    interval = oracle.confidence_interval(0.95)
+    assert found.few == few
+    assert ((found.low, found.high, found.p_value) == pytest.approx((*interval, oracle.pvalue))) == few
+    assert ("few" in format_verdict(found)) == few
+
+
+def test_few_queries_of_several_tasks_have_welchs_interval():
+    generator = np.random.default_rng(4)
+    first, second = generator.normal(size=7), generator.normal(0.5, 3, size=11)
+    found = bootstrap_mean([first, second, np.array([2.0])], [1.0, -1.0, 0.5])
+    oracle = scipy.stats.ttest_ind(first, second, equal_var=False).confidence_interval(0.95)
+    assert (found.low, found.high) == pytest.approx((oracle.low + 1, oracle.high + 1))
+
+
+def test_the_interval_of_few_queries_covers_the_truth():
+    """Three of five queries do not differ; resampled intervals cover .81 of these."""
+    generator = np.random.default_rng(0)
+    ids, covered = [f"q{number}" for number in range(10)], 0
+    for _ in range(1000):
+        differences = np.where(generator.random(10) < 0.6, 0.0, generator.normal(0.05, 0.25, 10))
+        found = paired_bootstrap(dict(zip(ids, differences, strict=True)), dict.fromkeys(ids, 0.0), samples=200)
+        covered += found.low <= 0.02 <= found.high
+    assert covered / 1000 > 0.9
 
 
 def test_small_randomisation_test_is_exact_and_a_drawn_one_agrees():

@@ -7,7 +7,8 @@ import pytest
 from sklearn.metrics import precision_recall_curve
 
 from bixse.errors import InputError
-from bixse.evaluation.calibration.thresholds import threshold_at_precision
+from bixse.evaluation.calibration.thresholds import operating_point, threshold_at_precision
+from bixse.evaluation.statistics import wilson_interval
 
 
 def pairs(seed, count=600, queries=60):
@@ -45,7 +46,7 @@ def test_the_threshold_is_that_of_sklearns_curve(precision, weighted):
     scores = scores.round(2)  # with ties
     weights = np.random.default_rng(0).random(600) + 0.1 if weighted else None
     shares, recalls, thresholds = precision_recall_curve(relevant, scores, sample_weight=weights)
-    found = threshold_at_precision(scores, relevant, ids, precision, weights, fewest=1, samples=10)
+    found = threshold_at_precision(scores, relevant, ids, precision, weights, fewest=1)
     reaching = np.flatnonzero(shares[:-1] >= precision - 1e-12)
     assert found.is_reached == bool(len(reaching))
     if not len(reaching):
@@ -75,6 +76,30 @@ def test_where_all_are_relevant_the_interval_is_not_a_point():
     assert found.interval[1] == 1.0
 
 
+@pytest.mark.parametrize(("taken", "known"), [(1, False), (9, False), (10, True)])
+def test_a_few_pairs_have_no_interval(taken, known):
+    """None of the pairs that are taken is relevant: resampling would show no doubt."""
+    scores = np.append(np.full(taken, 0.9), np.full(40, 0.1))
+    ids = [f"q{i % 20}" for i in range(taken + 40)]
+    found = operating_point(scores, np.append(np.zeros(taken), np.arange(40) % 2), ids, 0.5)
+    assert (found.precision, found.recall, found.pairs) == (0.0, 0.0, taken)
+    if known:
+        assert found.interval == pytest.approx(wilson_interval(0, 10))
+    else:
+        assert found.interval is None
+    assert found.recall_interval[1] > 0.1
+    assert operating_point(scores, np.append(np.zeros(taken + 31), np.ones(9)), ids, 0.5).recall_interval is None
+
+
+def test_pairs_of_one_query_count_less_than_their_number():
+    """Half of the queries are relevant throughout: as many trials as queries, whatever the pairs of each."""
+    ids = [f"q{i % 12}" for i in range(120)]
+    relevant = [float(i % 12 < 6) for i in range(120)]
+    alike = operating_point([0.9] * 120, relevant, ids, 0.5).interval
+    apart = operating_point([0.9] * 120, relevant, [f"q{i}" for i in range(120)], 0.5).interval
+    assert alike == pytest.approx(wilson_interval(5.5, 11)) and apart == pytest.approx(wilson_interval(59.5, 119))
+
+
 @pytest.mark.parametrize("clustered", [False, True])
 def test_the_interval_covers_the_true_precision(clustered):
     """Of honest probabilities the true precision above a threshold is the mean probability above it."""
@@ -87,9 +112,9 @@ def test_the_interval_covers_the_true_precision(clustered):
         truth = 1 / (1 + np.exp(-(logit + level)))
         scores = 1 / (1 + np.exp(-logit))
         relevant = (generator.random(800) < truth).astype(float)
-        found = threshold_at_precision(scores, relevant, list(ids), 0.8, samples=300)
+        found = threshold_at_precision(scores, relevant, list(ids), 0.8)
         reference = 1 / (1 + np.exp(-(logit[:, None] + 0.8 * np.linspace(-2, 2, 9)))) if clustered else truth[:, None]
         mass = np.exp(-0.5 * np.linspace(-2, 2, 9) ** 2) if clustered else np.ones(1)
         expected = (reference @ mass / mass.sum())[scores >= found.threshold].mean()
         covered += found.interval[0] <= expected <= found.interval[1]
-    assert covered / 150 > 0.8
+    assert covered / 150 > 0.85

@@ -23,7 +23,7 @@ def press(page, key):
 
 
 def answered(page):
-    return int(re.match(r"([\d,]+) of", page.locator(".beside .quiet", has_text="planned pairs").inner_text())[1])
+    return int(re.search(r"([\d,]+) of", page.locator(".progress").inner_text())[1])
 
 
 def test_twenty_pairs_by_keyboard_with_a_reload_an_undo_and_a_kill(run, chromium):
@@ -53,9 +53,7 @@ def test_twenty_pairs_by_keyboard_with_a_reload_an_undo_and_a_kill(run, chromium
         server.kill()
         kept = events_of(run)
         assert len(kept) in (confirmed, confirmed + 1)
-        with running(run, "--planned", "30", "--overlap", "0", port=server.port) as second:
-            page.goto(f"{second.address}&person=Ann")
-            page.wait_for_url(f"{second.origin}/overview")
+        with running(run, "--planned", "30", "--overlap", "0", port=server.port):  # the browser is still let in
             press(other, "3")
             assert len(events_of(run)) == confirmed + 1 and events_of(run)[-1]["event"] == name
             before = answered(other)
@@ -114,15 +112,44 @@ def test_keys_move_between_the_documents_of_a_query(tmp_path, chromium):
         press(page, "c")
         assert events_of(run)[0]["status"] == "cannot-tell"
         said = page.locator(f"#{cards[1]} .own").inner_text()
-        assert "cannot tell" in said and "the judge" in said
+        assert "cannot tell" in said and "the judge" not in said
         assert focused() == cards[0]
+
+
+@pytest.mark.parametrize("size", [(1366, 768), (390, 844)])
+def test_a_key_grades_no_card_that_is_out_of_sight(tmp_path, chromium, size):
+    text = ("document {1} of query {0}. " + "It goes on and on. " * 40).format
+    run = graded_folder(tmp_path / "run", queries=2, documents=5, texts=text)
+    viewport = {"width": size[0], "height": size[1]}
+    with running(run, "--planned", "10") as server, tab(chromium, server, "Ann", viewport=viewport) as page:
+        page.goto(f"{server.origin}/label")
+        first = page.locator("[data-card]").first
+
+        def sees(card):
+            return 0 <= card.bounding_box()["y"] < size[1]
+
+        for share in (0.6, 1):
+            page.evaluate("(share) => scrollTo(0, share * document.body.scrollHeight)", share)
+            assert not sees(first)
+            page.keyboard.press("3")
+            page.wait_for_timeout(300)
+            assert not events_of(run) and sees(first)  # the card comes back, and waits for its grade
+        press(page, "2")
+        (event,) = events_of(run)
+        assert event["grade"] == 2.0 and event["document_id"] in first.inner_text()
+        page.evaluate("() => scrollTo(0, document.body.scrollHeight)")
+        for words in (".query", ".progress", ".said"):
+            box = page.locator(words).bounding_box()
+            assert box["y"] >= 0 and box["y"] + box["height"] < size[1] / 2
+        assert "Saved: 2" in page.locator(".said").inner_text()
 
 
 def test_it_works_without_scripts(run, chromium):
     with running(run) as server, tab(chromium, server, "Ann", java_script_enabled=False) as page:
         page.goto(f"{server.origin}/label")
-        page.locator("[data-open] button", has_text="2").first.click()
-        assert "Saved: 2" in page.content()
+        for _ in range(4):  # the documents of the first query
+            page.locator("[data-open] button", has_text="2").first.click()
+        assert "Saved: 2" in page.content() and page.locator(".done li", has_text="the judge").count() == 4
         page.goto(f"{server.origin}/disagreements")
         page.locator(".counts a").first.click()
         assert "human=2" in page.url

@@ -60,6 +60,9 @@ def folder(actions, student, graded, tmp_path_factory):
          "query_id": f"q{q}", "document_id": f"d{q}-1", "explanation": HOSTILE}
         for person, grade in ((PERSON, 0), (f"<b>{HOSTILE}"[:40], 3)) for q in range(6)
     ]  # fmt: skip
+    rows += [
+        {**rows[0], "event": f"{PERSON}0-{d}", "document_id": f"d0-{d}"} for d in (0, 2, 3)
+    ]  # one query is complete
     (run / "labels.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     plain = action_collection()
     first = next(iter(plain.corpus))

@@ -1,5 +1,6 @@
 """Labelling by forms, as a browser without JavaScript does it: what is wrong first."""
 
+import json
 import re
 from contextlib import ExitStack
 from html import unescape
@@ -16,6 +17,7 @@ from bixse.ui.app import Server
 from bixse.ui.drawing import LabelPlan, inclusion_probabilities
 from bixse.ui.ui_settings import UiSettings
 from bixse.ui.workspace import open_workspace
+from helpers.command import call
 from helpers.html_page import Page
 from helpers.ui_server import ORIGIN, PORT, Browser, events_of, graded_folder
 
@@ -90,15 +92,78 @@ def test_a_rubric_of_ones_own_has_to_be_named(run):
         UiSettings.load(None, {"run": str(run), "planned": 0, "overlap": 2})
 
 
-def test_a_label_is_on_the_disk_and_the_judge_shows_only_then(run, open_server):
-    browser = Browser(open_server(run), "ann")
-    before = browser.get("/label").text
-    assert "the judge" not in before.replace("kappa with the judge", "")
-    after = label(browser, "2", explanation="names the function")
+def judge_in(html):
+    """Grades of the judge on the page Label."""
+    return re.findall(r"the judge (\d\.\d\d)", html)
+
+
+def test_a_label_is_on_the_disk_when_the_page_says_so(run, open_server):
+    after = label(Browser(open_server(run), "ann"), "2", explanation="names the function")
     (event,) = events_of(run)
     assert event["grade"] == 2.0 and event["person"] == "ann" and event["explanation"] == "names the function"
     assert event["status"] == "graded" and 0 < event["probability"] <= 1 and event["seconds"] >= 0 and event["time"]
-    assert f"Saved: 2 for {event['document_id']}. Others: the judge" in after
+    assert "shows" not in event and f"Saved: 2 for {event['document_id']}." in after
+
+
+def test_the_judge_shows_when_all_documents_of_a_query_are_labelled(run, open_server):
+    browser = Browser(open_server(run, planned=40, overlap=0), "ann")
+    page = browser.get("/label").text
+    for turn in range(3):
+        page = label(browser, str(turn), page)
+        first = events_of(run)[0]["query_id"]
+        assert not judge_in(page) and not judge_in(browser.get("/label", params={"done": first}).text)
+        hidden = browser.get("/disagreements").text
+        assert f"{turn + 1} more come when" in hidden and "No pair is like that" in hidden
+    page = label(browser, "skip", page)
+    assert not judge_in(page) and not judge_in(browser.get("/label", params={"query": first}).text)
+    page = label(browser, "3", browser.get("/label", params={"query": first}).text)
+    assert sorted(judge_in(page)) == ["0.10", "1.20", "2.00", "2.90"]  # beside the next query
+    assert len(judge_in(browser.get("/label", params={"query": first}).text)) == 4
+    assert "4 pairs have a grade of both" in browser.get("/disagreements").text
+    assert [event.get("shows") for event in events_of(run)] == [None] * 4 + ["judge"]
+    assert not any("seen" in event for event in events_of(run))
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_changes_after_the_judge_was_shown_stay_out_of_agreement(tmp_path, run, open_server, capsys, restarted):
+    def audited():
+        out = tmp_path / f"audit-{len(events_of(run))}"
+        _, found = call(capsys, "grade", "audit", "--judge", run / "judgements.parquet", "--human",
+                        run / "labels.jsonl", "--scale", 0, 3, "--out", out)  # fmt: skip
+        (judge,) = json.loads((out / "audit.json").read_text())["judges"]
+        return judge["pairs"], judge["measures"], found["warnings"]
+
+    with ExitStack() as stack:
+        server = stack.enter_context(open_workspace(UiSettings(run=run, planned=40, overlap=0)))
+        browser = Browser(Server(server, PORT), "ann")
+        for turn in range(10):  # two queries are complete, the third is not
+            label(browser, str(turn % 4))
+        before, kappas = audited(), server.agreement
+        assert before[0] == 10 and not any("judge's grade was shown" in line for line in before[2])
+        if restarted:
+            stack.close()
+            browser = Browser(open_server(run, planned=40, overlap=0), "ann")
+        first, *_, last = events_of(run)
+        again = browser.get("/label", params={"query": first["query_id"]}).text
+        pair = {name: first[name] for name in ("query_id", "document_id")}
+        assert first["document_id"] in again
+        browser.submit("/label/save", {**pair, "event": "changed", "answer": "3"})
+        browser.submit("/label/undo", {"event": "undone"})  # the change, then the label itself
+        browser.submit("/label/save", {**pair, "event": "changed again", "answer": "2"})
+        own = {name: last[name] for name in ("query_id", "document_id")}
+        browser.submit("/label/save", {**own, "event": "not shown yet", "answer": "0"})
+        marked = {event["event"]: event.get("seen") for event in events_of(run)[10:]}
+        assert marked == {"changed": "judge", "undone": "judge", "changed again": "judge", "not shown yet": None}
+        labels = browser.server.workspace.labels
+        assert labels.grades()[tuple(pair.values())] == 2 and labels.grades(independent=True)[tuple(pair.values())] == 0
+        assert labels.grades(independent=True)[tuple(own.values())] == 0
+        # with the label that was changed before the judge was shown set back, nothing differs
+        browser.submit("/label/save", {**own, "event": "set back", "answer": f"{last['grade']:g}"})
+        assert browser.server.workspace.agreement == kappas
+        after = audited()
+        assert after[:2] == before[:2] and any("3 labels" in line for line in after[2])
+        assert "3 labels came after" in browser.get("/label").text
+    assert read_labels(run / "labels.jsonl", GradeScale(0, 3)).grades[tuple(pair.values())] == 2
 
 
 def test_a_form_sent_twice_is_one_label(run, open_server):

@@ -68,6 +68,33 @@ def test_an_address_lets_one_browser_in(browser):
 
 def test_a_form_has_a_limit(browser):
     assert browser.submit("/person", {"person": "x" * (1 << 20)}).status_code == 413
+    assert "ann" in browser.submit("/person", {"person": "ann", "more": "x" * 1000}).text
+
+
+def test_an_earlier_session_counts_after_a_restart_with_its_name(run, open_server, browser):
+    cookie = browser.cookies["bixse-8765"]
+    secret = run / ".ui-secret"
+    assert secret.stat().st_mode & 0o777 == 0o600
+    browser.server.workspace.labels.path.with_name(".labels.jsonl.lock").unlink()  # as if the first server had ended
+    second = open_server(run)
+    assert second.sessions.find(cookie).person == "ann"
+    name, person, mac = cookie.split(".")
+    for forged in ("", name, f"{name}.{person}.", f"{name}.bob.{mac}", f"other.{person}.{mac}", f"{name}..{mac}"):
+        assert second.sessions.find(forged) is None
+
+
+@pytest.mark.parametrize("damage", ["read by others", "cut short"])
+def test_a_secret_that_is_none_is_made_anew(run, open_server, browser, damage):
+    cookie, secret = browser.cookies["bixse-8765"], run / ".ui-secret"
+    before = secret.read_bytes()
+    if damage == "cut short":
+        secret.write_bytes(b"")
+    else:
+        secret.chmod(0o644)
+    browser.server.workspace.labels.path.with_name(".labels.jsonl.lock").unlink()
+    assert open_server(run).sessions.find(cookie) is None
+    assert len(secret.read_bytes()) == 32 and secret.read_bytes() != before
+    assert secret.stat().st_mode & 0o777 == 0o600
 
 
 def test_every_answer_binds_the_browser(browser):

@@ -1,5 +1,6 @@
 """The verb: what it refuses before it serves, and how it ends."""
 
+import contextlib
 import re
 import signal
 import socket
@@ -11,6 +12,7 @@ import pytest
 
 from bixse.ui.label_log import open_labels
 from helpers.command import refused
+from helpers.ui_browser import running
 
 
 @pytest.mark.parametrize(
@@ -25,7 +27,32 @@ def test_a_folder_a_port_and_labels_have_to_be_free(run, capsys, tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         assert "--port" in refused(capsys, "ui", run, "--port", taken.getsockname()[1])
     with open_labels(run / "labels.jsonl"):
-        refused(capsys, "ui", run, "--port", "0")
+        said = refused(capsys, "ui", run, "--port", "0")
+    assert "--out" not in said and "Ctrl-C" in said
+
+
+def sent(connection, *parts):
+    """What a server answers to raw bytes: the status line."""
+    for part in parts:
+        with contextlib.suppress(OSError):  # it may answer before all is sent, and close
+            connection.sendall(part)
+    return connection.recv(200).split(b"\r\n")[0]
+
+
+def test_a_chunked_form_has_the_limit_too(run):
+    with running(run) as server:
+        request = urllib.request.Request(f"{server.address}&person=Ann")
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            cookie = answer.headers["set-cookie"].split(";")[0]
+        head = (
+            f"POST /person HTTP/1.1\r\nHost: 127.0.0.1:{server.port}\r\nOrigin: {server.origin}\r\nCookie: {cookie}\r\n"
+            "Content-Type: application/x-www-form-urlencoded\r\n"
+            "Content-Length: 20\r\nTransfer-Encoding: chunked\r\n\r\n"
+        ).encode()
+        for pieces, status in ((1, b"303"), (40, b"413")):
+            piece = b"10000\r\n" + b"x" * 0x10000 + b"\r\n"
+            with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
+                assert status in sent(connection, head, *([piece] * pieces), b"0\r\n\r\n")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -104,6 +104,7 @@ def _evidence(difference: Difference) -> str:
     p_value = f"p {p_value if p_value.startswith('<') else f'= {p_value}'}".replace(" ", "\N{NO-BREAK SPACE}")
     interval = table.format_interval(difference.low, difference.high, signed=True)
     queries = f"{difference.queries} {'query' if difference.queries == 1 else 'queries'}"
+    queries += ": few, the interval may be too narrow" if difference.few else ""
     return f"{100 * difference.confidence:g}% interval {interval}, {p_value}, {queries}"
 
 

@@ -12,7 +12,7 @@ from bixse.progress import duration
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from bixse.results import Verdict
+    from bixse.results import Difference, Verdict
 
 Cell = str | int | float | None
 """Floats get three decimals, None stays empty."""
@@ -23,6 +23,17 @@ VERDICT_WORDS: dict[Verdict, str] = {
     "worse": "▼ worse",
 }
 """A sign and words, never colour alone."""
+
+
+def format_verdict(difference: Difference) -> str:
+    """A verdict with its sign; few queries are said.
+
+    Example:
+        >>> from bixse.results import Difference
+        >>> format_verdict(Difference(0.1, 0.02, 0.18, 0.02, queries=12))
+        '▲ better, few queries'
+    """
+    return VERDICT_WORDS[difference.verdict] + (", few queries" if difference.few else "")
 
 
 def format_number(value: float | None, digits: int = 3) -> str:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from bixse.grading.audit.labels import PairIds
     from bixse.grading.rubrics import Rubric
     from bixse.results import IntervalEstimate
-    from bixse.ui.label_log import LabelEvent
+    from bixse.ui.label_log import LabelEvent, LabelLog
     from bixse.ui.run_index import RunIndex
 
 SAMPLES = 500
@@ -84,17 +84,18 @@ class PeopleAgreement:
     settled: int
 
 
-def people_agreement(words_of: Mapping[PairIds, Mapping[str, LabelEvent]], rubric: Rubric) -> PeopleAgreement:
-    """Over all pairs with grades of two people or more; a settled grade is nobody's own."""
-    several: dict[PairIds, dict[str, float]] = {}
-    differing, settled = [], 0
-    for pair, words in words_of.items():
-        grades = {p: word.grade for p, word in words.items() if word.status == "graded" and word.grade is not None}
-        settled += "" in words
-        if len(grades) > 1:
-            several[pair] = grades
-            if len(set(grades.values())) > 1 and "" not in words:
-                differing.append(pair)
+def people_agreement(labels: LabelLog, rubric: Rubric) -> PeopleAgreement:
+    """Over all pairs with grades of two people or more; a settled grade is nobody's own.
+
+    Alpha is of independent labels: with the judge's grade people also saw each other's.
+    """
+    several = _of_several(labels.independent)
+    differing = [
+        pair
+        for pair, grades in _of_several(labels.words).items()
+        if len(set(grades.values())) > 1 and "" not in labels.words[pair]
+    ]
+    settled = sum("" in words for words in labels.words.values())
     people = sorted({person for grades in several.values() for person in grades})
     table = np.array([[grades.get(person, np.nan) for grades in several.values()] for person in people])
     alpha = None
@@ -102,3 +103,12 @@ def people_agreement(words_of: Mapping[PairIds, Mapping[str, LabelEvent]], rubri
         domain = list(rubric.values)
         alpha = float(krippendorff.alpha(table, level_of_measurement="ordinal", value_domain=domain))
     return PeopleAgreement(len(several), alpha, differing, settled)
+
+
+def _of_several(words_of: Mapping[PairIds, Mapping[str, LabelEvent]]) -> dict[PairIds, dict[str, float]]:
+    """Pair -> person -> grade, of pairs that two people or more graded."""
+    found = {
+        pair: {p: word.grade for p, word in words.items() if word.status == "graded" and word.grade is not None}
+        for pair, words in words_of.items()
+    }
+    return {pair: grades for pair, grades in found.items() if len(grades) > 1}

@@ -19,7 +19,7 @@ from starlette.staticfiles import StaticFiles
 
 from bixse.errors import BixseError, printable
 from bixse.report.page import page_environment
-from bixse.ui.safety import Guard, Session, Sessions
+from bixse.ui.safety import Guard, Session, Sessions, open_secret
 from bixse.ui.ui_page import Page, Visit
 
 if TYPE_CHECKING:
@@ -62,7 +62,8 @@ class Server:
     """The application and what its requests share."""
 
     def __init__(self, workspace: Workspace, port: int) -> None:
-        self.workspace, self.sessions = workspace, Sessions()
+        self.workspace = workspace
+        self.sessions = Sessions(open_secret(workspace.settings.labels_path.parent))
         self._drawing = threading.Lock()
         self.pages = pages_for(workspace)
         routes = [
@@ -101,9 +102,7 @@ class Server:
                 "this address was used, or is of an earlier start: ask for a new one on the first page, or start again"
             )
             return self.page("message.html.j2", 403, None, title="A used address", message=why)
-        found = self.sessions.find(session)
-        if found is not None:
-            found.person = _name(request.query_params.get("person", ""))
+        session.person = _name(request.query_params.get("person", ""))
         # a page of ours that leads on: where another site's page led here, its redirect would come without the cookie
         return self.guard.hand_over(self.page("entered.html.j2", 200, None, title="Welcome"), session)
 
@@ -112,7 +111,8 @@ class Server:
         visit = await self.visit(request)
         visit.session.person = _name(visit.form.get("person", ""))
         to = visit.form.get("to", "")
-        return RedirectResponse(f"/{to}" if to in {page.name for page in self.pages} else "/", 303)
+        answer = RedirectResponse(f"/{to}" if to in {page.name for page in self.pages} else "/", 303)
+        return self.guard.hand_over(answer, visit.session)
 
     async def invite(self, request: Request) -> Response:
         """Say an address that lets one more browser in."""

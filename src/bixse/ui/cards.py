@@ -89,6 +89,7 @@ def event_of(workspace: Workspace, visit: Visit, final: bool = False, chosen: bo
             f"label: got the answer {shorten(answer)}; expected {', '.join(labels)}; fix: load the page again"
         )
     status: LabelStatus = "final" if final else ANSWERS.get(answer, "graded")
+    seen = pair in workspace.labels.shown_to(visit.person)
     return LabelEvent(
         event=event_name(visit),
         person=visit.person,
@@ -99,6 +100,7 @@ def event_of(workspace: Workspace, visit: Visit, final: bool = False, chosen: bo
         explanation=form.get("explanation", "").strip()[:LONGEST_EXPLANATION] or None,
         seconds=_seconds(workspace, visit),
         probability=None if row is None or chosen else round(float(workspace.plan.probabilities[row]), 9),
+        seen="judge" if seen else None,
     )
 
 

@@ -144,6 +144,15 @@ class Desk:
         word = self.words(row).get(person)
         return word is None or word.status == "skipped"
 
+    def unfinished(self, person: str) -> set[int]:
+        """The rows that are this person's in queries with something left to label: the judge's grades stay hidden."""
+        found: set[int] = set()
+        for rows in self.plan.rows_of_query.values() if person else ():
+            own = [row for row in rows if self._may(row, person)]
+            if any(self.is_open(row, person) for row in own):
+                found.update(own)
+        return found
+
     def next_query(self, person: str) -> str | None:
         """The first query with something to label; what was skipped comes last."""
         with self._lock:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 COLUMNS = (
     *(FileColumn(name, "id") for name in ("query_id", "document_id")),
     *(FileColumn(name) for name in ("event", "person", "time", "status")),
-    *(FileColumn(name, needed=False) for name in ("explanation", "undoes")),
+    *(FileColumn(name, needed=False) for name in ("explanation", "undoes", "seen", "shows")),
     *(FileColumn(name, "number", needed=False) for name in ("grade", "seconds", "probability")),
 )
 
@@ -49,6 +49,10 @@ class LabelEvent:
     """Of the pair's being among those drawn; only the ratios between pairs matter where fewer were labelled."""
     undoes: str | None = None
     """The event that no longer counts."""
+    seen: str | None = None
+    """"judge" where the person had seen the judge's grade of the pair before; see `LabelLog.shown_to`."""
+    shows: str | None = None
+    """"judge" where the page then showed the judge's grades: with this event the query was complete."""
     time: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="milliseconds"))
 
     @property
@@ -106,10 +110,29 @@ class LabelLog:
         words.pop(person, None)
         self.words = {**self.words, event.pair: {**words, person: event}}
 
-    def grades(self) -> dict[PairIds, float]:
-        """Pair -> the one grade that counts."""
-        found = ((pair, agreed_grade(words)) for pair, words in self.words.items())
+    @property
+    def independent(self) -> Mapping[PairIds, Mapping[str, LabelEvent]]:
+        """`words` as they were before people saw the judge's grades: for whatever measures agreement."""
+        if not any(event.seen for event in self.events):
+            return self.words
+        return standing_words(event for event in self.events if not event.seen)
+
+    def grades(self, independent: bool = False) -> dict[PairIds, float]:
+        """Pair -> the one grade that counts, of all labels or of the `independent` ones."""
+        words_of = self.independent if independent else self.words
+        found = ((pair, agreed_grade(words)) for pair, words in words_of.items())
         return {pair: grade for pair, grade in found if grade is not None}
+
+    def shown_to(self, person: str) -> set[PairIds]:
+        """Pairs whose judge's grade a person has seen: those that were answered when their query was complete."""
+        answered: dict[str, set[PairIds]] = {}
+        shown: set[PairIds] = set()
+        for event in self.events:
+            if event.person == person and event.status in ("graded", "cannot-tell"):
+                answered.setdefault(event.query_id, set()).add(event.pair)
+                if event.shows:
+                    shown |= answered[event.query_id]
+        return shown
 
     def last_of(self, person: str) -> LabelEvent | None:
         """The newest event of a person that was neither undone nor undoes one."""
@@ -136,7 +159,8 @@ def open_labels(path: Path) -> Iterator[LabelLog]:
     """
     if path.suffix != ".jsonl":
         raise InputError(f"--labels: got {path}; expected a name that ends in .jsonl; fix: rename it")
-    with alone_in(path.parent, f".{path.name}.lock"):
+    lock = f".{path.name}.lock"
+    with alone_in(path.parent, lock, fix="open the page of the `bixse ui` that has it, or end that one with Ctrl-C"):
         yield LabelLog(path)
 
 

@@ -237,7 +237,7 @@ def change_of(workspace: Workspace, version: Version) -> RubricChange | None:
     """What a tried version changed on the pairs that both rubrics gave a grade; None for fewer than two queries."""
     columns = ["query_id", "document_id", "relevance", "repeat"]
     rows = read_table(version.out / JUDGEMENTS_NAME, columns).to_pylist()
-    index, scale, labels = workspace.index, workspace.rubric.scale, workspace.labels.grades()
+    index, scale, labels = workspace.index, workspace.rubric.scale, workspace.labels.grades(independent=True)
     found = [
         (pair[0], labels[pair], before, scale.to_grade(row["relevance"]))
         for row in rows

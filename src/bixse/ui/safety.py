@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import ipaddress
+import os
 import secrets
 import socket
 import threading
 from dataclasses import dataclass, field
 from http.cookies import CookieError, SimpleCookie
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, unquote
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import PlainTextResponse
 
+from bixse.data.io.files import storage_errors
+
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from starlette.responses import Response
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -30,13 +38,29 @@ HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
-WITHOUT_SESSION = "this page is for who has its address: open the one that `bixse ui` printed when it was started"
+WITHOUT_SESSION = "No session. Open the link that `bixse ui` printed when it started."
+SECRET_FILE, SECRET_BYTES = ".ui-secret", 32
+"""Signs the sessions, so that they outlive the server; whoever can read it can make a session."""
+
+
+def open_secret(folder: Path) -> bytes:
+    """The secret of a folder; a new one is made where there is none, or where others can read it."""
+    path = folder / SECRET_FILE
+    with storage_errors(path):
+        if path.exists() and not path.stat().st_mode & 0o077 and len(secret := path.read_bytes()) == SECRET_BYTES:
+            return secret
+        path.unlink(missing_ok=True)
+        secret = secrets.token_bytes(SECRET_BYTES)
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(secret)
+    return secret
 
 
 @dataclass
 class Session:
     """One browser."""
 
+    name: str
     person: str = ""
     """Who labels there; empty until the name is given."""
     said: list[str] = field(default_factory=list)
@@ -44,9 +68,13 @@ class Session:
 
 
 class Sessions:
-    """Browsers that were let in, and addresses that let one more in."""
+    """Browsers that were let in, and addresses that let one more in.
 
-    def __init__(self) -> None:
+    A cookie holds the session's name, its person and a signature, so that a server that is started anew knows it.
+    """
+
+    def __init__(self, secret: bytes) -> None:
+        self._secret = secret
         self._open: dict[str, Session] = {}
         self._tokens: dict[str, None] = {}
         self._lock = threading.Lock()
@@ -60,18 +88,26 @@ class Sessions:
                 del self._tokens[old]
         return token
 
-    def enter(self, token: str) -> str | None:
-        """The name of a new session; None for a token that is unknown or used."""
+    def enter(self, token: str) -> Session | None:
+        """A new session; None for a token that is unknown or used."""
         with self._lock:
             if token not in self._tokens:
                 return None
             del self._tokens[token]
             name = secrets.token_urlsafe(32)
-            self._open[name] = Session()
-            return name
+            return self._open.setdefault(name, Session(name))
 
-    def find(self, name: str) -> Session | None:
-        return self._open.get(name)
+    def cookie_of(self, session: Session) -> str:
+        said = f"{session.name}.{quote(session.person, safe='')}"
+        return f"{said}.{hmac.new(self._secret, said.encode(), hashlib.sha256).hexdigest()}"
+
+    def find(self, cookie: str) -> Session | None:
+        """The session of a cookie that `cookie_of` made, here or in an earlier server of the folder."""
+        name, _, rest = cookie.partition(".")
+        known = Session(name, unquote(rest.rpartition(".")[0]))
+        if not hmac.compare_digest(self.cookie_of(known).encode(), cookie.encode()):
+            return None
+        return self._open.setdefault(name, known)
 
 
 class Guard:
@@ -109,7 +145,11 @@ class Guard:
         if scope["session"] is None and path != "/enter" and not path.startswith("/static/"):
             await PlainTextResponse(WITHOUT_SESSION, 403)(scope, receive, with_headers)
             return
-        await self.app(scope, receive, with_headers)
+        form = await _whole_form(receive) if scope["method"] == "POST" else receive
+        if form is None:
+            await PlainTextResponse(f"a form of at most {LONGEST_FORM >> 20} MiB", 413)(scope, receive, with_headers)
+            return
+        await self.app(scope, form, with_headers)
 
     def _refusal(self, scope: Scope, headers: Headers) -> Any:
         host = headers.get("host", "")
@@ -121,9 +161,6 @@ class Guard:
             return PlainTextResponse("only GET and POST", 405)
         if headers.get("origin") != f"http://{host}" or headers.get("sec-fetch-site", "same-origin") != "same-origin":
             return PlainTextResponse("sent from another site's page", 403)
-        length = headers.get("content-length", "")
-        if not length.isdecimal() or int(length) > LONGEST_FORM:
-            return PlainTextResponse(f"a form of at most {LONGEST_FORM >> 20} MiB", 413)
         return None
 
     def knows(self, host: str) -> bool:
@@ -145,7 +182,24 @@ class Guard:
             return None
         return self.sessions.find(found.value) if found is not None else None
 
-    def hand_over(self, answer: Response, session: str) -> Response:
+    def hand_over(self, answer: Response, session: Session) -> Response:
         """The answer with the session's cookie, which no script reads and no other site's page sends."""
-        answer.set_cookie(self.cookie, session, httponly=True, samesite="strict", path="/")
+        answer.set_cookie(self.cookie, self.sessions.cookie_of(session), httponly=True, samesite="strict", path="/")
         return answer
+
+
+async def _whole_form(receive: Receive) -> Receive | None:
+    """Read a form, to be received again; None for one that is too long. Its length is counted: headers may lie."""
+    messages: list[Message] = []
+    size, more = 0, True
+    while more:
+        messages.append(await receive())
+        size += len(messages[-1].get("body", b""))
+        more = messages[-1].get("more_body", False)
+        if size > LONGEST_FORM:
+            return None
+
+    async def again() -> Message:
+        return messages.pop(0) if messages else await receive()
+
+    return again

@@ -109,14 +109,13 @@ class Workspace:
         """Of judge and people; computed anew where labels came."""
         words, found = self._agreement
         if words is not self.labels.words:
-            words = self.labels.words
-            seed = self.settings.seed
+            words, independent = self.labels.words, self.labels.independent
             labels = {
                 pair: grade
-                for pair, grade in self.labels.grades().items()
-                if any(word.probability is not None for word in words[pair].values())  # drawn, not chosen by a person
+                for pair, grade in self.labels.grades(independent=True).items()
+                if any(word.probability is not None for word in independent[pair].values())  # drawn, chosen by nobody
             }
-            found = agreement_so_far(labels, self.index, self.plan.probabilities, self.rubric, seed)
+            found = agreement_so_far(labels, self.index, self.plan.probabilities, self.rubric, self.settings.seed)
             self._agreement = (words, found)
         return found
 

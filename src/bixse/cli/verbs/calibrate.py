@@ -19,7 +19,7 @@ class CalibrateOptions(ComputingOptions):
 
 def run(settings: CalibrateSettings, options: CalibrateOptions) -> CommandResult:
     """Fit on half of the queries, measure on the other half; keep the map only if it helps there."""
-    from bixse.evaluation.calibration.calibrate import calibrate, calibration_text, threshold_warnings
+    from bixse.evaluation.calibration.calibrate import calibrate, calibration_text, calibration_warnings
     from bixse.progress import progress_bar
 
     result = calibrate(settings, options.out, progress_bar)
@@ -30,7 +30,7 @@ def run(settings: CalibrateSettings, options: CalibrateOptions) -> CommandResult
     }  # fmt: skip
     metrics = {
         **figures,
-        "kept": result.check.helps,
+        "kept": result.kept,
         "prior": result.head.prior if result.head is not None else None,
         "reliability": [asdict(point) for point in result.check.calibrated.curve],
         "thresholds": [asdict(point) for point in result.points],
@@ -38,8 +38,15 @@ def run(settings: CalibrateSettings, options: CalibrateOptions) -> CommandResult
         "negatives": result.negatives,
         "precision": result.precision,
     }
-    warnings = [FINISHED_BEFORE] if result.reused else threshold_warnings(result)
-    return CommandResult(calibration_text(result, settings.prior), metrics, result.artifacts, warnings)
+    text = calibration_text(result, settings.prior)
+    if result.refused:
+        why = (
+            f"refused, nothing is written: {result.check.finding}; fix: grade more pairs, or save the calibration all "
+            "the same with --anyway"
+        )
+        return CommandResult(text, metrics, errors=[why], exit_code=1)
+    warnings = [FINISHED_BEFORE] if result.reused else calibration_warnings(result)
+    return CommandResult(text, metrics, result.artifacts, warnings)
 
 
 VERB = Verb(CalibrateSettings, CalibrateOptions, run)

@@ -179,10 +179,12 @@ def append_line(path: Path, line: str) -> None:
 
 
 @contextmanager
-def alone_in(out: Path, lock: str = LOCK_FILE, wait: bool = False) -> Iterator[None]:
+def alone_in(
+    out: Path, lock: str = LOCK_FILE, wait: bool = False, fix: str = "wait until it has ended, or choose another --out"
+) -> Iterator[None]:
     """Make a folder and hold a lock in it; the operating system releases the lock of a process that is killed.
 
-    With `wait` the lock of another process is waited for.
+    With `wait` the lock of another process is waited for; else the error says that the `fix` is to be done.
 
     Raises:
         OutputExistsError: another process holds it.
@@ -197,8 +199,7 @@ def alone_in(out: Path, lock: str = LOCK_FILE, wait: bool = False) -> Iterator[N
             held.acquire()
         except Timeout as error:
             raise OutputExistsError(
-                f"{out}: got a folder in which another process is at work; expected one that is free; "
-                "fix: wait until it has ended, or choose another --out"
+                f"{out}: got a folder in which another process is at work; expected one that is free; fix: {fix}"
             ) from error
     try:
         yield

@@ -57,10 +57,17 @@ class CalibrateResult:
     precision: str
     artifacts: dict[str, str]
     """Name -> path."""
+    kept: bool
+    """Whether the calibration is saved: it helps and beats a constant, or it was to be saved anyway."""
     cuts: tuple[CosineCut, ...] = ()
     """For vector stores, the highest cosine first."""
     reused: bool = False
     """The run was finished before."""
+
+    @property
+    def refused(self) -> bool:
+        """Nothing is written: the calibration is no better than a constant."""
+        return not (self.kept or self.check.beats_constant)
 
 
 def calibrate(
@@ -69,7 +76,8 @@ def calibrate(
     """Fit probabilities on half of the queries and measure them on the other half; keep the map only if it helps there.
 
     The calibrated model, a reliability diagram and run.json are written to `out`; None replaces the head inside the
-    model folder. `progress` makes a progress callback from a title and a total.
+    model folder. Where the probabilities are no better than always answering the mean relevance, nothing is written
+    unless `settings.anyway` is set. `progress` makes a progress callback from a title and a total.
 
     Raises:
         InputError: unusable pairs, or no `out` for a model that is not a folder.
@@ -89,13 +97,17 @@ def calibrate(
         return replace(TypeAdapter(CalibrateResult).validate_python(record.results), reused=True)
     encoder = build_encoder(model)
     use_task(encoder, settings.task)
-    if record is not None:
-        record.save("running")
     measured = (pair_cosines(encoder, judged, progress), judged.relevance, judged.query_ids)
     before: RelevanceHead | None = getattr(encoder, "head", None)
     check = held_out_check(before, *measured, settings.seed, settings.prior)
+    kept = settings.anyway or (check.helps and check.beats_constant)
+    precision, negatives = resolve_precision(device=encoder.device), len(judged) - len(given)
+    if not kept and not check.beats_constant:
+        return CalibrateResult(check, before, (), facts, negatives, precision, {}, kept)
+    if record is not None:
+        record.save("running")
     head = before
-    if check.helps:
+    if kept:
         head = fit_head(before, *measured[:2], facts)
         head = head if settings.prior is None else head.at_prior(settings.prior)
     points: list[OperatingPoint] = []
@@ -117,9 +129,10 @@ def calibrate(
         head=head,
         points=tuple(points),
         pairs=facts,
-        negatives=len(judged) - len(given),
-        precision=resolve_precision(device=encoder.device),
+        negatives=negatives,
+        precision=precision,
         artifacts=artifacts,
+        kept=kept,
         cuts=tuple(cuts),
     )
     if record is not None:
@@ -202,12 +215,9 @@ def calibration_text(result: CalibrateResult, prior: float | None) -> str:
 def _kept(result: CalibrateResult) -> str:
     saved = result.artifacts.get("model")
     if saved is None:
-        return "not kept, nothing is changed: on held-out queries the calibration does not lower the Brier score"
-    if not result.check.helps:
-        return (
-            "the calibration is not kept, it does not lower the Brier score on held-out queries; thresholds of the "
-            f"probabilities as they were are saved: {saved}"
-        )
+        return f"not kept, nothing is changed: {result.check.finding}"
+    if not result.kept:
+        return f"not kept: {result.check.finding}; thresholds of the probabilities as they were are saved: {saved}"
     share = result.head.prior if result.head is not None else None
     meant = f"\nthe probabilities are for documents of which a share of {share:.4g} is relevant" if share else ""
     return f"saved: {saved}{meant}"
@@ -227,7 +237,8 @@ def _figures(report: CalibrationReport) -> list[str]:
 
 def _point_line(point: OperatingPoint) -> str:
     found = (
-        f"precision {point.precision:.3f} {format_interval(*point.interval)}, recall {point.recall:.3f}, "
+        f"precision {point.precision:.3f} {format_interval(*point.interval or (None, None))}, "
+        f"recall {point.recall:.3f}, "
         f"{point.pairs} pairs of {point.queries} queries"
     )
     if point.is_reached:
@@ -235,11 +246,13 @@ def _point_line(point: OperatingPoint) -> str:
     return f"precision {point.wanted:g}: not reachable; best is probability {point.threshold:.4g} ({found})"
 
 
-def threshold_warnings(result: CalibrateResult) -> list[str]:
-    """Thresholds that held-out queries leave in doubt."""
-    return [
+def calibration_warnings(result: CalibrateResult) -> list[str]:
+    """A calibration that was kept anyway, and thresholds that held-out queries leave in doubt."""
+    check = result.check
+    anyway = result.kept and not (check.helps and check.beats_constant)
+    return ([f"kept anyway: {check.finding}"] if anyway else []) + [
         f"precision {point.wanted:g}: the interval reaches down to {point.interval[0]:.3f}; more graded queries narrow "
         "it, a higher --at-precision stays on the safe side"
         for point in result.points
-        if point.is_reached and point.interval[0] < point.wanted
+        if point.is_reached and point.interval is not None and point.interval[0] < point.wanted
     ]

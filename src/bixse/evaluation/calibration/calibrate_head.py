@@ -46,6 +46,8 @@ def fit_head(
 class HeldOutCheck:
     """How good probabilities are on queries that the calibration has not seen."""
 
+    base_rate: float
+    """Mean relevance of the held-out pairs, weighted to the prior: always answering it is the constant."""
     reports: dict[str, CalibrationReport]
     """The head as it was is "before" (where the model had one); then other ways to get probabilities; "calibrated" is
     last, fitted on the other half of the queries and moved to the prior asked for."""
@@ -59,6 +61,24 @@ class HeldOutCheck:
         """Whether the calibrated Brier score is lower than before, or lower than a constant's without a head."""
         before = self.reports.get("before")
         return self.calibrated.brier < (before.brier if before else self.calibrated.base_rate_brier)
+
+    @property
+    def beats_constant(self) -> bool:
+        """Whether the calibrated Brier score is lower than that of always answering the base rate."""
+        return self.calibrated.brier < self.calibrated.base_rate_brier
+
+    @property
+    def finding(self) -> str:
+        """What the check comes to, in words."""
+        own, constant = self.calibrated.brier, self.calibrated.base_rate_brier
+        if not self.beats_constant:
+            digits = 3 if constant >= 0.01 else 6
+            return (
+                f"no better than always answering {self.base_rate:.3g}: on held-out queries the Brier score is "
+                f"{own:.{digits}f}, and that of the constant {constant:.{digits}f}"
+            )
+        than = "than before" if "before" in self.reports else "than that of a constant"
+        return f"its Brier score on held-out queries is {'lower' if self.helps else 'not lower'} {than}"
 
 
 def held_out_check(
@@ -99,7 +119,7 @@ def held_out_check(
             found[f"as trained, moved to prior {prior:g}"] = measured(head.as_trained().at_prior(prior))
         found["refitted"] = measured(fitted)
         fitted = fitted.at_prior(prior)
-    return HeldOutCheck({**found, "calibrated": measured(fitted)})
+    return HeldOutCheck(float(np.average(observed, weights=weights)), {**found, "calibrated": measured(fitted)})
 
 
 def choose_thresholds(
@@ -121,7 +141,7 @@ def choose_thresholds(
     """
     probabilities, relevant, ids, weights = _judged(head, cosines, relevance, query_ids, relevant_from, prior, seed)
     points = [
-        threshold_at_precision(probabilities, relevant, ids, precision, weights, seed=seed)
+        threshold_at_precision(probabilities, relevant, ids, precision, weights)
         for precision in sorted(set(precisions), reverse=True)
     ]
     thresholds = tuple(
@@ -129,7 +149,7 @@ def choose_thresholds(
             p.wanted, p.threshold, p.precision, *p.interval, p.recall, p.pairs, p.queries, relevant_from=relevant_from
         )
         for p in points
-        if p.is_reached
+        if p.is_reached and p.interval is not None
     )
     return replace(head, thresholds=thresholds), points
 
@@ -146,7 +166,7 @@ def measure_threshold(
 ) -> OperatingPoint:
     """What a probability gives as a threshold, on the queries and by the arguments of `choose_thresholds`."""
     probabilities, relevant, ids, weights = _judged(head, cosines, relevance, query_ids, relevant_from, prior, seed)
-    return operating_point(probabilities, relevant, ids, probability, weights, seed=seed)
+    return operating_point(probabilities, relevant, ids, probability, weights)
 
 
 def _judged(

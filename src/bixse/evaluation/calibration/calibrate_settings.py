@@ -49,6 +49,8 @@ class CalibrateSettings(Settings):
     output folder."""
     relevant_from: Annotated[float, Flag(metavar="Z")] = Field(default=RELEVANT_FROM, gt=0, le=1)
     """Relevance from which a document counts as relevant for at_precision."""
+    anyway: bool = False
+    """Save the calibration even where, on held-out queries, it is no better than before or than a constant."""
     seed: int = Field(default=0, ge=0, lt=SEEDS)
     """Of the split of the queries into two halves, and of negatives."""
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from bixse.errors import InputError
 from bixse.evaluation.calibration.reliability import checked
-from bixse.evaluation.statistics import interval_bounds, numbered_queries, resampled_ratios, wilson_interval
+from bixse.evaluation.statistics import numbered_queries, wilson_interval
 from bixse.results import Interval  # noqa: TC001 pydantic reads it
 
 if TYPE_CHECKING:
@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 
     from bixse.evaluation.statistics import Floats
 
+_ROUNDING = 1e-12
 FEWEST_PAIRS = 10
-"""Fewer that reach a threshold say nothing of its precision."""
+"""Fewer that reach a threshold say nothing of its precision: they choose no threshold, and have no interval."""
 
 
 @dataclass(frozen=True)
@@ -33,14 +34,14 @@ class OperatingPoint:
     threshold: float
     """Pairs scored this high or higher are taken."""
     precision: float
-    interval: Interval
-    """95 % interval of the precision, over queries."""
+    interval: Interval | None
+    """95 % interval of the precision, over queries; None for fewer than 10 pairs."""
     recall: float
     pairs: int
     """Pairs taken, of so many queries."""
     queries: int
     recall_interval: Interval | None = None
-    """95 % interval of the recall, over queries; None in records of earlier versions."""
+    """95 % interval of the recall, over queries; None for fewer than 10 relevant pairs."""
 
 
 def threshold_at_precision(
@@ -50,15 +51,12 @@ def threshold_at_precision(
     precision: float,
     weights: npt.ArrayLike | None = None,
     fewest: int = FEWEST_PAIRS,
-    samples: int = 1000,
-    seed: int = 0,
 ) -> OperatingPoint:
     """The lowest threshold whose precision is at least the one wanted: of all such the one that finds most.
 
-    The interval resamples whole queries (percentile bootstrap) at this threshold. It leaves out that the threshold was
-    chosen on the same pairs: on new queries the precision lies below the wanted one more often than above it
-    (`docs/evaluation.md` has figures), so read the lower end. Where every pair taken is relevant, resampling shows no
-    doubt; the interval is then Wilson's, with one trial per query.
+    The interval is Wilson's at this threshold, on the effective number of pairs, since those of one query are alike. It
+    leaves out that the threshold was chosen on the same pairs: on new queries the precision lies below the wanted one
+    more often than above it (`docs/evaluation.md` has figures), so read the lower end.
 
     `scores` in [0, 1], `relevant`, 0 or 1, and `weights` (see `reweight_to_prevalence`) have shape (N,), and there are
     N `query_ids` of at least 2 queries. At least `fewest` pairs must reach a threshold. Raises InputError where they do
@@ -80,7 +78,7 @@ def threshold_at_precision(
     reaching = np.flatnonzero(shares >= precision - 1e-12)
     place = int(reaching[-1]) if len(reaching) else int(np.flatnonzero(shares == shares.max())[-1])
     threshold = float(values[order][ends[place]])
-    point = operating_point(values, labels, query_ids, threshold, counted, samples, seed)
+    point = operating_point(values, labels, query_ids, threshold, counted)
     return replace(point, wanted=precision, is_reached=bool(len(reaching)))
 
 
@@ -90,12 +88,10 @@ def operating_point(
     query_ids: Sequence[str],
     threshold: float,
     weights: npt.ArrayLike | None = None,
-    samples: int = 1000,
-    seed: int = 0,
 ) -> OperatingPoint:
     """What any threshold gives, by arguments and intervals of `threshold_at_precision`.
 
-    Where no pair reaches it the precision is NaN, and its interval [0, 1].
+    Where no pair reaches it the precision is NaN.
 
     Raises:
         InputError: all pairs are of one kind, or labels are not 0 or 1.
@@ -107,36 +103,42 @@ def operating_point(
     """
     values, labels, counted = checked(scores, relevant, weights)
     _check(labels)
-    query, number = numbered_queries(query_ids, len(values))
+    query, _ = numbered_queries(query_ids, len(values))
     above = values >= threshold
-    among = len(np.unique(query[above]))
-    sizes, sums, relevant_sums = (
-        np.bincount(query, weights=part, minlength=number)
-        for part in (counted * above, counted * labels * above, counted * labels)
-    )
-    share = float(sums.sum() / sizes.sum()) if sizes.any() else float("nan")
-    if not above.any():
-        interval: Interval = (0.0, 1.0)
-    elif labels[above].all():
-        interval = wilson_interval(among, among)
-    else:
-        interval = _percentiles(resampled_ratios(sums, sizes, samples, seed))
+    precision, interval = _share(labels[above], counted[above], query[above])
+    recall, recall_interval = _share(above[labels > 0].astype(np.float64), counted[labels > 0], query[labels > 0])
     return OperatingPoint(
-        wanted=share,
+        wanted=precision,
         is_reached=True,
         threshold=threshold,
-        precision=min(1.0, share),
+        precision=precision,
         interval=interval,
-        recall=min(1.0, float(sums.sum() / relevant_sums.sum())),
+        recall=recall,
         pairs=int(above.sum()),
-        queries=among,
-        recall_interval=_percentiles(resampled_ratios(sums, relevant_sums, samples, seed)),
+        queries=len(np.unique(query[above])),
+        recall_interval=recall_interval,
     )
 
 
-def _percentiles(drawn: Floats) -> Interval:
-    low, high = np.nanquantile(drawn, interval_bounds(0.95))
-    return max(0.0, float(low)), min(1.0, float(high))
+def _share(hits: Floats, weights: Floats, query: npt.NDArray[np.int64]) -> tuple[float, Interval | None]:
+    """The weighted share of hits among pairs, with Wilson's interval on their effective number.
+
+    That is share (1 - share) over the variance of the share by queries (Cochran 1977, "Sampling Techniques", section
+    6.5; with Wilson's interval: Franco et al. 2019, doi:10.1093/jssam/smy019), at most that of the weights alone (Kish
+    1965). Where all pairs are alike, variance tells nothing, and each query counts as one.
+    """
+    if not weights.any():
+        return float("nan"), None
+    total, number = weights.sum(), len(np.unique(query))
+    share = min(1.0, float(weights @ hits / total))
+    residuals = np.bincount(query, weights=weights * (hits - share))
+    variance = float((residuals**2).sum() / total**2) * number / max(number - 1, 1)
+    scatter, effective = share * (1 - share), float(total**2 / (weights**2).sum())
+    if scatter < _ROUNDING or number < 2:
+        effective = number
+    elif variance > 0:
+        effective = min(effective, scatter / variance)
+    return share, wilson_interval(share * effective, effective) if len(hits) >= FEWEST_PAIRS else None
 
 
 def _check(labels: Floats, precision: float = 1.0, fewest: int = 1) -> None:

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 FEW_LABELS_METRICS = ("ndcg@10", "precision@10")
 COMPLETIONS = 20
 """Drawings of the labels that are missing."""
+NDCG_RELEVANT, NDCG_LABELS = 4.0, 8
+"""Relevant documents per query, and labels of relevant documents, that nDCG from pairs needs. With fewer, the ideal DCG
+is too far from linear in the labels: intervals covered .5 to .88 (`docs/evaluation.md`)."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +76,8 @@ class FewLabels:
     """Labels of pairs without a grade: left out."""
     ungraded: Mapping[str, int]
     """System -> documents it shows within the deepest cut-off that nobody graded: they count as irrelevant."""
+    left_out: str | None = None
+    """Why there is no nDCG, where none was asked for by name: relevance is too rare."""
 
     def plain(self) -> dict[str, Any]:
         """For JSON."""
@@ -84,7 +89,7 @@ def evaluate_few_labels(
     grades: Pairs,
     labels: Pairs,
     probabilities: Pairs | None = None,
-    metrics: Sequence[str] = FEW_LABELS_METRICS,
+    metrics: Sequence[str] | None = None,
     relevant_from: float = 0.5,
 ) -> FewLabels:
     """Estimate metrics that people's labels of every graded pair would give, from labels of a sample.
@@ -99,11 +104,12 @@ def evaluate_few_labels(
         grades: the judge's relevance in [0, 1] of every pair of the pool, all of whose queries count.
         labels: people's relevance in [0, 1] of the pairs that were drawn.
         probabilities: how probable it was that each of these would be drawn; None: all alike.
-        metrics: "ndcg@k" and "precision@k".
+        metrics: "ndcg@k" and "precision@k"; None: nDCG@10, where the labels bear it, and precision@10.
         relevant_from: relevance from which a label counts as relevant for precision.
 
     Raises:
-        InputError: no run, another metric, a run without a query of the pool, or see
+        InputError: no run, another metric, a run without a query of the pool, nDCG from pairs with fewer than 4
+            relevant documents per query or fewer than 8 labels of relevant documents, or see
             `bixse.evaluation.few_labels.judged_pool.judged_pool`.
 
     Example:
@@ -114,8 +120,13 @@ def evaluate_few_labels(
         >>> round(found.judge, 2), round(found.queries.value, 2)
         (1.0, 0.68)
     """
-    wanted = {name: _parse(name) for name in metrics}
+    wanted = {name: _parse(name) for name in (FEW_LABELS_METRICS if metrics is None else metrics)}
     pool = judged_pool(grades, labels, probabilities)
+    rare = _too_rare_for_ndcg(pool)
+    if rare is not None and metrics is None:
+        wanted = {name: parts for name, parts in wanted.items() if parts[0] != "ndcg"}
+    elif rare is not None and any(measure == "ndcg" for measure, _ in wanted.values()):
+        raise InputError(rare)
     if not 0 < relevant_from <= 1:
         raise InputError(
             f"relevant_from: got relevance {relevant_from:g}; expected above 0 and up to 1; fix: name the lowest grade "
@@ -148,6 +159,23 @@ def evaluate_few_labels(
         pool_queries=pool.sample.queries,
         outside=pool.outside,
         ungraded={name: shown[name] - int(((own > 0) & (own <= deepest)).sum()) for name, own in ranks.items()},
+        left_out=rare if metrics is None else None,
+    )
+
+
+def _too_rare_for_ndcg(pool: JudgedPool) -> str | None:
+    """What is missing for nDCG from pairs; None where it holds, as it does from whole queries."""
+    if pool.whole_queries:
+        return None
+    counts, found = 1 / pool.sample.probability, int((pool.labels > 0).sum())
+    per_query = float(counts[pool.labels > 0].sum()) / pool.sample.queries
+    if per_query >= NDCG_RELEVANT and found >= NDCG_LABELS:
+        return None
+    needed = max(NDCG_LABELS, math.ceil(NDCG_RELEVANT * pool.sample.queries * len(counts) / counts.sum()))
+    return (
+        f"ndcg: got {found} labels of relevant documents among {len(counts)}, so about {per_query:.1f} relevant "
+        f"documents per query; expected at least {needed}, so {NDCG_RELEVANT:g} per query, as nDCG from pairs is "
+        "biased where relevance is rarer; fix: label whole queries, or read precision@k"
     )
 
 

@@ -26,6 +26,8 @@ def few_labels_text(found: FewLabels) -> str:
     ]
     if any(own.approximate for own in found.estimates):
         lines.append("~: the ideal ranking is estimated, which biases nDCG; label whole queries to be free of that")
+    if found.left_out is not None:
+        lines.append(f"left out: {found.left_out}")
     if found.outside:
         lines.append(f"{found.outside} labels are of pairs without a grade: left out")
     lines += [

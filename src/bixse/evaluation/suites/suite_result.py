@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 from bixse.data.io.files import write_atomically
 from bixse.evaluation.metrics import PRIMARY_METRIC
 from bixse.report.table import (
-    VERDICT_WORDS,
     format_difference,
     format_interval,
     format_number,
     format_p_value,
     format_table,
+    format_verdict,
 )
 
 if TYPE_CHECKING:
@@ -139,7 +139,10 @@ def _comparisons(result: SuiteResult) -> str:
         if pairs > 1
         else ""
     )
-    return f"{table}\n\nIntervals: paired bootstrap over queries within tasks; p: randomisation test.{several}"
+    how = (
+        "Student's t (few queries)" if any(found.difference.few for found in result.comparisons) else "paired bootstrap"
+    )
+    return f"{table}\n\nIntervals: {how} over queries within tasks; p: randomisation test.{several}"
 
 
 def _by_task(found: SuiteDifference) -> str:
@@ -155,5 +158,5 @@ def _difference(found: TestedDifference) -> list[Cell]:
         format_interval(found.difference.low, found.difference.high, signed=True),
         format_p_value(found.randomisation_p),
         format_p_value(found.holm_p),
-        VERDICT_WORDS[found.verdict],
+        format_verdict(found.difference),
     ]

@@ -72,6 +72,7 @@ def audit(
         human_pairs=len(human.grades),
         human_queries=len({query for query, _ in human.grades}),
         human_impossible=human.impossible,
+        human_after_judge=human.after_judge,
         judges=tuple(
             _audit_one(judge, common[judge.name], human, levels, relevant_from, runs, samples, seed) for judge in judges
         ),

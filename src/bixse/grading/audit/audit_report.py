@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from bixse.grading.audit.labels import impossible_lines
 from bixse.report.table import format_interval, format_number, format_table
+from bixse.results import FEW_QUERIES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -15,8 +16,6 @@ if TYPE_CHECKING:
     from bixse.grading.audit.system_ranking import SystemRanking
     from bixse.results import CalibrationReport, IntervalEstimate
 
-FEW_QUERIES = 30
-"""With fewer, intervals by resampling are somewhat too narrow."""
 MEASURES = {
     "exact": "same grade",
     "one_off": "one level apart",
@@ -149,6 +148,8 @@ class AuditReport:
     human_pairs: int
     human_queries: int
     human_impossible: tuple[ImpossibleLabel, ...]
+    human_after_judge: int
+    """Labels that people gave or changed after they saw the judge's grade: they are left out."""
     judges: tuple[JudgeAudit, ...]
     differences: tuple[JudgeDifference, ...]
     samples: int
@@ -186,6 +187,11 @@ class AuditReport:
             found.append(
                 f"impossible labels off the scale: {len(self.impossible)}; listed with file and row, left out of "
                 "every measure, never clipped"
+            )
+        if self.human_after_judge:
+            found.append(
+                f"{self.human_after_judge} labels were given or changed after the judge's grade was shown: they are "
+                "left out, and the label before each of them counts"
             )
         found += [
             f"{judge.name}: the relevance of {judge.mapped} pairs is not its grade's place on the judge's scale: a "

@@ -1,8 +1,9 @@
 """People's labels as `bixse ui` keeps them: a file of events that is only ever added to, and what of it stands.
 
 One line of JSON per event: `event` (its name), `person`, `time`, `seconds`, `query_id`, `document_id`, `status`,
-`grade`, `explanation`, `probability` and `undoes`. Of each person the last event about a pair that was not undone
-counts.
+`grade`, `explanation`, `probability`, `undoes`, `shows` and `seen`. Of each person the last event about a pair that was
+not undone counts. An event with `seen` "judge" was written after its person saw the judge's grade of the pair: it is no
+independent opinion, and whatever measures agreement reads the events without it.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ class Word(Protocol):
     def grade(self) -> float | None: ...
     @property
     def undoes(self) -> str | None: ...
+    @property
+    def seen(self) -> str | None: ...
 
 
 WordType = TypeVar("WordType", bound=Word)

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 PairIds: TypeAlias = tuple[str, str]
 COLUMNS = (
     *(FileColumn(name, "id", needed=False) for name in ("query_id", "document_id")),
-    *(FileColumn(name, needed=False) for name in ("query", "document", "status", "judge", "person", "event", "undoes")),
+    *(FileColumn(name, needed=False) for name in ("query", "document", "status", "judge")),
+    *(FileColumn(name, needed=False) for name in ("person", "event", "undoes", "seen")),
     *(FileColumn(name, "number", needed=False) for name in ("grade", "relevance")),
     FileColumn("repeat", "integer", needed=False, low=0),
 )
@@ -80,6 +81,8 @@ class Labels:
     impossible: tuple[ImpossibleLabel, ...] = ()
     probability: Mapping[PairIds, float] = field(default_factory=dict)
     """How probable it was that a pair would be drawn for a label, where the file says so."""
+    after_judge: int = 0
+    """Events that were left out: their person had seen the judge's grade of the pair."""
 
     @property
     def mapped(self) -> int:
@@ -106,6 +109,7 @@ class _Row:
     person: str | None = None
     event: str | None = None
     undoes: str | None = None
+    seen: str | None = None
 
     @property
     def label(self) -> float | None:
@@ -131,6 +135,7 @@ def read_labels(
     scale: GradeScale | None = None,
     otherwise: GradeScale | None = None,
     sampled: bool = False,
+    independent: bool = False,
 ) -> Labels:
     r"""Read labels from qrels (TREC or BEIR) or from a table of judgements or graded pairs.
 
@@ -144,6 +149,8 @@ def read_labels(
 
     `sampled`: people's labels of a sample. A table may then hold several labels of a pair, of which the mean counts, or
     that of those with `adjudicated` 1; and a `probability` in (0, 1] with which each pair was drawn.
+
+    `independent`: leave out what people labelled or changed after they saw the judge's grade (`seen` is "judge").
 
     Raises:
         InputError: the file cannot be read or holds no usable label.
@@ -161,8 +168,9 @@ def read_labels(
     path = Path(path)
     files_of(path, (".parquet",), "a file of labels, or a folder of some in Parquet")
     errors = InvalidFileError(path)
-    read = _people_as_one(_table_rows(path, errors, sampled)) if _is_table(path) else _qrels_rows(path, errors)
-    rows = _of_sample(read, errors) if sampled else _merged(read, errors)
+    read = list(_table_rows(path, errors, sampled) if _is_table(path) else _qrels_rows(path, errors))
+    counted = [row for row in read if not (independent and row.seen)]
+    rows = (_of_sample if sampled else _merged)(_people_as_one(counted), errors)
     scale = scale or _scale_of_relevance(rows) or otherwise or _scale_found(path, rows)
     usable_rows: dict[PairIds, list[_Row]] = {}
     again, missing, impossible = {}, {}, []
@@ -179,8 +187,8 @@ def read_labels(
             missing[row.pair] = "off-scale" if off is not None else row.status or "no grade"
     grades, relevance = {}, {}
     for pair, own in usable_rows.items():
-        counted = [row.on(scale) for row in own if row.adjudicated] or [row.on(scale) for row in own]
-        grades[pair], relevance[pair] = (sum(values) / len(values) for values in zip(*counted, strict=True))
+        values = [row.on(scale) for row in own if row.adjudicated] or [row.on(scale) for row in own]
+        grades[pair], relevance[pair] = (sum(side) / len(side) for side in zip(*values, strict=True))
         missing.pop(pair, None)
     if not grades:
         raise InputError(
@@ -190,7 +198,8 @@ def read_labels(
     judges = {row.judge for row in rows if row.judge}
     name = judges.pop() if len(judges) == 1 else path.stem
     probability = {row.pair: row.probability for row in rows if row.probability is not None}
-    return Labels(name, str(path), scale, grades, relevance, missing, again, tuple(impossible), probability)
+    off_scale, after_judge = tuple(impossible), len(read) - len(counted)
+    return Labels(name, str(path), scale, grades, relevance, missing, again, off_scale, probability, after_judge)
 
 
 def _is_table(path: Path) -> bool:
@@ -224,6 +233,7 @@ def _table_rows(path: Path, errors: InvalidFileError, sampled: bool) -> Iterator
             row["person"],
             row["event"],
             row["undoes"],
+            row["seen"],
         )
     if not says_anything and not errors.total:
         errors.add(None, None, "no label", "a column 'grade' or 'relevance' with values", "rename or add it")
@@ -312,7 +322,7 @@ def _scale_of_relevance(rows: Sequence[_Row]) -> GradeScale | None:
 def labels_of(settings: LabelSettings, judges: Iterable[Path]) -> tuple[Labels, list[Labels]]:
     """Human labels and each judge's, on their scales; judges of one name are named by their files."""
     scale, judge_scale = (GradeScale(*ends) if ends else None for ends in (settings.scale, settings.judge_scale))
-    labels = read_labels(settings.human, scale)
+    labels = read_labels(settings.human, scale, independent=True)
     stated = load_rubric(settings.rubric).scale if settings.rubric is not None else judge_scale
     found = [read_labels(path, stated, otherwise=labels.scale) for path in judges]
     names = [judge.name for judge in found]

@@ -112,9 +112,10 @@ class Comparer:
         """One plain sentence: better, no difference or worse, with the interval."""
         labels = {entry.name: entry.label for entry in self.systems}
         found = self._verdict(system, baseline)
+        few = ", few" if found.few else ""
         return (
             f"{labels[system]} against {labels[baseline]}: {found.verdict} (nDCG@10 {found.mean:+.3f}, "
-            f"95 % interval {found.low:+.3f} to {found.high:+.3f}, {found.queries} {queries})"
+            f"95 % interval {found.low:+.3f} to {found.high:+.3f}, {found.queries} {queries}{few})"
         )
 
     def _summary(self, system: str, against: Sequence[str]) -> str:

@@ -18,7 +18,7 @@ AT_ONCE = 20
 
 def show(workspace: Workspace, visit: Visit) -> dict[str, Any]:
     """Pairs that are not settled, oldest first."""
-    found = people_agreement(workspace.labels.words, workspace.rubric)
+    found = people_agreement(workspace.labels, workspace.rubric)
     rows = [row for pair in found.differing if (row := workspace.index.row_of.get(pair)) is not None]
     cards = [make_card(workspace, row, whole=visit.query.get("all") == str(row)) for row in rows[:AT_ONCE]]
     return {"found": found, "cards": cards, "more": len(rows) - len(cards), "options": options(workspace)}

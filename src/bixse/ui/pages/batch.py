@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import shlex
 import time
+from dataclasses import replace
 from functools import lru_cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -137,7 +138,7 @@ def grade(workspace: Workspace, visit: Visit) -> str:
     pair = (visit.form.get("query_id", ""), visit.form.get("document_id", ""))
     if pair not in {(row["query_id"], row["document_id"]) for row in _suspects(workspace)}:
         raise InputError(f"label: got the pair {shorten(pair)}; expected one that was asked; fix: load the page again")
-    if workspace.labels.add(event_of(workspace, visit, chosen=True)):
+    if workspace.labels.add(replace(event_of(workspace, visit, chosen=True), shows="judge")):
         visit.session.said.append(f"Saved: {visit.form.get('answer', '')} for {pair[1]}.")
     return back
 

@@ -55,7 +55,9 @@ def labelled_pairs(workspace: Workspace) -> list[Labelled]:
 
 def show(workspace: Workspace, visit: Visit) -> dict[str, Any]:
     """The table of counts, and the pairs that the address chooses: `human`, `judge`, `gap`, `query`, `page`."""
-    entries, labels = labelled_pairs(workspace), workspace.rubric.labels
+    everything, labels = labelled_pairs(workspace), workspace.rubric.labels
+    unfinished = workspace.desk.unfinished(visit.person)
+    entries = [entry for entry in everything if entry.row not in unfinished]
     counts = np.zeros((len(labels), len(labels)), dtype=int)
     for entry in entries:
         counts[entry.human, entry.judge] += 1
@@ -68,6 +70,7 @@ def show(workspace: Workspace, visit: Visit) -> dict[str, Any]:
         "labels": labels,
         "counts": counts.tolist(),
         "total": len(entries),
+        "hidden": len(everything) - len(entries),
         "chosen": chosen,
         "found": len(found),
         "cards": [(entry, make_card(workspace, entry.row, whole=whole == str(entry.row))) for entry in shown],
@@ -75,7 +78,7 @@ def show(workspace: Workspace, visit: Visit) -> dict[str, Any]:
         "pages_left": page * AT_ONCE < len(found),
         "address": f"/disagreements?{urlencode({name: value for name, value in chosen.items() if value})}",
         "agreement": workspace.agreement,
-        "people": people_agreement(workspace.labels.words, workspace.rubric),
+        "people": people_agreement(workspace.labels, workspace.rubric),
         "rubric": current_rubric(workspace),
         "command": workspace.audit_command(),
     }

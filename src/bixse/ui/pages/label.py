@@ -1,12 +1,12 @@
-"""Label: one query with its documents; the judge's grade and other people's stay hidden until one's own is saved."""
+"""Label: one query with its documents; the judge's and other people's grades show when all of them have one's own."""
 
 from __future__ import annotations
 
 import secrets
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
-from bixse.grading.audit.label_events import LABELS
 from bixse.ui.cards import event_name, event_of, make_card, options
 from bixse.ui.label_log import LabelEvent
 from bixse.ui.rubric_trials import current_rubric
@@ -18,35 +18,44 @@ if TYPE_CHECKING:
 
 
 def show(workspace: Workspace, visit: Visit) -> dict[str, Any]:
-    """The next query, or the one that is named."""
+    """The next query, or the one that is named; above it the one that `done` names, if it is complete."""
     desk, person = workspace.desk, visit.person
     query_id = visit.query.get("query") or desk.next_query(person)
     rows = desk.rows_for(query_id, person) if query_id is not None else []
     cards = [make_card(workspace, row, whole=visit.query.get("all") == str(row)) for row in rows]
     still_open = [card.row for card in cards if desk.is_open(card.row, person)]
-    answered = sum(not desk.is_open(row, person) for row in workspace.plan.rows)
+    shown = workspace.labels.shown_to(person)
+    done = [make_card(workspace, row) for row in desk.rows_for(visit.query.get("done", ""), person)]
     return {
         "query_id": query_id,
         "cards": cards,
         "open": still_open,
         "focus": next(iter(still_open or rows), None),
+        "shown": shown,
+        "done": [card for card in done if (card.query_id, card.document_id) in shown],
         "options": options(workspace),
         "rubric": current_rubric(workspace),
-        "answered": answered,
+        "answered": sum(not desk.is_open(row, person) for row in workspace.plan.rows),
         "planned": len(workspace.plan.rows),
         "agreement": workspace.agreement,
+        "later": sum(bool(event.seen) for event in workspace.labels.events),
         "last": workspace.labels.last_of(person),
         "event": secrets.token_hex(8),
     }
 
 
 def save(workspace: Workspace, visit: Visit) -> str:
-    """Write what a form says, once, and go to what is next."""
-    event = event_of(workspace, visit)
+    """Write what a form says, once, and go to what is next; with the last document the judge's grades are shown."""
+    event, desk = event_of(workspace, visit), workspace.desk
+    row = workspace.index.row_of[event.pair]
+    others = [other for other in desk.rows_for(event.query_id, event.person) if other != row]
+    if event.status != "skipped" and not any(desk.is_open(other, event.person) for other in others):
+        event = replace(event, shows="judge")
     workspace.labels.add(event)
-    visit.session.said.append(_said(workspace, event))
-    rows = workspace.desk.rows_for(event.query_id, event.person)
-    left = any(workspace.desk.words(row).get(event.person) is None for row in rows)
+    visit.session.said.append(f"Saved: {_word(workspace, event)} for {event.document_id}.")
+    if event.shows:
+        return f"/label?{urlencode({'done': event.query_id})}"
+    left = any(event.person not in desk.words(other) for other in others)
     return f"/label?{urlencode({'query': event.query_id})}" if left else "/label"
 
 
@@ -56,22 +65,11 @@ def undo(workspace: Workspace, visit: Visit) -> str:
     if last is None:
         visit.session.said.append("There is nothing to undo.")
         return "/label"
-    taken_back = LabelEvent(event_name(visit), visit.person, *last.pair, status="undone", undoes=last.event)
-    if workspace.labels.add(taken_back):
+    seen = "judge" if last.pair in workspace.labels.shown_to(visit.person) else None
+    name, person = event_name(visit), visit.person
+    if workspace.labels.add(LabelEvent(name, person, *last.pair, status="undone", undoes=last.event, seen=seen)):
         visit.session.said.append(f"Undone: {_word(workspace, last)} for {last.document_id}.")
     return f"/label?{urlencode({'query': last.query_id})}"
-
-
-def _said(workspace: Workspace, event: LabelEvent) -> str:
-    """What was saved, and now also what the judge and others said."""
-    text = f"Saved: {_word(workspace, event)} for {event.document_id}."
-    if event.status not in LABELS:
-        return text
-    judge = workspace.index.grade(workspace.index.row_of[event.pair], workspace.rubric.scale)
-    others = [f"the judge {judge:.2f}"] if judge is not None else []
-    words = workspace.labels.words[event.pair].values()
-    others += [f"{word.person} {_word(workspace, word)}" for word in words if word.person != event.person]
-    return f"{text} Others: {', '.join(others)}." if others else text
 
 
 def _word(workspace: Workspace, event: LabelEvent) -> str:

@@ -1,6 +1,21 @@
 // Keys of the page for labelling; every one presses a button or moves the focus, so that nothing needs them.
 "use strict";
 
+// What stays at the top of the screen hides what is under it.
+const stay = document.querySelector(".stay");
+const measure = () => document.documentElement.style.setProperty("--stay", `${stay.offsetHeight}px`);
+const space = () => innerHeight - stay.offsetHeight;
+const inSight = (card) => {
+  const { top, bottom, height } = card.getBoundingClientRect();
+  return Math.min(bottom, innerHeight) - Math.max(top, stay.offsetHeight) >= Math.min(height, space()) / 2;
+};
+const go = (card) => {
+  card.focus({ preventScroll: true });
+  card.scrollIntoView({ block: card.offsetHeight < space() ? "nearest" : "start" });
+};
+measure();
+addEventListener("resize", measure);
+
 document.addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey) return;
   const typing = event.target.closest("textarea, input, select");
@@ -9,28 +24,18 @@ document.addEventListener("keydown", (event) => {
     return;
   }
   const cards = [...document.querySelectorAll("[data-card]")];
-  if (!cards.length && event.key !== "u") return;
   const here = document.activeElement.closest("[data-card]") || cards.find((card) => "open" in card.dataset) || cards[0];
-  const move = (step) => {
-    const next = cards[cards.indexOf(here) + step];
-    if (next) next.focus();
-  };
-  const press = (within, key) => {
-    const button = within && within.querySelector(`[data-key="${CSS.escape(key)}"]`);
-    if (!button) return false;
-    if (button.tagName === "TEXTAREA") {
-      button.closest("details").open = true;
-      button.focus();
-    } else {
-      button.click();
-    }
-    return true;
-  };
-  let done = true;
-  if (event.key === "j") move(1);
-  else if (event.key === "k") move(-1);
-  else done = press(here, event.key) || press(document, event.key);
-  if (done) event.preventDefault();
+  const step = { j: 1, k: -1 }[event.key];
+  const within = `[data-key="${CSS.escape(event.key)}"]`;
+  const button = here?.querySelector(within) || document.querySelector(`${within}:not([data-card] *)`);
+  const next = step ? cards[cards.indexOf(here) + step] : button && here?.contains(button) && !inSight(here) && here;
+  if (step || button) event.preventDefault();
+  if (next) go(next); // a card out of sight comes back first: nobody should grade what they do not see
+  else if (!button) return;
+  else if (button.tagName === "TEXTAREA") {
+    button.closest("details").open = true;
+    button.focus();
+  } else button.click();
 });
 
 // One press, one label: a form that was sent is not sent again, and its name makes a second one no new event anyway.

@@ -21,7 +21,7 @@ def run(config: RankConfig, options: RankOptions) -> CommandResult:
     from bixse.grading.ask import Budget
     from bixse.grading.rank import rank
     from bixse.progress import progress_bar
-    from bixse.report.table import format_difference, format_interval, format_p_value, format_table
+    from bixse.report.table import format_difference, format_interval, format_p_value, format_table, format_verdict
 
     settings = config.model_copy(update={"rubric": config.asked_rubric()})
     judge = config.open()
@@ -45,7 +45,7 @@ def run(config: RankConfig, options: RankOptions) -> CommandResult:
         lines += [
             "",
             f"nDCG@10 {format_difference(found.mean)} {format_interval(found.low, found.high, signed=True)}, "
-            f"p {format_p_value(found.p_value)}: {found.verdict}",
+            f"p {format_p_value(found.p_value)}: {format_verdict(found)}",
         ]
     summary = result.summary
     lines.append(
