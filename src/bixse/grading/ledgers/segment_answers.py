@@ -45,7 +45,7 @@ LOOK_FREE = 2e-4
 LOOK_PAUSE = 20.0
 """Pause after a look, per second that the look took beyond `LOOK_FREE`."""
 LOOK_AFTER = 1.0
-"""Longest pause between two looks, in seconds."""
+"""Longest pause between two looks, and between two listings of an unchanged folder, in seconds."""
 
 
 class SegmentAnswers:
@@ -64,6 +64,9 @@ class SegmentAnswers:
         """Bytes that were read of each open segment and writer's file; 0 for a sealed segment that was read."""
         self._claimed: defaultdict[str, set[Path]] = defaultdict(set)
         """Key -> files of the writers that claim it."""
+        self._others: list[Path] = []
+        """Segments to read at each look."""
+        self._listed, self._next_list = 0, 0.0
         self._next_look, self._look_takes = 0.0, 1e-4
         self._own: list[StoredRow] = []
         self._open: OpenSegment | None = None
@@ -120,12 +123,16 @@ class SegmentAnswers:
         """Read the claims and answers that other processes have added since the last look."""
         if (began := time.monotonic()) < self._next_look:
             return
-        mine = self._open.path if self._open is not None else None
-        entries = [entry for entry in segments_of(self.path) if entry != mine]
-        for entry in entries:
+        changed = self.path.stat().st_mtime_ns
+        if changed != self._listed or began >= self._next_list:  # one clock tick may hold two changes of a folder
+            mine = self._open.path if self._open is not None else None
+            self._others = [entry for entry in segments_of(self.path) if entry != mine and
+                            (entry.suffix == OPEN or entry not in self._read)]  # fmt: skip
+            self._listed, self._next_list = changed, began + LOOK_AFTER
+        for entry in self._others:
             if entry.suffix == OPEN:
                 self._take_claims(writer_of(entry))
-        for entry, row in rows_in(entries, self._looked_for, self._read):
+        for entry, row in rows_in(self._others, self._looked_for, self._read):
             self._claimed[row.key].discard(writer_of(entry))
             self._take(row)
         now = time.monotonic()
