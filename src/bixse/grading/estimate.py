@@ -7,7 +7,7 @@ import random
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from bixse.grading.ask import Budget, ask, of_another_model
+from bixse.grading.ask import Budget, ask, keys_of, of_another_model
 from bixse.grading.grade import open_grading
 from bixse.grading.grade_settings import GradeSettings
 from bixse.grading.judge import Answer, Judge, Question, Usage
@@ -117,6 +117,7 @@ def estimate(
         record.save("running")
         try:
             with Ledger(book) as file:
+                file.load(keys_of(left, identity))
                 for state in ask(chosen, judge.answers, identity, file, prices, Budget(max_usd), strict=strict):
                     if state.last is not None and state.asked > asked:
                         asked, pilot_usd = state.asked, state.usd

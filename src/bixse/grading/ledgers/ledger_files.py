@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 MEMORY_LIMIT = "2GB"
 """Of DuckDB; what does not fit goes to temporary files."""
 MERGE_LOCK = ".merge.lock"
+"""File in a ledger's folder that a merge locks."""
 _EARLIER = """
 SELECT old.key, coalesce(query_id, ''), coalesce(document_id, ''), coalesce(order_name, ''), coalesce(repeat, 0),
     json_extract(old.answer, '$.status'), coalesce(mode, ''), old.answer, old.written
@@ -120,7 +121,7 @@ def answers_by_status(path: Path) -> dict[str, int]:
         for part in segments_of(path):
             try:
                 counts.update(_statuses(part))
-            except (FileNotFoundError, InputError):  # sealed or merged meanwhile
+            except (FileNotFoundError, InputError):  # it was sealed or merged meanwhile
                 if part.exists():
                     raise
         return dict(counts.most_common())

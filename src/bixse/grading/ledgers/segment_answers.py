@@ -6,6 +6,7 @@ import json
 import os
 import secrets
 import time
+from collections import defaultdict
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -24,7 +25,7 @@ from bixse.grading.ledgers.segments import (
     writer_of,
 )
 from bixse.grading.ledgers.stored_row import FORMAT
-from bixse.grading.ledgers.writer_files import is_of_this_machine, is_quiet, without_writer
+from bixse.grading.ledgers.writer_files import claims_count, is_of_this_machine, is_quiet, without_writer
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -37,13 +38,14 @@ FOLDER_FILE = "ledger.json"
 """Says that a folder is a ledger, and which."""
 SQLITE_SUFFIX = ".sqlite"
 """A path that ends so is one file where there is nothing yet."""
-LOOK_FREE = 2e-4
-"""Seconds: a look at what others have written that is over by then is taken before every claim."""
-LOOK_SHARE = 20.0
-"""Of what it takes beyond, a look comes so many times after the last one, but within `LOOK_AFTER` seconds."""
-LOOK_AFTER = 1.0
 _TRIES = 50
 """Looks at that file while another process writes it."""
+LOOK_FREE = 2e-4
+"""Seconds. A look at the other processes' files that takes no longer precedes every claim."""
+LOOK_PAUSE = 20.0
+"""Pause after a look, per second that the look took beyond `LOOK_FREE`."""
+LOOK_AFTER = 1.0
+"""Longest pause between two looks, and between two listings of an unchanged folder, in seconds."""
 
 
 class SegmentAnswers:
@@ -59,9 +61,12 @@ class SegmentAnswers:
         self._known: dict[str, StoredRow] = {}
         self._looked_for: set[str] = set()
         self._read: dict[Path, int] = {}
-        """Bytes that were read of segments and writers' files of others; of a sealed segment 0."""
-        self._claimed: dict[str, Path] = {}
-        """Key -> the file of the writer that is asking."""
+        """Bytes that were read of each open segment and writer's file; 0 for a sealed segment that was read."""
+        self._claimed: defaultdict[str, set[Path]] = defaultdict(set)
+        """Key -> files of the writers that claim it."""
+        self._others: list[Path] = []
+        """Segments to read at each look."""
+        self._listed, self._next_list = 0, 0.0
         self._next_look, self._look_takes = 0.0, 1e-4
         self._own: list[StoredRow] = []
         self._open: OpenSegment | None = None
@@ -71,6 +76,7 @@ class SegmentAnswers:
             for row in rows_of(self.path, wanted, {} if self._looked_for else self._read):
                 self._take(row)
             self._looked_for |= wanted
+            self._read = {path: end for path, end in self._read.items() if path.suffix in (OPEN, SEALED)}  # claims anew
 
     def find(self, key: str) -> str | None:
         if key not in self._looked_for:
@@ -80,13 +86,11 @@ class SegmentAnswers:
 
     def claim(self, key: str) -> bool:
         segment = self._segment()  # before anything is paid for that could not be kept
-        segment.writer.add(f"+{key}")  # before the look: of two processes at once, one at least sees the other
+        segment.writer.add(f"+{key}")  # before the look: of two simultaneous claims at least one sees the other
         self._look()
-        if (writer := self._claimed.get(key)) is not None:
-            with without_writer(writer) as gone:
-                if not gone and not is_quiet(writer):  # an NFS server may hold the lock of a machine that crashed
-                    segment.writer.add(f"-{key}")
-                    return False
+        if any(map(claims_count, self._claimed.get(key, ()))):
+            segment.writer.add(f"-{key}")
+            return False
         return True
 
     def write(self, row: StoredRow) -> None:
@@ -116,29 +120,30 @@ class SegmentAnswers:
         return self._open
 
     def _look(self) -> None:
-        """Read what other processes have written since the last look, and which questions they are asking."""
+        """Read the claims and answers that other processes have added since the last look."""
         if (began := time.monotonic()) < self._next_look:
             return
-        own = self._open.path if self._open is not None else None
-        entries = [entry for entry in segments_of(self.path) if entry != own]
-        for entry in entries:
+        changed = self.path.stat().st_mtime_ns
+        if changed != self._listed or began >= self._next_list:  # one clock tick may hold two changes of a folder
+            mine = self._open.path if self._open is not None else None
+            self._others = [entry for entry in segments_of(self.path) if entry != mine and
+                            (entry.suffix == OPEN or entry not in self._read)]  # fmt: skip
+            self._listed, self._next_list = changed, began + LOOK_AFTER
+        for entry in self._others:
             if entry.suffix == OPEN:
                 self._take_claims(writer_of(entry))
-        for row in rows_in(entries, self._looked_for, self._read):
-            self._claimed.pop(row.key, None)
+        for entry, row in rows_in(self._others, self._looked_for, self._read):
+            self._claimed[row.key].discard(writer_of(entry))
             self._take(row)
         now = time.monotonic()
-        self._look_takes = min(now - began, 2 * self._look_takes)  # one that waited for the CPU counts little
-        self._next_look = now + min(LOOK_AFTER, LOOK_SHARE * max(0.0, self._look_takes - LOOK_FREE))
+        self._look_takes = min(now - began, 2 * self._look_takes)  # a look that waited for the CPU counts little
+        self._next_look = now + min(LOOK_AFTER, LOOK_PAUSE * max(0.0, self._look_takes - LOOK_FREE))
 
     def _take_claims(self, writer: Path) -> None:
-        with suppress(OSError):  # it has ended, or may be read by its owner alone
+        with suppress(OSError):  # the writer has ended, or its user alone may read the file
             for line in new_lines(writer, self._read):
-                sign, key = chr(line[0]), line[1:-1].decode("utf-8", "replace")
-                if sign == "+" and key in self._looked_for:
-                    self._claimed[key] = writer
-                elif sign == "-" and self._claimed.get(key) == writer:
-                    del self._claimed[key]
+                if (key := line[1:-1].decode("utf-8", "replace")) in self._looked_for:
+                    (self._claimed[key].add if line[:1] == b"+" else self._claimed[key].discard)(writer)
 
     def _take(self, row: StoredRow) -> None:
         known = self._known.get(row.key)
@@ -230,40 +235,43 @@ def segments_of(path: Path) -> list[Path]:
 def rows_of(
     path: Path, wanted: AbstractSet[str] | None = None, read: dict[Path, int] | None = None
 ) -> Iterator[StoredRow]:
-    """All rows of a ledger, or those of the `wanted` keys; `read` counts what was read of each segment.
+    """All rows of a ledger, or those of the `wanted` keys; `read` gets the bytes that were read of each segment.
 
     A segment that is sealed or merged meanwhile is read under its new name; its rows may come twice.
     """
     read = {} if read is None else read
     while left := [entry for entry in segments_of(path) if entry not in read]:
-        yield from rows_in(left, wanted, read)
+        yield from (row for _, row in rows_in(left, wanted, read))
 
 
-def rows_in(segments: Iterable[Path], wanted: AbstractSet[str] | None, read: dict[Path, int]) -> Iterator[StoredRow]:
-    """The rows that segments have beyond what was `read`; those that are gone are passed over."""
+def rows_in(
+    segments: Iterable[Path], wanted: AbstractSet[str] | None, read: dict[Path, int]
+) -> Iterator[tuple[Path, StoredRow]]:
+    """The rows that come after the bytes counted in `read`, with their segments; missing segments are passed over."""
     looked_for = None
     for entry in segments:
         try:
+            rows: Iterable[StoredRow] = ()
             if entry.suffix == OPEN:
-                yield from open_rows(entry, wanted, read)
+                rows = open_rows(entry, wanted, read)
+            elif entry not in read and wanted is None:
+                rows = sealed_rows(entry)
             elif entry not in read:
-                if wanted is None:
-                    yield from sealed_rows(entry)
-                else:
-                    looked_for = looked_for or WantedKeys(sorted(wanted))
-                    yield from sealed_rows(entry, near) if (near := looked_for.near(entry)) else ()
-                read[entry] = 0
+                looked_for = looked_for or WantedKeys(sorted(wanted or ()))
+                rows = sealed_rows(entry, near) if (near := looked_for.near(entry)) else ()
+            yield from ((entry, row) for row in rows)
+            read.setdefault(entry, 0)
         except (FileNotFoundError, InputError):
             if entry.exists():
                 raise
 
 
 def seal_left(path: Path) -> list[Path]:
-    """Seal the open segments of processes that are gone; gives those that are left, whose writers may live."""
+    """Seal the open segments whose writers are gone; gives the segments whose writers may live."""
     living, files = [], path.glob(".segment-*.writer")
     for entry in sorted({*path.glob(f"*{OPEN}"), *(path / f"{file.stem[1:]}{OPEN}" for file in files)}):
         writer = writer_of(entry)
-        with suppress(FileNotFoundError), without_writer(writer) as gone:  # sealed by another process
+        with suppress(FileNotFoundError), without_writer(writer) as gone:  # another process sealed it
             if not gone or not (is_of_this_machine(writer) or is_quiet(writer, entry)):
                 living.append(entry)
                 continue

@@ -57,8 +57,8 @@ class OpenSegment:
 
     @property
     def is_there(self) -> bool:
-        """Whether nobody has deleted it."""
-        with suppress(OSError):  # NFS, where another machine has deleted it
+        """Tell whether the file has a name still."""
+        with suppress(OSError):  # NFS, after another machine deleted the file
             return os.fstat(self._file.fileno()).st_nlink > 0
         return False
 
@@ -66,7 +66,7 @@ class OpenSegment:
         self._put(row)
 
     def close(self, rows: Sequence[StoredRow]) -> None:
-        """Seal it with the rows that were added; without any it is deleted."""
+        """Seal the segment with the rows that were added; without a row it is deleted."""
         self._file.close()
         if rows:
             seal(rows, self.path.with_suffix(SEALED))
@@ -92,14 +92,14 @@ def seal(rows: Iterable[StoredRow], path: Path) -> None:
 
 
 def writer_of(segment: Path) -> Path:
-    """The hidden file that the writer of an open segment holds."""
+    """The hidden file that the writer of a segment held or holds."""
     return writer_path(segment.parent, segment.stem)
 
 
 def new_lines(path: Path, read: dict[Path, int]) -> Iterator[bytes]:
-    """The lines of a file beyond the bytes that were read before, which `read` counts.
+    """The lines of a file that come after the bytes counted in `read`, which is updated.
 
-    A last line without its end, which is being written or was left by a killed process, is none.
+    A last line without its end, which is being written or was left by a killed process, does not count.
     """
     with path.open("rb") as file:
         file.seek(read.setdefault(path, 0))
@@ -113,11 +113,11 @@ def new_lines(path: Path, read: dict[Path, int]) -> Iterator[bytes]:
 def open_rows(
     path: Path, wanted: AbstractSet[str] | None = None, read: dict[Path, int] | None = None
 ) -> Iterator[StoredRow]:
-    """The rows of an open segment, of `wanted` keys alone where they are given, beyond what was `read` of it before.
+    """The rows of an open segment that come after the bytes counted in `read`, of the `wanted` keys if given.
 
     Raises:
         InputError: a line cannot be read, or the segment is of another version.
-        FileNotFoundError: there is none any more.
+        FileNotFoundError: the segment was sealed or deleted.
     """
     read = {} if read is None else read
     for line in new_lines(path, read):
@@ -167,9 +167,9 @@ def _check_header(path: Path, line: bytes) -> None:
 
 
 def _key(line: bytes) -> str:
-    """The key of a row's line, without reading the rest."""
+    """The key at the start of a row's line; "" if the line is damaged."""
     key = line[1 : line.find(b'", ') + 1]
-    with suppress(ValueError):  # a damaged line has none
+    with suppress(ValueError):
         return str(json.loads(key)) if b"\\" in key else key[1:-1].decode()
     return ""
 

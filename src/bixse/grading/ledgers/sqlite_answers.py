@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from bixse.errors import InputError, StorageError
 from bixse.grading.ledgers.stored_row import FORMAT, StoredRow
-from bixse.grading.ledgers.writer_files import WriterFile, is_quiet, without_writer, writer_path
+from bixse.grading.ledgers.writer_files import WriterFile, claims_count, without_writer, writer_path
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -36,7 +36,7 @@ class SqliteAnswers:
     """
 
     def __init__(self, path: Path) -> None:
-        self.path = Path(os.path.realpath(path))  # writers' files are beside the file, not beside a link to it
+        self.path = Path(os.path.realpath(path))  # through a link too, the writers' files lie in one folder
         self._writer: WriterFile | None = None
         with self._errors():
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -82,13 +82,14 @@ class SqliteAnswers:
     def claim(self, key: str) -> bool:
         with self._errors(), self._transaction():
             row = self._file.execute("SELECT owner FROM claims WHERE key = ?", (key,)).fetchone()
-            if row is not None and row[0] != self._owner() and self._lives(row[0]):
+            other = row is not None and row[0] != self._owner()
+            if other and claims_count(writer_path(self.path.parent, row[0].rsplit("/", 1)[-1])):
                 return False
             self._file.execute("INSERT OR REPLACE INTO claims VALUES (?, ?, ?)", (key, self._owner(), time.time()))
         return True
 
     def _owner(self) -> str:
-        """The name of this process's claims, which count for as long as it holds its file."""
+        """The owner of this process's claims; the first call makes its file, and deletes those of killed processes."""
         if self._writer is None or not self._writer.held:
             for left in self.path.parent.glob(f".{glob.escape(self.path.name)}-*.writer"):
                 with without_writer(left) as gone:
@@ -96,11 +97,6 @@ class SqliteAnswers:
                         left.unlink(missing_ok=True)
             self._writer = WriterFile(self.path.parent, f"{self.path.name}-")
         return self._writer.owner
-
-    def _lives(self, owner: str) -> bool:
-        writer = writer_path(self.path.parent, owner.rsplit("/", 1)[-1])
-        with without_writer(writer) as gone:
-            return not gone and not is_quiet(writer)
 
     def write(self, row: StoredRow) -> None:
         with self._errors(), self._transaction():

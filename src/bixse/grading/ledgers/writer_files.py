@@ -1,4 +1,4 @@
-"""Which writers of a ledger live: each holds the lock of a hidden file, which the system releases when it dies."""
+"""The writers of a ledger that live: each holds the lock of a hidden file, which the system releases at its death."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from weakref import WeakSet
 
 from bixse.data.io.files import storage_errors
 
-if sys.platform != "win32":  # where writers are known by their touches alone
+if sys.platform != "win32":  # Windows has no flock: writers are known by their touches
     import fcntl
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 LEASE = 300.0
-"""Seconds without a touch after which a writer counts as gone, where its lock cannot say so."""
+"""Seconds without a touch after which a writer counts as gone where its lock cannot be asked."""
 TOUCH = 30.0
 """Seconds between two touches."""
 _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP}
@@ -49,9 +49,9 @@ class WriterFile:
                 self.path = writer_path(folder, self.name)
                 self._file = self.path.open("xb", buffering=0)
                 _lock(self._file, wait=True)
-                if self.path.exists():  # else another process looked before it was locked, and deleted it
+                if self.path.exists():  # else another process found it before it was locked, and deleted it
                     break
-        self.owner = f"{_machine()}/{os.getpid()}/{self.name}"  # the number is for people: no process is looked for
+        self.owner = f"{_machine()}/{os.getpid()}/{self.name}"  # the process id is for people alone
         self._closed = threading.Event()
         threading.Thread(target=_touch, args=(self.path, self._closed), name="bixse-ledger", daemon=True).start()
         _HELD.add(self)
@@ -59,7 +59,7 @@ class WriterFile:
 
     @property
     def held(self) -> bool:
-        """Whether this process holds the lock; a forked child of the one that made it does not."""
+        """Tell whether this process holds the lock; a forked child of the process that made it does not."""
         return not self._file.closed
 
     def add(self, line: str) -> None:
@@ -72,27 +72,34 @@ class WriterFile:
         self.path.unlink(missing_ok=True)
 
     def drop(self) -> None:
+        """Close the file in a forked child; the lock of the parent stays."""
         self._file.close()
 
 
 def writer_path(folder: Path, name: str) -> Path:
-    """The file of the writer of this name."""
+    """The file of the writer with this name."""
     return folder / f".{name}.writer"
 
 
 @contextmanager
 def without_writer(path: Path) -> Iterator[bool]:
-    """Whether the writer of a file is gone, as far as its lock says; nobody comes to hold the lock in the block."""
+    """Tell whether a writer is gone, as far as its lock says; no process can take the lock within the block."""
     file = None
-    with suppress(OSError):  # there is none any more, or only its owner may read it
-        file = path.open("rb")
+    with suppress(OSError):  # the file was deleted, or its user alone may read it
+        file = path.open("rb") if sys.platform != "win32" else None
     with file or nullcontext():
         free = _lock(file, wait=False) if file is not None else None
         yield is_quiet(path) if free is None else free
 
 
+def claims_count(path: Path) -> bool:
+    """Tell whether the claims of a writer's file count: it lives, and gave a sign of life within the lease."""
+    with without_writer(path) as gone:
+        return not gone and not is_quiet(path)  # an NFS server may go on holding the lock of a machine that crashed
+
+
 def is_quiet(*paths: Path) -> bool:
-    """Whether none of the files that are there was touched or written within the lease."""
+    """Tell whether none of the files was touched or written within the lease; a missing file was not."""
     last = 0.0
     for path in paths:
         with suppress(OSError):
@@ -101,7 +108,7 @@ def is_quiet(*paths: Path) -> bool:
 
 
 def is_of_this_machine(path: Path) -> bool:
-    """Whether a writer's file is of the running kernel: locks of other machines may not show, as on some NFS mounts."""
+    """Tell whether a writer runs on this kernel; some NFS mounts hide the locks of other machines."""
     start = f"{_machine()}/".encode()
     with suppress(OSError), path.open("rb") as file:
         return len(start) > 1 and file.read(len(start)) == start
@@ -110,7 +117,7 @@ def is_of_this_machine(path: Path) -> bool:
 
 @contextmanager
 def alone(path: Path) -> Iterator[None]:
-    """Wait until no other process is in such a block of this file; without locks nobody waits."""
+    """Wait until no other process is in a block with this file; on a file system without locks nobody waits."""
     with storage_errors(path):
         file = path.open("ab")
     with file:
@@ -120,18 +127,18 @@ def alone(path: Path) -> Iterator[None]:
 
 @cache
 def _machine() -> str:
-    """The running kernel, whatever containers call their host; "" where that is not known."""
+    """The id of the running kernel, the same in all its containers; "" if there is none."""
     with suppress(OSError):
         return _BOOT.read_text().strip()
     return ""
 
 
 def _lock(file: IO[bytes], wait: bool) -> bool | None:
-    """Whether a file could be locked, for good with `wait`; None where the file system has no locks."""
+    """Lock a file, exclusively with `wait`; tells whether that worked, None on a file system without locks."""
     if sys.platform == "win32":
         return None
     try:
-        # to look takes a shared lock, for which NFS needs no right to write
+        # a shared lock is enough to see whether there is a writer; on NFS an exclusive one needs the right to write
         fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_SH | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError):
         return False
@@ -153,5 +160,5 @@ def _drop_all() -> None:
         file.drop()
 
 
-if hasattr(os, "register_at_fork"):  # a child that outlives its parent, such as a data loader's, would keep the lock
+if hasattr(os, "register_at_fork"):  # a child that outlives its parent would keep the lock
     os.register_at_fork(after_in_child=_drop_all)

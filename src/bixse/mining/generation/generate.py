@@ -106,6 +106,7 @@ def generate(
     state, interrupted = AskProgress(), False
     with Ledger(ledger or ledger_in(out, LEDGER_NAME), Completion) as book:
         try:
+            book.load(keys_of(questions, writer.identity))
             for state in ask(questions, writer.complete, writer.identity, book, prices, budget):
                 show(state)
         except KeyboardInterrupt:
