@@ -32,6 +32,7 @@ from pathlib import Path
 
 PLACES = {
     "LOSSES": "bixse.losses.catalogue",
+    "InputError": "bixse.errors",
     "GradedTargets": "bixse.losses.targets",
     "build_loss": "bixse.losses.catalogue",
     "evaluate_run": "bixse.evaluation.metrics",
@@ -374,7 +375,11 @@ def losses(record):
                 if shape == "table" and new:
                     size = (len(columns[0]), len(columns[1]))
                     given = inner("GradedTargets").from_entries(*given.T, size).tensors()
-                value = loss([model.preprocess(column) for column in columns], given)
+                try:
+                    value = loss([model.preprocess(column) for column in columns], given)
+                except inner("InputError") as error:  # one document per query, for a loss that compares documents
+                    record.put(f"{name}: refused", type(error).__name__)
+                    continue
                 value.backward()
                 record.put(f"{name}: value", value.item())
                 record.put(f"{name}: gradient", checksum([p.grad for p in model.parameters() if p.grad is not None]))

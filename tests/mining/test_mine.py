@@ -63,6 +63,7 @@ def test_no_candidate_for_any_query(collection, tmp_path):
 def test_a_run_in_other_numbers_is_another_run(collection, tiny_model_path, tmp_path, monkeypatch):
     with_model = MineConfig(collection=collection, retrievers=(str(tiny_model_path),), max_length=16)
     words = MineConfig(collection=collection, retrievers=("bm25",))
+    monkeypatch.setenv(PRECISION_VARIABLE, "float32")
     for config, out in ((with_model, tmp_path / "model"), (words, tmp_path / "words")):
         mine(config, out)
     monkeypatch.setenv(PRECISION_VARIABLE, "bfloat16")
