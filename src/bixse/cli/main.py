@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from bixse.cli.flags import add_settings
 from bixse.cli.result import CommandResult
 from bixse.engines.engine_settings import PlaceSettings
-from bixse.errors import BixseError, InputError, did_you_mean, printable
+from bixse.errors import BixseError, InputError, InterruptedRunError, did_you_mean, printable
 from bixse.training.distributed import is_main_process, rank, world_size
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     known_to_all, is_main = False, True
     try:
         is_main = is_main_process()
-        with _sigterm_as_interrupt(), _logged_plainly():
+        with _sigterm_as_interrupt(to_the_end=arguments is None), _logged_plainly():
             result = _run(words)
     except BixseError as error:
         known_to_all = error.known_to_all
@@ -215,7 +215,7 @@ def _show(result: CommandResult, as_json: bool) -> None:
 
 
 @contextlib.contextmanager
-def _sigterm_as_interrupt() -> Iterator[None]:
+def _sigterm_as_interrupt(to_the_end: bool) -> Iterator[None]:
     """SIGTERM, which schedulers and `docker stop` send, is taken as Ctrl-C: what was done is written.
 
     A second one is passed over until the process ends, since it would cut that writing short. Of several processes
@@ -232,6 +232,10 @@ def _sigterm_as_interrupt() -> Iterator[None]:
     before = signal.signal(signal.SIGTERM, interrupt)
     try:
         yield
+    except InterruptedRunError:  # training took the first one; the second may come while Python shuts down
+        if to_the_end:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        raise
     finally:
         if signal.getsignal(signal.SIGTERM) is interrupt:
             signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
