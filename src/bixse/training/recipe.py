@@ -104,7 +104,7 @@ class TrainResult:
     """How the tuned weights were merged with the base model's; None where they were not."""
     regrade: list[RegradedEpoch] = field(default_factory=list)
     """What a judge said of suspicious zeros after each epoch."""
-    loss_computed_by: str = ""  # implementation of the loss that was chosen, precision of its products
+    loss_computed_by: str = ""  # dtype of the matrix products of the loss
 
 
 class Inputs(NamedTuple):
@@ -218,7 +218,7 @@ def check_training(
     config: TrainConfig, out: Path, model: RelevanceModel, loss: GradedLoss, inputs: Inputs
 ) -> list[str]:
     """Refuse what cannot be trained, and return what the user should know."""
-    loss.computed_by(model.device)  # refuses an implementation that cannot run here
+    loss.computed_by(model.device)  # refuses products of bf16 that PyTorch lacks here
     where, pairs = ", ".join(map(str, paths_in(config.pairs))), inputs.pairs
     warnings = check_not_trained_on(queries_of(inputs.watched), pairs.queries, config.allow_shared_queries)
     warnings += check_pairs(where, config.loss, loss, pairs, config.optimizer.documents_per_query)
