@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from bixse.cli.verb import Verb
 
 VERBS = {
-    "quickstart": ("quickstart", "train, and compare with BM25, the base model and InfoNCE on Python's documentation"),
+    "quickstart": ("quickstart", "train, and compare with BM25 and the base model on Python's documentation"),
     "convert": (
         "pairs.convert",
         "turn other people's data into graded pairs or a collection; cut, sample, split pairs",
